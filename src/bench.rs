@@ -4,12 +4,10 @@
 //! random: speed does not depend on their values.
 
 mod calibrate;
-mod matmul;
 mod measure;
 mod resume;
 
 pub use calibrate::{set_kept_share, set_offset};
-pub use matmul::matmul_flops_per_s;
 pub use measure::{Case, HEADER, Line};
 pub use resume::Resume;
 
@@ -83,7 +81,7 @@ fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
 }
 
 /// Weights that each decoded token reads: all but an untied embedding.
-fn read_by_token(checkpoint: &Checkpoint) -> impl Iterator<Item = &Tensor> {
+pub fn read_by_token(checkpoint: &Checkpoint) -> impl Iterator<Item = &Tensor> {
     let untied = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
     checkpoint.tensors.iter().filter(move |(name, _)| !untied(name)).map(|(_, tensor)| tensor)
 }
@@ -91,11 +89,6 @@ fn read_by_token(checkpoint: &Checkpoint) -> impl Iterator<Item = &Tensor> {
 /// Bytes of weights that each decoded token reads.
 pub fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
     read_by_token(checkpoint).map(|t| t.stored_bytes() as u64).sum()
-}
-
-/// Floating-point operations of each decoded token, without attention: a multiplication and an addition for each weight.
-pub fn token_flops(checkpoint: &Checkpoint) -> f64 {
-    2.0 * read_by_token(checkpoint).map(|t| t.len() as f64).sum::<f64>()
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ mod sampling;
 pub mod steps;
 
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{Backend, Plain, QkvRopeArgs};
+use dmschat::backend::{Backend, KvGeometry, Plain, QkvRopeArgs};
+use dmschat::cache::PAGE_SLOTS;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy};
@@ -317,6 +318,26 @@ impl<B: Backend> NoRope<B> {
 
     pub fn rope(&self) -> QkvRopeArgs<'_, B> {
         QkvRopeArgs::plain(&self.0)
+    }
+}
+
+/// The geometry of a cache. `shape`: size of a head, KV heads, and query heads of each.
+pub(super) fn geometry(
+    policy: Policy,
+    codec: Codec,
+    [head_dim, heads, group]: [usize; 3],
+    [n_layers, n_seqs]: [usize; 2],
+) -> KvGeometry {
+    KvGeometry {
+        n_layers,
+        n_q_heads: heads * group,
+        n_kv_heads: heads,
+        head_dim,
+        n_seqs,
+        page_slots: PAGE_SLOTS,
+        max_pages: 0,
+        codec,
+        policy,
     }
 }
 

@@ -4,12 +4,12 @@
 //! that an ideal machine would need. Weights and caches exceed the device's L2, so that they are read from memory;
 //! their values are random.
 
-use crate::checks::{CODECS, Random, acts, buffer};
+use crate::checks::{CODECS, Random, acts, buffer, geometry};
 use crate::gpu;
 use anyhow::Result;
 use dmschat::backend::cuda::Cuda;
-use dmschat::backend::{Backend, KvGeometry, Norm, Profile, QkvRopeArgs, SampleArgs, SamplingState, Span, seen_words};
-use dmschat::cache::{KvCache, PAGE_SLOTS, SeqId};
+use dmschat::backend::{Backend, Norm, Profile, QkvRopeArgs, SampleArgs, SamplingState, Span, seen_words};
+use dmschat::cache::{KvCache, SeqId};
 use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::cli::devices::cuda_options;
 use dmschat::cli::output;
@@ -311,19 +311,10 @@ impl<B: Backend> Table<'_, B> {
         let spread = (self.sizes.spread_bytes / (n_seqs * c.n_kv_heads * lane_bytes)).clamp(1, 64);
         let n_layers = if decode { spread } else { self.sizes.calls };
         let calls = n_layers * self.sizes.calls.div_ceil(n_layers);
-        let geometry = KvGeometry {
-            n_layers,
-            n_q_heads: c.n_q_heads,
-            n_kv_heads: c.n_kv_heads,
-            head_dim: c.head_dim,
-            n_seqs,
-            page_slots: PAGE_SLOTS,
-            max_pages: 0,
-            codec,
-            policy: Policy::Dms(
-                c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0, dial: 0.0 }, |d| d.rule),
-            ),
-        };
+        let trained =
+            c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0, dial: 0.0 }, |d| d.rule);
+        let shape = [c.head_dim, c.n_kv_heads, c.n_q_heads / c.n_kv_heads];
+        let geometry = geometry(Policy::Dms(trained), codec, shape, [n_layers, n_seqs]);
         // Every launch of a graph appends a token to each lane.
         let more = if decode { 8 * calls.div_ceil(n_layers) } else { len };
         let fill = slots.clamp(1, 1024);

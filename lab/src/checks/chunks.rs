@@ -1,10 +1,11 @@
 //! Checks of long prefill chunks over stored slots in shared pages: what every row attends to, and that the division of
-//! a chunk does not matter.
+//! a chunk does not matter. And of decode over many pages, chosen ones and ties between them.
 
 use super::{
-    CODECS, Case, NoRope, Output, Random, acts, buffer, make_sums_exact, poisoned, policy_name, rounded, values,
+    BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name,
+    rounded, values,
 };
-use dmschat::backend::{Backend, KvGeometry};
+use dmschat::backend::Backend;
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dms, H2o, Policy, Quest, Shift, Tova, Window};
@@ -14,32 +15,66 @@ const BEFORE: [usize; 3] = [131, 1, 90];
 const DIVISIONS: [&[usize]; 2] = [&[333], &[16, 1, 1, 200, 17, 98]];
 const CONTEXT: usize = 600;
 const MAX_STEP: usize = 400;
+/// More pages than a large GPU has warps.
+const DEEP: [usize; 3] = [2048, 2048, 700];
+/// More slots than a block has threads (384), and fewer in a short run.
+const DEEP_BUDGET: usize = 1500;
+const SHORT_BUDGET: usize = 400;
+/// Chunks, then single tokens.
+const ALL_PAGES: [usize; 9] = [131, 1, 90, 1, 1, 200, 1, 1, 1];
+/// Neighbouring tokens with the same key: some pages.
+const TIED: usize = 48;
 
+/// What is fed, and what is compared.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// A chunk in several divisions.
+    Chunk,
+    /// Decode over [`DEEP`] tokens: each warp processes several pages, and a head has many splits.
+    Deep,
+    /// Policies with scores over many slots, at a budget that is reached in the end.
+    DeepScored,
+    /// Queries that may read all pages: the same numbers as of the cache that they read, bit for bit.
+    AllPages,
+    /// Queries that choose among pages of which many have the same bounds, those of so many keys: the first ones are read.
+    Tied(usize),
+}
+
+#[derive(Clone)]
 pub struct Chunks {
+    kind: Kind,
     policy: Policy,
     codec: Codec,
     head_dim: usize,
     heads: usize,
     group: usize,
-    /// Whether queries are such that the choice of pages is exact.
-    exact_sums: bool,
+    /// As in a history.
+    noise: f32,
+}
+
+impl Chunks {
+    fn new(kind: Kind, policy: Policy, (codec, head_dim, heads, group): (Codec, usize, usize, usize)) -> Self {
+        Self { kind, policy, codec, head_dim, heads, group, noise: 0.0 }
+    }
+}
+
+fn dms(window: usize, shift: Shift) -> Policy {
+    Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 })
+}
+
+fn quest(slots: usize, dms: Option<Dms>) -> Policy {
+    Policy::Quest(Quest { budget: Budget::Slots(slots), dms })
 }
 
 /// Every group size, alternating head sizes, policies and codecs; then the head size that has kernels of its own on some
 /// GPUs, with and without eviction.
 pub fn all() -> Vec<Chunks> {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     let window = Policy::Window(Window { budget: 60 });
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
-    let case = |group: usize| Chunks {
-        policy: policies[group % 5],
-        codec: CODECS[(group + group / 4) % CODECS.len()],
-        head_dim: [32, 64, 128][group % 3],
-        heads: 1 + group % 2,
-        group,
-        exact_sums: false,
+    let case = |group: usize| {
+        let codec = CODECS[(group + group / 4) % CODECS.len()];
+        Chunks::new(Kind::Chunk, policies[group % 5], (codec, [32, 64, 128][group % 3], 1 + group % 2, group))
     };
-    let wide = |(codec, policy, group)| Chunks { policy, codec, head_dim: 128, heads: 2, group, exact_sums: false };
     let wide = [
         (Codec::Bf16, Policy::Dense, 4),
         (Codec::Bf16, dms(40, Shift::Previous), 2),
@@ -47,61 +82,21 @@ pub fn all() -> Vec<Chunks> {
         (Codec::Fp8, dms(150, Shift::Same), 7),
         (Codec::Int8, Policy::Dense, 1),
         (Codec::Int8, dms(7, Shift::Previous), 8),
-    ]
-    .map(wide);
+    ];
+    let wide = wide.map(|(codec, policy, group)| Chunks::new(Kind::Chunk, policy, (codec, 128, 2, group)));
     (1..=8).map(case).chain(wide).collect()
 }
 
-struct Run<'a, B: Backend> {
-    case: &'a Chunks,
-    b: &'a B,
-    cache: KvCache<B>,
-    /// As in a history.
-    noise: f32,
-    /// Keys that differ; `None`: those of all tokens.
-    keys: Option<usize>,
-    output: Output,
-}
-
-impl Case for Chunks {
-    fn name(&self) -> String {
-        let policy = policy_name(self.policy);
-        format!("chunk {policy} {} {} of {} x {}", self.codec.name(), self.head_dim, self.heads, self.group)
-    }
-
-    fn limit(&self) -> f32 {
-        super::BF16_STEP
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let mut run = Run::new(self, b, 1 + DIVISIONS.len(), CONTEXT, MAX_STEP);
-        let first = run.cache.create(b, true).expect("a free row");
-        run.feed(first, &BEFORE);
-        for division in DIVISIONS {
-            let seq = run.cache.fork(b, first).expect("a free row");
-            run.feed(seq, division);
-            for head in 0..self.heads {
-                let metas = run.cache.slot_metas(b, seq, 0, head);
-                run.output.exact.extend(metas.iter().map(|m| m.0 as i64));
-            }
-        }
-        run.output
-    }
-}
-
-/// Decode over more pages than a large GPU has warps: each warp processes several, and a head has many splits.
-pub struct Deep(Chunks);
-
-const DEEP: [usize; 3] = [2048, 2048, 700];
-
-pub fn deep() -> Vec<Deep> {
-    let of = |policy, (codec, head_dim, group)| {
-        Deep(Chunks { policy, codec, head_dim, heads: 8, group, exact_sums: policy != Policy::Dense })
-    };
-    let case = |shape| of(Policy::Dense, shape);
-    let shapes =
-        [(Codec::Fp8, 128, 1), (Codec::Bf16, 128, 1), (Codec::Fp8, 40, 2), (Codec::Bf16, 8, 1), (Codec::Int8, 128, 4)];
-    let k8v4 = [(Codec::K8V4, 128, 4), (Codec::K8V4, 40, 2)];
+pub fn deep() -> Vec<Chunks> {
+    let dense = [
+        (Codec::Fp8, 128, 1),
+        (Codec::Bf16, 128, 1),
+        (Codec::Fp8, 40, 2),
+        (Codec::Bf16, 8, 1),
+        (Codec::Int8, 128, 4),
+        (Codec::K8V4, 128, 4),
+        (Codec::K8V4, 40, 2),
+    ];
     // From a page in 60 to a page in 4, and more than there are.
     let paged = [
         (48, (Codec::Bf16, 128, 4)),
@@ -110,186 +105,120 @@ pub fn deep() -> Vec<Deep> {
         (256, (Codec::K8V4, 64, 3)),
         (8192, (Codec::Bf16, 64, 4)),
     ];
-    let quest = |slots| Policy::Quest(Quest { budget: Budget::Slots(slots), dms: None });
-    let paged = paged.into_iter().map(|(slots, shape)| of(quest(slots), shape));
-    shapes.into_iter().chain(k8v4).map(case).chain(paged).collect()
+    let paged = paged.map(|(slots, shape)| (quest(slots, None), shape));
+    let all = dense.map(|shape| (Policy::Dense, shape)).into_iter().chain(paged);
+    all.map(|(policy, (codec, head_dim, group))| Chunks::new(Kind::Deep, policy, (codec, head_dim, 8, group))).collect()
 }
 
-/// Queries that may read all pages: the same numbers as of the cache that they read, bit for bit.
-pub struct AllPages(Chunks);
-
-pub fn paged() -> Vec<AllPages> {
-    let dms = Policy::Dms(Dms { window: 40, shift: Shift::Previous, sinks: 0, dial: 0.0 });
+pub fn paged() -> Vec<Chunks> {
     let case = |(i, &codec): (usize, &Codec)| {
-        let policy = if i % 2 == 0 { Policy::Dense } else { dms };
-        AllPages(Chunks {
-            policy,
-            codec,
-            head_dim: [128, 64, 40, 128][i % 4],
-            heads: 2,
-            group: 1 + 3 * i % 8,
-            exact_sums: false,
-        })
+        let policy = if i % 2 == 0 { Policy::Dense } else { dms(40, Shift::Previous) };
+        Chunks::new(Kind::AllPages, policy, (codec, [128, 64, 40, 128][i % 4], 2, 1 + 3 * i % 8))
     };
     CODECS.iter().enumerate().map(case).collect()
 }
 
-/// Queries that choose among pages, many with the same bounds: the first ones are read.
-pub struct Tied {
-    chunks: Chunks,
-    keys: usize,
-}
-
-/// Neighbouring tokens with the same key: some pages.
-const TIED: usize = 48;
-
-pub fn tied() -> Vec<Tied> {
+pub fn tied() -> Vec<Chunks> {
     let case = |(slots, keys, codec, head_dim, group)| {
-        let policy = Policy::Quest(Quest { budget: Budget::Slots(slots), dms: None });
-        Tied { chunks: Chunks { policy, codec, head_dim, heads: 2, group, exact_sums: true }, keys }
+        Chunks::new(Kind::Tied(keys), quest(slots, None), (codec, head_dim, 2, group))
     };
     [(64, 1, Codec::Bf16, 128, 4), (160, 3, Codec::Int8, 64, 1), (256, 2, Codec::Bf16, 40, 7)].map(case).into()
 }
 
-impl Case for Tied {
-    fn name(&self) -> String {
-        format!("{} keys in {}", self.keys, self.chunks.name())
-    }
-
-    fn limit(&self) -> f32 {
-        super::BF16_STEP
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let mut run = Run::new(&self.chunks, b, 1, CONTEXT, MAX_STEP);
-        run.keys = Some(self.keys);
-        let seq = run.cache.create(b, true).expect("a free row");
-        run.feed(seq, &[300, 1, 290, 1, 1, 1]);
-        run.output.exact.push(run.cache.stats(b, seq).reads as i64);
-        run.output
-    }
-}
-
-/// Chunks, then single tokens.
-const ALL_PAGES: [usize; 9] = [131, 1, 90, 1, 1, 200, 1, 1, 1];
-
-impl Case for AllPages {
-    fn name(&self) -> String {
-        format!("all pages of {}", self.0.name())
-    }
-
-    fn limit(&self) -> f32 {
-        super::BF16_STEP
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let run = |policy| {
-            let case = Chunks { policy, ..self.0 };
-            let mut run = Run::new(&case, b, 1, CONTEXT, MAX_STEP);
-            let seq = run.cache.create(b, true).expect("a free row");
-            run.feed(seq, &ALL_PAGES);
-            run.output.exact.push(run.cache.stats(b, seq).reads as i64);
-            run.output
-        };
-        let quest = Quest { budget: Budget::Slots(CONTEXT + 16), dms: self.0.policy.rule() };
-        let (mut wanted, got) = (run(self.0.policy), run(Policy::Quest(quest)));
-        let differ = wanted.floats.iter().zip(&got.floats).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-        // The same of the CPU is 0.
-        wanted.exact.extend(got.exact);
-        wanted.exact.push(differ as i64);
-        wanted
-    }
-}
-
-impl Case for Deep {
-    fn name(&self) -> String {
-        let Chunks { policy, codec, head_dim, heads, group, .. } = self.0;
-        format!("deep {} {} {head_dim} of {heads} x {group}", policy_name(policy), codec.name())
-    }
-
-    fn limit(&self) -> f32 {
-        super::BF16_STEP
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let tokens = DEEP.iter().sum::<usize>() + 3;
-        let mut run = Run::new(&self.0, b, 1, tokens, DEEP[0]);
-        let seq = run.cache.create(b, true).expect("a free row");
-        run.feed(seq, &DEEP);
-        // Averages over thousands of slots are small, so that they have their own scale.
-        run.output.floats.clear();
-        run.feed(seq, &[1, 1, 1]);
-        run.output.exact.push(run.cache.stats(b, seq).reads as i64);
-        run.output
-    }
-}
-
-/// Policies with scores over more slots than a block has threads (384), at a budget that is reached in the end.
-pub struct DeepScored {
-    chunks: Chunks,
-    noise: f32,
-}
-
-const DEEP_BUDGET: usize = 1500;
-const SHORT_BUDGET: usize = 400;
-
-pub fn deep_scored(short: bool) -> Vec<DeepScored> {
+pub fn deep_scored(short: bool) -> Vec<Chunks> {
     let budget = Budget::Slots(if short { SHORT_BUDGET } else { DEEP_BUDGET });
-    let case = |(policy, codec, head_dim, group)| DeepScored {
-        chunks: Chunks { policy, codec, head_dim, heads: 2, group, exact_sums: false },
-        noise: 0.0,
-    };
     let shapes = [
-        (Policy::Tova(Tova { budget }), Codec::Bf16, 128, 4),
-        (Policy::H2o(H2o { budget }), Codec::Bf16, 128, 4),
-        (Policy::H2o(H2o { budget }), Codec::K8V4, 64, 3),
+        (Policy::Tova(Tova { budget }), (Codec::Bf16, 128, 2, 4)),
+        (Policy::H2o(H2o { budget }), (Codec::Bf16, 128, 2, 4)),
+        (Policy::H2o(H2o { budget }), (Codec::K8V4, 64, 2, 3)),
     ];
-    shapes.into_iter().map(case).collect()
+    shapes.map(|(policy, shape)| Chunks::new(Kind::DeepScored, policy, shape)).into()
 }
 
-impl Case for DeepScored {
+impl Case for Chunks {
     fn name(&self) -> String {
-        self.chunks.name().replace("chunk", "deep")
+        let what = match self.kind {
+            Kind::Chunk => "chunk".to_owned(),
+            Kind::Deep | Kind::DeepScored => "deep".to_owned(),
+            Kind::AllPages => "all pages of chunk".to_owned(),
+            Kind::Tied(keys) => format!("{keys} keys in chunk"),
+        };
+        let Self { policy, codec, head_dim, heads, group, .. } = self;
+        format!("{what} {} {} {head_dim} of {heads} x {group}", policy_name(*policy), codec.name())
     }
 
     fn limit(&self) -> f32 {
-        super::BF16_STEP
+        BF16_STEP
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
-        let budget = self.chunks.policy.budget().expect("a policy with scores").at(0);
-        let mut run = Run::new(&self.chunks, b, 1, budget + 100, MAX_STEP);
-        run.noise = self.noise;
-        let seq = run.cache.create(b, true).expect("a free row");
-        let mut parts = vec![MAX_STEP; (budget - 6) / MAX_STEP];
-        parts.push((budget - 6) % MAX_STEP);
-        run.feed(seq, &parts);
-        // Averages over thousands of slots are small, so that they have their own scale.
-        run.output.floats.clear();
-        run.feed(seq, &[1, 1, 1, 1, 17, 1, 1]);
-        for head in 0..self.chunks.heads {
-            let metas = run.cache.slot_metas(b, seq, 0, head);
-            run.output.exact.extend(metas.iter().map(|m| m.0 as i64));
+        match self.kind {
+            Kind::Chunk => self.divided(b),
+            Kind::Deep => {
+                let tokens = DEEP.iter().sum::<usize>() + 3;
+                self.fed(b, tokens, &DEEP, &[1, 1, 1])
+            }
+            Kind::DeepScored => {
+                let before = self.policy.budget().expect("a policy with scores").at(0) - 6;
+                let mut parts = vec![MAX_STEP; before / MAX_STEP];
+                parts.push(before % MAX_STEP);
+                self.fed(b, before + 106, &parts, &[1, 1, 1, 1, 17, 1, 1])
+            }
+            Kind::AllPages => {
+                let mut wanted = self.fed(b, CONTEXT, &[], &ALL_PAGES);
+                let quest = Self { policy: quest(CONTEXT + 16, self.policy.rule()), ..self.clone() };
+                let got = quest.fed(b, CONTEXT, &[], &ALL_PAGES);
+                let differ = wanted.floats.iter().zip(&got.floats).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                // The same of the CPU is 0.
+                wanted.exact.extend(got.exact);
+                wanted.exact.push(differ as i64);
+                wanted
+            }
+            Kind::Tied(_) => self.fed(b, CONTEXT, &[], &[300, 1, 290, 1, 1, 1]),
+        }
+    }
+}
+
+impl Chunks {
+    fn divided<B: Backend>(&self, b: &B) -> Output {
+        let mut run = Run::new(self, b, 1 + DIVISIONS.len(), CONTEXT, MAX_STEP);
+        let first = run.cache.create(b, true).expect("a free row");
+        run.feed(first, &BEFORE);
+        for division in DIVISIONS {
+            let seq = run.cache.fork(b, first).expect("a free row");
+            run.feed(seq, division);
+            run.look_at_slots(seq);
         }
         run.output
     }
+
+    /// The slots and reads at the end, and what all but the tokens `before` attend to: averages over thousands of slots are small,
+    /// so that they have their own scale.
+    fn fed<B: Backend>(&self, b: &B, context: usize, before: &[usize], parts: &[usize]) -> Output {
+        let max_step = before.iter().copied().max().unwrap_or(0).max(MAX_STEP);
+        let mut run = Run::new(self, b, 1, context, max_step);
+        let seq = run.cache.create(b, true).expect("a free row");
+        run.feed(seq, before);
+        run.output.floats.clear();
+        run.feed(seq, parts);
+        run.look_at_slots(seq);
+        run.output.exact.push(run.cache.stats(b, seq).reads as i64);
+        run.output
+    }
+}
+
+struct Run<'a, B: Backend> {
+    case: &'a Chunks,
+    b: &'a B,
+    cache: KvCache<B>,
+    output: Output,
 }
 
 impl<'a, B: Backend> Run<'a, B> {
     fn new(case: &'a Chunks, b: &'a B, n_seqs: usize, context: usize, max_step: usize) -> Self {
-        let geometry = KvGeometry {
-            n_layers: 1,
-            n_q_heads: case.heads * case.group,
-            n_kv_heads: case.heads,
-            head_dim: case.head_dim,
-            n_seqs,
-            page_slots: 16,
-            max_pages: 0,
-            codec: case.codec,
-            policy: case.policy,
-        };
+        let geometry = geometry(case.policy, case.codec, [case.head_dim, case.heads, case.group], [1, n_seqs]);
         let cache = KvCache::new(b, geometry, context, max_step).expect("memory for a check");
-        Self { case, b, cache, noise: 0.0, keys: None, output: Output::default() }
+        Self { case, b, cache, output: Output::default() }
     }
 
     /// Feeds tokens whose values depend on their positions only, one step per part.
@@ -302,12 +231,12 @@ impl<'a, B: Backend> Run<'a, B> {
             let mut rows = rounded(tokens().flat_map(|mut r| r.floats(width)).collect());
             let queries = case.group * case.heads * case.head_dim;
             for (row, mut random) in rows.chunks_exact_mut(width).zip(tokens()) {
-                row[..queries].iter_mut().for_each(|q| *q *= 1.0 + self.noise * random.float());
-                if case.exact_sums {
+                row[..queries].iter_mut().for_each(|q| *q *= 1.0 + case.noise * random.float());
+                if case.policy.quest().is_some() && case.kind != Kind::AllPages {
                     make_sums_exact(&mut row[..queries]);
                 }
             }
-            if let Some(keys) = self.keys {
+            if let Kind::Tied(keys) = case.kind {
                 for (row, at) in rows.chunks_exact_mut(width).zip(from..) {
                     let key = Random::new(9000 + (at / TIED) as u64 % keys as u64).floats(case.heads * case.head_dim);
                     row[queries..queries + key.len()].copy_from_slice(&rounded(key));
@@ -324,6 +253,14 @@ impl<'a, B: Backend> Run<'a, B> {
             self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, 0, &spans, &no_rope.rope());
             self.output.floats.extend(values(self.b, &out, n * out_width));
             self.cache.finish(self.b, &spans);
+        }
+    }
+
+    /// Records every slot in order.
+    fn look_at_slots(&mut self, seq: SeqId) {
+        for head in 0..self.case.heads {
+            let metas = self.cache.slot_metas(self.b, seq, 0, head);
+            self.output.exact.extend(metas.iter().map(|m| m.0 as i64));
         }
     }
 }

@@ -3,9 +3,10 @@
 //! bounds on keys.
 
 use super::{
-    CODECS, Case, NoRope, Output, Random, acts, buffer, make_sums_exact, poisoned, policy_name, rounded, values,
+    CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name, rounded,
+    values,
 };
-use dmschat::backend::{Alpha, Backend, Borrowed, KvGeometry, QkvRopeArgs};
+use dmschat::backend::{Alpha, Backend, Borrowed, QkvRopeArgs};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Quest, Shift, Tova, Window};
@@ -222,17 +223,8 @@ impl Case for History {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
-        let geometry = KvGeometry {
-            n_layers: self.layers,
-            n_q_heads: self.heads * self.group,
-            n_kv_heads: self.heads,
-            head_dim: self.head_dim,
-            n_seqs: N_SEQS,
-            page_slots: 16,
-            max_pages: 0,
-            codec: self.codec,
-            policy: self.policy,
-        };
+        let geometry =
+            geometry(self.policy, self.codec, [self.head_dim, self.heads, self.group], [self.layers, N_SEQS]);
         let cache = KvCache::new(b, geometry, self.context(), self.max_step()).expect("memory for a check");
         let random = Random::new(1000 + self.seed);
         let mut run = Run { case: self, b, cache, seqs: Vec::new(), random, output: Output::default() };

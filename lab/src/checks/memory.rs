@@ -1,10 +1,10 @@
 //! Checks of GPU memory: defragmentation moves pages out of the last mapping granules of the pool, sequences read the
 //! same values, and the driver reports less memory in use.
 
-use super::{Finding, NoRope, Random, Report, acts, buffer, poisoned, values};
+use super::{Finding, NoRope, Random, Report, acts, buffer, geometry, poisoned, values};
 use anyhow::Result;
-use dmschat::backend::{Backend, KvGeometry};
-use dmschat::cache::{KvCache, PAGE_SLOTS, SeqId};
+use dmschat::backend::Backend;
+use dmschat::cache::{KvCache, SeqId};
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner, workspace_bytes};
@@ -25,17 +25,7 @@ const PIECES_BYTES: u64 = 16 << 20;
 pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     let Some(before) = b.device_bytes().filter(|_| report.takes()) else { return };
     let started = Instant::now();
-    let geometry = KvGeometry {
-        n_layers: 1,
-        n_q_heads: HEADS,
-        n_kv_heads: HEADS,
-        head_dim: HEAD_DIM,
-        n_seqs: 2,
-        page_slots: PAGE_SLOTS,
-        max_pages: 0,
-        codec: Codec::Bf16,
-        policy: Policy::Dense,
-    };
+    let geometry = geometry(Policy::Dense, Codec::Bf16, [HEAD_DIM, HEADS, 1], [1, 2]);
     let page_bytes = geometry.page_bytes() as u64;
     let mut cache = KvCache::new(b, geometry, CHUNK * (CHUNKS + 1), CHUNK).expect("memory for a check");
     let tables = b.device_bytes().unwrap_or(0).saturating_sub(before);

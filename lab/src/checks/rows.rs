@@ -1,8 +1,8 @@
 //! Checks of what attention does to the rows of a step first: norms, decisions, RoPE, codec. The checks of the cache
 //! cover attention itself.
 
-use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, read, values};
-use dmschat::backend::{Alpha, Backend, Borrowed, KvGeometry, KvTables, QkvRopeArgs, Span};
+use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
+use dmschat::backend::{Alpha, Backend, Borrowed, KvTables, QkvRopeArgs, Span};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
@@ -42,17 +42,12 @@ impl Step {
     ) -> (Vec<f32>, Vec<f32>) {
         let (n, width) = (rows.len() / self.width(), self.width());
         let before = stored.map_or(0, |rows| rows.len() / width);
-        let geometry = KvGeometry {
-            n_layers: 1,
-            n_q_heads: self.n_q_heads,
-            n_kv_heads: self.heads,
-            head_dim: self.head_dim,
-            n_seqs: self.fed.len(),
-            page_slots: PAGE_SLOTS,
-            max_pages: 0,
-            codec: self.codec,
-            policy: Policy::Dense,
-        };
+        let geometry = geometry(
+            Policy::Dense,
+            self.codec,
+            [self.head_dim, self.heads, self.n_q_heads / self.heads],
+            [1, self.fed.len()],
+        );
         let mut kv = KvTables::new(b, geometry, PAGE_SLOTS, n.max(before)).expect("memory for a check");
         b.reserve(&mut kv, self.fed.len() * self.heads).expect("memory for a check");
         b.write(&mut kv.seq_len, 0, &self.fed);

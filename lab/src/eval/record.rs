@@ -19,7 +19,7 @@ const HEADER: [&str; 3] = ["format", "seed", "task"];
 /// Most bytes of that line.
 const MAX_HEADER: u64 = 1 << 20;
 /// A person's own problems may have the same name.
-const NOT_OURS: &str = "this is not a file of dmschat eval, and is left as it is; give another --out";
+const NOT_OURS: &str = "this is not a file of dmslab eval, and is left as it is; give another --out";
 
 /// One answered problem.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -96,7 +96,7 @@ impl Store {
     /// Opens the folder of a run, which is made if there is none. `run` is all that its results depend on. Fails if the folder
     /// holds another run, or files of others: [`FILE`] is a run's if it begins with the line of one, and only in a folder with
     /// such a file are those named `results` replaced.
-    pub fn open(folder: &Path, run: &Value, results: &[String]) -> Result<Self> {
+    pub fn open(folder: &Path, run: &Value, results: &[&str]) -> Result<Self> {
         let path = folder.join(FILE);
         if fs::metadata(&path).map_or(true, |found| found.len() == 0)
             && let Some(taken) = results.iter().map(|name| folder.join(name)).find(|at| at.symlink_metadata().is_ok())
@@ -108,7 +108,7 @@ impl Store {
         let mut options = OpenOptions::new();
         let mut file = regular_file::open_with(options.read(true).append(true).create(true), &path)
             .with_context(|| path.display().to_string())?;
-        ensure!(file.try_lock().is_ok(), "{} is written by another dmschat", path.display());
+        ensure!(file.try_lock().is_ok(), "{} is written by another dmslab", path.display());
         let mut records = HashMap::new();
         // What differs from the run of the file, which has answered nothing so far.
         let mut other = None;
@@ -226,7 +226,7 @@ mod tests {
         let run = json!({"format": 2, "seed": 1, "task": ["sum"]});
         let mut store = Store::open(&path, &run, &[]).unwrap();
         store.add(vec![record(0), record(1)]).unwrap();
-        assert!(format!("{:#}", Store::open(&path, &run, &[]).err().unwrap()).contains("another dmschat"));
+        assert!(format!("{:#}", Store::open(&path, &run, &[]).err().unwrap()).contains("another dmslab"));
         drop(store);
         let whole = fs::read_to_string(path.join(FILE)).unwrap();
         fs::write(path.join(FILE), &whole[..whole.len() - 5]).unwrap();
@@ -252,7 +252,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let run = json!({"format": 2, "seed": 1, "task": ["sum"]});
-        let results = ["results.csv".to_owned()];
+        let results = ["results.csv"];
         let refused = |name: &str, text: &str| {
             fs::write(at(name), text).unwrap();
             let error = format!("{:#}", Store::open(folder.path(), &run, &results).err().unwrap());

@@ -17,13 +17,6 @@ pub enum Cost {
 impl Cost {
     pub const ALL: [Cost; 2] = [Cost::Reads, Cost::Peak];
 
-    pub fn name(self) -> &'static str {
-        match self {
-            Cost::Reads => "reads",
-            Cost::Peak => "peak",
-        }
-    }
-
     pub fn title(self) -> &'static str {
         match self {
             Cost::Reads => "KV token reads per problem",

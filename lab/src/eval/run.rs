@@ -7,11 +7,11 @@ use super::problem_file;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
 use crate::eval::latency::{self, Latency};
+use crate::eval::plot;
 use crate::eval::problem::Problem;
 use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
 use crate::eval::tasks::{FileProblems, Task, read_file};
-use crate::eval::{braille, plot};
 use anyhow::{Context, Result};
 use clap::{Args, ValueHint};
 use dmschat::chat::session::write_output;
@@ -49,8 +49,7 @@ pub struct EvalArgs {
     /// Without --out, one JSON object is printed for each answer, and nothing is compared.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub problems: Option<PathBuf>,
-    /// Folder of the results: results.json, results.csv, pareto_reads.svg, pareto_peak.svg, and the file that a stopped run
-    /// goes on from
+    /// Folder of the results: results.json, results.csv (lab/plot.py draws them), and the file that a stopped run goes on from
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     /// The values of `--keep-ratio`.
@@ -83,14 +82,14 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
         return Err(wrong_use("--budget and --eviction are not for eval: use --policy and --keep-ratio"));
     }
     let run = Run::new(settings, args, common)?;
-    let mut store = Store::open(out, &run.header(settings, args)?, &result_files()).map_err(as_wrong_use)?;
+    let mut store = Store::open(out, &run.header(settings, args)?, &RESULT_FILES).map_err(as_wrong_use)?;
     answering::answer_all(settings, &run, out, &mut store)?;
     let results = Results::of(&run, &store, Latency::read(out))?;
     results.write(out)?;
     if common.json {
         output::out_json(&results.json)?;
     } else {
-        let text = Cost::ALL.map(|cost| braille::plots(&results.rows, cost)).concat();
+        let text = Cost::ALL.map(|cost| plot::plots(&results.rows, cost)).concat();
         output::out(&output::visible(&format!("{}\n{text}", report::table(&results.rows))))?;
         output::notice(&format!("results are in {}", out.display()));
     }
@@ -360,16 +359,8 @@ fn settings_of(
 const RESULTS_JSON: &str = "results.json";
 const RESULTS_CSV: &str = "results.csv";
 
-/// Name of a plot.
-fn plot_file(cost: Cost) -> String {
-    format!("pareto_{}.svg", cost.name())
-}
-
 /// Names of all that a run writes beside its records.
-fn result_files() -> Vec<String> {
-    let files = [latency::FILE, RESULTS_JSON, RESULTS_CSV].map(str::to_owned);
-    files.into_iter().chain(Cost::ALL.map(plot_file)).collect()
-}
+const RESULT_FILES: [&str; 3] = [latency::FILE, RESULTS_JSON, RESULTS_CSV];
 
 /// Results of a run.
 struct Results {
@@ -404,11 +395,7 @@ impl Results {
         // Whole at any moment, as a run may be stopped at any moment.
         let write = |name: &str, text: String| write_output(&folder.join(name), text.as_bytes());
         write(RESULTS_JSON, serde_json::to_string_pretty(&self.json)? + "\n")?;
-        write(RESULTS_CSV, report::csv(&self.rows))?;
-        for cost in Cost::ALL {
-            write(&plot_file(cost), plot::svg(&self.rows, cost))?;
-        }
-        Ok(())
+        write(RESULTS_CSV, report::csv(&self.rows))
     }
 }
 

@@ -4,6 +4,7 @@ use super::progress::Progress;
 use super::{Run, TaskProblems};
 use crate::eval::grid::Setting;
 use crate::eval::latency::Latency;
+use crate::eval::matmul::matmul_flops_per_s;
 use crate::eval::record::{Record, Store};
 use crate::eval::sample::{Options, Sampled, sample};
 use anyhow::Result;
@@ -118,9 +119,10 @@ fn latency<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<La
     let (b, g) = (runner.backend(), runner.cache.geometry());
     Ok(Latency {
         copy_bytes_per_s: b.copy_bytes_per_s()?,
-        matmul_flops_per_s: bench::matmul_flops_per_s(b)?,
+        matmul_flops_per_s: matmul_flops_per_s(b)?,
         weight_bytes: bench::weight_bytes(checkpoint),
-        token_flops: bench::token_flops(checkpoint),
+        // A multiplication and an addition for each weight.
+        token_flops: 2.0 * bench::read_by_token(checkpoint).map(|t| t.len() as f64).sum::<f64>(),
         slot_bytes: g.slot_bytes() as u64,
         // Each query head multiplies and adds each channel of K, and of V.
         slot_flops: (4 * g.head_dim * g.n_q_heads / g.n_kv_heads) as f64,

@@ -1,8 +1,8 @@
 //! Speed of large matmuls: the peak that a model of latency needs.
 
-use crate::backend::Backend;
-use crate::tensor::{DType, Tensor};
 use anyhow::Result;
+use dmschat::backend::Backend;
+use dmschat::tensor::{DType, Tensor};
 use std::sync::Arc;
 
 /// Sizes of square bf16 matmuls, from which on the next one is not tried when one takes that long.
