@@ -11,7 +11,7 @@ pub use calibrate::{set_kept_share, set_offset};
 pub use measure::{Case, HEADER, Line};
 pub use resume::Resume;
 
-use crate::backend::Backend;
+use crate::backend::{About, Measure};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
@@ -50,13 +50,14 @@ impl Bench<'_> {
     }
 
     /// Measures all cases and passes each result to `report`. `open` opens the backend (once per codec).
-    pub fn run<B: Backend>(
+    pub fn run<B: Measure>(
         &self,
         open: impl Fn() -> Result<B>,
         mut report: impl FnMut(Codec, &Line) -> Result<()>,
     ) -> Result<Device> {
         let b = open()?;
-        let device = Device { name: b.describe(), library: b.library(), copy_bytes_per_s: b.copy_bytes_per_s()? };
+        let About { name, library, .. } = b.about();
+        let device = Device { name, library, copy_bytes_per_s: b.copy_bytes_per_s()? };
         drop(b);
         for &codec in &self.codecs {
             let (context, max_seqs) = (Some(self.context), self.max_seqs());

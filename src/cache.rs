@@ -13,7 +13,9 @@ mod image;
 pub use error::CacheError;
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
 
-use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span};
+use crate::backend::{
+    Backend, KvGeometry, KvTables, Measure, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span,
+};
 use crate::policy::{STRENGTHS, Scope, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
 use std::ops::Range;
@@ -429,7 +431,7 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().enumerate().any(of_the_same)
     }
 
-    /// Runs attention and the cache update of one layer of a step: [`Backend::attention`].
+    /// Runs attention and the cache update of one layer of a step: [`Ops::attention`](crate::backend::Ops::attention).
     #[allow(clippy::too_many_arguments)]
     pub fn attention(
         &mut self,
@@ -539,7 +541,9 @@ impl<B: Backend> KvCache<B> {
     pub fn slot_metas(&self, b: &B, seq: SeqId, layer: usize, head: usize) -> Vec<SlotMeta> {
         b.slot_metas(&self.tables, layer, seq.0, head)
     }
+}
 
+impl<B: Measure> KvCache<B> {
     /// Checks the pool's reference counts against the page tables and returns the number of distinct pages in use.
     pub fn audit(&self, b: &B) -> Result<usize, String> {
         let g = self.geometry();

@@ -301,7 +301,7 @@ fn set_context<B: Backend>(
 ) -> bool {
     options.context = Some(context);
     if open_step {
-        options.max_step = Some(planner::step_tokens(checkpoint, options, b.step_sizes()));
+        options.max_step = Some(planner::step_tokens(checkpoint, options, b.about().step_tokens));
     }
     let on_device = workspace_bytes(b, checkpoint, options);
     options.workspace_bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context));

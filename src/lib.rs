@@ -20,7 +20,7 @@
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
-//! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
+//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, unicode |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
@@ -79,8 +79,8 @@
 //!   knows about formats of weights.
 //! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
 //!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
-//! - [`backend::Backend::attention`] composes `qkv_rope`, `attend`, `place`, `store`. CUDA fuses them for steps of single
-//!   tokens, and for all steps under policies with scores, and is checked against the composition.
+//! - [`backend::Ops::attention`] and [`backend::Ops::linear`] say what a layer computes. The CPU composes it of plain loops; how
+//!   many kernels run it on a GPU, and what they fuse, is decided in [`backend::cuda`], which is checked against the CPU.
 //! - `docs/extending.md` says how to add a codec, a policy, a weight format, a model family or a slash command.
 //!
 //! # Invariants
@@ -90,8 +90,8 @@
 //!   conversations do not have it.
 //! - On the CPU, `prefill(T)` equals T decodes bit for bit, for every policy, codec and format of weights, in any chunks and with
 //!   any number of threads: a row's results do not depend on the rows beside it. On a GPU they do, by rounding, and chunks have
-//!   the size that [`backend::Profile::chunk_tokens`] fixes, so that a log still gives one state.
-//! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
+//!   the size that [`backend::About::chunk_tokens`] fixes, so that a log still gives one state.
+//! - A step allocates nothing and reads nothing back but [`backend::Ops::read_step`].
 //! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.
 //! - What a person types never becomes a control token.

@@ -7,7 +7,7 @@ mod workspace;
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{Backend, Next, Norm, QkvRopeArgs, Span, Sum};
+use crate::backend::{After, Backend, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use weights::Layer;
 
@@ -19,35 +19,26 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
     let n: usize = spans.iter().map(|s| s.len).sum();
     assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
     b.embed(&mut ws.x, &model.embed, &ws.tokens, n);
-    // What the last projection adds to the residual stream, if it is not there yet.
-    let mut sum = Sum::Added;
     let eps = model.config.rms_eps;
     for (l, layer) in model.layers.iter().enumerate() {
-        let norm = Norm { weight: &layer.post_norm, eps, layer: l };
-        attention(b, model, layer, ws, cache, l, spans, &mut sum, &norm, n);
-        b.norm_linear_swiglu(
-            &mut ws.act,
-            &mut ws.gate_up,
-            &mut ws.h,
-            &mut ws.x,
-            sum.pending(&ws.proj),
-            &norm,
-            &layer.gate_up,
-            layer.gate_up_bias.as_ref(),
-            &mut ws.non_finite,
-            n,
-        );
-        let norm = model.layers.get(l + 1).map(|next| Norm { weight: &next.input_norm, eps, layer: l + 1 });
-        let next = norm.as_ref().map(|norm| Next { norm, h: &mut ws.h });
-        sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), next, n);
+        attention(b, model, layer, ws, cache, l, spans, n);
+        let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
+        let gate_up = Linear {
+            weight: &layer.gate_up,
+            bias: layer.gate_up_bias.as_ref(),
+            before: Some((norm, &mut ws.h)),
+            after: After::Swiglu(&mut ws.gate_up),
+        };
+        b.linear(&mut ws.act, &ws.x, gate_up, n);
+        let (weight, bias, after) = (&layer.down, layer.down_bias.as_ref(), After::Add(&mut ws.proj));
+        b.linear(&mut ws.x, &ws.act, Linear { weight, bias, before: None, after }, n);
     }
-    let norm = Norm { weight: &model.norm, eps, layer: model.layers.len() };
-    b.norm_of_sum(&mut ws.h, &mut ws.x, sum.pending(&ws.proj), &norm, &mut ws.non_finite, n);
+    let norm = Norm { weight: &model.norm, eps, layer: model.layers.len(), non_finite: &mut ws.non_finite };
+    b.rms_norm(&mut ws.h, &ws.x, norm, n);
     cache.advance(b, spans);
 }
 
-/// Computes one attention block on the residual stream `ws.x`, to which `sum` of the previous block is still to be added.
-/// `post_norm` is the norm of its result.
+/// Computes one attention block and adds it to the residual stream `ws.x`.
 #[allow(clippy::too_many_arguments)]
 fn attention<B: Backend>(
     b: &B,
@@ -57,23 +48,18 @@ fn attention<B: Backend>(
     cache: &mut KvCache<B>,
     l: usize,
     spans: &[Span],
-    sum: &mut Sum,
-    post_norm: &Norm<'_, B>,
     n: usize,
 ) {
     let c = &model.config;
     let policy = cache.geometry().policy;
-    b.norm_linear(
-        &mut ws.qkv,
-        &mut ws.h,
-        &mut ws.x,
-        sum.pending(&ws.proj),
-        &Norm { weight: &layer.input_norm, eps: c.rms_eps, layer: l },
-        &layer.qkv,
-        layer.qkv_bias.as_ref(),
-        &mut ws.non_finite,
-        n,
-    );
+    let norm = Norm { weight: &layer.input_norm, eps: c.rms_eps, layer: l, non_finite: &mut ws.non_finite };
+    let qkv = Linear {
+        weight: &layer.qkv,
+        bias: layer.qkv_bias.as_ref(),
+        before: Some((norm, &mut ws.h)),
+        after: After::Store,
+    };
+    b.linear(&mut ws.qkv, &ws.x, qkv, n);
     let adapter = layer.adapter_head(model).filter(|_| policy.uses_decisions());
     if let Some(head) = adapter {
         b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
@@ -86,19 +72,19 @@ fn attention<B: Backend>(
         borrowed: model.borrowed(&policy),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
-    let next = Next { norm: post_norm, h: &mut ws.h };
-    *sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), Some(next), n);
+    let (weight, bias, after) = (&layer.o, layer.o_bias.as_ref(), After::Add(&mut ws.proj));
+    b.linear(&mut ws.x, &ws.att, Linear { weight, bias, before: None, after }, n);
 }
 
 /// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.
 pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usize) {
     assert!(n <= ws.max_logits, "{n} rows of logits in a workspace for {}", ws.max_logits);
-    b.logits(&mut ws.logits, &ws.h, model.head(), n);
+    b.linear(&mut ws.logits, &ws.h, Linear::plain(model.head()), n);
 }
 
 /// As [`logits`], for the given rows.
 pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
     assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
     b.select_rows(&mut ws.chosen, &ws.h, rows);
-    b.logits(&mut ws.logits, &ws.chosen, model.head(), rows.len());
+    b.linear(&mut ws.logits, &ws.chosen, Linear::plain(model.head()), rows.len());
 }

@@ -220,7 +220,7 @@ impl Policy {
     }
 
     /// Whether compaction drops a slot of a sequence of `n` tokens: [`Dms::drops`]. A dense cache drops marked slots, which only
-    /// [`crate::backend::Backend::rate_slots`] makes.
+    /// [`crate::backend::Pages::rate_slots`] makes.
     pub fn drops(&self, n: usize, meta: SlotMeta, threshold: usize) -> bool {
         self.rule().map_or(meta.marked() && meta.position() + 1 < n, |rule| rule.drops(n, meta, threshold))
     }
@@ -246,8 +246,8 @@ impl Policy {
         }
     }
 
-    /// Stores token `n` of a lane and returns where. Sequential form, and thereby the definition, of `Backend::place`.
-    /// Policies with scores place by [`Scored::place`].
+    /// Stores token `n` of a lane and returns where: the sequential form, and thereby the definition, of how a step places
+    /// tokens. Policies with scores place by [`Scored::place`].
     pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
         debug_assert!(self.scored().is_none(), "policy {} places by scores", self.name());
         match self.rule() {

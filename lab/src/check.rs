@@ -6,7 +6,7 @@ use crate::checks::{self, Finding, Part, Report, answers, memory, models, steps}
 use crate::{gpu, speed};
 use anyhow::Result;
 use clap::Args;
-use dmschat::backend::Profile;
+use dmschat::backend::Report as _;
 use dmschat::backend::cuda::{Cuda, CudaOptions};
 use dmschat::cli::devices::cuda_options;
 use dmschat::cli::output;
@@ -50,7 +50,7 @@ pub fn run(index: u32, args: &CheckArgs) -> Result<u8> {
     drop(cuda);
     // The GEMMs again by the library, if there is one.
     let with_library = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
-    if let Some(library) = with_library.library() {
+    if let Some(library) = with_library.about().library {
         output::out(&format!("with {library}:\n"))?;
         checks::run_gemms(&with_library, report);
     }

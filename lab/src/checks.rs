@@ -14,7 +14,7 @@ mod sampling;
 pub mod steps;
 
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{Backend, KvGeometry, Plain, QkvRopeArgs};
+use dmschat::backend::{KvGeometry, Measure, Plain, QkvRopeArgs, Use};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
@@ -45,7 +45,7 @@ pub trait Case {
     fn name(&self) -> String;
     /// Largest difference allowed, relative to the largest value.
     fn limit(&self) -> f32;
-    fn run<B: Backend>(&self, b: &B) -> Output;
+    fn run<B: Measure>(&self, b: &B) -> Output;
 }
 
 /// The result of a case.
@@ -65,7 +65,7 @@ impl Finding {
 }
 
 /// Runs all cases. The reference CPU has another number of threads, which is a check in itself.
-pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
+pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     // The CPU's fast kernels for packed weights round x, as a GPU's do.
     let exact = Cpu::exact(2);
@@ -84,7 +84,6 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     check!(ops::embeds());
     check!(ops::norms());
     check!(ops::linears());
-    check!(ops::gates());
     check!(ops::linear_swiglu());
     check!(rows::ropes());
     check!(rows::round_trips());
@@ -101,14 +100,14 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
 }
 
 /// Runs the GEMM cases only, for another GEMM implementation.
-pub fn run_gemms<B: Backend>(b: &B, report: &mut Report<'_>) {
+pub fn run_gemms<B: Measure>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     run(&ops::linears(), b, &cpu, report);
     run(&ops::linear_swiglu(), b, &cpu, report);
 }
 
 /// Runs long cache histories and cases with many slots.
-pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
+pub fn run_long<B: Measure>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     histories(history::long(), b, &cpu, report);
     histories(history::long_paged(), b, &cpu, report);
@@ -117,13 +116,13 @@ pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
 }
 
 /// Runs histories, shortened if the report asks for a short run.
-fn histories<B: Backend>(cases: Vec<history::History>, b: &B, cpu: &Cpu, report: &mut Report<'_>) {
+fn histories<B: Measure>(cases: Vec<history::History>, b: &B, cpu: &Cpu, report: &mut Report<'_>) {
     let short = report.is_short();
     let cases = cases.into_iter().map(|case| if short { case.shortened() } else { case });
     run(&cases.collect::<Vec<_>>(), b, cpu, report);
 }
 
-fn run<B: Backend>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {
+fn run<B: Measure>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {
     for case in cases {
         if report.takes() {
             report.add(compare(case, b, cpu));
@@ -131,7 +130,7 @@ fn run<B: Backend>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_
     }
 }
 
-fn compare<B: Backend>(case: &impl Case, b: &B, cpu: &Cpu) -> Finding {
+fn compare<B: Measure>(case: &impl Case, b: &B, cpu: &Cpu) -> Finding {
     let expected = case.run(cpu);
     let started = Instant::now();
     let got = case.run(b);
@@ -258,28 +257,28 @@ pub(super) fn widen(checkpoint: &mut Checkpoint) {
 }
 
 /// A buffer with `values`.
-pub(super) fn buffer<B: Backend, T: Plain>(b: &B, values: &[T]) -> B::Buf<T> {
+pub(super) fn buffer<B: Measure, T: Plain>(b: &B, values: &[T]) -> B::Buf<T> {
     let mut buffer = b.alloc(values.len()).expect("memory for a check");
     b.write(&mut buffer, 0, values);
     buffer
 }
 
 /// Activations with `values` in rows of `width`.
-pub(super) fn acts<B: Backend>(b: &B, width: usize, values: &[f32]) -> B::Acts {
-    let mut acts = b.acts(values.len() / width, width).expect("memory for a check");
+pub(super) fn acts<B: Measure>(b: &B, width: usize, values: &[f32]) -> B::Acts {
+    let mut acts = b.acts(values.len() / width, width, Use::Any).expect("memory for a check");
     b.write_acts(&mut acts, values);
     acts
 }
 
 /// Activations full of NaN, which show values that an op does not write.
-pub(super) fn poisoned<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
+pub(super) fn poisoned<B: Measure>(b: &B, rows: usize, width: usize) -> B::Acts {
     acts(b, width, &vec![f32::NAN; rows * width])
 }
 
 /// Like [`poisoned`], for inputs of matmuls with bf16 weights only.
-pub(super) fn matmul_input<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
+pub(super) fn matmul_input<B: Measure>(b: &B, rows: usize, width: usize) -> B::Acts {
     let reader = b.weight(&[Random::new(0).tensor(DType::Bf16, 1, width)]).expect("memory for a check");
-    let mut acts = b.matmul_input(rows, width, &[&reader]).expect("memory for a check");
+    let mut acts = b.acts(rows, width, Use::Input(&[&reader])).expect("memory for a check");
     b.write_acts(&mut acts, &vec![f32::NAN; rows * width]);
     acts
 }
@@ -296,22 +295,22 @@ pub(super) fn make_sums_exact(queries: &mut [f32]) {
     queries.iter_mut().for_each(|x| *x = (*x * 16.0).round() / 16.0);
 }
 
-pub(super) fn values<B: Backend>(b: &B, acts: &B::Acts, n: usize) -> Vec<f32> {
+pub(super) fn values<B: Measure>(b: &B, acts: &B::Acts, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n];
     b.read_acts(acts, &mut values);
     values
 }
 
-pub(super) fn read<B: Backend>(b: &B, buffer: &B::Buf<f32>, n: usize) -> Vec<f32> {
+pub(super) fn read<B: Measure>(b: &B, buffer: &B::Buf<f32>, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n];
     b.read(buffer, 0, &mut values);
     values
 }
 
 /// RoPE with angle 0 and no norms, for checks of later ops.
-pub(super) struct NoRope<B: Backend>(B::Buf<f32>);
+pub(super) struct NoRope<B: Measure>(B::Buf<f32>);
 
-impl<B: Backend> NoRope<B> {
+impl<B: Measure> NoRope<B> {
     pub fn new(b: &B, head_dim: usize) -> Self {
         Self(b.alloc(head_dim / 2).expect("memory for a check"))
     }

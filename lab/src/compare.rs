@@ -5,7 +5,7 @@ use crate::divergence::{self, Compared, Row};
 use crate::score::{check_tokens, encode_text_file};
 use anyhow::Result;
 use clap::{Args, ValueHint};
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::cli::args::Common;
 use dmschat::cli::output::{self, as_wrong_use, wrong_use};
@@ -69,7 +69,7 @@ struct Job<'a> {
 }
 
 impl ModelJob for Job<'_> {
-    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = encode_text_file(checkpoint, &self.args.text_file, runner.context()).map_err(as_wrong_use)?;
         check_tokens(&tokens, runner).map_err(as_wrong_use)?;
         let policy = runner.cache.geometry().policy;
@@ -128,15 +128,15 @@ fn evictions(policy: &Policy, checkpoint: &Checkpoint, tokens: &[Token], alone: 
 }
 
 /// The same model in other formats, compared with the reference.
-struct Beside<'a, R: Backend, F: FnMut(Compared)> {
+struct Beside<'a, R: Measure, F: FnMut(Compared)> {
     reference: &'a mut Runner<R>,
     tokens: &'a [Token],
     evictions: &'static [bool],
     collect: F,
 }
 
-impl<R: Backend, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
-    fn run<B: Backend>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+impl<R: Measure, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
+    fn run<B: Measure>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
         let weights = checkpoint.weights;
         (self.collect)(divergence::formats(self.reference, runner, weights, self.tokens, self.evictions)?);

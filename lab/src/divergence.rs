@@ -3,7 +3,7 @@
 
 use crate::schedule::{perplexity, ratio};
 use anyhow::Result;
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
 use dmschat::engine::Runner;
 use dmschat::protocol::Token;
@@ -39,7 +39,7 @@ pub struct Row {
 pub type Compared = (Option<f64>, Vec<Row>);
 
 /// Compares eviction at a dial with none, in one runner with such `weights`.
-pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token], dial: f32) -> Result<Compared> {
+pub fn eviction<B: Measure>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token], dial: f32) -> Result<Compared> {
     let mut off = Dense::new(runner, tokens)?;
     let mut on = Compressed::new(runner, true)?;
     runner.set_dial(on.seq, dial);
@@ -52,7 +52,7 @@ pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[
 
 /// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`:
 /// the same model with another codec or in other `weights`.
-pub fn formats<R: Backend, B: Backend>(
+pub fn formats<R: Measure, B: Measure>(
     reference: &mut Runner<R>,
     runner: &mut Runner<B>,
     weights: Weights,
@@ -89,12 +89,12 @@ struct Dense<'a> {
 }
 
 impl<'a> Dense<'a> {
-    fn new<B: Backend>(runner: &mut Runner<B>, tokens: &'a [Token]) -> Result<Self> {
+    fn new<B: Measure>(runner: &mut Runner<B>, tokens: &'a [Token]) -> Result<Self> {
         Ok(Self { seq: runner.create(false)?, tokens, at: 0, logprobs: Vec::with_capacity(tokens.len()) })
     }
 
     /// Runs the next step. `None` after the last token.
-    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<Option<Chunk>> {
+    fn feed<B: Measure>(&mut self, runner: &mut Runner<B>) -> Result<Option<Chunk>> {
         let Some(chunk) = self.tokens[self.at..].chunks(STEP).next() else { return Ok(None) };
         runner.feed(self.seq, chunk)?;
         let mut out = Chunk { at: self.at, rows: Vec::new(), argmax: Vec::new() };
@@ -108,7 +108,7 @@ impl<'a> Dense<'a> {
         Ok(Some(out))
     }
 
-    fn finish<B: Backend>(self, runner: &mut Runner<B>) -> Option<f64> {
+    fn finish<B: Measure>(self, runner: &mut Runner<B>) -> Option<f64> {
         runner.release(self.seq);
         perplexity(&self.logprobs)
     }
@@ -125,11 +125,11 @@ struct Compressed {
 }
 
 impl Compressed {
-    fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self> {
+    fn new<B: Measure>(runner: &mut Runner<B>, eviction: bool) -> Result<Self> {
         Ok(Self { seq: runner.create(eviction)?, eviction, logprobs: Vec::new(), kl: Vec::new(), same: 0 })
     }
 
-    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
+    fn feed<B: Measure>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
         // Longer steps read everything.
         let step = if runner.cache.geometry().policy.quest().is_some() { 1 } else { STEP };
         let mut at = 0;
@@ -147,7 +147,7 @@ impl Compressed {
         Ok(())
     }
 
-    fn finish<B: Backend>(mut self, runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Row {
+    fn finish<B: Measure>(mut self, runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Row {
         let stats = runner.cache.stats(runner.backend(), self.seq);
         let (geometry, dial) = (*runner.cache.geometry(), runner.cache.dial(self.seq));
         runner.release(self.seq);

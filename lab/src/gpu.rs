@@ -1,7 +1,7 @@
 //! The GPU that `check` and `speed` work on.
 
 use anyhow::Result;
-use dmschat::backend::Profile;
+use dmschat::backend::Report as _;
 use dmschat::backend::cuda::{Cuda, CudaOptions, free_bytes};
 use dmschat::cli::args::Common;
 use dmschat::cli::output::{self, wrong_use};
@@ -26,7 +26,7 @@ pub fn open(index: u32, options: &CudaOptions) -> Result<Cuda> {
     cuda.load_all_kernels()?;
     let ms = started.elapsed().as_millis();
     let (_, all) = cuda.memory();
-    output::out(&format!("{}, {} MiB, kernels loaded in {ms} ms\n", cuda.describe(), all >> 20))?;
+    output::out(&format!("{}, {} MiB, kernels loaded in {ms} ms\n", cuda.about().name, all >> 20))?;
     if let Some(free) = free {
         output::out(&format!("in use by an empty context and other programs: {} MiB\n", (all - free) >> 20))?;
     }

@@ -1,7 +1,7 @@
 //! Teacher-forced scoring of a text under a schedule of prefills, decodes and eviction toggles.
 
 use anyhow::{Result, bail};
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::cache::SeqStats;
 use dmschat::engine::Runner;
 use dmschat::protocol::Token;
@@ -79,7 +79,7 @@ pub struct Score {
 }
 
 /// Scores `tokens` in a new sequence, under a schedule that covers them.
-pub fn score<B: Backend>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Schedule) -> Result<Score> {
+pub fn score<B: Measure>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Schedule) -> Result<Score> {
     let seq = runner.create(true)?;
     let mut logprobs = vec![None; tokens.len()];
     let mut argmax = Vec::with_capacity(tokens.len());

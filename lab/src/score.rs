@@ -3,7 +3,7 @@
 use crate::schedule::{Op, Schedule, score};
 use anyhow::{Context, Result};
 use clap::{Args, ValueHint};
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::cli::output::{self, as_wrong_use, wrong_use};
 use dmschat::cli::spawn::{ModelJob, with_model};
@@ -47,7 +47,7 @@ struct Job<'a> {
 }
 
 impl ModelJob for Job<'_> {
-    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = match (&self.args.tokens_file, &self.args.text_file) {
             (Some(file), _) => read_tokens(file),
             (None, Some(file)) => encode_text_file(checkpoint, file, runner.context()),
@@ -113,7 +113,7 @@ fn read_text(path: &Path) -> Result<String> {
 }
 
 /// Fails if the model cannot process these tokens.
-pub fn check_tokens<B: Backend>(tokens: &[Token], runner: &Runner<B>) -> Result<()> {
+pub fn check_tokens<B: Measure>(tokens: &[Token], runner: &Runner<B>) -> Result<()> {
     let (vocab, context) = (runner.config().vocab, runner.context());
     if tokens.is_empty() {
         return Err(wrong_use("the input has no tokens"));

@@ -8,7 +8,9 @@ use crate::checks::{CODECS, Random, acts, buffer, geometry};
 use crate::gpu;
 use anyhow::Result;
 use dmschat::backend::cuda::Cuda;
-use dmschat::backend::{Backend, Norm, Profile, QkvRopeArgs, SampleArgs, SamplingState, Span, seen_words};
+use dmschat::backend::{
+    After, Linear, Measure, Norm, QkvRopeArgs, Report as _, SampleArgs, SamplingState, Span, Use, seen_words,
+};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::cli::devices::cuda_options;
@@ -54,7 +56,7 @@ pub fn time_ops(index: u32) -> Result<()> {
     run_all(&cuda, &config, &sizes, copy, print)?;
     drop(cuda);
     let cuda = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
-    if let Some(library) = cuda.library() {
+    if let Some(library) = cuda.about().library {
         output::out(&format!("\nGEMMs by {library}\n{}", HEADER))?;
         run_gemms(&cuda, &config, &sizes, copy, print)?;
     }
@@ -134,7 +136,7 @@ impl Line {
 }
 
 /// Measures all ops and passes each line to the callback.
-pub fn run_all<B: Backend>(
+pub fn run_all<B: Measure>(
     b: &B,
     config: &ModelConfig,
     sizes: &Sizes,
@@ -150,7 +152,7 @@ pub fn run_all<B: Backend>(
 }
 
 /// Measures prefill GEMMs only, for another GEMM implementation.
-pub fn run_gemms<B: Backend>(
+pub fn run_gemms<B: Measure>(
     b: &B,
     config: &ModelConfig,
     sizes: &Sizes,
@@ -161,14 +163,14 @@ pub fn run_gemms<B: Backend>(
     table.gemms(&sizes.prefill)
 }
 
-struct Table<'a, B: Backend> {
+struct Table<'a, B: Measure> {
     b: &'a B,
     c: &'a ModelConfig,
     sizes: &'a Sizes,
     report: &'a mut dyn FnMut(Line),
 }
 
-impl<B: Backend> Table<'_, B> {
+impl<B: Measure> Table<'_, B> {
     fn report(&mut self, name: impl Into<String>, rows: usize, us: f64, work: Work) {
         (self.report)(Line { name: name.into(), rows, us, work });
     }
@@ -196,7 +198,7 @@ impl<B: Backend> Table<'_, B> {
 
     /// Random activations that are only inputs of matmuls with `reader`.
     fn matmul_input(&self, n: usize, width: usize, reader: &B::Weight) -> Result<B::Acts> {
-        let mut x = self.b.matmul_input(n, width, &[reader])?;
+        let mut x = self.b.acts(n, width, Use::Input(&[reader]))?;
         self.b.write_acts(&mut x, &Random::new(4).floats(n * width));
         Ok(x)
     }
@@ -209,16 +211,16 @@ impl<B: Backend> Table<'_, B> {
         for n in self.all_rows() {
             let mut random = Random::new(3);
             let tokens: Vec<u32> = (0..n).map(|_| random.below(c.vocab) as u32).collect();
-            let (tokens, out) = (buffer(b, &tokens), b.acts(n, c.hidden)?);
+            let (tokens, out) = (buffer(b, &tokens), b.acts(n, c.hidden, Use::Any)?);
             let calls = self.sizes.calls;
             let us = self.time(calls, out, |out, _| b.embed(out, &table, &tokens, n));
             self.report("embed", n, us, Work::Bytes(n * c.hidden * 6));
             let x = acts(b, c.hidden, &random.floats(n * c.hidden));
-            let state = (self.matmul_input(n, c.hidden, &table)?, b.acts(n, c.hidden)?, b.alloc::<i32>(1)?);
-            let us = self.time(calls, state, |(out, residual, non_finite), _| {
-                b.add_rms_norm(out, residual, &x, &Norm { weight: &norm, eps: c.rms_eps, layer: 0 }, non_finite, n);
+            let state = (self.matmul_input(n, c.hidden, &table)?, b.alloc::<i32>(1)?);
+            let us = self.time(calls, state, |(out, non_finite), _| {
+                b.rms_norm(out, &x, Norm { weight: &norm, eps: c.rms_eps, layer: 0, non_finite }, n);
             });
-            self.report("add, norm", n, us, Work::Bytes(n * c.hidden * 14));
+            self.report("norm", n, us, Work::Bytes(n * c.hidden * 6));
         }
         Ok(())
     }
@@ -244,7 +246,9 @@ impl<B: Backend> Table<'_, B> {
         let (weights, calls) = self.copies(out, cols)?;
         for &n in all_rows {
             let x = self.matmul_input(n, cols, &weights[0])?;
-            let us = self.time(calls, b.acts(n, out)?, |y, i| b.linear(y, &x, &weights[i % weights.len()], None, n));
+            let us = self.time(calls, b.acts(n, out, Use::Any)?, |y, i| {
+                b.linear(y, &x, Linear::plain(&weights[i % weights.len()]), n);
+            });
             self.report_matmul(name, out, cols, n, us, 2 * cols + 4 * out);
         }
         Ok(())
@@ -256,10 +260,11 @@ impl<B: Backend> Table<'_, B> {
         let (weights, calls) = self.copies(2 * c.ffn, c.hidden)?;
         let down = self.weight(c.hidden, c.ffn)?;
         for &n in all_rows {
-            let (x, out) = (self.matmul_input(n, c.hidden, &weights[0])?, b.matmul_input(n, c.ffn, &[&down])?);
-            let scratch = b.linear_swiglu_scratch(n, 2 * c.ffn, &x, &out)?;
+            let (x, out) = (self.matmul_input(n, c.hidden, &weights[0])?, b.acts(n, c.ffn, Use::Input(&[&down]))?);
+            let scratch = b.acts(n, 2 * c.ffn, Use::GateUp(&[&weights[0], &down]))?;
             let us = self.time(calls, (out, scratch), |(out, scratch), i| {
-                b.linear_swiglu(out, scratch, &x, &weights[i % weights.len()], None, n);
+                let after = After::Swiglu(scratch);
+                b.linear(out, &x, Linear { after, ..Linear::plain(&weights[i % weights.len()]) }, n);
             });
             self.report_matmul("gate_up, gate", 2 * c.ffn, c.hidden, n, us, 2 * c.hidden + 2 * c.ffn);
         }
@@ -271,7 +276,8 @@ impl<B: Backend> Table<'_, B> {
         let head = self.weight(c.vocab, c.hidden)?;
         for n in self.sizes.decode.clone() {
             let x = self.matmul_input(n, c.hidden, &head)?;
-            let us = self.time(self.sizes.calls, b.alloc(n * c.vocab)?, |out, _| b.logits(out, &x, &head, n));
+            let out = b.acts(n, c.vocab, Use::Any)?;
+            let us = self.time(self.sizes.calls, out, |out, _| b.linear(out, &x, Linear::plain(&head), n));
             self.report_matmul("lm_head", c.vocab, c.hidden, n, us, 2 * c.hidden + 4 * c.vocab);
         }
         Ok(())
@@ -325,7 +331,7 @@ impl<B: Backend> Table<'_, B> {
         let qkv = acts(b, width, &random.floats(max_step * width));
         // No token is marked, so that all slots stay.
         let decisions = buffer(b, &vec![-1.0f32; max_step * c.n_kv_heads]);
-        let out = b.acts(max_step, c.n_q_heads * c.head_dim)?;
+        let out = b.acts(max_step, c.n_q_heads * c.head_dim, Use::Any)?;
         let mut seqs = Vec::new();
         for _ in 0..n_seqs {
             seqs.push(cache.create(b, true)?);
@@ -388,11 +394,11 @@ impl<B: Backend> Table<'_, B> {
         let wide = SamplingParams { temperature: 1.0, top_p: 0.95, ..greedy.clone() };
         let ways = [("sample greedy", greedy), ("sample 0.6, k 20, p 0.95", qwen), ("sample 1, p 0.95", wide)];
         for n in self.sizes.decode.clone() {
-            b.reserve_sampling(n)?;
             // Approximately normal, like logits.
             let mut random = Random::new(5);
             let rows: Vec<f32> = (0..n * vocab).map(|_| (0..6).map(|_| random.float()).sum::<f32>() * 1.5).collect();
-            let mut logits = buffer(b, &rows);
+            let mut logits = b.acts(n, vocab, Use::Logits)?;
+            b.write_acts(&mut logits, &rows);
             let seen = b.alloc::<u32>(n * seen_words(vocab))?;
             let seq_len = b.alloc::<i32>(n)?;
             for (name, params) in &ways {
@@ -402,7 +408,7 @@ impl<B: Backend> Table<'_, B> {
                 let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, greedy };
                 let state = (b.alloc(n)?, &mut logits);
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {
-                    b.sample(sampled, logits, vocab, &args, n);
+                    b.sample(sampled, logits, &args, n);
                 });
                 self.report(*name, n, us, Work::Bytes(4 * n * vocab));
             }
@@ -412,7 +418,7 @@ impl<B: Backend> Table<'_, B> {
 }
 
 /// The inputs of attention.
-struct Attention<B: Backend> {
+struct Attention<B: Measure> {
     cache: KvCache<B>,
     qkv: B::Acts,
     decisions: B::Buf<f32>,

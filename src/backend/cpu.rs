@@ -1,5 +1,5 @@
-//! The CPU backend: f32 arithmetic on a pool of threads, the oracle of every other backend. It overrides none of the
-//! trait's defaults. Only `simd` and `thread_pool` hold `unsafe`.
+//! The CPU backend: f32 arithmetic on a pool of threads, the oracle of every other backend, which composes its ops of plain
+//! ones. Only `simd` and `thread_pool` hold `unsafe`.
 
 mod attention;
 mod kv;
@@ -11,8 +11,8 @@ mod simd;
 pub(super) mod thread_pool;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts, Profile,
-    QkvRopeArgs, SampleArgs, Span, StepResult, seen_words,
+    About, AdapterHead, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Pages, Plain,
+    PoolStats, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
 use crate::policy::SlotMeta;
@@ -55,8 +55,8 @@ const ALONE: usize = 16 << 10;
 
 /// f32 activations `[rows, width]`.
 pub struct Acts {
-    pub(crate) data: Vec<f32>,
-    pub(crate) width: usize,
+    data: Vec<f32>,
+    pub width: usize,
 }
 
 impl Acts {
@@ -140,6 +140,11 @@ impl Cpu {
         });
     }
 
+    /// `out = x weight^T + bias`
+    fn multiply(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Vec<f32>>, n: usize) {
+        linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight, bias.map(Vec::as_slice), n);
+    }
+
     /// Calls `row(out row, row number)` for the first `n` rows of `out`, in parallel.
     fn rows(&self, out: &mut Acts, n: usize, row: impl Fn(&mut [f32], usize) + Sync) {
         let width = out.width;
@@ -161,12 +166,15 @@ fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
     Ok(v)
 }
 
-impl Profile for Cpu {
-    fn describe(&self) -> String {
+impl Report for Cpu {
+    fn about(&self) -> About {
         let threads = self.threads();
-        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name())
+        let name = format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name());
+        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None }
     }
+}
 
+impl Measure for Cpu {
     /// Every thread copies a block larger than its caches.
     fn copy_bytes_per_s(&self) -> anyhow::Result<f64> {
         const BLOCK: usize = 64 << 20;
@@ -185,9 +193,17 @@ impl Profile for Cpu {
         std::hint::black_box(&blocks);
         Ok((2 * BLOCK * threads) as f64 / best)
     }
+
+    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
+        dst.data[..rows.len()].copy_from_slice(rows);
+    }
+
+    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
+        kv.pool.refs().to_vec()
+    }
 }
 
-impl Memory for Cpu {
+impl Device for Cpu {
     type Buf<T: Plain> = Vec<T>;
     type Acts = Acts;
     type Weight = Weight;
@@ -204,16 +220,8 @@ impl Memory for Cpu {
         dst.copy_from_slice(&src[at..at + dst.len()]);
     }
 
-    fn copy<T: Plain>(&self, buf: &mut Vec<T>, from: usize, to: usize, len: usize) {
-        buf.copy_within(from..from + len, to);
-    }
-
-    fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
+    fn acts(&self, rows: usize, width: usize, _: Use<'_, Weight>) -> Result<Acts, OutOfMemory> {
         Ok(Acts { data: zeroed(rows * width)?, width })
-    }
-
-    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
-        dst.data[..rows.len()].copy_from_slice(rows);
     }
 
     fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
@@ -225,112 +233,8 @@ impl Memory for Cpu {
     }
 }
 
-impl Backend for Cpu {
+impl Pages for Cpu {
     type Pool = Pool;
-
-    fn mark_seen(&self, seen: &mut Vec<u32>, vocab: usize, tokens: &Vec<Token>, spans: &[Span]) {
-        let words = seen_words(vocab);
-        for span in spans {
-            for &token in &tokens[span.start..span.start + span.len] {
-                seen[span.seq * words + token as usize / 32] |= 1 << (token % 32);
-            }
-        }
-    }
-
-    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, n: usize) {
-        self.rows(out, n, |out, i| table.row_to_f32(self.isa, tokens[i] as usize, out));
-    }
-
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, non_finite: &mut Vec<i32>, n: usize) {
-        let sane = AtomicBool::new(true);
-        self.rows(out, n, |out, i| {
-            if !maths::rms_norm(self.isa, out, x.row(i), norm.weight, norm.eps).is_finite() {
-                sane.store(false, Ordering::Relaxed);
-            }
-        });
-        if !sane.into_inner() {
-            non_finite[0] = non_finite[0].min(norm.layer as i32);
-        }
-    }
-
-    fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
-        self.rows(acc, n, |acc, i| maths::add(self.isa, acc, x.row(i)));
-    }
-
-    fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Vec<f32>>, n: usize) {
-        linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight, bias.map(Vec::as_slice), n);
-    }
-
-    fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
-        self.rows(out, n, |out, i| {
-            let (gate, up) = gate_up.row(i).split_at(gate_up.width / 2);
-            maths::swiglu(self.isa, out, gate, up);
-        });
-    }
-
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Vec<f32>,
-        x: &Acts,
-        scratch: &mut Acts,
-        raw: &mut Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    ) {
-        self.rows(scratch, n, |out, i| {
-            maths::rms_norm(self.isa, out, x.row(i), head.norm, head.rms_eps);
-        });
-        self.linear(raw, scratch, head.proj, head.bias, n);
-        let heads = head.proj.rows();
-        for i in 0..n {
-            for h in 0..heads {
-                let value = raw.row(i)[if head.alpha.per_layer { 0 } else { h }];
-                decisions[i * heads + h] = value * head.alpha.scale - head.alpha.offset;
-            }
-        }
-    }
-
-    fn qkv_rope(
-        &self,
-        qkv: &mut Acts,
-        decisions: &mut Vec<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
-        rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
-        self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
-    }
-
-    fn attend(
-        &self,
-        out: &mut Acts,
-        qkv: &Acts,
-        decisions: &Vec<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-    ) {
-        attention::attend(self, out, qkv, decisions, kv, layer, spans);
-        attention::count_reads(self, kv, spans);
-    }
-
-    fn attend_in_order(&self, out: &mut Acts, qkv: &Acts, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
-        attention::attend_in_order(self, out, qkv, kv, layer, spans);
-    }
-
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Vec<f32>, layer: usize, spans: &[Span]) {
-        kv::place(kv, decisions, layer, spans);
-    }
-
-    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
-        kv::store(kv, qkv, layer, spans);
-    }
-
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
-        kv::advance(kv, spans);
-    }
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {
         Ok(Pool::new(geometry.page_bytes(), max_pages, geometry.n_layers * geometry.n_lanes()))
@@ -346,10 +250,6 @@ impl Backend for Cpu {
 
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
         kv.pool.stats()
-    }
-
-    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
-        kv.pool.refs().to_vec()
     }
 
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
@@ -390,6 +290,105 @@ impl Backend for Cpu {
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         kv::slot_metas(kv, layer, seq, head)
     }
+}
+
+impl Ops for Cpu {
+    fn mark_seen(&self, seen: &mut Vec<u32>, vocab: usize, tokens: &Vec<Token>, spans: &[Span]) {
+        let words = seen_words(vocab);
+        for span in spans {
+            for &token in &tokens[span.start..span.start + span.len] {
+                seen[span.seq * words + token as usize / 32] |= 1 << (token % 32);
+            }
+        }
+    }
+
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, n: usize) {
+        self.rows(out, n, |out, i| table.row_to_f32(self.isa, tokens[i] as usize, out));
+    }
+
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {
+        let sane = AtomicBool::new(true);
+        self.rows(out, n, |out, i| {
+            if !maths::rms_norm(self.isa, out, x.row(i), norm.weight, norm.eps).is_finite() {
+                sane.store(false, Ordering::Relaxed);
+            }
+        });
+        if !sane.into_inner() {
+            norm.non_finite[0] = norm.non_finite[0].min(norm.layer as i32);
+        }
+    }
+
+    fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
+        let x = match layer.before {
+            Some((norm, normed)) => {
+                self.rms_norm(normed, x, norm, n);
+                &*normed
+            }
+            None => x,
+        };
+        let multiply = |y: &mut Acts| self.multiply(y, x, layer.weight, layer.bias, n);
+        match layer.after {
+            After::Store => multiply(out),
+            After::Add(y) => {
+                multiply(y);
+                self.rows(out, n, |out, i| maths::add(self.isa, out, y.row(i)));
+            }
+            After::Swiglu(y) => {
+                multiply(y);
+                self.rows(out, n, |out, i| {
+                    let (gate, up) = y.row(i).split_at(y.width / 2);
+                    maths::swiglu(self.isa, out, gate, up);
+                });
+            }
+        }
+    }
+
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Vec<f32>,
+        x: &Acts,
+        scratch: &mut Acts,
+        raw: &mut Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    ) {
+        self.rows(scratch, n, |out, i| {
+            maths::rms_norm(self.isa, out, x.row(i), head.norm, head.rms_eps);
+        });
+        self.multiply(raw, scratch, head.proj, head.bias, n);
+        let heads = head.proj.rows();
+        for i in 0..n {
+            for h in 0..heads {
+                let value = raw.row(i)[if head.alpha.per_layer { 0 } else { h }];
+                decisions[i * heads + h] = value * head.alpha.scale - head.alpha.offset;
+            }
+        }
+    }
+
+    fn attention(
+        &self,
+        out: &mut Acts,
+        qkv: &mut Acts,
+        decisions: &mut Vec<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        rope: &QkvRopeArgs<'_, Self>,
+    ) {
+        rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
+        self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
+        if kv.geometry.policy.scored().is_some() {
+            return attention::attend_in_order(self, out, qkv, kv, layer, spans);
+        }
+        attention::attend(self, out, qkv, decisions, kv, layer, spans);
+        attention::count_reads(self, kv, spans);
+        kv::place(kv, decisions, layer, spans);
+        kv::store(kv, qkv, layer, spans);
+    }
+
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+        kv::advance(kv, spans);
+    }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
         for (i, &row) in rows.iter().enumerate() {
@@ -397,25 +396,13 @@ impl Backend for Cpu {
         }
     }
 
-    fn logits(&self, out: &mut Vec<f32>, x: &Acts, head: &Weight, n: usize) {
-        linear::linear(self, out, &x.data[..n * head.cols()], head, None, n);
-    }
-
-    fn sample(
-        &self,
-        sampled: &mut Vec<Token>,
-        logits: &mut Vec<f32>,
-        vocab: usize,
-        args: &SampleArgs<'_, Self>,
-        n: usize,
-    ) {
-        let words = seen_words(vocab);
+    fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
+        let (vocab, words) = (logits.width, seen_words(logits.width));
         for (i, draw) in args.draws[..n].iter().enumerate() {
             let (seq, params) = (draw.seq as usize, draw.params());
             let seen = &args.seen[seq * words..(seq + 1) * words];
             let fed = (0..vocab as Token).filter(|&t| seen[t as usize / 32] >> (t % 32) & 1 > 0);
-            let logits = &mut logits[i * vocab..(i + 1) * vocab];
-            sampled[i] = crate::sampler::sample(logits, &params, fed, draw.seed, args.seq_len[seq] as u64);
+            sampled[i] = crate::sampler::sample(logits.row_mut(i), &params, fed, draw.seed, args.seq_len[seq] as u64);
         }
     }
 

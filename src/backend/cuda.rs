@@ -24,19 +24,19 @@ mod pages;
 mod pinned;
 mod pool;
 mod probe;
-mod profile;
+mod report;
 mod sampling;
 mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Next, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts,
-    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Sum, seen_words,
+    AdapterHead, Device, KernelNeeds, KvGeometry, KvTables, Linear, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats,
+    PresenceCounts, QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Use, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::{LaneFilter, Token};
 use crate::tensor::Tensor;
-use abi::Arg::{F32, I32, Ptr, U64};
+use abi::Arg::{F32, I32, Ptr};
 use cublaslt::CublasLt;
 pub use cublaslt::cublaslt;
 use driver::Driver;
@@ -44,6 +44,7 @@ pub use driver::{CudaOptions, free_bytes, usable};
 pub use error::NoCuda;
 use graph::Graphs;
 pub use kernels::{ENTRIES, Kernel, SOURCES, TARGETS};
+use matmul::Pending;
 pub use memory::{Acts, Buf, Weight};
 use memory::{Stored, dtype_number};
 use pinned::Mailbox;
@@ -51,8 +52,8 @@ pub use pool::Pool;
 pub use probe::probe;
 use sampling::Sampling;
 use spans::{Shape, Spans};
-use std::cell::RefCell;
-use std::ops::{Range, RangeInclusive};
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Threads of a block of most kernels.
@@ -61,10 +62,6 @@ const BLOCK: usize = 256;
 const NORM_THREADS: usize = 1024;
 /// Up to so many rows `rms_norm` uses the most threads for each; with more, rows share an SM.
 const FEW_NORMS: usize = 32;
-/// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better and share what packed weights take to unpack, and need
-/// more scratch.
-const MAX_CHUNK: usize = 4096;
-const MIN_CHUNK: usize = 128;
 /// GPUs with less memory do without an external library unless it is asked for.
 const SMALL_GPU_BYTES: u64 = 12 << 30;
 /// Words that a step copies to the host: the non-finite flag, the number of free pages, a token for each sequence.
@@ -82,6 +79,7 @@ pub struct Cuda {
     cublaslt: Option<CublasLt>,
     sampling: RefCell<Sampling>,
     unpacked: RefCell<packed::Unpacked>,
+    pending: Cell<Option<Pending>>,
     /// Declared last: fields drop in order, and those above need the CUDA context.
     driver: Rc<Driver>,
 }
@@ -104,6 +102,7 @@ impl Cuda {
             cublaslt: cublaslt.ok(),
             sampling: RefCell::default(),
             unpacked: RefCell::default(),
+            pending: Cell::default(),
             driver,
         })
     }
@@ -127,13 +126,13 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
-    /// `x += more` if there is more, then `out = rms_norm(x)`.
+    /// `x += more` if there is more (its address; else 0), then `out = rms_norm(x)`.
     #[allow(clippy::too_many_arguments)]
     fn norm(
         &self,
         out: &mut Acts,
         x: &Acts,
-        more: Option<&Acts>,
+        more: u64,
         weight: &Buf<f32>,
         eps: f32,
         non_finite: Option<(usize, u64)>,
@@ -147,7 +146,7 @@ impl Cuda {
             Ptr(out.image_to_fill(n)),
             I32(out.bf16 as i32),
             Ptr(x.ptr()),
-            Ptr(more.map_or(0, Acts::ptr)),
+            Ptr(more),
             Ptr(weight.ptr()),
             F32(eps),
             I32(layer as i32),
@@ -159,9 +158,21 @@ impl Cuda {
         let threads = x.width.div_ceil(values).next_multiple_of(32).min(NORM_THREADS);
         self.driver.launch(Kernel::RmsNorm, [n, 1, 1], threads, &args);
     }
+
+    /// Inputs of matmuls on tensor cores, with what their kernels read beside the rows.
+    fn bf16_input(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
+        let mut acts = Acts::new(&self.driver, rows, width, true)?;
+        if packed::reads_images(&self.driver, rows, width, readers) {
+            acts.add_image(&self.driver)?;
+        }
+        if readers.iter().all(|w| matches!(w.stored, Stored::Plain(_))) {
+            acts.add_squares(&self.driver)?;
+        }
+        Ok(acts)
+    }
 }
 
-impl Memory for Cuda {
+impl Device for Cuda {
     type Buf<T: Plain> = Buf<T>;
     type Acts = Acts;
     type Weight = Weight;
@@ -178,42 +189,25 @@ impl Memory for Cuda {
         src.read(at, dst);
     }
 
-    fn copy<T: Plain>(&self, buf: &mut Buf<T>, from: usize, to: usize, len: usize) {
-        buf.copy(from, to, len);
-    }
-
-    fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
+    fn acts(&self, rows: usize, width: usize, used: Use<'_, Weight>) -> Result<Acts, OutOfMemory> {
+        let on_tensor_cores = |readers: &[&Weight]| !readers.is_empty() && readers.iter().all(|w| w.on_tensor_cores());
+        let rows = match used {
+            Use::Input(readers) if on_tensor_cores(readers) => return self.bf16_input(rows, width, readers),
+            // Our own kernels fuse SwiGLU; after the library's GEMM it is applied to a few rows at a time.
+            Use::GateUp(around) if on_tensor_cores(around) && self.cublaslt.is_none() => 0,
+            Use::GateUp(around) if on_tensor_cores(around) => rows.min(gemm::SWIGLU_ROWS),
+            Use::Logits => {
+                self.sampling.borrow_mut().reserve(&self.driver, rows)?;
+                return Acts::new(&self.driver, rows, width, false);
+            }
+            Use::Any | Use::Input(_) | Use::GateUp(_) => rows,
+        };
         self.spans.borrow_mut().reserve(&self.driver, rows)?;
         Acts::new(&self.driver, rows, width, false)
     }
 
-    fn matmul_input(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
-        let bf16 = !readers.is_empty() && readers.iter().all(|w| w.on_tensor_cores());
-        let mut acts = Acts::new(&self.driver, rows, width, bf16)?;
-        if bf16 && packed::reads_images(&self.driver, rows, width, readers) {
-            acts.add_image(&self.driver)?;
-        }
-        if bf16 && readers.iter().all(|w| matches!(w.stored, Stored::Plain(_))) {
-            acts.add_squares(&self.driver)?;
-        }
-        Ok(acts)
-    }
-
-    fn linear_swiglu_scratch(&self, rows: usize, width: usize, x: &Acts, out: &Acts) -> Result<Acts, OutOfMemory> {
-        let rows = match (x.bf16 && out.bf16, &self.cublaslt) {
-            (false, _) => rows,
-            // Our own kernels fuse SwiGLU; after the library's GEMM it is applied to a few rows at a time.
-            (true, None) => 0,
-            (true, Some(_)) => rows.min(gemm::SWIGLU_ROWS),
-        };
-        self.acts(rows, width)
-    }
-
-    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
-        dst.write(rows);
-    }
-
     fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
+        self.settle();
         src.read(rows);
     }
 
@@ -223,231 +217,27 @@ impl Memory for Cuda {
         Ok(weight)
     }
 
-    fn reserve_sampling(&self, rows: usize) -> Result<(), OutOfMemory> {
-        self.sampling.borrow_mut().reserve(&self.driver, rows)
+    fn load_kernels(&self, needs: &KernelNeeds, on_files: &mut dyn FnMut(usize, usize) -> bool) -> anyhow::Result<()> {
+        Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, needs), on_files)?)
+    }
+
+    fn allocating<T>(&self, purpose: &'static str, make: impl FnOnce() -> T) -> T {
+        self.driver.allocating(purpose, make)
+    }
+
+    fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
+        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
+        let (spans, sampling, unpacked) = (self.spans.take(), self.sampling.take(), self.unpacked.take());
+        let bytes = self.driver.dry_run_allocation(make);
+        self.spans.replace(spans);
+        self.sampling.replace(sampling);
+        self.unpacked.replace(unpacked);
+        Some(bytes)
     }
 }
 
-impl Backend for Cuda {
+impl Pages for Cuda {
     type Pool = Pool;
-
-    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
-        let shape = self.send(spans);
-        let args = [
-            Ptr(seen.ptr()),
-            Ptr(tokens.ptr()),
-            Ptr(shape.spans),
-            Ptr(shape.span_of_row),
-            I32(seen_words(vocab) as i32),
-            I32(shape.n_rows as i32),
-        ];
-        self.driver.launch(Kernel::MarkSeen, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
-    }
-
-    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
-        out.holds_f32(n);
-        let dtype = match table.stored {
-            Stored::Packed(code) => return packed::embed(self, code, out, table, tokens, n),
-            Stored::Plain(dtype) => dtype_number(dtype),
-        };
-        let args = [Ptr(out.ptr()), Ptr(table.ptr()), I32(dtype), Ptr(tokens.ptr()), I32(out.width as i32)];
-        self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
-    }
-
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, non_finite: &mut Buf<i32>, n: usize) {
-        self.norm(out, x, None, norm.weight, norm.eps, Some((norm.layer, non_finite.ptr())), n);
-    }
-
-    fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
-        acc.holds_f32(n);
-        x.holds_f32(n);
-        let len = n * acc.width;
-        let args = [Ptr(acc.ptr()), Ptr(x.ptr()), U64(len as u64)];
-        self.driver.launch(Kernel::Add, [len.div_ceil(BLOCK), 1, 1], BLOCK, &args);
-    }
-
-    fn add_rms_norm(
-        &self,
-        out: &mut Acts,
-        residual: &mut Acts,
-        x: &Acts,
-        norm: &Norm<'_, Self>,
-        non_finite: &mut Buf<i32>,
-        n: usize,
-    ) {
-        self.norm(out, residual, Some(x), norm.weight, norm.eps, Some((norm.layer, non_finite.ptr())), n);
-    }
-
-    fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
-        assert_eq!((out.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
-        out.holds_f32(n);
-        matmul::matmul(self, out.ptr(), x, weight, bias, n);
-    }
-
-    fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
-        out.fills(n);
-        gemm::swiglu(self, out, 0, gate_up, n);
-    }
-
-    fn linear_swiglu(
-        &self,
-        out: &mut Acts,
-        scratch: &mut Acts,
-        x: &Acts,
-        weight: &Weight,
-        bias: Option<&Buf<f32>>,
-        n: usize,
-    ) {
-        if x.bf16 && out.bf16 {
-            return matmul::fused_swiglu(self, out, scratch, x, weight, bias, n);
-        }
-        self.linear(scratch, x, weight, bias, n);
-        self.swiglu(out, scratch, n);
-    }
-
-    fn linear_add(
-        &self,
-        acc: &mut Acts,
-        scratch: &mut Acts,
-        x: &Acts,
-        weight: &Weight,
-        bias: Option<&Buf<f32>>,
-        next: Option<Next<'_, Self>>,
-        n: usize,
-    ) -> Sum {
-        if matmul::add(self, acc, x, weight, bias, next, n) {
-            return Sum::Added;
-        }
-        self.linear(scratch, x, weight, bias, n);
-        Sum::Pending
-    }
-
-    fn norm_linear(
-        &self,
-        out: &mut Acts,
-        h: &mut Acts,
-        residual: &mut Acts,
-        more: Option<&Acts>,
-        norm: &Norm<'_, Self>,
-        weight: &Weight,
-        bias: Option<&Buf<f32>>,
-        non_finite: &mut Buf<i32>,
-        n: usize,
-    ) {
-        if more.is_some() || !matmul::norm(self, out, h, residual, norm, weight, bias, non_finite, n, false) {
-            self.norm_of_sum(h, residual, more, norm, non_finite, n);
-            self.linear(out, h, weight, bias, n);
-        }
-    }
-
-    fn norm_linear_swiglu(
-        &self,
-        out: &mut Acts,
-        scratch: &mut Acts,
-        h: &mut Acts,
-        residual: &mut Acts,
-        more: Option<&Acts>,
-        norm: &Norm<'_, Self>,
-        weight: &Weight,
-        bias: Option<&Buf<f32>>,
-        non_finite: &mut Buf<i32>,
-        n: usize,
-    ) {
-        if more.is_some() || !matmul::norm(self, out, h, residual, norm, weight, bias, non_finite, n, true) {
-            self.norm_of_sum(h, residual, more, norm, non_finite, n);
-            self.linear_swiglu(out, scratch, h, weight, bias, n);
-        }
-    }
-
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Buf<f32>,
-        x: &Acts,
-        scratch: &mut Acts,
-        raw: &mut Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    ) {
-        self.norm(scratch, x, None, head.norm, head.rms_eps, None, n);
-        self.linear(raw, scratch, head.proj, head.bias, n);
-        let heads = head.proj.rows;
-        let args = [
-            Ptr(decisions.ptr()),
-            Ptr(raw.ptr()),
-            F32(head.alpha.scale),
-            F32(head.alpha.offset),
-            I32(head.alpha.per_layer as i32),
-            I32(heads as i32),
-            I32(n as i32),
-        ];
-        self.driver.launch(Kernel::AdapterDecisions, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
-    }
-
-    fn qkv_rope(
-        &self,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
-        kv::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
-    }
-
-    fn attend(
-        &self,
-        out: &mut Acts,
-        qkv: &Acts,
-        decisions: &Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-    ) {
-        kv::attend(self, out, qkv, decisions, kv, layer, spans);
-    }
-
-    fn attend_in_order(&self, _: &mut Acts, _: &Acts, kv: &mut KvTables<Self>, _layer: usize, _spans: &[Span]) {
-        unreachable!("attention under policy {} is fused", kv.geometry.policy.name());
-    }
-
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
-        kv::place(self, kv, decisions, layer, spans);
-    }
-
-    fn store(&self, kv: &mut KvTables<Self>, _qkv: &Acts, layer: usize, spans: &[Span]) {
-        kv::store(self, kv, layer, spans);
-    }
-
-    fn attention(
-        &self,
-        out: &mut Acts,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
-        if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
-            return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
-        }
-        if kv.geometry.policy.quest().is_some() {
-            // Single tokens choose what they read. Their rows are done with before the other ops change them.
-            let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
-            if !single.is_empty() {
-                kv::decode(self, out, qkv, decisions, kv, layer, &single, rope);
-                // The other rows are staged where these are.
-                kv::append(self, kv, layer, &single);
-            }
-            return self.attention_by_ops(out, qkv, decisions, kv, layer, &longer, rope);
-        }
-        self.attention_by_ops(out, qkv, decisions, kv, layer, spans, rope);
-    }
-
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
-        kv::advance(self, kv, spans);
-    }
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Pool, OutOfMemory> {
         Pool::new(&self.driver, geometry, max_pages, max_step)
@@ -463,10 +253,6 @@ impl Backend for Cuda {
 
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
         kv.pool.stats()
-    }
-
-    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
-        kv.pool.refs()
     }
 
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
@@ -500,8 +286,115 @@ impl Backend for Cuda {
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         kv::slot_metas(self, kv, layer, seq, head)
     }
+}
+
+impl Ops for Cuda {
+    fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
+        self.send(spans);
+        let mut issue = || {
+            // Attention reads tables before it waits: what changed them since the step before has to end first.
+            self.driver.separate();
+            ops(self);
+            self.settle();
+        };
+        let one_token_each = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
+        if one_token_each && self.graphs.enabled() {
+            self.graphs.run(&self.driver, kind, spans.len(), issue);
+        } else {
+            issue();
+        }
+    }
+
+    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
+        let shape = self.send(spans);
+        let args = [
+            Ptr(seen.ptr()),
+            Ptr(tokens.ptr()),
+            Ptr(shape.spans),
+            Ptr(shape.span_of_row),
+            I32(seen_words(vocab) as i32),
+            I32(shape.n_rows as i32),
+        ];
+        self.driver.launch(Kernel::MarkSeen, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    }
+
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+        self.settle();
+        out.holds_f32(n);
+        let dtype = match table.stored {
+            Stored::Packed(code) => return packed::embed(self, code, out, table, tokens, n),
+            Stored::Plain(dtype) => dtype_number(dtype),
+        };
+        let args = [Ptr(out.ptr()), Ptr(table.ptr()), I32(dtype), Ptr(tokens.ptr()), I32(out.width as i32)];
+        self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
+    }
+
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {
+        matmul::rms_norm(self, out, x, norm, n);
+    }
+
+    fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
+        matmul::linear(self, out, x, layer, n);
+    }
+
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Buf<f32>,
+        x: &Acts,
+        scratch: &mut Acts,
+        raw: &mut Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    ) {
+        self.settle();
+        self.norm(scratch, x, 0, head.norm, head.rms_eps, None, n);
+        matmul::store(self, raw, scratch, head.proj, head.bias, n);
+        let heads = head.proj.rows;
+        let args = [
+            Ptr(decisions.ptr()),
+            Ptr(raw.ptr()),
+            F32(head.alpha.scale),
+            F32(head.alpha.offset),
+            I32(head.alpha.per_layer as i32),
+            I32(heads as i32),
+            I32(n as i32),
+        ];
+        self.driver.launch(Kernel::AdapterDecisions, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    }
+
+    fn attention(
+        &self,
+        out: &mut Acts,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        rope: &QkvRopeArgs<'_, Self>,
+    ) {
+        self.settle();
+        if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
+            return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
+        }
+        if kv.geometry.policy.quest().is_some() {
+            // Single tokens choose what they read. Their rows are done with before the other ops change them.
+            let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
+            if !single.is_empty() {
+                kv::decode(self, out, qkv, decisions, kv, layer, &single, rope);
+                // The other rows are staged where these are.
+                kv::append(self, kv, layer, &single);
+            }
+            return kv::prefill(self, out, qkv, decisions, kv, layer, &longer, rope);
+        }
+        kv::prefill(self, out, qkv, decisions, kv, layer, spans, rope);
+    }
+
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+        kv::advance(self, kv, spans);
+    }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
+        self.settle();
         assert_eq!((out.width, out.bf16), (x.width, x.bf16), "rows of different kinds");
         out.fills(rows.len());
         for (i, &row) in rows.iter().enumerate() {
@@ -510,21 +403,10 @@ impl Backend for Cuda {
         }
     }
 
-    fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
-        assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
-        matmul::matmul(self, out.ptr(), x, head, None, n);
-    }
-
-    fn sample(
-        &self,
-        sampled: &mut Buf<Token>,
-        logits: &mut Buf<f32>,
-        vocab: usize,
-        args: &SampleArgs<'_, Self>,
-        n: usize,
-    ) {
-        assert!(n <= sampled.len() && n * vocab <= logits.len() && n <= args.draws.len(), "{n} rows do not fit");
-        self.sampling.borrow().sample(&self.driver, sampled, logits, vocab, args, n);
+    fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
+        logits.holds_f32(n);
+        assert!(n <= sampled.len() && n <= args.draws.len(), "{n} rows do not fit");
+        self.sampling.borrow().sample(&self.driver, sampled, logits, args, n);
     }
 
     fn copy_to_host(&self, sampled: &Buf<Token>, non_finite: &Buf<i32>, kv: &KvTables<Self>, n: usize) {
@@ -546,25 +428,6 @@ impl Backend for Cuda {
         StepResult {
             tokens: words[2..].iter().map(|&t| t as Token).collect(),
             non_finite: (words[0] != i32::MAX).then_some(words[0] as usize),
-        }
-    }
-
-    fn step_sizes(&self) -> RangeInclusive<usize> {
-        MIN_CHUNK..=MAX_CHUNK
-    }
-
-    fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
-        self.send(spans);
-        let mut issue = || {
-            // Attention reads tables before it waits: what changed them since the step before has to end first.
-            self.driver.separate();
-            ops(self);
-        };
-        let one_token_each = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
-        if one_token_each && self.graphs.enabled() {
-            self.graphs.run(&self.driver, kind, spans.len(), issue);
-        } else {
-            issue();
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The KV cache's geometry and device tables: pages, lanes, rings, counters. Ops that change them are [`Backend`]'s.
+//! The KV cache's geometry and device tables, which ops change: pages, lanes, rings, counters; and the upkeep of pages between
+//! steps.
 
-use super::{Backend, OutOfMemory};
+use super::{Device, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
 use crate::policy::{Policy, SlotMeta, bf16_down, bf16_up, sums_len};
-use crate::protocol::LaneState;
+use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
 
 /// A run of consecutive tokens of one sequence inside a step.
@@ -194,7 +195,7 @@ fn read_word<T: bytemuck::AnyBitPattern>(page: &[u8], at: usize, row: usize) -> 
 /// table  lane -> page 0, page 1, ...        slot s = page s / P, row s % P
 /// ring   token n of the newest W + 1 -> its slot, at n % (W + 1)
 /// ```
-pub struct KvTables<B: Backend> {
+pub struct KvTables<B: Pages> {
     pub geometry: KvGeometry,
     pub pool: B::Pool,
     /// `[n_layers, n_lanes, max_pages]`, -1 where there is none.
@@ -217,9 +218,8 @@ pub struct KvTables<B: Backend> {
     pub dial: B::Buf<f32>,
     /// `[n_tokens]` 1 where the token that a row's decision marks is pinned: the decision is then minus infinity.
     pub pinned: B::Buf<i32>,
-    /// `[n_tokens, n_kv_heads]` slots of the step's tokens in one layer: written by [`Backend::place`], read by
-    /// [`Backend::store`]. -1 where a later token of the same step takes the slot. Not used by a fused
-    /// [`Backend::attention`] that stores tokens as it places them.
+    /// `[n_tokens, n_kv_heads]` slots of the step's tokens in one layer, for storing them after all are placed. -1 where a
+    /// later token of the same step takes the slot. Not used where tokens are stored as they are placed.
     pub slots: B::Buf<i32>,
     /// `[n_seqs]` keys attended to in all lanes, summed over the steps of one token: the reads of decoding.
     pub reads: B::Buf<u64>,
@@ -227,7 +227,7 @@ pub struct KvTables<B: Backend> {
     pub peak: B::Buf<u32>,
 }
 
-impl<B: Backend> KvTables<B> {
+impl<B: Pages> KvTables<B> {
     /// Empty tables for sequences of up to `context` tokens, with steps of at most `max_step` tokens in all.
     pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
         /// Entries that are written at once.
@@ -261,7 +261,40 @@ impl<B: Backend> KvTables<B> {
     }
 }
 
-/// Lanes that store each position of a sequence: the result of [`Backend::presence`].
+/// The cache's pages between steps, with what reads and changes their slots.
+pub trait Pages: Device {
+    /// Pages, their reference counts and the free list.
+    type Pool;
+
+    /// An empty pool that may grow to `max_pages`, for steps of up to `max_step` rows.
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory>;
+    /// Grows the pool until `pages` are free, so that a step can allocate them.
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory>;
+    /// Returns unused memory to the system. A backend may move pages for that.
+    fn trim(&self, kv: &mut KvTables<Self>);
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
+    /// Makes the empty sequence `to` a copy of `from` that shares all its pages.
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
+    /// Empties a sequence and frees its pages.
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize);
+    /// Drops the slots outside the window that are marked or whose strength is at least `threshold`, and closes the gaps:
+    /// [`Policy::drops`]. Under a policy with scores, drops what exceeds the budget: [`crate::policy::Scored::keep`].
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize);
+    /// Sets strength and mark of the stored tokens at these positions.
+    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool);
+    /// Counts the lanes that store each of the first `n` positions of a sequence, in one pass over the metadata of its
+    /// slots, and the state of position `at` in every lane. Waits for the device; never part of a step.
+    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts;
+    /// Copies pages to the host, `[pages.len(), page_bytes]`, after all work issued before.
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]);
+    /// Takes a free page for each `page_bytes` of `bytes`, with a reference count of 1, and fills it: the inverse of
+    /// [`Self::export_pages`]. The caller has reserved as many, and enters them in the page tables.
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32>;
+    /// Metadata of a lane's slots, in slot order.
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta>;
+}
+
+/// Lanes that store each position of a sequence: the result of [`Pages::presence`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PresenceCounts {
     /// By position: selected lanes that store it.

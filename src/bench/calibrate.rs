@@ -1,6 +1,6 @@
 //! Chooses the decision offset at which a model with random weights keeps a given share of its tokens.
 
-use crate::backend::Backend;
+use crate::backend::Measure;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
@@ -15,7 +15,7 @@ const ROUNDS: usize = 8;
 
 /// Sets the checkpoint's `alpha_offset` so that about `keep` of the tokens beyond the window stay, and returns the
 /// offset. Bisects over short prefills on backends from `open`.
-pub fn set_kept_share<B: Backend>(checkpoint: &mut Checkpoint, keep: f64, open: impl Fn() -> B) -> Result<f32> {
+pub fn set_kept_share<B: Measure>(checkpoint: &mut Checkpoint, keep: f64, open: impl Fn() -> B) -> Result<f32> {
     ensure!(keep > 0.0 && keep <= 1.0, "--keep {keep} is not a share of tokens, expected more than 0 and at most 1");
     let scale = checkpoint.config.dms.as_ref().context("--keep: this model does not evict")?.alpha_scale;
     // Decision logits are near N(0, 1) before scale and offset; a token is evicted if its logit exceeds the offset.
@@ -51,7 +51,7 @@ fn set(checkpoint: &mut Checkpoint, offset: f32) {
 }
 
 /// Share of the tokens beyond the window that are still in the cache after a prefill.
-pub(super) fn kept<B: Backend>(checkpoint: &Checkpoint, b: B) -> Result<f64> {
+pub(super) fn kept<B: Measure>(checkpoint: &Checkpoint, b: B) -> Result<f64> {
     let c = &checkpoint.config;
     let recent = c.dms.as_ref().context("a DMS model")?.rule.ring_len();
     let context = recent + TOKENS;

@@ -1,7 +1,7 @@
 //! Measures one case of a benchmark: fills sequences, decodes from them, repeats, and summarizes.
 
 use super::{SEED, prompt, weight_bytes};
-use crate::backend::Backend;
+use crate::backend::Measure;
 use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
@@ -65,7 +65,7 @@ impl Case {
 
 impl Line {
     /// Measures `case` with `runs` runs after one that warms up. `copy_bytes_per_s`: the device's copy speed.
-    pub fn measure<B: Backend>(
+    pub fn measure<B: Measure>(
         runner: &mut Runner<B>,
         checkpoint: &Checkpoint,
         case: &Case,
@@ -163,7 +163,7 @@ struct Run {
 }
 
 /// One run: prefills every sequence with its own `ctx` tokens, or forks one that is prefilled, then generates `n` in each.
-fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
+fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let vocab = runner.config().vocab;
     let mut seqs = Vec::new();
     for _ in 0..case.prompts() {
@@ -179,7 +179,7 @@ fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     while seqs.len() < case.parallel {
         seqs.push(runner.fork(seqs[0])?);
     }
-    runner.synchronize();
+    runner.backend().synchronize();
     let prefill = start.elapsed();
     let last = |i: usize| prompts[i % prompts.len()].last().copied();
     let mut tokens: Vec<Token> = (0..seqs.len()).filter_map(last).collect();
@@ -217,7 +217,7 @@ fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     })
 }
 
-fn step<B: Backend>(runner: &mut Runner<B>, case: &Case, seqs: &[SeqId], tokens: &[Token]) -> Result<Vec<Token>> {
+fn step<B: Measure>(runner: &mut Runner<B>, case: &Case, seqs: &[SeqId], tokens: &[Token]) -> Result<Vec<Token>> {
     let one = |(i, (&seq, &token))| Decode { seq, token, sampling: &case.sampling, seed: SEED + i as u64 };
     Ok(runner.decode(&seqs.iter().zip(tokens).enumerate().map(one).collect::<Vec<_>>())?)
 }

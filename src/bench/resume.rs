@@ -1,7 +1,7 @@
 //! Measures what a resumed conversation waits for: a replay of its tokens, or its cache from a file.
 
 use super::prompt;
-use crate::backend::Backend;
+use crate::backend::Measure;
 use crate::cache::SeqId;
 use crate::cache::file::{Header, Identity, Opened, Room, Writer};
 use crate::engine::Runner;
@@ -33,7 +33,7 @@ pub struct Resume {
 
 impl Resume {
     /// Feeds `tokens` tokens, writes the cache to `path`, and loads it beside the one it was made of.
-    pub fn measure<B: Backend>(runner: &mut Runner<B>, tokens: usize, eviction: bool, path: &Path) -> Result<Self> {
+    pub fn measure<B: Measure>(runner: &mut Runner<B>, tokens: usize, eviction: bool, path: &Path) -> Result<Self> {
         let ids = prompt(tokens + 1, runner.config().vocab, 0);
         let (log, next) = ids.split_at(tokens);
         // Warm-up: page faults of the weights, scratch, CPU clocks.
@@ -76,16 +76,16 @@ impl Resume {
     }
 }
 
-fn seconds<B: Backend>(runner: &mut Runner<B>, work: impl FnOnce(&mut Runner<B>) -> Result<()>) -> Result<f64> {
-    runner.synchronize();
+fn seconds<B: Measure>(runner: &mut Runner<B>, work: impl FnOnce(&mut Runner<B>) -> Result<()>) -> Result<f64> {
+    runner.backend().synchronize();
     let begun = Instant::now();
     work(runner)?;
-    runner.synchronize();
+    runner.backend().synchronize();
     Ok(begun.elapsed().as_secs_f64())
 }
 
 /// Returns the seconds until the last layer was handed over, and the bytes of all.
-fn write<B: Backend>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<(f64, u64)> {
+fn write<B: Measure>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<(f64, u64)> {
     let begun = Instant::now();
     let (sequence, layer_bytes) = runner.head(seq);
     let identity = Identity::new(runner.cache.geometry(), Default::default());
@@ -115,7 +115,7 @@ fn write<B: Backend>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
 }
 
 /// Returns the sequence, and the seconds that nothing but the file was waited for.
-fn load<B: Backend>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<(SeqId, f64)> {
+fn load<B: Measure>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<(SeqId, f64)> {
     let opened = Opened::open(path)?.context("the file that was just written")?;
     let header = opened.header.clone();
     let check = runner.cache.layer_check(header.sequence.len);
@@ -134,7 +134,7 @@ fn load<B: Backend>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Resul
 }
 
 /// The logits after `tokens`.
-fn logits<B: Backend>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<Vec<u32>> {
+fn logits<B: Measure>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<Vec<u32>> {
     runner.feed(seq, tokens)?;
     let mut bits = Vec::new();
     runner.logits(tokens.len() - 1..tokens.len(), |_, row| bits = row.iter().map(|x| x.to_bits()).collect())?;

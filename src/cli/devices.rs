@@ -4,7 +4,7 @@
 use super::library_paths;
 use super::machine::memory;
 use super::output::{notice, wrong_use};
-use crate::backend::Backend;
+use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::checkpoint::{EXACT_FIRST, ModelConfig};
@@ -49,7 +49,7 @@ impl From<&Settings> for DeviceOptions {
 
 /// Operations of a kind of device that commands need.
 pub trait DeviceKind {
-    type Backend: Backend;
+    type Backend: Measure;
 
     /// Opens the device.
     fn open(&self) -> Result<Self::Backend>;

@@ -8,7 +8,7 @@ use super::output::{as_wrong_use, notice};
 use super::quantized;
 use super::quantizing::Quantizing;
 use super::reference;
-use crate::backend::Backend;
+use crate::backend::Measure;
 use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
@@ -80,7 +80,7 @@ impl DeviceJob for Serve {
 
 /// Work on a loaded model without the engine's thread, for any backend.
 pub trait ModelJob {
-    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8>;
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8>;
 }
 
 /// Loads the model of the settings onto its device and does `job`. A step has at most `max_step` tokens.

@@ -116,7 +116,7 @@ impl<B: Backend> Loaded<B> {
     pub fn begin_context(&mut self, eviction: bool, dial: f32, tokens: &[Token]) -> Result<Context, CacheError> {
         let mut fresh = self.with_sequence(|runner| Context::new(runner, eviction))?;
         fresh.set_dial(&mut self.runner, dial);
-        if self.runner.backend().chunk_tokens().is_some() || tokens.is_empty() {
+        if self.runner.backend().about().chunk_tokens.is_some() || tokens.is_empty() {
             return Ok(fresh);
         }
         let log: Vec<LogEntry> = fresh.log.iter().copied().chain(tokens.iter().map(|&t| LogEntry::Token(t))).collect();
@@ -173,7 +173,7 @@ fn model_info<B: Backend>(
         head_dim: c.head_dim,
         vocab: c.vocab,
         context: runner.context(),
-        device: runner.backend().describe(),
+        device: runner.backend().about().name,
         codec: options.codec,
         policy: g.policy.kind(),
         budget: g.policy.budget(),

@@ -90,7 +90,8 @@ impl<B: Backend> Allocations<B> {
         let model = model.context("cannot load the model's weights")?;
         let c = &model.config;
         let context = options.context.unwrap_or(c.context);
-        let wanted = options.max_step.unwrap_or_else(|| planner::step_tokens(checkpoint, options, b.step_sizes()));
+        let wanted =
+            options.max_step.unwrap_or_else(|| planner::step_tokens(checkpoint, options, b.about().step_tokens));
         let max_step = wanted.min(context).max(1);
         let geometry = KvGeometry {
             n_layers: c.n_layers,
@@ -211,7 +212,9 @@ impl<B: Backend> Runner<B> {
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, CacheError> {
         let copy = self.cache.fork(&self.b, seq)?;
         let words = seen_words(self.model.config.vocab);
-        self.b.copy(&mut self.seen, seq.row() * words, copy.row() * words, words);
+        let mut seen = vec![0; words];
+        self.b.read(&self.seen, seq.row() * words, &mut seen);
+        self.b.write(&mut self.seen, copy.row() * words, &seen);
         Ok(copy)
     }
 
@@ -362,17 +365,12 @@ impl<B: Backend> Runner<B> {
             if let StepKind::Decode { greedy } = kind {
                 model::logits(b, model, ws, spans.len());
                 let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), greedy };
-                b.sample(&mut ws.tokens, &mut ws.logits, vocab, &args, spans.len());
+                b.sample(&mut ws.tokens, &mut ws.logits, &args, spans.len());
                 b.copy_to_host(&ws.tokens, &ws.non_finite, cache.tables(), spans.len());
             }
         });
         self.cache.fed(spans);
         Ok(())
-    }
-
-    /// Waits until all steps are done, for measurements.
-    pub fn synchronize(&self) {
-        self.b.synchronize();
     }
 
     /// Time that the host waited for the last decode step. The rest of the step's time is host overhead.
@@ -393,7 +391,7 @@ impl<B: Backend> Runner<B> {
         let rows: Vec<usize> = rows.collect();
         for part in rows.chunks(at_once) {
             model::logits_of(&self.b, &self.model, &mut self.ws, part);
-            self.b.read(&self.ws.logits, 0, &mut buffer[..part.len() * vocab]);
+            self.b.read_acts(&self.ws.logits, &mut buffer[..part.len() * vocab]);
             for (row, logits) in part.iter().zip(buffer.chunks_exact(vocab)) {
                 if !logits.iter().all(|l| l.is_finite()) {
                     self.check_finite()?;

@@ -38,7 +38,7 @@ impl<B: Backend> Worker<B> {
     /// `fixed_bytes`: bytes of weights and workspace. `memory_bytes`: free before loading, if known.
     pub fn new(model: Loaded<B>, fixed_bytes: u64, memory_bytes: Option<u64>, inbox: Receiver<EngineMessage>) -> Self {
         Self {
-            scheduler: Scheduler::new(model.runner.max_step(), model.runner.backend().chunk_tokens()),
+            scheduler: Scheduler::new(model.runner.max_step(), model.runner.backend().about().chunk_tokens),
             model,
             fixed_bytes,
             memory_bytes,

@@ -1,7 +1,7 @@
 //! Buffers of a forward pass, allocated once.
 
 use super::Model;
-use crate::backend::{Backend, OutOfMemory};
+use crate::backend::{Backend, OutOfMemory, Use};
 use crate::checkpoint::ModelConfig;
 use crate::protocol::Token;
 
@@ -13,7 +13,7 @@ pub struct Workspace<B: Backend> {
     /// The step's tokens `[max_tokens]`, and behind a step that samples, the sampled ones.
     pub tokens: B::Buf<Token>,
     /// `[max_logits, vocab]`, f32.
-    pub logits: B::Buf<f32>,
+    pub logits: B::Acts,
     /// Non-finite flag `[1]`: the first layer whose input was not finite, `i32::MAX` if all were.
     pub non_finite: B::Buf<i32>,
     /// Residual stream `[max_tokens, hidden]`.
@@ -24,7 +24,7 @@ pub struct Workspace<B: Backend> {
     pub(super) qkv: B::Acts,
     /// Attention output `[max_tokens, n_q_heads * head_dim]`.
     pub(super) att: B::Acts,
-    /// Block output, added to the residual stream by the next norm `[max_tokens, hidden]`.
+    /// Block output before it is added to the residual stream `[max_tokens, hidden]`.
     pub(super) proj: B::Acts,
     /// Gate and up projections `[max_tokens, 2 ffn]`; unused by backends that fuse SwiGLU into the GEMM.
     pub(super) gate_up: B::Acts,
@@ -53,31 +53,29 @@ impl<B: Backend> Workspace<B> {
         let (c, rows) = (&model.config, max_tokens.max(max_logits));
         let mut non_finite = b.alloc(1)?;
         b.write(&mut non_finite, 0, &[i32::MAX]);
-        let readers = [&model.each(|l| &l.qkv)[..], &model.each(|l| &l.gate_up), &[model.head()]].concat();
-        let h = b.matmul_input(rows, c.hidden, &readers)?;
-        let act = b.matmul_input(rows, c.ffn, &model.each(|l| &l.down))?;
+        let of_h = [&model.each(|l| &l.qkv)[..], &model.each(|l| &l.gate_up), &[model.head()]].concat();
+        let of_act = model.each(|l| &l.down);
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
-        b.allocating("logits and sampling", || b.reserve_sampling(max_logits))?;
         Ok(Self {
             max_tokens,
             max_logits,
             hidden: c.hidden,
             n_kv_heads: c.n_kv_heads,
+            h: b.acts(rows, c.hidden, Use::Input(&of_h))?,
+            act: b.acts(rows, c.ffn, Use::Input(&of_act))?,
+            logits: b.allocating("logits and sampling", || b.acts(max_logits, c.vocab, Use::Logits))?,
             tokens: b.alloc(rows)?,
-            logits: b.allocating("logits and sampling", || b.alloc(max_logits * c.vocab))?,
             non_finite,
-            x: b.acts(rows, c.hidden)?,
-            qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim)?,
-            att: b.matmul_input(rows, c.n_q_heads * c.head_dim, &model.each(|l| &l.o))?,
-            proj: b.acts(rows, c.hidden)?,
-            gate_up: b.linear_swiglu_scratch(rows, 2 * c.ffn, &h, &act)?,
-            chosen: b.matmul_input(max_logits, c.hidden, &readers)?,
-            adapter: b.matmul_input(adapter_rows, c.hidden, &adapters)?,
-            raw: b.acts(adapter_rows, c.n_kv_heads)?,
+            x: b.acts(rows, c.hidden, Use::Any)?,
+            qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim, Use::Any)?,
+            att: b.acts(rows, c.n_q_heads * c.head_dim, Use::Input(&model.each(|l| &l.o)))?,
+            proj: b.acts(rows, c.hidden, Use::Any)?,
+            gate_up: b.acts(rows, 2 * c.ffn, Use::GateUp(&[&of_h[..], &of_act].concat()))?,
+            chosen: b.acts(max_logits, c.hidden, Use::Input(&of_h))?,
+            adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
+            raw: b.acts(adapter_rows, c.n_kv_heads, Use::Any)?,
             decisions: b.alloc(rows * c.n_kv_heads)?,
-            h,
-            act,
         })
     }
 

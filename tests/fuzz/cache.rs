@@ -3,7 +3,7 @@
 use crate::mutate::{Example, Shape};
 use anyhow::Result;
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{KvGeometry, Memory, QkvRopeArgs};
+use dmschat::backend::{Device, KvGeometry, Measure, QkvRopeArgs, Use};
 use dmschat::cache::file::{Header, Identity, Opened, Room, Writer};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
@@ -44,8 +44,9 @@ fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
     let decisions: Vec<f32> = (0..TOKENS * HEADS).map(|i| if i % 3 == 0 { 1.0 } else { -1.0 }).collect();
     let inv_freq = vec![0.0; DIM / 2];
     let rope = QkvRopeArgs::plain(&inv_freq);
+    let acts = |width| b.acts(TOKENS, width, Use::Any).expect("rows");
     for layer in 0..2 {
-        let (mut qkv, mut out) = (b.acts(TOKENS, width).expect("rows"), b.acts(TOKENS, HEADS * DIM).expect("rows"));
+        let (mut qkv, mut out) = (acts(width), acts(HEADS * DIM));
         b.write_acts(&mut qkv, &rows);
         cache.attention(b, &mut out, &mut qkv, &mut decisions.clone(), layer, &spans, &rope);
     }

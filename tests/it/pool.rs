@@ -3,7 +3,7 @@
 
 use crate::tiny::Rng;
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs, Span};
+use dmschat::backend::{Device, KvGeometry, Ops, QkvRopeArgs, Span, Use};
 use dmschat::cache::{CacheError, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dms, H2o, Policy, Pool, Shift};
@@ -44,11 +44,9 @@ struct Bench {
     policy: Policy,
     /// What each row holds, and the same as an embedding table.
     rows: Vec<Vec<f32>>,
-    table: <Cpu as Memory>::Weight,
-    /// Copies activations out: their product with it is they themselves.
-    identity: <Cpu as Memory>::Weight,
-    qkv: <Cpu as Memory>::Acts,
-    out: <Cpu as Memory>::Acts,
+    table: <Cpu as Device>::Weight,
+    qkv: <Cpu as Device>::Acts,
+    out: <Cpu as Device>::Acts,
     live: Vec<Sequence>,
     rng: Rng,
     refused: usize,
@@ -77,11 +75,9 @@ impl Bench {
         };
         let rows: Vec<Vec<f32>> = (0..ROWS).map(|_| (0..WIDTH).map(&mut value).collect()).collect();
         let table = b.weight(&[Tensor::from_f32("rows", vec![ROWS, WIDTH], &rows.concat())]).unwrap();
-        let n = HEADS * DIM;
-        let ones: Vec<f32> = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect();
-        let identity = b.weight(&[Tensor::from_f32("ones", vec![n, n], &ones)]).unwrap();
-        let (qkv, out) = (b.acts(MAX_STEP, WIDTH).unwrap(), b.acts(MAX_STEP, n).unwrap());
-        Self { b, cache, policy, rows, table, identity, qkv, out, live: Vec::new(), rng, refused: 0 }
+        let acts = |width| b.acts(MAX_STEP, width, Use::Any).unwrap();
+        let (qkv, out) = (acts(WIDTH), acts(HEADS * DIM));
+        Self { b, cache, policy, rows, table, qkv, out, live: Vec::new(), rng, refused: 0 }
     }
 
     /// One random operation.
@@ -261,7 +257,7 @@ impl Bench {
         let rope = QkvRopeArgs::plain(&inv_freq);
         cache.attention(b, out, qkv, &mut decisions.to_vec(), layer, spans, &rope);
         let mut got = vec![0.0; rows.len() * HEADS * DIM];
-        b.logits(&mut got, out, &self.identity, rows.len());
+        b.read_acts(out, &mut got);
         got
     }
 

@@ -3,8 +3,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    AdapterHead, Backend, DeviceLost, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats,
-    PresenceCounts, Profile, QkvRopeArgs, SampleArgs, Span, StepKind, StepResult,
+    About, AdapterHead, Device, DeviceLost, KvGeometry, KvTables, Linear, Norm, Ops, OutOfMemory, Pages, Plain,
+    PoolStats, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -114,10 +114,6 @@ impl Spy {
         kv.peak.replace(own.peak);
         result
     }
-
-    fn with_norm<R>(&self, norm: &Norm<'_, Self>, op: impl FnOnce(&Norm<'_, Cpu>) -> R) -> R {
-        op(&Norm { weight: &norm.weight.borrow(), eps: norm.eps, layer: norm.layer })
-    }
 }
 
 impl Drop for Spy {
@@ -126,25 +122,21 @@ impl Drop for Spy {
     }
 }
 
-type Acts = <Cpu as Memory>::Acts;
-type Weight = <Cpu as Memory>::Weight;
+type Acts = <Cpu as Device>::Acts;
+type Weight = <Cpu as Device>::Weight;
 type Buf<T> = RefCell<Vec<T>>;
 
 fn changed<T>(buf: &Buf<T>) -> RefMut<'_, Vec<T>> {
     buf.borrow_mut()
 }
 
-impl Profile for Spy {
-    fn describe(&self) -> String {
-        self.cpu.describe()
-    }
-
-    fn copy_bytes_per_s(&self) -> anyhow::Result<f64> {
-        self.cpu.copy_bytes_per_s()
+impl Report for Spy {
+    fn about(&self) -> About {
+        self.cpu.about()
     }
 }
 
-impl Memory for Spy {
+impl Device for Spy {
     type Buf<T: Plain> = Buf<T>;
     type Acts = Acts;
     type Weight = Weight;
@@ -165,19 +157,9 @@ impl Memory for Spy {
         self.cpu.read(&src.borrow(), at, dst);
     }
 
-    fn copy<T: Plain>(&self, buf: &mut Buf<T>, from: usize, to: usize, len: usize) {
-        self.watch.count("copy");
-        self.cpu.copy(&mut changed(buf), from, to, len);
-    }
-
-    fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
+    fn acts(&self, rows: usize, width: usize, used: Use<'_, Weight>) -> Result<Acts, OutOfMemory> {
         self.watch.count("acts");
-        self.cpu.acts(rows, width)
-    }
-
-    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
-        self.watch.count("write");
-        self.cpu.write_acts(dst, rows);
+        self.cpu.acts(rows, width, used)
     }
 
     fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
@@ -191,127 +173,8 @@ impl Memory for Spy {
     }
 }
 
-impl Backend for Spy {
-    type Pool = RefCell<Option<<Cpu as Backend>::Pool>>;
-
-    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
-        self.cpu.mark_seen(&mut changed(seen), vocab, &tokens.borrow(), spans);
-    }
-
-    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
-        self.cpu.embed(out, table, &tokens.borrow(), n);
-    }
-
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, non_finite: &mut Buf<i32>, n: usize) {
-        self.with_norm(norm, |norm| self.cpu.rms_norm(out, x, norm, &mut changed(non_finite), n));
-    }
-
-    fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
-        self.cpu.add(acc, x, n);
-    }
-
-    fn add_rms_norm(
-        &self,
-        out: &mut Acts,
-        residual: &mut Acts,
-        x: &Acts,
-        norm: &Norm<'_, Self>,
-        non_finite: &mut Buf<i32>,
-        n: usize,
-    ) {
-        self.with_norm(norm, |norm| self.cpu.add_rms_norm(out, residual, x, norm, &mut changed(non_finite), n));
-    }
-
-    fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
-        let bias = bias.map(|b| b.borrow());
-        self.cpu.linear(out, x, weight, bias.as_deref(), n);
-    }
-
-    fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
-        self.cpu.swiglu(out, gate_up, n);
-    }
-
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Buf<f32>,
-        x: &Acts,
-        scratch: &mut Acts,
-        raw: &mut Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    ) {
-        let norm = head.norm.borrow();
-        let bias = head.bias.map(|b| b.borrow());
-        let head = AdapterHead {
-            norm: &*norm,
-            proj: head.proj,
-            bias: bias.as_deref(),
-            rms_eps: head.rms_eps,
-            alpha: head.alpha,
-        };
-        self.cpu.adapter_decisions(&mut changed(decisions), x, scratch, raw, &head, n);
-    }
-
-    fn qkv_rope(
-        &self,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
-        let inv_freq = rope.inv_freq.borrow();
-        let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
-        let rope = QkvRopeArgs {
-            qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
-            rms_eps: rope.rms_eps,
-            inv_freq: &*inv_freq,
-            rope_scale: rope.rope_scale,
-            borrowed: rope.borrowed,
-        };
-        self.lent(kv, |kv| self.cpu.qkv_rope(qkv, &mut changed(decisions), kv, layer, spans, &rope));
-    }
-
-    fn attend(
-        &self,
-        out: &mut Acts,
-        qkv: &Acts,
-        decisions: &Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-    ) {
-        self.lent(kv, |kv| self.cpu.attend(out, qkv, &decisions.borrow(), kv, layer, spans));
-    }
-
-    fn attend_in_order(&self, out: &mut Acts, qkv: &Acts, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
-        self.lent(kv, |kv| self.cpu.attend_in_order(out, qkv, kv, layer, spans));
-    }
-
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
-        self.lent(kv, |kv| self.cpu.place(kv, &decisions.borrow(), layer, spans));
-    }
-
-    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
-        self.lent(kv, |kv| self.cpu.store(kv, qkv, layer, spans));
-    }
-
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
-        self.lent(kv, |kv| {
-            let used = self.cpu.pool_stats(kv).used_pages;
-            let mut seen = self.watch.seen();
-            seen.peak_pages = seen.peak_pages.max(used);
-            self.cpu.advance(kv, spans);
-            let g = kv.geometry;
-            let rows =
-                |seq: usize| (0..g.n_layers * g.n_kv_heads).map(move |i| (i / g.n_kv_heads, seq, i % g.n_kv_heads));
-            let live = |(layer, seq, head)| kv.live[g.row(layer, seq, head)] as u64;
-            if seen.decodes {
-                seen.decode_reads += spans.iter().flat_map(|span| rows(span.seq)).map(live).sum::<u64>();
-            }
-        });
-    }
+impl Pages for Spy {
+    type Pool = RefCell<Option<<Cpu as Pages>::Pool>>;
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory> {
         self.cpu.pool(geometry, max_pages, max_step).map(|pool| RefCell::new(Some(pool)))
@@ -339,10 +202,6 @@ impl Backend for Spy {
             self.watch.seen().pages = (stats.used_pages, named.len());
             stats
         })
-    }
-
-    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
-        self.lent(kv, |kv| self.cpu.page_refs(kv))
     }
 
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
@@ -387,27 +246,105 @@ impl Backend for Spy {
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         self.lent(kv, |kv| self.cpu.slot_metas(kv, layer, seq, head))
     }
+}
+
+impl Ops for Spy {
+    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
+        self.cpu.mark_seen(&mut changed(seen), vocab, &tokens.borrow(), spans);
+    }
+
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+        self.cpu.embed(out, table, &tokens.borrow(), n);
+    }
+
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {
+        let (weight, mut non_finite) = (norm.weight.borrow(), changed(norm.non_finite));
+        let norm = Norm { weight: &*weight, eps: norm.eps, layer: norm.layer, non_finite: &mut *non_finite };
+        self.cpu.rms_norm(out, x, norm, n);
+    }
+
+    fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
+        let bias = layer.bias.map(|b| b.borrow());
+        let mut before = layer
+            .before
+            .map(|(norm, normed)| (norm.weight.borrow(), norm.eps, norm.layer, changed(norm.non_finite), normed));
+        let before = before.as_mut().map(|(weight, eps, layer, non_finite, normed)| {
+            let norm = Norm { weight: &**weight, eps: *eps, layer: *layer, non_finite: &mut **non_finite };
+            (norm, &mut **normed)
+        });
+        self.cpu.linear(out, x, Linear { weight: layer.weight, bias: bias.as_deref(), before, after: layer.after }, n);
+    }
+
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Buf<f32>,
+        x: &Acts,
+        scratch: &mut Acts,
+        raw: &mut Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    ) {
+        let norm = head.norm.borrow();
+        let bias = head.bias.map(|b| b.borrow());
+        let head = AdapterHead {
+            norm: &*norm,
+            proj: head.proj,
+            bias: bias.as_deref(),
+            rms_eps: head.rms_eps,
+            alpha: head.alpha,
+        };
+        self.cpu.adapter_decisions(&mut changed(decisions), x, scratch, raw, &head, n);
+    }
+
+    fn attention(
+        &self,
+        out: &mut Acts,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        rope: &QkvRopeArgs<'_, Self>,
+    ) {
+        let inv_freq = rope.inv_freq.borrow();
+        let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
+        let rope = QkvRopeArgs {
+            qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
+            rms_eps: rope.rms_eps,
+            inv_freq: &*inv_freq,
+            rope_scale: rope.rope_scale,
+            borrowed: rope.borrowed,
+        };
+        self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
+    }
+
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+        self.lent(kv, |kv| {
+            let used = self.cpu.pool_stats(kv).used_pages;
+            let mut seen = self.watch.seen();
+            seen.peak_pages = seen.peak_pages.max(used);
+            self.cpu.advance(kv, spans);
+            let g = kv.geometry;
+            let rows =
+                |seq: usize| (0..g.n_layers * g.n_kv_heads).map(move |i| (i / g.n_kv_heads, seq, i % g.n_kv_heads));
+            let live = |(layer, seq, head)| kv.live[g.row(layer, seq, head)] as u64;
+            if seen.decodes {
+                seen.decode_reads += spans.iter().flat_map(|span| rows(span.seq)).map(live).sum::<u64>();
+            }
+        });
+    }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
         self.cpu.select_rows(out, x, rows);
     }
 
-    fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
-        self.cpu.logits(&mut changed(out), x, head, n);
-    }
-
-    fn sample(
-        &self,
-        sampled: &mut Buf<Token>,
-        logits: &mut Buf<f32>,
-        vocab: usize,
-        args: &SampleArgs<'_, Self>,
-        n: usize,
-    ) {
-        self.watch.seen().logits.extend(logits.borrow()[..n * vocab].chunks(vocab).map(<[f32]>::to_vec));
+    fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
+        let mut rows = vec![0.0; n * logits.width];
+        self.cpu.read_acts(logits, &mut rows);
+        self.watch.seen().logits.extend(rows.chunks(logits.width).map(<[f32]>::to_vec));
         let (draws, seen, seq_len) = (args.draws.borrow(), args.seen.borrow(), args.seq_len.borrow());
         let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len, greedy: args.greedy };
-        self.cpu.sample(&mut changed(sampled), &mut changed(logits), vocab, &args, n);
+        self.cpu.sample(&mut changed(sampled), logits, &args, n);
     }
 
     fn read_step(&self, sampled: &Buf<Token>, non_finite: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {

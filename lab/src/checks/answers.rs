@@ -4,7 +4,7 @@
 
 use super::{CODECS, Finding, Report};
 use anyhow::Result;
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::engine::{EngineOptions, Runner};
@@ -28,7 +28,7 @@ const SHORT: (usize, usize) = (6, 1);
 const EVEN: f32 = 0.05;
 
 /// Runs the checks. `open` opens a backend for each setting.
-pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
+pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn() -> Result<B, E>,
     report: &mut Report<'_>,
 ) -> Result<()> {
@@ -81,7 +81,7 @@ fn chat(question: &str) -> [Piece; 6] {
 }
 
 /// The logits before each token. Decodes greedily until an end token, or feeds the given tokens.
-fn answer<B: Backend>(
+fn answer<B: Measure>(
     runner: &mut Runner<B>,
     prompt: &[Token],
     eviction: bool,

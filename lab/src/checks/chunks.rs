@@ -5,7 +5,7 @@ use super::{
     BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name,
     rounded, values,
 };
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dms, H2o, Policy, Quest, Shift, Tova, Window};
@@ -151,7 +151,7 @@ impl Case for Chunks {
         BF16_STEP
     }
 
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         match self.kind {
             Kind::Chunk => self.divided(b),
             Kind::Deep => {
@@ -180,7 +180,7 @@ impl Case for Chunks {
 }
 
 impl Chunks {
-    fn divided<B: Backend>(&self, b: &B) -> Output {
+    fn divided<B: Measure>(&self, b: &B) -> Output {
         let mut run = Run::new(self, b, 1 + DIVISIONS.len(), CONTEXT, MAX_STEP);
         let first = run.cache.create(b, true).expect("a free row");
         run.feed(first, &BEFORE);
@@ -194,7 +194,7 @@ impl Chunks {
 
     /// The slots and reads at the end, and what all but the tokens `before` attend to: averages over thousands of slots are small,
     /// so that they have their own scale.
-    fn fed<B: Backend>(&self, b: &B, context: usize, before: &[usize], parts: &[usize]) -> Output {
+    fn fed<B: Measure>(&self, b: &B, context: usize, before: &[usize], parts: &[usize]) -> Output {
         let max_step = before.iter().copied().max().unwrap_or(0).max(MAX_STEP);
         let mut run = Run::new(self, b, 1, context, max_step);
         let seq = run.cache.create(b, true).expect("a free row");
@@ -207,14 +207,14 @@ impl Chunks {
     }
 }
 
-struct Run<'a, B: Backend> {
+struct Run<'a, B: Measure> {
     case: &'a Chunks,
     b: &'a B,
     cache: KvCache<B>,
     output: Output,
 }
 
-impl<'a, B: Backend> Run<'a, B> {
+impl<'a, B: Measure> Run<'a, B> {
     fn new(case: &'a Chunks, b: &'a B, n_seqs: usize, context: usize, max_step: usize) -> Self {
         let geometry = geometry(case.policy, case.codec, [case.head_dim, case.heads, case.group], [1, n_seqs]);
         let cache = KvCache::new(b, geometry, context, max_step).expect("memory for a check");

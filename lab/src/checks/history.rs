@@ -6,7 +6,7 @@ use super::{
     CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name, rounded,
     values,
 };
-use dmschat::backend::{Alpha, Backend, Borrowed, QkvRopeArgs};
+use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Quest, Shift, Tova, Window};
@@ -200,7 +200,7 @@ pub fn long_paged() -> Vec<History> {
     cases.map(|case| History { events: MANY_EVENTS / 2, ..case }).collect()
 }
 
-struct Run<'a, B: Backend> {
+struct Run<'a, B: Measure> {
     case: &'a History,
     b: &'a B,
     cache: KvCache<B>,
@@ -222,7 +222,7 @@ impl Case for History {
         if self.policy.scored().is_some() { 2.0 * super::BF16_STEP } else { super::BF16_STEP }
     }
 
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let geometry =
             geometry(self.policy, self.codec, [self.head_dim, self.heads, self.group], [self.layers, N_SEQS]);
         let cache = KvCache::new(b, geometry, self.context(), self.max_step()).expect("memory for a check");
@@ -235,7 +235,7 @@ impl Case for History {
     }
 }
 
-impl<B: Backend> Run<'_, B> {
+impl<B: Measure> Run<'_, B> {
     fn event(&mut self) {
         let seq = (!self.seqs.is_empty()).then(|| self.random.below(self.seqs.len()));
         match (self.random.below(17), seq) {

@@ -6,7 +6,7 @@
 
 use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
 use dmschat::checkpoint::{Checkpoint, DmcConfig};
 use dmschat::codec::Codec;
@@ -52,7 +52,7 @@ struct Trace {
 }
 
 /// Runs the checks. `open` opens a backend for each model.
-pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
+pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn() -> Result<B, E>,
     report: &mut Report<'_>,
 ) -> Result<()> {
@@ -97,7 +97,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
 }
 
 /// Feeds a prompt in the given parts, then feeds the given tokens, or decodes so many greedily.
-fn trace<B: Backend>(
+fn trace<B: Measure>(
     b: B,
     checkpoint: &Checkpoint,
     (policy, codec): (PolicyRequest, Codec),

@@ -1,9 +1,9 @@
 //! Checks of the stateless ops.
 
 use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, read, rounded, values};
-use dmschat::backend::{AdapterHead, Alpha, Backend, Next, Norm, Sum};
+use dmschat::backend::{AdapterHead, After, Alpha, Linear, Measure, Norm, Use};
 use dmschat::quant::Code;
-use dmschat::tensor::DType;
+use dmschat::tensor::{DType, Tensor};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
@@ -24,7 +24,7 @@ impl Case for Embed {
     fn limit(&self) -> f32 {
         0.0
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, width) = (Random::new(1), self.1);
         let table = b.weight(&[random.tensor(self.0, 48, width), random.tensor(self.0, 5, width)]).expect("memory");
         let mut tokens = b.alloc(5).expect("memory");
@@ -60,33 +60,42 @@ impl Case for Norms {
     fn name(&self) -> String {
         let [bad, matmul_input] =
             [(self.bad, ", infinite"), (self.matmul_input, ", matmul_input")].map(|(is, t)| if is { t } else { "" });
-        format!("add, rms_norm, add_rms_norm width {}{bad}{matmul_input}", self.width)
+        format!("rms_norm after a linear sum, width {}{bad}{matmul_input}", self.width)
     }
     fn limit(&self) -> f32 {
         if self.matmul_input { BF16_STEP } else { 2e-6 }
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, width, mut floats, mut exact) = (Random::new(2), self.width, Vec::new(), Vec::new());
         let weight = buffer(b, &random.floats(width));
+        // Copies column `i % K` to column `i`, so that sums are exact.
+        const K: usize = 8;
+        let ones: Vec<f32> = (0..width * K).map(|i| if i / K % K == i % K { 1.0 } else { 0.0 }).collect();
+        let copies = b.weight(&[Tensor::from_f32("copies", vec![width, K], &ones)]).expect("memory");
         // Small batch and prefill.
         for n in [3, 35] {
             let mut rows = random.floats(n * width);
             if self.bad {
                 rows[(n - 1) * width + 5] = f32::INFINITY;
             }
-            let (mut acc, x) = (acts(b, width, &rows), acts(b, width, &random.floats(n * width)));
-            let mut non_finite = b.alloc(1).expect("memory");
-            b.write(&mut non_finite, 0, &[9]);
+            let (mut acc, x) = (acts(b, width, &rows), acts(b, K, &random.floats(n * K)));
+            let mut non_finite = buffer(b, &[9]);
             let out = || if self.matmul_input { matmul_input(b, n, width) } else { poisoned(b, n, width) };
-            let (mut plain, mut fused) = (out(), out());
-            b.add(&mut acc, &x, n);
-            b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut non_finite, n);
-            let mut first = [0];
+            let (mut plain, mut fused, mut scratch) = (out(), out(), poisoned(b, n, width));
+            let (mut first, mut second) = ([0], [0]);
+            let norm = Norm { weight: &weight, eps: 1e-5, layer: 11, non_finite: &mut non_finite };
+            b.rms_norm(&mut plain, &acc, norm, n);
             b.read(&non_finite, 0, &mut first);
-            let norm = Norm { weight: &weight, eps: 1e-6, layer: 4 };
-            b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut non_finite, n);
-            let mut second = [0];
+            // The norm reads the first sum; nothing but the host reads the second.
+            let mut add = |acc: &mut B::Acts| {
+                let layer = Linear { after: After::Add(&mut scratch), ..Linear::plain(&copies) };
+                b.linear(acc, &x, layer, n);
+            };
+            add(&mut acc);
+            let norm = Norm { weight: &weight, eps: 1e-6, layer: 4, non_finite: &mut non_finite };
+            b.rms_norm(&mut fused, &acc, norm, n);
             b.read(&non_finite, 0, &mut second);
+            add(&mut acc);
             // The output of an infinite row is not compared, only the flag.
             let rows = if self.bad { n - 1 } else { n };
             floats.extend([&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat());
@@ -96,7 +105,7 @@ impl Case for Norms {
     }
 }
 
-pub struct Linear {
+pub struct Matmul {
     stored: Stored,
     rows: [usize; 2],
     cols: usize,
@@ -106,14 +115,14 @@ pub struct Linear {
     matmul_input: bool,
 }
 
-pub fn linears() -> Vec<Linear> {
+pub fn linears() -> Vec<Matmul> {
     let mut out = Vec::new();
     for dtype in DTYPES {
         for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
             for (k, (rows, cols)) in
                 [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)].into_iter().enumerate()
             {
-                let one = |matmul_input| Linear { stored: dtype.into(), rows, cols, n, bias: i % 2 == 0, matmul_input };
+                let one = |matmul_input| Matmul { stored: dtype.into(), rows, cols, n, bias: i % 2 == 0, matmul_input };
                 out.push(one(true));
                 if dtype == DType::Bf16 && i % 4 == k {
                     out.push(one(false));
@@ -122,7 +131,7 @@ pub fn linears() -> Vec<Linear> {
         }
     }
     // Enough tiles for a whole GPU.
-    let wide = |n, more| Linear {
+    let wide = |n, more| Matmul {
         stored: DType::Bf16.into(),
         rows: [20_000, more],
         cols: 72,
@@ -136,17 +145,17 @@ pub fn linears() -> Vec<Linear> {
 
 /// One strip, stacks with an odd last matrix, and strips enough for several blocks; tiles that do
 /// not fill a set of words.
-pub fn packed_linears() -> Vec<Linear> {
+pub fn packed_linears() -> Vec<Matmul> {
     let mut out = Vec::new();
     for code in Code::ALL {
         for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
             for (rows, cols) in [([16, 0], 64), ([32, 21], 192), ([48, 16], 576), ([400, 112], 256)] {
                 let bias = i % 2 == 0;
-                out.push(Linear { stored: Stored::Packed(code), rows, cols, n, bias, matmul_input: true });
+                out.push(Matmul { stored: Stored::Packed(code), rows, cols, n, bias, matmul_input: true });
             }
         }
     }
-    let wide = |code, n, rows, cols| Linear {
+    let wide = |code, n, rows, cols| Matmul {
         stored: Stored::Packed(code),
         rows: [rows, 0],
         cols,
@@ -160,7 +169,7 @@ pub fn packed_linears() -> Vec<Linear> {
     out
 }
 
-impl Case for Linear {
+impl Case for Matmul {
     fn name(&self) -> String {
         let rows: usize = self.rows.iter().sum();
         let [bias, x] =
@@ -179,7 +188,7 @@ impl Case for Linear {
             Stored::Packed(_) => BF16_STEP,
         }
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, rows) = (Random::new(3), self.rows[0] + self.rows[1]);
         let parts: Vec<_> =
             self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.stored, r, self.cols)).collect();
@@ -189,7 +198,7 @@ impl Case for Linear {
             if matches!(self.stored, Stored::Plain(DType::Bf16) | Stored::Packed(_)) {
                 numbers = rounded(numbers);
             }
-            let mut x = b.matmul_input(self.n, self.cols, &[&weight]).expect("memory");
+            let mut x = b.acts(self.n, self.cols, Use::Input(&[&weight])).expect("memory");
             b.write_acts(&mut x, &numbers);
             x
         } else {
@@ -198,11 +207,8 @@ impl Case for Linear {
         let bias = self.bias.then(|| buffer(b, &random.floats(rows)));
         // One row more than is used, which must stay unchanged.
         let mut out = acts(b, rows, &vec![7.0; (self.n + 1) * rows]);
-        b.linear(&mut out, &x, &weight, bias.as_ref(), self.n);
-        let mut logits = buffer(b, &vec![7.0; (self.n + 1) * rows]);
-        b.logits(&mut logits, &x, &weight, self.n);
-        let len = (self.n + 1) * rows;
-        Output { floats: [values(b, &out, len), read(b, &logits, len)].concat(), exact: vec![] }
+        b.linear(&mut out, &x, Linear { bias: bias.as_ref(), ..Linear::plain(&weight) }, self.n);
+        Output { floats: values(b, &out, (self.n + 1) * rows), exact: vec![] }
     }
 }
 
@@ -254,20 +260,24 @@ impl Case for FusedSwiglu {
             _ => BF16_STEP,
         }
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, ffn, n) = (Random::new(9), self.ffn, self.n);
         let mut half = || random.tensor(self.stored, ffn, self.cols);
         let weight = b.weight(&[half(), half()]).expect("memory");
         let next = if self.stored == DType::F32.into() { DType::F32 } else { DType::Bf16 };
         let reader = b.weight(&[random.tensor(next, 1, ffn)]).expect("memory");
-        let mut x = b.matmul_input(n, self.cols, &[&weight]).expect("memory");
+        let mut x = b.acts(n, self.cols, Use::Input(&[&weight])).expect("memory");
         b.write_acts(&mut x, &rounded(random.floats(n * self.cols)));
-        let bias = self.bias.then(|| buffer(b, &random.floats(2 * ffn)));
+        let mut biases = random.floats(2 * ffn);
+        // A gate that is closed in full.
+        biases[0] = -200.0;
+        let bias = self.bias.then(|| buffer(b, &biases));
         // One row more than is used, which must stay unchanged.
-        let mut out = b.matmul_input(n + 1, ffn, &[&reader]).expect("memory");
+        let mut out = b.acts(n + 1, ffn, Use::Input(&[&reader])).expect("memory");
         b.write_acts(&mut out, &vec![7.0; (n + 1) * ffn]);
-        let mut scratch = b.linear_swiglu_scratch(n, 2 * ffn, &x, &out).expect("memory");
-        b.linear_swiglu(&mut out, &mut scratch, &x, &weight, bias.as_ref(), n);
+        let mut scratch = b.acts(n, 2 * ffn, Use::GateUp(&[&weight, &reader])).expect("memory");
+        let after = After::Swiglu(&mut scratch);
+        b.linear(&mut out, &x, Linear { bias: bias.as_ref(), after, ..Linear::plain(&weight) }, n);
         Output { floats: values(b, &out, (n + 1) * ffn), exact: vec![] }
     }
 }
@@ -304,17 +314,17 @@ impl Case for Residual {
     fn name(&self) -> String {
         let [bias, bad] = [(self.bias, " + bias"), (self.bad, ", infinite")].map(|(is, t)| if is { t } else { "" });
         let (stored, hidden, n) = (self.stored.name(), self.hidden, self.n);
-        format!("linear_add, norm_linear, norm_linear_swiglu {stored} {n} x {hidden}{bias}{bad}")
+        format!("linear layers around a sum {stored} {n} x {hidden}{bias}{bad}")
     }
     fn limit(&self) -> f32 {
         if self.stored == DType::F32.into() { 4e-6 } else { 2.0 * BF16_STEP }
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, hidden, ffn, n) = (Random::new(12), self.hidden, self.ffn, self.n);
         let mut weight = |rows, cols| b.weight(&[random.tensor(self.stored, rows, cols)]).expect("memory");
         let (projection, next, gate_up) = (weight(hidden, 192), weight(400, hidden), weight(2 * ffn, hidden));
         let mut random = Random::new(13);
-        let mut x = b.matmul_input(n, 192, &[&projection]).expect("memory");
+        let mut x = b.acts(n, 192, Use::Input(&[&projection])).expect("memory");
         b.write_acts(&mut x, &rounded(random.floats(n * 192)));
         let mut rows = random.floats(n * hidden);
         if self.bad {
@@ -323,32 +333,31 @@ impl Case for Residual {
         let mut residual = acts(b, hidden, &rows);
         let [of_out, of_next, of_gate] = [hidden, 400, 2 * ffn].map(|len| buffer(b, &random.floats(len)));
         let bias = |buffer| if self.bias { Some(buffer) } else { None };
-        let mut scratch = poisoned(b, n, hidden);
+        let (mut sum, mut out) = (poisoned(b, n, hidden), poisoned(b, n, 400));
         let scale = buffer(b, &random.floats(hidden));
-        let norm = Norm { weight: &scale, eps: 1e-5, layer: 7 };
         let mut non_finite = buffer(b, &[9]);
-        let mut h = b.matmul_input(n, hidden, &[&next, &gate_up]).expect("memory");
-        let reads = Next { norm: &norm, h: &mut h };
-        let sum = b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), Some(reads), n);
-        let mut out = poisoned(b, n, 400);
-        let pending = sum.pending(&scratch);
-        b.norm_linear(&mut out, &mut h, &mut residual, pending, &norm, &next, bias(&of_next), &mut non_finite, n);
+        let mut h = b.acts(n, hidden, Use::Input(&[&next, &gate_up])).expect("memory");
         let reader = b.weight(&[random.tensor(self.stored, 16, ffn.next_multiple_of(64))]).expect("memory");
-        let mut act = b.matmul_input(n, ffn, &[&reader]).expect("memory");
-        let mut gates = b.linear_swiglu_scratch(n, 2 * ffn, &h, &act).expect("memory");
-        let (norm, mut acts_seen) = (Norm { layer: 8, ..norm }, vec![]);
-        let (act_bias, flag) = (bias(&of_gate), &mut non_finite);
-        // Of the same residual stream as the other, and of one to which the projection is added
-        // again.
-        for add in [false, true] {
-            let reads = Next { norm: &norm, h: &mut h };
-            let sum = match add {
-                true => b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), Some(reads), n),
-                false => Sum::Added,
-            };
-            let more = sum.pending(&scratch);
-            let residual = &mut residual;
-            b.norm_linear_swiglu(&mut act, &mut gates, &mut h, residual, more, &norm, &gate_up, act_bias, flag, n);
+        let mut act = b.acts(n, ffn, Use::Input(&[&reader])).expect("memory");
+        let around = [&next, &gate_up, &reader];
+        let (mut gates, mut acts_seen) = (b.acts(n, 2 * ffn, Use::GateUp(&around)).expect("memory"), vec![]);
+        let mut add = |residual: &mut B::Acts| {
+            let (bias, after) = (bias(&of_out), After::Add(&mut sum));
+            b.linear(residual, &x, Linear { weight: &projection, bias, before: None, after }, n);
+        };
+        add(&mut residual);
+        let norm = Norm { weight: &scale, eps: 1e-5, layer: 7, non_finite: &mut non_finite };
+        let before = Some((norm, &mut h));
+        let layer = Linear { weight: &next, bias: bias(&of_next), before, after: After::Store };
+        b.linear(&mut out, &residual, layer, n);
+        // Of the same residual stream as the other, and of one to which the projection is added again.
+        for again in [false, true] {
+            if again {
+                add(&mut residual);
+            }
+            let norm = Norm { weight: &scale, eps: 1e-5, layer: 8, non_finite: &mut non_finite };
+            let (before, after) = (Some((norm, &mut h)), After::Swiglu(&mut gates));
+            b.linear(&mut act, &residual, Linear { weight: &gate_up, bias: bias(&of_gate), before, after }, n);
             acts_seen.push(values(b, &act, n * ffn));
         }
         let mut flag = [0];
@@ -366,30 +375,6 @@ impl Case for Residual {
     }
 }
 
-pub struct Gate(usize, usize);
-
-pub fn gates() -> Vec<Gate> {
-    [(1, 72), (3, 96), (2, 257), (33, 1000)].map(|(n, ffn)| Gate(n, ffn)).into()
-}
-
-impl Case for Gate {
-    fn name(&self) -> String {
-        format!("swiglu {} x {}", self.0, self.1)
-    }
-    fn limit(&self) -> f32 {
-        1e-6
-    }
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let mut rows = Random::new(4).floats(2 * self.0 * self.1);
-        rows.iter_mut().for_each(|x| *x *= 8.0);
-        rows[0] = -200.0;
-        let gate_up = acts(b, 2 * self.1, &rows);
-        let mut out = poisoned(b, self.0, self.1);
-        b.swiglu(&mut out, &gate_up, self.0);
-        Output { floats: values(b, &out, self.0 * self.1), exact: vec![] }
-    }
-}
-
 /// Rows, and whether one decision applies to all heads.
 pub struct Adapter(usize, bool);
 
@@ -404,7 +389,7 @@ impl Case for Adapter {
     fn limit(&self) -> f32 {
         4e-6
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, n, hidden, heads) = (Random::new(6), self.0, 72, 3);
         let x = acts(b, hidden, &random.floats(n * hidden));
         let (norm, bias) = (buffer(b, &random.floats(hidden)), buffer(b, &random.floats(heads)));

@@ -2,17 +2,10 @@
 //! cover attention itself.
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
-use dmschat::backend::{Alpha, Backend, Borrowed, KvTables, QkvRopeArgs, Span};
+use dmschat::backend::{Alpha, Borrowed, KvTables, Measure, QkvRopeArgs, Span};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
-
-/// How attention runs: as one op, which a backend may fuse, or as the ops that compose it.
-#[derive(Clone, Copy)]
-enum Form {
-    Fused,
-    Plain,
-}
 
 /// A step of a dense cache with one layer.
 struct Step {
@@ -23,6 +16,8 @@ struct Step {
     /// Tokens fed to each sequence before.
     fed: Vec<i32>,
     spans: Vec<Span>,
+    /// Rows whose results are compared of a step that has single tokens: those of its first spans.
+    single: usize,
 }
 
 impl Step {
@@ -32,13 +27,12 @@ impl Step {
 
     /// Rows as `qkv_rope` leaves them, or what single tokens attend to, in this step and a second one, after `stored` rows of
     /// theirs; and the decisions.
-    fn run<B: Backend>(
+    fn run<B: Measure>(
         &self,
         b: &B,
         rows: &[f32],
         stored: Option<&[f32]>,
         rope: &QkvRopeArgs<'_, B>,
-        form: Form,
     ) -> (Vec<f32>, Vec<f32>) {
         let (n, width) = (rows.len() / self.width(), self.width());
         let before = stored.map_or(0, |rows| rows.len() / width);
@@ -64,19 +58,16 @@ impl Step {
         let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
         let out_width = self.n_q_heads * self.head_dim;
         let mut out = poisoned(b, n, out_width);
-        match form {
-            Form::Fused => b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope),
-            Form::Plain => b.attention_by_ops(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope),
-        }
-        let single = self.spans.iter().all(|s| s.len == 1);
-        let mut seen = if single { values(b, &out, n * out_width) } else { values(b, &qkv, n * width) };
+        b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope);
+        let seen_of = |out: &B::Acts| values(b, out, self.single * out_width);
+        let mut seen = if self.single > 0 { seen_of(&out) } else { values(b, &qkv, n * width) };
         let decided = read(b, &decisions, n * self.heads);
         if stored.is_some() {
             // The next step attends to the slots of this one.
             b.advance(&mut kv, &self.spans);
             let mut next = acts(b, width, &rows.iter().map(|x| -x).collect::<Vec<_>>());
             b.attention(&mut out, &mut next, &mut decisions, &mut kv, 0, &self.spans, rope);
-            seen.extend(values(b, &out, n * out_width));
+            seen.extend(seen_of(&out));
         }
         (seen, decided)
     }
@@ -88,8 +79,18 @@ pub struct Rope {
     group: usize,
     norm: bool,
     borrowed: Option<bool>,
-    single: bool,
-    form: Form,
+    tokens: Tokens,
+}
+
+/// The tokens of a step.
+#[derive(Clone, Copy, PartialEq)]
+enum Tokens {
+    /// Of several tokens of each sequence.
+    Chunks,
+    /// Of one token of each, whose attention a backend may fuse.
+    Single,
+    /// Of such tokens beside a chunk, which a backend may treat like it.
+    Mixed,
 }
 
 pub fn ropes() -> Vec<Rope> {
@@ -99,8 +100,8 @@ pub fn ropes() -> Vec<Rope> {
             let heads = 1 + group % 3;
             let borrowed = [None, Some(false), Some(true)][(group + head_dim / 32) % 3];
             let norm = group % 2 == 1;
-            let forms = [(false, Form::Fused), (true, Form::Fused), (true, Form::Plain)];
-            out.extend(forms.map(|(single, form)| Rope { head_dim, heads, group, norm, borrowed, single, form }));
+            let all = [Tokens::Chunks, Tokens::Single, Tokens::Mixed];
+            out.extend(all.map(|tokens| Rope { head_dim, heads, group, norm, borrowed, tokens }));
         }
     }
     out
@@ -110,17 +111,17 @@ impl Case for Rope {
     fn name(&self) -> String {
         let dms = ["", ", borrowed", ", borrowed by layer"][self.borrowed.map_or(0, |l| 1 + l as usize)];
         let norm = if self.norm { ", norms" } else { "" };
-        let single = match (self.single, self.form) {
-            (false, _) => "",
-            (true, Form::Fused) => ", single tokens",
-            (true, Form::Plain) => ", single tokens, op by op",
+        let single = match self.tokens {
+            Tokens::Chunks => "",
+            Tokens::Single => ", single tokens",
+            Tokens::Mixed => ", single tokens beside a chunk",
         };
         format!("rope {} of {} x {}{norm}{dms}{single}", self.head_dim, self.heads, self.group)
     }
     fn limit(&self) -> f32 {
-        if self.single { BF16_STEP } else { 4e-6 }
+        if self.tokens == Tokens::Chunks { 4e-6 } else { BF16_STEP }
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, d) = (Random::new(5), self.head_dim);
         let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
         let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
@@ -135,15 +136,19 @@ impl Case for Rope {
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };
-        let spans = if self.single { vec![span(2, 1, 1), span(1, 0, 1)] } else { vec![span(1, 2, 5), span(0, 0, 2)] };
+        let (spans, single) = match self.tokens {
+            Tokens::Chunks => (vec![span(1, 2, 5), span(0, 0, 2)], 0),
+            Tokens::Single => (vec![span(2, 1, 1), span(1, 0, 1)], 2),
+            Tokens::Mixed => (vec![span(2, 1, 1), span(1, 0, 1), span(0, 2, 2)], 2),
+        };
         let n: usize = spans.iter().map(|s| s.len).sum();
         let n_q_heads = self.heads * self.group;
         let fed = vec![7, 130_001, 40_000];
-        let step = Step { n_q_heads, heads: self.heads, head_dim: d, codec: Codec::Bf16, fed, spans };
+        let step = Step { n_q_heads, heads: self.heads, head_dim: d, codec: Codec::Bf16, fed, spans, single };
         let rows = random.floats(n * step.width());
-        let stored = self.single.then(|| random.floats(n * 5 * step.width()));
-        let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope, self.form);
-        if !self.single {
+        let stored = (single > 0).then(|| random.floats(step.spans.len() * 5 * step.width()));
+        let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope);
+        if single == 0 {
             // A difference in the last bit before the codec may be one unit of bf16 after it, so that these values are
             // scaled down.
             rows.chunks_mut(step.width()).flat_map(|row| &mut row[n_q_heads * d..]).for_each(|x| *x *= 5e-4);
@@ -177,16 +182,17 @@ impl Case for RoundTrip {
         // A single token attends to itself, with a rounded weight.
         if self.single { BF16_STEP } else { 0.0 }
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, d, n) = (Random::new(7), self.head_dim, 9);
         let span = |i: usize| Span { seq: i, start: i, len: 1 };
         let spans = if self.single { (0..n).map(span).collect() } else { vec![Span { seq: 0, start: 0, len: n }] };
-        let step = Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans };
+        let single = if self.single { n } else { 0 };
+        let step = Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans, single };
         let mut rows = random.floats(n * step.width());
         // Values of all magnitudes, and a head of zeros.
         rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));
         rows[5 * d..6 * d].fill(0.0);
-        let (mut floats, _) = step.run(b, &rows, None, &NoRope::new(b, d).rope(), Form::Fused);
+        let (mut floats, _) = step.run(b, &rows, None, &NoRope::new(b, d).rope());
         let exact = if self.single { vec![] } else { floats.iter().map(|x| x.to_bits() as i64).collect() };
         // Normalize every head, so that small ones count too.
         for head in floats.chunks_mut(d).filter(|_| self.single) {

@@ -1,7 +1,7 @@
 //! Checks of sampling: the same tokens as on the CPU, for all kinds of rows and all filters.
 
 use super::{Case, Output, Random};
-use dmschat::backend::{Backend, SampleArgs, SamplingState, Span, seen_words};
+use dmschat::backend::{Measure, SampleArgs, SamplingState, Span, Use, seen_words};
 use dmschat::protocol::SamplingParams;
 
 /// Kinds of logits, typical and degenerate. Each step has one kind.
@@ -86,17 +86,16 @@ impl Case for Sample {
     fn limit(&self) -> f32 {
         0.0
     }
-    fn run<B: Backend>(&self, b: &B) -> Output {
+    fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, vocab, n, mut exact) = (Random::new(8), self.vocab, self.n, Vec::new());
         let words = seen_words(vocab);
-        let mut logits = b.alloc(n * vocab).expect("memory");
+        let mut logits = b.acts(n, vocab, Use::Logits).expect("memory");
         let mut sampled = b.alloc(n + 1).expect("memory");
-        b.reserve_sampling(n).expect("memory");
         // Row r belongs to sequence n - r. That of the first row was fed four tokens.
         let mut seen = b.alloc((n + 1) * words).expect("memory");
         let mut fed = b.alloc(5).expect("memory");
         b.write(&mut fed, 0, &[1, 0, 2, 2, 1]);
-        b.acts(5, 1).expect("memory");
+        b.acts(5, 1, Use::Any).expect("memory");
         b.mark_seen(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }]);
         let mut draws = b.alloc(n).expect("memory");
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
@@ -110,10 +109,10 @@ impl Case for Sample {
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
         for (position, kind) in kinds.into_iter().enumerate() {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
-            b.write(&mut logits, 0, &rows);
+            b.write_acts(&mut logits, &rows);
             b.write(&mut seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
             let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, greedy };
-            b.sample(&mut sampled, &mut logits, vocab, &args, n);
+            b.sample(&mut sampled, &mut logits, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);
             exact.extend(tokens.into_iter().map(i64::from));

@@ -5,7 +5,7 @@
 
 use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
@@ -29,7 +29,7 @@ struct Trace {
 }
 
 /// Runs the checks. `open` opens a backend with or without CUDA graphs.
-pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
+pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn(bool) -> Result<B, E>,
     report: &mut Report<'_>,
 ) -> Result<()> {
@@ -82,7 +82,7 @@ impl Case<'_> {
 
 /// Decodes three sequences, sometimes two; `alone`: one per step. Returns the trace, the number of
 /// captured graphs, and the backend's notice.
-fn trace<B: Backend>(b: B, case: &Case<'_>, alone: bool) -> Result<(Trace, usize, Option<String>)> {
+fn trace<B: Measure>(b: B, case: &Case<'_>, alone: bool) -> Result<(Trace, usize, Option<String>)> {
     let &Case { checkpoint, policy, codec } = case;
     let options = EngineOptions { context: Some(64), max_step: Some(64), policy, ..EngineOptions::new(codec) };
     let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;

@@ -8,7 +8,7 @@
 //! and the loop that is left is shorter than the log and the replay that it needs.
 
 use anyhow::{Context, Result};
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
 use dmschat::engine::{Decode, Runner};
 use dmschat::protocol::{SamplingParams, Token};
@@ -85,7 +85,7 @@ struct Running {
 
 /// Samples `options.width` chains of each problem of (prompt, seed). `on_step` is told the number
 /// of chains that decode.
-pub fn sample<B: Backend>(
+pub fn sample<B: Measure>(
     runner: &mut Runner<B>,
     problems: &[(&[Token], u64)],
     options: &Options<'_>,
@@ -104,7 +104,7 @@ pub fn sample<B: Backend>(
 }
 
 /// Feeds the prompts but for their last tokens, and forks them.
-fn begin<B: Backend>(
+fn begin<B: Measure>(
     runner: &mut Runner<B>,
     problems: &[(&[Token], u64)],
     options: &Options<'_>,
@@ -135,7 +135,7 @@ fn begin<B: Backend>(
 }
 
 /// Decodes until every chain is done. `open` keeps the chains whose sequences are not released.
-fn decode<B: Backend>(
+fn decode<B: Measure>(
     runner: &mut Runner<B>,
     options: &Options<'_>,
     open: &mut Vec<Running>,
@@ -174,7 +174,7 @@ fn decode<B: Backend>(
 
 /// Notes the distinct pages of the chains where some are released or a length is reached: until
 /// then they only grow.
-fn count_pages<B: Backend>(
+fn count_pages<B: Measure>(
     runner: &Runner<B>,
     options: &Options<'_>,
     open: &[Running],
@@ -199,7 +199,7 @@ fn count_pages<B: Backend>(
 }
 
 /// Notes reads and stored slots of the chains.
-fn read_counters<B: Backend>(runner: &Runner<B>, options: &Options<'_>, open: &mut [Running], step: usize) {
+fn read_counters<B: Measure>(runner: &Runner<B>, options: &Options<'_>, open: &mut [Running], step: usize) {
     let (reads, peak) = runner.cache.counters(runner.backend());
     for running in open {
         let (chain, row) = (&mut running.chain, running.seq.row());
@@ -215,7 +215,7 @@ fn read_counters<B: Backend>(runner: &Runner<B>, options: &Options<'_>, open: &m
 }
 
 /// Moves the chains that are done to their problems and releases their sequences.
-fn collect<B: Backend>(runner: &mut Runner<B>, open: &mut Vec<Running>, out: &mut [Sampled]) {
+fn collect<B: Measure>(runner: &mut Runner<B>, open: &mut Vec<Running>, out: &mut [Sampled]) {
     for running in open.extract_if(.., |r| r.done) {
         let problem = &mut out[running.problem];
         if running.number == 0 {

@@ -270,7 +270,7 @@ fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], block: &Block<'_>, sc
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Backend, Memory};
+    use super::super::super::{Device, Ops, Use};
     use super::super::simd::maths::tests::random;
     use super::*;
     use crate::quant::Code;
@@ -410,7 +410,7 @@ mod tests {
                 assert!(got.iter().zip(&want).all(near), "{code:?} {n}");
             }
             let [got, want] = [&packed, &plain].map(|weight| {
-                let mut out = cpu.acts(n_rows, cols).unwrap();
+                let mut out = cpu.acts(n_rows, cols, Use::Any).unwrap();
                 cpu.embed(&mut out, weight, &(0..n_rows as u32).collect(), n_rows);
                 out.data
             });
@@ -422,7 +422,7 @@ mod tests {
     fn embedding_rows_come_from_their_part() {
         let cpu = Cpu::new(2);
         let (weight, values) = weight([3, 4, 5], 72);
-        let mut out = cpu.acts(12, 72).unwrap();
+        let mut out = cpu.acts(12, 72, Use::Any).unwrap();
         cpu.embed(&mut out, &weight, &(0..12).collect(), 12);
         assert_eq!(out.data, values);
     }

@@ -36,16 +36,16 @@ pub(super) fn add(cuda: &Cuda, gemm: &Gemm) {
     launch(cuda, kernel(gemm.k, Fused::Add), gemm, &arguments(gemm));
 }
 
-/// `out = rms_norm(x) weight^T + bias`, x in f32; fused: SwiGLU of that, in bf16. `non_finite` is the address of the flag.
+/// `out = rms_norm(x) weight^T + bias`, x in f32; fused: SwiGLU of that, in bf16.
 /// False if there is no kernel for a weight so wide.
-pub(super) fn norm(cuda: &Cuda, gemm: &Gemm, norm: &Norm<'_, Cuda>, non_finite: u64, fused: bool) -> bool {
+pub(super) fn norm(cuda: &Cuda, gemm: &Gemm, norm: &Norm<'_, Cuda>, fused: bool) -> bool {
     if gemm.k > MAX_NORM_COLS {
         return false;
     }
     let [rows, cols, layer] = [gemm.n, gemm.k, norm.layer].map(|n| I32(n as i32));
     let [out, x, weight, bias] = [gemm.out, gemm.x, gemm.weight, gemm.bias].map(Ptr);
     let scale = Ptr(norm.weight.ptr());
-    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(non_finite), rows, cols];
+    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(norm.non_finite.ptr()), rows, cols];
     launch(cuda, kernel(gemm.k, if fused { Fused::NormSwiglu } else { Fused::Norm }), gemm, &args);
     true
 }

@@ -214,8 +214,26 @@ pub(super) fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: 
     }
 }
 
-/// [`Backend::qkv_rope`](super::Backend::qkv_rope); codes of K and V go to the step's staged pages, over all that is there.
-pub(super) fn qkv_rope(
+/// Attention of any step in four kernels, under a policy whose victims the weights do not choose.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn prefill(
+    cuda: &Cuda,
+    out: &mut Acts,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    layer: usize,
+    spans: &[Span],
+    rope: &QkvRopeArgs<'_, Cuda>,
+) {
+    qkv_rope(cuda, qkv, decisions, kv, layer, spans, rope);
+    attend(cuda, out, qkv, decisions, kv, layer, spans);
+    place(cuda, kv, decisions, layer, spans);
+    store(cuda, kv, layer, spans);
+}
+
+/// Prepares projected rows in place; codes of K and V go to the step's staged pages, over all that is there.
+fn qkv_rope(
     cuda: &Cuda,
     qkv: &mut Acts,
     decisions: &mut Buf<f32>,
@@ -244,7 +262,7 @@ pub(super) fn qkv_rope(
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
-pub(super) fn attend(
+fn attend(
     cuda: &Cuda,
     out: &mut Acts,
     qkv: &Acts,
@@ -300,7 +318,8 @@ pub(super) fn attend(
     }
 }
 
-pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+/// Assigns a slot to every token of the step.
+fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
     let longest = spans.iter().map(|s| s.len).max().unwrap_or(1);
@@ -309,7 +328,7 @@ pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, 
 }
 
 /// Scatters the codes that [`qkv_rope`] staged to their slots.
-pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
+fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let (layer, n) = (I32(layer as i32), I32(shape.n_rows as i32));
     let args =

@@ -1,14 +1,148 @@
-//! Matmuls with a weight: the choice between `gemv` and `gemm` for plain weights, and `packed`.
+//! Linear layers: which kernels run norm, matmul and what becomes of the result, and which of them are one kernel.
+//!
+//! A sum into a residual stream is complete only with the op that reads it, because what is cheapest depends on that op: a norm
+//! adds the result of a separate matmul on its way, and between two GEMMs of a small batch there is no norm kernel at all
+//! (`gemm_decode.cu`). Until then it is [`Pending`].
 
-use super::super::{Next, Norm};
+use super::super::{After, Linear, Norm};
+use super::abi::Arg::{Ptr, U64};
 use super::abi::DecodeNorm;
-use super::memory::{Acts, Buf, Stored, Weight};
-use super::{Cuda, gemm, gemv, packed};
+use super::cublaslt::Gemm;
+use super::kernels::Kernel;
+use super::memory::{Acts, Buf, Stored, UNSCALED_ROWS, Weight};
+use super::{BLOCK, Cuda, gemm, gemv, packed};
+
+/// A result that is still to be added to a residual stream.
+pub(super) struct Pending {
+    /// Address of the residual stream.
+    acc: u64,
+    /// The matmul into scratch, and whether it has been launched. If not, both its inputs are bf16 and it has 2 to
+    /// [`UNSCALED_ROWS`] rows.
+    gemm: Gemm,
+    launched: bool,
+}
+
+impl Pending {
+    /// Address of the result.
+    fn result(&self, cuda: &Cuda) -> u64 {
+        if !self.launched {
+            gemm::bf16(cuda, &self.gemm);
+        }
+        self.gemm.out
+    }
+}
+
+impl Cuda {
+    /// Completes what is pending. Every op that may read or write activations begins with it, or with [`Self::pending_of`].
+    pub(super) fn settle(&self) {
+        if let Some(pending) = self.pending.take() {
+            let values = pending.gemm.m * pending.gemm.n;
+            let args = [Ptr(pending.acc), Ptr(pending.result(self)), U64(values as u64)];
+            self.driver.launch(Kernel::Add, [values.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        }
+    }
+
+    /// What is still to be added to the first `m` rows of `x`; anything else is completed.
+    fn pending_of(&self, x: &Acts, m: usize) -> Option<Pending> {
+        let pending = self.pending.take()?;
+        if (pending.acc, pending.gemm.m) == (x.ptr(), m) {
+            return Some(pending);
+        }
+        self.pending.set(Some(pending));
+        self.settle();
+        None
+    }
+}
+
+/// [`Ops::rms_norm`](super::super::Ops::rms_norm), with what is still to be added to `x`.
+pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cuda>, m: usize) {
+    let more = cuda.pending_of(x, m).map_or(0, |pending| pending.result(cuda));
+    cuda.norm(out, x, more, norm.weight, norm.eps, Some((norm.layer, norm.non_finite.ptr())), m);
+}
+
+/// [`Ops::linear`](super::super::Ops::linear).
+pub(super) fn linear(cuda: &Cuda, out: &mut Acts, x: &Acts, layer: Linear<'_, Cuda>, m: usize) {
+    let Linear { weight, bias, before, after } = layer;
+    let swiglu = matches!(after, After::Swiglu(_));
+    let width = if swiglu { 2 * out.width } else { out.width };
+    assert_eq!((width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
+    let Some((norm, normed)) = before else {
+        cuda.settle();
+        return unnormed(cuda, out, x, weight, bias, after, m);
+    };
+    let pending = cuda.pending_of(x, m);
+    if !matches!(after, After::Add(_)) && out.bf16 == swiglu {
+        out.fills(m);
+        x.holds_f32(m);
+        let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+        if fused_norm(cuda, &gemm, normed, &norm, weight, pending.as_ref(), swiglu) {
+            return;
+        }
+    }
+    cuda.pending.set(pending);
+    rms_norm(cuda, normed, x, norm, m);
+    unnormed(cuda, out, normed, weight, bias, after, m);
+}
+
+/// A linear layer of `rms_norm(x)` without a kernel for the norm, after what is pending of `x`. False if there is none, and
+/// nothing was launched.
+fn fused_norm(
+    cuda: &Cuda,
+    gemm: &Gemm,
+    normed: &Acts,
+    norm: &Norm<'_, Cuda>,
+    weight: &Weight,
+    pending: Option<&Pending>,
+    swiglu: bool,
+) -> bool {
+    match (weight.stored, pending) {
+        (Stored::Packed(code), None) => packed::norm(cuda, code, gemm, norm, swiglu),
+        (Stored::Plain(_), None) => gemm.m == 1 && weight.on_tensor_cores() && gemv::norm(cuda, gemm, norm, swiglu),
+        (Stored::Plain(_), Some(sum)) if !sum.launched && weight.on_tensor_cores() => {
+            let Some(squares) = normed.squares() else { return false };
+            assert_eq!(normed.width, gemm.k, "a norm's input does not fit the sum");
+            normed.fills(gemm.m);
+            // The first GEMM leaves its sum times the norm's weight and the sums of squares; the second divides by their root.
+            let (scaled, weight) = (normed.ptr(), norm.weight.ptr());
+            let first = DecodeNorm { scaled, weight, squares, ..DecodeNorm::default() };
+            gemm::decode(cuda, &Gemm { out: sum.acc, ..sum.gemm }, false, &first);
+            let (eps, layer, non_finite) = (norm.eps, norm.layer as i32, norm.non_finite.ptr());
+            let second = DecodeNorm { squares, non_finite, eps, layer, ..DecodeNorm::default() };
+            gemm::decode(cuda, &Gemm { x: scaled, ..*gemm }, swiglu, &second);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// A linear layer without a norm in front.
+fn unnormed(
+    cuda: &Cuda,
+    out: &mut Acts,
+    x: &Acts,
+    weight: &Weight,
+    bias: Option<&Buf<f32>>,
+    after: After<'_, Acts>,
+    m: usize,
+) {
+    match after {
+        After::Store => store(cuda, out, x, weight, bias, m),
+        After::Add(sum) => add(cuda, out, sum, x, weight, bias, m),
+        After::Swiglu(gate_up) if x.bf16 && out.bf16 => fused_swiglu(cuda, out, gate_up, x, weight, bias, m),
+        After::Swiglu(gate_up) => {
+            store(cuda, gate_up, x, weight, bias, m);
+            out.fills(m);
+            gemm::swiglu(cuda, out, 0, gate_up, m);
+        }
+    }
+}
 
 /// `out = x weight^T + bias` in f32, of `m` rows.
-pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
+pub(super) fn store(cuda: &Cuda, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
+    assert_eq!((out.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
+    out.holds_f32(m);
     x.holds(m);
-    let gemm = gemm::describe(out, x.ptr(), weight, bias, m);
+    let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
     match weight.stored {
         Stored::Packed(code) => packed::matmul(cuda, code, &gemm, x),
         Stored::Plain(dtype) if !x.bf16 => gemm::plain(cuda, &gemm, dtype),
@@ -19,8 +153,26 @@ pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Opt
     }
 }
 
+/// `acc += x weight^T + bias`, by one kernel where there is one; else the result goes to `sum` and is pending.
+fn add(cuda: &Cuda, acc: &Acts, sum: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
+    acc.holds_f32(m);
+    sum.holds_f32(m);
+    x.holds(m);
+    let gemm = gemm::describe(acc.ptr(), x.ptr(), weight, bias, m);
+    let waits = match weight.stored {
+        Stored::Packed(code) if x.bf16 && packed::add(cuda, code, &gemm) => return,
+        Stored::Plain(_) if x.bf16 && m == 1 => return gemv::add(cuda, &gemm),
+        Stored::Plain(_) => x.bf16 && m <= UNSCALED_ROWS,
+        Stored::Packed(_) => false,
+    };
+    if !waits {
+        store(cuda, sum, x, weight, bias, m);
+    }
+    cuda.pending.set(Some(Pending { acc: acc.ptr(), gemm: Gemm { out: sum.ptr(), ..gemm }, launched: !waits }));
+}
+
 /// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, x and out in bf16.
-pub(super) fn fused_swiglu(
+fn fused_swiglu(
     cuda: &Cuda,
     out: &mut Acts,
     scratch: &mut Acts,
@@ -29,7 +181,6 @@ pub(super) fn fused_swiglu(
     bias: Option<&Buf<f32>>,
     m: usize,
 ) {
-    assert!(out.bf16 && 2 * out.width == weight.rows, "SwiGLU's output does not fit");
     out.fills(m);
     x.holds(m);
     match weight.stored {
@@ -41,76 +192,5 @@ pub(super) fn fused_swiglu(
             gemv::matmul(cuda, &gemm::describe(out.ptr(), x.ptr(), weight, bias, m), true);
         }
         Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
-    }
-}
-
-/// `acc += x weight^T + bias` by one kernel; false where there is none.
-pub(super) fn add(
-    cuda: &Cuda,
-    acc: &mut Acts,
-    x: &Acts,
-    weight: &Weight,
-    bias: Option<&Buf<f32>>,
-    next: Option<Next<'_, Cuda>>,
-    m: usize,
-) -> bool {
-    assert_eq!((acc.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
-    acc.holds_f32(m);
-    x.holds(m);
-    match weight.stored {
-        Stored::Packed(code) if x.bf16 => packed::add(cuda, code, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m)),
-        Stored::Plain(_) if x.bf16 && m == 1 => {
-            gemv::add(cuda, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m));
-            true
-        }
-        Stored::Plain(_) if x.bf16 => {
-            let Some(next) = next else { return false };
-            let Some(squares) = next.h.squares_to_fill(m) else { return false };
-            assert_eq!(next.h.width, acc.width, "a norm's input does not fit the sum");
-            let (scaled, weight_of_norm) = (next.h.ptr(), next.norm.weight.ptr());
-            let norm = DecodeNorm { scaled, weight: weight_of_norm, squares, ..DecodeNorm::default() };
-            gemm::decode(cuda, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m), false, &norm);
-            true
-        }
-        _ => false,
-    }
-}
-
-/// `out = rms_norm(x) weight^T + bias` by one kernel, or with `fused` SwiGLU of that; false where there is none. `h` may hold
-/// what [`add`] has prepared.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn norm(
-    cuda: &Cuda,
-    out: &mut Acts,
-    h: &Acts,
-    x: &Acts,
-    norm: &Norm<'_, Cuda>,
-    weight: &Weight,
-    bias: Option<&Buf<f32>>,
-    non_finite: &mut Buf<i32>,
-    m: usize,
-    fused: bool,
-) -> bool {
-    let width = if fused { 2 * out.width } else { out.width };
-    assert_eq!((width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
-    out.fills(m);
-    x.holds_f32(m);
-    match weight.stored {
-        Stored::Packed(code) if out.bf16 == fused => {
-            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-            packed::norm(cuda, code, &gemm, norm, non_finite.ptr(), fused)
-        }
-        Stored::Plain(_) if out.bf16 == fused && m == 1 && weight.on_tensor_cores() => {
-            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-            gemv::norm(cuda, &gemm, norm, non_finite.ptr(), fused)
-        }
-        Stored::Plain(_) if out.bf16 == fused && m > 1 && weight.on_tensor_cores() => {
-            let Some(squares) = h.take_squares(m) else { return false };
-            let (eps, layer) = (norm.eps, norm.layer as i32);
-            let norm = DecodeNorm { squares, non_finite: non_finite.ptr(), eps, layer, ..DecodeNorm::default() };
-            gemm::decode(cuda, &gemm::describe(out.ptr(), h.ptr(), weight, bias, m), fused, &norm);
-            true
-        }
-        _ => false,
     }
 }

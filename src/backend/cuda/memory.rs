@@ -74,14 +74,6 @@ struct Image {
     rows: Cell<usize>,
 }
 
-/// Rows whose factors of an RMS norm are left to the small-batch GEMM that reads them (`gemm_decode.cu`).
-struct Unscaled {
-    /// Sums over [`SQUARED`] neighbours of the squares of the values that the norm is of.
-    squares: Buf<f32>,
-    /// Rows that are as described now; else 0.
-    rows: Cell<usize>,
-}
-
 /// Neighbours whose squares are added up: `SQUARED` in `gemm_decode.cu`.
 const SQUARED: usize = 16;
 /// Rows up to which norms are left to GEMMs.
@@ -91,7 +83,9 @@ pub(super) const UNSCALED_ROWS: usize = 32;
 pub struct Acts {
     buf: Buf<u8>,
     image: Option<Image>,
-    unscaled: Option<Unscaled>,
+    /// Room for sums over [`SQUARED`] neighbours of the squares of the values that a norm is of, where its factors are left to
+    /// the small-batch GEMM that reads the rows (`gemm_decode.cu`).
+    squares: Option<Buf<f32>>,
     pub(super) width: usize,
     pub(super) bf16: bool,
 }
@@ -99,7 +93,7 @@ pub struct Acts {
 impl Acts {
     pub(super) fn new(driver: &Rc<Driver>, rows: usize, width: usize, bf16: bool) -> Result<Self, OutOfMemory> {
         let value = if bf16 { size_of::<u16>() } else { size_of::<f32>() };
-        Ok(Self { buf: Buf::new(driver, rows * width * value)?, image: None, unscaled: None, width, bf16 })
+        Ok(Self { buf: Buf::new(driver, rows * width * value)?, image: None, squares: None, width, bf16 })
     }
 
     /// Makes room for an image of the first rows.
@@ -113,23 +107,14 @@ impl Acts {
     pub(super) fn add_squares(&mut self, driver: &Rc<Driver>) -> Result<(), OutOfMemory> {
         // GEMMs read four sums at once.
         if self.width.is_multiple_of(4 * SQUARED) {
-            let squares = Buf::new(driver, UNSCALED_ROWS * self.width / SQUARED)?;
-            self.unscaled = Some(Unscaled { squares, rows: Cell::new(0) });
+            self.squares = Some(Buf::new(driver, UNSCALED_ROWS * self.width / SQUARED)?);
         }
         Ok(())
     }
 
-    /// Address of the squares for a GEMM that writes `rows` rows without the factors of a norm, if there is room for them.
-    pub(super) fn squares_to_fill(&self, rows: usize) -> Option<u64> {
-        self.fills(rows);
-        let unscaled = self.unscaled.as_ref().filter(|_| rows <= UNSCALED_ROWS)?;
-        unscaled.rows.set(rows);
-        Some(unscaled.squares.ptr())
-    }
-
-    /// Address of the squares of `rows` rows, once after each time that they were filled.
-    pub(super) fn take_squares(&self, rows: usize) -> Option<u64> {
-        self.unscaled.as_ref().filter(|unscaled| unscaled.rows.take() == rows).map(|unscaled| unscaled.squares.ptr())
+    /// Address of the room for squares of up to [`UNSCALED_ROWS`] rows, if there is any.
+    pub(super) fn squares(&self) -> Option<u64> {
+        self.squares.as_ref().map(Buf::ptr)
     }
 
     /// Address of the image for a kernel that fills it together with `rows` rows; 0 if nothing will read it.
@@ -147,10 +132,9 @@ impl Acts {
         Some((image.buf.ptr(), image.rows.replace(rows) == rows))
     }
 
-    /// Called before `rows` rows are written: [`Self::holds`] them, and an image or squares are no longer theirs.
+    /// Called before `rows` rows are written: [`Self::holds`] them, and an image is no longer theirs.
     pub(super) fn fills(&self, rows: usize) {
         self.holds(rows);
-        self.unscaled.iter().for_each(|unscaled| unscaled.rows.set(0));
         self.image.iter().for_each(|image| image.rows.set(0));
     }
 

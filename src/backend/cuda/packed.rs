@@ -271,13 +271,12 @@ pub(super) fn add(cuda: &Cuda, code: Code, gemm: &Gemm) -> bool {
     gemm.m == 1 && one_row(cuda, code, gemm, Fused::Add, &gemm::arguments(gemm)[..6])
 }
 
-/// `out = rms_norm(x) weight^T + bias` of one row, x in f32; fused: SwiGLU of that, in bf16. `non_finite` is the address
-/// of the flag. False if this GPU has no kernel for it.
-pub(super) fn norm(cuda: &Cuda, code: Code, gemm: &Gemm, norm: &Norm<'_, Cuda>, non_finite: u64, fused: bool) -> bool {
+/// `out = rms_norm(x) weight^T + bias` of one row, x in f32; fused: SwiGLU of that, in bf16. False if this GPU has no kernel for it.
+pub(super) fn norm(cuda: &Cuda, code: Code, gemm: &Gemm, norm: &Norm<'_, Cuda>, fused: bool) -> bool {
     let [rows, cols, layer] = [gemm.n, gemm.k, norm.layer].map(|n| I32(n as i32));
     let [out, x, weight, bias] = [gemm.out, gemm.x, gemm.weight, gemm.bias].map(Ptr);
     let scale = Ptr(norm.weight.ptr());
-    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(non_finite), rows, cols];
+    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(norm.non_finite.ptr()), rows, cols];
     gemm.m == 1 && one_row(cuda, code, gemm, if fused { Fused::NormSwiglu } else { Fused::Norm }, &args)
 }
 

@@ -6,7 +6,7 @@ use super::abi::Arg::{self, I32, Ptr};
 use super::abi::SAMPLE_ROW_BYTES;
 use super::driver::Driver;
 use super::kernels::Kernel;
-use super::memory::Buf;
+use super::memory::{Acts, Buf};
 use crate::protocol::Token;
 use std::rc::Rc;
 
@@ -33,15 +33,8 @@ impl Sampling {
     }
 
     /// Samples a token of each of `n` rows of `vocab` logits into `sampled`.
-    pub fn sample(
-        &self,
-        driver: &Driver,
-        sampled: &Buf<Token>,
-        logits: &Buf<f32>,
-        vocab: usize,
-        args: &SampleArgs<'_, Cuda>,
-        n: usize,
-    ) {
+    pub fn sample(&self, driver: &Driver, sampled: &Buf<Token>, logits: &Acts, args: &SampleArgs<'_, Cuda>, n: usize) {
+        let vocab = logits.width;
         assert!(n <= self.rows && vocab <= MOST_LOGITS, "{n} rows of {vocab} logits, scratch for {}", self.rows);
         let rows = self.memory.as_ref().expect("reserved before").ptr();
         let (logits, draws, count) = (logits.ptr(), args.draws.ptr(), I32(vocab as i32));

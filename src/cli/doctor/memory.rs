@@ -1,7 +1,7 @@
 //! `dmschat doctor --memory`: where every MiB of a model at work goes.
 
 use super::usage::{self, Usage};
-use crate::backend::{Backend, Profile};
+use crate::backend::Report;
 use crate::checkpoint::Checkpoint;
 use crate::cli::args::{Common, DoctorArgs};
 use crate::cli::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
@@ -66,9 +66,9 @@ impl DeviceJob for Measure {
             checkpoint.name,
             options.codec.name(),
             options.context.unwrap_or(checkpoint.config.context),
-            options.max_step.unwrap_or_else(|| *b.step_sizes().end())
+            options.max_step.unwrap_or_else(|| *b.about().step_tokens.end())
         );
-        let device = b.describe();
+        let device = b.about().name;
         Ok((model, device, usage::measure(b, &checkpoint, &options, before, resident)?))
     }
 }

@@ -1,7 +1,7 @@
 //! Where the memory of a model at work goes: rows that sum to what the device reports, from
 //! readings between the stages of loading and from the backend's own counts.
 
-use crate::backend::{Backend, MemoryUse};
+use crate::backend::{Measure, MemoryUse};
 use crate::checkpoint::Checkpoint;
 use crate::cli::machine::Resident;
 use crate::engine::{Decode, EngineOptions, Runner};
@@ -40,9 +40,9 @@ impl Usage {
     }
 }
 
-/// Loads a model, feeds it a prompt of one step and decodes some tokens. `resident` reads this
-/// process's memory; `before` is what it was before the checkpoint was opened.
-pub fn measure<B: Backend>(
+/// Loads a model, feeds it a prompt of one step and decodes some tokens. `resident` reads this process's memory; `before` is
+/// what it was before the checkpoint was opened.
+pub fn measure<B: Measure>(
     b: B,
     checkpoint: &Checkpoint,
     options: &EngineOptions,
@@ -57,7 +57,7 @@ pub fn measure<B: Backend>(
     let tokens: Vec<Token> = (0..prompt).map(|i| (i * 7919 % vocab) as Token).collect();
     let seq = runner.create(true)?;
     runner.feed(seq, &tokens)?;
-    runner.synchronize();
+    runner.backend().synchronize();
     let fed = runner.backend().memory_use();
     let sampling = SamplingParams::default();
     let mut token = tokens[0];

@@ -8,7 +8,7 @@ use crate::eval::matmul::matmul_flops_per_s;
 use crate::eval::record::{Record, Store};
 use crate::eval::sample::{Options, Sampled, sample};
 use anyhow::Result;
-use dmschat::backend::Backend;
+use dmschat::backend::Measure;
 use dmschat::bench;
 use dmschat::cache::CacheError;
 use dmschat::checkpoint::Checkpoint;
@@ -82,7 +82,7 @@ struct Answering<'a> {
 }
 
 impl ModelJob for Answering<'_> {
-    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let Self { run, items, rows, out, store, progress } = self;
         check_width(runner, run.width())?;
         latency(runner, checkpoint)?.write(out)?;
@@ -107,7 +107,7 @@ impl ModelJob for Answering<'_> {
 }
 
 /// Refuses chains whose first tokens alone do not fit into memory.
-fn check_width<B: Backend>(runner: &Runner<B>, width: usize) -> Result<()> {
+fn check_width<B: Measure>(runner: &Runner<B>, width: usize) -> Result<()> {
     match runner.cache.most_sequences(runner.backend()).filter(|&fit| fit < width) {
         Some(fit) => Err(wrong_use(format!("--width {width}: memory holds the first tokens of {fit} chains only"))),
         None => Ok(()),
@@ -115,7 +115,7 @@ fn check_width<B: Backend>(runner: &Runner<B>, width: usize) -> Result<()> {
 }
 
 /// Measures the machine.
-fn latency<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<Latency> {
+fn latency<B: Measure>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<Latency> {
     let (b, g) = (runner.backend(), runner.cache.geometry());
     Ok(Latency {
         copy_bytes_per_s: b.copy_bytes_per_s()?,
@@ -130,7 +130,7 @@ fn latency<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<La
 }
 
 /// What decisions must exceed to mark under this setting: 0, as trained, under dms+quest too, whose ratio is Quest's budget.
-fn dial<B: Backend>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &mut Option<DialTable>) -> Result<f32> {
+fn dial<B: Measure>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &mut Option<DialTable>) -> Result<f32> {
     if !matches!(item.1.policy, Policy::Dms(_)) {
         return Ok(0.0);
     }
@@ -142,7 +142,7 @@ fn dial<B: Backend>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &
 }
 
 /// Answers a group of problems in one batch.
-fn answer<B: Backend>(
+fn answer<B: Measure>(
     runner: &mut Runner<B>,
     run: &Run,
     &(task, setting): &Item<'_>,
@@ -197,7 +197,7 @@ fn answer<B: Backend>(
 }
 
 /// Chains of `tokens` tokens that fit in memory if they keep everything and share nothing.
-fn chains_that_fit<B: Backend>(runner: &Runner<B>, tokens: usize) -> Option<usize> {
+fn chains_that_fit<B: Measure>(runner: &Runner<B>, tokens: usize) -> Option<usize> {
     let g = runner.cache.geometry();
     let pages = tokens.min(runner.context()).div_ceil(g.page_slots) * g.n_layers * g.n_kv_heads;
     Some(runner.cache.free_pages(runner.backend())? / pages.max(1))

@@ -1,6 +1,6 @@
 //! The fast forms against the plain loops, over the steps of two sequences.
 
-use super::super::super::{Backend, KvGeometry, KvTables, Span};
+use super::super::super::{KvGeometry, KvTables, Ops, Pages, Span};
 use super::super::kv::{place, store};
 use super::super::simd::maths::tests::random;
 use super::super::{Acts, Cpu};

@@ -1,6 +1,6 @@
 //! Which pages a decode step reads, against a sort of recomputed bounds.
 
-use super::super::super::super::{Backend, KvGeometry, KvTables, Span};
+use super::super::super::super::{KvGeometry, KvTables, Ops, Pages, Span};
 use super::super::super::kv::{place, store};
 use super::super::super::simd::maths::tests::random;
 use super::super::super::{Acts, Cpu};
@@ -71,7 +71,7 @@ fn step(cpu: &Cpu, kv: &mut KvTables<Cpu>, n: usize, seed: u64) {
         if n == 1 {
             let union: BTreeSet<usize> = chosen.iter().flatten().copied().collect();
             let rule = g.policy.rule().filter(|_| kv.eviction[0] != 0);
-            let metas = super::super::super::kv::slot_metas(kv, 0, 0, head);
+            let metas = cpu.slot_metas(kv, 0, 0, head);
             let base = kv.seq_len[0] as usize;
             let sees = |meta| {
                 rule.is_none_or(|rule| {

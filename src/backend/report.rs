@@ -1,0 +1,104 @@
+//! What a backend says about itself, and what only measurements and checks ask. No op of a step is here.
+
+use super::{Backend, KvTables};
+use crate::codec::Codec;
+use crate::policy::Policy;
+use crate::quant::Code;
+use std::ops::RangeInclusive;
+
+/// Facts that decide which kernels the steps of a model launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelNeeds {
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Format of K and V in the cache.
+    pub codec: Codec,
+    /// Code of packed weights.
+    pub code: Option<Code>,
+    /// Policy of the cache.
+    pub policy: Policy,
+}
+
+/// Facts about a device that do not change.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// `cpu, 2 threads` or the GPU's name.
+    pub name: String,
+    /// An external library that runs some of the ops.
+    pub library: Option<String>,
+    /// Fewest and most tokens of a prefill step that suit the backend; memory decides between them.
+    pub step_tokens: RangeInclusive<usize>,
+    /// Tokens of a prefill chunk, a function of the device alone, where a row's results depend on the rows beside it: the
+    /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
+    /// same state.
+    pub chunk_tokens: Option<usize>,
+}
+
+/// What a backend says about itself, for notices, the planner and the panel.
+pub trait Report {
+    fn about(&self) -> About;
+    /// A message for the user that came up in a step, returned once.
+    fn notice(&self) -> Option<String> {
+        None
+    }
+    /// Bytes of device memory as the driver reports them for this process.
+    fn device_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// What measurements and checks need of a backend, and running a model does not.
+pub trait Measure: Backend {
+    /// Bytes read and written per second by a copy within the device's memory.
+    fn copy_bytes_per_s(&self) -> anyhow::Result<f64>;
+    /// Writes the first rows of activations from f32.
+    fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
+    /// Reference counts of the first `mapped_pages` pages (0 = free).
+    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32>;
+    /// Returns when all work issued so far is done. A backend that works in the caller's thread has nothing to wait for.
+    fn synchronize(&self) {}
+    /// Steps captured as graphs.
+    fn captured_steps(&self) -> usize {
+        0
+    }
+    /// Contents of the device's memory; `None` where it is the host's.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
+    /// Median microseconds of one of `calls` calls of `op`, which gets the call's number, over [`TIMED_ROUNDS`] rounds after
+    /// one that is not timed. Each round begins with `before`, untimed. A backend may capture a round and replay it, so
+    /// that the device is timed and not the host.
+    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
+        let mut round = || {
+            before(state);
+            self.synchronize();
+            let started = std::time::Instant::now();
+            (0..calls).for_each(|i| op(state, i));
+            self.synchronize();
+            started.elapsed().as_secs_f64() * 1e6 / calls as f64
+        };
+        round();
+        median((0..TIMED_ROUNDS).map(|_| round()).collect())
+    }
+}
+
+/// Contents of a device's memory, as its driver and the backend count it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Taken by other programs and by the driver for this one, before anything was loaded.
+    pub before_bytes: u64,
+    /// Taken by loading the kernels.
+    pub kernel_bytes: u64,
+    /// Taken now, in all.
+    pub taken_bytes: u64,
+    /// Live allocations by purpose, in the driver's granules.
+    pub allocated: Vec<(&'static str, u64)>,
+}
+
+/// Rounds that [`Measure::time_us`] times.
+pub const TIMED_ROUNDS: usize = 5;
+
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
