@@ -11,17 +11,15 @@ mod simd;
 pub(super) mod thread_pool;
 
 use super::{
-    About, AdapterHead, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Pages, Plain,
-    PoolStats, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepResult, Use, seen_words,
+    About, AdapterHead, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain,
+    QkvRopeArgs, Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
-use crate::policy::SlotMeta;
-use crate::protocol::{LaneFilter, Token};
+use crate::protocol::Token;
 use crate::tensor::Tensor;
 pub use linear::{OnInput, Weight};
 pub use pool::Pool;
 use simd::{Isa, maths};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use thread_pool::{ThreadPool, Tile};
@@ -230,65 +228,6 @@ impl Device for Cpu {
 
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
         Ok(Weight::new(parts))
-    }
-}
-
-impl Pages for Cpu {
-    type Pool = Pool;
-
-    fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {
-        Ok(Pool::new(geometry.page_bytes(), max_pages, geometry.n_layers * geometry.n_lanes()))
-    }
-
-    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
-        kv.pool.reserve(pages)
-    }
-
-    fn trim(&self, kv: &mut KvTables<Self>) {
-        kv.pool.trim();
-    }
-
-    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
-        kv.pool.stats()
-    }
-
-    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
-        kv::fork(kv, from, to);
-    }
-
-    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
-        kv::release(kv, seq);
-    }
-
-    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
-        kv::compact(kv, seq, threshold);
-    }
-
-    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
-        kv::rate_slots(kv, seq, positions, strength, marked);
-    }
-
-    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {
-        kv::presence(kv, seq, n, filter, at)
-    }
-
-    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
-        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact_mut(kv.geometry.page_bytes())) {
-            bytes.copy_from_slice(kv.pool.page(page));
-        }
-    }
-
-    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
-        let pages = bytes.chunks_exact(kv.geometry.page_bytes()).map(|bytes| {
-            let page = kv.pool.take();
-            kv.pool.page_mut(page).copy_from_slice(bytes);
-            page
-        });
-        pages.collect()
-    }
-
-    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
-        kv::slot_metas(kv, layer, seq, head)
     }
 }
 

@@ -30,11 +30,10 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Device, KernelNeeds, KvGeometry, KvTables, Linear, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats,
-    PresenceCounts, QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Use, seen_words,
+    AdapterHead, Device, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, SampleArgs, Span,
+    StepKind, StepResult, Use, seen_words,
 };
-use crate::policy::SlotMeta;
-use crate::protocol::{LaneFilter, Token};
+use crate::protocol::Token;
 use crate::tensor::Tensor;
 use abi::Arg::{F32, I32, Ptr};
 use cublaslt::CublasLt;
@@ -53,7 +52,6 @@ pub use probe::probe;
 use sampling::Sampling;
 use spans::{Shape, Spans};
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 
 /// Threads of a block of most kernels.
@@ -233,58 +231,6 @@ impl Device for Cuda {
         self.sampling.replace(sampling);
         self.unpacked.replace(unpacked);
         Some(bytes)
-    }
-}
-
-impl Pages for Cuda {
-    type Pool = Pool;
-
-    fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Pool, OutOfMemory> {
-        Pool::new(&self.driver, geometry, max_pages, max_step)
-    }
-
-    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
-        kv.pool.reserve(pages)
-    }
-
-    fn trim(&self, kv: &mut KvTables<Self>) {
-        kv::trim(self, kv);
-    }
-
-    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
-        kv.pool.stats()
-    }
-
-    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
-        kv::fork(self, kv, from, to);
-    }
-
-    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
-        kv::release(self, kv, seq);
-    }
-
-    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
-        kv::compact(self, kv, seq, threshold);
-    }
-
-    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
-        kv::rate_slots(self, kv, seq, positions, strength, marked);
-    }
-
-    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {
-        kv::presence(self, kv, seq, n, filter, at)
-    }
-
-    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
-        kv::export_pages(self, kv, pages, bytes);
-    }
-
-    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
-        kv::import_pages(self, kv, bytes)
-    }
-
-    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
-        kv::slot_metas(self, kv, layer, seq, head)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Slot assignment, storing and bookkeeping of slots on the CPU, token after token: the reference for parallel forms of the
 //! same.
 
-use super::super::{KvTables, PageLayout, PresenceCounts, Span};
-use super::{Acts, Cpu};
+use super::super::{KvGeometry, KvTables, OutOfMemory, PageLayout, Pages, PoolStats, PresenceCounts, Span};
+use super::{Acts, Cpu, Pool};
 use crate::codec::Codec;
 use crate::policy::{LaneSlots, Placement, Scope, Scored, SlotMeta};
 use crate::protocol::LaneFilter;
@@ -18,7 +18,7 @@ struct Lane<'a> {
     ring: &'a mut [i32],
     /// Of all slots that the lane may come to have; empty where the policy has none.
     scores: &'a mut [f32],
-    pool: &'a mut super::Pool,
+    pool: &'a mut Pool,
 }
 
 impl<'a> Lane<'a> {
@@ -215,32 +215,149 @@ pub(super) fn put_by_scores<'w>(
     }
 }
 
-pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
-    let g = kv.geometry;
-    let (ring_len, scores, sums) = (g.policy.ring_len(), g.score_slots(), g.sums_len());
-    assert_eq!(kv.seq_len[to], 0, "fork into a sequence that is not empty");
-    for layer in 0..g.n_layers {
-        for head in 0..g.n_kv_heads {
-            let (a, b) = (g.row(layer, from, head), g.row(layer, to, head));
-            kv.page_table.copy_within(a * g.max_pages..(a + 1) * g.max_pages, b * g.max_pages);
-            kv.ring.copy_within(a * ring_len..(a + 1) * ring_len, b * ring_len);
-            kv.live[b] = kv.live[a];
-            let scored = if scores > 0 { kv.live[a] as usize } else { 0 };
-            kv.score.copy_within(a * scores..a * scores + scored, b * scores);
-            kv.sums.copy_within(a * sums..(a + 1) * sums, b * sums);
-            let lane = Lane::of(kv, layer, to, head);
-            for entry in &lane.pages[..lane.held_pages()] {
-                lane.pool.share(*entry);
+impl Pages for Cpu {
+    type Pool = Pool;
+
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {
+        Ok(Pool::new(geometry.page_bytes(), max_pages, geometry.n_layers * geometry.n_lanes()))
+    }
+
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
+        kv.pool.reserve(pages)
+    }
+
+    fn trim(&self, kv: &mut KvTables<Self>) {
+        kv.pool.trim();
+    }
+
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
+        kv.pool.stats()
+    }
+
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
+        let g = kv.geometry;
+        let (ring_len, scores, sums) = (g.policy.ring_len(), g.score_slots(), g.sums_len());
+        assert_eq!(kv.seq_len[to], 0, "fork into a sequence that is not empty");
+        for layer in 0..g.n_layers {
+            for head in 0..g.n_kv_heads {
+                let (a, b) = (g.row(layer, from, head), g.row(layer, to, head));
+                kv.page_table.copy_within(a * g.max_pages..(a + 1) * g.max_pages, b * g.max_pages);
+                kv.ring.copy_within(a * ring_len..(a + 1) * ring_len, b * ring_len);
+                kv.live[b] = kv.live[a];
+                let scored = if scores > 0 { kv.live[a] as usize } else { 0 };
+                kv.score.copy_within(a * scores..a * scores + scored, b * scores);
+                kv.sums.copy_within(a * sums..(a + 1) * sums, b * sums);
+                let lane = Lane::of(kv, layer, to, head);
+                for entry in &lane.pages[..lane.held_pages()] {
+                    lane.pool.share(*entry);
+                }
+                let order = lane.pool.order(a).to_vec();
+                *lane.pool.order_mut(b) = order;
             }
-            let order = lane.pool.order(a).to_vec();
-            *lane.pool.order_mut(b) = order;
+        }
+        kv.seq_len[to] = kv.seq_len[from];
+        kv.eviction[to] = kv.eviction[from];
+        kv.dial[to] = kv.dial[from];
+        kv.reads[to] = kv.reads[from];
+        kv.peak[to] = kv.peak[from];
+    }
+
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
+        for layer in 0..kv.geometry.n_layers {
+            for head in 0..kv.geometry.n_kv_heads {
+                Lane::of(kv, layer, seq, head).clear();
+            }
+        }
+        kv.seq_len[seq] = 0;
+        kv.reads[seq] = 0;
+        kv.peak[seq] = 0;
+    }
+
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
+        let g = kv.geometry;
+        if let Some(rule) = g.policy.scored() {
+            return reduce(kv, seq, &rule);
+        }
+        let (policy, n) = (g.policy, kv.seq_len[seq] as usize);
+        for layer in 0..g.n_layers {
+            for head in 0..g.n_kv_heads {
+                let mut lane = Lane::of(kv, layer, seq, head);
+                let kept: Vec<usize> =
+                    (0..*lane.live as usize).filter(|&slot| !policy.drops(n, lane.meta(slot), threshold)).collect();
+                if kept.len() < *lane.live as usize {
+                    compact_lane(&mut lane, &kept, n.saturating_sub(policy.ring_len()));
+                    let pages = if g.policy.quest().is_some() { lane.held_pages() } else { 0 };
+                    (0..pages).for_each(|page| set_bounds(&mut lane, g.codec, page, g.head_dim));
+                }
+            }
         }
     }
-    kv.seq_len[to] = kv.seq_len[from];
-    kv.eviction[to] = kv.eviction[from];
-    kv.dial[to] = kv.dial[from];
-    kv.reads[to] = kv.reads[from];
-    kv.peak[to] = kv.peak[from];
+
+    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
+        for layer in 0..kv.geometry.n_layers {
+            for head in 0..kv.geometry.n_kv_heads {
+                let mut lane = Lane::of(kv, layer, seq, head);
+                for slot in 0..*lane.live as usize {
+                    let position = lane.meta(slot).position();
+                    if positions.contains(&position) {
+                        lane.set_meta(slot, SlotMeta::new(position, strength, marked));
+                    }
+                }
+            }
+        }
+    }
+
+    fn presence(
+        &self,
+        kv: &KvTables<Self>,
+        seq: usize,
+        n: usize,
+        filter: LaneFilter,
+        position: usize,
+    ) -> PresenceCounts {
+        let g = &kv.geometry;
+        let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
+        for layer in 0..g.n_layers {
+            for head in 0..g.n_kv_heads {
+                for meta in self.slot_metas(kv, layer, seq, head) {
+                    let marked = u32::from(meta.marked());
+                    if filter.selects(layer, head) && meta.position() < n {
+                        words[meta.position()] += 1 | marked << 16;
+                    }
+                    if meta.position() == position {
+                        words[n + layer * g.n_kv_heads + head] = 1 + marked;
+                    }
+                }
+            }
+        }
+        PresenceCounts::from_words(&words, n)
+    }
+
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
+        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact_mut(kv.geometry.page_bytes())) {
+            bytes.copy_from_slice(kv.pool.page(page));
+        }
+    }
+
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
+        let pages = bytes.chunks_exact(kv.geometry.page_bytes()).map(|bytes| {
+            let page = kv.pool.take();
+            kv.pool.page_mut(page).copy_from_slice(bytes);
+            page
+        });
+        pages.collect()
+    }
+
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
+        let g = &kv.geometry;
+        let (row, layout) = (g.row(layer, seq, head), g.page());
+        (0..kv.live[row] as usize)
+            .map(|slot| {
+                let page = kv.page_table[row * g.max_pages + slot / g.page_slots];
+                layout.meta(kv.pool.page(page), slot % g.page_slots)
+            })
+            .collect()
+    }
 }
 
 /// Ends a step: lengths, and the counters of live slots.
@@ -253,37 +370,6 @@ pub(super) fn advance(kv: &mut KvTables<Cpu>, spans: &[Span]) {
         kv.peak[span.seq] = kv.peak[span.seq].max(live);
         if span.len == 1 && !g.policy.attention_counts_reads() {
             kv.reads[span.seq] += live as u64;
-        }
-    }
-}
-
-pub(super) fn release(kv: &mut KvTables<Cpu>, seq: usize) {
-    for layer in 0..kv.geometry.n_layers {
-        for head in 0..kv.geometry.n_kv_heads {
-            Lane::of(kv, layer, seq, head).clear();
-        }
-    }
-    kv.seq_len[seq] = 0;
-    kv.reads[seq] = 0;
-    kv.peak[seq] = 0;
-}
-
-pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize, threshold: usize) {
-    let g = kv.geometry;
-    if let Some(rule) = g.policy.scored() {
-        return reduce(kv, seq, &rule);
-    }
-    let (policy, n) = (g.policy, kv.seq_len[seq] as usize);
-    for layer in 0..g.n_layers {
-        for head in 0..g.n_kv_heads {
-            let mut lane = Lane::of(kv, layer, seq, head);
-            let kept: Vec<usize> =
-                (0..*lane.live as usize).filter(|&slot| !policy.drops(n, lane.meta(slot), threshold)).collect();
-            if kept.len() < *lane.live as usize {
-                compact_lane(&mut lane, &kept, n.saturating_sub(policy.ring_len()));
-                let pages = if g.policy.quest().is_some() { lane.held_pages() } else { 0 };
-                (0..pages).for_each(|page| set_bounds(&mut lane, g.codec, page, g.head_dim));
-            }
         }
     }
 }
@@ -304,20 +390,6 @@ fn reduce(kv: &mut KvTables<Cpu>, seq: usize, rule: &Scored) {
             };
             if let Some(kept) = kept {
                 compact_lane(&mut lane, &kept, n);
-            }
-        }
-    }
-}
-
-pub(super) fn rate_slots(kv: &mut KvTables<Cpu>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
-    for layer in 0..kv.geometry.n_layers {
-        for head in 0..kv.geometry.n_kv_heads {
-            let mut lane = Lane::of(kv, layer, seq, head);
-            for slot in 0..*lane.live as usize {
-                let position = lane.meta(slot).position();
-                if positions.contains(&position) {
-                    lane.set_meta(slot, SlotMeta::new(position, strength, marked));
-                }
             }
         }
     }
@@ -369,40 +441,4 @@ struct SlotBytes {
     sides: [u32; 2],
     meta: SlotMeta,
     score: Option<f32>,
-}
-
-pub(super) fn presence(
-    kv: &KvTables<Cpu>,
-    seq: usize,
-    n: usize,
-    filter: LaneFilter,
-    position: usize,
-) -> PresenceCounts {
-    let g = &kv.geometry;
-    let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
-    for layer in 0..g.n_layers {
-        for head in 0..g.n_kv_heads {
-            for meta in slot_metas(kv, layer, seq, head) {
-                let marked = u32::from(meta.marked());
-                if filter.selects(layer, head) && meta.position() < n {
-                    words[meta.position()] += 1 | marked << 16;
-                }
-                if meta.position() == position {
-                    words[n + layer * g.n_kv_heads + head] = 1 + marked;
-                }
-            }
-        }
-    }
-    PresenceCounts::from_words(&words, n)
-}
-
-pub(super) fn slot_metas(kv: &KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
-    let g = &kv.geometry;
-    let (row, layout) = (g.row(layer, seq, head), g.page());
-    (0..kv.live[row] as usize)
-        .map(|slot| {
-            let page = kv.page_table[row * g.max_pages + slot / g.page_slots];
-            layout.meta(kv.pool.page(page), slot % g.page_slots)
-        })
-        .collect()
 }

@@ -19,13 +19,13 @@ macro_rules! layout {
 /// A struct that a kernel takes by value as one parameter.
 pub trait Param: Pod {}
 
-impl Param for View {}
+impl Param for Kv {}
 impl Param for DecodeParams {}
 impl Param for PrefillParams {}
 impl Param for RopeParams {}
 impl Param for MergeParams {}
 impl Param for TensorMap {}
-impl Param for DecodeNorm {}
+impl Param for Norm {}
 
 /// One argument of a kernel.
 #[derive(Clone, Copy)]
@@ -75,7 +75,7 @@ impl<'a> Arg<'a> {
 /// are device pointers.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
-pub struct DecodeNorm {
+pub struct Norm {
     pub scaled: u64,
     pub weight: u64,
     pub squares: u64,
@@ -84,12 +84,12 @@ pub struct DecodeNorm {
     pub layer: i32,
 }
 
-layout!(DecodeNorm: 40 { eps: 32 });
+layout!(Norm: 40 { eps: 32 });
 
 /// The KV cache as kernels see it: `Kv` in `kv.cuh`, field by field. Addresses are device pointers.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub struct View {
+pub struct Kv {
     pub pages: u64,
     pub table: u64,
     pub live: u64,
@@ -131,7 +131,7 @@ pub struct View {
     pub budget: i32,
     pub score: u64,
 }
-layout!(View: 216 {
+layout!(Kv: 216 {
     table: 8,
     staged: 88,
     reads: 96,
@@ -172,7 +172,7 @@ layout!(HeadParams: 48 { eps: 24, per_layer: 44 });
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
-    pub kv: View,
+    pub kv: Kv,
     pub heads: HeadParams,
     pub out: u64,
     pub states: u64,
@@ -194,7 +194,7 @@ layout!(DecodeParams: 352 { heads: 216, out: 264, layer: 324, logits: 336 });
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct PrefillParams {
-    pub kv: View,
+    pub kv: Kv,
     pub out: u64,
     pub partials: u64,
     pub arrivals: u64,
@@ -215,7 +215,7 @@ layout!(PrefillParams: 296 { out: 216, layer: 268, unpacked: 280 });
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct RopeParams {
-    pub kv: View,
+    pub kv: Kv,
     pub heads: HeadParams,
     pub qkv: u64,
     pub decisions: u64,
@@ -261,14 +261,14 @@ const _: () = assert!(align_of::<TensorMap>() == 64);
 /// Consecutive rows of one sequence in a step: `Span` in `kv.cuh`. Kernels read an array of them.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
-pub struct DeviceSpan {
+pub struct Span {
     pub seq: i32,
     pub start: i32,
     pub len: i32,
     /// Rows of the sequence that the step has fed already: 0 but under policies with scores.
     pub before: i32,
 }
-layout!(DeviceSpan: 16 { seq: 0, start: 4, len: 8, before: 12 });
+layout!(Span: 16 { seq: 0, start: 4, len: 8, before: 12 });
 
 // How one row is sampled: `SamplingState` in `sample.cu`. Kernels read an array of them.
 layout!(SamplingState: 32 { seed: 0, seq: 8, top_k: 12, temperature: 16, top_p: 20, min_p: 24, repetition_penalty: 28 });

@@ -2,8 +2,8 @@
 //! the rows of the weight and K its columns. bf16 weights and activations go to tensor cores, prefill through libcublasLt
 //! where there is one; all else to plain f32 kernels.
 
+use super::abi;
 use super::abi::Arg::{self, I32, Ptr};
-use super::abi::DecodeNorm;
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::kernels::{Fused, Kernel};
@@ -145,7 +145,7 @@ pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
 pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     if gemm.m <= MAX_DECODE_ROWS {
-        return decode(cuda, gemm, fused, &DecodeNorm::default());
+        return decode(cuda, gemm, fused, &abi::Norm::default());
     }
     if driver.supports(WGMMA) {
         return hopper(cuda, gemm, fused);
@@ -156,7 +156,7 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
 }
 
 /// As [`tensor_cores`], of at most [`MAX_DECODE_ROWS`] rows, which are one tile, and with its share of a norm.
-pub(super) fn decode(cuda: &Cuda, gemm: &Gemm, fused: bool, norm: &DecodeNorm) {
+pub(super) fn decode(cuda: &Cuda, gemm: &Gemm, fused: bool, norm: &abi::Norm) {
     let (best, kernel) = fastest(&cuda.driver, gemm, fused);
     let mut args = arguments(gemm);
     args[7] = Arg::of(norm);

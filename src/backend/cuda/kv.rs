@@ -1,8 +1,8 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{KvGeometry, KvTables, PresenceCounts, QkvRopeArgs, Span};
+use super::super::{KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
-use super::abi::{self, DecodeParams, DeviceSpan, PrefillParams, RopeParams, View};
+use super::abi::{self, DecodeParams, PrefillParams, RopeParams};
 use super::driver::Driver;
 use super::kernels::{Kernel, Mode, padded};
 use super::memory::{Acts, Buf};
@@ -37,10 +37,10 @@ const UNPACK_BLOCKS_PER_SM: usize = 4;
 /// Rows of a step from which packed codes are unpacked first: fewer have too few tiles that share the copy.
 const UNPACK_ROWS: usize = 256;
 
-fn view(kv: &KvTables<Cuda>) -> View {
+fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
     let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
-    View {
+    abi::Kv {
         pages: kv.pool.base(),
         table: kv.page_table.ptr(),
         live: kv.live.ptr(),
@@ -189,7 +189,7 @@ pub(super) fn decode(
     let (rows, turns) = cuda.spans.borrow_mut().send_rows(spans);
     let mut before = 0;
     for n in turns {
-        params.spans = rows + (before * size_of::<DeviceSpan>()) as u64;
+        params.spans = rows + (before * size_of::<abi::Span>()) as u64;
         launch(&params, n);
         before += n;
         params.in_order = 1;
@@ -367,103 +367,6 @@ fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
     cuda.driver.launch(Kernel::ReclaimPages, [1, 1, 1], BLOCK, &[Arg::of(&view(kv))]);
 }
 
-pub(super) fn fork(cuda: &Cuda, kv: &mut KvTables<Cuda>, from: usize, to: usize) {
-    let mut len = [0];
-    kv.seq_len.read(to, &mut len);
-    assert_eq!(len[0], 0, "fork into a sequence that is not empty");
-    over_lanes(cuda, kv, Kernel::Fork, BLOCK, &[from, to]);
-    merge::fork(kv, from, to);
-}
-
-pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
-    over_lanes(cuda, kv, Kernel::Release, BLOCK, &[seq]);
-    reclaim(cuda, kv);
-}
-
-pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshold: usize) {
-    match kv.geometry.policy.scored() {
-        Some(_) => over_lanes(cuda, kv, Kernel::Reduce, 32, &[seq]),
-        None => over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]),
-    }
-    if kv.geometry.policy.quest().is_some() {
-        over_lanes(cuda, kv, Kernel::LaneBounds, BLOCK, &[seq, pages::key_rows(&kv.geometry)]);
-    }
-    reclaim(cuda, kv);
-}
-
-pub(super) fn rate_slots(
-    cuda: &Cuda,
-    kv: &mut KvTables<Cuda>,
-    seq: usize,
-    positions: Range<usize>,
-    strength: usize,
-    marked: bool,
-) {
-    let rating = SlotMeta::new(0, strength, marked).0 as usize;
-    over_lanes(cuda, kv, Kernel::RateSlots, 32, &[seq, positions.start, positions.end, rating]);
-    reclaim(cuda, kv);
-}
-
-/// Moves pages to lower numbers where that empties the last granules of the pool, then unmaps those.
-pub(super) fn trim(cuda: &Cuda, kv: &mut KvTables<Cuda>) {
-    if let Some((first, n)) = kv.pool.moves() {
-        let (view, moved) = (view(kv), kv.pool.returned.ptr());
-        cuda.driver.launch(Kernel::MovePages, [n, 1, 1], BLOCK, &[Arg::of(&view), Ptr(moved), I32(first as i32)]);
-        let entries = kv.page_table.len();
-        let args = [Arg::of(&view), Ptr(moved), I32(first as i32), I32(n as i32), U64(entries as u64)];
-        cuda.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
-    }
-    kv.pool.trim();
-}
-
-pub(super) fn presence(
-    cuda: &Cuda,
-    kv: &KvTables<Cuda>,
-    seq: usize,
-    n: usize,
-    filter: LaneFilter,
-    position: usize,
-) -> PresenceCounts {
-    let g = &kv.geometry;
-    let (view, out) = (view(kv), &kv.pool.metas);
-    let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
-    cuda.driver.clear(out.ptr(), words.len() * size_of::<u32>());
-    let selected = |index: Option<usize>| I32(index.map_or(-1, |i| i as i32));
-    let args = [
-        Ptr(out.ptr()),
-        Arg::of(&view),
-        I32(seq as i32),
-        I32(n as i32),
-        selected(filter.layer),
-        selected(filter.head),
-        I32(position.min(i32::MAX as usize) as i32),
-    ];
-    let blocks = n.div_ceil(BLOCK).max(1);
-    cuda.driver.launch(Kernel::Presence, [blocks, g.n_kv_heads, g.n_layers], BLOCK, &args);
-    out.read(0, bytemuck::cast_slice_mut(&mut words));
-    PresenceCounts::from_words(&words, n)
-}
-
-/// Copies pages to the host in pieces, each gathered in the staging pages of prefill, which no work uses between steps.
-pub(super) fn export_pages(cuda: &Cuda, kv: &mut KvTables<Cuda>, pages: &[i32], bytes: &mut [u8]) {
-    let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
-    for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks_mut(at_once * stride)) {
-        copy_staged(cuda, kv, Kernel::GatherPages, pages);
-        kv.pool.staged.read(0, bytes);
-    }
-}
-
-pub(super) fn import_pages(cuda: &Cuda, kv: &mut KvTables<Cuda>, bytes: &[u8]) -> Vec<i32> {
-    let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
-    reclaim(cuda, kv);
-    let pages = kv.pool.take(bytes.len() / stride);
-    for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks(at_once * stride)) {
-        kv.pool.staged.write(0, bytes);
-        copy_staged(cuda, kv, Kernel::ScatterPages, pages);
-    }
-    pages
-}
-
 /// Copies between pages of the pool and the staging pages. `returned` is unused between steps and lists the former.
 fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, kernel: Kernel, pages: &[i32]) {
     kv.pool.returned.write(0, pages);
@@ -472,16 +375,122 @@ fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, kernel: Kernel, pages: &[i3
     cuda.driver.launch(kernel, [pages.len(), 1, 1], BLOCK, &args);
 }
 
-pub(super) fn slot_metas(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
-    let mut live = [0];
-    kv.live.read(kv.geometry.row(layer, seq, head), &mut live);
-    let mut metas = vec![0; live[0] as usize];
-    if metas.is_empty() {
-        return Vec::new();
+impl Pages for Cuda {
+    type Pool = Pool;
+
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Pool, OutOfMemory> {
+        Pool::new(&self.driver, geometry, max_pages, max_step)
     }
-    let (view, out) = (view(kv), &kv.pool.metas);
-    let args = [Ptr(out.ptr()), Arg::of(&view), I32(layer as i32), I32(seq as i32), I32(head as i32)];
-    cuda.driver.launch(Kernel::SlotMetas, [metas.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
-    out.read(0, &mut metas);
-    metas.into_iter().map(|meta: i32| SlotMeta(meta as u32)).collect()
+
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
+        kv.pool.reserve(pages)
+    }
+
+    /// Moves pages to lower numbers where that empties the last granules of the pool, then unmaps those.
+    fn trim(&self, kv: &mut KvTables<Self>) {
+        if let Some((first, n)) = kv.pool.moves() {
+            let (view, moved) = (view(kv), kv.pool.returned.ptr());
+            self.driver.launch(Kernel::MovePages, [n, 1, 1], BLOCK, &[Arg::of(&view), Ptr(moved), I32(first as i32)]);
+            let entries = kv.page_table.len();
+            let args = [Arg::of(&view), Ptr(moved), I32(first as i32), I32(n as i32), U64(entries as u64)];
+            self.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        }
+        kv.pool.trim();
+    }
+
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
+        kv.pool.stats()
+    }
+
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
+        let mut len = [0];
+        kv.seq_len.read(to, &mut len);
+        assert_eq!(len[0], 0, "fork into a sequence that is not empty");
+        over_lanes(self, kv, Kernel::Fork, BLOCK, &[from, to]);
+        merge::fork(kv, from, to);
+    }
+
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
+        over_lanes(self, kv, Kernel::Release, BLOCK, &[seq]);
+        reclaim(self, kv);
+    }
+
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
+        match kv.geometry.policy.scored() {
+            Some(_) => over_lanes(self, kv, Kernel::Reduce, 32, &[seq]),
+            None => over_lanes(self, kv, Kernel::Compact, 32, &[seq, threshold]),
+        }
+        if kv.geometry.policy.quest().is_some() {
+            over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq, pages::key_rows(&kv.geometry)]);
+        }
+        reclaim(self, kv);
+    }
+
+    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
+        let rating = SlotMeta::new(0, strength, marked).0 as usize;
+        over_lanes(self, kv, Kernel::RateSlots, 32, &[seq, positions.start, positions.end, rating]);
+        reclaim(self, kv);
+    }
+
+    fn presence(
+        &self,
+        kv: &KvTables<Self>,
+        seq: usize,
+        n: usize,
+        filter: LaneFilter,
+        position: usize,
+    ) -> PresenceCounts {
+        let g = &kv.geometry;
+        let (view, out) = (view(kv), &kv.pool.metas);
+        let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
+        self.driver.clear(out.ptr(), words.len() * size_of::<u32>());
+        let selected = |index: Option<usize>| I32(index.map_or(-1, |i| i as i32));
+        let args = [
+            Ptr(out.ptr()),
+            Arg::of(&view),
+            I32(seq as i32),
+            I32(n as i32),
+            selected(filter.layer),
+            selected(filter.head),
+            I32(position.min(i32::MAX as usize) as i32),
+        ];
+        let blocks = n.div_ceil(BLOCK).max(1);
+        self.driver.launch(Kernel::Presence, [blocks, g.n_kv_heads, g.n_layers], BLOCK, &args);
+        out.read(0, bytemuck::cast_slice_mut(&mut words));
+        PresenceCounts::from_words(&words, n)
+    }
+
+    /// Copies pages to the host in pieces, each gathered in the staging pages of prefill, which no work uses between steps.
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
+        let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
+        for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks_mut(at_once * stride)) {
+            copy_staged(self, kv, Kernel::GatherPages, pages);
+            kv.pool.staged.read(0, bytes);
+        }
+    }
+
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
+        let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
+        reclaim(self, kv);
+        let pages = kv.pool.take(bytes.len() / stride);
+        for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks(at_once * stride)) {
+            kv.pool.staged.write(0, bytes);
+            copy_staged(self, kv, Kernel::ScatterPages, pages);
+        }
+        pages
+    }
+
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
+        let mut live = [0];
+        kv.live.read(kv.geometry.row(layer, seq, head), &mut live);
+        let mut metas = vec![0; live[0] as usize];
+        if metas.is_empty() {
+            return Vec::new();
+        }
+        let (view, out) = (view(kv), &kv.pool.metas);
+        let args = [Ptr(out.ptr()), Arg::of(&view), I32(layer as i32), I32(seq as i32), I32(head as i32)];
+        self.driver.launch(Kernel::SlotMetas, [metas.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        out.read(0, &mut metas);
+        metas.into_iter().map(|meta: i32| SlotMeta(meta as u32)).collect()
+    }
 }

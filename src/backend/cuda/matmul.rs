@@ -5,8 +5,8 @@
 //! (`gemm_decode.cu`). Until then it is [`Pending`].
 
 use super::super::{After, Linear, Norm};
+use super::abi;
 use super::abi::Arg::{Ptr, U64};
-use super::abi::DecodeNorm;
 use super::cublaslt::Gemm;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Stored, UNSCALED_ROWS, Weight};
@@ -104,10 +104,10 @@ fn fused_norm(
             normed.fills(gemm.m);
             // The first GEMM leaves its sum times the norm's weight and the sums of squares; the second divides by their root.
             let (scaled, weight) = (normed.ptr(), norm.weight.ptr());
-            let first = DecodeNorm { scaled, weight, squares, ..DecodeNorm::default() };
+            let first = abi::Norm { scaled, weight, squares, ..abi::Norm::default() };
             gemm::decode(cuda, &Gemm { out: sum.acc, ..sum.gemm }, false, &first);
             let (eps, layer, non_finite) = (norm.eps, norm.layer as i32, norm.non_finite.ptr());
-            let second = DecodeNorm { squares, non_finite, eps, layer, ..DecodeNorm::default() };
+            let second = abi::Norm { squares, non_finite, eps, layer, ..abi::Norm::default() };
             gemm::decode(cuda, &Gemm { x: scaled, ..*gemm }, swiglu, &second);
             true
         }

@@ -1,7 +1,7 @@
 //! The shape of the current step in device memory: its spans, and the span of every row.
 
 use super::super::{OutOfMemory, Span};
-use super::abi::DeviceSpan;
+use super::abi;
 use super::driver::Driver;
 use super::memory::Buf;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 /// A step's spans as kernels take them.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// Device address of `[n_spans]` [`DeviceSpan`]s.
+    /// Device address of `[n_spans]` [`abi::Span`]s.
     pub spans: u64,
     /// Device address of `[n_rows]` indices of spans.
     pub span_of_row: u64,
@@ -22,10 +22,10 @@ pub(super) struct Shape {
 pub(super) struct Spans {
     /// Contents of device memory.
     current: Vec<Span>,
-    memory: Option<(Buf<DeviceSpan>, Buf<i32>)>,
+    memory: Option<(Buf<abi::Span>, Buf<i32>)>,
     /// What [`Self::send_rows`] sent last, and where it lies.
     current_rows: Vec<Span>,
-    rows_memory: Option<Buf<DeviceSpan>>,
+    rows_memory: Option<Buf<abi::Span>>,
     rows: usize,
 }
 
@@ -54,7 +54,7 @@ impl Spans {
         let (on_gpu, of_row) = self.memory.as_mut().expect("activations were made before a step");
         if self.current != spans {
             let device =
-                |s: &Span| DeviceSpan { seq: s.seq as i32, start: s.start as i32, len: s.len as i32, before: 0 };
+                |s: &Span| abi::Span { seq: s.seq as i32, start: s.start as i32, len: s.len as i32, before: 0 };
             on_gpu.write(0, &spans.iter().map(device).collect::<Vec<_>>());
             let mut rows = vec![0; n_rows];
             for (i, span) in spans.iter().enumerate() {
@@ -67,14 +67,14 @@ impl Spans {
     }
 
     /// Copies every row of the spans to the GPU, unless they are there: first those that come first in their spans, then the
-    /// second ones, and so on. Returns the device address of the [`DeviceSpan`]s, and how many rows each turn has. A
+    /// second ones, and so on. Returns the device address of the [`abi::Span`]s, and how many rows each turn has. A
     /// row has the length of its span.
     pub fn send_rows(&mut self, spans: &[Span]) -> (u64, Vec<usize>) {
         let longest = spans.iter().map(|s| s.len).max().unwrap_or(0);
         let turns = (0..longest).map(|i| spans.iter().filter(|s| i < s.len).count()).collect();
         let on_gpu = self.rows_memory.as_mut().expect("activations were made before a step");
         if self.current_rows != spans {
-            let row = |s: &Span, i: usize| DeviceSpan {
+            let row = |s: &Span, i: usize| abi::Span {
                 seq: s.seq as i32,
                 start: (s.start + i) as i32,
                 len: s.len as i32,
