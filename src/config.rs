@@ -4,12 +4,13 @@
 //!
 //! Knows no model and no widget.
 
+mod environment;
 mod layer;
 mod settings;
 mod shown;
 mod values;
 
-pub use layer::in_words;
+pub use environment::in_words;
 pub use settings::{Layer, Settings};
 pub use shown::{DEFAULT, Shown, shown};
 pub use values::{Adapter, Auto, ByteSize, Device, Gemm, List, OnOff, Pin, Width};
@@ -98,7 +99,7 @@ impl Settings {
         flags.check().map_err(|(key, what)| anyhow!("--{}: {what}", key.replace('_', "-")))?;
         let set_by = |key: &str, flag: bool, variable: bool| match (flag, variable) {
             (true, _) => format!("--{}", key.replace('_', "-")),
-            (_, true) => layer::env_name(key),
+            (_, true) => environment::env_name(key),
             _ => layer::place_of_key(&path, key),
         };
         let theme_set_by = match &file.theme {

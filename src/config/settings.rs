@@ -1,6 +1,6 @@
 //! The one declaration of every setting: its flag, key, environment variable, default and help.
 
-use super::layer::{env_name, env_value};
+use super::environment::{env_name, env_value};
 use super::values::{Adapter, Auto, ByteSize, Device, Gemm, List, OnOff, Pin, Setting, Width};
 use super::{BUILTIN_MODEL, Dirs};
 use crate::codec::Codec;

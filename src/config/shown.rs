@@ -1,6 +1,7 @@
 //! Every setting with its value and what set it.
 
-use super::layer::{env_name, place_of_key};
+use super::environment::env_name;
+use super::layer::place_of_key;
 use super::settings::Layer;
 use super::{Dirs, sources};
 use anyhow::Result;
