@@ -500,8 +500,8 @@ impl Conversation {
     }
 
     /// Records a change of the token log between two turns.
-    pub fn log_changed(&mut self, change: Box<LogChange>) {
-        let LogChange { log_base, log, pending } = *change;
+    pub fn log_changed(&mut self, change: LogChange) {
+        let LogChange { log_base, log, pending } = change;
         self.note(|id, parent| Record::Log(Log { id, parent, time: now(), log_base, log, pending }));
     }
 

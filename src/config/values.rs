@@ -32,16 +32,11 @@ impl fmt::Display for OnOff {
 }
 
 /// A value, or `auto`: what suits the device and the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Auto<T> {
+    #[default]
     Auto,
     Is(T),
-}
-
-impl<T> Default for Auto<T> {
-    fn default() -> Self {
-        Self::Auto
-    }
 }
 
 impl<T: fmt::Display> fmt::Display for Auto<T> {
@@ -292,7 +287,8 @@ impl FromStr for ByteSize {
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1, "")];
-        let (unit, name) = units.into_iter().find(|(unit, _)| self.0 > 0 && self.0 % unit == 0).unwrap_or((1, ""));
+        let (unit, name) =
+            units.into_iter().find(|(unit, _)| self.0 > 0 && self.0.is_multiple_of(*unit)).unwrap_or((1, ""));
         write!(f, "{}{name}", self.0 / unit)
     }
 }

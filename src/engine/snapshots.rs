@@ -184,7 +184,7 @@ impl Snapshots {
             own.map(|one| one.context.seq)
         };
         let all: Vec<SeqId> = std::iter::once(current).chain(seqs(false)).chain(seqs(true)).collect();
-        let held = cache.distinct_pages(b, &[all.clone()]).remove(0);
+        let held = cache.distinct_pages(b, std::slice::from_ref(&all)).remove(0);
         let own = held[held.len() - n_earlier - 1];
         let fits = held.iter().take_while(|&&pages| pages - own.min(pages) <= budget).count();
         self.release_if(runner, |one| all[fits..].contains(&one.context.seq));

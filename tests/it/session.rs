@@ -214,7 +214,7 @@ fn a_change_of_the_log_after_the_last_turn_is_saved() {
     turn(&mut chat, Some("first"), "one", 0);
     turn(&mut chat, Some("second"), "two", 3);
     let pin = LogEntry::Pin { pin: [1, 2] };
-    chat.log_changed(Box::new(LogChange { log_base: 4, log: vec![pin], pending: Some(7) }));
+    chat.log_changed(LogChange { log_base: 4, log: vec![pin], pending: Some(7) });
     session.sync(&mut chat, &info()).unwrap();
     let loaded = |text: &str| load(text.as_bytes(), "x").unwrap();
     let mut read = loaded(session.jsonl());

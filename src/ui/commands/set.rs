@@ -67,7 +67,8 @@ macro_rules! sampling {
             |app| app.sampling().$name.to_string(),
             |app, v| {
                 let value = or("default", v, |v| v.parse::<$type>().ok().map(f64::from))?;
-                Some(app.options.sampling = app.options.sampling.with(stringify!($name), value)?)
+                app.options.sampling = app.options.sampling.with(stringify!($name), value)?;
+                Some(())
             },
         )),*];
     };
@@ -80,13 +81,19 @@ const SETTINGS: &[Setting] = &[
         "seed",
         "a number, or random",
         |app| shown(app.options.seed, "random"),
-        |app, v| Some(app.options.seed = or("random", v, |v| v.parse().ok())?),
+        |app, v| {
+            app.options.seed = or("random", v, |v| v.parse().ok())?;
+            Some(())
+        },
     ),
     setting(
         "max_tokens",
         "a number, or none",
         |app| shown(app.options.max_tokens, "none"),
-        |app, v| Some(app.options.max_tokens = or("none", v, |v| v.parse().ok().filter(|n| *n > 0))?),
+        |app, v| {
+            app.options.max_tokens = or("none", v, |v| v.parse().ok().filter(|n| *n > 0))?;
+            Some(())
+        },
     ),
     setting(
         "max_think",
@@ -94,7 +101,8 @@ const SETTINGS: &[Setting] = &[
         |app| shown(app.engine.info.as_ref().and_then(|info| info.max_think(app.options.max_think)), "none"),
         |app, v| {
             let tokens = |v: &str| or("none", v, |v| v.parse().ok()).map(Option::unwrap_or_default);
-            Some(app.options.max_think = or("default", v, tokens)?)
+            app.options.max_think = or("default", v, tokens)?;
+            Some(())
         },
     ),
     setting(
@@ -103,7 +111,8 @@ const SETTINGS: &[Setting] = &[
         |app| shown(app.options.kv_limit, "none"),
         |app, v| {
             app.options.kv_limit = or("none", v, |v| v.parse().ok().map(|bytes: ByteSize| bytes.0))?;
-            Some(app.send(Engine::SetKvLimit(app.options.kv_limit)))
+            app.send(Engine::SetKvLimit(app.options.kv_limit));
+            Some(())
         },
     ),
     setting("mouse", "on or off", |app| on_or_off(app.mouse).to_owned(), mouse).values(&["on", "off"]),
@@ -166,7 +175,8 @@ pub fn mouse(app: &mut App, value: &str) -> Option<()> {
         _ => return None,
     };
     app.info(if app.mouse { "the wheel scrolls the conversation" } else { "mouse released: select text as usual" });
-    Some(app.emit(Effect::Mouse(app.mouse)))
+    app.emit(Effect::Mouse(app.mouse));
+    Some(())
 }
 
 fn themes(sources: &Sources) -> Vec<(String, String)> {

@@ -48,7 +48,7 @@ pub fn event(app: &mut App, event: Event) {
         Event::Pinned(pinned) => pinned_message(app, *pinned),
         Event::Unpinned { tokens, dropped_slots } => unpinned_message(app, tokens, dropped_slots),
         Event::LogChanged(change) => {
-            app.chat.log_changed(change);
+            app.chat.log_changed(*change);
             app.store(Store::Sync);
         }
         Event::KeepSet { ratio, trained, .. } => {
