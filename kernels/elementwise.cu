@@ -31,7 +31,7 @@ __device__ __forceinline__ float row_factor(float squares, int width, float eps,
 
 // x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Moves
 // 4 bytes in and 2 or 4 out per value, 8 more with `more`. Rows of more than 4 * KEPT values per thread, or whose width is
-// no multiple of 4, are read twice; of others an image is written too, if `image` is not null. `non_finite` may be null. CPU twins: `rms_norm`, `add_rms_norm`.
+// no multiple of 4, are read twice; of others an image is written too, if `image` is not null. `non_finite` may be null. CPU twin: `rms_norm`.
 KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x, const float* more, const float* weight, float eps,
                                         int layer, int* non_finite, int width) {
   next_may_begin();

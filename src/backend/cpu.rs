@@ -104,11 +104,6 @@ impl Cpu {
         self.thread_pool.size()
     }
 
-    /// Name of the vector instruction set in use.
-    pub fn instructions(&self) -> &'static str {
-        self.isa.name()
-    }
-
     /// A worker's own scratch, so the lock is never contended. A panic leaves it usable.
     fn scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
         self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner)

@@ -98,11 +98,6 @@ impl Message {
     pub fn is_open(&self) -> bool {
         self.role == Role::Assistant && self.turn.is_some() && self.report.is_none()
     }
-
-    /// Whether the reply is partial: the model did not end its turn.
-    pub fn is_interrupted(&self) -> bool {
-        self.stop_reason().is_some_and(|r| r != StopReason::End)
-    }
 }
 
 /// A toggle of eviction, and its place among the messages.

@@ -227,7 +227,7 @@ pub fn generation(
 ) -> Result<(GenerationDefaults, Option<String>)> {
     let (mut out, mut ignored) = (GenerationDefaults::default(), Vec::new());
     if let Some(g) = generation {
-        for SamplingOption { name, range, .. } in SamplingOverrides::options() {
+        for SamplingOption { name, range } in SamplingOverrides::options() {
             let Some(value) = g.get(name) else { continue };
             match value.as_f64().and_then(|n| out.sampling.with(name, Some(n))) {
                 Some(sampling) => out.sampling = sampling,

@@ -279,12 +279,12 @@ sampling_table!(settings {
         /// System prompt
         #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Answer")]
         system: String, or "none";
-    }
-    screen {
+
         /// Whether earlier thoughts stay in the context
         #[arg(skip)]
         keep_thinking: OnOff, or "as the model's template does";
-
+    }
+    screen {
         /// auto (like the terminal's background), dark, light, ...
         #[arg(long, value_name = "NAME")]
         theme: String, or "\"auto\"";

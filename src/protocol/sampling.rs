@@ -1,5 +1,5 @@
 //! How a token is sampled from a row of logits. This table declares every option once: flags, variables and keys of the
-//! the settings, `/set`, what models recommend, reports, and the struct that a kernel reads are made of it.
+//! settings, `/set`, what models recommend, reports, and the struct that a kernel reads are made of it.
 
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -9,13 +9,11 @@ use std::ops::RangeInclusive;
 pub struct SamplingOption {
     pub name: &'static str,
     pub range: RangeInclusive<f64>,
-    /// What `/set` takes.
-    pub takes: &'static str,
 }
 
 macro_rules! sampling {
     (@sampling $(
-        $(#[$help:meta])* $name:ident: $type:ident = $off:literal, $least:literal to $most:literal, $takes:literal;
+        $(#[$help:meta])* $name:ident: $type:ident = $off:literal, $least:literal to $most:literal, $_takes:literal;
     )*) => {
         /// How the next token is sampled from a row of logits. The default is greedy, with everything off.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,8 +36,7 @@ macro_rules! sampling {
 
         impl SamplingOverrides {
             pub fn options() -> impl Iterator<Item = SamplingOption> {
-                let option = |name, least, most, takes| SamplingOption { name, range: least..=most, takes };
-                [$(option(stringify!($name), $least, $most, $takes)),*].into_iter()
+                [$(SamplingOption { name: stringify!($name), range: $least..=$most }),*].into_iter()
             }
 
             /// The parameters of `below`, but for those set here.

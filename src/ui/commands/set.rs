@@ -133,10 +133,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "width",
         "a number of chains, or auto; 1 is off",
-        |app| match app.options.width {
-            Width::Auto => "auto".to_owned(),
-            Width::Chains(n) => n.to_string(),
-        },
+        |app| app.options.width.to_string(),
         |app, v| by(app, &chains::PARALLEL, v, v.parse::<Width>().is_ok()),
     ),
     setting("theme", "the name of a theme", |app| app.theme.name.clone(), |app, v| by(app, &THEME, v, true)),

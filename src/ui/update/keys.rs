@@ -57,10 +57,10 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     let action = app.keymap_action(key);
     let ends_line = action == Some(Action::Newline) && app.burst.ends_line(app.now_ms);
     if app.burst.hold_ms().is_some() && app.burst.typed(app.now_ms) {
-        match action {
-            _ if ends_line => app.input.insert_fast("\n"),
-            Some(Action::Send) => app.input.insert_fast("\n"),
-            _ => intents.push(Intent::Submit),
+        if ends_line || action == Some(Action::Send) {
+            app.input.insert_fast("\n");
+        } else {
+            intents.push(Intent::Submit);
         }
     }
     if ends_line {
