@@ -7,6 +7,7 @@ mod download;
 mod handle;
 mod kv_stats;
 mod log;
+mod model;
 mod presence;
 mod recall;
 mod sampling;
@@ -23,6 +24,7 @@ pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
 pub use kv_stats::KvStats;
+pub use model::{ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use recall::{DENSE_TURN, FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
 pub(crate) use sampling::sampling_table;
@@ -30,8 +32,6 @@ pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingSt
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 
-use crate::codec::Codec;
-use crate::policy::{Budget, PolicyKind};
 pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -435,137 +435,4 @@ pub struct Snapshot {
     pub chains: Vec<ChainFigures>,
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     pub device_bytes: Option<u64>,
-}
-
-/// Memory planned before loading.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    pub weight_bytes: u64,
-    /// Memory beside weights and pages: page tables, rings, activations, logits.
-    pub workspace_bytes: u64,
-    /// Bytes available for KV pages; `None` if neither memory nor limit is known.
-    pub kv_budget_bytes: Option<u64>,
-    /// Bytes of a full context without eviction, and at the expected compression ratio.
-    pub dense_kv_bytes: u64,
-    pub expected_kv_bytes: u64,
-    /// Tokens that fit in the worst case, and at the expected compression ratio.
-    pub certain_context: usize,
-    pub expected_context: usize,
-}
-
-/// Data to load a model again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModelReference {
-    /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.
-    pub model: String,
-    /// The commit of a hub model; `None` for others.
-    pub revision: Option<String>,
-    /// `auto`, `none`, or the absolute path of an adapter file.
-    pub adapter: String,
-    /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget; missing in files of older
-    /// versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<PolicyKind>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budget: Option<Budget>,
-}
-
-impl ModelReference {
-    /// The reference as an argument of `-m`.
-    pub fn name(&self) -> String {
-        match &self.revision {
-            Some(revision) => format!("{}@{revision}", self.model),
-            None => self.model.clone(),
-        }
-    }
-}
-
-/// How a model's weights are stored in memory.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct WeightsInfo {
-    /// `f32`, `f16`, `bf16`, `int8` or `int4`.
-    pub format: String,
-    /// Mean bits per weight, with scales; 0 in files of older versions.
-    pub bits: f64,
-    pub bytes: u64,
-    /// Whether they are mapped from a file of quantized weights.
-    pub cached: bool,
-}
-
-/// Properties of the loaded model.
-#[derive(Clone, Debug, Default)]
-pub struct ModelInfo {
-    /// The name for the user: `demo`, the name of a folder, or `ORG/NAME`.
-    pub name: String,
-    /// `None` if the model cannot be loaded by name (tests).
-    pub reference: Option<ModelReference>,
-    pub family: String,
-    pub n_params: u64,
-    pub n_layers: usize,
-    pub n_q_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-    pub vocab: usize,
-    /// Maximum tokens of a conversation.
-    pub context: usize,
-    /// `cpu, 2 threads` or the name of the GPU.
-    pub device: String,
-    pub codec: Codec,
-    /// `auto` is resolved.
-    pub policy: PolicyKind,
-    /// Of the policy, where it has one.
-    pub budget: Option<Budget>,
-    /// Window W in tokens, where tokens leave the cache after one.
-    pub window: Option<usize>,
-    /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
-    pub dms: String,
-    pub adapter: Option<String>,
-    pub weights: WeightsInfo,
-    pub slot_bytes: usize,
-    pub page_slots: usize,
-    pub kv_limit: Option<u64>,
-    pub plan: Plan,
-    pub template: TemplateSpec,
-    /// Literals that open and close a think block, if the tokenizer has them.
-    pub think_tags: Option<(String, String)>,
-    /// From `generation_config.json`.
-    pub default_sampling: SamplingParams,
-    /// Hex digests. A saved token log may be loaded if both are equal.
-    pub model_fingerprint: String,
-    pub tokenizer_fingerprint: String,
-}
-
-/// Whether a model thinks before it answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thinking {
-    /// The model has no think blocks.
-    None,
-    /// The template has no switch for thinking.
-    Fixed,
-    Switchable,
-}
-
-/// Tokens after which a thought of the built-in model is closed: it has found nothing by then, and would fill the context.
-const BUILTIN_MAX_THINK: usize = 2048;
-
-impl ModelInfo {
-    /// Whether it is the model built into the program.
-    pub fn is_builtin(&self) -> bool {
-        self.template.trusted
-    }
-
-    /// Tokens after which a thought is closed, where the user has set this. 0 is no limit.
-    pub fn max_think(&self, set: Option<usize>) -> Option<usize> {
-        set.or(self.is_builtin().then_some(BUILTIN_MAX_THINK)).filter(|&tokens| tokens > 0)
-    }
-
-    pub fn thinking(&self) -> Thinking {
-        let switch = self.template.source.as_ref().is_some_and(|s| s.contains("enable_thinking"));
-        match (&self.think_tags, switch) {
-            (None, _) => Thinking::None,
-            (Some(_), false) => Thinking::Fixed,
-            (Some(_), true) => Thinking::Switchable,
-        }
-    }
 }

@@ -14,7 +14,7 @@ mod whole;
 
 pub use export::markdown;
 pub use load::{Loaded, load};
-pub use record::{FORMAT, Policy, Record, Stamp, VERSION};
+pub use record::{FORMAT, Policy, Record, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
 pub use whole::{check_output, create_new, open_stream, write_atomically, write_output};
 
@@ -306,7 +306,7 @@ impl Session {
             reasoning_closed: reply.reasoning_closed,
             think: reply.think,
             keep_thinking: reply.keep_thinking,
-            model: Stamp::of(info),
+            model: info.identity.clone(),
             cache: Some(Policy::of(info)),
             report: report.clone(),
             retention: reply.retention.clone(),

@@ -2,13 +2,12 @@
 
 use super::models::{self, Found};
 use super::{devices, reference};
-use crate::chat::session::Stamp;
 use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::Settings;
 use crate::policy::Trained;
-use crate::protocol::ModelReference;
+use crate::protocol::{ModelIdentity, ModelReference};
 use crate::quant::Weights;
 use crate::tensor::DType;
 use crate::ui::models::{Given, ModelEntry, Models};
@@ -18,8 +17,8 @@ use std::path::Path;
 pub struct Local;
 
 impl Models for Local {
-    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String> {
-        reference::find(stamp)
+    fn find(&self, model: &ModelIdentity) -> Result<ModelReference, String> {
+        reference::find(model)
     }
 
     fn settings(&self, found: &ModelReference, settings: &Settings, given: Given) -> Settings {

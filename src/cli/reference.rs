@@ -1,13 +1,12 @@
 //! The model that a session file names: writes its reference and finds it again. Opens no connection.
 
 use super::download;
-use crate::chat::session::Stamp;
 use crate::checkpoint::hub::cache;
 use crate::checkpoint::hub::{Hub, MAIN};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{Adapter, Settings};
 use crate::policy::PolicyRequest;
-use crate::protocol::ModelReference;
+use crate::protocol::{ModelIdentity, ModelReference};
 use crate::regular_file;
 use crate::ui::models::Given;
 use std::path::Path;
@@ -35,10 +34,10 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
 
 /// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
 /// current commit is used. Older session files have a name and no reference.
-pub fn find(stamp: &Stamp) -> Result<ModelReference, String> {
+pub fn find(model: &ModelIdentity) -> Result<ModelReference, String> {
     let unknown =
-        || ModelReference { model: stamp.name.clone(), adapter: "auto".to_owned(), ..ModelReference::default() };
-    let wanted = stamp.reference.clone().unwrap_or_else(unknown);
+        || ModelReference { model: model.name.clone(), adapter: "auto".to_owned(), ..ModelReference::default() };
+    let wanted = model.reference.clone().unwrap_or_else(unknown);
     if !matches!(&*wanted.adapter, "auto" | "none") && !Path::new(&wanted.adapter).is_file() {
         return Err(format!("its adapter file {} does not exist", wanted.adapter));
     }
@@ -94,16 +93,8 @@ mod tests {
     use crate::config::List;
     use crate::policy::{Budget, PolicyKind};
 
-    fn stamp(name: &str, reference: Option<ModelReference>) -> Stamp {
-        let digest = String::new();
-        Stamp {
-            name: name.to_owned(),
-            reference,
-            model_fingerprint: digest.clone(),
-            tokenizer_fingerprint: digest,
-            device: "cpu".to_owned(),
-            weights: None,
-        }
+    fn named(name: &str, reference: Option<ModelReference>) -> ModelIdentity {
+        ModelIdentity { name: name.to_owned(), reference, ..ModelIdentity::default() }
     }
 
     #[test]
@@ -113,22 +104,22 @@ mod tests {
         let reference = |model: &str, adapter: &str| {
             Some(ModelReference { model: model.to_owned(), adapter: adapter.to_owned(), ..ModelReference::default() })
         };
-        assert_eq!(find(&stamp("demo", None)).unwrap().model, "demo");
-        let gone = find(&stamp("x", reference(path, "auto"))).unwrap_err();
+        assert_eq!(find(&named("demo", None)).unwrap().model, "demo");
+        let gone = find(&named("x", reference(path, "auto"))).unwrap_err();
         assert_eq!(gone, format!("{path} is not a model folder or a GGUF file"));
         for file in ["config.json", "model.safetensors"] {
             std::fs::write(folder.path().join(file), "{}").unwrap();
         }
-        assert_eq!(find(&stamp("x", reference(path, "none"))).unwrap().name(), path);
-        let gone = find(&stamp("x", reference(path, "/nowhere/a.safetensors"))).unwrap_err();
+        assert_eq!(find(&named("x", reference(path, "none"))).unwrap().name(), path);
+        let gone = find(&named("x", reference(path, "/nowhere/a.safetensors"))).unwrap_err();
         assert_eq!(gone, "its adapter file /nowhere/a.safetensors does not exist");
-        assert!(find(&stamp("x", reference("/nowhere/model", "auto"))).unwrap_err().contains("/nowhere/model"));
+        assert!(find(&named("x", reference("/nowhere/model", "auto"))).unwrap_err().contains("/nowhere/model"));
         #[cfg(unix)]
         {
             let pipe = folder.path().join("pipe");
             rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
             for (path, what) in [(pipe.to_str().unwrap(), "a named pipe"), ("/dev/zero", "a device")] {
-                let why = find(&stamp("x", reference(path, "auto"))).unwrap_err();
+                let why = find(&named("x", reference(path, "auto"))).unwrap_err();
                 assert_eq!(why, format!("{path} is not a regular file but {what}"));
             }
         }
@@ -162,7 +153,7 @@ mod tests {
         for (policy, budget, why) in [("tova", "12", "page"), ("dense", "4x", "no budget")] {
             let (policy, budget) = (policy.parse().ok(), budget.parse().ok());
             let reference = ModelReference { policy, budget, ..reference.clone() };
-            assert!(find(&stamp("x", Some(reference))).unwrap_err().contains(why), "{why}");
+            assert!(find(&named("x", Some(reference))).unwrap_err().contains(why), "{why}");
         }
     }
 }

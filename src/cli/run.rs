@@ -26,7 +26,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let settings = &own_model(settings, common, saved.as_ref());
     let mut client = Client::start(settings)?;
     if common.think.is_some() {
-        let name = &client.info.name;
+        let name = &client.info.identity.name;
         match client.info.thinking() {
             Thinking::None => output::notice(&format!("--think: {name} does not think")),
             Thinking::Fixed => output::notice(&format!("--think: {name} decides by itself whether it thinks")),
@@ -134,8 +134,8 @@ fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
 /// The settings with the conversation's model, unless `-m` names another one.
 fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Settings {
     let flags = common.layer();
-    let Some(stamp) = saved.map(Loaded::stamp).filter(|_| flags.model.is_none()) else { return settings.clone() };
-    match reference::find(stamp) {
+    let Some(model) = saved.map(Loaded::model).filter(|_| flags.model.is_none()) else { return settings.clone() };
+    match reference::find(model) {
         Ok(found) => reference::settings(
             &found,
             settings,
@@ -144,7 +144,7 @@ fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Se
         Err(why) => {
             output::notice(&format!(
                 "{}: the model of this conversation is not available ({why}); using {} (-m selects another)",
-                stamp.name, settings.model
+                model.name, settings.model
             ));
             settings.clone()
         }

@@ -80,7 +80,7 @@ impl<B: Backend> Loaded<B> {
 
     fn dial_file(&self) -> Option<PathBuf> {
         let name = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
-        let (model, weights) = (name(&self.info.model_fingerprint), name(&self.info.weights.format));
+        let (model, weights) = (name(&self.info.identity.model_fingerprint), name(&self.info.weights.format));
         self.dial_folder.as_ref().map(|folder| dial_file::path(folder, &model, &weights))
     }
 

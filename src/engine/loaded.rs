@@ -11,7 +11,8 @@ use crate::cache::{CacheError, SeqId};
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
-    LogEntry, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token, WeightsInfo, WhenFull,
+    LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token,
+    WeightsInfo, WhenFull,
 };
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
@@ -140,8 +141,8 @@ fn identity<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint, info: &Mode
     let dmc = c.dmc.map(|dmc| format!(" {dmc:?}")).unwrap_or_default();
     let parameters = format!("{:?} {:?}{dmc}", c.rope.frequencies(c.head_dim), c.dms);
     let digests = [
-        info.model_fingerprint.clone(),
-        info.tokenizer_fingerprint.clone(),
+        info.identity.model_fingerprint.clone(),
+        info.identity.tokenizer_fingerprint.clone(),
         checkpoint.weights_digest(),
         hex_digest(parameters.as_bytes()),
     ];
@@ -163,8 +164,14 @@ fn model_info<B: Backend>(
 ) -> ModelInfo {
     let (c, g) = (&checkpoint.config, runner.cache.geometry());
     ModelInfo {
-        name: checkpoint.name.clone(),
-        reference: options.reference.clone(),
+        identity: ModelIdentity {
+            name: checkpoint.name.clone(),
+            reference: options.reference.clone(),
+            model_fingerprint: checkpoint.fingerprint.clone(),
+            tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
+            device: runner.backend().about().name,
+            weights: Some(weight_format(checkpoint).to_owned()),
+        },
         family: c.family.clone(),
         n_params: checkpoint.n_params,
         n_layers: c.n_layers,
@@ -173,7 +180,6 @@ fn model_info<B: Backend>(
         head_dim: c.head_dim,
         vocab: c.vocab,
         context: runner.context(),
-        device: runner.backend().about().name,
         codec: options.codec,
         policy: g.policy.kind(),
         budget: g.policy.budget(),
@@ -193,8 +199,6 @@ fn model_info<B: Backend>(
         template: template_spec(checkpoint, tokenizer, runner.context()),
         think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
         default_sampling: default_sampling(&checkpoint.generation),
-        model_fingerprint: checkpoint.fingerprint.clone(),
-        tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
     }
 }
 

@@ -2,9 +2,8 @@
 //! completes. `cli` implements [`Models`].
 
 use super::editor::Editor;
-use crate::chat::session::Stamp;
 use crate::config::Settings;
-use crate::protocol::ModelReference;
+use crate::protocol::{ModelIdentity, ModelReference};
 
 /// Flags that were given and take precedence over a conversation's own.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +16,7 @@ pub struct Given {
 /// Looks models up on this machine. Opens no connection.
 pub trait Models: Send + Sync {
     /// Returns a reference to the model of a conversation, or why it cannot be loaded.
-    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String>;
+    fn find(&self, model: &ModelIdentity) -> Result<ModelReference, String>;
 
     /// Returns the settings that load it, with what was given on the command line.
     fn settings(&self, found: &ModelReference, settings: &Settings, given: Given) -> Settings;

@@ -147,7 +147,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     }
     rows.extend(also_held(app));
     if let Some(info) = &app.engine.info {
-        rows.push(("device", clean_line(&info.device)));
+        rows.push(("device", clean_line(&info.identity.device)));
         rows.extend(plan_rows(&info.plan));
         let policy = match (info.policy, info.dms.as_str()) {
             (PolicyKind::Dms, "adapter") => {

@@ -320,7 +320,7 @@ impl Sessions {
                 Which::Named(name) => folder.resume(name),
             };
             let result = result.map_err(|e| clean_line(&format!("{e:#}")));
-            let model = result.as_ref().ok().map(|(_, loaded)| models.find(loaded.stamp()));
+            let model = result.as_ref().ok().map(|(_, loaded)| models.find(loaded.model()));
             let path = result.as_ref().ok().and_then(|(session, _)| session.path());
             let cached = path.is_some_and(|path| session::cache_of(path).exists());
             Outcome::Read(Box::new(Read { id, which, with_current, result, model, cached }))
@@ -348,18 +348,19 @@ impl Sessions {
             Ok((_, loaded)) => loaded,
             Err(why) => return vec![AppEvent::NotOpened(Level::Error, why.clone())],
         };
-        let (stamp, current) = (loaded.stamp(), app.engine.info.as_ref());
-        let same_cache = |info: &ModelInfo| self.policy_given || stamp.same_cache(info);
-        let fits =
-            read.with_current || self.model_given || current.is_some_and(|info| stamp.fits(info) && same_cache(info));
+        let (model, current) = (loaded.model(), app.engine.info.as_ref());
+        let same_cache = |info: &ModelInfo| self.policy_given || model.same_cache(&info.identity);
+        let fits = read.with_current
+            || self.model_given
+            || current.is_some_and(|info| model.fits(&info.identity) && same_cache(info));
         let which = read.which.clone();
         let other = match read.model.clone().filter(|_| !fits) {
             None => None,
-            Some(Ok(reference)) if current.and_then(|i| i.reference.as_ref()) == Some(&reference) => None,
+            Some(Ok(reference)) if current.and_then(|i| i.identity.reference.as_ref()) == Some(&reference) => None,
             Some(Ok(reference)) => Some(AppEvent::OpenNeedsModel { which, reference }),
             // Old files name no model that could be looked up; a notice follows when they are opened.
-            Some(Err(_)) if stamp.reference.is_none() => None,
-            Some(Err(why)) => Some(AppEvent::OpenLacksModel { which, model: stamp.name.clone(), why }),
+            Some(Err(_)) if model.reference.is_none() => None,
+            Some(Err(why)) => Some(AppEvent::OpenLacksModel { which, model: model.name.clone(), why }),
         };
         if let Some(event) = other {
             self.read = Some(read);

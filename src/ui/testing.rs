@@ -39,8 +39,18 @@ pub fn app(columns: u16, rows: u16, layers: usize, heads: usize) -> App {
 
 pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
     ModelInfo {
-        name: "demo".into(),
-        reference: Some(ModelReference { model: "demo".into(), adapter: "auto".into(), ..ModelReference::default() }),
+        identity: ModelIdentity {
+            name: "demo".into(),
+            reference: Some(ModelReference {
+                model: "demo".into(),
+                adapter: "auto".into(),
+                ..ModelReference::default()
+            }),
+            model_fingerprint: "m".into(),
+            tokenizer_fingerprint: "t".into(),
+            device: "cpu, 2 threads".into(),
+            weights: Some("f32".into()),
+        },
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
@@ -49,7 +59,6 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         head_dim: 32,
         vocab: 100,
         context: 8192,
-        device: "cpu, 2 threads".into(),
         codec: Codec::F32,
         policy: PolicyKind::Dms,
         budget: None,
@@ -68,8 +77,6 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         },
         think_tags: Some(("<think>".into(), "</think>".into())),
         default_sampling: SamplingParams::default(),
-        model_fingerprint: "m".into(),
-        tokenizer_fingerprint: "t".into(),
     }
 }
 

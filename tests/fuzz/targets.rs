@@ -12,7 +12,7 @@ use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::checkpoint::hub::{Listing, cache as hub_cache};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint};
 use dmschat::config::Layer;
-use dmschat::protocol::{ModelInfo, TemplateSpec, TextKind};
+use dmschat::protocol::{ModelIdentity, ModelInfo, TemplateSpec, TextKind};
 use dmschat::tensor::SharedBytes;
 use dmschat::tokenizer::Tokenizer;
 use dmschat::ui::keymap::Keymap;
@@ -58,13 +58,16 @@ impl Place {
         let models = corpus::models();
         let weights = corpus::split((*models[0][WEIGHTS]).as_ref()).1;
         let info = ModelInfo {
-            name: "demo".into(),
+            identity: ModelIdentity {
+                name: "demo".into(),
+                model_fingerprint: "851134f4e9bdf5adb62a29b257cd13a0".into(),
+                tokenizer_fingerprint: "b6eb92dc99d76379a57be8290d377ef6c308c2afeb88c1eda86d2dbb5b01c8d1".into(),
+                ..ModelIdentity::default()
+            },
             vocab: 300,
             context: 8192,
             n_layers: 2,
             n_kv_heads: 2,
-            model_fingerprint: "851134f4e9bdf5adb62a29b257cd13a0".into(),
-            tokenizer_fingerprint: "b6eb92dc99d76379a57be8290d377ef6c308c2afeb88c1eda86d2dbb5b01c8d1".into(),
             ..ModelInfo::default()
         };
         Self {

@@ -446,8 +446,7 @@ fn steering_after_the_last_answer_outlives_a_kill() {
         assert_eq!(loaded.problems.len(), 0);
         let mut info = crate::session::info();
         info.vocab = usize::MAX;
-        (info.model_fingerprint, info.tokenizer_fingerprint) =
-            (loaded.stamp().model_fingerprint.clone(), loaded.stamp().tokenizer_fingerprint.clone());
+        info.identity = loaded.model().clone();
         let (request, notice) = loaded.restore_for(&info);
         assert_eq!(notice, None);
         request.log.into_iter().filter(|e| !matches!(e, LogEntry::Token(_))).collect()

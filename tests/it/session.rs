@@ -12,38 +12,34 @@ use std::path::Path;
 
 pub fn info() -> ModelInfo {
     ModelInfo {
-        name: "demo".into(),
-        reference: Some(ModelReference { model: "demo".into(), adapter: "auto".into(), ..ModelReference::default() }),
-        family: "qwen3".into(),
-        n_params: 1,
+        identity: ModelIdentity {
+            name: "demo".into(),
+            reference: Some(ModelReference {
+                model: "demo".into(),
+                adapter: "auto".into(),
+                ..ModelReference::default()
+            }),
+            model_fingerprint: "m1".into(),
+            tokenizer_fingerprint: "t1".into(),
+            device: "cpu, 2 threads".into(),
+            weights: Some("f32".into()),
+        },
         n_layers: 2,
-        n_q_heads: 4,
         n_kv_heads: 2,
-        head_dim: 16,
         vocab: 300,
         context: 8192,
-        device: "cpu, 2 threads".into(),
         codec: Codec::F32,
         policy: PolicyKind::Dms,
-        budget: None,
         window: Some(64),
         dms: "borrowed".into(),
-        adapter: None,
         weights: WeightsInfo { format: "f32".into(), bits: 32.0, bytes: 1, cached: false },
-        slot_bytes: 1,
-        page_slots: 16,
-        kv_limit: None,
-        plan: Default::default(),
         template: TemplateSpec {
-            source: None,
             control: ["<|im_start|>", "<|im_end|>", "<think>", "</think>"].map(str::to_owned).to_vec(),
             trusted: true,
             ..TemplateSpec::default()
         },
         think_tags: Some(("<think>".into(), "</think>".into())),
-        default_sampling: SamplingParams::default(),
-        model_fingerprint: "m1".into(),
-        tokenizer_fingerprint: "t1".into(),
+        ..ModelInfo::default()
     }
 }
 
@@ -178,7 +174,8 @@ fn a_transcript_keeps_the_memory_of_the_gpu_and_the_revision_of_the_model() {
     let id = chat.begin_reply(true, None);
     chat.finish(TurnReport { device_bytes: Some(12_345), ..report(id, 4) });
     let reference = ModelReference { model: "org/name".into(), revision: Some("c0ffee".into()), ..Default::default() };
-    let on_gpu = ModelInfo { reference: Some(reference), ..info() };
+    let mut on_gpu = info();
+    on_gpu.identity.reference = Some(reference);
     session.sync(&mut chat, &on_gpu).unwrap();
     let loaded = load(session.jsonl().as_bytes(), "x").unwrap();
     let text = markdown(&loaded.conversation, &on_gpu, session.policies());
@@ -253,7 +250,9 @@ fn models_of_earlier_sessions_are_listed_newest_first_while_they_are_there() {
         let mut session = store.create();
         let mut chat = Conversation::new(None);
         turn(&mut chat, Some("q"), "a", 0);
-        session.sync(&mut chat, &ModelInfo { reference: Some(reference), ..info() }).unwrap();
+        let mut info = info();
+        info.identity.reference = Some(reference);
+        session.sync(&mut chat, &info).unwrap();
         let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000 + n as u64);
         std::fs::File::options().append(true).open(session.path().unwrap()).unwrap().set_modified(time).unwrap();
     }
@@ -264,7 +263,8 @@ fn models_of_earlier_sessions_are_listed_newest_first_while_they_are_there() {
 fn another_model_encodes_the_texts_anew() {
     let mut session = Session::unsaved();
     branchy(&mut session);
-    let other = ModelInfo { model_fingerprint: "m2".into(), ..info() };
+    let mut other = info();
+    other.identity.model_fingerprint = "m2".into();
     let mut loaded = load(session.jsonl().as_bytes(), "s").unwrap();
     let (restore, notice) = loaded.restore_for(&other);
     assert!(restore.log.is_empty() && restore.replies.is_empty());

@@ -106,13 +106,13 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy
     field("title", chat.title_or_first_line().into());
     field("date", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
     field("program", concat!("dmschat ", env!("CARGO_PKG_VERSION")).into());
-    field("model", info.name.clone().into());
-    if let Some(revision) = info.reference.as_ref().and_then(|reference| reference.revision.as_ref()) {
+    field("model", info.identity.name.clone().into());
+    if let Some(revision) = info.identity.reference.as_ref().and_then(|reference| reference.revision.as_ref()) {
         field("revision", revision.clone().into());
     }
-    field("model_fingerprint", info.model_fingerprint.clone().into());
-    field("tokenizer_fingerprint", info.tokenizer_fingerprint.clone().into());
-    field("device", info.device.clone().into());
+    field("model_fingerprint", info.identity.model_fingerprint.clone().into());
+    field("tokenizer_fingerprint", info.identity.tokenizer_fingerprint.clone().into());
+    field("device", info.identity.device.clone().into());
     field("policy", policy.policy.name().into());
     if let Some(budget) = policy.budget {
         field("budget", budget.to_string().into());

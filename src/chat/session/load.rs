@@ -1,10 +1,10 @@
 //! Reads the lines of a session file into a conversation and the engine's token log. Opens no file.
 
 use super::Policies;
-use super::record::{FORMAT, Header, Policy, Record, Stamp, Turn, VERSION};
+use super::record::{FORMAT, Header, Policy, Record, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::policy::PolicyKind;
-use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
+use crate::protocol::{LogEntry, ModelIdentity, ModelInfo, RestoreRequest, Token};
 use crate::unicode::one_line;
 use anyhow::{Result, bail};
 use std::collections::HashSet;
@@ -37,7 +37,7 @@ pub struct Loaded {
 #[derive(Debug)]
 struct SavedTurn {
     turn: u64,
-    stamp: Stamp,
+    model: ModelIdentity,
     policy: Option<Policy>,
     generated: Vec<Token>,
     in_context: bool,
@@ -185,7 +185,7 @@ impl Loading {
         message.in_context = report.in_context;
         message.retention = turn.retention;
         let (generated, in_context) = (report.generated.clone(), report.in_context);
-        self.turns.push(SavedTurn { turn: report.turn, stamp: turn.model, policy: turn.cache, generated, in_context });
+        self.turns.push(SavedTurn { turn: report.turn, model: turn.model, policy: turn.cache, generated, in_context });
         message.report = Some(Box::new(report));
         self.conversation.restore(message);
         Ok(())
@@ -266,8 +266,8 @@ fn check_numbers(record: &Record) -> Result<(), String> {
 
 impl Loaded {
     /// The model of the last turn.
-    pub fn stamp(&self) -> &Stamp {
-        self.turns.last().map_or(&self.header.model, |t| &t.stamp)
+    pub fn model(&self) -> &ModelIdentity {
+        self.turns.last().map_or(&self.header.model, |t| &t.model)
     }
 
     /// The cache's policies in the turns. Turns of older versions name what the settings asked for
@@ -278,9 +278,9 @@ impl Loaded {
     }
 
     fn policy(&self, turn: &SavedTurn) -> Option<Policy> {
-        let asked = |stamp: &Stamp| stamp.reference.as_ref().and_then(|r| Some((r.policy?, r.budget)));
-        let (first, own) = (&self.header.model, asked(&turn.stamp));
-        let as_first = first.model_fingerprint == turn.stamp.model_fingerprint && asked(first) == own;
+        let asked = |model: &ModelIdentity| model.reference.as_ref().and_then(|r| Some((r.policy?, r.budget)));
+        let (first, own) = (&self.header.model, asked(&turn.model));
+        let as_first = first.model_fingerprint == turn.model.model_fingerprint && asked(first) == own;
         let as_asked = || {
             let (policy, budget) = own.filter(|(policy, _)| *policy != PolicyKind::Auto)?;
             Some(Policy { policy, budget, window: None })
@@ -293,7 +293,7 @@ impl Loaded {
     /// returns the request that restores the engine, with a notice to show, if any. Call it once,
     /// for the model that continues.
     pub fn restore_for(&mut self, info: &ModelInfo) -> (RestoreRequest, Option<String>) {
-        let fitting: Vec<&SavedTurn> = self.turns.iter().filter(|t| t.stamp.fits(info)).collect();
+        let fitting: Vec<&SavedTurn> = self.turns.iter().filter(|t| t.model.fits(&info.identity)).collect();
         let known = |id: &Token| (*id as usize) < info.vocab;
         let spelled: Vec<&SavedTurn> = fitting.iter().copied().filter(|t| t.generated.iter().all(known)).collect();
         let own: HashSet<u64> = spelled.iter().map(|t| t.turn).collect();
@@ -304,8 +304,10 @@ impl Loaded {
         if self.turns.is_empty() || (self.log.is_empty() && self.log_fits) {
             return (request, None);
         }
-        if let Some(other) = self.turns.iter().rev().find(|t| !t.stamp.fits(info)).filter(|_| !self.last_fits(info)) {
-            let was = &other.stamp.name;
+        if let Some(other) =
+            self.turns.iter().rev().find(|t| !t.model.fits(&info.identity)).filter(|_| !self.last_fits(info))
+        {
+            let was = &other.model.name;
             let notice = format!("this conversation was held with another model ({was}); its texts are encoded again");
             return (request, Some(notice));
         }
@@ -317,7 +319,7 @@ impl Loaded {
         if let Some(id) = in_log.chain(pending).find(|id| !known(id)).or(unknown(&fitting, info.vocab)) {
             let notice = format!(
                 "the token log names token {id}, and the vocabulary of {} has {}; the texts are encoded again",
-                info.name, info.vocab
+                info.identity.name, info.vocab
             );
             return (request, Some(notice));
         }
@@ -328,7 +330,7 @@ impl Loaded {
     }
 
     fn last_fits(&self, info: &ModelInfo) -> bool {
-        self.turns.last().is_some_and(|t| t.stamp.fits(info))
+        self.turns.last().is_some_and(|t| t.model.fits(&info.identity))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::chat::retention::Retention;
 use crate::codec::Codec;
 use crate::policy::{Budget, PolicyKind};
-use crate::protocol::{LogEntry, ModelInfo, ModelReference, Token, TurnReport, WeightsInfo};
+use crate::protocol::{LogEntry, ModelIdentity, ModelInfo, Token, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -96,7 +96,7 @@ pub struct Header {
     /// Date and time for the chat template, in local time.
     pub template_date: String,
     pub program: String,
-    pub model: Stamp,
+    pub model: ModelIdentity,
     /// Missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightsInfo>,
@@ -127,7 +127,7 @@ impl Header {
             created,
             template_date,
             program: concat!("dmschat ", env!("CARGO_PKG_VERSION")).to_owned(),
-            model: Stamp::of(info),
+            model: info.identity.clone(),
             weights: Some(info.weights.clone()),
             codec: info.codec,
             policy: info.policy,
@@ -169,47 +169,6 @@ impl Policy {
     }
 }
 
-/// The model and the device that generated a turn.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
-    pub name: String,
-    /// Missing in files of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reference: Option<ModelReference>,
-    pub model_fingerprint: String,
-    pub tokenizer_fingerprint: String,
-    pub device: String,
-    /// Format of the weights; missing in files of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<String>,
-}
-
-impl Stamp {
-    pub fn of(info: &ModelInfo) -> Self {
-        Self {
-            name: info.name.clone(),
-            reference: info.reference.clone(),
-            model_fingerprint: info.model_fingerprint.clone(),
-            tokenizer_fingerprint: info.tokenizer_fingerprint.clone(),
-            device: info.device.clone(),
-            weights: Some(info.weights.format.clone()),
-        }
-    }
-
-    /// Whether that model's cache has the policy and budget of this one, as far as the stamp names
-    /// them.
-    pub fn same_cache(&self, info: &ModelInfo) -> bool {
-        let cache = |r: &ModelReference| r.policy.map(|policy| (policy, r.budget));
-        let own = self.reference.as_ref().and_then(cache);
-        own.is_none() || own == info.reference.as_ref().and_then(cache)
-    }
-
-    /// Whether that model may reuse token ids saved with this stamp.
-    pub fn fits(&self, info: &ModelInfo) -> bool {
-        self.model_fingerprint == info.model_fingerprint && self.tokenizer_fingerprint == info.tokenizer_fingerprint
-    }
-}
-
 /// A question and its reply.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Turn {
@@ -226,7 +185,7 @@ pub struct Turn {
     pub reasoning_closed: bool,
     pub think: bool,
     pub keep_thinking: Option<bool>,
-    pub model: Stamp,
+    pub model: ModelIdentity,
     /// Missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Policy>,

@@ -125,7 +125,7 @@ impl Conversation {
 
     fn twin_refusal<B: Backend>(&self, m: &Loaded<B>) -> Option<String> {
         if !m.has_policy() {
-            return Some(format!("{} keeps everything: a twin would be the same", m.info.name));
+            return Some(format!("{} keeps everything: a twin would be the same", m.info.identity.name));
         }
         let free = m.runner.cache.free_pages(m.runner.backend())?;
         let tokens = self.chain.context.len(&m.runner);

@@ -63,7 +63,7 @@ fn eviction(app: &mut App, argument: &str) -> Done {
 pub fn forget(app: &mut App, argument: &str) -> Done {
     let model = app.model()?;
     if !model.policy.is_steered() {
-        let name = &model.name;
+        let name = &model.identity.name;
         return Err(
             format!("{name} keeps as its cache policy says; only models trained to evict can be steered").into()
         );

@@ -53,7 +53,10 @@ fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
 fn model(app: &mut App, name: &str) -> Done {
     if name.is_empty() {
         app.info(match &app.engine.info {
-            Some(i) => format!("{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME", i.name, i.device),
+            Some(i) => format!(
+                "{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME",
+                i.identity.name, i.identity.device
+            ),
             None => format!("{NO_MODEL}: demo, a folder, or ORG/NAME"),
         });
         return Ok(());
@@ -66,7 +69,7 @@ fn model(app: &mut App, name: &str) -> Done {
 
 /// Fills the list, if it is still open.
 pub fn listed(app: &mut App, entries: Vec<ModelEntry>) {
-    let current = app.engine.info.as_ref().map(|i| i.name.clone());
+    let current = app.engine.info.as_ref().map(|i| i.identity.name.clone());
     let open = app.overlays.iter_mut().find_map(|o| if let Overlay::Models(picker) = o { Some(picker) } else { None });
     if let Some(picker) = open {
         picker.entries = Some(entries);

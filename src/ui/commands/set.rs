@@ -223,8 +223,10 @@ fn set(app: &mut App, argument: &str) -> Done {
 fn think(app: &mut App, argument: &str) -> Done {
     if let Some(model) = &app.engine.info {
         match model.thinking() {
-            Thinking::None => return Err(format!("{} has no thinking to switch", model.name).into()),
-            Thinking::Fixed => return Err(format!("{} decides by itself whether it thinks", model.name).into()),
+            Thinking::None => return Err(format!("{} has no thinking to switch", model.identity.name).into()),
+            Thinking::Fixed => {
+                return Err(format!("{} decides by itself whether it thinks", model.identity.name).into());
+            }
             Thinking::Switchable => {}
         }
     }

@@ -12,7 +12,7 @@ use crate::ui::worker::Outcomes;
 struct Gone;
 
 impl Models for Gone {
-    fn find(&self, _: &session::Stamp) -> Result<ModelReference, String> {
+    fn find(&self, _: &crate::protocol::ModelIdentity) -> Result<ModelReference, String> {
         Err("it is gone".into())
     }
 
@@ -100,7 +100,8 @@ fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
     sessions.run(&app, Store::StopOpening);
     assert!(sessions.expect(answer()).is_none());
     // Held with another model, which is gone: it is kept, locked, until the user has decided.
-    let other = ModelInfo { model_fingerprint: "other".into(), ..crate::ui::testing::model(8, 4) };
+    let mut other = crate::ui::testing::model(8, 4);
+    other.identity.model_fingerprint = "other".into();
     app.engine.info = Some(Arc::new(other));
     assert!(sessions.run(&app, Store::Open(which.clone())).is_empty());
     let read = sessions.expect(answer()).unwrap();

@@ -342,7 +342,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     app.notice = None;
     if changed && app.session.is_restored() {
         app.chat.disown_replies();
-        app.result(LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
+        app.result(LocalKind::Note, format!("model {}, {}{again}{twin}", info.identity.name, info.identity.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
         app.note(LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));
@@ -366,7 +366,7 @@ pub fn load_failed(app: &mut App, error: &str) {
     let kept = match &app.engine.info {
         Some(info) => {
             app.engine.chosen.clone_from(&app.engine.loaded);
-            format!("; {} stays loaded", info.name)
+            format!("; {} stays loaded", info.identity.name)
         }
         None => "; /model NAME loads another".to_owned(),
     };

@@ -136,7 +136,7 @@ pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) {
     let question = format!(
         "This conversation was held with {model}, which cannot be loaded: {why}. Open it with {}? Its texts are encoded \
          again.",
-        info.name
+        info.identity.name
     );
     app.ask(question, Confirmed::OpenWithCurrent(which));
 }

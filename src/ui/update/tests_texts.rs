@@ -14,7 +14,7 @@ use std::sync::Arc;
 fn with_model(change: impl Fn(&mut ModelInfo)) -> App {
     let mut app = unloaded(120, 40, Depth::Rgb, "dark");
     let mut info = model(8, 4);
-    (info.name, info.template.trusted) = ("org/model".into(), false);
+    (info.identity.name, info.template.trusted) = ("org/model".into(), false);
     change(&mut info);
     update(&mut app, AppEvent::ModelReady(Arc::new(info)));
     app

@@ -227,8 +227,8 @@ fn parts(app: &App) -> Vec<Part> {
     let mut add = |rank: u8, role: Role, text: String| parts.push(Part { text, role, rank });
     match &app.engine.info {
         Some(info) => {
-            add(8, Role::StatusValue, clean_line(&info.name));
-            add(2, Role::Status, clean_line(&info.device));
+            add(8, Role::StatusValue, clean_line(&info.identity.name));
+            add(2, Role::Status, clean_line(&info.identity.device));
             add(7, Role::Status, format!("eviction {}", numbers::eviction_word(app)));
         }
         None if app.engine.loading.is_some() || app.opening => {}

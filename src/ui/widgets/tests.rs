@@ -32,7 +32,7 @@ fn the_welcome_at_80x24() {
     // Words are left out last: a longer text takes the place of empty rows.
     let mut app = unloaded(80, 24, Depth::Rgb, "dark");
     let mut info = model(8, 4);
-    (info.device, info.context) = ("cpu, 2 threads, avx512".into(), 131_072);
+    (info.identity.device, info.context) = ("cpu, 2 threads, avx512".into(), 131_072);
     (info.plan.workspace_bytes, info.plan.kv_budget_bytes) = (10_500_000, Some(21_200_000_000));
     (info.plan.certain_context, info.plan.expected_context) = (8_192, 131_072);
     update(&mut app, AppEvent::ModelReady(Arc::new(info)));
@@ -296,7 +296,7 @@ fn nothing_from_outside_reaches_the_terminal_as_it_is() {
         let mut app = app(100, 40, 8, 4);
         app.setup.plain = plain;
         let mut info = model(8, 4);
-        (info.name, info.device) = (nasty.into(), nasty.into());
+        (info.identity.name, info.identity.device) = (nasty.into(), nasty.into());
         info.adapter = Some(nasty.into());
         update(&mut app, AppEvent::ModelReady(Arc::new(info)));
         update(&mut app, AppEvent::Paste(nasty.into()));

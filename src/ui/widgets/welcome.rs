@@ -88,7 +88,7 @@ fn model(app: &App) -> String {
         fits => format!(", at least {} of them fit", tokens(fits)),
     };
     let separator = app.theme.glyphs().separator;
-    format!("{} {separator} context {} tokens{fits}", clean_line(&info.name), tokens(info.context))
+    format!("{} {separator} context {} tokens{fits}", clean_line(&info.identity.name), tokens(info.context))
 }
 
 /// The keys that matter, in one column or two.

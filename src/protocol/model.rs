@@ -1,0 +1,163 @@
+//! The loaded model: which it is, its shape, and the memory that it takes.
+
+use super::{SamplingParams, TemplateSpec};
+use crate::codec::Codec;
+use crate::policy::{Budget, PolicyKind};
+use serde::{Deserialize, Serialize};
+
+/// Memory planned before loading.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    pub weight_bytes: u64,
+    /// Memory beside weights and pages: page tables, rings, activations, logits.
+    pub workspace_bytes: u64,
+    /// Bytes available for KV pages; `None` if neither memory nor limit is known.
+    pub kv_budget_bytes: Option<u64>,
+    /// Bytes of a full context without eviction, and at the expected compression ratio.
+    pub dense_kv_bytes: u64,
+    pub expected_kv_bytes: u64,
+    /// Tokens that fit in the worst case, and at the expected compression ratio.
+    pub certain_context: usize,
+    pub expected_context: usize,
+}
+
+/// Data to load a model again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelReference {
+    /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.
+    pub model: String,
+    /// The commit of a hub model; `None` for others.
+    pub revision: Option<String>,
+    /// `auto`, `none`, or the absolute path of an adapter file.
+    pub adapter: String,
+    /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget; missing in files of older
+    /// versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyKind>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+}
+
+impl ModelReference {
+    /// The reference as an argument of `-m`.
+    pub fn name(&self) -> String {
+        match &self.revision {
+            Some(revision) => format!("{}@{revision}", self.model),
+            None => self.model.clone(),
+        }
+    }
+}
+
+/// Which model it is, on which device: what has to be equal for saved tokens to mean the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelIdentity {
+    /// The name for the user: `demo`, the name of a folder, or `ORG/NAME`.
+    pub name: String,
+    /// `None` if the model cannot be loaded by name (tests), and in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ModelReference>,
+    /// Hex digests. A saved token log may be loaded if both are equal.
+    pub model_fingerprint: String,
+    pub tokenizer_fingerprint: String,
+    /// `cpu, 2 threads` or the name of the GPU.
+    pub device: String,
+    /// Format of the weights; missing in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
+}
+
+impl ModelIdentity {
+    /// Whether that model's cache has the policy and budget of this one, as far as this one names them.
+    pub fn same_cache(&self, other: &Self) -> bool {
+        let cache = |r: &ModelReference| r.policy.map(|policy| (policy, r.budget));
+        let own = self.reference.as_ref().and_then(cache);
+        own.is_none() || own == other.reference.as_ref().and_then(cache)
+    }
+
+    /// Whether that model may reuse token ids saved by this one.
+    pub fn fits(&self, other: &Self) -> bool {
+        self.model_fingerprint == other.model_fingerprint && self.tokenizer_fingerprint == other.tokenizer_fingerprint
+    }
+}
+
+/// How a model's weights are stored in memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WeightsInfo {
+    /// `f32`, `f16`, `bf16`, `int8` or `int4`.
+    pub format: String,
+    /// Mean bits per weight, with scales; 0 in files of older versions.
+    pub bits: f64,
+    pub bytes: u64,
+    /// Whether they are mapped from a file of quantized weights.
+    pub cached: bool,
+}
+
+/// Properties of the loaded model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelInfo {
+    pub identity: ModelIdentity,
+    pub family: String,
+    pub n_params: u64,
+    pub n_layers: usize,
+    pub n_q_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub vocab: usize,
+    /// Maximum tokens of a conversation.
+    pub context: usize,
+    pub codec: Codec,
+    /// `auto` is resolved.
+    pub policy: PolicyKind,
+    /// Of the policy, where it has one.
+    pub budget: Option<Budget>,
+    /// Window W in tokens, where tokens leave the cache after one.
+    pub window: Option<usize>,
+    /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
+    pub dms: String,
+    pub adapter: Option<String>,
+    pub weights: WeightsInfo,
+    pub slot_bytes: usize,
+    pub page_slots: usize,
+    pub kv_limit: Option<u64>,
+    pub plan: Plan,
+    pub template: TemplateSpec,
+    /// Literals that open and close a think block, if the tokenizer has them.
+    pub think_tags: Option<(String, String)>,
+    /// From `generation_config.json`.
+    pub default_sampling: SamplingParams,
+}
+
+/// Whether a model thinks before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// The model has no think blocks.
+    None,
+    /// The template has no switch for thinking.
+    Fixed,
+    Switchable,
+}
+
+/// Tokens after which a thought of the built-in model is closed: it has found nothing by then, and would fill the context.
+const BUILTIN_MAX_THINK: usize = 2048;
+
+impl ModelInfo {
+    /// Whether it is the model built into the program.
+    pub fn is_builtin(&self) -> bool {
+        self.template.trusted
+    }
+
+    /// Tokens after which a thought is closed, where the user has set this. 0 is no limit.
+    pub fn max_think(&self, set: Option<usize>) -> Option<usize> {
+        set.or(self.is_builtin().then_some(BUILTIN_MAX_THINK)).filter(|&tokens| tokens > 0)
+    }
+
+    pub fn thinking(&self) -> Thinking {
+        let switch = self.template.source.as_ref().is_some_and(|s| s.contains("enable_thinking"));
+        match (&self.think_tags, switch) {
+            (None, _) => Thinking::None,
+            (Some(_), false) => Thinking::Fixed,
+            (Some(_), true) => Thinking::Switchable,
+        }
+    }
+}
