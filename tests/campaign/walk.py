@@ -56,6 +56,8 @@ SETTINGS = {
     "off": ["--eviction", "off", "--ctx-size", "900", "--pin", "system", "--system", "Answer briefly."],
 }
 REACTION = 20.0
+# Longest time for an end: it waits for the answer to stop, for the disk, and for copies of what the disk refuses.
+LEAVING = 8.0
 LONGEST_WORK = 90.0
 QUIET = 0.08
 QUESTION = "Remember: my name is Ada. What is my name?"
@@ -79,7 +81,7 @@ class Walk:
             with open(f"{self.home}/{name}", "w") as out:
                 out.write(text)
         os.chmod(f"{self.home}/editor", 0o755)
-        self.figures, self.findings, self.done = collections.Counter(), [], []
+        self.figures, self.findings, self.done, self.typed = collections.Counter(), [], [], []
         self.pid, self.fd, self.screen = None, None, Screen(*SIZES[0])
 
     def env(self, data="data"):
@@ -188,6 +190,7 @@ class Walk:
     def step(self, step):
         name, keys = step[0], step[1]
         self.done.append(name)
+        self.typed.append(time.monotonic())
         self.figures["steps"] += 1
         if name.startswith("size"):
             self.size(*keys)
@@ -215,7 +218,9 @@ class Walk:
         """Checks an end that the steps have asked for, and starts the chat again."""
         status = self.wait()
         ends = ("Ctrl+C", "Ctrl+D", "Enter", "y", "/quit Enter")
-        asked = any(name in ends for name in self.done[-8:])
+        # What is typed while the program stops its answer and writes is not read any more.
+        last = self.done[-8:] + [name for name, at in zip(self.done, self.typed) if time.monotonic() - at < LEAVING]
+        asked = any(name in ends for name in last)
         if status != 0 or not asked:
             raise Finding(f"ended with {status}: {bytes(self.all[-3000:])!r}")
         self.check_end_of_screen()
