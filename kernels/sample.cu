@@ -30,10 +30,9 @@
 #define MAX_RUNS 4096
 #define MAX_SPLITS (MAX_RUNS / WARPS)
 
-// How a row is sampled: mirrors `backend::Draw`.
+// How a row is sampled: mirrors `protocol::SamplingState`.
 struct Draw {
-  u64 seed;
-  u32 seq, top_k;
+  u32 seed_low, seed_high, seq, top_k;
   float temperature, top_p, min_p, repetition_penalty;
 };
 static_assert(sizeof(Draw) == 32 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 16 &&
@@ -138,9 +137,9 @@ __device__ __forceinline__ u64 mix64(u64 z) {
 }
 
 // As `sampler::uniform`.
-__device__ __forceinline__ double uniform(u64 seed, u64 position) {
+__device__ __forceinline__ double uniform(const Draw& draw, u64 position) {
   const u64 golden = 0x9E3779B97F4A7C15ull;
-  u64 key = mix64(seed + golden);
+  u64 key = mix64(((u64)draw.seed_high << 32 | draw.seed_low) + golden);
   return (double)(mix64(key + (position + 1) * golden) >> 40) * (1.0 / 16777216.0);
 }
 
@@ -546,7 +545,7 @@ KERNEL __launch_bounds__(THREADS)
   sort(items, n);
   auto drawn = [&](int i) { return __uint_as_float((u32)items[i]); };
   double before = 0.0;
-  goal = uniform(draw.seed, (u64)seq_len[draw.seq]);
+  goal = uniform(draw, (u64)seq_len[draw.seq]);
   int chosen = find_item(n, &before, &goal, true, false, drawn);
   if (t == 0) sampled[blockIdx.y] = chosen < 0 ? (u32)job.best : ~(u32)(items[chosen] >> 32);
 }
@@ -586,7 +585,7 @@ KERNEL __launch_bounds__(THREADS)
   }
   if (job.cuts() && row.sampled) return;
   u64 least = job.cuts() ? row.least : 0;
-  double before = 0.0, goal = uniform(draw.seed, (u64)seq_len[draw.seq]);
+  double before = 0.0, goal = uniform(draw, (u64)seq_len[draw.seq]);
   auto mass = [&](int i) { return row.masses[i]; };
   int run = find_item((vocab + SPLIT - 1) / SPLIT * WARPS, &before, &goal, true, false, mass), at = run * RUN;
   auto neighbour = [&](int i) { return at + i < vocab ? kept(job, least, job.logits[at + i], at + i) : 0.0f; };

@@ -336,7 +336,7 @@ impl Ops for Cpu {
             let (seq, params) = (draw.seq as usize, draw.params());
             let seen = &args.seen[seq * words..(seq + 1) * words];
             let fed = (0..vocab as Token).filter(|&t| seen[t as usize / 32] >> (t % 32) & 1 > 0);
-            sampled[i] = crate::sampler::sample(logits.row_mut(i), &params, fed, draw.seed, args.seq_len[seq] as u64);
+            sampled[i] = crate::sampler::sample(logits.row_mut(i), &params, fed, draw.seed(), args.seq_len[seq] as u64);
         }
     }
 

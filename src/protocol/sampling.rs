@@ -77,8 +77,8 @@ macro_rules! sampling {
         #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
         #[repr(C)]
         pub struct SamplingState {
-            /// The random number is a function of the seed and the token's position.
-            pub seed: u64,
+            /// Low and high word: without a field of eight bytes, no number of options leaves the struct a gap.
+            pub seed: [u32; 2],
             /// Row of the cache's sequence tables.
             pub seq: u32,
             $(pub $name: $type,)*
@@ -86,7 +86,12 @@ macro_rules! sampling {
 
         impl SamplingState {
             pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
-                Self { seed, seq: seq as u32, $($name: p.$name,)* }
+                Self { seed: [seed as u32, (seed >> 32) as u32], seq: seq as u32, $($name: p.$name,)* }
+            }
+
+            /// The random number is a function of the seed and the token's position.
+            pub fn seed(&self) -> u64 {
+                u64::from(self.seed[1]) << 32 | u64::from(self.seed[0])
             }
 
             pub fn params(&self) -> SamplingParams {
