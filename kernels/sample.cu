@@ -33,10 +33,10 @@
 // How a row is sampled: mirrors `protocol::SamplingState`.
 struct Draw {
   u32 seed_low, seed_high, seq, top_k;
-  float temperature, top_p, min_p, repetition_penalty;
+  float temperature, top_p, min_p, repetition_penalty, top_n_sigma;
 };
-static_assert(sizeof(Draw) == 32 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 16 &&
-                  OFFSET_OF(Draw, repetition_penalty) == 28,
+static_assert(sizeof(Draw) == 36 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 16 &&
+                  OFFSET_OF(Draw, top_n_sigma) == 32,
               "backend::cuda::abi asserts another layout");
 
 // A bin, and the count and mass of all weights above it.
@@ -45,10 +45,17 @@ struct Bin {
   double mass_above;
 };
 
+// Number, sum and sum of squares of the finite logits of a split.
+struct Moments {
+  double count, sum, squares;
+};
+
 // Scratch of one row, written and read by the kernels of one step; `backend::cuda::abi` has its size.
 struct Row {
   u64 best[MAX_SPLITS];  // rank of each split's argmax
   u64 highest;           // and of the row's
+  Moments moments[MAX_SPLITS];  // where top-n-sigma is on
+  u64 floor;                    // the least rank that top-n-sigma keeps; 0: all
   Bin threshold;         // the bin in which top-k ends or, if that keeps all, top-p; bin -1: neither cuts anything
   double total;          // mass of all weights
   int by_count;          // the threshold is that of top-k
@@ -60,7 +67,7 @@ struct Row {
   u64 list[MAX_LISTED];
   double masses[MAX_RUNS];  // mass kept of each run
 };
-static_assert(sizeof(Row) == 133176, "backend::cuda::abi::SAMPLE_ROW_BYTES is another size");
+static_assert(sizeof(Row) == 139328, "backend::cuda::abi::SAMPLE_ROW_BYTES is another size");
 
 // Sets the bits of a step's n tokens in seen [n_seqs, words], the tokens that each sequence has been fed. One thread per
 // token. CPU twin: `mark_seen`.
@@ -108,6 +115,18 @@ __device__ __forceinline__ u64 block_highest(u64 x) {
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   return warp_highest(threadIdx.x % 32 < WARPS ? parts[threadIdx.x % 32] : 0);
+}
+
+// The sum over the threads of a block, in an order that is always the same.
+__device__ __forceinline__ double block_sum(double x) {
+  __shared__ double parts[WARPS];
+  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(FULL, x, m);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = threadIdx.x % 32 < WARPS ? parts[threadIdx.x % 32] : 0.0;
+  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(FULL, x, m);
+  return x;
 }
 
 // Exclusive prefix sum over the threads of a block, in an order that is always the same; `total` is the sum of all.
@@ -401,6 +420,16 @@ KERNEL __launch_bounds__(THREADS)
       logits[id] = x[j];
     }
   }
+  if (draw.top_n_sigma > 0.0f) {
+    Moments own = {0.0, 0.0, 0.0};
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+      if (!(fabsf(x[j]) < __int_as_float(0x7f800000))) continue;
+      own.count += 1.0, own.sum += (double)x[j], own.squares += (double)x[j] * (double)x[j];
+    }
+    own = Moments{block_sum(own.count), block_sum(own.sum), block_sum(own.squares)};
+    if (threadIdx.x == 0) row.moments[blockIdx.x] = own;
+  }
   u64 best = 0;
 #pragma unroll
   for (int j = 0; j < EACH; j++)
@@ -432,13 +461,30 @@ KERNEL __launch_bounds__(THREADS) histogram(Row* rows, const float* logits, cons
     if (counts[i]) atomicAdd(&row.bins[i], ((u64)counts[i] << COUNT_SHIFT) + sums[i]);
 }
 
+// The least rank that top-n-sigma keeps, 0 where it is off: n standard deviations below the largest logit. Called by one thread.
+__device__ __forceinline__ u64 floor_of(const Row& row, float max, float n, int splits) {
+  if (!(n > 0.0f)) return 0;
+  Moments all = {0.0, 0.0, 0.0};
+  for (int i = 0; i < splits; i++) {
+    Moments part = row.moments[i];
+    all.count += part.count, all.sum += part.sum, all.squares += part.squares;
+  }
+  double mean = all.sum / all.count, variance = fmax(all.squares / all.count - mean * mean, 0.0);
+  // Of equal logits, the highest id has the lowest rank.
+  return rank_of((float)((double)max - (double)n * sqrt(variance)), -1);
+}
+
 // Finds the bin in which top-k or top-p ends. Grid (1, n).
 KERNEL __launch_bounds__(THREADS) threshold_bin(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
-  u64 highest = row_argmax(row, (vocab + SPLIT - 1) / SPLIT);
-  if (threadIdx.x == 0) row.highest = highest, row.listed = 0;
+  int splits = (vocab + SPLIT - 1) / SPLIT;
+  u64 highest = row_argmax(row, splits);
   Job job(highest, logits, draws[blockIdx.y], vocab);
+  if (threadIdx.x == 0) {
+    row.highest = highest, row.listed = 0;
+    row.floor = job.greedy ? 0 : floor_of(row, job.max, draws[blockIdx.y].top_n_sigma, splits);
+  }
   if (!job.cuts()) return;
   Bin top = {-1, 0, 0.0}, found = top;
   double total = 0.0;
@@ -486,7 +532,7 @@ KERNEL __launch_bounds__(THREADS)
   int t = threadIdx.x, n = row.listed;
   Bin threshold = row.threshold;
   if (threshold.bin < 0) {
-    if (t == 0) row.least = 0, row.sampled = 0;
+    if (t == 0) row.least = row.floor, row.sampled = 0;
     return;
   }
   bool all = row.from < 0, by_count = row.by_count;
@@ -534,13 +580,14 @@ KERNEL __launch_bounds__(THREADS)
       n = find_item(n, &above, &goal, by_count, true, weight) + 1;
     }
   }
-  if (t == 0) row.least = items[n - 1], row.sampled = all;
+  u64 floor = row.floor;
+  if (t == 0) row.least = higher(items[n - 1], floor), row.sampled = all;
   if (!all) return;
   __syncthreads();
   if (t < n) {
     float w = weight(t);
     int id = id_of(items[t]);
-    items[t] = job.likely(w, id) ? (u64)(u32)~id << 32 | __float_as_uint(w) : 0;
+    items[t] = items[t] >= floor && job.likely(w, id) ? (u64)(u32)~id << 32 | __float_as_uint(w) : 0;
   }
   sort(items, n);
   auto drawn = [&](int i) { return __uint_as_float((u32)items[i]); };
@@ -555,13 +602,13 @@ __device__ __forceinline__ float kept(const Job& job, u64 least, float logit, in
   return rank_of(logit, id) >= least && job.likely(w, id) ? w : 0.0f;
 }
 
-// The mass of every run under the mask of top-k, top-p and min-p, unless the token is sampled already. Grid (splits, n).
+// The mass of every run under the mask of the filters, unless the token is sampled already. Grid (splits, n).
 KERNEL __launch_bounds__(THREADS) mask_mass(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
   Job job(row.highest, logits, draws[blockIdx.y], vocab);
   if (job.greedy || (job.cuts() && row.sampled)) return;
-  u64 least = job.cuts() ? row.least : 0;
+  u64 least = job.cuts() ? row.least : row.floor;
   float x[EACH];
   job.load_split(blockIdx.x, x);
   double mass = 0.0;
@@ -584,7 +631,7 @@ KERNEL __launch_bounds__(THREADS)
     return;
   }
   if (job.cuts() && row.sampled) return;
-  u64 least = job.cuts() ? row.least : 0;
+  u64 least = job.cuts() ? row.least : row.floor;
   double before = 0.0, goal = uniform(draw, (u64)seq_len[draw.seq]);
   auto mass = [&](int i) { return row.masses[i]; };
   int run = find_item((vocab + SPLIT - 1) / SPLIT * WARPS, &before, &goal, true, false, mass), at = run * RUN;

@@ -9,7 +9,9 @@
 //! 3. top-k keeps the k largest logits;
 //! 4. top-p keeps the smallest set of largest logits whose probability reaches p, at least one;
 //! 5. min-p keeps tokens of at least min-p times the largest probability;
-//! 6. inverse CDF over the remaining tokens in ascending id, at a uniform number that depends on
+//! 6. top-n-sigma keeps tokens whose logit is at most n standard deviations below the largest (Tang et
+//!    al. 2024, arXiv 2411.07641); the deviation is that of all finite logits after step 1;
+//! 7. inverse CDF over the remaining tokens in ascending id, at a uniform number that depends on
 //!    (seed, position) only.
 //!
 //! Of equal logits, the lowest id comes first. NaN counts as minus infinity.
@@ -95,11 +97,12 @@ pub fn sample(
         return best;
     }
     let inv_temperature = 1.0 / params.temperature;
+    let least = least_logit(logits, max, params.top_n_sigma);
     let u = uniform(seed, position) as f64;
 
     let open = params.top_k == 0 || params.top_k as usize >= logits.len();
     if open && (params.top_p.is_nan() || params.top_p >= 1.0) {
-        return sample_unfiltered(logits, max, inv_temperature, params.min_p, u).unwrap_or(best);
+        return sample_unfiltered(logits, max, least, inv_temperature, params.min_p, u).unwrap_or(best);
     }
     // Adding 0.0 turns -0.0 into 0.0: total_cmp tells them apart.
     let candidate = |(id, &x): (usize, &f32)| Candidate { logit: x + 0.0, weight: 0.0, id: id as Token };
@@ -113,7 +116,7 @@ pub fn sample(
         keep_nucleus(&mut kept, params.top_p as f64);
     }
     // The largest weight is exp(0) = 1, so min-p is a plain threshold.
-    kept.retain(|c| c.weight >= params.min_p || c.id == best);
+    kept.retain(|c| (c.weight >= params.min_p || c.id == best) && c.logit >= least);
     kept.sort_unstable_by_key(|c| c.id);
     inverse_cdf(kept.iter().map(|c| (c.id, c.weight)), u).unwrap_or(best)
 }
@@ -166,6 +169,19 @@ fn weight(logit: f32, max: f32, inv_temperature: f32) -> f32 {
     if w.is_nan() { 0.0 } else { w }
 }
 
+/// The least logit that top-n-sigma keeps; minus infinity where it is off. `max` is finite.
+fn least_logit(logits: &[f32], max: f32, n: f32) -> f32 {
+    if n.is_nan() || n <= 0.0 {
+        return f32::NEG_INFINITY;
+    }
+    let (mut count, mut sum, mut squares) = (0u32, 0.0, 0.0);
+    for x in logits.iter().map(|&x| x as f64).filter(|x| x.is_finite()) {
+        (count, sum, squares) = (count + 1, sum + x, squares + x * x);
+    }
+    let (count, mean) = (count as f64, sum / count as f64);
+    (max as f64 - n as f64 * (squares / count - mean * mean).max(0.0).sqrt()) as f32
+}
+
 fn apply_penalty(logits: &mut [f32], penalty: f32, fed: impl IntoIterator<Item = Token>) {
     if penalty == 1.0 || penalty.is_nan() || penalty <= 0.0 {
         return;
@@ -207,10 +223,10 @@ fn keep_nucleus(kept: &mut Vec<Candidate>, p: f64) {
 }
 
 /// Samples without top-k and top-p in two passes over the row, without a list of candidates.
-fn sample_unfiltered(logits: &[f32], max: f32, inv_temperature: f32, min_p: f32, u: f64) -> Option<Token> {
+fn sample_unfiltered(logits: &[f32], max: f32, least: f32, inv_temperature: f32, min_p: f32, u: f64) -> Option<Token> {
     let weights = logits.iter().enumerate().filter_map(|(id, &logit)| {
         let w = weight(logit, max, inv_temperature);
-        (w > 0.0 && w >= min_p).then_some((id as Token, w))
+        (w > 0.0 && w >= min_p && logit >= least).then_some((id as Token, w))
     });
     inverse_cdf(weights, u)
 }
@@ -259,6 +275,12 @@ mod tests {
             kept.push(i);
         }
         kept.retain(|&i| p[i] >= params.min_p as f64);
+        if params.top_n_sigma > 0.0 {
+            let finite: Vec<f64> = row.iter().copied().filter(|x| x.is_finite()).collect();
+            let mean = finite.iter().sum::<f64>() / finite.len() as f64;
+            let variance = finite.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / finite.len() as f64;
+            kept.retain(|&i| max - row[i] <= params.top_n_sigma as f64 * variance.sqrt());
+        }
         let total: f64 = kept.iter().map(|&i| p[i]).sum();
         let mut out = vec![0.0; row.len()];
         for i in kept {
@@ -278,8 +300,16 @@ mod tests {
             SamplingParams { top_k: 7, ..base.clone() },
             SamplingParams { top_p: 0.8, ..base.clone() },
             SamplingParams { min_p: 0.1, ..base.clone() },
-            SamplingParams { top_k: 20, top_p: 0.95, min_p: 0.02, temperature: 0.6, repetition_penalty: 1.3 },
-            SamplingParams { top_p: 0.0, ..base },
+            SamplingParams { top_n_sigma: 1.0, temperature: 3.0, ..base.clone() },
+            SamplingParams { top_p: 0.0, ..base.clone() },
+            SamplingParams {
+                top_k: 20,
+                top_p: 0.95,
+                min_p: 0.02,
+                temperature: 0.6,
+                repetition_penalty: 1.3,
+                top_n_sigma: 1.5,
+            },
         ]
     }
 

@@ -125,6 +125,10 @@ macro_rules! sampling_table {
             /// Make tokens that have occurred less probable; 1 is off
             #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Answer")]
             repetition_penalty: f32 = 1.0, 0.01 to 100.0, "0.01 to 100, or default; 1 is off";
+
+            /// Drop tokens whose logit is more than N standard deviations below the largest; 0 is off
+            #[arg(long, value_name = "N", hide_short_help = true, help_heading = "Answer")]
+            top_n_sigma: f32 = 0.0, 0.0 to 100.0, "0 to 100, or default; 0 is off";
         }
     };
 }

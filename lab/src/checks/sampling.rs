@@ -38,7 +38,16 @@ pub fn all() -> Vec<Sample> {
         SamplingParams { top_p: 0.5, ..base.clone() },
         SamplingParams { top_p: 0.0, ..base.clone() },
         SamplingParams { min_p: 0.05, ..base.clone() },
-        SamplingParams { top_k: 40, top_p: 0.95, min_p: 0.02, temperature: 0.6, repetition_penalty: 1.3 },
+        SamplingParams {
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.02,
+            temperature: 0.6,
+            repetition_penalty: 1.3,
+            top_n_sigma: 0.0,
+        },
+        SamplingParams { top_n_sigma: 1.0, temperature: 3.0, ..base.clone() },
+        SamplingParams { top_n_sigma: 1.5, top_k: 700, top_p: 0.9, ..base.clone() },
         // More candidates than one sort handles, with the top-p threshold among them.
         SamplingParams { top_k: 700, top_p: 0.6, ..base.clone() },
         SamplingParams { temperature: 0.05, top_k: 900, ..base.clone() },
@@ -81,7 +90,10 @@ impl Sample {
 impl Case for Sample {
     fn name(&self) -> String {
         let (p, n) = (&self.params, self.n);
-        format!("sample {n} x {} T {} k {} p {} min {}", self.vocab, p.temperature, p.top_k, p.top_p, p.min_p)
+        format!(
+            "sample {n} x {} T {} k {} p {} min {} sigma {}",
+            self.vocab, p.temperature, p.top_k, p.top_p, p.min_p, p.top_n_sigma
+        )
     }
     fn limit(&self) -> f32 {
         0.0
