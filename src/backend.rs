@@ -50,12 +50,47 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub rope_scale: f32,
     /// Set for models that borrow channels of q.
     pub borrowed: Option<Borrowed>,
+    /// Set for models whose decisions are read from columns behind v.
+    pub predictor: Option<Predictor<'a, B>>,
 }
 
 impl<'a, B: Device> QkvRopeArgs<'a, B> {
     /// RoPE alone: no norms, nothing borrowed.
     pub fn plain(inv_freq: &'a B::Buf<f32>) -> Self {
-        Self { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale: 1.0, borrowed: None }
+        Self { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale: 1.0, borrowed: None, predictor: None }
+    }
+}
+
+/// Scores of tokens, from columns that a predictor's maps of the same input have in the projected rows behind v. A column is the
+/// sum of its `copies`, which are stacked because one would not be exact enough in the format of q, k and v.
+pub struct Predictor<'a, B: Device> {
+    pub columns: Columns,
+    pub mlp: Option<Mlp<'a, B>>,
+    pub alpha: Alpha,
+}
+
+/// Layout of a predictor's columns: `copies` runs of `stride` columns behind v, each with one column per KV head if there is a
+/// linear map, then one per hidden unit, then padding.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Columns {
+    pub linear: bool,
+    pub units: usize,
+    pub stride: usize,
+    pub copies: usize,
+}
+
+/// The second matrix of a predictor's MLP, whose input are hidden units after GELU.
+pub struct Mlp<'a, B: Device> {
+    /// `[n_kv_heads, units]`
+    pub weight: &'a B::Buf<f32>,
+    /// `[n_kv_heads]`
+    pub bias: &'a B::Buf<f32>,
+}
+
+impl Columns {
+    /// Columns of all copies.
+    pub fn width(&self) -> usize {
+        self.copies * self.stride
     }
 }
 
@@ -245,11 +280,11 @@ pub trait Ops: Pages {
         head: &AdapterHead<'_, Self>,
         n: usize,
     );
-    /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads]`, which it may
-    /// overwrite; `out` is `[n, n_q_heads * head_dim]`. In this order:
+    /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | a
+    /// predictor's columns]`, which it may overwrite; `out` is `[n, n_q_heads * head_dim]`. In this order:
     ///
     /// 1. Per-head norms of q and k. Decisions `[n, n_kv_heads]` are read from the borrowed channel (last of each group's first
-    ///    query head), and are minus infinity where `kv.pinned` says so. Where the policy merges tokens, K and V become the means of
+    ///    query head), or computed from a predictor's columns, and are minus infinity where `kv.pinned` says so. Where the policy merges tokens, K and V become the means of
     ///    each row's slot by [`merge`](crate::policy::merge), in order of the rows, which changes `kv.sums` and sets the decisions.
     ///    Borrowed channels are zeroed, before and after RoPE of q and k at `seq_len + offset in span`. K and V become what storing
     ///    and reading makes of them, V rotated where the codec rotates it.

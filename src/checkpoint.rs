@@ -1,7 +1,7 @@
 //! Opens model folders, GGUF files and the built-in model, and checks their content. Knows nothing
 //! of devices or of the forward pass.
 
-mod adapter;
+pub mod adapter;
 pub mod bounds;
 mod builtin;
 pub mod calibration;
@@ -27,13 +27,15 @@ mod rope;
 mod safetensors;
 mod shards;
 mod source;
+mod stacked;
 mod texts;
 pub mod weight_cache;
 mod weight_file;
 
-pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
+pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 pub use described::EXACT_FIRST;
 pub use hub::ModelRef;
+pub use stacked::Stacked;
 
 use crate::policy::Trained;
 use crate::protocol::SamplingOverrides;
@@ -68,10 +70,8 @@ pub struct Checkpoint {
     pub generation: GenerationDefaults,
     /// A notice about values of `generation_config.json` that are out of range and ignored.
     pub ignored: Option<String>,
-    /// The model that the adapter in use was made for.
-    pub adapter: Option<String>,
-    /// Whether the adapter is a built-in one that was chosen automatically.
-    pub adapter_found: bool,
+    /// The source of decisions outside the model's files, if one is in use.
+    pub adapter: Option<adapter::Source>,
     pub builtin: bool,
     /// Format that [`convert`] gave the matrices; `Bf16` is as in the files.
     pub weights: quant::Weights,
@@ -83,6 +83,8 @@ pub struct Checkpoint {
     pub kept: Option<String>,
     /// The formats of the matrices in the files, that of most bytes first: `bf16`, or `Q4_K, Q6_K`.
     pub stored_as: String,
+    /// Whether its tensors have no bytes to read: [`Checkpoint::described`].
+    pub is_description: bool,
     /// Bytes of all tensors.
     pub weight_bytes: u64,
     pub n_params: u64,
@@ -141,11 +143,13 @@ impl Checkpoint {
         let stored_as = formats(&tensors);
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
         let found = *adapter == AdapterChoice::Auto;
-        let adapter = choose_adapter(adapter, name, &config)?;
-        if let Some(adapter) = &adapter {
+        let mut source = None;
+        if let Some(adapter) = choose_adapter(adapter, name, &config)? {
             adapter.fits(name, &config)?;
             config.dms = Some(adapter.dms()?);
-            tensors.extend(adapter.tensors(&config)?);
+            let decisions = adapter.tensors(&config)?;
+            source = Some(adapter.source(&decisions, found));
+            tensors.extend(decisions);
             identity.push_str(&adapter.identity());
         }
 
@@ -157,8 +161,7 @@ impl Checkpoint {
         out.eos_token = texts.eos_token;
         out.generation = generation;
         out.ignored = ignored;
-        out.adapter_found = found && adapter.is_some();
-        out.adapter = adapter.map(|a| a.base().to_owned());
+        out.adapter = source;
         out.builtin = matches!(files, Files::BuiltIn);
         if !out.builtin {
             let (model, revision) = (name.to_owned(), files.commit());
@@ -177,8 +180,9 @@ impl Checkpoint {
 
     /// Says that an adapter was chosen automatically.
     pub fn found_adapter(&self) -> Option<String> {
-        let found = self.adapter.as_ref().filter(|_| self.adapter_found);
-        found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"))
+        let found = self.adapter.as_ref().filter(|source| source.found);
+        let base = found?.base.as_deref().unwrap_or("an unnamed model");
+        Some(format!("adapter for {base} in use; --adapter none turns it off"))
     }
 
     /// Notices about what is not as the files say.
@@ -215,13 +219,13 @@ impl Checkpoint {
             generation: GenerationDefaults::default(),
             ignored: None,
             adapter: None,
-            adapter_found: false,
             builtin: false,
             weights: quant::Weights::Bf16,
             cached: false,
             origin: None,
             kept: None,
             stored_as: String::new(),
+            is_description: false,
             weight_bytes: 0,
             n_params: 0,
             fingerprint: String::new(),
@@ -312,7 +316,7 @@ pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     const CARD: &str = "README.md";
     let (_, files) = locate(model)?;
     let config = configuration(&files)?.0;
-    let adapter = choose_adapter(&AdapterChoice::Auto, name, &config)?.map(|a| a.base().to_owned());
+    let adapter = choose_adapter(&AdapterChoice::Auto, name, &config)?.and_then(|a| a.base().map(str::to_owned));
     let licence = match model {
         ModelRef::BuiltIn => Some("apache-2.0".to_owned()),
         _ => match &files {
@@ -349,7 +353,7 @@ fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> 
             let own = match config.trained() {
                 Some(Trained::Dms(_)) => "DMS",
                 Some(Trained::Dmc(_)) => "DMC",
-                None => return Adapter::new(&label, mapped::map_file(path)?).map(Some),
+                None => return Adapter::open(path, None).map(Some),
             };
             bail!("{model} has {own} of its own, so --adapter {label} is refused");
         }

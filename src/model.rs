@@ -1,6 +1,7 @@
 //! The transformer. There is one forward pass for prefill chunks, decode steps and batches: a step is a list of
 //! [`Span`]s. Model families (Qwen3, Llama, SmolLM2) and the variants of DMS differ in configuration fields only.
 
+mod decisions;
 mod weights;
 mod workspace;
 
@@ -60,8 +61,8 @@ fn attention<B: Backend>(
         after: After::Store,
     };
     b.linear(&mut ws.qkv, &ws.x, qkv, n);
-    let adapter = layer.adapter_head(model).filter(|_| policy.uses_decisions());
-    if let Some(head) = adapter {
+    let alpha = model.alpha().filter(|_| policy.uses_decisions());
+    if let Some(head) = alpha.and_then(|alpha| layer.decisions.adapter(c.rms_eps, alpha)) {
         b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
     }
     let args = QkvRopeArgs {
@@ -70,6 +71,7 @@ fn attention<B: Backend>(
         inv_freq: &model.inv_freq,
         rope_scale: model.rope_scale,
         borrowed: model.borrowed(&policy),
+        predictor: alpha.and_then(|alpha| layer.decisions.predictor(alpha)),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
     let (weight, bias, after) = (&layer.o, layer.o_bias.as_ref(), After::Add(&mut ws.proj));

@@ -6,6 +6,7 @@ mod kv;
 mod linear;
 mod merge;
 mod pool;
+mod predictor;
 mod rope;
 mod simd;
 pub(super) mod thread_pool;

@@ -1,42 +1,94 @@
-//! Sidecar adapter files: DMS decision tensors for a model without DMS, and metadata that names the
-//! model.
+//! Eviction decisions from outside a model's own files: adapters of version 1 (a linear map behind a norm of its own), predictors of
+//! version 2, and KVzap's. All end as tensors of [`names`](super::names) and a [`DmsConfig`].
 
-use super::bounds;
+pub mod card;
+pub mod kvzap;
+
 use super::builtin;
-use super::config::{DmsConfig, DmsVariant, ModelConfig};
-use super::names::DecisionSpec;
+use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
+use super::files::Files;
+use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
+use super::{bounds, mapped};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{SharedBytes, Tensor};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use card::{Card, Header, Metadata, VERSION_1, VERSION_2};
+use kvzap::KvZap;
+use std::path::Path;
 use std::sync::Arc;
 
-/// The only supported format.
-const FORMAT: &str = "dmschat-adapter-1";
-
-/// An adapter file. `label` names it in error messages.
+/// An opened file or folder of decisions. `label` names it in error messages.
 pub struct Adapter {
     label: String,
+    name: String,
     file: TensorFile,
+    form: Form,
+}
+
+enum Form {
+    Version1,
+    Version2(Header),
+    KvZap(KvZap),
+}
+
+/// The source of a model's decisions, for users and records.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    /// `adapter`, `predictor` or `kvzap`.
+    pub kind: &'static str,
+    pub name: String,
+    /// The model that it was made for, if that is known.
+    pub base: Option<String>,
+    /// Digest of its tensors and metadata.
+    pub hash: String,
+    pub card: Option<Card>,
+    /// Whether nobody asked for it by name.
+    pub found: bool,
 }
 
 impl Adapter {
+    /// A file of ours.
     pub fn new(label: &str, bytes: SharedBytes) -> Result<Self> {
         let file = TensorFile::new(label, bytes)?;
-        let adapter = Self { label: label.to_owned(), file };
-        let format = adapter.text("format")?;
-        ensure!(format == FORMAT, "{label}: adapter format {format:?} is unknown ({FORMAT} is known)");
-        Ok(adapter)
+        let metadata = Metadata { label, map: &file.metadata };
+        let form = match metadata.text("format")? {
+            VERSION_1 => Form::Version1,
+            VERSION_2 => Form::Version2(Header::parse(&metadata)?),
+            other => {
+                bail!("{label}: adapter format {other:?} is unknown ({VERSION_1} and {VERSION_2} are known)")
+            }
+        };
+        let name = Path::new(label).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { label: label.to_owned(), name, file, form })
+    }
+
+    /// A file of ours, or a folder with a KVzap predictor. `name` is what users call it, if not as the file is called.
+    pub fn open(path: &Path, name: Option<&str>) -> Result<Self> {
+        let label = path.display().to_string();
+        let folder = match path.file_name().is_some_and(|name| name == super::hub::cache::SINGLE) {
+            true => path.parent().filter(|folder| folder.join("config.json").is_file()),
+            false => Some(path).filter(|path| path.is_dir()),
+        };
+        let Some(folder) = folder else {
+            let opened = Self::new(&label, mapped::map_file(path)?)?;
+            return Ok(Self { name: name.map_or(opened.name, str::to_owned), ..opened });
+        };
+        let Some((config, file)) = KvZap::open(&Files::folder(folder)?)? else {
+            bail!("{label} holds no KVzap predictor: it needs a config.json with model_type \"kvzap\"");
+        };
+        let called = || super::full_path(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = name.map_or_else(called, str::to_owned);
+        Ok(Self { label: folder.display().to_string(), name, file, form: Form::KvZap(config) })
     }
 
     /// Returns the built-in adapter for this model, if there is one: of those that fit its shapes,
     /// the one made for a model of that name, else the first.
     pub fn find(model: &str, config: &ModelConfig) -> Result<Option<Self>> {
-        let short = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
         let mut found: Option<Self> = None;
         for (name, bytes) in builtin::ADAPTERS {
             let adapter = Self::new(name, Arc::new(*bytes))?;
-            let named = short(adapter.base()) == short(model);
+            let named = adapter.base().is_some_and(|base| short(base) == short(model));
             if adapter.fits(model, config).is_ok() && (named || found.is_none()) {
                 found = Some(adapter);
                 if named {
@@ -48,47 +100,33 @@ impl Adapter {
     }
 
     /// The model that it was made for.
-    pub fn base(&self) -> &str {
-        self.file.metadata.get("base").map_or("an unnamed model", String::as_str)
+    pub fn base(&self) -> Option<&str> {
+        match &self.form {
+            Form::KvZap(_) => kvzap::base_of(&self.name),
+            _ => self.file.metadata.get("base").map(String::as_str),
+        }
     }
 
-    fn text(&self, key: &str) -> Result<&str> {
-        let value = self.file.metadata.get(key).map(String::as_str);
-        value.with_context(|| format!("{}: its metadata has no {key}, so it is not an adapter file", self.label))
-    }
-
-    fn number<T: std::str::FromStr>(&self, key: &str) -> Result<T> {
-        let text = self.text(key)?;
-        let parsed = text.trim().parse().ok();
-        parsed.with_context(|| format!("{}: metadata {key} is {text:?}, which is not such a number", self.label))
-    }
-
-    fn finite(&self, key: &str) -> Result<f32> {
-        let value: f32 = self.number(key)?;
-        ensure!(value.is_finite(), "{}: metadata {key} is {value}", self.label);
-        Ok(value)
+    fn metadata(&self) -> Metadata<'_> {
+        Metadata { label: &self.label, map: &self.file.metadata }
     }
 
     /// Fails unless every shape field equals the model's. The error names the first difference.
     pub fn fits(&self, model: &str, c: &ModelConfig) -> Result<()> {
+        if let Form::KvZap(config) = &self.form {
+            return config.fits(&self.label, model, c);
+        }
+        let metadata = self.metadata();
         let refuse = |key: &str, theirs: &str, ours: &str| -> Result<()> {
-            bail!(
-                "{} is an adapter for {} ({key} {theirs}) and does not fit {model} ({key} {ours})",
-                self.label,
-                self.base()
-            )
+            let base = self.base().unwrap_or("an unnamed model");
+            bail!("{} is an adapter for {base} ({key} {theirs}) and does not fit {model} ({key} {ours})", self.label)
         };
-        let model_type = self.text("model_type")?;
+        let model_type = metadata.text("model_type")?;
         if model_type != c.family {
             return refuse("model_type", model_type, &c.family);
         }
-        for (key, ours) in [
-            ("num_hidden_layers", c.n_layers),
-            ("hidden_size", c.hidden),
-            ("num_key_value_heads", c.n_kv_heads),
-            ("vocab_size", c.vocab),
-        ] {
-            let theirs: usize = self.number(key)?;
+        for (key, ours) in card::shapes(c) {
+            let theirs: usize = metadata.number(key)?;
             if theirs != ours {
                 return refuse(key, &theirs.to_string(), &ours.to_string());
             }
@@ -96,39 +134,103 @@ impl Adapter {
         Ok(())
     }
 
-    /// The DMS rule in its metadata.
+    /// The rule of eviction.
     pub fn dms(&self) -> Result<DmsConfig> {
-        let shift = match self.text("shift")? {
+        match &self.form {
+            Form::Version1 => self.version_1(),
+            Form::Version2(header) => {
+                let Header { threshold, window, sinks, ref card, .. } = *header;
+                let target_ratio = card.figures(threshold, window).map(|(ratio, _)| ratio);
+                Ok(DmsConfig { target_ratio, ..predictor(self.maps("layers.")?, threshold, window, sinks) })
+            }
+            Form::KvZap(config) => Ok(predictor(config.maps, kvzap::THRESHOLD, kvzap::WINDOW, kvzap::SINKS)),
+        }
+    }
+
+    fn version_1(&self) -> Result<DmsConfig> {
+        let metadata = self.metadata();
+        let shift = match metadata.text("shift")? {
             "0" => Shift::Same,
             "1" => Shift::Previous,
             other => bail!("{}: metadata shift is {other:?}, expected 0 or 1", self.label),
         };
-        let per_layer = match self.text("alpha_per")? {
+        let per_layer = match metadata.text("alpha_per")? {
             "head" => false,
             "layer" => true,
             other => bail!("{}: metadata alpha_per {other:?} is unknown (head, layer)", self.label),
         };
-        let window: usize = self.number("window")?;
-        ensure!(window <= bounds::CONTEXT, "{}: metadata window {window} is not a length in tokens", self.label);
         Ok(DmsConfig {
             variant: DmsVariant::Adapter,
-            rule: Dms { window, shift, sinks: 0, dial: 0.0 },
-            alpha_scale: self.finite("alpha_scale")?,
-            alpha_offset: self.finite("alpha_offset")?,
+            rule: Dms { window: metadata.length("window")?, shift, sinks: 0, dial: 0.0 },
+            alpha_scale: metadata.finite("alpha_scale")?,
+            alpha_offset: metadata.finite("alpha_offset")?,
             per_layer,
             disabled: false,
-            target_ratio: self.number("target_ratio").ok(),
+            target_ratio: metadata.number("target_ratio").ok(),
         })
     }
 
-    /// Its tensors, with their shapes checked.
-    pub fn tensors(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let specs = (0..config.n_layers).flat_map(|layer| DecisionSpec::new(config, layer).into_tensors());
-        specs.map(|spec| spec.check(self.file.tensor(&spec)?, &self.label)).collect()
+    /// The maps that the file has in its first layer, and thereby in every one.
+    fn maps(&self, prefix: &str) -> Result<Predictor> {
+        let linear = self.file.raw(&format!("{prefix}0.weight")).is_some();
+        let units = self.file.raw(&format!("{prefix}0.0.weight")).map_or(0, |t| t.shape.first().copied().unwrap_or(0));
+        ensure!(linear || units > 0, "{}: tensor {prefix}0.weight or {prefix}0.0.weight is missing", self.label);
+        ensure!(units <= bounds::FFN, "{}: {units} hidden units, expected at most {}", self.label, bounds::FFN);
+        Ok(Predictor { linear, units })
     }
 
-    /// Metadata as one text, for the model's fingerprint.
+    /// Its tensors, with their shapes checked. `config` has its rule.
+    pub fn tensors(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
+        let prefix = match &self.form {
+            Form::KvZap(config) => config.prefix,
+            _ => "layers.",
+        };
+        let specs = (0..config.n_layers).filter_map(|layer| DecisionSpec::new(config, layer));
+        let read = |TensorSpec { name, shape }: TensorSpec| {
+            // The file has predictors' tensors under shorter names.
+            let stored = match name.strip_prefix(PREDICTOR).and_then(|name| name.strip_prefix("layers.")) {
+                Some(rest) => format!("{prefix}{rest}"),
+                None => name.clone(),
+            };
+            let spec = TensorSpec { name: stored, shape };
+            let mut tensor = spec.check(self.file.tensor(&spec)?, &self.label)?;
+            tensor.name = name;
+            Ok(tensor)
+        };
+        specs.flat_map(DecisionSpec::into_tensors).map(read).collect()
+    }
+
+    /// What users and records call it. `tensors` are its own.
+    pub fn source(&self, tensors: &[Tensor], found: bool) -> Source {
+        let (kind, card) = match &self.form {
+            Form::Version1 => ("adapter", None),
+            Form::Version2(header) => ("predictor", Some(header.card.clone())),
+            Form::KvZap(_) => ("kvzap", None),
+        };
+        let tensors = tensors.iter().map(|t| (t.name.clone(), t.clone())).collect();
+        let hash = super::fingerprint(&self.identity(), &tensors);
+        Source { kind, name: self.name.clone(), base: self.base().map(str::to_owned), hash, card, found }
+    }
+
+    /// What it says beside its tensors, for the model's fingerprint.
     pub fn identity(&self) -> String {
         format!("{:?}", self.file.metadata)
     }
+}
+
+fn predictor(maps: Predictor, threshold: f32, window: usize, sinks: usize) -> DmsConfig {
+    DmsConfig {
+        variant: DmsVariant::Predictor(maps),
+        rule: Dms { window, shift: Shift::Same, sinks, dial: 0.0 },
+        alpha_scale: -1.0,
+        alpha_offset: -threshold,
+        per_layer: false,
+        disabled: false,
+        target_ratio: None,
+    }
+}
+
+/// A model's name without its owner, in lower case.
+fn short(name: &str) -> String {
+    name.rsplit('/').next().unwrap_or(name).to_lowercase()
 }

@@ -115,4 +115,33 @@ pub enum DmsVariant {
     Borrowed,
     /// `dms_proj_alpha(dms_proj_alpha_norm(layer input))`, from its own small tensors.
     Adapter,
+    /// A predicted score of the layer's normed input; a token whose score is below a threshold is
+    /// marked.
+    Predictor(Predictor),
+}
+
+impl DmsVariant {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Borrowed => "borrowed",
+            Self::Adapter => "adapter",
+            Self::Predictor(_) => "predictor",
+        }
+    }
+}
+
+/// The maps of a predictor, whose sum is the score of a token in each KV head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predictor {
+    /// Whether there is a linear map.
+    pub linear: bool,
+    /// Units of the hidden layer of an MLP; 0 without one.
+    pub units: usize,
+}
+
+impl DmsConfig {
+    /// The score below which a predictor marks a token.
+    pub fn threshold(&self) -> Option<f32> {
+        matches!(self.variant, DmsVariant::Predictor(_)).then_some(-self.alpha_offset)
+    }
 }

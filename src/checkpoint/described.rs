@@ -77,6 +77,7 @@ impl Checkpoint {
         (out.builtin, out.adapter) = (self.builtin, self.adapter.clone());
         out.take_tensors(tensors);
         out.n_params = self.n_params;
+        out.is_description = true;
         out.weights = if codes.is_empty() { self.weights } else { weights };
         Ok(out)
     }

@@ -1,7 +1,7 @@
 //! The tensors of a model by their Hugging Face names: the only table of names and shapes. Checking
 //! a checkpoint, making random weights and loading a model all read it.
 
-use super::config::{DmsVariant, ModelConfig};
+use super::config::{DmsVariant, ModelConfig, Predictor};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
 
@@ -56,11 +56,14 @@ pub struct LayerSpec {
 }
 
 /// The tensors that compute a layer's eviction decisions, from the checkpoint or from an adapter
-/// file.
+/// file: a sum of maps of the layer's normed input.
 pub struct DecisionSpec {
+    /// The norm of the input, if it is not the layer's own.
+    pub norm: Option<TensorSpec>,
     /// `[n_kv_heads, hidden]`
-    pub proj: LinearSpec,
-    pub norm: TensorSpec,
+    pub linear: Option<LinearSpec>,
+    /// `[units, hidden]` and `[n_kv_heads, units]`, with GELU between them.
+    pub mlp: Option<[LinearSpec; 2]>,
 }
 
 /// `[vocab, hidden]`
@@ -86,7 +89,6 @@ impl LayerSpec {
         let attention =
             |part: &str, out, from| linear(&name(&format!("self_attn.{part}")), out, from, c.attention_bias);
         let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, c.mlp_bias);
-        let has_decisions = c.dms.as_ref().is_some_and(|d| d.variant == DmsVariant::Adapter);
         Self {
             input_norm: vector("input_layernorm", c.hidden),
             q: attention("q_proj", q, c.hidden),
@@ -98,7 +100,7 @@ impl LayerSpec {
             gate: mlp("gate_proj", c.ffn, c.hidden),
             up: mlp("up_proj", c.ffn, c.hidden),
             down: mlp("down_proj", c.hidden, c.ffn),
-            decisions: has_decisions.then(|| DecisionSpec::new(c, layer)),
+            decisions: DecisionSpec::new(c, layer),
         }
     }
 
@@ -111,18 +113,43 @@ impl LayerSpec {
     }
 }
 
+/// What the tensors of a predictor are called in a checkpoint; their files leave it out.
+pub const PREDICTOR: &str = "predictor.";
+
 impl DecisionSpec {
-    pub fn new(c: &ModelConfig, layer: usize) -> Self {
-        let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
-        Self {
-            proj: linear(&name, c.n_kv_heads, c.hidden, c.attention_bias),
-            norm: tensor(&format!("{name}_norm.weight"), &[c.hidden]),
+    /// `None` for models whose decisions need no tensors.
+    pub fn new(c: &ModelConfig, layer: usize) -> Option<Self> {
+        match c.dms.as_ref()?.variant {
+            DmsVariant::Borrowed => None,
+            DmsVariant::Adapter => {
+                let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
+                Some(Self {
+                    linear: Some(linear(&name, c.n_kv_heads, c.hidden, c.attention_bias)),
+                    norm: Some(tensor(&format!("{name}_norm.weight"), &[c.hidden])),
+                    mlp: None,
+                })
+            }
+            DmsVariant::Predictor(Predictor { linear: is_linear, units }) => {
+                let name = format!("{PREDICTOR}layers.{layer}");
+                let mlp = || {
+                    [
+                        linear(&format!("{name}.0"), units, c.hidden, true),
+                        linear(&format!("{name}.2"), c.n_kv_heads, units, true),
+                    ]
+                };
+                Some(Self {
+                    norm: None,
+                    linear: is_linear.then(|| linear(&name, c.n_kv_heads, c.hidden, true)),
+                    mlp: (units > 0).then(mlp),
+                })
+            }
         }
     }
 
-    /// Weight, norm, bias.
     pub fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
-        [self.proj.weight, self.norm].into_iter().chain(self.proj.bias)
+        let (weight, bias) = self.linear.map_or((None, None), |linear| (Some(linear.weight), linear.bias));
+        let mlp = self.mlp.into_iter().flatten().flat_map(LinearSpec::into_tensors);
+        weight.into_iter().chain(self.norm).chain(bias).chain(mlp)
     }
 }
 

@@ -152,7 +152,7 @@ fn the_shipped_adapter_is_found_by_shape() {
     let mut config = Checkpoint::random_shared("smollm2-135m").unwrap().config;
     let find = |config: &ModelConfig| Adapter::find("a-finetune", config).unwrap();
     let adapter = find(&config).expect("fits");
-    assert_eq!(adapter.base(), "HuggingFaceTB/SmolLM2-135M-Instruct");
+    assert_eq!(adapter.base(), Some("HuggingFaceTB/SmolLM2-135M-Instruct"));
     assert_eq!(adapter.dms().unwrap().rule.window, 192);
     assert_eq!(adapter.tensors(&config).unwrap().len(), 2 * config.n_layers);
     config.vocab += 1;

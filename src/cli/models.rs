@@ -318,8 +318,8 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.as_str(),
         "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
-        "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
-        "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,
+        "context": c.context, "dms": dms.map(|d| d.variant.name()),
+        "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),
         "dmc": c.dmc.is_some(), "cache_policies": policies(c.trained()),
     });
     Ok((object(about), formats))

@@ -8,7 +8,7 @@ use super::snapshots::{Snapshots, Worth};
 use crate::backend::Backend;
 use crate::cache::file::Identity;
 use crate::cache::{CacheError, SeqId};
-use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
+use crate::checkpoint::{Checkpoint, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
     LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token,
@@ -184,13 +184,8 @@ fn model_info<B: Backend>(
         policy: g.policy.kind(),
         budget: g.policy.budget(),
         window: g.policy.dropping().map(|rule| rule.window),
-        dms: match c.dms.as_ref().map(|d| d.variant) {
-            None => "none",
-            Some(DmsVariant::Borrowed) => "borrowed",
-            Some(DmsVariant::Adapter) => "adapter",
-        }
-        .to_owned(),
-        adapter: checkpoint.adapter.clone(),
+        dms: c.dms.as_ref().map_or("none", |dms| dms.variant.name()).to_owned(),
+        adapter: checkpoint.adapter.as_ref().and_then(|source| source.base.clone()),
         weights: weights_info(checkpoint),
         slot_bytes: g.slot_bytes(),
         page_slots: g.page_slots,

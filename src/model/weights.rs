@@ -1,12 +1,13 @@
 //! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and
 //! are checked there.
 
-use crate::backend::{AdapterHead, Alpha, Backend, Borrowed};
+use super::decisions::{Decisions, Second};
+use crate::backend::{Alpha, Backend, Borrowed, Columns};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig};
+use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig, Stacked};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 /// The weights of a model.
 pub struct Model<B: Backend> {
@@ -25,7 +26,7 @@ pub struct Model<B: Backend> {
 
 pub(super) struct Layer<B: Backend> {
     pub input_norm: B::Buf<f32>,
-    /// Stacked q, k and v `[(n_q_heads + 2 n_kv_heads) * head_dim, hidden]`.
+    /// Stacked q, k, v and a predictor's rows `[(n_q_heads + 2 n_kv_heads) * head_dim + columns, hidden]`.
     pub qkv: B::Weight,
     pub qkv_bias: Option<B::Buf<f32>>,
     /// Norms of q and k `[head_dim]` (Qwen3).
@@ -40,27 +41,7 @@ pub(super) struct Layer<B: Backend> {
     /// Down projection `[hidden, ffn]`.
     pub down: B::Weight,
     pub down_bias: Option<B::Buf<f32>>,
-    adapter: Option<Adapter<B>>,
-}
-
-/// Weights of a layer's eviction decisions, for DMS variants that have their own.
-struct Adapter<B: Backend> {
-    norm: B::Buf<f32>,
-    proj: B::Weight,
-    bias: Option<B::Buf<f32>>,
-}
-
-impl<B: Backend> Layer<B> {
-    pub(super) fn adapter_head<'a>(&'a self, model: &'a Model<B>) -> Option<AdapterHead<'a, B>> {
-        let adapter = self.adapter.as_ref()?;
-        Some(AdapterHead {
-            norm: &adapter.norm,
-            proj: &adapter.proj,
-            bias: adapter.bias.as_ref(),
-            rms_eps: model.config.rms_eps,
-            alpha: model.alpha()?,
-        })
-    }
+    pub decisions: Decisions<B>,
 }
 
 impl<B: Backend> Model<B> {
@@ -76,7 +57,12 @@ impl<B: Backend> Model<B> {
 
     /// Decision projections of all layers that have one.
     pub(super) fn adapters(&self) -> Vec<&B::Weight> {
-        self.layers.iter().filter_map(|l| l.adapter.as_ref()).map(|a| &a.proj).collect()
+        self.layers.iter().filter_map(|l| l.decisions.proj()).collect()
+    }
+
+    /// Columns of a predictor in projected rows.
+    pub(super) fn columns(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.decisions.columns().width())
     }
 
     /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to
@@ -95,7 +81,7 @@ impl<B: Backend> Model<B> {
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq: buffer, rope_scale })
     }
 
-    fn alpha(&self) -> Option<Alpha> {
+    pub(super) fn alpha(&self) -> Option<Alpha> {
         let dms = self.config.dms.as_ref()?;
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
@@ -126,10 +112,11 @@ struct Loader<'a, B: Backend> {
 impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, l: usize) -> Result<Layer<B>> {
         let t = LayerSpec::new(&self.checkpoint.config, l);
+        let (qkv, qkv_bias, decisions) = self.projection(&t)?;
         Ok(Layer {
             input_norm: self.vector(&t.input_norm)?,
-            qkv: self.matrix(&[&t.q, &t.k, &t.v])?,
-            qkv_bias: self.bias(&[&t.q, &t.k, &t.v])?,
+            qkv,
+            qkv_bias,
             qk_norm: match &t.qk_norm {
                 Some([q, k]) => Some((self.vector(q)?, self.vector(k)?)),
                 None => None,
@@ -141,15 +128,53 @@ impl<B: Backend> Loader<'_, B> {
             gate_up_bias: self.bias(&[&t.gate, &t.up])?,
             down: self.matrix(&[&t.down])?,
             down_bias: self.bias(&[&t.down])?,
-            adapter: match &t.decisions {
-                Some(d) => Some(Adapter {
-                    norm: self.vector(&d.norm)?,
-                    proj: self.matrix(&[&d.proj])?,
-                    bias: self.bias(&[&d.proj])?,
-                }),
-                None => None,
-            },
+            decisions,
         })
+    }
+
+    /// Stacked q, k and v with the rows of a predictor, their biases, and what else decisions need.
+    #[allow(clippy::type_complexity)]
+    fn projection(&mut self, t: &LayerSpec) -> Result<(B::Weight, Option<B::Buf<f32>>, Decisions<B>)> {
+        let linears = [&t.q, &t.k, &t.v];
+        let Some(rows) = self.checkpoint.stacked_decisions(t)? else {
+            return Ok((self.matrix(&linears)?, self.bias(&linears)?, self.adapter(t)?));
+        };
+        let decisions = t.decisions.as_ref().context("rows of a predictor")?;
+        let mut parts = Vec::new();
+        for linear in linears {
+            parts.push(self.tensor(&linear.weight)?);
+        }
+        parts.extend(rows.parts);
+        let mut bias = Vec::new();
+        for LinearSpec { weight, bias: own } in linears {
+            match own {
+                Some(own) => bias.extend(self.tensor(own)?.to_f32()),
+                None => bias.resize(bias.len() + weight.shape[0], 0.0),
+            }
+        }
+        let end = bias.len() + rows.copies * rows.stride;
+        for own in decisions.linear.iter().chain(decisions.mlp.iter().map(|[first, _]| first)) {
+            self.tensor(&own.weight)?;
+            bias.extend(own.bias.as_ref().map(|spec| self.tensor(spec)).transpose()?.iter().flat_map(Tensor::to_f32));
+        }
+        bias.resize(end, 0.0);
+        let mlp = match &decisions.mlp {
+            Some([_, LinearSpec { weight, bias: Some(bias) }]) => {
+                Some(Second { weight: self.vector(weight)?, bias: self.vector(bias)? })
+            }
+            _ => None,
+        };
+        let units = decisions.mlp.as_ref().map_or(0, |[first, _]| first.weight.shape[0]);
+        let Stacked { stride, copies, .. } = rows;
+        let columns = Columns { linear: decisions.linear.is_some(), units, stride, copies };
+        Ok((self.b.weight(&parts)?, Some(self.upload(&bias)?), Decisions::Predictor { columns, mlp }))
+    }
+
+    fn adapter(&mut self, t: &LayerSpec) -> Result<Decisions<B>> {
+        let Some((norm, proj)) = t.decisions.as_ref().and_then(|d| d.norm.as_ref().zip(d.linear.as_ref())) else {
+            return Ok(Decisions::None);
+        };
+        Ok(Decisions::Adapter { norm: self.vector(norm)?, proj: self.matrix(&[proj])?, bias: self.bias(&[proj])? })
     }
 
     fn tensor(&mut self, spec: &TensorSpec) -> Result<Tensor> {

@@ -20,7 +20,7 @@ pub struct Workspace<B: Backend> {
     pub(super) x: B::Acts,
     /// Normalised input of the next block and, after the pass, of the output head `[max_tokens, hidden]`.
     pub(super) h: B::Acts,
-    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`.
+    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, with a predictor's columns behind them.
     pub(super) qkv: B::Acts,
     /// Attention output `[max_tokens, n_q_heads * head_dim]`.
     pub(super) att: B::Acts,
@@ -68,7 +68,7 @@ impl<B: Backend> Workspace<B> {
             tokens: b.alloc(rows)?,
             non_finite,
             x: b.acts(rows, c.hidden, Use::Any)?,
-            qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim, Use::Any)?,
+            qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim + model.columns(), Use::Any)?,
             att: b.acts(rows, c.n_q_heads * c.head_dim, Use::Input(&model.each(|l| &l.o)))?,
             proj: b.acts(rows, c.hidden, Use::Any)?,
             gate_up: b.acts(rows, 2 * c.ffn, Use::GateUp(&[&of_h[..], &of_act].concat()))?,

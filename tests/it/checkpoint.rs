@@ -392,7 +392,7 @@ fn all_five_forms_of_dms_are_recognised() {
     let c = with_adapter(&folder).unwrap();
     let dms = c.config.dms.clone().unwrap();
     assert_eq!((dms.variant, dms.rule.window, dms.rule.shift), (DmsVariant::Adapter, 16, Shift::Previous));
-    assert_eq!(c.adapter.as_deref(), Some("org/tiny"));
+    assert_eq!(c.adapter.and_then(|source| source.base).as_deref(), Some("org/tiny"));
     assert_eq!(c.tensors["model.layers.1.self_attn.dms_proj_alpha_norm.weight"].to_f32(), [1.0; 6]);
 }
 
@@ -427,7 +427,7 @@ fn adapters_that_do_not_fit_are_refused() {
     );
     let cases = [
         (json!({"format": null}), "its metadata has no format, so it is not an adapter file"),
-        (json!({"format": "x"}), "adapter format \"x\" is unknown (dmschat-adapter-1 is known)"),
+        (json!({"format": "x"}), "adapter format \"x\" is unknown (dmschat-adapter-1 and dmschat-adapter-2 are known)"),
         (json!({"window": "-1"}), "metadata window is \"-1\", which is not such a number"),
         (json!({"alpha_scale": "NaN"}), "metadata alpha_scale is NaN"),
         (json!({"shift": "2"}), "metadata shift is \"2\", expected 0 or 1"),

@@ -1,7 +1,7 @@
 //! The tests' own form of the rule: a transformer in f64 that sees all tokens at once, without a
 //! cache, pages, slots or chunks. Eviction is a mask: who may be seen by whom.
 
-use crate::tiny::Tiny;
+use crate::tiny::{Form, Tiny};
 use dmschat::policy::least_decision;
 use dmschat::protocol::LogEntry;
 use std::ops::Range;
@@ -205,7 +205,8 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
 /// the first tokens.
 pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Option<usize>) -> Outcome {
     let s = &tiny.spec;
-    let (tokens, sweeps) = sweeps(log, s.shift() == 1);
+    let (tokens, mut sweeps) = sweeps(log, s.shift() == 1);
+    sweeps.pins.push((0..s.sinks(), usize::MAX));
     let window = budget.map_or(s.window, |budget| budget - 5);
     let embed = &tiny.weights["model.embed_tokens.weight"];
     let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embed[t * s.hidden..(t + 1) * s.hidden].to_vec()).collect();
@@ -217,7 +218,11 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
         let decisions_of_x: Vec<Vec<f64>> = x.iter().map(|x| layer.adapter(x)).collect();
         let normed: Vec<Vec<f64>> = x.iter().map(|x| layer.norm("input_layernorm", x)).collect();
         let (q, k, v, borrowed) = layer.project(&normed, rounding);
-        let decisions = if s.adapter() { decisions_of_x } else { borrowed };
+        let decisions = match s.form {
+            Form::Predictor { .. } => normed.iter().map(|x| layer.predicted(x)).collect(),
+            _ if s.adapter() => decisions_of_x,
+            _ => borrowed,
+        };
         let mut beyond = decisions.clone();
         for (decisions, dial) in beyond.iter_mut().zip(&sweeps.dials) {
             decisions.iter_mut().for_each(|d| *d -= dial);
@@ -294,6 +299,26 @@ impl Layer<'_> {
         }
         let raw = self.linear("self_attn.dms_proj_alpha", &self.norm("self_attn.dms_proj_alpha_norm", x));
         raw.iter().map(|v| v * s.scale - s.offset).collect()
+    }
+
+    /// Decisions of one token by a predictor of its normed input, `[n_kv_heads]`.
+    fn predicted(&self, normed: &[f64]) -> Vec<f64> {
+        let s = &self.tiny.spec;
+        let map = |name: &str, x: &[f64]| {
+            let tensor = |what: &str| &self.tiny.weights[&format!("layers.{}.{name}{what}", self.l)];
+            let mut out = matvec(tensor("weight"), x);
+            add(&mut out, tensor("bias"));
+            out
+        };
+        let mut score = vec![0.0; s.n_kv_heads];
+        if let Form::Predictor { linear: true, .. } = s.form {
+            add(&mut score, &map("", normed));
+        }
+        if matches!(s.form, Form::Predictor { units, .. } if units > 0) {
+            let units: Vec<f64> = map("0.", normed).into_iter().map(gelu).collect();
+            add(&mut score, &map("2.", &units));
+        }
+        score.iter().map(|v| v * s.scale - s.offset).collect()
     }
 
     /// Query, key and value heads of a token as they come out of the projections and norms.
@@ -383,6 +408,16 @@ impl Layer<'_> {
         }
         out
     }
+}
+
+/// `x` times the share of a standard normal below it, whose density is summed up by Simpson's rule.
+fn gelu(x: f64) -> f64 {
+    const STEPS: usize = 400;
+    let density = |t: f64| (-0.5 * t * t).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let width = x / STEPS as f64;
+    let weight = |i: usize| if i == 0 || i == STEPS { 1.0 } else { 2.0 + 2.0 * (i % 2) as f64 };
+    let sum: f64 = (0..=STEPS).map(|i| weight(i) * density(i as f64 * width)).sum();
+    x * (0.5 + sum * width / 3.0)
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

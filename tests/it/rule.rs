@@ -123,6 +123,9 @@ fn forms() -> Vec<Spec> {
         }
     }
     let base = |qwen, form| Spec::new(qwen, form);
+    for (qwen, linear, units) in [(true, true, 0), (false, false, 40), (true, true, 24)] {
+        out.push(Spec { bias: units == 24, ..Spec::new(qwen, Form::Predictor { linear, units }) });
+    }
     // Biases, also of the decision; one decision a layer; other groups; no window; a wide window.
     out.push(Spec { bias: true, window: 5, ..base(true, Form::Adapter) });
     out.push(Spec { per_layer: true, n_q_heads: 6, ..base(true, Form::Borrowed) });
@@ -279,10 +282,13 @@ fn the_cases_tell_right_from_wrong() {
             reference::run(&other, &log, Rounding::None)
         };
         assert!(far(&changed(|s| s.window += 1)), "{spec:?}");
+        // Another shift, or another map.
         let shifted = changed(|s| {
             s.form = match s.form {
                 Form::Borrowed => Form::Metadata,
                 Form::Metadata => Form::Borrowed,
+                Form::Predictor { linear, units: 0 } => Form::Predictor { linear: !linear, units: 0 },
+                Form::Predictor { linear, .. } => Form::Predictor { linear, units: 0 },
                 _ => Form::Sidecar { shift: 1 - s.shift() },
             }
         });

@@ -3,8 +3,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, AdapterHead, Device, DeviceLost, KvGeometry, KvTables, Linear, Norm, Ops, OutOfMemory, Pages, Plain,
-    PoolStats, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
+    About, AdapterHead, Device, DeviceLost, KvGeometry, KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain,
+    PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -308,12 +308,17 @@ impl Ops for Spy {
     ) {
         let inv_freq = rope.inv_freq.borrow();
         let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
+        let predictor = rope.predictor.as_ref();
+        let mlp = predictor.and_then(|p| p.mlp.as_ref()).map(|mlp| [mlp.weight.borrow(), mlp.bias.borrow()]);
+        let mlp = mlp.as_ref().map(|[weight, bias]| Mlp { weight: &**weight, bias: &**bias });
+        let predictor = predictor.map(|p| Predictor { columns: p.columns, mlp, alpha: p.alpha });
         let rope = QkvRopeArgs {
             qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
             rms_eps: rope.rms_eps,
             inv_freq: &*inv_freq,
             rope_scale: rope.rope_scale,
             borrowed: rope.borrowed,
+            predictor,
         };
         self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
     }

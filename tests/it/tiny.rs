@@ -49,6 +49,11 @@ pub enum Form {
     Sidecar {
         shift: usize,
     },
+    /// A predictor in a file of its own: a linear map or none, and an MLP of some units or none.
+    Predictor {
+        linear: bool,
+        units: usize,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -80,8 +85,12 @@ pub struct Spec {
 impl Spec {
     /// 2 layers, 4 query heads on 2 KV heads, of the size at which a test takes no time.
     pub fn new(qwen: bool, form: Form) -> Self {
-        let (scale, offset) =
-            if matches!(form, Form::Adapter | Form::Sidecar { .. }) { (10.0, 4.0) } else { (100.0, 5.0) };
+        let (scale, offset) = match form {
+            Form::Adapter | Form::Sidecar { .. } => (10.0, 4.0),
+            // A token is marked if its score is below 0.25.
+            Form::Predictor { .. } => (-1.0, -0.25),
+            _ => (100.0, 5.0),
+        };
         Self {
             qwen,
             tied: !qwen,
@@ -116,10 +125,15 @@ impl Spec {
 
     pub fn shift(&self) -> usize {
         match self.form {
-            Form::Metadata => 0,
+            Form::Metadata | Form::Predictor { .. } => 0,
             Form::Sidecar { shift } => shift,
             _ => 1,
         }
+    }
+
+    /// First tokens that are never marked.
+    pub fn sinks(&self) -> usize {
+        if let Form::Predictor { .. } = self.form { 4 } else { 0 }
     }
 
     fn config(&self) -> Value {
@@ -183,6 +197,21 @@ impl Spec {
                 }
             }
         }
+        if let Form::Predictor { linear, units } = self.form {
+            for l in 0..self.n_layers {
+                let mut push = |name: &str, out_of: usize, from: usize| {
+                    out.push((format!("layers.{l}.{name}weight"), vec![out_of, from]));
+                    out.push((format!("layers.{l}.{name}bias"), vec![out_of]));
+                };
+                if linear {
+                    push("", self.n_kv_heads, self.hidden);
+                }
+                if units > 0 {
+                    push("0.", units, self.hidden);
+                    push("2.", self.n_kv_heads, units);
+                }
+            }
+        }
         out.push(("model.norm.weight".into(), vec![self.hidden]));
         if !self.tied {
             out.push(("lm_head.weight".into(), vec![self.vocab, self.hidden]));
@@ -230,9 +259,10 @@ impl Tiny {
         let folder = Folder { dir: tempfile::tempdir().expect("a temporary folder") };
         let value = |&word: &u16| f32::from_bits((word as u32) << 16) as f64;
         let weights = blocks.iter().map(|b| (b.name.clone(), b.words.iter().map(value).collect())).collect();
-        let sidecar = matches!(spec.form, Form::Sidecar { .. });
-        let (apart, inside): (Vec<Block>, Vec<Block>) =
-            blocks.into_iter().partition(|b| sidecar && b.name.contains("dms_proj"));
+        let predictor = matches!(spec.form, Form::Predictor { .. });
+        let sidecar = predictor || matches!(spec.form, Form::Sidecar { .. });
+        let is_apart = |b: &Block| sidecar && (b.name.contains("dms_proj") || b.name.starts_with("layers."));
+        let (apart, inside): (Vec<Block>, Vec<Block>) = blocks.into_iter().partition(is_apart);
         let (header, data) = layout(&inside);
         folder.write("model.safetensors", &assemble(&header, &data));
         folder.json("config.json", &spec.config());
@@ -246,6 +276,12 @@ impl Tiny {
                 "alpha_scale": spec.scale.to_string(), "alpha_offset": spec.offset.to_string(),
                 "alpha_per": if spec.per_layer { "layer" } else { "head" }, "license": "Apache-2.0",
             });
+            if predictor {
+                header["__metadata__"]["format"] = json!("dmschat-adapter-2");
+                header["__metadata__"]["threshold"] = json!((-spec.offset).to_string());
+                header["__metadata__"]["sinks"] = json!(spec.sinks().to_string());
+                header["__metadata__"]["card"] = json!("{}");
+            }
             folder.write("adapter.safetensors", &assemble(&header, &data));
         }
         if spec.form == Form::Metadata {
@@ -263,7 +299,9 @@ impl Tiny {
     /// Opens the checkpoint, on any thread.
     pub fn opener(&self) -> impl FnOnce() -> anyhow::Result<Checkpoint> + Send + use<> {
         let adapter = match self.spec.form {
-            Form::Sidecar { .. } => AdapterChoice::File(self.folder.file("adapter.safetensors")),
+            Form::Sidecar { .. } | Form::Predictor { .. } => {
+                AdapterChoice::File(self.folder.file("adapter.safetensors"))
+            }
             _ => AdapterChoice::Auto,
         };
         let folder = ModelRef::Folder(self.folder.path().to_owned());

@@ -133,6 +133,7 @@ impl Case for Rope {
             borrowed: self
                 .borrowed
                 .map(|per_layer| Borrowed { heads: 1, alpha: Alpha { scale: 100.0, offset: 5.0, per_layer } }),
+            predictor: None,
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };

@@ -2,7 +2,7 @@
 
 use super::super::{Borrowed, KvTables, QkvRopeArgs, Span};
 use super::simd::maths;
-use super::{Acts, Cpu, merge};
+use super::{Acts, Cpu, merge, predictor};
 
 /// Cosines and sines of a step's rows, shared by all layers of the step.
 #[derive(Default)]
@@ -67,6 +67,9 @@ pub(super) fn qkv_rope(
                 *decision = qkv.row(i)[from * group * d + d - 1] * alpha.scale - alpha.offset;
             }
         }
+    }
+    if let Some(predictor) = &args.predictor {
+        predictor::decide(cpu, &mut decisions[..n * g.n_kv_heads], g.n_kv_heads, qkv, predictor);
     }
     for (decisions, _) in
         decisions.chunks_exact_mut(g.n_kv_heads).zip(&kv.pinned[..n]).filter(|(_, pinned)| **pinned != 0)
