@@ -10,6 +10,7 @@ pub mod convert;
 mod described;
 pub mod dial_file;
 mod disk;
+mod family;
 mod files;
 mod fp8;
 mod gguf;
@@ -34,6 +35,7 @@ mod weight_file;
 
 pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 pub use described::EXACT_FIRST;
+pub use family::Family;
 pub use hub::ModelRef;
 pub use stacked::Stacked;
 

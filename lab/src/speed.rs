@@ -339,7 +339,7 @@ impl<B: Measure> Table<'_, B> {
         let inv_freq = buffer(b, &vec![0.01f32; c.head_dim / 2]);
         let norm = buffer(b, &vec![1.0f32; c.head_dim]);
         let rope = QkvRopeArgs {
-            qk_norm: c.qk_norm.then_some([&norm, &norm]),
+            qk_norm: c.family.qk_norm.then_some([&norm, &norm]),
             rms_eps: c.rms_eps,
             ..QkvRopeArgs::plain(&inv_freq)
         };

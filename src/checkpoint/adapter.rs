@@ -122,8 +122,8 @@ impl Adapter {
             bail!("{} is an adapter for {base} ({key} {theirs}) and does not fit {model} ({key} {ours})", self.label)
         };
         let model_type = metadata.text("model_type")?;
-        if model_type != c.family {
-            return refuse("model_type", model_type, &c.family);
+        if model_type != c.family.name {
+            return refuse("model_type", model_type, c.family.name);
         }
         for (key, ours) in card::shapes(c) {
             let theirs: usize = metadata.number(key)?;

@@ -1,14 +1,14 @@
 //! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata.
 //! Families differ in these fields, not in code.
 
+use super::Family;
 use crate::policy::{Dmc, Dms, Policy, PolicyKind, PolicyRequest, Trained};
 use anyhow::{Context as _, Result};
 
 /// The configuration that the forward pass needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// `model_type`: `qwen3` or `llama`.
-    pub family: String,
+    pub family: &'static Family,
     pub n_layers: usize,
     pub hidden: usize,
     pub n_q_heads: usize,
@@ -19,8 +19,7 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// Whether q and k are RMS-normalized per head before RoPE (Qwen3).
-    pub qk_norm: bool,
+    /// Biases of q, k, v and o; those of q, k and v also where the family always has them.
     pub attention_bias: bool,
     pub mlp_bias: bool,
     pub rope: Rope,

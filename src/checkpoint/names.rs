@@ -86,16 +86,19 @@ impl LayerSpec {
         let (q, kv) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
         let name = |name: &str| format!("model.layers.{layer}.{name}");
         let vector = |part: &str, len: usize| tensor(&name(&format!("{part}.weight")), &[len]);
-        let attention =
-            |part: &str, out, from| linear(&name(&format!("self_attn.{part}")), out, from, c.attention_bias);
+        let attention = |part: &str, out, from, bias| linear(&name(&format!("self_attn.{part}")), out, from, bias);
+        let qkv_bias = c.attention_bias || c.family.qkv_bias;
         let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, c.mlp_bias);
         Self {
             input_norm: vector("input_layernorm", c.hidden),
-            q: attention("q_proj", q, c.hidden),
-            k: attention("k_proj", kv, c.hidden),
-            v: attention("v_proj", kv, c.hidden),
-            o: attention("o_proj", c.hidden, q),
-            qk_norm: c.qk_norm.then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, c.head_dim))),
+            q: attention("q_proj", q, c.hidden, qkv_bias),
+            k: attention("k_proj", kv, c.hidden, qkv_bias),
+            v: attention("v_proj", kv, c.hidden, qkv_bias),
+            o: attention("o_proj", c.hidden, q, c.attention_bias),
+            qk_norm: c
+                .family
+                .qk_norm
+                .then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, c.head_dim))),
             post_norm: vector("post_attention_layernorm", c.hidden),
             gate: mlp("gate_proj", c.ffn, c.hidden),
             up: mlp("up_proj", c.ffn, c.hidden),

@@ -1,6 +1,7 @@
 //! Parses `config.json`, `dms_metadata.json` and `generation_config.json`. Refuses settings that
 //! the forward pass would compute wrongly.
 
+use super::Family;
 use super::GenerationDefaults;
 use super::bounds;
 use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
@@ -11,8 +12,6 @@ use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
-
-const FAMILIES: [&str; 2] = ["qwen3", "llama"];
 
 /// Keys of models that extend Llama's computation, unless they are null or missing.
 const FOREIGN_KEYS: [&str; 8] = [
@@ -34,8 +33,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     let hidden = config.size_to("hidden_size", bounds::HIDDEN)?;
     let n_kv_heads = match config.opt_size("num_key_value_heads")? {
         Some(_) => config.size_to("num_key_value_heads", bounds::HEADS)?,
-        // The default of Llama before GQA. For Qwen3, the default of transformers is arbitrary.
-        None if family == "llama" => n_q_heads,
+        None if family.plain_heads => n_q_heads,
         None => return Err(config.missing("num_key_value_heads")),
     };
     ensure!(
@@ -45,7 +43,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     );
     let head_dim = match config.opt_size("head_dim")? {
         Some(_) => config.size("head_dim")?,
-        None if family == "llama" && hidden % n_q_heads == 0 => hidden / n_q_heads,
+        None if family.plain_heads && hidden % n_q_heads == 0 => hidden / n_q_heads,
         None => return Err(config.missing("head_dim")),
     };
     ensure!(
@@ -57,7 +55,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     ensure!(head_dim % 2 == 0, "{}: head_dim {head_dim} is odd, so it cannot be rotated", config.place());
     let context = config.size_to("max_position_embeddings", bounds::CONTEXT)?;
     let mlp_bias = config.bool_or("mlp_bias", false)?;
-    ensure!(!(mlp_bias && family == "qwen3"), "{}: mlp_bias is not part of qwen3", config.place());
+    ensure!(family.mlp_bias || !mlp_bias, "{}: mlp_bias is not part of {}", config.place(), family.name);
     let rms_eps = config.positive("rms_norm_eps")? as f32;
     ensure!(rms_eps > 0.0 && rms_eps < 1.0, "{}: rms_norm_eps is not between 0 and 1 in 32 bits", config.place());
     let rope = rope::parse(config, context)?;
@@ -78,7 +76,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         config.place()
     );
     Ok(ModelConfig {
-        family: family.to_owned(),
+        family,
         n_layers: config.size_to("num_hidden_layers", bounds::LAYERS)?,
         hidden,
         n_q_heads,
@@ -88,7 +86,6 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         vocab: config.size_to("vocab_size", bounds::VOCAB)?,
         rms_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        qk_norm: family == "qwen3",
         attention_bias: config.bool_or("attention_bias", false)?,
         mlp_bias,
         rope,
@@ -105,10 +102,10 @@ impl ModelConfig {
     }
 }
 
-fn family(config: &Fields) -> Result<&'static str> {
+fn family(config: &Fields) -> Result<&'static Family> {
     let model_type = config.opt_str("model_type")?.ok_or_else(|| config.missing("model_type"))?;
-    let Some(family) = FAMILIES.into_iter().find(|f| *f == model_type) else {
-        bail!("{}: model_type {model_type:?} is not supported ({} are)", config.place(), FAMILIES.join(", "));
+    let Some(family) = Family::named(model_type) else {
+        bail!("{}: model_type {model_type:?} is not supported ({} are)", config.place(), Family::names());
     };
     let architectures = config.get("architectures").and_then(Value::as_array);
     let names: Vec<&str> = architectures.into_iter().flatten().filter_map(Value::as_str).collect();
@@ -121,7 +118,7 @@ fn family(config: &Fields) -> Result<&'static str> {
     Ok(family)
 }
 
-fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
+fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     let place = config.place();
     Quantization::parse(config)?;
     for key in FOREIGN_KEYS {
@@ -130,9 +127,8 @@ fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
     if let Some(act) = config.opt_str("hidden_act")? {
         ensure!(act == "silu", "{place}: hidden_act {act:?} is not supported (silu is)");
     }
-    // Qwen3 states a window that it does not use; other models use a stated window.
     let window = config.get("sliding_window").is_some();
-    let sliding = config.bool_or("use_sliding_window", family != "qwen3" && window)? && window;
+    let sliding = config.bool_or("use_sliding_window", family.window_in_use && window)? && window;
     let layer_types = config.get("layer_types").and_then(Value::as_array);
     let other = layer_types.into_iter().flatten().find(|t| t.as_str() != Some("full_attention"));
     if let Some(other) = other {

@@ -3,7 +3,7 @@
 
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 use super::names::{self, TensorSpec};
-use super::{Checkpoint, GenerationDefaults, builtin, mapped};
+use super::{Checkpoint, Family, GenerationDefaults, builtin, mapped};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{DType, Tensor};
 use anyhow::{Context, Result, bail, ensure};
@@ -149,8 +149,9 @@ fn fill_chunk(to: &mut [u8], half_width: f32, seed: u64, chunk: usize) {
 }
 
 fn shape_config(shape: &str) -> Result<ModelConfig> {
+    let family = |name| Family::named(name).expect("a family of the table");
     let qwen3 = |n_layers, hidden, n_q_heads, head_dim, ffn, vocab| ModelConfig {
-        family: "qwen3".to_owned(),
+        family: family("qwen3"),
         n_layers,
         hidden,
         n_q_heads,
@@ -160,7 +161,6 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         vocab,
         rms_eps: 1e-6,
         tied: false,
-        qk_norm: true,
         attention_bias: false,
         mlp_bias: false,
         rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
@@ -169,11 +169,10 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         dmc: None,
     };
     let llama = |n_layers, hidden, n_q_heads, n_kv_heads, ffn, vocab| ModelConfig {
-        family: "llama".to_owned(),
+        family: family("llama"),
         n_kv_heads,
         rms_eps: 1e-5,
         tied: true,
-        qk_norm: false,
         ..qwen3(n_layers, hidden, n_q_heads, 64, ffn, vocab)
     };
     let dms = |variant, window, shift| {

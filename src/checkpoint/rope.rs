@@ -166,10 +166,10 @@ impl ModelConfig {
             RopeScaling::Llama3 { .. } => 0,
         };
         ensure!(
-            self.family == "qwen3" && trained > 0,
+            self.family.yarn && trained > 0,
             "a context of {ctx} tokens is more than the {} this model was made for, and {} documents no way to extend it",
             self.context,
-            self.family
+            self.family.name
         );
         self.rope.scaling = RopeScaling::Yarn {
             factor: ctx as f64 / trained as f64,

@@ -88,7 +88,7 @@ fn only_qwen3_is_extended_by_yarn() {
     qwen.extend_yarn(65_536).unwrap();
     assert_eq!(qwen.context, 65_536);
     assert!(matches!(qwen.rope.scaling, RopeScaling::Yarn { factor: 8.0, original_context: 8192, .. }));
-    qwen.family = "llama".to_owned();
+    qwen.family = Family::named("llama").unwrap();
     let message = qwen.extend_yarn(100_000).unwrap_err().to_string();
     assert_eq!(
         message,
@@ -134,7 +134,7 @@ fn random_decisions_mark_about_the_share_asked_for() {
 #[test]
 fn the_built_in_model_is_whole() {
     let c = Checkpoint::open(&ModelRef::BuiltIn, &AdapterChoice::Auto).unwrap();
-    assert_eq!((c.name.as_str(), c.builtin, c.config.family.as_str()), ("demo", true, "qwen3"));
+    assert_eq!((c.name.as_str(), c.builtin, c.config.family.name), ("demo", true, "qwen3"));
     let dms = c.config.dms.as_ref().unwrap();
     assert_eq!(
         (dms.variant, dms.rule.window, dms.rule.shift),

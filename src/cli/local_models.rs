@@ -65,7 +65,7 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
             out.fits = free.map(|free| devices::first_that_fits(loaded, free).is_some());
             let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
             let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
-            out.shape = format!("{}, {layers}, {heads}, context {context}", c.family);
+            out.shape = format!("{}, {layers}, {heads}, context {context}", c.family.name);
             out.dms = match (c.trained(), s.adapter) {
                 (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
                 (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),

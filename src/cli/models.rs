@@ -315,7 +315,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let c = &checkpoint.config;
     let dms = c.dms.as_ref();
     let about = json!({
-        "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.as_str(),
+        "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
         "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| d.variant.name()),

@@ -172,7 +172,7 @@ fn model_info<B: Backend>(
             device: runner.backend().about().name,
             weights: Some(weight_format(checkpoint).to_owned()),
         },
-        family: c.family.clone(),
+        family: c.family.name.to_owned(),
         n_params: checkpoint.n_params,
         n_layers: c.n_layers,
         n_q_heads: c.n_q_heads,

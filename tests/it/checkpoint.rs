@@ -40,7 +40,7 @@ fn a_healthy_folder_is_read_and_not_copied() {
         &json!({"chat_template": "T", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}),
     );
     let c = opened(&folder);
-    assert_eq!((c.config.n_layers, c.config.head_dim, c.config.tied, c.config.qk_norm), (2, 4, true, false));
+    assert_eq!((c.config.n_layers, c.config.head_dim, c.config.tied, c.config.family.qk_norm), (2, 4, true, false));
     assert_eq!((c.generation.eos.clone(), c.generation.sampling.top_k), (vec![7], Some(20)));
     assert_eq!((c.chat_template.as_deref(), c.bos_token.as_str(), c.eos_token.as_str()), (Some("T"), "<s>", "</s>"));
     assert_eq!(c.n_params * 2, c.weight_bytes);

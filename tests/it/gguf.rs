@@ -55,7 +55,7 @@ fn interleave(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
 
 /// A folder as llama.cpp would convert it, without a vocabulary.
 fn converted(c: &Checkpoint) -> GgufFile {
-    let (m, arch) = (&c.config, c.config.family.clone());
+    let (m, arch) = (&c.config, c.config.family.name);
     let mut file = GgufFile::default();
     let key = |name: &str| format!("{arch}.{name}");
     for (name, n) in [
@@ -70,7 +70,7 @@ fn converted(c: &Checkpoint) -> GgufFile {
     ] {
         file.set(&key(name), Meta::U32(n as u32));
     }
-    file.set("general.architecture", Meta::text(&arch));
+    file.set("general.architecture", Meta::text(arch));
     file.set(&key("attention.layer_norm_rms_epsilon"), Meta::F32(m.rms_eps));
     file.set(&key("rope.freq_base"), Meta::F32(m.rope.theta as f32));
     if let RopeScaling::Yarn { factor, original_context, .. } = m.rope.scaling {

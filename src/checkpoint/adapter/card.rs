@@ -98,7 +98,7 @@ impl Header {
             ("card", card),
         ];
         let model = shapes(config).into_iter().map(|(key, value)| (key, value.to_string()));
-        let model = model.chain([("model_type", config.family.clone())]);
+        let model = model.chain([("model_type", config.family.name.to_owned())]);
         own.into_iter().chain(model).map(|(key, value)| (key.to_owned(), value)).collect()
     }
 

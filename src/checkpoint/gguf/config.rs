@@ -1,15 +1,13 @@
 //! The metadata of a GGUF file as the `config.json` and `generation_config.json` that the model
 //! would have as a folder, so that one parser checks both.
 
-use super::super::bounds;
+use super::super::{Family, bounds};
 use super::header::{Header, Value as Meta};
 use super::tokenizer;
 use crate::protocol::SamplingOverrides;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::f64::consts::PI;
-
-const ARCHITECTURES: [&str; 2] = ["llama", "qwen3"];
 
 /// End tokens beside `tokenizer.ggml.eos_token_id`, which is one token where a
 /// `generation_config.json` lists several.
@@ -21,21 +19,21 @@ const LLAMA3_LOW: f64 = 1.0;
 const LLAMA3_HIGH: f64 = 4.0;
 const LLAMA3_CONTEXT: f64 = 8192.0;
 
-/// `llama` or `qwen3`. Fails for anything but a whole model of a supported architecture.
-pub fn architecture(h: &Header) -> Result<&'static str> {
+/// The family. Fails for anything but a whole model of a supported architecture.
+pub fn architecture(h: &Header) -> Result<&'static Family> {
     if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
         bail!("it holds a {kind:?}, not a model");
     }
     let parts = h.opt_size("split.count")?.unwrap_or(1);
     ensure!(parts <= 1, "it is one of {parts} parts of a model; merge them with llama-gguf-split --merge");
     let named = h.text("general.architecture")?.context("general.architecture is missing")?;
-    let known = ARCHITECTURES.into_iter().find(|a| *a == named);
-    known.with_context(|| format!("architecture {named:?} is not supported ({} are)", ARCHITECTURES.join(", ")))
+    Family::named(named).with_context(|| format!("architecture {named:?} is not supported ({} are)", Family::names()))
 }
 
 /// The model's `config.json`. Sizes are checked by its parser.
 pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
-    let arch = architecture(h)?;
+    let family = architecture(h)?;
+    let arch = family.name;
     let key = |name: &str| format!("{arch}.{name}");
     let head_dim = head_dim(h, arch)?;
     let need =
@@ -70,10 +68,10 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
         "rms_norm_eps": h.number(&key("attention.layer_norm_rms_epsilon"))?,
         "rope_theta": h.number(&key("rope.freq_base"))?.unwrap_or(10_000.0),
         "tie_word_embeddings": !h.tensors.contains_key("output.weight"),
-        "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias"),
+        "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias") && !family.qkv_bias,
         "mlp_bias": h.tensors.contains_key("blk.0.ffn_gate.bias"),
     });
-    if arch == "llama" {
+    if family.window_in_use {
         out["sliding_window"] = h.number(&key("attention.sliding_window"))?.into();
     }
     // Factors of models that extend Llama's computation; their parser refuses all but 1.
@@ -112,14 +110,10 @@ fn head_dim(h: &Header, arch: &str) -> Result<usize> {
     Ok(size)
 }
 
-/// The head size if the file's rows of q and k are interleaved: llama.cpp rotates neighbouring
-/// channels of `llama`, and channels half a head apart, as Hugging Face does, of later
-/// architectures; its converter permutes the rows to match.
+/// The head size if the file's rows of q and k are interleaved.
 pub fn interleaved(h: &Header) -> Result<Option<usize>> {
-    match architecture(h)? {
-        "llama" => head_dim(h, "llama").map(Some),
-        _ => Ok(None),
-    }
+    let family = architecture(h)?;
+    family.interleaved.then(|| head_dim(h, family.name)).transpose()
 }
 
 /// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is

@@ -1,0 +1,57 @@
+//! What model families with the same layers differ in, beyond the values of their configuration: one entry a family.
+
+/// A value of `model_type`, and of `general.architecture` in a GGUF file.
+#[derive(Debug, PartialEq)]
+pub struct Family {
+    pub name: &'static str,
+    /// Whether q and k are RMS-normalized per head before RoPE.
+    pub qk_norm: bool,
+    /// Whether q, k and v have biases whatever `attention_bias` says, and o has none.
+    pub qkv_bias: bool,
+    /// Whether there may be `mlp_bias`.
+    pub mlp_bias: bool,
+    /// Whether sizes of heads may be missing: `head_dim` then follows from the hidden size, and there are as many key-value
+    /// heads as query heads. Elsewhere the defaults of transformers are arbitrary.
+    pub plain_heads: bool,
+    /// Whether a stated `sliding_window` is in use without `use_sliding_window`.
+    pub window_in_use: bool,
+    /// Whether its model cards document YaRN beyond the context that was trained on.
+    pub yarn: bool,
+    /// Whether rows of q and k are interleaved in GGUF files: llama.cpp rotates neighbouring channels there, and channels half
+    /// a head apart, as Hugging Face does, in later architectures; its converter permutes the rows to match.
+    pub interleaved: bool,
+}
+
+pub const FAMILIES: [Family; 2] = [
+    Family {
+        name: "qwen3",
+        qk_norm: true,
+        qkv_bias: false,
+        mlp_bias: false,
+        plain_heads: false,
+        window_in_use: false,
+        yarn: true,
+        interleaved: false,
+    },
+    Family {
+        name: "llama",
+        qk_norm: false,
+        qkv_bias: false,
+        mlp_bias: true,
+        plain_heads: true,
+        window_in_use: true,
+        yarn: false,
+        interleaved: true,
+    },
+];
+
+impl Family {
+    pub fn named(name: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|family| family.name == name)
+    }
+
+    /// The names of all families, for a message.
+    pub fn names() -> String {
+        FAMILIES.each_ref().map(|family| family.name).join(", ")
+    }
+}
