@@ -22,7 +22,7 @@ pub struct Family {
     pub interleaved: bool,
 }
 
-pub const FAMILIES: [Family; 2] = [
+pub const FAMILIES: [Family; 3] = [
     Family {
         name: "qwen3",
         qk_norm: true,
@@ -42,6 +42,16 @@ pub const FAMILIES: [Family; 2] = [
         window_in_use: true,
         yarn: false,
         interleaved: true,
+    },
+    Family {
+        name: "qwen2",
+        qk_norm: false,
+        qkv_bias: true,
+        mlp_bias: false,
+        plain_heads: true,
+        window_in_use: false,
+        yarn: true,
+        interleaved: false,
     },
 ];
 

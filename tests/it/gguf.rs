@@ -102,10 +102,10 @@ fn golden(name: &str) -> Checkpoint {
     Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap()
 }
 
-/// Biases, several shards, YaRN, a tied head; and q and k whose rows llama.cpp permutes.
+/// Biases of all layers and of some, several shards, YaRN, a tied head; and q and k whose rows llama.cpp permutes.
 #[test]
 fn a_converted_folder_is_the_same_model() {
-    for name in ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded"] {
+    for name in ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded", "qwen2"] {
         let folder = golden(name);
         let file = open(&converted(&folder)).unwrap_or_else(|e| panic!("{name}: {e:#}"));
         assert_eq!(file.config, folder.config, "{name}");

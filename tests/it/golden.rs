@@ -113,6 +113,11 @@ fn llama_with_biases_in_f32_shards() {
     holds("llama_bias_sharded");
 }
 
+#[test]
+fn qwen2_with_biases_of_q_k_and_v() {
+    holds("qwen2");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,
