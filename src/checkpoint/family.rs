@@ -22,7 +22,7 @@ pub struct Family {
     pub interleaved: bool,
 }
 
-pub const FAMILIES: [Family; 3] = [
+pub const FAMILIES: [Family; 4] = [
     Family {
         name: "qwen3",
         qk_norm: true,
@@ -52,6 +52,17 @@ pub const FAMILIES: [Family; 3] = [
         window_in_use: false,
         yarn: true,
         interleaved: false,
+    },
+    // In GGUF files it is `llama`.
+    Family {
+        name: "mistral",
+        qk_norm: false,
+        qkv_bias: false,
+        mlp_bias: false,
+        plain_heads: true,
+        window_in_use: true,
+        yarn: false,
+        interleaved: true,
     },
 ];
 

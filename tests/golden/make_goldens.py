@@ -20,7 +20,7 @@ import sys
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 N_TOKENS = 80
 N_GREEDY = 24
@@ -55,6 +55,10 @@ MODELS = [
     ("qwen2", Qwen2Config(
         hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
         rms_norm_eps=1e-6, tie_word_embeddings=True, use_sliding_window=False, sliding_window=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON), torch.bfloat16, None),
+    ("mistral", MistralConfig(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=None,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON), torch.bfloat16, None),
 ]
 

@@ -241,7 +241,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         assert_eq!(refusal(&folder), format!("DIR/config.json has no {key}, which is needed"));
     }
     let cases = [
-        (json!({"model_type": "mistral"}), "model_type \"mistral\" is not supported (qwen3, llama are)"),
+        (json!({"model_type": "phi3"}), "model_type \"phi3\" is not supported (qwen3, llama, qwen2, mistral are)"),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
             "architecture LlamaForSequenceClassification is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",

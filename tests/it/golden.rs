@@ -118,6 +118,11 @@ fn qwen2_with_biases_of_q_k_and_v() {
     holds("qwen2");
 }
 
+#[test]
+fn mistral_with_heads_of_a_size_of_their_own() {
+    holds("mistral");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,
