@@ -64,6 +64,10 @@ pub struct Rope {
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     Default,
+    /// Positions are divided by the factor.
+    Linear {
+        factor: f64,
+    },
     Llama3 {
         factor: f64,
         low_freq_factor: f64,

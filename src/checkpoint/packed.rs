@@ -28,6 +28,15 @@ pub enum Layout {
     Compressed,
 }
 
+/// Columns that share a scale, as the configuration has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grouping {
+    Unstated,
+    /// All of a row.
+    Row,
+    Columns(usize),
+}
+
 /// The name of a format whose columns were quantized in the order of their importance.
 pub const ACT_ORDER: &str = "GPTQ in act-order";
 
@@ -75,12 +84,18 @@ enum GroupOf {
 }
 
 /// The matrix `spec`, `stem` with a suffix; `None` if the files have no codes of that name.
-pub fn tensor(shards: &Shards, spec: &TensorSpec, stem: &str, layout: Layout, bits: usize) -> Result<Option<Tensor>> {
+pub fn tensor(
+    shards: &Shards,
+    spec: &TensorSpec,
+    stem: &str,
+    format: (Layout, usize, Grouping),
+) -> Result<Option<Tensor>> {
+    let layout = format.0;
     let [codes, zeros, scales, index] = layout.names().map(|name| format!("{stem}.{name}"));
     let Some(codes_found) = shards.raw(&codes) else { return Ok(None) };
     let need = |name: &str| shards.raw(name).with_context(|| format!("{}: tensor {name} is missing", shards.label()));
     let zeros = if layout == Layout::Compressed { shards.raw(&zeros) } else { Some(need(&zeros)?) };
-    let packed = Packed::new(spec, layout, bits, codes_found, zeros, need(&scales)?, shards.raw(&index));
+    let packed = Packed::new(spec, format, codes_found, zeros, need(&scales)?, shards.raw(&index));
     let packed = packed.with_context(|| format!("{}: tensor {codes}", shards.label()))?;
     let shape = [packed.rows, packed.cols];
     Ok(Some(Tensor::from_rows(&spec.name, shape, Arc::new(packed))))
@@ -90,8 +105,7 @@ impl Packed {
     /// Checks that the parts have the shapes of this matrix.
     fn new(
         spec: &TensorSpec,
-        layout: Layout,
-        bits: usize,
+        (layout, bits, grouping): (Layout, usize, Grouping),
         codes: RawTensor,
         zeros: Option<RawTensor>,
         scales: RawTensor,
@@ -118,7 +132,7 @@ impl Packed {
             ensure!(zeros.shape == wanted, "zero points have shape {:?}, expected {wanted:?}", zeros.shape);
         }
         ensure!(spec.shape == [rows, cols], "its matrix has shape {:?}, expected {:?}", [rows, cols], spec.shape);
-        let group_of = GroupOf::new(index, cols, groups)?;
+        let group_of = GroupOf::new(index, cols, groups, grouping)?;
         Ok(Self { layout, bits, rows, cols, groups, codes, zeros, scales, group_of })
     }
 
@@ -166,9 +180,16 @@ impl Packed {
 }
 
 impl GroupOf {
-    fn new(index: Option<RawTensor>, cols: usize, groups: usize) -> Result<Self> {
-        let size = cols.div_ceil(groups);
-        ensure!(size * (groups - 1) < cols, "{groups} groups do not divide {cols} columns");
+    fn new(index: Option<RawTensor>, cols: usize, groups: usize, grouping: Grouping) -> Result<Self> {
+        let size = match grouping {
+            Grouping::Columns(size) => size,
+            Grouping::Row => cols,
+            Grouping::Unstated => cols.div_ceil(groups),
+        };
+        ensure!(
+            cols.div_ceil(size) == groups,
+            "there are scales of {groups} groups, and {cols} columns in groups of {size}"
+        );
         let Some(index) = index else { return Ok(Self::Runs(size)) };
         ensure!(index.shape == [cols], "the group index has shape {:?}, expected [{cols}]", index.shape);
         let of: Vec<u32> = (0..cols).map(|col| index.u32_at(col)).collect();

@@ -125,7 +125,7 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
         ensure!(config.get(key).is_none(), "{place}: {key} is set, which is not supported");
     }
     if let Some(act) = config.opt_str("hidden_act")? {
-        ensure!(act == "silu", "{place}: hidden_act {act:?} is not supported (silu is)");
+        ensure!(matches!(act, "silu" | "swish"), "{place}: hidden_act {act:?} is not supported (silu is)");
     }
     let window = config.get("sliding_window").is_some();
     let sliding = config.bool_or("use_sliding_window", family.window_in_use && window)? && window;

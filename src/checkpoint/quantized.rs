@@ -4,7 +4,7 @@
 use super::fp8;
 use super::json::Fields;
 use super::names::TensorSpec;
-use super::packed::{self, Layout};
+use super::packed::{self, Grouping, Layout};
 use super::shards::Shards;
 use crate::tensor::Tensor;
 use anyhow::{Result, bail, ensure};
@@ -18,7 +18,7 @@ pub enum Quantization {
     /// F8_E4M3 with one scale per block `[rows, cols]`; without a block, per row or per tensor.
     Fp8 { block: Option<[usize; 2]> },
     /// Integer codes with a scale and a zero point per group of columns.
-    Packed { layout: Layout, bits: usize },
+    Packed { layout: Layout, bits: usize, group: Grouping },
 }
 
 impl Quantization {
@@ -58,16 +58,24 @@ impl Quantization {
             "gptq_v2" => 0,
             other => bail!("{}: checkpoint_format {other:?} is not supported (gptq, gptq_v2 are)", q.place()),
         };
-        Ok(Self::Packed { layout: Layout::Gptq { zero_offset }, bits: bits(q, "bits", &[4, 8])? })
+        let (bits, group) = (bits(q, "bits", &[4, 8])?, grouping(q)?);
+        Ok(Self::Packed { layout: Layout::Gptq { zero_offset }, bits, group })
     }
 
     fn awq(q: &Fields) -> Result<Self> {
-        let version = q.opt_str("version")?.unwrap_or("gemm");
-        ensure!(version.eq_ignore_ascii_case("gemm"), "{}: version {version:?} is not supported (gemm is)", q.place());
-        Ok(Self::Packed { layout: Layout::Awq, bits: bits(q, "bits", &[4])? })
+        for key in ["version", "format", "checkpoint_format"] {
+            let order = q.opt_str(key)?.unwrap_or("gemm");
+            ensure!(order.eq_ignore_ascii_case("gemm"), "{}: {key} {order:?} is not supported (gemm is)", q.place());
+        }
+        Ok(Self::Packed { layout: Layout::Awq, bits: bits(q, "bits", &[4])?, group: grouping(q)? })
     }
 
     fn compressed(q: &Fields) -> Result<Self> {
+        if let Some(transforms) = q.opt_object("transform_config")?
+            && transforms.keys().next().is_some()
+        {
+            bail!("{}: transform_config is not supported: its rotations belong to the computation", q.place());
+        }
         let groups = q.opt_object("config_groups")?.ok_or_else(|| q.missing("config_groups"))?;
         let mut found: Option<Self> = None;
         for key in groups.keys() {
@@ -77,7 +85,11 @@ impl Quantization {
             let kind = weights.opt_str("type")?.unwrap_or("int");
             let this = match (format, kind) {
                 ("pack-quantized", "int") => {
-                    Self::Packed { layout: Layout::Compressed, bits: bits(&weights, "num_bits", &[4, 8])? }
+                    let group = match weights.opt_str("strategy")? {
+                        Some("channel" | "tensor") => Grouping::Row,
+                        _ => grouping(&weights)?,
+                    };
+                    Self::Packed { layout: Layout::Compressed, bits: bits(&weights, "num_bits", &[4, 8])?, group }
                 }
                 ("float-quantized", "float") => {
                     bits(&weights, "num_bits", &[8])?;
@@ -101,7 +113,7 @@ impl Quantization {
         let Some(stem) = spec.name.strip_suffix(".weight").filter(|_| spec.shape.len() == 2) else { return Ok(None) };
         match self {
             Self::Fp8 { block } => fp8::tensor(shards, spec, stem, *block),
-            Self::Packed { layout, bits } => packed::tensor(shards, spec, stem, *layout, *bits),
+            Self::Packed { layout, bits, group } => packed::tensor(shards, spec, stem, (*layout, *bits, *group)),
         }
     }
 }
@@ -109,6 +121,15 @@ impl Quantization {
 fn block(value: &Value) -> Option<[usize; 2]> {
     let sizes: Option<Vec<usize>> = value.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect();
     sizes?.try_into().ok()
+}
+
+/// `group_size`: columns, or -1 for all of a row.
+fn grouping(q: &Fields) -> Result<Grouping> {
+    match q.get("group_size").map(Value::as_i64) {
+        None => Ok(Grouping::Unstated),
+        Some(Some(-1)) => Ok(Grouping::Row),
+        Some(_) => q.size("group_size").map(Grouping::Columns),
+    }
 }
 
 fn bits(q: &Fields, key: &str, known: &[usize]) -> Result<usize> {

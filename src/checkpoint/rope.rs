@@ -6,6 +6,9 @@ use super::json::Fields;
 use anyhow::{Result, bail, ensure};
 use std::f64::consts::PI;
 
+/// `rope_theta` of configurations that state none, as in transformers.
+const THETA: f64 = 10_000.0;
+
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
 /// `max_position_embeddings`, YaRN's original context if the config states none.
 pub fn parse(config: &Fields, context: usize) -> Result<Rope> {
@@ -22,7 +25,7 @@ pub fn parse(config: &Fields, context: usize) -> Result<Rope> {
         ensure!(a == b, "{}: rope_theta is {b}, but outside of it {a}", f.place());
     }
     let elsewhere = config.opt_object("rope_parameters")?.map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
-    let Some(theta) = inner.or(outer).or(elsewhere) else { return Err(config.missing("rope_theta")) };
+    let theta = inner.or(outer).or(elsewhere).unwrap_or(THETA);
     ensure!(theta > 1.0, "{place}: rope_theta {theta} is not above 1");
     for fields in fields.iter().chain([config]) {
         let part = fields.opt_f64("partial_rotary_factor")?.unwrap_or(1.0);
@@ -44,6 +47,7 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
     let original = original.map(|f| f.size(ORIGINAL)).transpose()?;
     match kind {
         "default" => Ok(RopeScaling::Default),
+        "linear" => Ok(RopeScaling::Linear { factor: f.positive("factor")? }),
         "llama3" => {
             let (low, high) = (f.positive("low_freq_factor")?, f.positive("high_freq_factor")?);
             ensure!(low < high, "{}: low_freq_factor {low} is not below high_freq_factor {high}", f.place());
@@ -71,7 +75,7 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
                 truncate: f.bool_or("truncate", true)?,
             })
         }
-        other => bail!("{}: rope type {other:?} is not supported (default, llama3, yarn are)", f.place()),
+        other => bail!("{}: rope type {other:?} is not supported (default, linear, llama3, yarn are)", f.place()),
     }
 }
 
@@ -83,6 +87,7 @@ impl Rope {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-((2 * i) as f64) / head_dim as f64));
         let (freqs, scale): (Vec<f64>, f64) = match &self.scaling {
             RopeScaling::Default => (plain.collect(), 1.0),
+            RopeScaling::Linear { factor } => (plain.map(|f| f / factor).collect(), 1.0),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let context = *original_context as f64;
                 let smooth = |f| llama3(f, *factor, *low_freq_factor, *high_freq_factor, context);
@@ -163,7 +168,7 @@ impl ModelConfig {
             RopeScaling::Default if self.context == QWEN3_CONTEXT => QWEN3_TRAINED,
             RopeScaling::Default => self.context,
             RopeScaling::Yarn { original_context, .. } => *original_context,
-            RopeScaling::Llama3 { .. } => 0,
+            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 0,
         };
         ensure!(
             self.family.yarn && trained > 0,

@@ -1,6 +1,6 @@
 """Golden files for tests/it/golden.rs, made by transformers, which shares no code with dmschat.
 
-    python3 make_goldens.py OUTDIR        # torch 2.11, transformers 5.17, CPU; a minute
+    python3 make_goldens.py OUTDIR        # torch 2.11 or 2.15, transformers 5.17, CPU; a minute
 
 Then copy OUTDIR's contents beside this script. Deterministic: fixed seeds, one thread, f32, eager
 attention. What is written:
@@ -75,6 +75,7 @@ ROPES = [
     ("yarn exact borders", 64, 131072, {"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "truncate": False,
                                         "beta_fast": 16.0, "beta_slow": 2.0,
                                         "original_max_position_embeddings": 4096}),
+    ("linear", 64, 8192, {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
     ("yarn attention factor", 128, 4096, {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0,
                                           "attention_factor": 1.25, "original_max_position_embeddings": 2048}),
 ]

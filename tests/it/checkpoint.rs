@@ -235,7 +235,6 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         "vocab_size",
         "rms_norm_eps",
         "max_position_embeddings",
-        "rope_theta",
     ] {
         let folder = Folder::with_config(json!({ key: null }));
         assert_eq!(refusal(&folder), format!("DIR/config.json has no {key}, which is needed"));
@@ -267,8 +266,8 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"vocab_size": 0}), "vocab_size is 0, expected at least 1"),
         (json!({"eos_token_id": 11}), "eos_token_id 11 is not a token of a vocabulary of 11"),
         (
-            json!({"rope_scaling": {"type": "linear", "factor": 2.0}}),
-            "rope_scaling: rope type \"linear\" is not supported (default, llama3, yarn are)",
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+            "rope_scaling: rope type \"dynamic\" is not supported (default, linear, llama3, yarn are)",
         ),
         (json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters: rope_theta is 5, but outside of it 10000"),
         (json!({"dms_window_size": 4, "dms_alpha_per": "token"}), "dms_alpha_per \"token\" is unknown (head, layer)"),

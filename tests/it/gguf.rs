@@ -193,7 +193,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma3")),
-        "x.gguf: architecture \"gemma3\" is not supported (llama, qwen3 are)"
+        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

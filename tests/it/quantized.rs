@@ -175,6 +175,23 @@ fn integer_codes_decode_to_their_formula_and_stay_exact_in_int4() {
     }
 }
 
+/// The last group may be shorter: its size is that of the configuration, and no equal share of the columns.
+#[test]
+fn groups_have_the_size_that_the_configuration_says() {
+    let m = Matrix { group: (0..COLS).map(|c| c / 192).collect(), ..Matrix::new() };
+    let without_index = || gptq(&m, 1).into_iter().filter(|p| p.0 != "g_idx").collect();
+    for (method, parts) in [("gptq", gptq(&m, 1)), ("gptq", without_index()), ("awq", awq(&m))] {
+        let config = |size: i64| json!({"quant_method": method, "bits": 4, "group_size": size});
+        let c = open(&folder(config(192), &parts)).unwrap_or_else(|e| panic!("{method}: {e:#}"));
+        assert!(c.tensors[&format!("{NAME}.weight")].to_f32() == m.values(), "{method}");
+        for (size, columns) in [(96, 96), (-1, COLS)] {
+            let said = format!("{:#}", open(&folder(config(size), &parts)).err().unwrap());
+            let wanted = format!("qweight: there are scales of 2 groups, and 256 columns in groups of {columns}");
+            assert!(said.ends_with(&wanted), "{said}");
+        }
+    }
+}
+
 #[test]
 fn an_act_order_is_followed_and_said() {
     let mut m = Matrix::new();
@@ -297,6 +314,12 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
         config(json!({"quant_method": "awq", "version": "gemv"})),
         ": version \"gemv\" is not supported (gemm is)"
     );
+    assert_eq!(
+        config(json!({"quant_method": "awq", "version": "gemm", "format": "gemv_fast"})),
+        ": format \"gemv_fast\" is not supported (gemm is)"
+    );
+    let rotated = merged(compressed_config(), json!({"transform_config": {"config_groups": {"R1": {}}}}));
+    assert_eq!(config(rotated), ": transform_config is not supported: its rotations belong to the computation");
     let all = "(fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)";
     assert_eq!(config(json!({"quant_method": "mxfp4"})), format!(": quant_method \"mxfp4\" is not supported {all}"));
 }
