@@ -2,8 +2,8 @@
 //! events and snapshots ([`crate::protocol`]), and conversations and settings as plain data.
 //!
 //! One way round: the [`runtime`] receives an [`event`] and passes it to [`update::update`], which changes
-//! [`state::App`] and returns [`effect`]s; the runtime carries them out and draws ([`widgets::frame`]). Keys, commands
-//! and lists meet in an [`intent`] first. The [`worker`] and the [`outbox`] keep files and templates off the UI thread.
+//! [`state::App`] and returns [`effect`]s; the runtime carries them out and draws ([`widgets::frame`]). An [`overlay`] over
+//! the conversation is one file: its state, keys and drawing. The [`worker`] and the [`outbox`] keep files and templates off the UI thread.
 
 pub mod action;
 pub mod active_turn;
@@ -26,7 +26,6 @@ pub mod folded;
 pub mod heat;
 pub mod highlight;
 pub mod history;
-pub mod intent;
 pub mod keyboard;
 pub mod keymap;
 pub mod lines;
@@ -36,6 +35,7 @@ pub mod memory;
 pub mod models;
 pub mod numbers;
 mod outbox;
+pub mod overlay;
 pub mod paths;
 pub mod picker;
 pub mod ratios;

@@ -6,11 +6,13 @@ pub mod compact;
 pub mod compare;
 mod copy;
 pub mod find;
-mod help;
-pub mod model;
+pub mod help;
+mod model;
+pub mod models;
 mod pin;
 pub mod recall;
 mod session;
+pub mod sessions;
 pub mod set;
 mod turns;
 pub mod twin;
@@ -46,10 +48,10 @@ pub const ALL: &[Command] = &[
     cache::REBUILD,
     cache::STATS,
     model::MODEL,
-    model::MODELS,
+    models::MODELS,
     set::SET,
     set::THEME,
-    session::SESSIONS,
+    sessions::SESSIONS,
     session::RENAME,
     session::DELETE,
     session::EXPORT,

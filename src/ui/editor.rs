@@ -1,6 +1,7 @@
 //! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme; available text-area crates count
 //! characters. Draws nothing.
 
+use super::action::Action;
 use super::folded::{Fold, Parts, is_mark};
 use super::text::{clean, grapheme_width};
 use std::borrow::Cow;
@@ -208,45 +209,41 @@ impl Editor {
         self.caret = start + with.len();
     }
 
-    pub fn backspace(&mut self) {
-        let from = self.previous_boundary(self.caret);
-        self.delete(from, self.caret);
+    /// Carries out an action that moves in the text or changes it; ignores others.
+    pub fn edit(&mut self, action: Action) {
+        match action {
+            Action::Left => self.go(self.previous_boundary(self.caret)),
+            Action::Right => self.go(self.next_boundary(self.caret)),
+            Action::WordLeft => self.go(self.word_left_of(self.caret)),
+            Action::WordRight => self.go(self.word_right_of(self.caret)),
+            Action::LineStart => self.go(self.line_start()),
+            Action::LineEnd => self.go(self.line_end()),
+            Action::Backspace => self.delete(self.previous_boundary(self.caret), self.caret),
+            Action::Delete => self.delete(self.caret, self.next_boundary(self.caret)),
+            Action::DeleteWord => self.kill(self.word_left_of(self.caret), self.caret),
+            Action::DeleteWordForward => self.kill(self.caret, self.word_right_of(self.caret)),
+            Action::KillToStart => self.kill_to_line_start(),
+            Action::KillToEnd => self.kill_to_line_end(),
+            Action::Yank => self.insert_raw(&self.killed.clone()),
+            Action::Undo => self.undo(),
+            Action::Redo => self.redo(),
+            _ => {}
+        }
     }
 
-    pub fn delete_forward(&mut self) {
-        let to = self.next_boundary(self.caret);
-        self.delete(self.caret, to);
-    }
-
-    pub fn delete_word(&mut self) {
-        let from = self.word_left_of(self.caret);
-        self.kill(from, self.caret);
-    }
-
-    pub fn delete_word_forward(&mut self) {
-        let to = self.word_right_of(self.caret);
-        self.kill(self.caret, to);
-    }
-
-    pub fn kill_to_line_start(&mut self) {
+    fn kill_to_line_start(&mut self) {
         let start = self.line_start();
         let from = if start == self.caret { self.previous_boundary(self.caret) } else { start };
         self.kill(from, self.caret);
     }
 
-    pub fn kill_to_line_end(&mut self) {
+    fn kill_to_line_end(&mut self) {
         let end = self.line_end();
         let to = if end == self.caret { self.next_boundary(self.caret) } else { end };
         self.kill(self.caret, to);
     }
 
-    /// Puts back what was killed last.
-    pub fn yank(&mut self) {
-        let killed = self.killed.clone();
-        self.insert_raw(&killed);
-    }
-
-    pub fn undo(&mut self) {
+    fn undo(&mut self) {
         if let Some((text, caret)) = self.undo.pop() {
             self.revision += 1;
             self.redo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
@@ -254,36 +251,12 @@ impl Editor {
         }
     }
 
-    pub fn redo(&mut self) {
+    fn redo(&mut self) {
         if let Some((text, caret)) = self.redo.pop() {
             self.revision += 1;
             self.undo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
             self.typing = false;
         }
-    }
-
-    pub fn left(&mut self) {
-        self.go(self.previous_boundary(self.caret));
-    }
-
-    pub fn right(&mut self) {
-        self.go(self.next_boundary(self.caret));
-    }
-
-    pub fn word_left(&mut self) {
-        self.go(self.word_left_of(self.caret));
-    }
-
-    pub fn word_right(&mut self) {
-        self.go(self.word_right_of(self.caret));
-    }
-
-    pub fn to_line_start(&mut self) {
-        self.go(self.line_start());
-    }
-
-    pub fn to_line_end(&mut self) {
-        self.go(self.line_end());
     }
 
     /// One shown row up; false at the first one, where the history begins.
@@ -536,22 +509,22 @@ impl History {
             Some(draft)
         }
     }
+}
 
-    /// Entries that contain `query` in any case, newest first, each once: commands if it begins with a slash, else messages.
-    pub fn search(&self, query: &str) -> Vec<&str> {
-        let query = query.to_lowercase();
-        let is_command = |line: &str| super::spelling::parse(line).is_some();
-        let mut found: Vec<&str> = Vec::new();
-        for entry in self.entries.iter().rev() {
-            if is_command(entry) == query.starts_with('/')
-                && entry.to_lowercase().contains(&query)
-                && !found.contains(&entry.as_str())
-            {
-                found.push(entry);
-            }
+/// Entries that contain `query` in any case, newest first, each once: commands if it begins with a slash, else messages.
+pub fn search<'a>(entries: &'a [String], query: &str) -> Vec<&'a String> {
+    let query = query.to_lowercase();
+    let is_command = |line: &str| super::spelling::parse(line).is_some();
+    let mut found: Vec<&String> = Vec::new();
+    for entry in entries.iter().rev() {
+        if is_command(entry) == query.starts_with('/')
+            && entry.to_lowercase().contains(&query)
+            && !found.contains(&entry)
+        {
+            found.push(entry);
         }
-        found
     }
+    found
 }
 
 #[cfg(test)]

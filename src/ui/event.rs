@@ -3,7 +3,7 @@
 use super::attach::Attachment;
 use super::effect::{Store, Summary, Which};
 use super::models::ModelEntry;
-use super::state::{Level, Progress, SessionEntry};
+use super::state::{Level, Progress};
 use super::theme::Background;
 use crate::chat::Conversation;
 use crate::protocol::{Event, ModelInfo, ModelReference, RestoreRequest, Snapshot};
@@ -145,4 +145,30 @@ pub enum Asked {
     Turn(u64),
     Recall,
     Rebuild,
+}
+
+/// A saved conversation in the list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SessionEntry {
+    pub id: String,
+    pub title: String,
+    /// When it was last written, in words.
+    pub when: String,
+    pub turns: usize,
+    pub model: String,
+    /// The last question, and on the next line its answer.
+    pub preview: String,
+    pub ratio: Option<f64>,
+    /// Of its file.
+    pub bytes: u64,
+    /// The session that it continues from a summary.
+    pub continues: Option<String>,
+    /// The text that the search matches.
+    pub haystack: String,
+}
+
+impl AsRef<str> for SessionEntry {
+    fn as_ref(&self) -> &str {
+        &self.haystack
+    }
 }

@@ -2,21 +2,9 @@
 //! always something that can be seen. Rows of an item are joined, so that a hit may run over a line
 //! end.
 
-use super::editor::Editor;
 use super::feed::{Feed, Rows};
 use super::text::grapheme_width;
 use unicode_segmentation::UnicodeSegmentation;
-
-/// The bar over the input.
-#[derive(Clone, Debug, Default)]
-pub struct Find {
-    pub query: Editor,
-    /// Hits in all, and the one shown.
-    pub count: usize,
-    pub current: usize,
-    /// Hits in thoughts and pastes that are folded.
-    pub hidden: usize,
-}
 
 /// Place of a hit: an item, and cells of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]

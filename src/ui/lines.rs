@@ -4,10 +4,9 @@
 use super::event::AppEvent;
 use super::runtime::{Runtime, Sources};
 use super::signals::{Signal, Signals};
-use super::state::{About, App, Overlay};
-use super::text::{clean, clean_line, plural};
-use super::widgets::lists::model_size;
-use super::widgets::{help, message, recall, twin, welcome};
+use super::state::{About, App};
+use super::text::{clean, clean_line};
+use super::widgets::{message, recall, twin, welcome};
 use super::worker::Outcome;
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
@@ -165,29 +164,9 @@ impl Runtime {
             lines.push("your next line replaces this message; an empty one leaves it as it is".to_owned());
         }
         printed.editing = app.editing;
-        match app.overlays.last() {
-            Some(Overlay::Help { query, .. }) => {
-                lines.extend(message::plain_lines(&help::lines(app, COLUMNS, false, query.text())));
-            }
-            Some(Overlay::Sessions(picker)) => {
-                lines.extend(picker.entries.iter().map(|e| format!("{}  {}  {}", e.id, e.when, clean_line(&e.title))));
-                lines.push("/resume ID opens one".to_owned());
-            }
-            Some(Overlay::Models(picker)) => {
-                let Some(entries) = &picker.entries else { return };
-                lines.extend(entries.iter().map(|e| format!("{}  {}  {}", e.name, model_size(e), clean_line(&e.dms))));
-                lines.push("/model NAME loads one".to_owned());
-            }
-            Some(Overlay::Confirm(question)) => {
-                let other =
-                    question.other.as_ref().map_or(String::new(), |(key, words, _)| format!(", {key}: {words}"));
-                lines.push(format!("{} (y or n{other})", clean_line(&question.text)));
-            }
-            Some(Overlay::Inspect(_)) => {
-                lines.extend(numbers::stats_note(app).split('\n').map(str::to_owned));
-            }
-            Some(Overlay::Find(find)) => lines.push(format!("{} found", plural(find.count as u64, "row"))),
-            Some(Overlay::HistorySearch { .. }) | None => {}
+        if let Some(top) = app.overlays.last() {
+            let Some(shown) = top.plain_lines(app, COLUMNS) else { return };
+            lines.extend(shown);
         }
         if app.notice.is_some() || !app.overlays.is_empty() {
             self.handle(AppEvent::Printed);

@@ -1,7 +1,6 @@
 //! The local models as the chat shows them: the list of `/models`, and the names that `/model`
 //! completes. `cli` implements [`Models`].
 
-use super::editor::Editor;
 use crate::config::Settings;
 use crate::protocol::{ModelIdentity, ModelReference};
 
@@ -49,25 +48,8 @@ pub struct ModelEntry {
     pub fits: Option<bool>,
 }
 
-/// The list over the chat.
-#[derive(Clone, Debug, Default)]
-pub struct ModelPicker {
-    pub query: Editor,
-    /// Absent while the files are read.
-    pub entries: Option<Vec<ModelEntry>>,
-    /// Among those that match.
-    pub selected: usize,
-}
-
-impl ModelPicker {
-    /// The entries whose name contains what was typed.
-    pub fn matching(&self) -> Vec<&ModelEntry> {
-        let query = self.query.text().trim().to_lowercase();
-        self.entries.iter().flatten().filter(|e| e.name.to_lowercase().contains(&query)).collect()
-    }
-
-    /// Keeps the selection among the entries that match.
-    pub fn clamp_selection(&mut self) {
-        self.selected = self.selected.min(self.matching().len().saturating_sub(1));
+impl AsRef<str> for ModelEntry {
+    fn as_ref(&self) -> &str {
+        &self.name
     }
 }

@@ -5,10 +5,10 @@
 mod leave;
 
 use super::effect::{Store, Which};
-use super::event::{AppEvent, Opened};
+use super::event::{AppEvent, Opened, SessionEntry};
 use super::models::Models;
 use super::paths::expand_home;
-use super::state::{App, Level, SessionEntry};
+use super::state::{App, Level};
 use super::text::{FULL, clean_line, count};
 use super::worker::{Outcome, Read, Worker};
 use crate::chat::session::{self, Loaded, Moved, Session, Written};

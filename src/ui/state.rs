@@ -9,18 +9,17 @@ use super::depth::Depth;
 use super::editor::{Editor, History};
 use super::effect::{Effect, Store, Which};
 use super::feed::{Feed, Local, LocalKind};
-use super::find::Find;
 use super::keymap::{Key, Keymap};
-use super::memory::{Memory, MemoryPage, PageRecall};
-use super::models::ModelPicker;
-pub use super::picker::{Picker, SessionEntry};
+use super::memory::Memory;
+use super::overlay::Overlay;
 pub use super::ratios::RatioHistory;
 use super::refusal::Refusal;
 pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
-use crate::protocol::{Command, Download, ModelInfo, Phase, SamplingOverrides, SamplingParams, SlotInfo, Snapshot};
+use crate::protocol::{Command, Download, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot};
+use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -54,7 +53,8 @@ pub struct App {
     pub attaching: usize,
     /// The user's message that the input will replace.
     pub editing: Option<MessageId>,
-    pub overlays: Vec<Overlay>,
+    /// The last one has the keys.
+    pub overlays: Vec<Box<dyn Overlay<Self>>>,
     /// When a question was answered by a letter, and the rest of the word that may follow.
     pub answered: Option<(u64, &'static str)>,
     pub turn: Option<ActiveTurn>,
@@ -281,86 +281,6 @@ pub struct Panel {
     pub scroll: usize,
 }
 
-/// An overlay over the chat; the last one has the keys.
-#[derive(Clone, Debug)]
-pub enum Overlay {
-    Help {
-        /// Only rows with these words are shown.
-        query: Editor,
-        scroll: usize,
-    },
-    Inspect(Inspect),
-    Sessions(Picker),
-    Models(ModelPicker),
-    Find(Find),
-    HistorySearch {
-        query: Editor,
-        selected: usize,
-    },
-    Confirm(Question),
-}
-
-/// A question answered with y or n.
-#[derive(Clone, Debug)]
-pub struct Question {
-    pub text: String,
-    pub then: Confirmed,
-    /// A third answer: its key, its words, and what it confirms.
-    pub other: Option<(char, &'static str, Confirmed)>,
-    /// When it was asked, or when the last key was typed that is not an answer yet: keys right after that are still typed text.
-    pub asked_ms: u64,
-}
-
-/// The operation that a question confirms.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Confirmed {
-    /// Pins the message with this text.
-    Pin(String),
-    /// Takes back the pin of the message with this text, or all pins.
-    Unpin(Option<String>),
-    DeleteSession(String),
-    DeleteCurrent,
-    /// Do this although the conversation could not be saved.
-    Leave(Store),
-    OverwriteFile {
-        path: std::path::PathBuf,
-        export: bool,
-    },
-    /// Open a conversation with the model that is loaded.
-    OpenWithCurrent(Which),
-}
-
-/// View of the cache on the whole screen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum InspectPage {
-    /// The text and which of its tokens are kept.
-    #[default]
-    Memory,
-    /// Layers and heads, and the positions that one head keeps.
-    Heads,
-}
-
-/// The cache on the whole screen.
-#[derive(Clone, Debug, Default)]
-pub struct Inspect {
-    pub page: InspectPage,
-    pub memory: MemoryPage,
-    pub layer: usize,
-    pub head: usize,
-    /// The chosen head's slots, and tokens fed when they were read.
-    pub slots: Option<HeadSlots>,
-    /// A recall test that was asked for on the memory page.
-    pub recalled: Option<PageRecall>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct HeadSlots {
-    pub layer: usize,
-    pub head: usize,
-    pub tokens: usize,
-    pub slots: Vec<SlotInfo>,
-}
-
 impl App {
     pub fn new(setup: Setup, theme: Theme) -> Self {
         let settings = &setup.settings;
@@ -497,10 +417,18 @@ impl App {
         self.engine.info.clone().ok_or_else(|| NO_MODEL.into())
     }
 
-    /// Asks a question over everything else.
-    pub fn ask(&mut self, text: impl Into<String>, then: Confirmed) {
-        let question = Question { text: text.into(), then, other: None, asked_ms: self.now_ms };
-        self.overlays.push(Overlay::Confirm(question));
+    /// Opens an overlay over the others.
+    pub fn open(&mut self, overlay: impl Overlay<Self>) {
+        self.overlays.push(Box::new(overlay));
+    }
+
+    /// Returns the open overlay of this type.
+    pub fn overlay<T: Overlay<Self>>(&self) -> Option<&T> {
+        self.overlays.iter().find_map(|overlay| (&**overlay as &dyn Any).downcast_ref())
+    }
+
+    pub fn overlay_mut<T: Overlay<Self>>(&mut self) -> Option<&mut T> {
+        self.overlays.iter_mut().find_map(|overlay| (&mut **overlay as &mut dyn Any).downcast_mut())
     }
 
     /// Shows a notice that disappears with its subject.

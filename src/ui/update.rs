@@ -1,17 +1,14 @@
 //! `update` takes an event, changes the state and returns effects, which collect in [`App::effects`] meanwhile. Pure; the
-//! time is part of the state. Keys and lists ([`keys`], [`overlay`]) return intents; [`perform`] carries them out, with
+//! time is part of the state. Keys ([`keys`]) become actions, which [`perform`] carries out, with
 //! [`commands`](super::commands) and a file for each topic: [`turns`], [`files`], [`stop`].
 
-mod completion;
+pub mod completion;
 mod count;
 mod engine;
-pub mod field;
 pub mod files;
-mod inspect;
 mod keys;
-mod overlay;
-mod perform;
-mod stop;
+pub mod perform;
+pub mod stop;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -23,11 +20,11 @@ mod tests_waiting;
 pub mod texts;
 pub mod turns;
 
-use super::commands::{compact, compare, model, recall};
+use super::commands::{compact, compare, models, sessions};
 use super::effect::Effect;
 use super::event::{AppEvent, Asked};
-use super::intent::Intent;
-use super::state::{App, Loading, Overlay, Restore, SPINNER_MS};
+use super::overlay::{inspect, question::Question};
+use super::state::{App, Loading, Restore, SPINNER_MS};
 use super::theme::{AUTO, Background};
 use crate::protocol::{DENSE_TURN, FORK_TURN};
 
@@ -47,23 +44,13 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
     std::mem::take(&mut app.effects)
 }
 
-fn perform_all(app: &mut App, intents: impl IntoIterator<Item = Intent>) {
-    intents.into_iter().for_each(|intent| perform::perform(app, intent));
-}
-
 fn handle(app: &mut App, event: AppEvent) {
     match event {
-        AppEvent::Key(key) => {
-            let intents = keys::key(app, key);
-            perform_all(app, intents);
-        }
+        AppEvent::Key(key) => keys::key(app, key),
         AppEvent::Paste(text) => keys::paste(app, &text),
         AppEvent::Mouse(mouse) => keys::mouse(app, mouse),
         AppEvent::Resize(columns, rows) => app.size = (columns, rows),
-        AppEvent::Tick => {
-            let intent = keys::tick(app);
-            perform_all(app, intent);
-        }
+        AppEvent::Tick => keys::tick(app),
         AppEvent::Engine(event) => engine::event(app, event),
         AppEvent::Snapshot(snapshot) => engine::snapshot(app, snapshot),
         AppEvent::Progress(progress) => {
@@ -77,13 +64,10 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::NotAsked { what, why } => not_asked(app, what, why.as_deref()),
         AppEvent::EngineEnded => engine::failed(app, "its thread has ended"),
         AppEvent::History(entries) => app.history.add_before(entries),
-        AppEvent::Line(line) => {
-            let intents = keys::line(app, &line);
-            perform_all(app, intents);
-        }
+        AppEvent::Line(line) => keys::line(app, &line),
         AppEvent::Printed => {
             app.notice = None;
-            if !matches!(app.overlays.last(), Some(Overlay::Confirm(_))) {
+            if app.overlay::<Question>().is_none() {
                 app.overlays.clear();
             }
         }
@@ -102,13 +86,10 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Edited(Err(error)) => app.error(error),
         AppEvent::Copied { what, sent: true } => app.info(format!("{what}: sent to the terminal's clipboard")),
         AppEvent::Copied { what, sent: false } => app.info(format!("{what}: copied")),
-        AppEvent::Sessions(entries) => files::listed(app, entries),
-        AppEvent::Attached { typed, read } => {
-            let intent = keys::attached(app, &typed, read);
-            perform_all(app, intent);
-        }
+        AppEvent::Sessions(entries) => sessions::listed(app, entries),
+        AppEvent::Attached { typed, read } => keys::attached(app, &typed, read),
         AppEvent::KnownModels { cached, used } => (app.cached_models, app.used_models) = (cached, used),
-        AppEvent::Models(entries) => model::listed(app, entries),
+        AppEvent::Models(entries) => models::listed(app, entries),
         AppEvent::Opened(opened) => files::opened(app, *opened),
         AppEvent::OpenNeedsModel { which, reference } => files::open_needs_model(app, which, reference),
         AppEvent::OpenLacksModel { which, model, why } => files::open_lacks_model(app, which, &model, &why),
@@ -137,7 +118,7 @@ fn not_asked(app: &mut App, what: Asked, why: Option<&str>) {
         Asked::Turn(FORK_TURN) => compact::failed(app, stopped),
         Asked::Turn(DENSE_TURN) => compare::failed(app, stopped),
         Asked::Turn(turn) => turns::failed(app, turn, why.unwrap_or("stopped before the answer began")),
-        Asked::Recall => recall::answered(app, Err(stopped.to_owned())),
+        Asked::Recall => inspect::recalled(app, Err(stopped.to_owned())),
         Asked::Rebuild => engine::rebuilt(app, true, app.tokens()),
     }
 }

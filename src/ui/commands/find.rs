@@ -1,14 +1,19 @@
-//! Search in the conversation: the keys of the bar, and moving between hits.
+//! `/find`: the bar that finds text in the conversation, and moving between hits.
 
 use super::{Args, Command, Group};
 use crate::ui::action::Action;
-use crate::ui::find::{Find, count_in, hits};
+use crate::ui::editor::Editor;
+use crate::ui::find::{count_in, hits};
 use crate::ui::folded;
 use crate::ui::keymap::Key;
+use crate::ui::overlay::{After, Overlay, WHEEL_ROWS, edit_line, field, row, rule};
 use crate::ui::refusal::Done;
-use crate::ui::state::{App, Overlay};
-use crate::ui::update::field::edit_line;
+use crate::ui::state::App;
+use crate::ui::text::{plural, truncate, width};
+use crate::ui::theme::Role;
 use crossterm::event::KeyCode;
+use ratatui::Frame;
+use ratatui::layout::Rect;
 
 pub const FIND: Command = Command::new(Group::Chat, "find", "[TEXT]", "find text in this conversation", run)
     .args(Args::TEXT)
@@ -19,62 +24,100 @@ fn run(app: &mut App, text: &str) -> Done {
     if app.chat.path().is_empty() && app.feed.locals.is_empty() {
         return Err("there is nothing to search yet".into());
     }
-    app.overlays.push(Overlay::Find(Find { query: text.into(), ..Find::default() }));
-    changed(app);
+    let mut find = Find { query: text.into(), ..Find::default() };
+    find.changed(app);
+    app.open(find);
     Ok(())
 }
 
-/// Handles a key of the bar. Esc is handled before.
-pub fn key(app: &mut App, key: Key, action: Option<Action>) {
-    match (key.code, action) {
-        (KeyCode::Enter | KeyCode::Down, _) | (_, Some(Action::Find)) => step(app, true),
-        (KeyCode::Up, _) => step(app, false),
-        (KeyCode::PageUp, _) => app.feed.scroll(-(app.feed.height as isize)),
-        (KeyCode::PageDown, _) => app.feed.scroll(app.feed.height as isize),
-        (_, Some(Action::FoldAll)) => app.feed.toggle_all(),
-        _ => {
-            let Some(Overlay::Find(find)) = app.overlays.last_mut() else { return };
-            edit_line(&mut find.query, key, action);
-            changed(app);
+/// The bar over the input.
+#[derive(Default)]
+pub struct Find {
+    pub query: Editor,
+    /// Hits in all, and the one shown.
+    count: usize,
+    current: usize,
+    /// Hits in thoughts and pastes that are folded.
+    hidden: usize,
+}
+
+impl Find {
+    /// Goes to the first hit in view or below after the query changed, else to the last one above.
+    fn changed(&mut self, app: &mut App) {
+        let found = hits(&app.feed, self.query.text());
+        let top = app.feed.top();
+        let at = found.iter().position(|hit| app.feed.row_of(hit.item, hit.cells[0].0) >= top);
+        self.go(app, at.unwrap_or(found.len().saturating_sub(1)));
+    }
+
+    /// Goes to the next or previous hit, wrapping around.
+    fn step(&mut self, app: &mut App, on: bool) {
+        let count = self.count.max(1);
+        self.go(app, if on { self.current + 1 } else { self.current + count - 1 } % count);
+    }
+
+    /// Scrolls to a hit and shows it in the upper third of the pane.
+    fn go(&mut self, app: &mut App, at: usize) {
+        let found = hits(&app.feed, self.query.text());
+        let at = at.min(found.len().saturating_sub(1));
+        if let Some(hit) = found.get(at) {
+            let row = app.feed.row_of(hit.item, hit.cells[0].0);
+            app.feed.go_to(row.saturating_sub(app.feed.height / 3));
         }
+        (self.count, self.current, self.hidden) = (found.len(), at, hidden(app, self.query.text()));
     }
 }
 
-/// Goes to the first hit in view or below after the query changed, else to the last one above.
-pub fn changed(app: &mut App) {
-    let Some(query) = query(app) else { return };
-    let found = hits(&app.feed, &query);
-    let top = app.feed.top();
-    let at = found.iter().position(|hit| app.feed.row_of(hit.item, hit.cells[0].0) >= top);
-    go(app, at.unwrap_or(found.len().saturating_sub(1)));
-}
-
-/// Goes to the next or previous hit, wrapping around.
-fn step(app: &mut App, on: bool) {
-    let Some(Overlay::Find(find)) = app.overlays.last() else { return };
-    let (current, count) = (find.current, find.count.max(1));
-    go(app, if on { current + 1 } else { current + count - 1 } % count);
-}
-
-/// Scrolls to a hit and shows it in the upper third of the pane.
-fn go(app: &mut App, at: usize) {
-    let Some(query) = query(app) else { return };
-    let found = hits(&app.feed, &query);
-    let at = at.min(found.len().saturating_sub(1));
-    if let Some(hit) = found.get(at) {
-        let row = app.feed.row_of(hit.item, hit.cells[0].0);
-        app.feed.go_to(row.saturating_sub(app.feed.height / 3));
+impl Overlay<App> for Find {
+    fn rows(&self) -> u16 {
+        2
     }
-    let hidden = hidden(app, &query);
-    if let Some(Overlay::Find(find)) = app.overlays.last_mut() {
-        (find.count, find.current, find.hidden) = (found.len(), at, hidden);
-    }
-}
 
-fn query(app: &App) -> Option<String> {
-    match app.overlays.last() {
-        Some(Overlay::Find(find)) => Some(find.query.text().to_owned()),
-        _ => None,
+    fn draw(&self, frame: &mut Frame, area: Rect, app: &App) {
+        rule(frame.buffer_mut(), area, &app.theme);
+        let found = match (self.query.text().trim().is_empty(), self.count) {
+            (true, _) => format!("Enter next, Up previous, {} closes", app.key(Action::Stop)),
+            (false, 0) => "not found".to_owned(),
+            (false, n) => format!("{} of {n}", self.current + 1),
+        };
+        let key = app.key(Action::FoldAll);
+        let hidden = match self.hidden {
+            0 => String::new(),
+            n => format!("; {n} more in folded parts ({key} opens them)"),
+        };
+        let said = truncate(&format!("  {found}{hidden}"), usize::from(area.width) * 2 / 3);
+        let line = row(area, -1);
+        let line = Rect { x: line.x + 1, width: area.width.saturating_sub(width(&said) as u16 + 2), ..line };
+        field(frame, line, &app.theme, "find:", &self.query);
+        frame.buffer_mut().set_string(line.right(), line.y, said, app.theme.style(Role::Dim));
+    }
+
+    fn key(&mut self, app: &mut App, key: Key, action: Option<Action>) -> After {
+        match (key.code, action) {
+            (KeyCode::Enter | KeyCode::Down, _) | (_, Some(Action::Find)) => self.step(app, true),
+            (KeyCode::Up, _) => self.step(app, false),
+            (KeyCode::PageUp, _) => app.feed.scroll(-(app.feed.height as isize)),
+            (KeyCode::PageDown, _) => app.feed.scroll(app.feed.height as isize),
+            (_, Some(Action::FoldAll)) => app.feed.toggle_all(),
+            _ => {
+                edit_line(&mut self.query, key, action);
+                self.changed(app);
+            }
+        }
+        After::Stay
+    }
+
+    fn paste(&mut self, app: &mut App, line: &str) {
+        self.query.insert(line);
+        self.changed(app);
+    }
+
+    fn scroll(&mut self, app: &mut App, down: bool) {
+        app.feed.scroll(if down { WHEEL_ROWS } else { -WHEEL_ROWS });
+    }
+
+    fn plain_lines(&self, _: &App, _: usize) -> Option<Vec<String>> {
+        Some(vec![format!("{} found", plural(self.count as u64, "row"))])
     }
 }
 

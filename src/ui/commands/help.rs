@@ -1,13 +1,230 @@
-//! `/help`: keys and commands.
+//! `/help`: ten keys, the words of the panel, every command and every key, from the tables that
+//! define them. What is typed filters the rows.
 
-use super::{Args, Command, Group};
-use crate::ui::refusal::Done;
-use crate::ui::state::{App, Overlay};
+use super::{ALL, Args, Command, Group};
+use crate::ui::action::{Action, Group as Keys};
+use crate::ui::editor::Editor;
+use crate::ui::keymap::Key;
+use crate::ui::numbers::LEGEND;
+use crate::ui::overlay::{After, Overlay, WHEEL_ROWS, edit_line, field, inside, row};
+use crate::ui::picker::NOTHING;
+use crate::ui::state::App;
+use crate::ui::text::{clean_line, count, wrap};
+use crate::ui::theme::Role;
+use crate::ui::widgets::message::plain_lines;
+use crossterm::event::KeyCode;
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
 
-pub const HELP: Command = Command::new(Group::Chat, "help", "[WORDS]", "keys and commands", run).args(Args::TEXT);
-
-/// Shows the rows that contain these words.
-fn run(app: &mut App, words: &str) -> Done {
-    app.overlays.push(Overlay::Help { query: words.into(), scroll: 0 });
+pub const HELP: Command = Command::new(Group::Chat, "help", "[WORDS]", "keys and commands", |app, words| {
+    app.open(Help { query: words.into(), scroll: 0 });
     Ok(())
+})
+.args(Args::TEXT);
+
+/// The keys that matter most.
+const FIRST: [Action; 10] = [
+    Action::Send,
+    Action::Newline,
+    Action::Stop,
+    Action::Complete,
+    Action::HistoryOlder,
+    Action::SelectOlder,
+    Action::PageUp,
+    Action::Inspect,
+    Action::Eviction,
+    Action::QuitWhenEmpty,
+];
+
+/// Keys of the memory page.
+const MEMORY: &[(&str, &str)] = &[
+    ("arrows, PageUp, PageDown", "move over the tokens; Home to the first, End to the newest, and follows"),
+    ("l, L", "count one layer: the next, the one before; after the last one all"),
+    ("h, H", "count one KV head of each layer"),
+    ("a", "count all layers and KV heads"),
+    ("+, -", "choose the next of the best, of the least remembered passages"),
+    (
+        "r",
+        "ask whether the model still knows the chosen passage, or the sentence under the cursor; the result is below the text",
+    ),
+    ("p", "pin the chosen passage or the sentence under the cursor, or take the pin under the cursor back"),
+    ("Space", "begin to choose a passage, or give it up; the arrows move its end"),
+    ("Tab", "the page of heads, and back"),
+];
+
+/// Rows under one title.
+struct Section {
+    title: String,
+    rows: Vec<(String, String)>,
+}
+
+fn section(title: impl Into<String>, rows: impl IntoIterator<Item = (String, String)>) -> Section {
+    Section { title: title.into(), rows: rows.into_iter().collect() }
+}
+
+/// The help on the screen.
+pub struct Help {
+    /// Only rows with these words are shown.
+    query: Editor,
+    scroll: usize,
+}
+
+impl Help {
+    fn rows(&self, app: &App) -> Vec<Line<'static>> {
+        lines(app, usize::from(app.size.0).saturating_sub(2), true, self.query.text())
+    }
+
+    fn go(&mut self, app: &App, row: usize) {
+        self.scroll = row.min(self.rows(app).len().saturating_sub(page_rows(app)));
+    }
+}
+
+/// Rows of text that fit beside the field at the top and the line at the bottom.
+fn page_rows(app: &App) -> usize {
+    usize::from(app.size.1).saturating_sub(3).max(1)
+}
+
+impl Overlay<App> for Help {
+    fn draw(&self, frame: &mut Frame, area: Rect, app: &App) {
+        let inside = inside(area);
+        let (lines, room) = (self.rows(app), page_rows(app));
+        let top = self.scroll.min(lines.len().saturating_sub(room));
+        let buffer = frame.buffer_mut();
+        for (n, line) in lines.iter().skip(top).take(room).enumerate() {
+            buffer.set_line(inside.x, area.y + 1 + n as u16, line, inside.width);
+        }
+        let close = app.key(Action::Stop);
+        let text = match lines.len().saturating_sub(top + room) {
+            _ if lines.is_empty() => format!("{NOTHING}; {close} closes"),
+            0 => format!("type to filter, {close} closes"),
+            n => {
+                format!("{} more lines; PageDown or the arrows scroll, type to filter, {close} closes", count(n as u64))
+            }
+        };
+        let style = app.theme.style(Role::Dim);
+        buffer.set_stringn(inside.x, area.bottom() - 1, text, usize::from(inside.width), style);
+        field(frame, row(inside, 0), &app.theme, "help:", &self.query);
+    }
+
+    /// Scrolls; any other key edits what the rows are filtered by.
+    fn key(&mut self, app: &mut App, key: Key, action: Option<Action>) -> After {
+        let page = page_rows(app);
+        match (key.code, action) {
+            (KeyCode::Enter, _) | (_, Some(Action::Help)) => return After::Close,
+            (KeyCode::Up, _) => self.go(app, self.scroll.saturating_sub(1)),
+            (KeyCode::Down, _) => self.go(app, self.scroll + 1),
+            (KeyCode::PageUp, _) => self.go(app, self.scroll.saturating_sub(page)),
+            (KeyCode::PageDown, _) => self.go(app, self.scroll + page),
+            (KeyCode::Home, _) => self.scroll = 0,
+            (KeyCode::End, _) => self.go(app, usize::MAX),
+            _ => {
+                edit_line(&mut self.query, key, action);
+                self.scroll = 0;
+            }
+        }
+        After::Stay
+    }
+
+    fn paste(&mut self, _: &mut App, line: &str) {
+        self.query.insert(line);
+        self.scroll = 0;
+    }
+
+    fn scroll(&mut self, app: &mut App, down: bool) {
+        self.go(app, self.scroll.saturating_add_signed(if down { WHEEL_ROWS } else { -WHEEL_ROWS }));
+    }
+
+    fn plain_lines(&self, app: &App, columns: usize) -> Option<Vec<String>> {
+        Some(plain_lines(&lines(app, columns, false, self.query.text())))
+    }
+}
+
+/// The rows of the help that contain all words of `query`; without `keys` for terminals that have none.
+fn lines(app: &App, width: usize, keys: bool, query: &str) -> Vec<Line<'static>> {
+    let theme = &app.theme;
+    let words: Vec<String> = query.to_lowercase().split_whitespace().map(str::to_owned).collect();
+    let column = 26.min(width / 2);
+    let mut out = Vec::new();
+    for Section { title, rows } in sections(app, keys) {
+        let fits = |(left, right): &&(String, String)| {
+            let text = format!("{title} {left} {right}").to_lowercase();
+            words.iter().all(|word| text.contains(word))
+        };
+        let rows: Vec<_> = rows.iter().filter(fits).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        if !out.is_empty() {
+            out.push(Line::default());
+        }
+        out.push(Line::styled(title.clone(), theme.style(Role::Title)));
+        for (left, right) in rows {
+            let key = Span::styled(format!("{left:<column$} "), theme.style(Role::Key));
+            let rest = Span::raw(" ".repeat(column + 1));
+            out.extend(wrap(&[Span::styled(right.clone(), theme.style(Role::Text))], width, &[key], &[rest]));
+        }
+    }
+    out
+}
+
+fn sections(app: &App, keys: bool) -> Vec<Section> {
+    let owned = |rows: &[(&str, &str)]| -> Vec<_> {
+        rows.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect()
+    };
+    let mut out = Vec::new();
+    let mut begin = if keys { FIRST.map(|action| key_row(app, action)).to_vec() } else { Vec::new() };
+    begin.extend(owned(&[
+        ("/", "a list of the commands; letters narrow it"),
+        ("@FILE", "attaches a text file to the message; @\"my file\" if it has spaces"),
+    ]));
+    out.push(section("To begin", begin));
+    out.push(section("What the panel shows", owned(LEGEND)));
+    for (group, title) in Group::LISTED {
+        let commands = ALL.iter().filter(|command| command.group == group);
+        out.push(section(format!("Commands: {title}"), commands.map(|c| (c.label(), c.help.to_owned()))));
+    }
+    let keys_of = |group| Action::ALL.iter().filter(move |a| a.group() == group && !FIRST.contains(a));
+    if keys {
+        out.push(section("More keys", keys_of(Keys::Chat).map(|action| key_row(app, *action))));
+        out.push(section(format!("Memory page ({})", app.key(Action::Inspect)), owned(MEMORY)));
+    }
+    out.push(section("Drafts and waiting messages", drafts(app)));
+    out.push(section("Files", files(app)));
+    if keys {
+        out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));
+    }
+    out
+}
+
+fn key_row(app: &App, action: Action) -> (String, String) {
+    let keys = app.setup.keymap.keys_of(action).join(", ");
+    (if keys.is_empty() { "no key".to_owned() } else { keys }, action.help().to_owned())
+}
+
+/// Fate of texts that are not sent yet.
+fn drafts(app: &App) -> Vec<(String, String)> {
+    let (send, stop) = (app.key(Action::Send), app.key(Action::Stop));
+    let rows = [
+        (send.clone(), "while a model loads or an answer runs: the message waits, and is sent when its turn comes"),
+        (format!("{send}, input empty"), "sends the next waiting message, where a stop or an error has held them up"),
+        (format!("{stop}, input empty"), "takes the newest waiting message back into the input"),
+        ("/ before a draft".to_owned(), "sets the draft aside for a command; it returns when the command has run"),
+        (
+            "/undo".to_owned(),
+            "puts the text back into the input; / right after it begins a command and sets the text aside",
+        ),
+    ];
+    rows.into_iter().map(|(left, right)| (left, right.to_owned())).collect()
+}
+
+fn files(app: &App) -> Vec<(String, String)> {
+    let dirs = &app.setup.settings.dirs;
+    let paths = [
+        ("Conversations", dirs.sessions()),
+        ("Configuration", dirs.config_file()),
+        ("Themes", dirs.themes()),
+        ("Keys", dirs.config.join("keymap.toml")),
+    ];
+    paths.map(|(name, path)| (name.to_owned(), clean_line(&path.display().to_string()))).to_vec()
 }

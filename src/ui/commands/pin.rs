@@ -3,8 +3,9 @@
 use super::{Args, Command, Group};
 use crate::chat::Role;
 use crate::protocol::Command as Engine;
+use crate::ui::overlay::question::Question;
 use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::{App, Confirmed, Overlay};
+use crate::ui::state::App;
 use crate::ui::text::{clean_line, plural, truncate};
 use crate::ui::update::turns;
 
@@ -42,15 +43,13 @@ fn unpin(app: &mut App, argument: &str) -> Done {
         // A conversation that is not in the cache yet may have pins.
         (_, 0) if app.session.is_restored() => return Err("nothing is pinned".into()),
         (_, tokens) => {
-            let shown = truncate(&clean_line(&text), 60);
             let all = match tokens {
                 0 => String::new(),
                 n => format!(" In all {} are pinned.", plural(n as u64, "token")),
             };
-            app.ask(format!("Take back the pin of {shown:?}?{all}"), Confirmed::Unpin(Some(text)));
-            if let Some(Overlay::Confirm(question)) = app.overlays.last_mut() {
-                question.other = Some(('a', "all pins", Confirmed::Unpin(None)));
-            }
+            let asked = format!("Take back the pin of {:?}?{all}", truncate(&clean_line(&text), 60));
+            let question = Question::new(app, asked, |app| app.send(Engine::Unpin(Some(text))));
+            app.open(question.or('a', "all pins", |app| app.send(Engine::Unpin(None))));
         }
     }
     Ok(())

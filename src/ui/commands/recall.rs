@@ -5,9 +5,8 @@ use super::{Args, Command, Group};
 use crate::protocol::Recalled;
 use crate::ui::effect::Effect;
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::memory::PageRecall;
 use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::{App, Overlay};
+use crate::ui::state::App;
 use crate::ui::text::plural;
 use crate::ui::update::turns;
 use std::ops::Range;
@@ -28,12 +27,9 @@ pub const RECALL: Command = Command::new(
 /// Most words that the question gives away.
 const MAX_CUE_WORDS: usize = 8;
 
-/// Asks for the text at these positions; the result is shown on the memory page.
-pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) {
-    match begin(app, text, Some(tokens)) {
-        Ok(()) => drop(page(app).map(|page| *page = Some(PageRecall::default()))),
-        Err(why) => RECALL.refuse(app, text, why),
-    }
+/// Asks for the text at these positions, for the memory page. False after a notice.
+pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) -> bool {
+    begin(app, text, Some(tokens)).map_err(|why| RECALL.refuse(app, text, why)).is_ok()
 }
 
 fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Done {
@@ -48,11 +44,6 @@ fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Done {
     app.engine.recalling = true;
     app.emit(Effect::Recall { text: text.to_owned(), tokens });
     Ok(())
-}
-
-/// Where the memory page keeps a recall test, if the page is open.
-fn page(app: &mut App) -> Option<&mut Option<PageRecall>> {
-    app.overlays.iter_mut().find_map(|o| if let Overlay::Inspect(i) = o { Some(&mut i.recalled) } else { None })
 }
 
 /// Bytes of a text that the question gives away: a third of its words, enough to find it by. Of a
@@ -75,25 +66,20 @@ pub fn question(text: &str) -> String {
     format!("Repeat word for word the text above that begins with \"{}\".", &text[..cue_bytes(text)])
 }
 
-/// Shows the result, or why there is none.
+/// Shows the result in the conversation, or why there is none.
 pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) {
-    app.engine.recalling = false;
-    let shown = result.map(|recalled| (summary(&recalled), recalled));
-    let asked_there = page(app).filter(|page| page.is_some());
-    match (shown, asked_there) {
-        (Ok((words, recalled)), Some(page)) => *page = Some(PageRecall { words, recalled: Some(recalled) }),
-        (Err(why), Some(page)) => *page = Some(PageRecall { words: format!("recall: {why}"), recalled: None }),
-        (Err(why), None) => app.info(format!("recall: {why}")),
-        (Ok((text, recalled)), None) => {
-            let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, text) };
+    match result {
+        Err(why) => app.info(format!("recall: {why}")),
+        Ok(recalled) => {
+            let words = summary(&recalled);
+            let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, words) };
             app.feed.push_result(&app.chat, local);
         }
     }
-    turns::send_next(app);
 }
 
 /// The result in two lines.
-fn summary(recalled: &Recalled) -> String {
+pub fn summary(recalled: &Recalled) -> String {
     let (known, all) = (recalled.remembered(), plural(recalled.tokens.len() as u64, "token"));
     let mut first = match recalled.times {
         0 => format!("recall: this text was not said in this conversation; the model expects {known} of {all}"),

@@ -1,9 +1,10 @@
-//! Conversations and their files: `/new`, `/sessions`, `/resume`, `/rename`, `/delete`, `/export`, `/save`, `/quit`.
+//! Conversations and their files: `/new`, `/resume`, `/rename`, `/delete`, `/export`, `/save`, `/quit`.
 
 use super::{Args, Command, Group};
+use crate::protocol::Command as Engine;
 use crate::ui::effect::{Effect, Store, Which};
 use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::{App, Confirmed};
+use crate::ui::state::App;
 use crate::ui::update::{files, turns};
 use std::path::PathBuf;
 
@@ -20,15 +21,6 @@ pub const QUIT: Command = Command::new(Group::Chat, "quit", "", "quit (the conve
     Ok(())
 })
 .also(&["exit", "bye"]);
-
-pub const SESSIONS: Command =
-    Command::new(Group::Files, "sessions", "[WORDS]", "saved conversations: open, rename, delete", |app, words| {
-        app.session.search = Some(words.to_owned());
-        app.store(Store::List);
-        Ok(())
-    })
-    .args(Args::TEXT)
-    .also(&["history"]);
 
 pub const RENAME: Command =
     Command::new(Group::Files, "rename", "TITLE", "give this conversation a title", rename).args(Args::text("a title"));
@@ -70,7 +62,13 @@ fn delete(app: &mut App, _: &str) -> Done {
     if app.chat.turns() == 0 || app.setup.no_session {
         return Err("this conversation has no file".into());
     }
-    app.ask("Delete this conversation's file and begin a new one?", Confirmed::DeleteCurrent);
+    app.ask("Delete this conversation's file and begin a new one?", |app| {
+        if turns::idle(app).is_ok() {
+            // Its cache is not written once more.
+            app.send(Engine::KeepCache(None));
+            app.store(Store::DeleteCurrent);
+        }
+    });
     Ok(())
 }
 

@@ -1,5 +1,6 @@
-//! Completion in the input: the list, and Tab and Enter on it.
+//! What follows a change of the input: the list of completions, Tab and Enter on it; pastes.
 
+use crate::ui::action::Action;
 use crate::ui::attach::{attachment, mentions, without_end};
 use crate::ui::commands::{Args, Command, beginning, find, pairs};
 use crate::ui::completion::{Candidate, Completion, Sources, files};
@@ -19,6 +20,26 @@ pub fn input_changed(app: &mut App) {
         paths: &crate::ui::paths::complete,
     };
     app.completion = candidates(app.input.text(), app.input.caret(), &sources);
+}
+
+/// Inserts text of a paste without brackets.
+pub fn type_fast(app: &mut App, text: &str) {
+    app.notice = None;
+    let folds = app.input.folds_burst();
+    app.input.insert_fast(text);
+    if !app.input.folds_burst() {
+        return input_changed(app);
+    }
+    app.completion = None;
+    if !folds {
+        say_folded(app);
+    }
+}
+
+/// Says that a long paste is folded.
+pub fn say_folded(app: &mut App) {
+    let (fold, send) = (app.key(Action::Fold), app.key(Action::Send));
+    app.info(format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
 }
 
 /// Completes a partly typed command on Enter. True if it can be run: typed in full, or chosen in the list.

@@ -5,11 +5,12 @@ use crate::chat::{Message, MessageId};
 use crate::protocol::{
     Command, DENSE_TURN, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
 };
-use crate::ui::commands::{compact, compare, recall, twin};
+use crate::ui::commands::{compact, compare, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
-use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay, Restore};
+use crate::ui::overlay::inspect::{self, Inspect, Page};
+use crate::ui::state::{App, Level, Loading, Restore};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
 use std::collections::HashSet;
@@ -61,20 +62,13 @@ pub fn event(app: &mut App, event: Event) {
         }
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => rebuilt(app, cancelled, tokens),
-        Event::HeadPositions { layer, head, slots } => {
-            let tokens = app.tokens();
-            for overlay in &mut app.overlays {
-                if let Overlay::Inspect(inspect) = overlay {
-                    inspect.slots = Some(HeadSlots { layer, head, tokens, slots: slots.clone() });
-                }
-            }
-        }
+        Event::HeadPositions { layer, head, slots } => inspect::was_read(app, layer, head, slots),
         Event::Presence(presence) => {
             app.memory.update(&presence);
             app.feed.pinned = pinned_messages(app);
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
-        Event::Recalled(result) => recall::answered(app, result),
+        Event::Recalled(result) => inspect::recalled(app, result),
         Event::Chain { turn, event } => {
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
                 active.answering = true;
@@ -132,7 +126,7 @@ fn pinned_message(app: &mut App, pinned: Pinned) {
         app.info(format!("pinned: {tokens}{gone}"));
     } else {
         let question = format!("Never forget this message? {tokens}, at most {}{gone}.", bytes(pinned.bytes));
-        app.ask(question, Confirmed::Pin(pinned.text));
+        app.ask(question, |app| app.send(Command::Pin { text: pinned.text, ask: false }));
     }
 }
 
@@ -195,7 +189,7 @@ fn done(app: &mut App, report: TurnReport) {
         app.session.answered = true;
     }
     app.store(Store::Sync);
-    inspect_again(app);
+    inspect::read_again(app);
     if ended_well {
         turns::send_next(app);
     }
@@ -215,7 +209,7 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
     app.feed.follow();
     app.store(Store::Sync);
-    inspect_again(app);
+    inspect::read_again(app);
 }
 
 pub fn failed(app: &mut App, error: &str) {
@@ -257,7 +251,7 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) {
         app.memory.mark_stale();
     }
     if moved || idle {
-        inspect_again(app);
+        inspect::read_again(app);
     }
     if idle {
         ask_pins(app);
@@ -288,16 +282,9 @@ fn pinned_messages(app: &App) -> HashSet<MessageId> {
     texts.iter().filter(|text| !text.is_empty()).filter_map(holds).collect()
 }
 
-/// Reads the chosen head again while the large panel shows it.
-pub fn inspect_again(app: &mut App) {
-    if let Some((layer, head)) = open_inspect(app).filter(|i| i.page == InspectPage::Heads).map(|i| (i.layer, i.head)) {
-        app.send(Command::Inspect { layer, head });
-    }
-}
-
 /// Asks which tokens are kept while the memory page is open, a few times a second at most.
 pub fn ask_presence(app: &mut App) {
-    let Some(inspect) = open_inspect(app).filter(|i| i.page == InspectPage::Memory) else { return };
+    let Some(inspect) = open_inspect(app).filter(|i| i.page == Page::Memory) else { return };
     let (page, tokens, now) = (inspect.memory, app.tokens(), app.now_ms);
     if let Some(request) = app.memory.request(&page, tokens, now) {
         app.send(Command::Presence(request));
@@ -306,14 +293,13 @@ pub fn ask_presence(app: &mut App) {
 
 /// Returns when the memory page asks again; `None` while it is closed or up to date.
 pub fn presence_due_at(app: &App) -> Option<u64> {
-    let inspect = open_inspect(app).filter(|i| i.page == InspectPage::Memory)?;
+    let inspect = open_inspect(app).filter(|i| i.page == Page::Memory)?;
     app.memory.due_at(&inspect.memory, app.tokens())
 }
 
 /// The large panel, if it is open and a model is loaded.
 fn open_inspect(app: &App) -> Option<&Inspect> {
-    app.engine.info.as_ref()?;
-    app.overlays.iter().find_map(|o| if let Overlay::Inspect(i) = o { Some(i) } else { None })
+    app.engine.info.as_ref().and_then(|_| app.overlay())
 }
 
 /// Takes a loaded model into use.

@@ -7,9 +7,7 @@ use crate::ui::action::Action;
 use crate::ui::effect::{Effect, Store, Which};
 use crate::ui::event::Opened;
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{
-    App, Confirmed, Level, Loading, Overlay, Picker, RatioHistory, Restore, SessionEntry, SessionView,
-};
+use crate::ui::state::{App, Level, Loading, RatioHistory, Restore, SessionView};
 use crate::ui::text::{clean_line, count, on_or_off};
 use std::path::PathBuf;
 
@@ -138,7 +136,7 @@ pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) {
          again.",
         info.identity.name
     );
-    app.ask(question, Confirmed::OpenWithCurrent(which));
+    app.ask(question, |app| open_with_current(app, which));
 }
 
 /// Opens a saved conversation in place of this one. Messages sent from now on belong to it.
@@ -179,21 +177,6 @@ pub fn rename_saved(app: &mut App, id: String, title: String) {
     app.store(Store::List);
 }
 
-/// Shows the list of saved conversations.
-pub fn listed(app: &mut App, entries: Vec<SessionEntry>) {
-    let open =
-        app.overlays.iter_mut().find_map(|o| if let Overlay::Sessions(picker) = o { Some(picker) } else { None });
-    if let Some(picker) = open {
-        picker.entries = entries;
-        picker.clamp_selection();
-    } else if entries.is_empty() {
-        app.info("no conversation is saved yet");
-    } else {
-        let query = app.session.search.take().unwrap_or_default().as_str().into();
-        app.overlays.push(Overlay::Sessions(Picker { entries, query, ..Picker::default() }));
-    }
-}
-
 /// Asks before a conversation is left whose records could not be written.
 pub fn ask_leave(app: &mut App, why: &str, then: Store) {
     let question = format!(
@@ -201,13 +184,18 @@ pub fn ask_leave(app: &mut App, why: &str, then: Store) {
          quit goes to a file in {}.",
         clean_line(&std::env::temp_dir().display().to_string())
     );
-    app.ask(question, Confirmed::Leave(then));
+    app.ask(question, |app| app.store(Store::Leave(Box::new(then))));
 }
 
 /// Asks before an existing file is replaced.
 pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) {
     let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
-    app.ask(question, Confirmed::OverwriteFile { path, export });
+    app.ask(question, move |app| {
+        app.store(match export {
+            true => Store::Export { path, overwrite: true },
+            false => Store::Save { path: Some(path), overwrite: true },
+        });
+    });
 }
 
 #[cfg(test)]

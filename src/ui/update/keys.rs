@@ -1,43 +1,40 @@
 //! Keys, pastes and the mouse in the chat itself.
 
-use super::completion::input_changed;
-use super::overlay;
+use super::completion::{input_changed, say_folded, type_fast};
+use super::perform::{act, submit};
 use crate::ui::action::Action;
 use crate::ui::attach::Attachment;
 use crate::ui::examples::offered;
 use crate::ui::feed::ItemKey;
-use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
-use crate::ui::state::{About, App, MIN_SIZE, Overlay};
+use crate::ui::overlay::{After, Overlay, WHEEL_ROWS, question};
+use crate::ui::state::{About, App, MIN_SIZE};
 use crate::ui::text::clean_line;
 use crate::ui::widgets;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
-const WHEEL_ROWS: isize = 3;
-
-/// Reads a key. Text goes into the input; anything else is returned as intents.
-pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
+/// Handles a key: text goes into the input, anything else is an action.
+pub fn key(app: &mut App, event: KeyEvent) {
     if event.kind == KeyEventKind::Release {
-        return Vec::new();
+        return;
     }
     let key = Key::of(&event);
-    let mut intents = Vec::new();
     // The draft changes: it is not sent as it was.
     app.attaching = 0;
     if app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1 {
         // The screen is too small: only keys that leave or stop.
-        return match app.keymap_action(key) {
-            Some(a @ (Action::Interrupt | Action::QuitWhenEmpty | Action::Stop | Action::Suspend)) => {
-                vec![Intent::Act(a)]
-            }
-            _ => intents,
-        };
+        if let Some(a @ (Action::Interrupt | Action::QuitWhenEmpty | Action::Stop | Action::Suspend)) =
+            app.keymap_action(key)
+        {
+            act(app, a);
+        }
+        return;
     }
     if !app.overlays.is_empty() {
-        return overlay::key(app, key).into_iter().collect();
+        return overlay_key(app, key);
     }
-    if overlay::ends_an_answer(app, key) {
-        return intents;
+    if question::ends_an_answer(app, key) {
+        return;
     }
     if let Some(text) = typed(key) {
         let pasted = app.burst.is_fast(app.now_ms);
@@ -45,14 +42,12 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
             app.input.insert_fast("\n");
         }
         if pasted {
-            type_fast(app, &text);
-            return intents;
+            return type_fast(app, &text);
         }
         if text == "/" {
             set_aside(app);
         }
-        type_text(app, &text);
-        return intents;
+        return type_text(app, &text);
     }
     let action = app.keymap_action(key);
     let ends_line = action == Some(Action::Newline) && app.burst.ends_line(app.now_ms);
@@ -60,20 +55,46 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
         if ends_line || action == Some(Action::Send) {
             app.input.insert_fast("\n");
         } else {
-            intents.push(Intent::Submit);
+            submit(app);
         }
     }
     if ends_line {
-        return intents;
+        return;
     }
     if app.asked() == About::Quit && action != Some(Action::Interrupt) {
         app.notice = None;
     }
     match action {
-        Some(action) => intents.push(Intent::Act(action)),
+        Some(action) => act(app, action),
         None => example_key(app, key),
     }
-    intents
+}
+
+/// Handles a key of the topmost overlay.
+fn overlay_key(app: &mut App, key: Key) {
+    let action = app.keymap_action(key);
+    app.notice = None;
+    let after = match action {
+        Some(action @ (Action::Suspend | Action::Redraw)) => return act(app, action),
+        Some(action @ Action::QuitWhenEmpty) if app.input.is_empty() => return act(app, action),
+        Some(Action::Stop | Action::Interrupt | Action::QuitWhenEmpty) => with_top(app, |top, app| top.escape(app)),
+        _ => with_top(app, |top, app| top.key(app, key, action)),
+    };
+    if let Some(After::Act(action)) = after {
+        act(app, action);
+    }
+}
+
+/// Hands an event to the topmost overlay. `None` if none is open.
+fn with_top(app: &mut App, handle: impl FnOnce(&mut dyn Overlay<App>, &mut App) -> After) -> Option<After> {
+    let mut top = app.overlays.pop()?;
+    let at = app.overlays.len();
+    let after = handle(&mut *top, app);
+    if after != After::Close {
+        // Below what it has opened.
+        app.overlays.insert(at, top);
+    }
+    Some(after)
 }
 
 /// Returns the text that a key types, if any.
@@ -101,25 +122,6 @@ fn type_text(app: &mut App, text: &str) {
     input_changed(app);
 }
 
-/// Inserts text of a paste without brackets.
-pub fn type_fast(app: &mut App, text: &str) {
-    app.notice = None;
-    let folds = app.input.folds_burst();
-    app.input.insert_fast(text);
-    if !app.input.folds_burst() {
-        return input_changed(app);
-    }
-    app.completion = None;
-    if !folds {
-        say_folded(app);
-    }
-}
-
-fn say_folded(app: &mut App) {
-    let (fold, send) = (app.key(Action::Fold), app.key(Action::Send));
-    app.info(format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
-}
-
 /// Puts an example into the input (Alt and its number).
 fn example_key(app: &mut App, key: Key) {
     if let (KeyCode::Char(c), KeyModifiers::ALT) = (key.code, key.modifiers)
@@ -134,11 +136,9 @@ fn example_key(app: &mut App, key: Key) {
 }
 
 /// Reads a line in line mode: the answer to a question, the number of an example, a message or a command.
-pub fn line(app: &mut App, line: &str) -> Vec<Intent> {
-    if let Some(Overlay::Confirm(question)) = app.overlays.last() {
-        let then = question.then.clone();
-        app.overlays.pop();
-        return matches!(line.trim(), "y" | "Y" | "yes").then_some(Intent::Confirmed(then)).into_iter().collect();
+pub fn line(app: &mut App, line: &str) {
+    if question::answer(app, line) {
+        return;
     }
     // A draft that was given back is not on the screen: only a line that was continued stays before this one.
     if !app.input.text().ends_with('\n') {
@@ -146,20 +146,23 @@ pub fn line(app: &mut App, line: &str) -> Vec<Intent> {
     }
     if line.trim().is_empty() && app.editing.take().is_some() {
         app.input.take();
-        app.info("the message stays as it was");
-        return Vec::new();
+        return app.info("the message stays as it was");
     }
     let example = line.trim().parse::<usize>().ok().and_then(|n| offered(&app.engine).get(n.wrapping_sub(1)));
     app.input.insert(example.filter(|_| app.chat.is_empty()).map_or(line, |e| e));
     (app.notice, app.completion) = (None, None);
     // An Enter held from an earlier line must not make this one a newline.
     app.burst = Default::default();
-    vec![Intent::Act(Action::Send)]
+    act(app, Action::Send);
 }
 
 /// Inserts a bracketed paste, which never sends.
 pub fn paste(app: &mut App, text: &str) {
-    if overlay::paste(app, text) {
+    let into_field = |top: &mut dyn Overlay<App>, app: &mut App| {
+        top.paste(app, &text.replace(['\r', '\n'], " "));
+        After::Stay
+    };
+    if with_top(app, into_field).is_some() {
         return;
     }
     app.notice = None;
@@ -171,7 +174,7 @@ pub fn paste(app: &mut App, text: &str) {
 }
 
 /// Replaces a file's name in the input by the attached file. Sends the input after the last file that it waits for.
-pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) -> Option<Intent> {
+pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
     let left = std::mem::take(&mut app.attaching);
     match read {
         Err(why) if left > 0 => app.error(format!("not sent: {why}; without the @ its name is sent")),
@@ -180,37 +183,40 @@ pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) ->
             app.info(format!("attached {label}"));
             input_changed(app);
             app.attaching = left.saturating_sub(1);
-            return (left == 1).then_some(Intent::Submit);
+            if left == 1 {
+                submit(app);
+            }
         }
         Ok(_) => app.info(format!("not attached: {} left the input", clean_line(typed))),
     }
-    None
 }
 
 /// Sends after a held Enter turned out to be the last key.
-pub fn tick(app: &mut App) -> Option<Intent> {
-    app.burst.due(app.now_ms).then_some(Intent::Submit)
+pub fn tick(app: &mut App) {
+    if app.burst.due(app.now_ms) {
+        submit(app);
+    }
 }
 
 /// Handles the mouse: the wheel scrolls, a click on a think block's line opens or folds it.
 pub fn mouse(app: &mut App, event: MouseEvent) {
-    if !app.overlays.is_empty() {
-        match event.kind {
-            MouseEventKind::ScrollUp => overlay::scroll(app, false),
-            MouseEventKind::ScrollDown => overlay::scroll(app, true),
-            _ => {}
-        }
-        return;
-    }
-    match event.kind {
-        MouseEventKind::ScrollUp => app.feed.scroll(-WHEEL_ROWS),
-        MouseEventKind::ScrollDown => app.feed.scroll(WHEEL_ROWS),
-        MouseEventKind::Down(MouseButton::Left) => {
+    let rows = match event.kind {
+        MouseEventKind::ScrollUp => -WHEEL_ROWS,
+        MouseEventKind::ScrollDown => WHEEL_ROWS,
+        MouseEventKind::Down(MouseButton::Left) if app.overlays.is_empty() => {
             if let Some(ItemKey::Message(id)) = fold_line_at(app, event.column, event.row) {
                 app.feed.toggle_fold(id);
             }
+            return;
         }
-        _ => {}
+        _ => return,
+    };
+    let scrolled = with_top(app, |top, app| {
+        top.scroll(app, rows > 0);
+        After::Stay
+    });
+    if scrolled.is_none() {
+        app.feed.scroll(rows);
     }
 }
 

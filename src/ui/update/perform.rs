@@ -1,63 +1,16 @@
-//! Carries out intents: the one place where keys, commands and lists come together.
+//! Carries out actions of the keymap, and sends the input.
 
-use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed};
-use super::{engine, files, keys, stop, turns};
-use crate::protocol::Command;
+use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed, type_fast};
+use super::{files, stop, turns};
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
-use crate::ui::commands::{self, model::MODEL, recall, set};
-use crate::ui::effect::{Effect, Store};
-use crate::ui::intent::Intent;
+use crate::ui::commands::{self, set};
+use crate::ui::effect::Effect;
+use crate::ui::overlay::{history::HistorySearch, inspect::Inspect};
 use crate::ui::spelling::parse;
-use crate::ui::state::{App, Confirmed, Inspect, NO_MODEL, Overlay};
+use crate::ui::state::{App, NO_MODEL};
 use crate::ui::text::on_or_off;
 use crate::ui::widgets;
-
-pub fn perform(app: &mut App, intent: Intent) {
-    match intent {
-        Intent::Act(action) => act(app, action),
-        Intent::Submit => submit(app),
-        Intent::Open(which) => {
-            if turns::idle(app).is_ok() {
-                files::open(app, which);
-            }
-        }
-        Intent::Rename { id, title } => files::rename_saved(app, id, title),
-        Intent::Load(name) => commands::run(app, &MODEL, &name),
-        Intent::Inspect => engine::inspect_again(app),
-        Intent::Recall { text, tokens } => recall::ask_on_page(app, &text, tokens),
-        Intent::PinTokens { tokens, pin } => {
-            if turns::idle(app).is_ok() {
-                app.send(Command::PinTokens { tokens, pin });
-            }
-        }
-        Intent::Confirmed(confirmed) => confirm(app, confirmed),
-    }
-}
-
-fn confirm(app: &mut App, confirmed: Confirmed) {
-    match confirmed {
-        Confirmed::Pin(text) => app.send(Command::Pin { text, ask: false }),
-        Confirmed::Unpin(text) => app.send(Command::Unpin(text)),
-        Confirmed::DeleteSession(id) => {
-            app.store(Store::Delete { id });
-            app.store(Store::List);
-        }
-        Confirmed::DeleteCurrent => {
-            if turns::idle(app).is_ok() {
-                // Its cache is not written once more.
-                app.send(Command::KeepCache(None));
-                app.store(Store::DeleteCurrent);
-            }
-        }
-        Confirmed::Leave(then) => app.store(Store::Leave(Box::new(then))),
-        Confirmed::OpenWithCurrent(which) => files::open_with_current(app, which),
-        Confirmed::OverwriteFile { path, export: false } => {
-            app.store(Store::Save { path: Some(path), overwrite: true });
-        }
-        Confirmed::OverwriteFile { path, export: true } => app.store(Store::Export { path, overwrite: true }),
-    }
-}
 
 /// Runs the command that an action stands for.
 fn command(app: &mut App, name: &str, argument: &str) {
@@ -67,7 +20,7 @@ fn command(app: &mut App, name: &str, argument: &str) {
 }
 
 /// Carries out an action of the keymap.
-fn act(app: &mut App, action: Action) {
+pub fn act(app: &mut App, action: Action) {
     let page = app.feed.height.saturating_sub(2).max(1) as isize;
     match action {
         Action::Send => send(app),
@@ -81,9 +34,7 @@ fn act(app: &mut App, action: Action) {
         Action::QuitWhenEmpty => edit(app, Action::Delete),
         Action::Complete => complete(app),
         Action::HistoryOlder | Action::HistoryNewer => vertical(app, action == Action::HistoryNewer),
-        Action::SearchHistory => {
-            app.overlays.push(Overlay::HistorySearch { query: Default::default(), selected: 0 });
-        }
+        Action::SearchHistory => app.open(HistorySearch::new(app)),
         // With text in the input, Ctrl+F moves right as in Emacs.
         Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => edit(app, Action::Right),
         Action::Find | Action::Help | Action::Panel | Action::Sessions | Action::Copy => {
@@ -118,34 +69,17 @@ fn open_inspect(app: &mut App) {
     if app.engine.info.is_none() {
         return app.info(NO_MODEL);
     }
-    app.overlays.push(Overlay::Inspect(Inspect::default()));
+    app.open(Inspect::default());
     if app.has_to_refill() && !app.is_busy() {
         files::load_cache(app);
     }
-    engine::inspect_again(app);
 }
 
 fn edit(app: &mut App, action: Action) {
-    let input = &mut app.input;
     match action {
-        Action::LineStart if input.is_empty() => app.feed.go_to(0),
-        Action::LineEnd if input.is_empty() || !app.feed.is_following() => app.feed.follow(),
-        Action::Left => input.left(),
-        Action::Right => input.right(),
-        Action::WordLeft => input.word_left(),
-        Action::WordRight => input.word_right(),
-        Action::LineStart => input.to_line_start(),
-        Action::LineEnd => input.to_line_end(),
-        Action::Backspace => input.backspace(),
-        Action::Delete => input.delete_forward(),
-        Action::DeleteWord => input.delete_word(),
-        Action::DeleteWordForward => input.delete_word_forward(),
-        Action::KillToStart => input.kill_to_line_start(),
-        Action::KillToEnd => input.kill_to_line_end(),
-        Action::Yank => input.yank(),
-        Action::Undo => input.undo(),
-        Action::Redo => input.redo(),
-        _ => {}
+        Action::LineStart if app.input.is_empty() => app.feed.go_to(0),
+        Action::LineEnd if app.input.is_empty() || !app.feed.is_following() => app.feed.follow(),
+        _ => app.input.edit(action),
     }
     input_changed(app);
 }
@@ -154,17 +88,17 @@ fn send(app: &mut App) {
     match app.burst.enter(app.now_ms) {
         Enter::Send => submit(app),
         Enter::Wait => {}
-        Enter::Newline => keys::type_fast(app, "\n"),
+        Enter::Newline => type_fast(app, "\n"),
     }
 }
 
 /// Sends the input as a command or a message.
-fn submit(app: &mut App) {
+pub fn submit(app: &mut App) {
     if chooses_file(app) {
         return complete(app);
     }
     if app.input.text()[..app.input.caret()].ends_with('\\') {
-        app.input.backspace();
+        app.input.edit(Action::Backspace);
         return app.input.insert("\n");
     }
     if !accept_partial_command(app) {
@@ -207,7 +141,7 @@ fn vertical(app: &mut App, down: bool) {
     let recalled = if down { app.history.newer() } else { app.history.older(&app.input.expanded()) };
     match recalled {
         Some(text) => app.input.set(&text),
-        None if down => app.input.to_line_end(),
-        None => app.input.to_line_start(),
+        None if down => app.input.edit(Action::LineEnd),
+        None => app.input.edit(Action::LineStart),
     }
 }

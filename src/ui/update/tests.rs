@@ -4,7 +4,6 @@ use super::*;
 use crate::chat::{Change, session::Record};
 use crate::protocol::{Command, Event, ModelInfo, SamplingParams, StopReason, TextKind};
 use crate::ui::effect::Store;
-use crate::ui::state::Overlay;
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};
 use std::sync::Arc;
@@ -404,7 +403,7 @@ fn questions_are_asked_before_files_go() {
     let mut app = app(120, 40, 8, 4);
     turn(&mut app, "q", "", "a");
     say(&mut app, "/delete");
-    assert!(matches!(app.overlays.last(), Some(Overlay::Confirm(_))));
+    assert!(app.overlay::<Question>().is_some());
     press(&mut app, KeyCode::Char('n'));
     assert!(app.overlays.is_empty());
     assert_eq!(app.chat.path().len(), 2);

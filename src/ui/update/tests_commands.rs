@@ -5,10 +5,10 @@ use crate::chat::Conversation;
 use crate::protocol::{Command, Event, Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::depth::Depth;
+use crate::ui::editor::search;
 use crate::ui::effect::Store;
-use crate::ui::event::Opened;
+use crate::ui::event::{Opened, SessionEntry};
 use crate::ui::keymap::Keymap;
-use crate::ui::state::{Confirmed, SessionEntry};
 use crate::ui::testing::*;
 use crate::ui::theme::Role;
 use crossterm::event::{KeyCode, KeyModifiers};
@@ -254,7 +254,7 @@ fn a_question_takes_no_letters_that_were_meant_for_the_draft() {
         app.now_ms += ms;
         update(app, AppEvent::Key(crossterm::event::KeyEvent::new(code, KeyModifiers::NONE)))
     };
-    app.ask("Replace it?", Confirmed::DeleteCurrent);
+    app.ask("Replace it?", |app| app.store(Store::DeleteCurrent));
     for c in "yes now".chars() {
         assert!(key(&mut app, KeyCode::Char(c), 150).is_empty());
     }
@@ -268,7 +268,7 @@ fn a_question_takes_no_letters_that_were_meant_for_the_draft() {
     }
     key(&mut app, KeyCode::Char('e'), 100);
     assert_eq!(app.input.text(), "e");
-    app.ask("Replace it?", Confirmed::DeleteCurrent);
+    app.ask("Replace it?", |app| app.store(Store::DeleteCurrent));
     key(&mut app, KeyCode::Char('n'), 1_000);
     key(&mut app, KeyCode::Char('e'), 50);
     assert_eq!((app.input.text(), app.overlays.len()), ("ee", 0));
@@ -279,9 +279,9 @@ fn the_search_of_the_history_has_messages_or_commands() {
     let mut app = app(100, 30, 8, 4);
     turn(&mut app, "set the table", "", "ok");
     say(&mut app, "/set temperature 1");
-    assert_eq!(app.history.search("set"), ["set the table"]);
-    assert_eq!(app.history.search("/set"), ["/set temperature 1"]);
-    assert_eq!(app.history.search(""), ["set the table"]);
+    assert_eq!(search(app.history.entries(), "set"), ["set the table"]);
+    assert_eq!(search(app.history.entries(), "/set"), ["/set temperature 1"]);
+    assert_eq!(search(app.history.entries(), ""), ["set the table"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::*;
 use crate::chat::Role;
 use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind, TurnReport};
+use crate::ui::commands::help::Help;
 use crate::ui::depth::Depth;
 use crate::ui::effect::Store;
 use crate::ui::testing::*;
@@ -39,7 +40,7 @@ fn words_behind_a_command_that_takes_none_are_refused_and_nothing_is_done() {
     say(&mut app, "/copy 9");
     assert_eq!(notice(&app), "/copy: no answer 9 from the end; this conversation has 1 answer");
     say(&mut app, "/help me");
-    assert!(matches!(app.overlays[..], [Overlay::Help { .. }]));
+    assert!(app.overlay::<Help>().is_some());
 }
 
 /// There is no input on the screen whose draft a line could continue.

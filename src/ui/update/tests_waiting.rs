@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::protocol::{Command, Event, StopReason, TextKind};
+use crate::ui::commands::sessions::Sessions;
 use crate::ui::depth::Depth;
 use crate::ui::effect::{Store, Which};
-use crate::ui::event::{Asked, Opened};
-use crate::ui::state::{Loading, Overlay, Picker, Restore, SessionEntry};
+use crate::ui::event::{Asked, Opened, SessionEntry};
+use crate::ui::state::{Loading, Restore};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers, MouseEvent, MouseEventKind};
 use std::sync::Arc;
@@ -210,7 +211,7 @@ fn notices_go_with_time_and_with_what_they_are_about() {
 #[test]
 fn an_error_raised_from_a_list_shows_in_the_list() {
     let mut app = app(80, 24, 8, 4);
-    app.overlays.push(Overlay::Sessions(Picker::default()));
+    app.open(Sessions::new(Vec::new(), ""));
     update(&mut app, AppEvent::Said(crate::ui::state::Level::Error, "that file cannot be removed".into()));
     assert!(screen(&mut app).contains("that file cannot be removed"));
     press(&mut app, KeyCode::Down);
@@ -226,7 +227,7 @@ fn enter_opens_a_row_that_is_on_the_screen() {
         haystack: id.into(),
         ..SessionEntry::default()
     });
-    app.overlays.push(Overlay::Sessions(Picker { entries: entries.into(), ..Picker::default() }));
+    app.open(Sessions::new(entries.into(), ""));
     press(&mut app, KeyCode::End);
     for _ in 0..5 {
         press(&mut app, KeyCode::Down);

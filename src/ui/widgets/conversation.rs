@@ -2,10 +2,11 @@
 
 use super::message;
 use crate::chat::retention::Retention;
+use crate::ui::commands::find::Find;
 use crate::ui::feed::{ItemKey, Rows};
 use crate::ui::find::{Hit, hits_in};
 use crate::ui::links;
-use crate::ui::state::{App, Overlay};
+use crate::ui::state::App;
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -90,7 +91,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let mut y = area.y + (usize::from(area.height).saturating_sub(total)) as u16;
     let mut row = 0;
     let mut marks = Vec::new();
-    let find = app.overlays.iter().find_map(|o| if let Overlay::Find(find) = o { Some(find) } else { None });
+    let find = app.overlay::<Find>();
     for (item, key) in feed.items.iter().enumerate() {
         let Some(rows) = feed.rows.get(key) else { continue };
         let height = rows.lines.len();

@@ -1,7 +1,8 @@
 //! The whole screen, from the state.
 
-use super::{conversation, help, input, inspect, layout, lists, memory, panel, status, welcome};
-use crate::ui::state::{App, InspectPage, MIN_SIZE, Overlay};
+use super::{conversation, input, layout, memory, panel, status, welcome};
+use crate::ui::overlay::inspect::Inspect;
+use crate::ui::state::{App, MIN_SIZE};
 use crate::ui::text::truncate;
 use crate::ui::theme::Role;
 use ratatui::Frame;
@@ -21,7 +22,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
     }
     let at = layout(app);
     conversation::prepare(app, at.conversation);
-    if let Some(Overlay::Inspect(_)) = app.overlays.last() {
+    if app.overlay::<Inspect>().is_some() {
         app.memory.lay_out(memory::columns(area));
     }
     let app = &*app;
@@ -40,10 +41,12 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
     let chat_has_keys = app.overlays.is_empty();
     input::draw(frame, at.input, app, chat_has_keys);
     for overlay in &app.overlays {
-        draw_overlay(frame, app, overlay, &at);
+        let height = overlay.rows().min(at.status.y);
+        let area = Rect { y: at.status.y - height, height, ..area };
+        Clear.render(area, frame.buffer_mut());
+        overlay.draw(frame, area, app);
     }
-    let hides_banner = |o: &Overlay| !matches!(o, Overlay::Confirm(_) | Overlay::HistorySearch { .. });
-    if app.overlays.last().is_some_and(hides_banner) {
+    if app.overlays.last().is_some_and(|top| top.hides_banner()) {
         status::draw_notice(frame.buffer_mut(), area, app);
     }
     if chat_has_keys {
@@ -84,52 +87,6 @@ fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
             }
         }
     }
-}
-
-fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Layout) {
-    let whole = Rect { height: at.status.y, ..frame.area() };
-    match overlay {
-        Overlay::Help { query, scroll } => {
-            Clear.render(whole, frame.buffer_mut());
-            help::draw(frame, whole, app, query, *scroll);
-        }
-        Overlay::Inspect(chosen) => {
-            Clear.render(whole, frame.buffer_mut());
-            match chosen.page {
-                InspectPage::Memory => memory::draw(frame.buffer_mut(), whole, app, &chosen.memory),
-                InspectPage::Heads => inspect::draw(frame.buffer_mut(), whole, app, chosen),
-            }
-        }
-        Overlay::Sessions(picker) => {
-            Clear.render(whole, frame.buffer_mut());
-            lists::draw_sessions(frame, whole, app, picker);
-        }
-        Overlay::Find(find) => {
-            let area = strip(whole, 2);
-            Clear.render(area, frame.buffer_mut());
-            lists::draw_find(frame, area, app, find);
-        }
-        Overlay::Models(picker) => {
-            Clear.render(whole, frame.buffer_mut());
-            lists::draw_models(frame, whole, app, picker);
-        }
-        Overlay::HistorySearch { query, selected } => {
-            let area = strip(whole, lists::history_rows(app, query) as u16 + 2);
-            Clear.render(area, frame.buffer_mut());
-            lists::draw_history(frame, area, app, query, *selected);
-        }
-        Overlay::Confirm(question) => {
-            let area = strip(whole, 5);
-            Clear.render(area, frame.buffer_mut());
-            lists::draw_confirm(frame, area, app, question);
-        }
-    }
-}
-
-/// The lowest rows of an area.
-fn strip(area: Rect, rows: u16) -> Rect {
-    let height = rows.min(area.height);
-    Rect { y: area.bottom() - height, height, ..area }
 }
 
 fn too_small(frame: &mut Frame, area: Rect, app: &App) {

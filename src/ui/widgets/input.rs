@@ -1,6 +1,7 @@
 //! The input: prompt, text, caret, and the list of completions over it.
 
 use crate::ui::action::Action;
+use crate::ui::picker::first_shown;
 use crate::ui::state::App;
 use crate::ui::text::{count, truncate, width};
 use crate::ui::theme::Role;
@@ -22,7 +23,7 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, has_keys: bool) {
     let rows = app.input.rows(columns);
     let (caret_row, caret_column) = app.input.caret_cell(&rows);
     let height = usize::from(area.height);
-    let first = (caret_row + 1).saturating_sub(height).min(rows.len().saturating_sub(height));
+    let first = first_shown(caret_row, rows.len(), height);
     let buffer = frame.buffer_mut();
     let prompt = format!("{} ", theme.glyphs().prompt);
     buffer.set_string(area.x, area.y, prompt, theme.style(Role::Prompt));
@@ -65,7 +66,7 @@ pub fn draw_completion(frame: &mut Frame, below: u16, app: &App) {
         return;
     }
     let rows = shown + usize::from(all > shown);
-    let first = (completion.selected + 1).saturating_sub(shown);
+    let first = first_shown(completion.selected, all, shown);
     let area = Rect::new(0, below - rows as u16, columns, rows as u16);
     Clear.render(area, frame.buffer_mut());
     let labels = completion.candidates.iter().map(|c| width(&c.label)).max().unwrap_or(0) + 2;

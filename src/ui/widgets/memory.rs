@@ -7,9 +7,9 @@ use crate::policy::PolicyKind;
 use crate::protocol::{LaneFilter, Presence};
 use crate::ui::action::Action;
 use crate::ui::heat;
-use crate::ui::memory::{Memory, MemoryPage, Spelled, shown};
+use crate::ui::memory::{Memory, MemoryPage, PageRecall, Spelled, shown};
 use crate::ui::numbers::{self, percent};
-use crate::ui::state::{App, Overlay};
+use crate::ui::state::App;
 use crate::ui::text::{count, grapheme_width, plural, truncate, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
@@ -57,9 +57,9 @@ pub fn columns(area: Rect) -> usize {
     usize::from(places(area, 0).text.width)
 }
 
-pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
+pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage, recalled: Option<&PageRecall>) {
     let (theme, memory) = (&app.theme, &app.memory);
-    let at = places(area, result_rows(app));
+    let at = places(area, result_rows(app, recalled));
     let line = |buffer: &mut Buffer, row: Rect, text: &str, role: Role| {
         if row.height > 0 {
             buffer.set_string(row.x, row.y, truncate(text, usize::from(row.width)), theme.style(role));
@@ -85,7 +85,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
         line(buffer, below(at.about, 1 + n as u16), text, if n == 0 { Role::Value } else { Role::Text });
     }
     for (n, row) in
-        result_lines(app, usize::from(at.result.width)).iter().take(usize::from(at.result.height)).enumerate()
+        result_lines(app, recalled, usize::from(at.result.width)).iter().take(usize::from(at.result.height)).enumerate()
     {
         buffer.set_line(at.result.x, at.result.y + n as u16, row, at.result.width);
     }
@@ -97,14 +97,13 @@ const KEYS: &str = "arrows move  Space choose  r recall  p pin  + best  - least 
 const SHORT_KEYS: &str = "Space choose  r recall  p pin  + best  - least  l layer  h head  Tab heads";
 
 /// Rows of the recall test that was asked for on this page.
-pub fn result_rows(app: &App) -> u16 {
-    result_lines(app, usize::from(app.size.0).saturating_sub(2)).len() as u16
+pub fn result_rows(app: &App, recalled: Option<&PageRecall>) -> u16 {
+    result_lines(app, recalled, usize::from(app.size.0).saturating_sub(2)).len() as u16
 }
 
 /// The recall test that was asked for on this page, or that it runs.
-fn result_lines(app: &App, width: usize) -> Vec<Line<'static>> {
-    let page = app.overlays.iter().find_map(|o| if let Overlay::Inspect(i) = o { i.recalled.as_ref() } else { None });
-    let Some(page) = page else { return Vec::new() };
+fn result_lines(app: &App, recalled: Option<&PageRecall>, width: usize) -> Vec<Line<'static>> {
+    let Some(page) = recalled else { return Vec::new() };
     let stop = app.key(Action::Stop);
     let words = if page.words.is_empty() { format!("asking for the text ({stop} stops)") } else { page.words.clone() };
     let mut lines = wrap_plain(&words, app.theme.style(Role::Note), width, &[]);
