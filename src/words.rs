@@ -1,5 +1,5 @@
 //! Values that flags, environment variables and files write alike: enums of words, and types with a
-//! text form.
+//! text form; and which name was meant.
 
 use serde::de::{Deserializer, Error, Visitor};
 use std::fmt;
@@ -61,6 +61,18 @@ pub(crate) use text_serde;
 pub fn not_one_of(text: &str, noun: &str, words: &[&str]) -> String {
     let (last, others) = words.split_last().unwrap_or((&"", &[]));
     format!("{text:?} is not {noun} (expected {} or {last})", others.join(", "))
+}
+
+/// The name nearest to a mistyped one, when one is near.
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // No name is as long, and a pasted line may be any length.
+    let name: String = name.to_lowercase().chars().take(60).collect();
+    let begins = |n: &str| !name.is_empty() && n.to_lowercase().starts_with(&name);
+    names
+        .map(|n| (if begins(n) { 1 } else { strsim::osa_distance(&name, &n.to_lowercase()) }, n))
+        .min_by_key(|(d, _)| *d)
+        .filter(|(d, n)| *d <= 1 + n.len() / 5)
+        .map(|(_, n)| n)
 }
 
 /// Reads a value from a string, or from a file's own boolean or number.

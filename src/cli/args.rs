@@ -8,7 +8,7 @@ pub use commands::*;
 use super::devices::cuda_summary;
 use super::output::wrong_use;
 use crate::config::{Layer, Width};
-use crate::ui::spelling::nearest;
+use crate::words::nearest;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueHint};
 use std::ffi::OsString;

@@ -1,5 +1,6 @@
 //! The environment variable of a setting, and how errors of its value are worded.
 
+use crate::words::nearest;
 use anyhow::{Context, Result, anyhow};
 use std::ffi::OsString;
 use std::str::FromStr;
@@ -47,9 +48,7 @@ pub fn in_words(message: &str) -> String {
     let Some((unknown, known)) = message.split_once(", expected one of ") else { return message };
     let name = unknown.split('`').nth(1).unwrap_or("");
     let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
-    let distance = |key: &&&str| strsim::osa_distance(key, name);
-    let nearest = known.iter().min_by_key(distance).filter(|key| distance(key) <= 1 + key.len() / 4);
-    let hint = nearest.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
+    let hint = nearest(name, known.iter().copied()).map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
     let all = if known.len() <= LISTED { format!("; expected one of {}", known.join(", ")) } else { String::new() };
     format!("{unknown}{hint}{all}")
 }

@@ -4,6 +4,7 @@ use super::environment::{env_name, in_words};
 use super::settings::Layer;
 use crate::regular_file;
 use crate::unicode;
+use crate::words::nearest;
 use anyhow::{Context, Result, anyhow};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -58,8 +59,11 @@ pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
         Layer::KEYS.iter().map(|key| env_name(key)).chain(OTHER_VARIABLES.map(str::to_owned)).collect();
     let mut unknown: Vec<String> = names.filter(|n| n.starts_with("DMSCHAT_") && !known.contains(n)).collect();
     unknown.sort();
-    let nearest = |name: &str| known.iter().min_by_key(|k| strsim::osa_distance(k, name)).cloned().unwrap_or_default();
-    unknown.iter().map(|name| format!("{name} is ignored: no such variable; did you mean {}?", nearest(name))).collect()
+    let hint = |name: &str| {
+        let near = nearest(name, known.iter().map(String::as_str));
+        near.map_or_else(String::new, |near| format!("; did you mean {near}?"))
+    };
+    unknown.iter().map(|name| format!("{name} is ignored: no such variable{}", hint(name))).collect()
 }
 
 /// `FILE:LINE: KEY: message of toml`, in one line.

@@ -36,7 +36,7 @@ impl Action {
 
     /// The action whose name is near this one, if there is one.
     pub fn near(name: &str) -> Option<Action> {
-        let near = super::spelling::nearest(name, Action::ALL.iter().map(|a| a.name()))?;
+        let near = crate::words::nearest(name, Action::ALL.iter().map(|a| a.name()))?;
         Action::ALL.iter().copied().find(|a| a.name() == near)
     }
 }

@@ -1,4 +1,5 @@
-//! The slash commands. Each is one entry, in a file of [`commands`](self) with what it does, and a line of [`ALL`].
+//! The slash commands. Each is one entry, in a file of [`commands`](self) with what it does, and a
+//! line of [`ALL`].
 
 mod cache;
 mod chains;
@@ -19,9 +20,9 @@ pub mod twin;
 
 use super::completion::{Sources, fuzzy};
 use super::refusal::{Done, Refusal};
-use super::spelling::nearest;
 use super::state::App;
 use super::text::clean_line;
+use crate::words::nearest;
 
 /// Every command, in the order that /help lists them.
 pub const ALL: &[Command] = &[
@@ -201,8 +202,8 @@ pub fn run(app: &mut App, command: &Command, argument: &str) {
     }
 }
 
-/// Listed commands whose name begins as typed, then those with its letters in order; an unlisted name that begins so, if
-/// nothing else does.
+/// Listed commands whose name begins as typed, then those with its letters in order; an unlisted
+/// name that begins so, if nothing else does.
 pub fn beginning(typed: &str) -> Vec<(&'static str, &'static Command)> {
     let listed = || ALL.iter().filter(|c| c.group != Group::Hidden).map(|c| (c.name, c));
     let mut found: Vec<_> = listed().filter(|(name, _)| name.starts_with(typed)).collect();

@@ -1,7 +1,6 @@
-//! How a line is read as a command or a message, and which name was meant.
+//! How a line is read as a command or a message.
 
 use std::borrow::Cow;
-use strsim::osa_distance;
 
 /// Reads a line as a command: its name and the rest. `None` when it is a message: no slash in
 /// front, a second slash in the first word (a path), or `//` to say something with a slash.
@@ -18,17 +17,6 @@ pub fn message(line: &str) -> Cow<'_, str> {
         Some(rest) => Cow::Owned(format!("/{rest}")),
         None => Cow::Borrowed(line),
     }
-}
-
-/// The name nearest to a mistyped one, when one is near.
-pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // No command is as long, and a pasted line may be any length.
-    let name: String = name.to_lowercase().chars().take(40).collect();
-    names
-        .map(|n| (if n.starts_with(&name) { 1 } else { osa_distance(&name, n) }, n))
-        .min_by_key(|(d, _)| *d)
-        .filter(|(d, n)| *d <= 1 + n.len() / 5)
-        .map(|(_, n)| n)
 }
 
 #[cfg(test)]

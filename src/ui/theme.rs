@@ -298,7 +298,7 @@ impl Themes {
 
     fn unknown(&self, name: &str) -> anyhow::Error {
         let names = self.names();
-        let near = super::spelling::nearest(name, names.iter().map(String::as_str));
+        let near = crate::words::nearest(name, names.iter().map(String::as_str));
         let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
         anyhow!("no theme {:?}{hint}; themes: {}", super::text::clean_line(name), names.join(", "))
     }

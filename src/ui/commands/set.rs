@@ -1,4 +1,5 @@
-//! Settings: `/set`, and `/think`, `/keep-thinking`, `/theme` and `/system`, which have words of their own.
+//! Settings: `/set`, and `/think`, `/keep-thinking`, `/theme` and `/system`, which have words of
+//! their own.
 
 use super::{Args, Command, Group, cache, chains, pairs, takes};
 use crate::config::{ByteSize, Width};
@@ -7,10 +8,10 @@ use crate::ui::completion::Sources;
 use crate::ui::effect::{Effect, Store};
 use crate::ui::feed::LocalKind;
 use crate::ui::refusal::Done;
-use crate::ui::spelling::nearest;
 use crate::ui::state::App;
 use crate::ui::text::{clean_line, on_or_off};
 use crate::ui::update::{texts, turns};
+use crate::words::nearest;
 
 pub const SET: Command =
     Command::new(Group::Model, "set", "[NAME VALUE]", "change a setting; without a name: list them", set)
