@@ -59,7 +59,9 @@ impl Checks {
         let running = SharedRunning::default();
         let (command, group) = (command.to_owned(), Arc::clone(&running));
         let thread = std::thread::Builder::new().name("check".into());
-        thread.spawn(move || run_all(&command, &inbox, &outbox, &group)).context("no thread for --check")?;
+        thread
+            .spawn(move || run_all(&command, &inbox, &outbox, &group))
+            .context("cannot start a thread for --check")?;
         Ok(Self { answers: Some(answers), verdicts, running, chains: 0, ended: 0, judged: 0 })
     }
 

@@ -31,7 +31,7 @@ pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
             let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
             let (text, folder) = (themes.file(name).map_err(output::as_wrong_use)?, settings.dirs.themes());
             output::out(&format!(
-                "# The theme {name}. Edited and saved as {}, it is chosen by theme = \"NAME\".\n{text}",
+                "# The theme {name}. Edit it, save it as {}, and choose it by theme = \"NAME\".\n{text}",
                 folder.join("NAME.toml").display()
             ))?;
         }

@@ -86,9 +86,7 @@ fn prompt(common: &Common) -> Result<String> {
         let mut bytes = Vec::new();
         std::io::stdin().lock().take(STDIN_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > STDIN_BYTES {
-            return Err(wrong_use(format!(
-                "stdin has more than {STDIN_BYTES} bytes, which is more than any context holds"
-            )));
+            return Err(wrong_use(format!("stdin has more than {STDIN_BYTES} bytes, more than any context holds")));
         }
         let text = String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();

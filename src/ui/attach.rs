@@ -1,5 +1,5 @@
-//! Files attached to a message with `@FILE`: read whole, bounded, as text. What a file holds travels
-//! as text of the message and never becomes a control token.
+//! Files attached to a message with `@FILE`: read whole, bounded, as text. What a file holds
+//! travels as text of the message and never becomes a control token.
 
 use super::paths::expand_home;
 use super::text::{bytes, clean_line, plural, truncate};
@@ -50,7 +50,8 @@ pub fn attachment(insert: &str) -> Option<&str> {
     (!path.is_empty() && !path.ends_with('/')).then_some(path)
 }
 
-/// The words of a message that may name files to attach: `@notes.md`, `@"my notes.md"`, with what follows up to a space.
+/// The words of a message that may name files to attach: `@notes.md`, `@"my notes.md"`, with what
+/// follows up to a space.
 pub fn mentions(text: &str) -> Vec<&str> {
     let starts =
         text.match_indices('@').filter(|(at, _)| text[..*at].chars().next_back().is_none_or(char::is_whitespace));
@@ -76,7 +77,8 @@ pub fn ends_before(rest: &str) -> bool {
 /// Punctuation behind a mention.
 const END: [char; 8] = ['.', ',', ';', ':', '!', '?', ')', '\''];
 
-/// The first word of a message that looks like a file to attach, and is not attached: `@notes.md`, `@src/main.rs`.
+/// The first word of a message that looks like a file to attach, and is not attached: `@notes.md`,
+/// `@src/main.rs`.
 pub fn unattached(text: &str) -> Option<&str> {
     let is_path = |path: &str| path.contains(['.', '/']) && !path.contains('@');
     mentions(text).into_iter().map(without_end).find(|word| word.len() > 2 && is_path(&word[1..]))

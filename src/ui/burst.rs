@@ -68,7 +68,8 @@ impl Burst {
         }
     }
 
-    /// A line feed arrives, once: true if it ends the same line as the Enter before it (CR LF), which was a newline then.
+    /// A line feed arrives, once: true if it ends the same line as the Enter before it (CR LF),
+    /// which was a newline then.
     pub fn ends_line(&mut self, at: u64) -> bool {
         self.line_end.take().is_some_and(|enter| at.saturating_sub(enter) <= HOLD_MS)
     }
@@ -148,7 +149,8 @@ mod tests {
         let mut b = Burst::default();
         b.typed(0);
         assert_eq!(b.enter(1), Enter::Wait);
-        // The held Enter becomes a newline, and so does the next one at once; an empty line has both of its own.
+        // The held Enter becomes a newline, and so does the next one at once; an empty line has
+        // both of its own.
         assert!(b.ends_line(2) && b.typed(2));
         assert!(!b.typed(3));
         assert_eq!(b.enter(4), Enter::Newline);

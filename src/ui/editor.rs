@@ -1,5 +1,5 @@
-//! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme; available text-area crates count
-//! characters. Draws nothing.
+//! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme; available
+//! text-area crates count characters. Draws nothing.
 
 use super::action::Action;
 use super::folded::{Fold, Parts, is_mark};
@@ -8,7 +8,8 @@ use std::borrow::Cow;
 use unicode_segmentation::{GraphemeCursor, UnicodeSegmentation};
 
 const UNDO_STEPS: usize = 200;
-/// Bytes of a paste that arrives key by key which are shown as text: what comes before them is folded.
+/// Bytes of a paste that arrives key by key which are shown as text: what comes before them is
+/// folded.
 const BURST_BYTES: usize = 16 << 10;
 
 /// A row of the input as it is shown: bytes `start..end` of the text.
@@ -114,8 +115,9 @@ impl Editor {
         self.insert_raw(&text);
     }
 
-    /// Inserts a key's text that came faster than anyone types: a paste without brackets. All of it is one step of undo, and what
-    /// is long is folded as it comes, so that the work for a key does not grow with the text before it.
+    /// Inserts a key's text that came faster than anyone types: a paste without brackets. All of it
+    /// is one step of undo, and what is long is folded as it comes, so that the work for a key does
+    /// not grow with the text before it.
     pub fn insert_fast(&mut self, text: &str) {
         let running = self.burst.take().filter(|burst| (burst.revision, burst.end) == (self.revision, self.caret));
         let mut burst = running.unwrap_or_else(|| {
@@ -149,8 +151,8 @@ impl Editor {
         short != text
     }
 
-    /// Puts a folded block, such as an attached file, in the place of the word `typed`: the last one before the caret, else
-    /// the last one. False when it is not there any more.
+    /// Puts a folded block, such as an attached file, in the place of the word `typed`: the last
+    /// one before the caret, else the last one. False when it is not there any more.
     pub fn attach(&mut self, typed: &str, text: &str, label: String) -> bool {
         let ends = |(at, word): &(usize, &str)| super::attach::ends_before(&self.text[at + word.len()..]);
         let found: Vec<usize> = self.text.rmatch_indices(typed).filter(ends).map(|(at, _)| at).collect();
@@ -511,7 +513,8 @@ impl History {
     }
 }
 
-/// Entries that contain `query` in any case, newest first, each once: commands if it begins with a slash, else messages.
+/// Entries that contain `query` in any case, newest first, each once: commands if it begins with a
+/// slash, else messages.
 pub fn search<'a>(entries: &'a [String], query: &str) -> Vec<&'a String> {
     let query = query.to_lowercase();
     let is_command = |line: &str| super::spelling::parse(line).is_some();

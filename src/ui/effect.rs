@@ -21,17 +21,19 @@ pub enum Effect {
         typed: String,
         path: String,
     },
-    /// Render the conversation with a question for a text, and ask it in a fork. `tokens`: its positions, if it was chosen by
-    /// them.
+    /// Render the conversation with a question for a text, and ask it in a fork. `tokens`: its
+    /// positions, if it was chosen by them.
     Recall {
         text: String,
         tokens: Option<Range<usize>>,
     },
-    /// Render the conversation up to this message with a request for a summary, and ask for it in a fork.
+    /// Render the conversation up to this message with a request for a summary, and ask for it in a
+    /// fork.
     Compact {
         upto: MessageId,
     },
-    /// Render the conversation up to the question of this answer, and answer it without eviction in a fork.
+    /// Render the conversation up to the question of this answer, and answer it without eviction in
+    /// a fork.
     Compare {
         answer: MessageId,
     },

@@ -63,7 +63,8 @@ pub enum AppEvent {
         typed: String,
         read: Result<Attachment, String>,
     },
-    /// Hub ids in the cache, and the folders and files of models that earlier conversations were held with.
+    /// Hub ids in the cache, and the folders and files of models that earlier conversations were
+    /// held with.
     KnownModels {
         cached: Vec<String>,
         used: Vec<String>,
@@ -93,7 +94,8 @@ pub enum AppEvent {
         id: String,
         date: jiff::civil::DateTime,
     },
-    /// A new conversation replaces the open one and continues it from a summary. `continues`: its session, if it is saved.
+    /// A new conversation replaces the open one and continues it from a summary. `continues`: its
+    /// session, if it is saved.
     Compacted {
         id: String,
         date: jiff::civil::DateTime,
@@ -105,7 +107,8 @@ pub enum AppEvent {
         from: String,
         to: String,
     },
-    /// The conversation named on the command line is being read (true), or was read and waits for its model.
+    /// The conversation named on the command line is being read (true), or was read and waits for
+    /// its model.
     Opening(bool),
     /// The conversation was not opened, and why.
     NotOpened(Level, String),

@@ -129,7 +129,8 @@ impl Keymap {
         self.spelled.get(&action).map(|keys| keys.iter().map(|k| spell(k)).collect()).unwrap_or_default()
     }
 
-    /// The first key of an action, for texts; without a key the command that does the same, else the action's name.
+    /// The first key of an action, for texts; without a key the command that does the same, else
+    /// the action's name.
     pub fn key_of(&self, action: Action) -> String {
         let command = || action.is_command().then(|| format!("/{}", action.name()));
         let first = self.keys_of(action).into_iter().next();

@@ -1,5 +1,5 @@
-//! Line mode, for terminals that cannot position the cursor (`TERM=dumb`): the same state and commands; only new text
-//! is printed.
+//! Line mode, for terminals that cannot position the cursor (`TERM=dumb`): the same state and
+//! commands; only new text is printed.
 
 use super::event::AppEvent;
 use super::runtime::{Runtime, Sources};

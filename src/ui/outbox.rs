@@ -1,5 +1,6 @@
-//! The queue of commands to the engine. A command with a prompt waits until a separate thread has rendered the prompt,
-//! and later commands wait behind it, so that the UI thread never waits and the order is kept.
+//! The queue of commands to the engine. A command with a prompt waits until a separate thread has
+//! rendered the prompt, and later commands wait behind it, so that the UI thread never waits and
+//! the order is kept.
 
 use super::event::Asked;
 use super::worker::{Outcome, Rendered, Worker};
@@ -179,8 +180,8 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::time::{Duration, Instant};
 
-    /// A renderer that never answers, and leaves its process id in `pid`. Written by a child process,
-    /// because a file that is open for writing cannot be run.
+    /// A renderer that never answers, and leaves its process id in `pid`. Written by a child
+    /// process, because a file that is open for writing cannot be run.
     fn stalled(dir: &Path) -> PathBuf {
         let script = "printf '#!/bin/sh\\necho $$ > \"%s/pid\"\\nexec sleep 600\\n' \"$0\" > \"$0/renderer\" && chmod +x \"$0/renderer\"";
         assert!(std::process::Command::new("sh").args(["-c", script]).arg(dir).status().unwrap().success());

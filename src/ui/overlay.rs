@@ -28,8 +28,8 @@ pub enum After {
     Act(Action),
 }
 
-/// What is drawn over the conversation. `A` is the application. While the overlay handles a key it is
-/// not among those that the application has open.
+/// What is drawn over the conversation. `A` is the application. While the overlay handles a key it
+/// is not among those that the application has open.
 pub trait Overlay<A>: Any {
     /// Lowest rows of the screen that it needs.
     fn rows(&self) -> u16 {
@@ -57,7 +57,8 @@ pub trait Overlay<A>: Any {
     /// Moves by the wheel.
     fn scroll(&mut self, _app: &mut A, _down: bool) {}
 
-    /// What line mode prints instead, in so many columns where it wraps; `None` while there is nothing to print yet.
+    /// What line mode prints instead, in so many columns where it wraps; `None` while there is
+    /// nothing to print yet.
     fn plain_lines(&self, _app: &A, _columns: usize) -> Option<Vec<String>> {
         Some(Vec::new())
     }

@@ -41,7 +41,8 @@ impl SessionView {
         Some(request)
     }
 
-    /// Ends the loading; `cancelled` leaves it to the next message. False if nothing was being loaded.
+    /// Ends the loading; `cancelled` leaves it to the next message. False if nothing was being
+    /// loaded.
     pub fn loaded(&mut self, cancelled: bool) -> bool {
         if !self.is_restoring() {
             return false;

@@ -1,6 +1,6 @@
-//! The event loop: waits for keys, engine events, snapshots, signals and timers, passes them to `update`, runs the
-//! effects and draws. All pending events are handled before a frame is drawn; at most 60 frames a second, none
-//! when nothing changed.
+//! The event loop: waits for keys, engine events, snapshots, signals and timers, passes them to
+//! `update`, runs the effects and draws. All pending events are handled before a frame is drawn; at
+//! most 60 frames a second, none when nothing changed.
 
 mod loading;
 mod saving;
@@ -25,7 +25,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Shortest time between two frames after a key, and while only the model writes, which needs the cores more.
+/// Shortest time between two frames after a key, and while only the model writes, which needs the
+/// cores more.
 const FRAME: Duration = Duration::from_millis(16);
 const QUIET_FRAME: Duration = Duration::from_millis(33);
 
@@ -183,8 +184,8 @@ impl Runtime {
         Ok(self.exit.take().unwrap_or(ExitKind::Quit))
     }
 
-    /// Asks for the terminal's background where the theme follows it. Returns what was typed meanwhile,
-    /// and whether the answer may still come.
+    /// Asks for the terminal's background where the theme follows it. Returns what was typed
+    /// meanwhile, and whether the answer may still come.
     fn ask_background(&mut self) -> (Vec<u8>, bool) {
         if !self.follow_background {
             return (Vec::new(), false);
@@ -415,7 +416,8 @@ impl Runtime {
             }
             Effect::CancelLoad => {
                 if !std::mem::replace(&mut self.begun, true) {
-                    // The model loaded instead is the user's choice for the conversation that waits.
+                    // The model loaded instead is the user's choice for the conversation that
+                    // waits.
                     self.sessions.keep_model();
                 }
                 self.next = None;

@@ -1,6 +1,6 @@
-//! Session files: the open conversation, the list of saved ones, transcripts. Carries out [`Store`] operations and
-//! returns events. The UI thread touches no file: the [`Worker`] does.
-//! A conversation is left only once its records are written, or if the user confirms.
+//! Session files: the open conversation, the list of saved ones, transcripts. Carries out [`Store`]
+//! operations and returns events. The UI thread touches no file: the [`Worker`] does. A
+//! conversation is left only once its records are written, or if the user confirms.
 
 mod leave;
 
@@ -25,7 +25,8 @@ use tokio::time::Instant;
 /// How long a write may take before the user is asked whether to leave the conversation unsaved.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Without a file of its cache, a conversation of more tokens is replayed with the next message only.
+/// Without a file of its cache, a conversation of more tokens is replayed with the next message
+/// only.
 const REPLAYED_AT_ONCE: usize = 2048;
 
 /// The open session and the folder it lives in.
@@ -108,8 +109,8 @@ impl Sessions {
         AppEvent::SessionBegan { id: self.session.id().to_owned(), date: self.session.template_date() }
     }
 
-    /// Carries out an operation, or starts a job for it. Operations that leave the conversation wait until its
-    /// records are written.
+    /// Carries out an operation, or starts a job for it. Operations that leave the conversation
+    /// wait until its records are written.
     pub fn run(&mut self, app: &App, what: Store) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let leaves = match &what {
@@ -122,7 +123,8 @@ impl Sessions {
         if leaves || what == Store::StopOpening {
             self.waiting = None;
         }
-        // A conversation that was read waits only for its model: whether to leave this one was decided before.
+        // A conversation that was read waits only for its model: whether to leave this one was
+        // decided before.
         let decided = matches!(&what, Store::Open(which) | Store::OpenWithCurrent(which)
             if self.read.as_ref().is_some_and(|read| read.which == *which));
         if leaves && !decided && self.session.is_behind() {
@@ -148,8 +150,8 @@ impl Sessions {
                 let (id, date) = (self.session.id().to_owned(), self.session.template_date());
                 events.push(AppEvent::Compacted { id, date, continues, summary });
             }
-            // Not through `run`, which would wait for the records again: once another conversation is in its place,
-            // [`Sessions::replace`] keeps trying to write them.
+            // Not through `run`, which would wait for the records again: once another conversation
+            // is in its place, [`Sessions::replace`] keeps trying to write them.
             Store::Leave(then) => self.perform(app, *then, events),
             Store::List => self.list(),
             Store::Open(which) => self.open(app, which, false, events),
@@ -233,7 +235,8 @@ impl Sessions {
             && let Some((what, _)) = self.waiting.take()
         {
             if app.turn.is_some() {
-                events.push(AppEvent::NotOpened(Level::Info, "an answer has begun meanwhile".into()));
+                events
+                    .push(AppEvent::NotOpened(Level::Info, "this conversation stays open: an answer has begun".into()));
             } else {
                 self.perform(app, what, &mut events);
             }
@@ -262,7 +265,8 @@ impl Sessions {
         owner.next().map_or(Ok(None), |session| session.end_write(written))
     }
 
-    /// Closes the open session and begins another. Its unwritten records are tried again with every write.
+    /// Closes the open session and begins another. Its unwritten records are tried again with every
+    /// write.
     fn begin_session(&mut self) {
         let new = if self.unsaved { Session::unsaved() } else { self.folder.create() };
         self.replace(new);
@@ -358,7 +362,8 @@ impl Sessions {
             None => None,
             Some(Ok(reference)) if current.and_then(|i| i.identity.reference.as_ref()) == Some(&reference) => None,
             Some(Ok(reference)) => Some(AppEvent::OpenNeedsModel { which, reference }),
-            // Old files name no model that could be looked up; a notice follows when they are opened.
+            // Old files name no model that could be looked up; a notice follows when they are
+            // opened.
             Some(Err(_)) if model.reference.is_none() => None,
             Some(Err(why)) => Some(AppEvent::OpenLacksModel { which, model: model.name.clone(), why }),
         };
@@ -445,7 +450,8 @@ fn tokens_of(request: &RestoreRequest) -> usize {
     request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count()
 }
 
-/// Drops a token log that is longer than the context, and returns a notice if the conversation itself is.
+/// Drops a token log that is longer than the context, and returns a notice if the conversation
+/// itself is.
 fn shorten(request: &mut RestoreRequest, chat: &Conversation, info: &ModelInfo) -> Option<String> {
     let tokens = tokens_of(request);
     if tokens < info.context {

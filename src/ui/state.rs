@@ -1,5 +1,5 @@
-//! Everything the screen is drawn from, as plain data. `update` alone writes it, but for the rows that drawing
-//! caches in [`Feed`]; nothing here reads a file, a clock or a terminal.
+//! Everything the screen is drawn from, as plain data. `update` alone writes it, but for the rows
+//! that drawing caches in [`Feed`]; nothing here reads a file, a clock or a terminal.
 
 use super::action::Action;
 pub use super::active_turn::ActiveTurn;
@@ -343,7 +343,8 @@ impl App {
         self.options.sampling.over(&model.unwrap_or_default())
     }
 
-    /// True while an answer, a rebuild, a restore, a recall test or a summary runs, or a conversation is being read.
+    /// True while an answer, a rebuild, a restore, a recall test or a summary runs, or a
+    /// conversation is being read.
     pub fn is_busy(&self) -> bool {
         let EngineView { rebuilding, recalling, compacting, comparing, .. } = &self.engine;
         let asks = *recalling || compacting.is_some() || comparing.is_some();

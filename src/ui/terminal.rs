@@ -170,8 +170,8 @@ impl Screen {
         give_back();
     }
 
-    /// Takes it again, and draws from nothing. Where it was not lent, as after a SIGSTOP of another program, it is given back
-    /// first: modes that the terminal counts are set once.
+    /// Takes it again, and draws from nothing. Where it was not lent, as after a SIGSTOP of another
+    /// program, it is given back first: modes that the terminal counts are set once.
     pub fn retake(&mut self) -> io::Result<()> {
         give_back();
         enter(self.mouse)?;

@@ -232,9 +232,9 @@ pub fn screen(app: &mut App) -> String {
     (0..rows).map(row).collect::<Vec<_>>().join("\n")
 }
 
-/// What the cache of a model of `layers` x `heads` holds of a text: a token a word, with the share of the heads that store
-/// it. Words with a digit or a capital are remembered, and so are the newest 65 tokens. The first character of two and
-/// more bytes is spelled by two tokens.
+/// What the cache of a model of `layers` x `heads` holds of a text: a token a word, with the share
+/// of the heads that store it. Words with a digit or a capital are remembered, and so are the
+/// newest 65 tokens. The first character of two and more bytes is spelled by two tokens.
 pub fn presence(text: &str, layers: usize, heads: usize) -> Presence {
     let lanes = (layers * heads) as u16;
     let mut presence = Presence {
@@ -267,7 +267,8 @@ pub fn presence(text: &str, layers: usize, heads: usize) -> Presence {
     presence
 }
 
-/// The screen, and below it which background each cell has: a letter for each colour, in the order of their appearance.
+/// The screen, and below it which background each cell has: a letter for each colour, in the order
+/// of their appearance.
 pub fn tinted_screen(app: &mut App) -> String {
     let (columns, rows) = app.size;
     let mut terminal = ratatui::Terminal::new(ratatui::backend::TestBackend::new(columns, rows)).unwrap();

@@ -1,6 +1,7 @@
-//! `update` takes an event, changes the state and returns effects, which collect in [`App::effects`] meanwhile. Pure; the
-//! time is part of the state. Keys ([`keys`]) become actions, which [`perform`] carries out, with
-//! [`commands`](super::commands) and a file for each topic: [`turns`], [`files`], [`stop`].
+//! `update` takes an event, changes the state and returns effects, which collect in
+//! [`App::effects`] meanwhile. Pure; the time is part of the state. Keys ([`keys`]) become actions,
+//! which [`perform`] carries out, with [`commands`](super::commands) and a file for each topic:
+//! [`turns`], [`files`], [`stop`].
 
 pub mod completion;
 mod count;

@@ -1,4 +1,5 @@
-//! Work that may wait for a disk or a template, off the UI thread. Each piece sends back one typed outcome.
+//! Work that may wait for a disk or a template, off the UI thread. Each piece sends back one typed
+//! outcome.
 
 use super::effect::Which;
 use super::event::AppEvent;

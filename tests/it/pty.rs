@@ -251,9 +251,9 @@ fn turns_that_cannot_be_written_are_kept_and_told() {
     answer(&chat, 1);
     chat.until_shows("the session is not saved for now");
     chat.say("/new");
-    chat.until_shows("Leave this conversation all the same?");
+    chat.until_shows("Leave this conversation anyway?");
     chat.decide("n");
-    chat.until("the question to go", |s| !s.contains("all the same"));
+    chat.until("the question to go", |s| !s.contains("anyway"));
     // Room again: the turn is written before the conversation is left.
     std::fs::remove_file(&folder).unwrap();
     chat.say("/new");

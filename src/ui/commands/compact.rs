@@ -106,8 +106,8 @@ fn numbers_of(report: &TurnReport) -> TurnReport {
     }
 }
 
-/// Begins a new conversation with what the user said: as a list or, for the built-in model, as turns with short answers, of
-/// which it was trained to recall.
+/// Begins a new conversation with what the user said: as a list or, for the built-in model, as
+/// turns with short answers, of which it was trained to recall.
 fn copy(app: &mut App) -> Done {
     let (mut turns, mut left_out) = (Vec::new(), None);
     if let Some(info) = app.engine.info.as_ref().filter(|info| info.is_builtin()) {
@@ -201,7 +201,8 @@ pub fn failed(app: &mut App, why: &str) {
     app.say(level, format!("{why}; {KEPT}"));
 }
 
-/// Shows the new conversation, whose first turns are taken over. `continues`: the old session, if it is saved.
+/// Shows the new conversation, whose first turns are taken over. `continues`: the old session, if
+/// it is saved.
 pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: Option<String>, summary: Summary) {
     let Summary { turns, what } = summary;
     let title = app.chat.title_or_first_line();

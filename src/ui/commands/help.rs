@@ -140,7 +140,8 @@ impl Overlay<App> for Help {
     }
 }
 
-/// The rows of the help that contain all words of `query`; without `keys` for terminals that have none.
+/// The rows of the help that contain all words of `query`; without `keys` for terminals that have
+/// none.
 fn lines(app: &App, width: usize, keys: bool, query: &str) -> Vec<Line<'static>> {
     let theme = &app.theme;
     let words: Vec<String> = query.to_lowercase().split_whitespace().map(str::to_owned).collect();

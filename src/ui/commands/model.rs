@@ -18,8 +18,8 @@ pub const MODEL: Command = Command::new(
 .args(Args { more: known, ..Args::TEXT })
 .also(&["load"]);
 
-/// The built-in model, cached ones, folders and files of earlier conversations, and folders once the beginning of a path
-/// is typed.
+/// The built-in model, cached ones, folders and files of earlier conversations, and folders once
+/// the beginning of a path is typed.
 fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     let mut out = pairs(&[("demo", "built in")]);
     out.extend(sources.models.iter().map(|id| (id.clone(), "in the Hugging Face cache".to_owned())));

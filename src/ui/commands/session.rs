@@ -1,4 +1,5 @@
-//! Conversations and their files: `/new`, `/resume`, `/rename`, `/delete`, `/export`, `/save`, `/quit`.
+//! Conversations and their files: `/new`, `/resume`, `/rename`, `/delete`, `/export`, `/save`,
+//! `/quit`.
 
 use super::{Args, Command, Group};
 use crate::protocol::Command as Engine;

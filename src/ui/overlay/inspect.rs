@@ -238,7 +238,8 @@ impl Inspect {
         }
     }
 
-    /// The chosen passage, or the sentence under the cursor, without control tokens at its ends; `None` after a notice.
+    /// The chosen passage, or the sentence under the cursor, without control tokens at its ends;
+    /// `None` after a notice.
     fn passage(&self, app: &mut App) -> Option<Range<usize>> {
         let cursor = self.cursor(app)?;
         let passage = app.memory.without_edges(app.memory.passage(cursor, self.memory.anchor));
@@ -257,7 +258,8 @@ impl Inspect {
         }
     }
 
-    /// Pins the chosen passage or the sentence under the cursor, or takes the pin under the cursor back.
+    /// Pins the chosen passage or the sentence under the cursor, or takes the pin under the cursor
+    /// back.
     fn pin(&mut self, app: &mut App) {
         let Some(cursor) = self.cursor(app) else { return };
         if app.engine.info.as_ref().is_some_and(|info| info.policy.keeps_all()) {

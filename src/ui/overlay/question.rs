@@ -10,8 +10,8 @@ use crossterm::event::KeyCode;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-/// Keys this soon after a question, or after a key that was not an answer to it, belong to the draft
-/// that it interrupted.
+/// Keys this soon after a question, or after a key that was not an answer to it, belong to the
+/// draft that it interrupted.
 const TYPED_MS: u64 = 400;
 
 /// What an answer leads to.
@@ -22,8 +22,8 @@ pub struct Question {
     yes: Option<Then>,
     /// A third answer: its key, its words, and what it leads to.
     other: Option<(char, &'static str, Option<Then>)>,
-    /// When it was asked, or when the last key was typed that is not an answer yet: keys right after
-    /// that are still typed text.
+    /// When it was asked, or when the last key was typed that is not an answer yet: keys right
+    /// after that are still typed text.
     asked_ms: u64,
 }
 

@@ -98,7 +98,8 @@ impl Runtime {
         Vec::new()
     }
 
-    /// Renders the conversation up to the question of an answer, and has it answered again without eviction, sampled alike.
+    /// Renders the conversation up to the question of an answer, and has it answered again without
+    /// eviction, sampled alike.
     pub(in crate::ui) fn compare(&mut self, answer: MessageId) -> Vec<AppEvent> {
         let chat = &self.app.chat;
         let found = chat.get(answer).and_then(|message| Some((message.parent?, message.report.as_deref()?)));
@@ -171,7 +172,8 @@ impl Runtime {
         })
     }
 
-    /// Sends the state of a saved conversation that is not in the cache yet; false if there is none.
+    /// Sends the state of a saved conversation that is not in the cache yet; false if there is
+    /// none.
     fn restore(&mut self) -> bool {
         let Restore::Waiting(Some(restore)) = &self.app.session.restore else { return false };
         self.send_now(Command::Restore(restore.clone()));

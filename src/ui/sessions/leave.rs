@@ -12,8 +12,8 @@ const LEAVE: Duration = Duration::from_millis(1500);
 const RESCUE: Duration = Duration::from_secs(1);
 
 impl Sessions {
-    /// Writes pending records in bounded time. Sessions that cannot be written are copied to the folder for
-    /// temporary files; the returned line names the copies.
+    /// Writes pending records in bounded time. Sessions that cannot be written are copied to the
+    /// folder for temporary files; the returned line names the copies.
     pub async fn leave(&mut self, outcomes: &mut Outcomes) -> Option<String> {
         let until = Instant::now() + LEAVE;
         // Running writes first; then every session is tried once.

@@ -42,7 +42,8 @@ pub fn say_folded(app: &mut App) {
     app.info(format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
 }
 
-/// Completes a partly typed command on Enter. True if it can be run: typed in full, or chosen in the list.
+/// Completes a partly typed command on Enter. True if it can be run: typed in full, or chosen in
+/// the list.
 pub fn accept_partial_command(app: &mut App) -> bool {
     let Some(completion) = &app.completion else { return true };
     let command = |app: &App| parse(app.input.text()).and_then(|(name, _)| find(name));
@@ -60,8 +61,8 @@ pub fn chooses_file(app: &App) -> bool {
     chosen.is_some_and(|candidate| candidate.insert.starts_with('@'))
 }
 
-/// Reads the files that the draft names with `@`; it is sent once they are in it. False if it names none, or is a command
-/// that is not a question.
+/// Reads the files that the draft names with `@`; it is sent once they are in it. False if it names
+/// none, or is a command that is not a question.
 pub fn attach_mentions(app: &mut App) -> bool {
     let text = app.input.text();
     if parse(text.trim()).and_then(|(name, _)| find(name)).is_some_and(|c| c.name != "parallel") {

@@ -10,8 +10,8 @@ const MIN_BYTES: usize = 20;
 /// How long typing has to pause before the draft is counted.
 const PAUSE_MS: u64 = 150;
 
-/// Returns the editor's revision, or 0 if the text is not counted. Constant time, because a paste that arrives key by key calls
-/// it for every character.
+/// Returns the editor's revision, or 0 if the text is not counted. Constant time, because a paste
+/// that arrives key by key calls it for every character.
 fn id_of(input: &Editor) -> u64 {
     let short = input.text().len() < MIN_BYTES && !input.text().contains(is_mark);
     if short || input.text().starts_with('/') { 0 } else { input.revision() }

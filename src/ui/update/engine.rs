@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// Answers that took at least this long end with a bell, if configured.
 const BELL_MS: u64 = 10_000;
 
-/// Ratios larger than the trained one by this factor are warned of: KL grows several times there (docs/fidelity.md).
+/// Ratios larger than the trained one by this factor are warned of: KL grows several times there
+/// (docs/fidelity.md).
 const BEYOND_TRAINING: f64 = 1.1;
 
 /// Handles an event of the engine in use.

@@ -48,7 +48,7 @@ pub fn show(app: &mut App, chat: Conversation) {
     app.panel.ratios = RatioHistory::default();
     let more = app.chat.marks().len().saturating_sub(MAX_MARKS);
     if more > 0 {
-        let text = format!("{} switches of eviction before these are not shown", count(more as u64));
+        let text = format!("{} earlier switches of eviction are not shown", count(more as u64));
         app.feed.locals.push(Local::new(None, LocalKind::Note, text));
     }
     for mark in &app.chat.marks()[more..] {
@@ -92,7 +92,11 @@ pub fn opened(app: &mut App, opened: Opened) {
         } else {
             app.note(
                 LocalKind::Warning,
-                format!("this conversation ended with eviction {}; now it is not", on_or_off(eviction)),
+                format!(
+                    "this conversation ended with eviction {}; it is {} now",
+                    on_or_off(eviction),
+                    on_or_off(!eviction)
+                ),
             );
         }
     }
@@ -105,7 +109,8 @@ pub fn opened(app: &mut App, opened: Opened) {
     }
 }
 
-/// Loads a conversation that was opened into the cache. Its file is not written before the conversation continues.
+/// Loads a conversation that was opened into the cache. Its file is not written before the
+/// conversation continues.
 pub fn load_cache(app: &mut App) {
     if let Some(request) = app.session.load() {
         app.send(Command::KeepCache(None));
@@ -118,7 +123,7 @@ pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) 
     app.overlays.clear();
     app.opening = false;
     let stop = app.key(Action::Stop);
-    let text = format!("loading {}, which this conversation was held with; {stop} twice stops", reference.model);
+    let text = format!("loading {}, the model of this conversation; {stop} twice stops", reference.model);
     app.info(text);
     app.engine.loading = Some(Loading { then_open: Some(which), ..Loading::new(&reference.name()) });
     app.emit(Effect::LoadReference(reference));
@@ -180,8 +185,8 @@ pub fn rename_saved(app: &mut App, id: String, title: String) {
 /// Asks before a conversation is left whose records could not be written.
 pub fn ask_leave(app: &mut App, why: &str, then: Store) {
     let question = format!(
-        "{why}. Leave this conversation all the same? It is tried again with every answer; what is not saved when you \
-         quit goes to a file in {}.",
+        "{why}. Leave this conversation anyway? Saving is tried again after every answer; text that is not saved when \
+         you quit goes to a file in {}.",
         clean_line(&std::env::temp_dir().display().to_string())
     );
     app.ask(question, |app| app.store(Store::Leave(Box::new(then))));
@@ -248,7 +253,7 @@ mod tests {
         }
         show(&mut app, chat);
         assert_eq!(app.feed.locals.len(), MAX_MARKS + 1);
-        assert!(app.feed.locals[0].text.starts_with("2,000 switches"), "{}", app.feed.locals[0].text);
+        assert!(app.feed.locals[0].text.starts_with("2,000 earlier switches"), "{}", app.feed.locals[0].text);
         assert!(app.feed.locals.last().unwrap().text.contains(&count(3 * MAX_MARKS as u64 - 1)));
     }
 

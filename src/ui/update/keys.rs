@@ -105,8 +105,8 @@ fn typed(key: Key) -> Option<String> {
     }
 }
 
-/// Sets the draft aside when a slash begins a command: typed before its first character, or right after the program
-/// itself put the text into the input.
+/// Sets the draft aside when a slash begins a command: typed before its first character, or right
+/// after the program itself put the text into the input.
 fn set_aside(app: &mut App) {
     let input = &app.input;
     let before = input.caret() == 0 && !input.text().starts_with('/');
@@ -135,12 +135,14 @@ fn example_key(app: &mut App, key: Key) {
     }
 }
 
-/// Reads a line in line mode: the answer to a question, the number of an example, a message or a command.
+/// Reads a line in line mode: the answer to a question, the number of an example, a message or a
+/// command.
 pub fn line(app: &mut App, line: &str) {
     if question::answer(app, line) {
         return;
     }
-    // A draft that was given back is not on the screen: only a line that was continued stays before this one.
+    // A draft that was given back is not on the screen: only a line that was continued stays before
+    // this one.
     if !app.input.text().ends_with('\n') {
         app.input.take();
     }
@@ -173,7 +175,8 @@ pub fn paste(app: &mut App, text: &str) {
     app.completion = None;
 }
 
-/// Replaces a file's name in the input by the attached file. Sends the input after the last file that it waits for.
+/// Replaces a file's name in the input by the attached file. Sends the input after the last file
+/// that it waits for.
 pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
     let left = std::mem::take(&mut app.attaching);
     match read {
@@ -187,7 +190,7 @@ pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
                 submit(app);
             }
         }
-        Ok(_) => app.info(format!("not attached: {} left the input", clean_line(typed))),
+        Ok(_) => app.info(format!("not attached: {} is no longer in the input", clean_line(typed))),
     }
 }
 

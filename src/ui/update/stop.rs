@@ -7,7 +7,8 @@ use crate::ui::effect::Effect;
 use crate::ui::state::{About, App, Level, Loading, Progress};
 use crate::ui::text::clean_line;
 
-/// Closes the completion list, takes back a queued message, stops what runs, or closes an overlay, in this order.
+/// Closes the completion list, takes back a queued message, stops what runs, or closes an overlay,
+/// in this order.
 pub fn stop_or_close(app: &mut App) {
     let asked = app.asked();
     app.notice = None;

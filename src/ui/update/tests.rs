@@ -121,7 +121,7 @@ fn a_conversation_that_is_not_saved_is_left_only_when_the_user_says_so() {
     assert!(matches!(effects[..], [Effect::Store(Store::Close)]));
     assert_eq!(app.chat.path().len(), 2, "it stays until its file is written");
     update(&mut app, AppEvent::NotSaved { why: "no space".into(), then: Store::Close });
-    assert!(screen(&mut app).contains("no space. Leave this conversation all the same?"));
+    assert!(screen(&mut app).contains("no space. Leave this conversation anyway?"));
     assert!(press(&mut app, KeyCode::Char('n')).is_empty() && app.chat.path().len() == 2);
     update(&mut app, AppEvent::NotSaved { why: "no space".into(), then: Store::Close });
     let effects = press(&mut app, KeyCode::Char('y'));
@@ -298,7 +298,8 @@ fn unknown_commands_and_values_say_what_was_expected() {
         ctrl(&mut app, 'u');
     }
     say(&mut app, "/set temperature 0.7");
-    // What was set stays when another model comes; the rest is that model's, and so is what is given back to it.
+    // What was set stays when another model comes; the rest is that model's, and so is what is
+    // given back to it.
     let other = SamplingParams { temperature: 0.6, top_k: 20, ..SamplingParams::default() };
     let info = ModelInfo { default_sampling: other.clone(), ..model(8, 4) };
     update(&mut app, AppEvent::ModelReady(Arc::new(info)));

@@ -150,7 +150,8 @@ fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
     assert!(sent(&update(&mut app, AppEvent::Opened(Box::new(opened)))));
 }
 
-/// A saved conversation is loaded at once; what is sent meanwhile waits for it, and Esc leaves it to the next message.
+/// A saved conversation is loaded at once; what is sent meanwhile waits for it, and Esc leaves it
+/// to the next message.
 #[test]
 fn a_conversation_loads_when_it_is_opened_and_messages_wait() {
     let mut app = app(120, 40, 8, 4);

@@ -12,7 +12,8 @@ use crate::ui::spelling::message;
 use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
 use crate::ui::text::{FULL, clean_line, truncate};
 
-/// Queues the input as a message, or in place of the message being edited, and sends the queue if possible.
+/// Queues the input as a message, or in place of the message being edited, and sends the queue if
+/// possible.
 pub fn ask(app: &mut App) {
     if app.queue.len() >= MAX_QUEUE {
         return queue_is_full(app);
@@ -43,7 +44,8 @@ pub fn ask_chains(app: &mut App, question: &str, width: Width) {
     send_next(app);
 }
 
-/// Sends the oldest queued message if the engine is idle. Without a model, loads the one chosen last first.
+/// Sends the oldest queued message if the engine is idle. Without a model, loads the one chosen
+/// last first.
 pub fn send_next(app: &mut App) {
     if app.queue.is_empty() || app.is_busy() || app.engine.loading.is_some() {
         return;
@@ -114,8 +116,8 @@ pub fn begin(app: &mut App, width: Option<Width>) {
     app.emit(Effect::Generate { turn });
 }
 
-/// Puts a text of the user back into the input if that is empty, else into the history. Returns words that say where
-/// the text is if it is not in the input.
+/// Puts a text of the user back into the input if that is empty, else into the history. Returns
+/// words that say where the text is if it is not in the input.
 pub fn give_back(app: &mut App, text: &str) -> String {
     app.history.push(text);
     if app.input.is_empty() && (app.aside.is_none() || app.aside == app.given_back) {
@@ -149,7 +151,8 @@ pub fn moved(app: &mut App) {
     app.store(Store::Sync);
 }
 
-/// Switches to the previous or next version of the chosen turn, or of the last turn that has several.
+/// Switches to the previous or next version of the chosen turn, or of the last turn that has
+/// several.
 pub fn switch_branch(app: &mut App, newer: bool) {
     if idle(app).is_err() {
         return;
@@ -181,7 +184,8 @@ pub fn failed(app: &mut App, turn: u64, error: &str) {
     take_back(app, turn, error);
 }
 
-/// Returns the question to the input and shows the reason. A question that already has an answer (/regen) stays.
+/// Returns the question to the input and shows the reason. A question that already has an answer
+/// (/regen) stays.
 pub fn take_back(app: &mut App, turn: u64, why: &str) {
     let question = app.chat.reply(turn).and_then(|reply| reply.parent);
     let text = app.chat.retract(turn);
@@ -194,8 +198,9 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) {
     app.note(LocalKind::Error, format!("{what}: {why}"));
 }
 
-/// Takes back a question for which the context has no room, and says what to do. A long one returns to the input to be
-/// shortened; others can be recalled, so that the next one is not typed behind them.
+/// Takes back a question for which the context has no room, and says what to do. A long one returns
+/// to the input to be shortened; others can be recalled, so that the next one is not typed behind
+/// them.
 pub fn no_room(app: &mut App, turn: u64, why: &str) {
     let question = app.chat.reply(turn).and_then(|reply| reply.parent);
     let text = app.chat.retract(turn).filter(|_| question.is_some_and(|id| app.chat.get(id).is_none()));
@@ -226,7 +231,7 @@ pub fn idle(app: &mut App) -> Result<(), Refusal> {
     } else if app.engine.rebuilding.is_some() {
         "the cache is being rebuilt"
     } else if app.engine.recalling {
-        "the model is being asked for a text"
+        "a recall test is running"
     } else if app.engine.compacting.is_some() {
         "a summary is being written"
     } else if app.engine.comparing.is_some() {

@@ -1,5 +1,5 @@
-//! The memory page: the conversation as it was fed, each token tinted by the share of heads that still store it, and what is
-//! known of the token under the cursor.
+//! The memory page: the conversation as it was fed, each token tinted by the share of heads that
+//! still store it, and what is known of the token under the cursor.
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
 use super::panel::below;
@@ -221,8 +221,9 @@ fn about(app: &App, spelled: &Spelled, chosen: Option<Range<usize>>) -> Vec<Stri
     lines
 }
 
-/// Since when the token is marked and when it leaves: a slot has the mark but not its time, which follows from the rule. A
-/// token is marked by the decision of one certain token, and leaves W tokens after it was read.
+/// Since when the token is marked and when it leaves: a slot has the mark but not its time, which
+/// follows from the rule. A token is marked by the decision of one certain token, and leaves W
+/// tokens after it was read.
 fn fate(app: &App, memory: &Memory, token: usize) -> String {
     let presence = memory.presence();
     let info = app.engine.info.as_ref();
@@ -241,7 +242,7 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
         (0, 0) if decided >= memory.len() => "inside the window; not decided yet".to_owned(),
         (0, 0) => "marked by no head: it stays".to_owned(),
         (0, _) if presence.forgot.is_some_and(|forgot| forgot > leaves) => format!(
-            "dropped by {}: marked at token {decided_at}, or for want of memory by token {}",
+            "dropped by {}: marked at token {decided_at}, or for lack of memory by token {}",
             heads(dropped),
             presence.forgot.unwrap_or(leaves)
         ),
@@ -352,7 +353,8 @@ mod tests {
             "{shown}"
         );
         assert!(shown.contains("heads marked it at token 6 and dropped it at token 70"), "{shown}");
-        // The best passage is the one with the facts; two tokens that spell one character are one place.
+        // The best passage is the one with the facts; two tokens that spell one character are one
+        // place.
         press(&mut app, KeyCode::Char('+'));
         let best = screen(&mut app);
         assert!(best.contains("token 32 of") && best.contains("; chosen: 16 tokens, "), "{best}");
@@ -399,7 +401,8 @@ mod tests {
         let chosen = [right(3), vec![KeyCode::Char(' ')], right(5)].concat();
         assert_eq!(asked(&chosen), ("name is Ada. I live in".to_owned(), 3..9));
         assert_eq!(asked(&[&chosen[..], &[KeyCode::Char(' ')]].concat()).0, "I live in Oslo, at 42 Elm Street.");
-        // Over the border of a message: by its place, whatever it is spelled like, without control tokens at the ends.
+        // Over the border of a message: by its place, whatever it is spelled like, without control
+        // tokens at the ends.
         let border = [right(28), vec![KeyCode::Char(' ')], right(7)].concat();
         let (text, tokens) = asked(&border);
         assert!(text.starts_with("7731. <|im_end|>") && text.ends_with("good to know,"), "{text}");
@@ -428,7 +431,8 @@ mod tests {
         assert_eq!(pin(&mut app), (2..6, false));
     }
 
-    /// A pin leaves a mark in the conversation: the cache is asked what is pinned when that has changed.
+    /// A pin leaves a mark in the conversation: the cache is asked what is pinned when that has
+    /// changed.
     #[test]
     fn a_pinned_message_says_so_in_the_conversation() {
         let mut app = unloaded(100, 30, Depth::Rgb, "dark");
@@ -449,7 +453,8 @@ mod tests {
         assert!(!screen(&mut app).contains("pinned: every"));
     }
 
-    /// A young cache, and one that drops nothing, have the text's own colour: yellow would say that it was decided.
+    /// A young cache, and one that drops nothing, have the text's own colour: yellow would say that
+    /// it was decided.
     #[test]
     fn what_no_head_may_drop_is_drawn_plainly() {
         for (policy, plain) in [("dense", true), ("dms", false)] {
@@ -484,14 +489,15 @@ mod tests {
         };
         answer.forgot = Some(answer.kept.len());
         let text = shown(&answer, dropped);
-        assert!(text.contains("or for want of memory by token"), "{text}");
+        assert!(text.contains("or for lack of memory by token"), "{text}");
         (answer.pins, answer.position) = (Vec::from_iter(Some(1..2)), 1);
         (answer.kept[1], answer.marked[1]) = (32, 0);
         let text = shown(&answer, 1);
         assert!(text.contains("pinned: it stays"), "{text}");
     }
 
-    /// Five times a second while the answer streams, the text only once; never while the page is closed or up to date.
+    /// Five times a second while the answer streams, the text only once; never while the page is
+    /// closed or up to date.
     #[test]
     fn the_page_asks_at_most_five_times_a_second() {
         let mut app = opened(80, 24, Depth::Rgb, "dark");

@@ -46,7 +46,7 @@ fn chosen(app: &App) -> Option<String> {
     let keys = [Action::Copy, Action::Fold, Action::Stop].map(|action| app.key(action));
     let [copy, fold, stop] = &keys;
     let (at, all) = (count(at as u64 + 1), count(path.len() as u64));
-    Some(format!("message {at} of {all} chosen: /pin, /recall, /edit; {copy} copies, {fold} folds, {stop} lets go"))
+    Some(format!("message {at} of {all} chosen: /pin, /recall, /edit; {copy} copies, {fold} folds, {stop} deselects"))
 }
 
 fn notice_role(level: Level) -> Role {
@@ -188,7 +188,8 @@ fn text_columns(app: &App, columns: u16) -> usize {
     banner_text(app).map_or(0, |(text, _)| 4 + wrapped(&text, columns).first().map_or(0, Line::width))
 }
 
-/// What came below the pane, and the key that goes there, at the right end of the banner as far as its text leaves room.
+/// What came below the pane, and the key that goes there, at the right end of the banner as far as
+/// its text leaves room.
 fn draw_badge(buffer: &mut Buffer, area: Rect, app: &App) {
     let key = app.key(Action::LineEnd);
     let new = Some(app.feed.unseen()).filter(|n| *n > 0).map(|n| plural(n as u64, "new line"));
