@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(labels("/model ./Q"), ["./Qwen3/"]);
         assert_eq!(labels("see @./Q"), ["./Qwen3/"]);
         assert!(labels("see me@./Q").is_empty());
-        assert_eq!(labels("/set top"), ["top_k", "top_p"]);
+        assert_eq!(labels("/set top"), ["top_k", "top_p", "top_n_sigma"]);
         assert_eq!(labels("/set keep_thinking a"), ["keep_thinking auto"]);
         assert!(labels("hello /").is_empty());
         assert!(labels("/nonsense x").is_empty());
