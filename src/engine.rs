@@ -6,6 +6,7 @@
 //! | `Conversation` | a chain, the requests that wait or are served |
 //! | `Snapshots` | states that conversations can go back to: forks, the cheapest given up first |
 //! | `Chain` | one sequence, what is still to be fed to it, the answer that is generated |
+//! | `Probe` | what works beside the answers, on a sequence of its own: recall, answers aside, the dial's trial |
 //! | `Context` | the token log and the cache sequence that holds it |
 //! | `Scheduler` | ids of the chains that wait and run; chooses each step |
 //! | `Runner` | model, workspace and cache: runs steps |
@@ -13,6 +14,7 @@
 //! Requests are received between two steps, so a cancel costs at most a step. Events are lossless and ordered,
 //! snapshots latest-wins. The engine does not know terminals or files.
 
+mod asked;
 mod chain;
 mod context;
 mod conversation;
@@ -22,6 +24,7 @@ mod loaded;
 mod pins;
 mod planner;
 mod presence;
+mod probe;
 mod prompt;
 mod repetition;
 mod replay;
@@ -35,9 +38,9 @@ mod threads;
 mod weights;
 mod worker;
 
-pub use dials::measure_dials;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, host_bytes};
+pub use probe::measure_dials;
 pub use prompt::ends_thinking;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use threads::join_all;

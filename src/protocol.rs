@@ -9,6 +9,7 @@ mod kv_stats;
 mod log;
 mod model;
 mod presence;
+mod probe;
 mod recall;
 mod sampling;
 mod steering;
@@ -26,7 +27,8 @@ pub use handle::{
 pub use kv_stats::KvStats;
 pub use model::{ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
-pub use recall::{DENSE_TURN, FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
+pub use probe::{Finding, Probe};
+pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
 pub(crate) use sampling::sampling_table;
 pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingState};
 pub use template::{TemplateSpec, TextLimit};
@@ -89,12 +91,9 @@ pub enum Piece {
     Reply { turn: u64, pieces: Vec<Piece> },
 }
 
-/// A turn to answer.
-#[derive(Clone, Debug)]
-pub struct GenerateRequest {
-    /// Number of the turn in the conversation, from 1 on, or [`FORK_TURN`] or [`DENSE_TURN`]; used in events, session files and
-    /// [`Piece::Reply`].
-    pub turn: u64,
+/// A prompt, and how it is answered.
+#[derive(Clone, Debug, Default)]
+pub struct Ask {
     /// The whole conversation rendered by the template, including the generation prompt.
     pub prompt: Vec<Piece>,
     pub sampling: SamplingParams,
@@ -104,6 +103,14 @@ pub struct GenerateRequest {
     pub max_tokens: Option<usize>,
     /// Tokens after which a thought is closed, so that the model answers. `None`: never.
     pub max_think: Option<usize>,
+}
+
+/// A turn to answer.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// Number of the turn in the conversation, from 1 on; used in events, session files and [`Piece::Reply`].
+    pub turn: u64,
+    pub ask: Ask,
     /// A text of the prompt whose tokens are pinned.
     pub pin: Option<String>,
     /// Several chains answer, and a vote chooses one; `None` is one chain.
@@ -136,7 +143,7 @@ pub struct CacheFile {
 pub enum Command {
     /// Answers a turn.
     Generate(Box<GenerateRequest>),
-    /// Ends the prefill, answer, rebuild, restore or recall test that runs. Does nothing when idle.
+    /// Ends the prefill, answer, rebuild, restore or probe that runs. Does nothing when idle.
     Cancel,
     /// Ends the chains that answer: this one wins, or the vote's winner if none was found right.
     Elect(Option<usize>),
@@ -160,8 +167,8 @@ pub enum Command {
     Restore(Box<RestoreRequest>),
     /// Empties the conversation.
     Clear,
-    /// Asks for a text in a fork of the conversation: [`Event::Recalled`].
-    Recall(Box<RecallRequest>),
+    /// Asks beside the conversation: [`Event::Found`].
+    Probe(Probe),
     /// Keeps the conversation's cache in this file from now on, as it is after each turn; `None` keeps it nowhere.
     KeepCache(Option<CacheFile>),
     /// Asks for the stored slots of a KV head: [`Event::HeadPositions`].
@@ -373,8 +380,8 @@ pub enum Event {
         id: u64,
         tokens: usize,
     },
-    /// The answer to [`Command::Recall`], or why there is none.
-    Recalled(Result<Box<Recalled>, String>),
+    /// The answer to [`Command::Probe`], or a part of it.
+    Found(Finding),
     /// A command of the user was not carried out: its name, and why.
     Refused {
         command: &'static str,

@@ -10,7 +10,7 @@ use crate::chat::session::Loaded;
 use crate::chat::{Conversation, RenderOptions, render};
 use crate::config::{Pin, Settings};
 use crate::protocol::{
-    ChainEvent, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo, SamplingParams, TextKind,
+    Ask, ChainEvent, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo, SamplingParams, TextKind,
     TurnReport,
 };
 use anyhow::{Context, Result, anyhow};
@@ -133,11 +133,7 @@ impl Client {
         let mut kills = checks.as_ref().map(|_| runtime.block_on(async { Kills::new() })).transpose()?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
-            prompt,
-            sampling,
-            seed,
-            max_tokens,
-            max_think,
+            ask: Ask { prompt, sampling, seed, max_tokens, max_think },
             pin: chat.system().filter(|_| self.pins_system).map(str::to_owned),
             chains,
         })))?;

@@ -10,7 +10,7 @@ use super::runner::{Decode, NonFinite, Runner, StepError};
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
-use crate::protocol::{GenerateRequest, LogEntry, SamplingParams, StopReason, TextKind, Token};
+use crate::protocol::{Ask, LogEntry, SamplingParams, StopReason, TextKind, Token};
 use crate::system;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -74,9 +74,9 @@ pub(super) struct Timings {
 }
 
 impl Generation {
-    pub fn new(request: &GenerateRequest, seed: u64, reply: Reply) -> Self {
-        let (sampling, max_tokens) = (request.sampling.clone(), request.max_tokens.unwrap_or(usize::MAX));
-        Self::begin(sampling, seed, max_tokens, request.max_think, reply)
+    pub fn new(ask: &Ask, seed: u64, reply: Reply) -> Self {
+        let (sampling, max_tokens) = (ask.sampling.clone(), ask.max_tokens.unwrap_or(usize::MAX));
+        Self::begin(sampling, seed, max_tokens, ask.max_think, reply)
     }
 
     /// Returns an answer to the same request with another seed: another chain.
@@ -157,6 +157,10 @@ impl Chain {
         let Counters { reads_before, peak_before, reads_at_start } = self.counters;
         let reads = if self.todo.is_empty() { stats.reads.saturating_sub(reads_at_start) } else { 0 };
         (reads_before + reads, peak_before.max(stats.peak.into()))
+    }
+
+    pub fn decode_tok_s(&self) -> Option<f64> {
+        self.generation.as_ref()?.decode_tok_s()
     }
 
     /// Number of tokens left to generate.

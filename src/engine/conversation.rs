@@ -4,32 +4,31 @@
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
 mod chains;
-mod recall;
 mod turn;
-mod twin;
 
 use super::chain::{Chain, Pushed};
 use super::context::Context;
 use super::disk::{DiskCache, Due, Load};
 use super::loaded::Loaded;
 use super::presence::FedText;
+use super::probe::{Running, Twin};
 use super::report::Figures;
-use super::runner::{NonFinite, Runner};
+use super::runner::{NonFinite, Runner, StepError};
 use super::scheduler::Stage;
 use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Command, ConversationId, Event, EventSender, Keep, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest,
-    SlotInfo, Token,
+    Command, ConversationId, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo,
+    Token,
 };
 use crate::tokenizer::flatten;
 use chains::Chains;
-use recall::Recall;
 use std::collections::{HashMap, VecDeque};
+use std::marker::PhantomData;
 use std::sync::Arc;
+pub(super) use turn::Base;
 use turn::Turn;
-use twin::Twin;
 
 /// Why a job ended early.
 #[derive(Debug)]
@@ -38,6 +37,15 @@ pub(super) enum Halt {
     CacheFull(String),
     ContextFull(String),
     Error(String),
+}
+
+impl<E: Into<StepError>> From<E> for Halt {
+    fn from(error: E) -> Self {
+        match error.into() {
+            StepError::Cache(error) => Self::CacheFull(error.to_string()),
+            error => Self::Error(error.to_string()),
+        }
+    }
 }
 
 /// The request that is being served.
@@ -82,8 +90,6 @@ pub(super) enum Work {
     },
     /// Loads the cache of a saved conversation from its file, or replays its log.
     Restore { pending: Option<Token>, total: usize, load: Option<Box<Load>> },
-    /// Asks for a text in a fork.
-    Recall(Box<Recall>),
 }
 
 /// What was dropped for lack of memory since a job began.
@@ -95,11 +101,9 @@ pub(super) struct Forgotten {
     pub untold: Option<String>,
 }
 
-pub(super) struct Conversation {
+pub(super) struct Conversation<B: Backend> {
     pub outlet: Outlet,
     pub chain: Chain,
-    /// The conversation's own context, while a job works on a fork of it.
-    pub beside: Option<Context>,
     /// The chains that answer, while several do.
     pub chains: Option<Chains>,
     /// The sequence without eviction that answers are compared with.
@@ -123,17 +127,18 @@ pub(super) struct Conversation {
     /// Commands received during a replay that act between steps after it.
     late: VecDeque<(EventSender, Command)>,
     pub forgotten: Forgotten,
-    /// Requests that wait for the trial prefill of the dial's table.
-    pub keep_waiting: Vec<(EventSender, Keep)>,
+    /// What works beside the answers.
+    pub probes: Vec<Running>,
+    backend: PhantomData<B>,
 }
 
-impl Conversation {
+impl<B: Backend> Conversation<B> {
     pub fn id(&self) -> ConversationId {
         self.outlet.conversation()
     }
 
     /// Creates an empty conversation. Returns the outlet if no sequence is free.
-    pub fn new<B: Backend>(m: &mut Loaded<B>, outlet: Outlet) -> Result<Self, (Outlet, CacheError)> {
+    pub fn new(m: &mut Loaded<B>, outlet: Outlet) -> Result<Self, (Outlet, CacheError)> {
         let eviction = m.eviction;
         let mut context = match m.with_sequence(|runner| Context::new(runner, eviction)) {
             Ok(context) => context,
@@ -143,7 +148,6 @@ impl Conversation {
         Ok(Self {
             outlet,
             chain: Chain::idle(context),
-            beside: None,
             chains: None,
             twin: None,
             twin_wanted: false,
@@ -158,39 +162,43 @@ impl Conversation {
             queue: VecDeque::new(),
             late: VecDeque::new(),
             forgotten: Forgotten::default(),
-            keep_waiting: Vec::new(),
+            probes: Vec::new(),
+            backend: PhantomData,
         })
     }
 
     /// Goes on with the write of the cache to its file.
-    pub fn write_cache<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
+    pub fn write_cache(&mut self, m: &mut Loaded<B>) -> Due {
         let context = &self.chain.context;
         let now = self.job.is_none().then_some((context.seq, &context.log[..]));
         self.disk.go_on(m, now, &self.outlet)
     }
 
     /// As [`Self::write_cache`], to its end, before the conversation is closed or left for another one.
-    pub fn write_cache_at_close<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn write_cache_at_close(&mut self, m: &mut Loaded<B>) {
         let context = &self.chain.context;
         let now = self.job.is_none().then_some((context.seq, &context.log[..]));
         self.disk.close(m, now, &self.outlet);
     }
 
     /// Releases all sequences.
-    pub fn close<B: Backend>(mut self, m: &mut Loaded<B>) {
+    pub fn close(mut self, m: &mut Loaded<B>) {
         self.release_chains(m);
         let runner = &mut m.runner;
         m.snapshots.release_of(runner, self.id(), Worth::TurnStart);
         self.release_twin(runner);
         self.give_up_old_cache(runner);
-        self.leave_fork(runner);
+        self.release_probes(runner);
         runner.release(self.chain.context.seq);
     }
 
     /// Receives a command. Some act at once, between two steps; others are queued.
-    pub fn receive<B: Backend>(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
+    pub fn receive(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
         match command {
-            Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
+            Command::Cancel => {
+                self.job.iter_mut().for_each(|job| job.cancelled = true);
+                self.probes.iter_mut().for_each(|probe| probe.cancelled = true);
+            }
             Command::Elect(chain) => self.elect(chain),
             Command::SetEviction(_)
             | Command::SetKeep(_)
@@ -225,8 +233,8 @@ impl Conversation {
     }
 
     /// Starts to serve the next queued request if none is being served.
-    fn serve_next<B: Backend>(&mut self, m: &mut Loaded<B>) {
-        while self.job.is_none() {
+    pub fn serve_next(&mut self, m: &mut Loaded<B>) {
+        while self.job.is_none() && !self.probes.iter().any(Running::is_queued) {
             let Some((events, command)) = self.queue.pop_front() else { return };
             match command {
                 Command::Clear => {
@@ -235,6 +243,10 @@ impl Conversation {
                 }
                 Command::KeepCache(file) => {
                     self.disk.set_file(file);
+                    continue;
+                }
+                Command::Probe(probe) => {
+                    self.begin_probe(m, events, probe);
                     continue;
                 }
                 Command::Rewind(pieces) => self.rewind(m, &events, &pieces),
@@ -249,7 +261,7 @@ impl Conversation {
     }
 
     /// Runs what a new job needs before its first step.
-    pub fn begin<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn begin(&mut self, m: &mut Loaded<B>) {
         if let Some(job) = self.job.take_if(|job| matches!(job.work, Work::New(_))) {
             let Job { events, cancelled, work, .. } = job;
             let (work, halt) = match work {
@@ -262,13 +274,6 @@ impl Conversation {
                     }
                 },
                 Work::New(Command::Restore(request)) => self.begin_restore(m, &events, *request),
-                Work::New(Command::Recall(request)) => match self.begin_recall(m, *request) {
-                    Ok(work) => (work, None),
-                    Err(why) => {
-                        events.event(Event::Recalled(Err(why)));
-                        return self.end_job(m);
-                    }
-                },
                 work => (work, None),
             };
             self.job = Some(Job { events, cancelled, halt, work });
@@ -279,7 +284,7 @@ impl Conversation {
     }
 
     /// Ends the job if its steps are done, if it was cancelled or if a step failed.
-    pub fn finish<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn finish(&mut self, m: &mut Loaded<B>) {
         self.late_commands(m);
         self.finish_chains(m);
         let done = self.chain.stage() == Stage::Done && self.chains.is_none() && !self.waits_for_twin();
@@ -293,23 +298,28 @@ impl Conversation {
             Work::Undo(turn, why) => self.end_undo(m, &job.events, *turn, why, halt),
             Work::Rebuild { beside, total } => self.end_rebuild(m, &job.events, beside, total, halt),
             Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
-            Work::Recall(recall) => return self.end_recall(m, job.events, recall, halt),
             Work::New(_) => {}
         }
         self.end_job(m);
     }
 
     /// Starts to serve the next request after a job.
-    pub fn end_job<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn end_job(&mut self, m: &mut Loaded<B>) {
         self.job = None;
         self.late_commands(m);
         self.serve_next(m);
     }
 
-    /// Whether the job waits for its prompt to be encoded, or for the answers of its chains to be checked.
+    /// Whether there is work.
+    pub fn is_busy(&self) -> bool {
+        self.job.is_some() || !self.probes.is_empty()
+    }
+
+    /// Whether all work waits for a prompt to be encoded, or for the answers of chains to be checked.
     pub fn only_waits(&self) -> bool {
         let checks = self.chains.as_ref().is_some_and(|chains| chains.numbers().next().is_none());
-        checks || matches!(&self.job, Some(Job { work: Work::Answer(turn), .. }) if turn.is_encoding())
+        let encodes = matches!(&self.job, Some(Job { work: Work::Answer(turn), .. }) if turn.is_encoding());
+        (self.job.is_none() || checks || encodes) && self.probes.iter().all(Running::is_encoding)
     }
 
     /// The conversation's own chain, or the one of this number.
@@ -334,7 +344,7 @@ impl Conversation {
     }
 
     /// Frees the pages of a chain that is to wait.
-    pub fn restart<B: Backend>(&mut self, m: &mut Loaded<B>, number: Option<usize>) {
+    pub fn restart(&mut self, m: &mut Loaded<B>, number: Option<usize>) {
         self.note_pages(m);
         let runner = &mut m.runner;
         match (number, &mut self.chains) {
@@ -343,8 +353,8 @@ impl Conversation {
         }
     }
 
-    pub(super) fn is_replaying(&self) -> bool {
-        if self.beside.is_some() || self.chains.is_some() {
+    pub fn is_replaying(&self) -> bool {
+        if self.chains.is_some() {
             return true;
         }
         match self.job.as_ref().map(|job| &job.work) {
@@ -353,7 +363,7 @@ impl Conversation {
         }
     }
 
-    fn late_commands<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    fn late_commands(&mut self, m: &mut Loaded<B>) {
         while !self.is_replaying()
             && let Some((events, command)) = self.late.pop_front()
         {
@@ -362,7 +372,7 @@ impl Conversation {
     }
 
     /// Receives the result of a decode step.
-    pub fn sampled<B: Backend>(&mut self, m: &Loaded<B>, sampled: Result<Token, NonFinite>) {
+    pub fn sampled(&mut self, m: &Loaded<B>, sampled: Result<Token, NonFinite>) {
         let Some(Job { events, halt, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         match sampled {
             Ok(token) => {
@@ -374,7 +384,7 @@ impl Conversation {
                 if repeats {
                     events.event(Event::Repeats { turn: turn.id(), chain: None });
                 }
-                self.decode_tok_s = self.chain.generation.as_ref().and_then(|g| g.decode_tok_s());
+                self.decode_tok_s = self.chain.decode_tok_s();
             }
             Err(error) => *halt = Some(Halt::Error(error.to_string())),
         }
@@ -387,7 +397,7 @@ impl Conversation {
         }
     }
 
-    fn toggle<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
+    fn toggle(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
         if !m.has_policy() {
             return events.notice("the cache keeps everything: its policy is dense, and the switch does nothing");
         }
@@ -406,7 +416,7 @@ impl Conversation {
 
     /// Switches the sequence to the wanted dial and eviction state, and returns the number of slots dropped. Releases
     /// snapshots if the cache is full.
-    pub fn follow_eviction<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<u64, CacheError> {
+    pub fn follow_eviction(&mut self, m: &mut Loaded<B>) -> Result<u64, CacheError> {
         self.chain.context.set_dial(&mut m.runner, self.dial);
         loop {
             match self.chain.context.set_eviction(&mut m.runner, self.eviction) {
@@ -421,11 +431,7 @@ impl Conversation {
     }
 
     /// As [`Self::follow_eviction`], after going back to an earlier context: reports the toggle if it acts again there.
-    pub fn follow_eviction_here<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        events: &EventSender,
-    ) -> Result<(), CacheError> {
+    pub fn follow_eviction_here(&mut self, m: &mut Loaded<B>, events: &EventSender) -> Result<(), CacheError> {
         let context = &self.chain.context;
         let (before, at_token) = (m.runner.cache.eviction(context.seq), context.len(&m.runner));
         let dropped_slots = self.follow_eviction(m)?;
@@ -436,18 +442,18 @@ impl Conversation {
     }
 
     /// As [`Self::follow_eviction`], with a notice on failure.
-    pub fn settle_eviction<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender) {
+    pub fn settle_eviction(&mut self, m: &mut Loaded<B>, events: &EventSender) {
         if let Err(error) = self.follow_eviction(m) {
             events.notice(format!("eviction stays as it was: {error}"));
         }
     }
 
-    fn inspect<B: Backend>(&self, m: &Loaded<B>, events: &EventSender, layer: usize, head: usize) {
+    fn inspect(&self, m: &Loaded<B>, events: &EventSender, layer: usize, head: usize) {
         let config = m.runner.config();
         if layer >= config.n_layers || head >= config.n_kv_heads {
             return;
         }
-        let metas = m.runner.cache.slot_metas(m.runner.backend(), self.context().seq, layer, head);
+        let metas = m.runner.cache.slot_metas(m.runner.backend(), self.chain.context.seq, layer, head);
         let slot =
             |meta: &crate::policy::SlotMeta| SlotInfo { position: meta.position() as u32, marked: meta.marked() };
         let mut slots: Vec<SlotInfo> = metas.iter().map(slot).collect();
@@ -455,34 +461,24 @@ impl Conversation {
         events.event(Event::HeadPositions { layer, head, slots });
     }
 
-    /// Whether a job runs that must leave everything as it is, the snapshots included.
-    pub fn is_only_asking(&self) -> bool {
-        matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Recall(_))) || self.answers_densely()
-    }
-
-    fn answers_densely(&self) -> bool {
-        matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(turn)) if turn.is_dense())
-    }
-
     /// Reads which tokens the cache still holds.
-    pub fn presence<B: Backend>(&mut self, m: &Loaded<B>, request: &PresenceRequest) -> Presence {
-        let context = self.beside.as_ref().unwrap_or(&self.chain.context);
-        self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, context, request)
+    pub fn presence(&mut self, m: &Loaded<B>, request: &PresenceRequest) -> Presence {
+        self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, &self.chain.context, request)
     }
 
     /// Releases the current context and replaces it.
-    pub fn replace_context<B: Backend>(&mut self, runner: &mut Runner<B>, context: Context) {
+    pub fn replace_context(&mut self, runner: &mut Runner<B>, context: Context) {
         let old = std::mem::replace(&mut self.chain.context, context);
         runner.release(old.seq);
     }
 
     /// Replaces the current context by an empty one. Snapshots are kept.
-    pub fn reset_context<B: Backend>(&mut self, runner: &mut Runner<B>, eviction: bool) {
+    pub fn reset_context(&mut self, runner: &mut Runner<B>, eviction: bool) {
         runner.release(self.chain.context.seq);
         self.chain.context = Context::new(runner, eviction).expect("a sequence was just released");
     }
 
-    pub fn clear<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn clear(&mut self, m: &mut Loaded<B>) {
         let runner = &mut m.runner;
         m.snapshots.release_of(runner, self.id(), Worth::TurnStart);
         self.release_twin(runner);
@@ -495,7 +491,7 @@ impl Conversation {
     }
 
     /// Goes back to the longest kept state whose text begins the rendering.
-    fn rewind<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, pieces: &[Piece]) {
+    fn rewind(&mut self, m: &mut Loaded<B>, events: &EventSender, pieces: &[Piece]) {
         let flat = flatten(pieces);
         if flat.starts_with(&self.chain.context.flat) {
             return;
@@ -520,21 +516,11 @@ impl Conversation {
         }
     }
 
-    /// The conversation's own context, also while a job works on a fork of it.
-    pub fn context(&self) -> &Context {
-        self.beside.as_ref().unwrap_or(&self.chain.context)
-    }
-
     /// Activity of the conversation, for the status line.
-    pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
+    pub fn phase(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
         match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::Answer(turn)) if turn.is_encoding() => Phase::Idle,
-            Some(Work::Answer(turn)) if self.chain.tokens_left() > 0 && !turn.is_decided() => {
-                let total = turn.prefilled;
-                Phase::Prefill { done: total.saturating_sub(self.chain.tokens_left() + 1), total }
-            }
-            Some(Work::Answer(_)) => Phase::Decode,
+            Some(Work::Answer(turn)) => turn.phase(&self.chain),
             Some(Work::Restore { total, load: Some(load), .. }) => {
                 Phase::Rebuild { done: load.done(*total), total: *total }
             }
@@ -542,35 +528,34 @@ impl Conversation {
                 Phase::Rebuild { done: len, total: *total }
             }
             Some(Work::Undo(..)) => Phase::Rebuild { done: len, total: len + self.chain.tokens_left() },
-            Some(Work::Recall(_)) => Phase::Prefill { done: len, total: len + self.chain.tokens_left() },
-            _ => Phase::Idle,
+            _ => self.probes.iter().find_map(|probe| probe.phase(runner)).unwrap_or_default(),
         }
     }
 
     /// Sends the progress of a rebuild or replay. Called before each prefill chunk.
-    pub fn report_progress<B: Backend>(&self, runner: &Runner<B>) {
+    pub fn report_progress(&self, runner: &Runner<B>) {
         if let (Some(job), Phase::Rebuild { done, total }) = (&self.job, self.phase(runner)) {
             job.events.event(Event::Rebuilding { done, total });
         }
     }
 
     /// Reads the tables and publishes a snapshot.
-    pub fn publish<B: Backend>(&self, m: &Loaded<B>) {
+    pub fn publish(&self, m: &Loaded<B>) {
         self.publish_figures(m, &self.figures(m));
     }
 
     /// Reads the tables: waits for the device.
-    pub fn figures<B: Backend>(&self, m: &Loaded<B>) -> Figures {
-        // A fork that drops nothing is a twin too.
-        let dense = self.beside.as_ref().filter(|_| self.answers_densely()).map(|_| self.chain.context.seq);
-        let mut figures =
-            Figures::read(&m.runner, self.context().seq, self.twin.as_ref().and_then(|twin| twin.seq).or(dense));
+    pub fn figures(&self, m: &Loaded<B>) -> Figures {
+        // A probe that drops nothing is a twin too.
+        let dense = || self.probes.iter().find_map(Running::dense);
+        let twin = self.twin.as_ref().and_then(|twin| twin.seq).or_else(dense);
+        let mut figures = Figures::read(&m.runner, self.chain.context.seq, twin);
         figures.counted = self.chain.counted(figures.seq());
         self.add_chains(m, &mut figures);
         figures
     }
 
-    pub fn publish_figures<B: Backend>(&self, m: &Loaded<B>, figures: &Figures) {
+    pub fn publish_figures(&self, m: &Loaded<B>, figures: &Figures) {
         self.outlet.snapshot(figures.snapshot(self.phase(&m.runner), self.eviction, self.decode_tok_s));
     }
 }

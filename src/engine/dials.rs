@@ -1,64 +1,17 @@
-//! Share of tokens that a model keeps at each setting of the dial: a table from a file, or from a trial prefill that runs in steps between
-//! those of the conversations, once for each model.
+//! What a model keeps at each setting of the dial: its table, from a file or from a trial.
 
-use super::loaded::{Dials, Loaded, Trial};
-use super::runner::{Runner, StepError};
+use super::loaded::Loaded;
+use super::probe::measure_dials;
+use super::runner::Runner;
 use crate::backend::Backend;
-use crate::cache::{CacheError, SeqId};
+use crate::cache::SeqId;
 use crate::checkpoint::dial_file;
-use crate::policy::{DialTable, MAX_RATIO, Policy, STRENGTHS, SlotMeta};
+use crate::policy::{DialTable, MAX_RATIO, Policy, SlotMeta};
 use crate::protocol::Keep;
-use crate::tokenizer::Tokenizer;
-use anyhow::Context as _;
 use std::path::PathBuf;
 
-/// Text of the trial prefill: a chat with facts, numbers and code.
-const SAMPLE: &str = include_str!("sample.txt");
-/// Most tokens of the trial prefill.
-const SAMPLE_TOKENS: usize = 640;
 /// By how much a step of the dial changes the compression ratio.
 const STEP: f64 = 1.4;
-
-impl Trial {
-    fn begin<B: Backend>(seq: SeqId, runner: &Runner<B>, tokenizer: &Tokenizer) -> Self {
-        let mut tokens = tokenizer.encode_text(SAMPLE).unwrap_or_default();
-        tokens.truncate(SAMPLE_TOKENS.min(runner.context()));
-        Self { seq, tokens, fed: 0 }
-    }
-
-    /// Feeds at most `size` tokens. Returns whether tokens are left.
-    fn step<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<bool, StepError> {
-        let n = size.clamp(1, runner.max_step()).min(self.tokens.len() - self.fed);
-        runner.feed(self.seq, &self.tokens[self.fed..self.fed + n])?;
-        runner.check_finite()?;
-        self.fed += n;
-        Ok(self.fed < self.tokens.len())
-    }
-
-    /// Counts the decisions, and releases the sequence. `None` if they are too few.
-    fn end<B: Backend>(self, runner: &mut Runner<B>) -> Option<DialTable> {
-        let mut counts = [0; STRENGTHS];
-        for_each_slot(runner, self.seq, |_, meta| counts[meta.strength()] += 1);
-        runner.release(self.seq);
-        DialTable::of_counts(&counts)
-    }
-}
-
-const TOO_SHORT: &str = "the context is too short for measuring the dial";
-
-/// What the model keeps at each setting of the dial, by a trial prefill that runs at once.
-pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
-    let mut trial = Trial::begin(runner.create(false)?, runner, tokenizer);
-    let fed = loop {
-        match trial.step(runner, usize::MAX) {
-            Ok(true) => {}
-            ended => break ended,
-        }
-    };
-    let table = trial.end(runner);
-    fed?;
-    table.context(TOO_SHORT)
-}
 
 impl<B: Backend> Loaded<B> {
     /// The table, if it is known or in a file. Fails with a sentence for the user if there can be none.
@@ -71,11 +24,10 @@ impl<B: Backend> Loaded<B> {
             }
             policy => return Err(format!("policy {} keeps as much as --budget says", policy.name())),
         }
-        if matches!(self.dials, Dials::Unknown) {
-            let table = self.dial_file().as_deref().and_then(dial_file::read);
-            self.dials = table.map_or(Dials::Unmeasured(None), Dials::Known);
+        if self.dials.is_none() {
+            self.dials = self.dial_file().as_deref().and_then(dial_file::read);
         }
-        Ok(if let Dials::Known(table) = &self.dials { Some(table) } else { None })
+        Ok(self.dials.as_ref())
     }
 
     fn dial_file(&self) -> Option<PathBuf> {
@@ -84,49 +36,12 @@ impl<B: Backend> Loaded<B> {
         self.dial_folder.as_ref().map(|folder| dial_file::path(folder, &model, &weights))
     }
 
-    /// Whether a trial prefill runs.
-    pub fn is_measuring(&self) -> bool {
-        matches!(self.dials, Dials::Unmeasured(Some(_)))
-    }
-
-    /// Begins the trial prefill, unless it runs. Fails if no sequence is free.
-    pub fn begin_trial(&mut self) -> Result<(), CacheError> {
-        if !self.is_measuring() {
-            let seq = self.with_sequence(|runner| runner.create(false))?;
-            let trial = Trial::begin(seq, &self.runner, &self.vocabulary.tokenizer);
-            self.dials = Dials::Unmeasured(Some(trial));
-        }
-        Ok(())
-    }
-
-    /// Runs the next step of the trial prefill, of at most `size` tokens. Returns its outcome when it has ended: a notice for
-    /// the user if there is one, or why there is no table.
-    pub fn step_trial(&mut self, size: usize) -> Option<Result<Option<String>, String>> {
-        let Dials::Unmeasured(trial) = &mut self.dials else { return None };
-        let mut running = trial.take()?;
-        let fed = running.step(&mut self.runner, size);
-        if matches!(fed, Ok(true)) {
-            *trial = Some(running);
-            return None;
-        }
-        let table = running.end(&mut self.runner);
-        self.trim();
-        if let Err(error) = fed {
-            return Some(Err(format!("it cannot be measured now: {error}")));
-        }
-        let Some(table) = table else { return Some(Err(TOO_SHORT.to_owned())) };
+    /// Keeps a table that was measured. Returns a notice if no file holds it.
+    pub fn keep_table(&mut self, table: DialTable) -> Option<String> {
         let written = self.dial_file().map(|file| dial_file::write(&file, &table));
-        self.dials = Dials::Known(table);
+        self.dials = Some(table);
         let not_kept = |error| format!("the measurement is not kept for the next start: {error}");
-        Some(Ok(written.and_then(Result::err).map(not_kept)))
-    }
-
-    /// Gives the trial prefill up, whose memory is needed. Returns false if none runs.
-    pub fn give_up_trial(&mut self) -> bool {
-        let Dials::Unmeasured(trial) = &mut self.dials else { return false };
-        let Some(trial) = trial.take() else { return false };
-        self.runner.release(trial.seq);
-        true
+        written.and_then(Result::err).map(not_kept)
     }
 
     /// The dial for what is wanted, where it is `dial` now, with the ratios expected there and as trained. `Ok(None)`: it has to
@@ -152,12 +67,8 @@ impl<B: Backend> Loaded<B> {
     /// As [`Self::dial_for`], before the first conversation: measures at once.
     pub fn first_dial(&mut self, keep: Keep) -> Result<(f32, f64, f64), String> {
         if self.dial_for(0.0, keep)?.is_none() {
-            self.begin_trial().map_err(|error| format!("it cannot be measured now: {error}"))?;
-            while self.is_measuring() {
-                if let Some(Err(why)) = self.step_trial(usize::MAX) {
-                    return Err(why);
-                }
-            }
+            let table = measure_dials(&mut self.runner, &self.vocabulary.tokenizer);
+            self.keep_table(table.map_err(|error| format!("it cannot be measured now: {error}"))?);
         }
         self.dial_for(0.0, keep)?.ok_or_else(|| "it cannot be measured now".to_owned())
     }

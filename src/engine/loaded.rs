@@ -6,8 +6,8 @@ use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
 use super::snapshots::{Snapshots, Worth};
 use crate::backend::Backend;
+use crate::cache::CacheError;
 use crate::cache::file::Identity;
-use crate::cache::{CacheError, SeqId};
 use crate::checkpoint::{Checkpoint, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
@@ -20,23 +20,6 @@ use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// State of the model's dial.
-pub(super) enum Dials {
-    /// No file was looked for.
-    Unknown,
-    /// There is no file, and the trial prefill has not ended.
-    Unmeasured(Option<Trial>),
-    Known(DialTable),
-}
-
-/// A trial prefill that runs: a sequence without eviction whose decisions are counted at its end.
-pub(super) struct Trial {
-    pub seq: SeqId,
-    pub tokens: Vec<Token>,
-    /// Number of them that were fed.
-    pub fed: usize,
-}
 
 /// The state that all conversations share.
 pub(super) struct Loaded<B: Backend> {
@@ -53,8 +36,8 @@ pub(super) struct Loaded<B: Backend> {
     pub eviction: bool,
     /// The dial of new conversations.
     pub dial: f32,
-    /// What the model keeps at each setting of the dial, and the folder of its file.
-    pub dials: Dials,
+    /// What the model keeps at each setting of the dial, once that is known, and the folder of its file.
+    pub dials: Option<DialTable>,
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
     /// Whether at most one conversation has work.
@@ -79,7 +62,7 @@ impl<B: Backend> Loaded<B> {
             },
             eviction: options.eviction.unwrap_or(!disabled),
             dial: 0.0,
-            dials: Dials::Unknown,
+            dials: None,
             dial_folder: options.dial_folder.clone(),
             when_full: options.when_full,
             alone: true,

@@ -43,9 +43,9 @@ fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) 
     if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
 }
 
-impl Conversation {
+impl<B: Backend> Conversation<B> {
     /// Serves a command that pins tokens, asks what that would cost, or takes pins back.
-    pub(super) fn change_pins<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, command: Command) {
+    pub fn change_pins(&mut self, m: &mut Loaded<B>, events: &EventSender, command: Command) {
         let (name, done) = match command {
             Command::Pin { text, ask } => {
                 let found = self.pin_refusal(m).map_or_else(|| self.message(m, &text), Err);
@@ -56,7 +56,7 @@ impl Conversation {
                 ("unpin", found.and_then(|positions| self.try_unpin(m, positions)))
             }
             Command::PinTokens { tokens, pin } => {
-                let fed = self.context().len(&m.runner);
+                let fed = self.chain.context.len(&m.runner);
                 let positions = tokens.start.min(fed)..tokens.end.min(fed);
                 let done = match (self.pin_refusal(m).filter(|_| pin), pin) {
                     _ if positions.is_empty() => Err("these tokens are not in the cache".to_owned()),
@@ -78,16 +78,16 @@ impl Conversation {
     }
 
     /// Positions of the last message with this text.
-    fn message<B: Backend>(&self, m: &Loaded<B>, text: &str) -> Result<Range<usize>, String> {
-        let context = self.context();
+    fn message(&self, m: &Loaded<B>, text: &str) -> Result<Range<usize>, String> {
+        let context = &self.chain.context;
         let told = context.tokens().chain(context.pending);
         positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
             .ok_or_else(|| "that message is not in the cache yet; it can be pinned after the next answer".into())
     }
 
     /// Positions of the pinned message with this text, or from the first pin to the last.
-    fn pinned<B: Backend>(&self, m: &Loaded<B>, text: Option<&str>) -> Result<Range<usize>, String> {
-        let pins = m.runner.cache.pins(self.context().seq);
+    fn pinned(&self, m: &Loaded<B>, text: Option<&str>) -> Result<Range<usize>, String> {
+        let pins = m.runner.cache.pins(self.chain.context.seq);
         let is_pinned = |found: &Range<usize>| pins.iter().any(|pin| pin.start < found.end && found.start < pin.end);
         match (text, pins) {
             (_, []) => Err("nothing is pinned".into()),
@@ -99,7 +99,7 @@ impl Conversation {
         }
     }
 
-    fn try_unpin<B: Backend>(&mut self, m: &mut Loaded<B>, positions: Range<usize>) -> Result<Event, String> {
+    fn try_unpin(&mut self, m: &mut Loaded<B>, positions: Range<usize>) -> Result<Event, String> {
         if self.job.is_some() {
             return Err("pins cannot be taken back while the model works; try again after the answer".into());
         }
@@ -111,7 +111,7 @@ impl Conversation {
     }
 
     /// Why nothing can be pinned, if so.
-    fn pin_refusal<B: Backend>(&self, m: &Loaded<B>) -> Option<String> {
+    fn pin_refusal(&self, m: &Loaded<B>) -> Option<String> {
         if !m.has_policy() {
             return Some("this cache keeps everything: there is nothing to pin".into());
         }
@@ -125,7 +125,7 @@ impl Conversation {
     }
 
     /// Pins the message at these positions here and in the snapshots that hold them, or tells what that would cost.
-    fn try_pin<B: Backend>(
+    fn try_pin(
         &mut self,
         m: &mut Loaded<B>,
         text: String,
@@ -164,13 +164,13 @@ impl Conversation {
     }
 
     /// Applies a change of the pins to the snapshots too.
-    fn follow_pins<B: Backend>(&mut self, m: &mut Loaded<B>, entry: LogEntry) {
+    fn follow_pins(&mut self, m: &mut Loaded<B>, entry: LogEntry) {
         m.snapshots.apply(&mut m.runner, self.id(), entry);
         self.publish(m);
     }
 
     /// Pins a text of a prompt whose tokens `todo` are about to be fed, unless a message was pinned before.
-    pub(super) fn pin_prompt<B: Backend>(&mut self, m: &mut Loaded<B>, todo: &[Token], text: &str) {
+    pub fn pin_prompt(&mut self, m: &mut Loaded<B>, todo: &[Token], text: &str) {
         let context = &mut self.chain.context;
         if m.runner.cache.geometry().policy.dropping().is_none() || context.pins().next().is_some() {
             return;

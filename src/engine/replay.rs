@@ -12,10 +12,10 @@ use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Event, EventSender, LogEntry, RestoreRequest, Token, count};
 
-impl Conversation {
+impl<B: Backend> Conversation<B> {
     /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache is kept while there is
     /// room for both.
-    pub(super) fn begin_rebuild<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
+    pub fn begin_rebuild(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
         self.release_twin(&mut m.runner);
         let mut fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
         fresh.context.set_dial(&mut m.runner, self.dial);
@@ -28,7 +28,7 @@ impl Conversation {
     }
 
     /// Releases the cache that a rebuild will replace. Returns false if there is none.
-    pub(super) fn give_up_old_cache<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
+    pub fn give_up_old_cache(&mut self, runner: &mut Runner<B>) -> bool {
         let Some(job) = &mut self.job else { return false };
         let Work::Rebuild { beside, .. } = &mut job.work else { return false };
         let Some(old) = beside.take() else { return false };
@@ -39,7 +39,7 @@ impl Conversation {
     }
 
     /// Ends a rebuild. If it did not finish, the old cache is used again, or the conversation is empty if that is gone.
-    pub(super) fn end_rebuild<B: Backend>(
+    pub fn end_rebuild(
         &mut self,
         m: &mut Loaded<B>,
         events: &EventSender,
@@ -76,7 +76,7 @@ impl Conversation {
     }
 
     /// Begins to load the cache of a saved conversation, or to replay its log under its own toggles.
-    pub(super) fn begin_restore<B: Backend>(
+    pub fn begin_restore(
         &mut self,
         m: &mut Loaded<B>,
         events: &EventSender,
@@ -111,7 +111,7 @@ impl Conversation {
 
     /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job continues as a restore: with
     /// nothing to feed, or with the whole log.
-    pub(super) fn continue_load<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn continue_load(&mut self, m: &mut Loaded<B>) {
         let is_loading = |job: &mut Job| matches!(job.work, Work::Restore { load: Some(_), .. });
         let Some(mut job) = self.job.take_if(is_loading) else { return };
         if let Work::Restore { total, load, .. } = &mut job.work
@@ -135,13 +135,7 @@ impl Conversation {
         self.job = Some(job);
     }
 
-    pub(super) fn end_restore<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        events: &EventSender,
-        pending: Option<Token>,
-        halt: Option<Halt>,
-    ) {
+    pub fn end_restore(&mut self, m: &mut Loaded<B>, events: &EventSender, pending: Option<Token>, halt: Option<Halt>) {
         let cancelled = halt.is_some();
         self.end_replay(m, events, halt);
         // What the saved answers read is in their reports.
@@ -162,7 +156,7 @@ impl Conversation {
     }
 
     /// Ends a replay. If it did not finish, the conversation is empty.
-    pub(super) fn end_replay<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, halt: Option<Halt>) {
+    pub fn end_replay(&mut self, m: &mut Loaded<B>, events: &EventSender, halt: Option<Halt>) {
         self.chain.stop();
         let Some(halt) = halt else { return };
         self.reset_context(&mut m.runner, self.eviction);

@@ -7,16 +7,16 @@ use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::policy::{Dms, Policy, SINKS, STRENGTHS};
-use crate::protocol::{Command, Event, EventSender, Keep, LogChange, LogEntry, WhenFull, count};
+use crate::protocol::{Event, EventSender, Keep, LogChange, LogEntry, WhenFull, count};
 
 /// Share of a sequence's pages that are freed at once where memory runs out.
 const FREED_SHARE: usize = 8;
 /// Newest tokens that a cache without decisions keeps.
 const NEWEST: usize = 64;
 
-impl Conversation {
+impl<B: Backend> Conversation<B> {
     /// Sets how much is kept of the tokens that follow.
-    pub(super) fn set_keep<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
+    pub fn set_keep(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
         match m.dial_for(self.dial, keep) {
             Err(why) => events.refuse("forget", why),
             Ok(None) => self.measure_first(m, events, keep),
@@ -30,36 +30,8 @@ impl Conversation {
         }
     }
 
-    /// Begins the trial prefill that a request needs, which is served when that has ended.
-    fn measure_first<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
-        if !m.is_measuring() {
-            events.notice("measuring once how much this model keeps at each setting");
-        }
-        match m.begin_trial() {
-            Ok(()) => self.keep_waiting.push((events.clone(), keep)),
-            Err(error) => events.refuse("forget", format!("it cannot be measured now: {error}")),
-        }
-    }
-
-    /// Serves the requests that waited for the trial prefill, which ended so.
-    pub(super) fn measured<B: Backend>(&mut self, m: &mut Loaded<B>, outcome: &Result<Option<String>, String>) {
-        if self.keep_waiting.is_empty() {
-            return;
-        }
-        self.publish(m);
-        for (events, keep) in std::mem::take(&mut self.keep_waiting) {
-            match outcome {
-                Err(why) => events.refuse("forget", why.as_str()),
-                Ok(notice) => {
-                    notice.iter().for_each(|text| events.notice(text.clone()));
-                    self.receive(m, events, Command::SetKeep(keep));
-                }
-            }
-        }
-    }
-
     /// Takes over the dial of a log that was loaded, and reports it if its ratio is known. It is not measured for that.
-    pub(super) fn adopt_dial<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender) {
+    pub fn adopt_dial(&mut self, m: &mut Loaded<B>, events: &EventSender) {
         let dial = m.runner.cache.dial(self.chain.context.seq);
         if dial == self.dial {
             return;
@@ -79,7 +51,7 @@ impl Conversation {
 
     /// Drops what the heads marked most strongly, or the oldest tokens of a cache without decisions, so that a turn continues
     /// where memory has run out. Returns false if nothing can be dropped, or the turn is to end.
-    pub(super) fn forget<B: Backend>(&mut self, m: &mut Loaded<B>) -> bool {
+    pub fn forget(&mut self, m: &mut Loaded<B>) -> bool {
         let (Some(_), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
         let context = &mut self.chain.context;
         let live = m.runner.cache.stats(m.runner.backend(), context.seq).live_slots;
@@ -108,14 +80,14 @@ impl Conversation {
     }
 
     /// Says what was dropped, once the job has gone on after it.
-    pub(super) fn tell_dropped(&mut self) {
+    pub fn tell_dropped(&mut self) {
         if let (Some(text), Some(job)) = (self.forgotten.untold.take(), &self.job) {
             job.events.notice(text);
         }
     }
 
     /// Says how much went in a job that ended, if it was more than the first notice said. Returns the slots.
-    pub(super) fn tell_forgotten(&mut self, events: &EventSender) -> u64 {
+    pub fn tell_forgotten(&mut self, events: &EventSender) -> u64 {
         let Forgotten { times, slots, .. } = std::mem::take(&mut self.forgotten);
         if times > 1 {
             let slots = count(slots as usize);
@@ -127,7 +99,7 @@ impl Conversation {
     }
 
     /// Reports a change of the log that no turn will report.
-    pub(super) fn tell_log(&mut self, events: &EventSender) {
+    pub fn tell_log(&mut self, events: &EventSender) {
         let context = &self.chain.context;
         let is_known = |log: &[LogEntry]| log.iter().any(|entry| matches!(entry, LogEntry::Token(_)));
         // What precedes the first token is part of the first turn.
@@ -141,7 +113,7 @@ impl Conversation {
     }
 
     /// The entries of the log that the front end does not know, with the number of those before them.
-    pub(super) fn untold(&self) -> (usize, Vec<LogEntry>) {
+    pub fn untold(&self) -> (usize, Vec<LogEntry>) {
         let log = &self.chain.context.log;
         let known = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
         (known, log[known..].to_vec())

@@ -27,7 +27,7 @@ pub(super) struct Worker<B: Backend> {
     fixed_bytes: u64,
     memory_bytes: Option<u64>,
     inbox: Receiver<EngineMessage>,
-    conversations: BTreeMap<ConversationId, Conversation>,
+    conversations: BTreeMap<ConversationId, Conversation<B>>,
     scheduler: Scheduler,
     last_snapshot: Instant,
     /// When caches that are being written to disk are continued.
@@ -52,7 +52,7 @@ impl<B: Backend> Worker<B> {
     /// Serves requests until the last conversation is closed.
     pub fn run(&mut self) {
         while self.receive() {
-            let busy = self.conversations.values().filter(|c| c.job.is_some()).count();
+            let busy = self.conversations.values().filter(|c| c.is_busy()).count();
             self.model.alone = busy <= 1;
             for conversation in self.conversations.values_mut() {
                 conversation.begin(&mut self.model);
@@ -60,8 +60,7 @@ impl<B: Backend> Worker<B> {
             self.finish();
             self.publish_if_due();
             self.step();
-            self.step_twins();
-            self.step_trial();
+            self.step_beside();
             self.finish();
             let due = self.conversations.values_mut().map(|c| c.write_cache(&mut self.model));
             self.cache_due = due.min().unwrap_or(Due::Never);
@@ -78,11 +77,10 @@ impl<B: Backend> Worker<B> {
 
     /// Handles all messages received; waits for one if there is nothing to do. Returns false when no conversation is left.
     fn receive(&mut self) -> bool {
-        let jobs = || self.conversations.values().filter(|c| c.job.is_some());
+        let busy = || self.conversations.values().filter(|c| c.is_busy());
         let wait = match self.cache_due {
-            _ if self.model.is_measuring() => Some(Duration::ZERO),
-            _ if jobs().next().is_some() => {
-                Some(if jobs().all(Conversation::only_waits) { ENCODING_POLL } else { Duration::ZERO })
+            _ if busy().next().is_some() => {
+                Some(if busy().all(Conversation::only_waits) { ENCODING_POLL } else { Duration::ZERO })
             }
             Due::Never => None,
             Due::In(wait) => Some(wait),
@@ -186,9 +184,6 @@ impl<B: Backend> Worker<B> {
                 if let Err(error) = runner.check_finite() {
                     return conversation.halt(Halt::Error(error.to_string()));
                 }
-                if let Err(error) = conversation.score_fed(runner, n) {
-                    return conversation.halt(Halt::Error(error.to_string()));
-                }
                 if n > 1 {
                     self.scheduler.chunks.observe(n, started.elapsed());
                 }
@@ -217,7 +212,7 @@ impl<B: Backend> Worker<B> {
             Ok(sampled) => sampled,
             Err(StepError::Cache(error)) => return self.make_room(ids, &error),
             Err(error) => {
-                let halt = |c: &mut Conversation| c.halt(Halt::Error(error.to_string()));
+                let halt = |c: &mut Conversation<B>| c.halt(Halt::Error(error.to_string()));
                 return self.of_step(&rows).for_each(halt);
             }
         };
@@ -235,24 +230,18 @@ impl<B: Backend> Worker<B> {
     }
 
     /// The conversations of these chains.
-    fn of_step(&mut self, ids: &[Id]) -> impl Iterator<Item = &mut Conversation> {
+    fn of_step(&mut self, ids: &[Id]) -> impl Iterator<Item = &mut Conversation<B>> {
         let own = |id: &ConversationId| ids.iter().any(|other| other.conversation == *id);
         self.conversations.iter_mut().filter(move |(id, _)| own(id)).map(|(_, c)| c)
     }
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
-    /// this order: the dial's trial prefill, a twin, the cheapest snapshot, a cache that is being rebuilt, the pages of the
+    /// this order: a probe, a twin, the cheapest snapshot, a cache that is being rebuilt, the pages of the
     /// chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
     /// and else the job, with `error`.
     fn make_room(&mut self, ids: &[Id], error: &CacheError) {
-        if let [id] = ids
-            && let Some(conversation) = self.conversations.get_mut(&id.conversation).filter(|c| c.is_only_asking())
-        {
-            return conversation.halt(Halt::CacheFull(error.to_string()));
-        }
-        if self.model.give_up_trial() {
-            let why = "it cannot be measured now: the conversation needs the memory";
-            return self.measured(&Err(why.to_owned()));
+        if self.conversations.values_mut().any(|conversation| conversation.give_up_probe(&mut self.model)) {
+            return;
         }
         let runner = &mut self.model.runner;
         for conversation in self.conversations.values_mut() {
@@ -282,8 +271,7 @@ impl<B: Backend> Worker<B> {
         }
         for id in ids {
             let Some(conversation) = conversations.get_mut(&id.conversation) else { continue };
-            // A job on a fork must not change what the conversation keeps.
-            if id.number.is_none() && conversation.beside.is_none() && conversation.forget(model) {
+            if id.number.is_none() && conversation.forget(model) {
                 return;
             }
         }
@@ -302,31 +290,23 @@ impl<B: Backend> Worker<B> {
         self.model.snapshots.give_up(&mut self.model.runner, most)
     }
 
-    /// Runs the steps of twins that are due.
-    fn step_twins(&mut self) {
+    /// Runs the steps of probes, and those of twins that are due.
+    fn step_beside(&mut self) {
         let size = self.scheduler.chunks.size();
         for conversation in self.conversations.values_mut() {
             conversation.step_twin(&mut self.model, size);
-        }
-    }
-
-    /// Runs a step of the dial's trial prefill, and serves who waited for it.
-    fn step_trial(&mut self) {
-        if let Some(outcome) = self.model.step_trial(self.scheduler.chunks.size()) {
-            self.measured(&outcome);
-        }
-    }
-
-    fn measured(&mut self, outcome: &Result<Option<String>, String>) {
-        for conversation in self.conversations.values_mut() {
-            conversation.measured(&mut self.model, outcome);
+            let started = Instant::now();
+            let fed = conversation.step_probes(&mut self.model, size);
+            if fed > 1 {
+                self.scheduler.chunks.observe(fed, started.elapsed());
+            }
         }
     }
 
     fn publish_if_due(&mut self) {
         if self.last_snapshot.elapsed() >= SNAPSHOT_EVERY {
             self.last_snapshot = Instant::now();
-            for conversation in self.conversations.values().filter(|c| c.job.is_some()) {
+            for conversation in self.conversations.values().filter(|c| c.is_busy()) {
                 conversation.publish(&self.model);
             }
         }

@@ -1,14 +1,7 @@
-//! Questions in a fork of a conversation, and the recall test: whether a model still knows a text.
+//! The recall test: whether a model still knows a text.
 
 use super::Piece;
 use std::ops::Range;
-
-/// The number of a request that is answered in a fork: log, checkpoints and cache of the
-/// conversation stay as they were.
-pub const FORK_TURN: u64 = 0;
-/// The number of such a request that is answered without eviction, from a cache that is filled for
-/// it.
-pub const DENSE_TURN: u64 = u64::MAX;
 
 /// A question for a text of the conversation, which the engine asks in a fork of it.
 #[derive(Clone, Debug, Default)]

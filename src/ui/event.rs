@@ -146,6 +146,10 @@ pub struct Opened {
 #[derive(Clone, Copy, Debug)]
 pub enum Asked {
     Turn(u64),
+    /// As [`crate::protocol::Probe::Aside`].
+    Aside {
+        dense: bool,
+    },
     Recall,
     Rebuild,
 }

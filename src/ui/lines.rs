@@ -10,7 +10,7 @@ use super::widgets::{message, recall, twin, welcome};
 use super::worker::Outcome;
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
-use crate::protocol::{DENSE_TURN, Event, TextKind};
+use crate::protocol::{Event, Finding, TextKind};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
@@ -96,8 +96,9 @@ impl Runtime {
                 Woken::Line(None) => ended = true,
                 Woken::Engine(event) => {
                     // That of /compare follows as a whole.
-                    if let Some(Event::Text { turn, kind, text }) = &event
-                        && *turn != DENSE_TURN
+                    if let Some(
+                        Event::Text { kind, text, .. } | Event::Found(Finding::Text { dense: false, kind, text }),
+                    ) = &event
                     {
                         print_text(&mut printed, *kind, text);
                     }

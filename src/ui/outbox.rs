@@ -5,7 +5,7 @@
 use super::event::Asked;
 use super::worker::{Outcome, Rendered, Worker};
 use crate::chat::{Conversation, Message, RenderOptions, render};
-use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece, RecallRequest};
+use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece, Probe};
 use anyhow::{Result, anyhow};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ pub enum Purpose {
     Generate(Box<GenerateRequest>),
     Rewind,
     /// The request still lacks its prompts.
-    Recall(Box<RecallRequest>),
+    Probe(Probe),
 }
 
 impl Purpose {
@@ -27,7 +27,8 @@ impl Purpose {
     pub fn asked(&self) -> Option<Asked> {
         match self {
             Self::Generate(request) => Some(Asked::Turn(request.turn)),
-            Self::Recall(_) => Some(Asked::Recall),
+            Self::Probe(Probe::Recall(_)) => Some(Asked::Recall),
+            Self::Probe(Probe::Aside { dense, .. }) => Some(Asked::Aside { dense: *dense }),
             Self::Rewind => None,
         }
     }
@@ -145,7 +146,7 @@ impl Outbox {
         }
         match self.remove(0)? {
             Waiting::Prompt { mut purpose, .. } => {
-                if let Purpose::Recall(request) = &mut purpose {
+                if let Purpose::Probe(Probe::Recall(request)) = &mut purpose {
                     request.alone = rendered.alone;
                 }
                 Some((purpose, rendered.result))
@@ -203,18 +204,8 @@ mod tests {
     }
 
     fn request(turn: u64) -> Purpose {
-        let sampling = crate::protocol::SamplingParams::default();
-        let request = GenerateRequest {
-            turn,
-            prompt: Vec::new(),
-            sampling,
-            seed: None,
-            max_tokens: None,
-            max_think: None,
-            pin: None,
-            chains: None,
-        };
-        Purpose::Generate(Box::new(request))
+        let ask = crate::protocol::Ask::default();
+        Purpose::Generate(Box::new(GenerateRequest { turn, ask, pin: None, chains: None }))
     }
 
     fn start() -> (Outbox, Outcomes) {

@@ -27,7 +27,6 @@ use super::event::{AppEvent, Asked};
 use super::overlay::{inspect, question::Question};
 use super::state::{App, Loading, Restore, SPINNER_MS};
 use super::theme::{AUTO, Background};
-use crate::protocol::{DENSE_TURN, FORK_TURN};
 
 /// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
 pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
@@ -116,8 +115,8 @@ fn handle(app: &mut App, event: AppEvent) {
 fn not_asked(app: &mut App, what: Asked, why: Option<&str>) {
     let stopped = why.unwrap_or("stopped");
     match what {
-        Asked::Turn(FORK_TURN) => compact::failed(app, stopped),
-        Asked::Turn(DENSE_TURN) => compare::failed(app, stopped),
+        Asked::Aside { dense: false } => compact::failed(app, stopped),
+        Asked::Aside { dense: true } => compare::failed(app, stopped),
         Asked::Turn(turn) => turns::failed(app, turn, why.unwrap_or("stopped before the answer began")),
         Asked::Recall => inspect::recalled(app, Err(stopped.to_owned())),
         Asked::Rebuild => engine::rebuilt(app, true, app.tokens()),

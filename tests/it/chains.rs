@@ -29,7 +29,8 @@ fn width(width: usize) -> ChainsRequest {
 
 fn send(s: &mut Session, seed: u64, chains: Option<ChainsRequest>) {
     let prompt = s.prompt(QUESTION);
-    let request = dmschat::protocol::GenerateRequest { seed: Some(seed), chains, ..s.request(prompt) };
+    let mut request = s.request(prompt);
+    (request.ask.seed, request.chains) = (Some(seed), chains);
     s.send(Command::Generate(Box::new(request)));
 }
 
@@ -132,9 +133,9 @@ fn chains_of_a_greedy_model_sample() {
     let mut s = session(&tiny);
     for seed in [5, 6] {
         let prompt = s.prompt(QUESTION);
-        let mut request =
-            dmschat::protocol::GenerateRequest { seed: Some(seed), chains: Some(width(WIDTH)), ..s.request(prompt) };
-        request.sampling.temperature = 0.0;
+        let mut request = s.request(prompt);
+        (request.ask.seed, request.chains) = (Some(seed), Some(width(WIDTH)));
+        request.ask.sampling.temperature = 0.0;
         s.send(Command::Generate(Box::new(request)));
         let report = wait(&mut s);
         let mut texts = texts(&report);

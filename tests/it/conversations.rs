@@ -6,7 +6,7 @@ use crate::tiny::{Form, Spec, Tiny};
 use dmschat::codec::Codec;
 use dmschat::engine::{self, EngineOptions};
 use dmschat::protocol::{
-    Command, EngineHandle, Event, GenerateRequest, LogEntry, RequestId, Response, SamplingParams, StopReason,
+    self, Command, EngineHandle, Event, GenerateRequest, LogEntry, RequestId, Response, SamplingParams, StopReason,
     TurnReport,
 };
 use std::collections::VecDeque;
@@ -59,11 +59,13 @@ impl Talk {
         let turn = self.answers.len() as u64 + 1;
         let request = GenerateRequest {
             turn,
-            prompt: prompt_of(&self.exchanges, &ask.question),
-            sampling: SamplingParams { temperature: 1.0, top_k: 5, ..Default::default() },
-            seed: Some(100 * self.number + turn),
-            max_tokens: Some(ask.max_tokens),
-            max_think: None,
+            ask: protocol::Ask {
+                prompt: prompt_of(&self.exchanges, &ask.question),
+                sampling: SamplingParams { temperature: 1.0, top_k: 5, ..Default::default() },
+                seed: Some(100 * self.number + turn),
+                max_tokens: Some(ask.max_tokens),
+                max_think: None,
+            },
             pin: None,
             chains: None,
         };

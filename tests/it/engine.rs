@@ -125,7 +125,8 @@ fn seeds_decide_and_greedy_needs_none() {
         let mut s = Session::new(&tiny);
         s.sampling = SamplingParams { temperature, top_k: 5, ..Default::default() };
         let prompt = s.prompt(QUESTION);
-        let request = dmschat::protocol::GenerateRequest { seed, ..s.request(prompt) };
+        let mut request = s.request(prompt);
+        request.ask.seed = seed;
         s.send(Command::Generate(Box::new(request)));
         let report = s.finish(0);
         (report.generated, report.seed)

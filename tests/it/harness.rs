@@ -9,7 +9,7 @@ use dmschat::codec::Codec;
 use dmschat::engine::{self, EngineOptions};
 use dmschat::policy::PolicyKind;
 use dmschat::protocol::{
-    Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, Response, SamplingParams, Snapshot,
+    Ask, Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, Response, SamplingParams, Snapshot,
     Token, TurnReport,
 };
 use std::sync::Arc;
@@ -117,11 +117,13 @@ impl<'a> Session<'a> {
         self.turns += 1;
         GenerateRequest {
             turn: self.turns,
-            prompt,
-            sampling: self.sampling.clone(),
-            seed: Some(self.turns),
-            max_tokens: Some(self.max_tokens),
-            max_think: None,
+            ask: Ask {
+                prompt,
+                sampling: self.sampling.clone(),
+                seed: Some(self.turns),
+                max_tokens: Some(self.max_tokens),
+                max_think: None,
+            },
             pin: None,
             chains: None,
         }

@@ -289,7 +289,7 @@ fn a_saved_log_is_taken_up_under_its_toggles() {
     s.check_stored();
     let prompt = s.prompt("and so on");
     let mut again = s.request(prompt);
-    again.seed = Some(next.seed);
+    again.ask.seed = Some(next.seed);
     s.send(Command::Generate(Box::new(again)));
     let report = s.finish(0);
     assert_eq!((report.reused_tokens, report.log_base), (fed, request.log.len()));

@@ -4,8 +4,8 @@
 use crate::harness::{Session, text};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::protocol::{
-    Command, DENSE_TURN, Event, FORK_TURN, GenerateRequest, LogEntry, RecallRequest, Recalled, RestoreRequest,
-    SamplingParams, StopReason, TurnReport,
+    Ask, Command, Event, Finding, LogEntry, Probe, RecallRequest, Recalled, RestoreRequest, SamplingParams, StopReason,
+    TurnReport,
 };
 
 fn talker() -> Tiny {
@@ -22,8 +22,8 @@ fn request(s: &Session<'_>, text: &str, cue_bytes: usize) -> RecallRequest {
 }
 
 fn recall(s: &mut Session<'_>, request: RecallRequest) -> Result<Box<Recalled>, String> {
-    s.send(Command::Recall(Box::new(request)));
-    s.wait(|e| if let Event::Recalled(result) = e { Some(result.clone()) } else { None })
+    s.send(Command::Probe(Probe::Recall(Box::new(request))));
+    s.wait(|e| if let Event::Found(Finding::Recalled(result)) = e { Some(result.clone()) } else { None })
 }
 
 /// Two turns, what `between` does, and a third turn, which is answered again.
@@ -154,32 +154,34 @@ fn an_answer_without_eviction_is_that_of_a_dense_conversation() {
     s.ask(SAID);
     s.ask("and a second question of some length, so that something is dropped");
     let before = (s.stored(), s.log.clone(), s.watch.seen().pages);
-    let (report, text) = aside_of(&mut s, DENSE_TURN, 20);
+    let (report, text) = aside_of(&mut s, true, 20);
     assert_eq!((s.stored(), s.log.clone(), s.watch.seen().pages), before);
     let mut dense = Session::with(&tiny, |o| o.eviction = Some(false));
     dense.exchanges.clone_from(&s.exchanges);
     let replies = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
     dense.send(Command::Restore(Box::new(RestoreRequest { replies, ..RestoreRequest::default() })));
     dense.wait(|e| matches!(e, Event::RebuildDone { .. }).then_some(()));
-    let (other, same) = aside_of(&mut dense, FORK_TURN, 20);
+    let (other, same) = aside_of(&mut dense, false, 20);
     assert_eq!((&report.generated, text), (&other.generated, same));
-    assert_ne!(report.generated, aside_of(&mut s, FORK_TURN, 20).0.generated, "eviction makes a difference");
+    assert_ne!(report.generated, aside_of(&mut s, false, 20).0.generated, "eviction makes a difference");
 }
 
 /// Asks for a summary as /compact does. Returns the report, and the streamed text.
 fn aside(s: &mut Session<'_>, max_tokens: usize) -> (TurnReport, String) {
-    aside_of(s, FORK_TURN, max_tokens)
+    aside_of(s, false, max_tokens)
 }
 
-fn aside_of(s: &mut Session<'_>, turn: u64, max_tokens: usize) -> (TurnReport, String) {
+fn aside_of(s: &mut Session<'_>, dense: bool, max_tokens: usize) -> (TurnReport, String) {
     let prompt = s.prompt("sum up");
     let (sampling, seed, max_tokens) = (s.sampling.clone(), Some(1), Some(max_tokens));
-    let (max_think, pin, chains) = (None, None, None);
-    let request = GenerateRequest { turn, prompt, sampling, seed, max_tokens, max_think, pin, chains };
-    s.send(Command::Generate(Box::new(request)));
-    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    let ask = Box::new(Ask { prompt, sampling, seed, max_tokens, max_think: None });
+    s.send(Command::Probe(Probe::Aside { ask, dense }));
+    let report = s.wait(|e| match e {
+        Event::Found(Finding::Said { dense: of, report }) if *of == dense => Some((**report).clone()),
+        _ => None,
+    });
     let text = |e: &Event| match e {
-        Event::Text { turn: of, text, .. } if *of == turn => Some(text.clone()),
+        Event::Found(Finding::Text { text, .. }) => Some(text.clone()),
         _ => None,
     };
     (report, s.events.iter().filter_map(text).collect())

@@ -5,7 +5,9 @@ use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::cli::client::{Client, Sampling};
 use dmschat::cli::spawn;
 use dmschat::config::{Dirs, Layer, Settings};
-use dmschat::protocol::{Command, EngineHandle, Event, GenerateRequest, ModelInfo, Piece, SamplingParams, TurnReport};
+use dmschat::protocol::{
+    Ask, Command, EngineHandle, Event, GenerateRequest, ModelInfo, Piece, SamplingParams, TurnReport,
+};
 use std::sync::Arc;
 
 fn engine() -> Client {
@@ -167,11 +169,7 @@ impl Driven {
         let sampling = SamplingParams::default();
         let request = GenerateRequest {
             turn,
-            prompt,
-            sampling,
-            seed: Some(1),
-            max_tokens: Some(90),
-            max_think: None,
+            ask: Ask { prompt, sampling, seed: Some(1), max_tokens: Some(90), max_think: None },
             pin: None,
             chains: None,
         };

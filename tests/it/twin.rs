@@ -4,7 +4,9 @@
 use crate::harness::Session;
 use crate::reference::{self, Rounding};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::protocol::{Command, Event, LogEntry, RecallRequest, SamplingParams, StopReason, TurnReport};
+use dmschat::protocol::{
+    Command, Event, Finding, LogEntry, Probe, RecallRequest, SamplingParams, StopReason, TurnReport,
+};
 
 fn talker() -> Tiny {
     Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) }, 230)
@@ -134,8 +136,8 @@ fn a_rebuild_and_a_recall_have_room_beside_a_twin() {
     s.ask("go on");
     let (prompt, alone) = (s.prompt("repeat \"a question\""), s.prompt("repeat \"a question\""));
     let request = RecallRequest { prompt, alone, text: QUESTION.to_owned(), cue_bytes: 10, tokens: None };
-    s.send(Command::Recall(Box::new(request)));
-    assert!(s.wait(|e| if let Event::Recalled(result) = e { Some(result.is_ok()) } else { None }));
+    s.send(Command::Probe(Probe::Recall(Box::new(request))));
+    assert!(s.wait(|e| if let Event::Found(Finding::Recalled(result)) = e { Some(result.is_ok()) } else { None }));
     s.send(Command::Rebuild);
     assert!(!s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None }));
     assert!(s.ask("and on").twin.is_some(), "it is made again");

@@ -4,7 +4,7 @@
 use crate::harness::{Exchange, Session, prompt_of, spelled};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::protocol::{
-    Command, Event, FORK_TURN, GenerateRequest, Keep, PresenceRequest, RecallRequest, RestoreRequest, WhenFull,
+    Command, Event, Finding, Keep, PresenceRequest, Probe, RecallRequest, RestoreRequest, WhenFull,
 };
 use std::path::Path;
 
@@ -50,14 +50,14 @@ impl Wanderer<'_> {
             }
             (10, Some(text)) => {
                 let (prompt, alone) = (self.s.prompt("repeat"), prompt_of(&[], "repeat"));
-                self.s.send(Command::Recall(Box::new(RecallRequest {
+                self.s.send(Command::Probe(Probe::Recall(Box::new(RecallRequest {
                     prompt,
                     alone,
                     cue_bytes: text.len() / 2,
                     text,
                     tokens: None,
-                })));
-                self.s.wait(|e| matches!(e, Event::Recalled(_)).then_some(()));
+                }))));
+                self.s.wait(|e| matches!(e, Event::Found(Finding::Recalled(_))).then_some(()));
             }
             (11, Some(_)) if self.rng.chance(2) => {
                 self.s.send(Command::Rebuild);
@@ -69,9 +69,9 @@ impl Wanderer<'_> {
             }
             (11, _) => {
                 let prompt = self.s.prompt("sum up");
-                let request = GenerateRequest { turn: FORK_TURN, ..self.s.request(prompt) };
-                self.s.send(Command::Generate(Box::new(request)));
-                self.s.wait(|e| matches!(e, Event::TurnDone(_)).then_some(()));
+                let ask = Box::new(self.s.request(prompt).ask);
+                self.s.send(Command::Probe(Probe::Aside { ask, dense: false }));
+                self.s.wait(|e| matches!(e, Event::Found(Finding::Said { .. })).then_some(()));
             }
             _ => {
                 self.asked += 1;

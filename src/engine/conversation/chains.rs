@@ -216,9 +216,9 @@ impl OneOfMany {
     }
 }
 
-impl Conversation {
+impl<B: Backend> Conversation<B> {
     /// Forks the chains of a turn once its prompt is prefilled.
-    pub(in crate::engine) fn begin_chains<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn begin_chains(&mut self, m: &mut Loaded<B>) {
         let at_prompt_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
         if !at_prompt_end || self.chain.stage() != Stage::Decode {
             return;
@@ -232,7 +232,7 @@ impl Conversation {
         self.job = Some(job);
     }
 
-    fn fork_chains<B: Backend>(
+    fn fork_chains(
         &mut self,
         m: &mut Loaded<B>,
         events: &EventSender,
@@ -265,7 +265,7 @@ impl Conversation {
                 )));
             }
             first.sampling.temperature = CHAINS_TEMPERATURE;
-            turn.set_sampling(first.sampling.clone());
+            turn.asked.ask.sampling = first.sampling.clone();
         }
         let turn_id = turn.id();
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
@@ -276,7 +276,7 @@ impl Conversation {
                 forks.len()
             ));
         }
-        let thinks = ends_thinking(turn.prompt());
+        let thinks = ends_thinking(&turn.asked.ask.prompt);
         let fork = |(number, context)| {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
@@ -302,7 +302,7 @@ impl Conversation {
     }
 
     /// Number of chains for which there are sequences and, at the expected compression, memory.
-    fn width_that_fits<B: Backend>(&self, m: &Loaded<B>, turn: &Turn) -> usize {
+    fn width_that_fits(&self, m: &Loaded<B>, turn: &Turn) -> usize {
         let runner = &m.runner;
         let rows = (runner.cache.free_rows() + m.snapshots.count(Worth::Earlier)).clamp(1, MAX_AUTO_WIDTH);
         let Some(free) = runner.cache.free_pages(runner.backend()) else { return rows };
@@ -315,19 +315,14 @@ impl Conversation {
     }
 
     /// Receives the choice of a front end that checks answers.
-    pub(in crate::engine) fn elect(&mut self, choice: Option<usize>) {
+    pub fn elect(&mut self, choice: Option<usize>) {
         if let Some(chains) = &mut self.chains {
             chains.elected.get_or_insert(choice);
         }
     }
 
     /// Receives the result of a chain's decode step.
-    pub(in crate::engine) fn chain_sampled<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        number: usize,
-        sampled: Result<Token, NonFinite>,
-    ) {
+    pub fn chain_sampled(&mut self, m: &mut Loaded<B>, number: usize, sampled: Result<Token, NonFinite>) {
         let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
             return;
         };
@@ -353,7 +348,7 @@ impl Conversation {
     }
 
     /// Ends chains and reports them.
-    fn end_chains<B: Backend>(&mut self, m: &mut Loaded<B>, numbers: &[usize], why: StopReason) {
+    fn end_chains(&mut self, m: &mut Loaded<B>, numbers: &[usize], why: StopReason) {
         let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. }), false) =
             (&mut self.chains, &self.job, numbers.is_empty())
         else {
@@ -373,12 +368,7 @@ impl Conversation {
     }
 
     /// Ends a chain that runs alone and has no memory to continue.
-    pub(in crate::engine) fn no_room_for_chain<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        number: usize,
-        error: &CacheError,
-    ) {
+    pub fn no_room_for_chain(&mut self, m: &mut Loaded<B>, number: usize, error: &CacheError) {
         if let (Some(chains), Some(job)) = (&mut self.chains, &self.job) {
             if chains.no_room.is_none() && m.when_full != WhenFull::Stop {
                 job.events.notice(format!(
@@ -394,7 +384,7 @@ impl Conversation {
 
     /// Ends chains that are done and, if the vote is decided or the turn cancelled, all of them: the winner's reply becomes the
     /// conversation's.
-    pub(in crate::engine) fn finish_chains<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn finish_chains(&mut self, m: &mut Loaded<B>) {
         let Some(chains) = &self.chains else { return };
         let done: Vec<usize> =
             chains.numbers().filter(|&n| chains.chain(n).is_some_and(|c| c.stage() == Stage::Done)).collect();
@@ -423,7 +413,7 @@ impl Conversation {
     }
 
     /// Makes the winner's reply the conversation's. `stopped`: the vote was not decided.
-    fn take_reply<B: Backend>(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize, stopped: bool) {
+    fn take_reply(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize, stopped: bool) {
         let Some(Job { events, cancelled, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         // A cancel that has chosen the winner is done.
         *cancelled = false;
@@ -470,14 +460,14 @@ impl Conversation {
     }
 
     /// Releases all chains.
-    pub(in crate::engine) fn release_chains<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn release_chains(&mut self, m: &mut Loaded<B>) {
         m.snapshots.release_of(&mut m.runner, self.id(), Worth::Chain);
         let chains = self.chains.take().into_iter().flat_map(|chains| chains.chains);
         chains.filter_map(|one| one.chain).for_each(|chain| m.runner.release(chain.context.seq));
     }
 
     /// Notes the pages that the chains hold, before some of them are released.
-    pub(in crate::engine) fn note_pages<B: Backend>(&mut self, m: &Loaded<B>) {
+    pub fn note_pages(&mut self, m: &Loaded<B>) {
         let owner = self.id();
         if let Some(chains) = &mut self.chains {
             chains.note_pages(m, owner, &self.chain.context);
@@ -485,7 +475,7 @@ impl Conversation {
     }
 
     /// Puts the numbers of the chains into the figures. `waits`: whether the chain of this number is not admitted.
-    pub(in crate::engine) fn add_chains<B: Backend>(&self, m: &Loaded<B>, figures: &mut Figures) {
+    pub fn add_chains(&self, m: &Loaded<B>, figures: &mut Figures) {
         let Some(chains) = &self.chains else { return };
         let runner = &m.runner;
         let geometry = runner.cache.geometry();

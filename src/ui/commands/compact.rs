@@ -233,7 +233,7 @@ pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Event, FORK_TURN, ModelInfo};
+    use crate::protocol::{Event, Finding, ModelInfo};
     use crate::ui::depth::Depth;
     use crate::ui::event::{AppEvent, Asked};
     use crate::ui::testing::*;
@@ -255,11 +255,11 @@ mod tests {
     }
 
     fn text(app: &mut App, text: &str) {
-        engine(app, Event::Text { turn: FORK_TURN, kind: TextKind::Answer, text: text.into() });
+        engine(app, Event::Found(Finding::Text { dense: false, kind: TextKind::Answer, text: text.into() }));
     }
 
     fn end(app: &mut App, stop_reason: StopReason) -> Vec<Effect> {
-        engine(app, Event::TurnDone(Box::new(report(FORK_TURN, stop_reason))))
+        engine(app, Event::Found(Finding::Said { dense: false, report: Box::new(report(0, stop_reason)) }))
     }
 
     fn fill(app: &mut App, tokens: usize) {
@@ -335,10 +335,10 @@ mod tests {
         }
         // Not sent yet, or not rendered.
         say(&mut app, "/compact");
-        update(&mut app, AppEvent::NotAsked { what: Asked::Turn(FORK_TURN), why: None });
+        update(&mut app, AppEvent::NotAsked { what: Asked::Aside { dense: false }, why: None });
         assert!(!app.is_busy() && said(&mut app).starts_with("stopped"));
         say(&mut app, "/compact");
-        update(&mut app, AppEvent::NotAsked { what: Asked::Turn(FORK_TURN), why: Some("bad template".into()) });
+        update(&mut app, AppEvent::NotAsked { what: Asked::Aside { dense: false }, why: Some("bad template".into()) });
         assert!(!app.is_busy() && said(&mut app).starts_with("bad template"));
     }
 
@@ -364,7 +364,7 @@ mod tests {
                 detail: Some("the prompt has 8,216 tokens".into()),
                 ..report(app.turn.as_ref().unwrap().turn, StopReason::ContextFull)
             };
-            engine(&mut app, Event::TurnDone(Box::new(refused)));
+            engine(&mut app, Event::Found(Finding::Said { dense: false, report: Box::new(refused) }));
             let line = app.notice.clone().expect("a line").text;
             assert_eq!(line, format!("not sent (Up recalls it): context full: {}", summary::WAY_OUT));
             assert_eq!((app.input.text(), app.history.entries().last().map(String::as_str)), ("", Some(question)));

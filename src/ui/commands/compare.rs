@@ -83,7 +83,7 @@ pub fn failed(app: &mut App, why: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Command as Engine, DENSE_TURN, Event};
+    use crate::protocol::{Command as Engine, Event, Finding};
     use crate::ui::testing::*;
     use crossterm::event::KeyCode;
 
@@ -101,13 +101,13 @@ mod tests {
         ] {
             let answer = app.chat.head().unwrap();
             assert!(matches!(say(&mut app, "/compare")[..], [Effect::Compare { answer: asked }] if asked == answer));
-            let text = Event::Text { turn: DENSE_TURN, kind: TextKind::Answer, text: said.into() };
-            engine(&mut app, text);
+            let text = Finding::Text { dense: true, kind: TextKind::Answer, text: said.into() };
+            engine(&mut app, Event::Found(text));
             assert!(app.is_busy() && screen(&mut app).contains("answering without eviction"), "{}", screen(&mut app));
             if stop_reason == StopReason::Cancelled {
                 assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Engine::Cancel)]));
             }
-            engine(&mut app, Event::TurnDone(Box::new(report(DENSE_TURN, stop_reason))));
+            engine(&mut app, Event::Found(Finding::Said { dense: true, report: Box::new(report(0, stop_reason)) }));
             let screen = screen(&mut app);
             assert!(!app.is_busy() && screen.contains(shown), "{shown}: {screen}");
         }

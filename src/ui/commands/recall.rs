@@ -105,7 +105,7 @@ pub fn summary(recalled: &Recalled) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Command as Engine, Event, Guess, RecalledToken};
+    use crate::protocol::{Command as Engine, Event, Finding, Guess, RecalledToken};
     use crate::ui::depth::Depth;
     use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
@@ -157,7 +157,7 @@ mod tests {
             app.queue.clear();
             let effects = press(&mut app, KeyCode::Esc);
             assert!(effects.iter().any(|e| matches!(e, Effect::Engine(Engine::Cancel))));
-            engine(&mut app, Event::Recalled(Ok(recalled())));
+            engine(&mut app, Event::Found(Finding::Recalled(Ok(recalled()))));
             assert!(!app.is_busy());
             assert_eq!((app.chat.context_path().len(), app.chat.take_changes().len()), (context, 1));
             insta::assert_snapshot!(name, screen(&mut app));
@@ -175,7 +175,7 @@ mod tests {
         assert!(said(&mut app, "/recall the code").starts_with("/recall: nothing was said yet"));
         turn(&mut app, "q", "hm", "Fine.");
         say(&mut app, "/recall the code");
-        engine(&mut app, Event::Recalled(Err("no room to ask: the KV cache is full".into())));
+        engine(&mut app, Event::Found(Finding::Recalled(Err("no room to ask: the KV cache is full".into()))));
         assert!(!app.is_busy() && app.notice.take().unwrap().text == "recall: no room to ask: the KV cache is full");
         say(&mut app, "another");
         assert!(said(&mut app, "/recall the code").starts_with("the answer is still running"));

@@ -2,7 +2,7 @@
 
 use super::Runtime;
 use crate::chat::MessageId;
-use crate::protocol::{ChainsRequest, Command, DENSE_TURN, FORK_TURN, GenerateRequest, RecallRequest};
+use crate::protocol::{Ask, Command, GenerateRequest, Probe, RecallRequest};
 use crate::ui::commands::compact::{QUESTION, max_tokens};
 use crate::ui::commands::recall::{cue_bytes, question};
 use crate::ui::event::{AppEvent, Asked};
@@ -82,19 +82,24 @@ impl Runtime {
             .map(str::to_owned);
         let early_stop = self.app.setup.settings.early_stop;
         let chains = self.app.turn.as_ref().and_then(|turn| turn.chains_request(early_stop));
-        self.request(turn, self.app.options.max_tokens, pin, chains, source);
+        let ask = self.ask(self.app.options.max_tokens, &source);
+        let request = GenerateRequest { turn, ask, pin, chains };
+        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
+        self.flush();
         Vec::new()
     }
 
     /// Renders the conversation up to a message with a request for a summary and asks for it.
     pub(in crate::ui) fn compact(&mut self, upto: MessageId) -> Vec<AppEvent> {
         let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
-            return not_asked(Asked::Turn(FORK_TURN));
+            return not_asked(Asked::Aside { dense: false });
         };
         let mut chat = self.app.chat.clone();
         chat.set_head(Some(upto));
         source.ask(&chat, QUESTION);
-        self.request(FORK_TURN, Some(max_tokens(source.info.context)), None, None, source);
+        let ask = Box::new(self.ask(Some(max_tokens(source.info.context)), &source));
+        self.outbox.push_prompt(Purpose::Probe(Probe::Aside { ask, dense: false }), source);
+        self.flush();
         Vec::new()
     }
 
@@ -105,37 +110,24 @@ impl Runtime {
         let found = chat.get(answer).and_then(|message| Some((message.parent?, message.report.as_deref()?)));
         let (Some(mut source), Some((question, report))) = (self.source().filter(|_| self.current.is_some()), found)
         else {
-            return not_asked(Asked::Turn(DENSE_TURN));
+            return not_asked(Asked::Aside { dense: true });
         };
         source.path = chat.context_path_to(Some(question)).into_iter().cloned().collect();
-        let request = GenerateRequest {
-            turn: DENSE_TURN,
-            prompt: Vec::new(),
+        let ask = Box::new(Ask {
             sampling: report.sampling.clone(),
             seed: Some(report.seed),
-            max_tokens: self.app.options.max_tokens,
-            max_think: source.info.max_think(self.app.options.max_think),
-            pin: None,
-            chains: None,
-        };
-        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
+            ..self.ask(self.app.options.max_tokens, &source)
+        });
+        self.outbox.push_prompt(Purpose::Probe(Probe::Aside { ask, dense: true }), source);
         self.flush();
         Vec::new()
     }
 
-    fn request(
-        &mut self,
-        turn: u64,
-        max_tokens: Option<usize>,
-        pin: Option<String>,
-        chains: Option<ChainsRequest>,
-        source: Source,
-    ) {
+    /// What is asked, but for its prompt.
+    fn ask(&self, max_tokens: Option<usize>, source: &Source) -> Ask {
         let (sampling, seed) = (self.app.sampling(), self.app.options.seed);
         let max_think = source.info.max_think(self.app.options.max_think);
-        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, max_think, pin, chains };
-        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
-        self.flush();
+        Ask { prompt: Vec::new(), sampling, seed, max_tokens, max_think }
     }
 
     /// Renders the rest of the conversation and rewinds the cache to it.
@@ -157,7 +149,7 @@ impl Runtime {
         source.ask(&self.app.chat, &question(&text));
         source.alone = true;
         let request = RecallRequest { cue_bytes: cue_bytes(&text), text, tokens, ..RecallRequest::default() };
-        self.outbox.push_prompt(Purpose::Recall(Box::new(request)), source);
+        self.outbox.push_prompt(Purpose::Probe(Probe::Recall(Box::new(request))), source);
         self.flush();
         Vec::new()
     }
@@ -187,14 +179,18 @@ impl Runtime {
             (Purpose::Generate(mut request), Ok(prompt)) => {
                 self.restore();
                 self.send_now(Command::KeepCache(self.sessions.cache_file()));
-                request.prompt = prompt;
+                request.ask.prompt = prompt;
                 self.send_now(Command::Generate(request));
                 Some(AppEvent::Restored)
             }
-            (Purpose::Recall(mut request), Ok(prompt)) => {
+            (Purpose::Probe(mut probe), Ok(prompt)) => {
                 self.restore();
-                request.prompt = prompt;
-                self.send_now(Command::Recall(request));
+                self.send_now(Command::KeepCache(self.sessions.cache_file()));
+                match &mut probe {
+                    Probe::Recall(request) => request.prompt = prompt,
+                    Probe::Aside { ask, .. } => ask.prompt = prompt,
+                }
+                self.send_now(Command::Probe(probe));
                 Some(AppEvent::Restored)
             }
             (Purpose::Rewind, Ok(pieces)) => {

@@ -150,7 +150,7 @@ fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
     let (old, path) = (sessions.session.id().to_owned(), sessions.session.path().unwrap().to_owned());
     let before = std::fs::read(&path).unwrap();
 
-    let report = crate::ui::testing::report(crate::protocol::FORK_TURN, crate::protocol::StopReason::End);
+    let report = crate::ui::testing::report(0, crate::protocol::StopReason::End);
     let (question, answer) = (crate::ui::commands::compact::QUESTION.to_owned(), "The code is seven.".to_owned());
     let turns = vec![crate::ui::effect::TakenOver { question, reasoning: None, answer, report }];
     let summary = crate::ui::effect::Summary { turns, what: "from this summary".into() };

@@ -2,9 +2,7 @@
 
 use super::{files, texts, turns};
 use crate::chat::{Message, MessageId};
-use crate::protocol::{
-    Command, DENSE_TURN, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
-};
+use crate::protocol::{Command, Event, Finding, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::commands::{compact, compare, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::LocalKind;
@@ -39,11 +37,7 @@ pub fn event(app: &mut App, event: Event) {
                 active.prompt_tokens = Some(prompt_tokens);
             }
         }
-        Event::Text { turn: FORK_TURN, kind, text } => compact::streamed(app, kind, &text),
-        Event::Text { turn: DENSE_TURN, kind, text } => compare::streamed(app, kind, &text),
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
-        Event::TurnDone(report) if report.turn == FORK_TURN => compact::done(app, *report),
-        Event::TurnDone(report) if report.turn == DENSE_TURN => compare::done(app, &report),
         Event::TurnDone(report) => done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => toggled(app, on, at_token, dropped_slots),
         Event::TwinSet { on, why } => twin::was_set(app, on, why),
@@ -69,7 +63,11 @@ pub fn event(app: &mut App, event: Event) {
             app.feed.pinned = pinned_messages(app);
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
-        Event::Recalled(result) => inspect::recalled(app, result),
+        Event::Found(Finding::Recalled(result)) => inspect::recalled(app, result),
+        Event::Found(Finding::Text { dense: false, kind, text }) => compact::streamed(app, kind, &text),
+        Event::Found(Finding::Text { dense: true, kind, text }) => compare::streamed(app, kind, &text),
+        Event::Found(Finding::Said { dense: false, report }) => compact::done(app, *report),
+        Event::Found(Finding::Said { dense: true, report }) => compare::done(app, &report),
         Event::Chain { turn, event } => {
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
                 active.answering = true;

@@ -266,7 +266,7 @@ fn fate_without_marks(policy: PolicyKind, presence: &Presence, token: usize) -> 
 
 #[cfg(test)]
 mod tests {
-    use crate::protocol::{Command, Event, LaneFilter, ModelInfo, PresenceRequest, Recalled};
+    use crate::protocol::{Command, Event, Finding, LaneFilter, ModelInfo, PresenceRequest, Recalled};
     use crate::ui::depth::Depth;
     use crate::ui::effect::Effect;
     use crate::ui::event::AppEvent;
@@ -384,7 +384,10 @@ mod tests {
             assert!(app.engine.recalling && screen(&mut app).contains("asking for the text (Esc stops)"));
             let effects = press(&mut app, KeyCode::Esc);
             assert!(effects.iter().any(|e| matches!(e, Effect::Engine(Command::Cancel))), "Esc stops what runs");
-            engine(&mut app, Event::Recalled(Ok(Box::new(Recalled { times: 1, ..Recalled::default() }))));
+            engine(
+                &mut app,
+                Event::Found(Finding::Recalled(Ok(Box::new(Recalled { times: 1, ..Recalled::default() })))),
+            );
             let shown = screen(&mut app);
             assert!(shown.contains("recall: remembers 0 of 0 tokens") && shown.contains("memory: "), "{shown}");
             assert!(app.feed.locals.is_empty(), "the result is on the page");

@@ -4,14 +4,14 @@
 //! The twin has steps of its own, some tokens behind the answer. The answer's steps are the same with and without it, and so
 //! is the answer, on every backend. If its pages are needed, the twin is given up.
 
-use super::super::chain::Generation;
-use super::super::loaded::Loaded;
-use super::super::reply::{Reply, Vocabulary, flat_of};
-use super::super::runner::{NonFinite, Runner, StepError};
-use super::super::scheduler::Stage;
-use super::{Conversation, Work};
 use crate::backend::Backend;
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
+use crate::engine::chain::Generation;
+use crate::engine::conversation::{Conversation, Work};
+use crate::engine::loaded::Loaded;
+use crate::engine::reply::{Reply, Vocabulary, flat_of};
+use crate::engine::runner::{NonFinite, Runner, StepError};
+use crate::engine::scheduler::Stage;
 use crate::protocol::{Event, EventSender, TextKind, Token, TwinDifference, TwinReport, bytes};
 use crate::sampler::{log_softmax, sample};
 use crate::unicode::end_of;
@@ -110,9 +110,9 @@ fn pages<B: Backend>(runner: &Runner<B>, tokens: usize) -> usize {
     g.n_layers * g.n_kv_heads * tokens.div_ceil(PAGE_SLOTS)
 }
 
-impl Conversation {
+impl<B: Backend> Conversation<B> {
     /// Switches the twin on for the next answers, or off.
-    pub(in crate::engine) fn set_twin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
+    pub fn set_twin(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
         let why = on.then(|| self.twin_refusal(m)).flatten();
         self.twin_wanted = on && why.is_none();
         if !self.twin_wanted {
@@ -123,7 +123,7 @@ impl Conversation {
         events.event(Event::TwinSet { on: self.twin_wanted, why });
     }
 
-    fn twin_refusal<B: Backend>(&self, m: &Loaded<B>) -> Option<String> {
+    fn twin_refusal(&self, m: &Loaded<B>) -> Option<String> {
         if !m.has_policy() {
             return Some(format!("{} keeps everything: a twin would be the same", m.info.identity.name));
         }
@@ -140,12 +140,12 @@ impl Conversation {
         })
     }
 
-    pub(in crate::engine) fn release_twin<B: Backend>(&mut self, runner: &mut Runner<B>) {
+    pub fn release_twin(&mut self, runner: &mut Runner<B>) {
         self.twin.take().and_then(|twin| twin.seq).into_iter().for_each(|seq| runner.release(seq));
     }
 
     /// Releases the twin because its memory is needed or its step failed. Returns false if there is none.
-    pub(in crate::engine) fn give_up_twin<B: Backend>(&mut self, runner: &mut Runner<B>, why: &str) -> bool {
+    pub fn give_up_twin(&mut self, runner: &mut Runner<B>, why: &str) -> bool {
         let Some(seq) = self.twin.as_mut().and_then(|twin| twin.seq.take()) else { return false };
         runner.release(seq);
         self.twin.iter_mut().for_each(|twin| twin.waiting.clear());
@@ -155,7 +155,7 @@ impl Conversation {
     }
 
     /// Prepares the twin for an answer whose context is set. Makes another if it was fed other tokens.
-    pub(in crate::engine) fn begin_twin<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn begin_twin(&mut self, m: &mut Loaded<B>) {
         let (runner, context) = (&mut m.runner, &self.chain.context);
         let follows = |twin: &Twin| {
             let n = twin.fed.len();
@@ -188,25 +188,21 @@ impl Conversation {
     }
 
     /// Keeps the logits of row `row` of the decode step that just ran, for the twin.
-    pub(in crate::engine) fn keep_logits<B: Backend>(
-        &mut self,
-        runner: &mut Runner<B>,
-        row: usize,
-    ) -> Result<(), NonFinite> {
+    pub fn keep_logits(&mut self, runner: &mut Runner<B>, row: usize) -> Result<(), NonFinite> {
         let Some(twin) = self.twin.as_mut().filter(|twin| twin.seq.is_some()) else { return Ok(()) };
         let position = self.chain.context.len(runner) - 1;
         runner.logits(row..row + 1, |_, logits| twin.waiting.push_back(Row { position, logits: logits.to_vec() }))
     }
 
     /// Whether the report of the answer waits for the twin.
-    pub(in crate::engine) fn waits_for_twin(&self) -> bool {
+    pub fn waits_for_twin(&self) -> bool {
         let answers = matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(_)));
         answers && self.twin.as_ref().is_some_and(|twin| !twin.waiting.is_empty())
     }
 
     /// Runs a step of the twin if it is due: while it lacks tokens of the prompt, and for some tokens of the answer at a
     /// time. `size`: maximum tokens of the step.
-    pub(in crate::engine) fn step_twin<B: Backend>(&mut self, m: &mut Loaded<B>, size: usize) {
+    pub fn step_twin(&mut self, m: &mut Loaded<B>, size: usize) {
         let runner = &mut m.runner;
         let Some(twin) = self.twin.as_ref().filter(|twin| twin.seq.is_some()) else { return };
         let answers = matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(_)));
@@ -221,7 +217,7 @@ impl Conversation {
         }
     }
 
-    fn feed_twin<B: Backend>(&mut self, runner: &mut Runner<B>, n: usize) -> Result<(), StepError> {
+    fn feed_twin(&mut self, runner: &mut Runner<B>, n: usize) -> Result<(), StepError> {
         let (Some(twin), Some(generation)) = (&mut self.twin, &self.chain.generation) else { return Ok(()) };
         let Some(seq) = twin.seq else { return Ok(()) };
         let from = twin.fed.len();
@@ -241,11 +237,7 @@ impl Conversation {
     }
 
     /// Ends the comparison of an answer. `None` if there was no twin.
-    pub(in crate::engine) fn twin_report<B: Backend>(
-        &mut self,
-        m: &Loaded<B>,
-        generated: &[Token],
-    ) -> Option<TwinReport> {
+    pub fn twin_report(&mut self, m: &Loaded<B>, generated: &[Token]) -> Option<TwinReport> {
         let mut report = self.twin.as_mut()?.finish(m, generated);
         report.kl.truncate(generated.len());
         (!report.kl.is_empty()).then_some(report)

@@ -5,15 +5,19 @@
 //! tokens before a token help to guess it, so the same question is asked once more without the conversation. Neither
 //! changes the conversation: its log, pages and snapshots stay.
 
-use super::super::context::Context;
-use super::super::loaded::Loaded;
-use super::super::presence::lanes_with;
-use super::super::prompt::{Encoding, ends_thinking, stretches};
-use super::super::reply::flat_of;
-use super::super::runner::{NonFinite, Runner};
-use super::{Conversation, Halt, Job, Work};
+use super::Kind;
 use crate::backend::Backend;
-use crate::protocol::{Event, EventSender, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
+use crate::engine::chain::Chain;
+use crate::engine::context::Context;
+use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::loaded::Loaded;
+use crate::engine::presence::lanes_with;
+use crate::engine::prompt::{Encoding, ends_thinking, stretches};
+use crate::engine::reply::flat_of;
+use crate::engine::runner::{NonFinite, Runner};
+use crate::protocol::{
+    Event, EventSender, Finding, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count,
+};
 use crate::sampler::{argmax, log_softmax_at};
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::{Tokenizer, flatten};
@@ -24,7 +28,7 @@ use std::ops::Range;
 const MAX_TEXT_BYTES: usize = 16 << 10;
 
 /// A recall test that runs.
-pub(in crate::engine) struct Recall {
+pub(super) struct Recall {
     passage: Passage,
     /// The question without the conversation.
     alone: Vec<Token>,
@@ -35,6 +39,9 @@ pub(in crate::engine) struct Recall {
     stored: Vec<u32>,
     /// Without the conversation; `None` until that is asked.
     guessed: Option<Vec<Guess>>,
+    /// The conversation's, for the question without it.
+    eviction: bool,
+    dial: f32,
 }
 
 impl Recall {
@@ -43,8 +50,10 @@ impl Recall {
         self.passage.answer.split_last().map_or(&[], |(_, rest)| rest)
     }
 
-    /// Scores the answer's tokens that follow the positions just fed.
-    fn score<B: Backend>(&mut self, runner: &mut Runner<B>, fed: Range<usize>) -> Result<(), NonFinite> {
+    /// Scores the answer's tokens that follow the `n` just fed.
+    pub fn score<B: Backend>(&mut self, runner: &mut Runner<B>, context: &Context, n: usize) -> Result<(), NonFinite> {
+        let end = context.len(runner);
+        let fed = end - n..end;
         let scored = self.start + self.passage.given..self.start + self.passage.answer.len();
         let first = fed.start.max(scored.start.saturating_sub(1));
         let last = fed.end.min(scored.end - 1);
@@ -56,12 +65,29 @@ impl Recall {
         runner.logits(first - fed.start..last - fed.start, |row, logits| {
             let at = fed.start + row + 1 - *start;
             let token = passage.answer[at];
-            let guess = Guess { logprob: log_softmax_at(logits, token), is_choice: argmax(logits) == token };
-            // A preempted chain feeds its tokens again.
-            let index = at - passage.given;
-            guesses.truncate(index);
-            guesses.push(guess);
+            guesses.push(Guess { logprob: log_softmax_at(logits, token), is_choice: argmax(logits) == token });
         })
+    }
+
+    /// Asks the question once more without the conversation. Returns false if that is done, or there is no room for it.
+    pub fn ask_alone<B: Backend>(&mut self, m: &mut Loaded<B>, chain: &mut Chain) -> Result<bool, Halt> {
+        if self.guessed.is_some() {
+            return Ok(false);
+        }
+        let runner = &mut m.runner;
+        if let Some(at) = self.passage.said {
+            let scored = at..at + self.passage.answer.len() - self.passage.given;
+            self.stored = lanes_with(runner, chain.context.seq, scored);
+        }
+        if self.alone.len() + self.to_feed().len() > runner.context() {
+            return Ok(false);
+        }
+        (self.guessed, self.start) = (Some(Vec::new()), self.alone.len());
+        runner.release(chain.context.seq);
+        chain.context = Context::new(runner, self.eviction).expect("a sequence was just released");
+        chain.context.set_dial(runner, self.dial);
+        chain.prefill(self.alone.iter().chain(self.to_feed()).copied());
+        Ok(true)
     }
 
     fn report(self, tokenizer: &Tokenizer, lanes: usize) -> Recalled {
@@ -173,13 +199,12 @@ fn occurrences<'a>(flat: &'a str, text: &'a str, cue_bytes: usize) -> impl Itera
     })
 }
 
-impl Conversation {
-    /// Begins a recall test in a fork. On an error nothing has changed.
-    pub(in crate::engine) fn begin_recall<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        mut request: RecallRequest,
-    ) -> Result<Work, String> {
+impl<B: Backend> Conversation<B> {
+    pub(super) fn begin_recall(&mut self, m: &mut Loaded<B>, request: RecallRequest) -> Result<(Chain, Kind), Finding> {
+        self.try_recall(m, request).map_err(|why| Finding::Recalled(Err(why)))
+    }
+
+    fn try_recall(&mut self, m: &mut Loaded<B>, mut request: RecallRequest) -> Result<(Chain, Kind), String> {
         if request.text.len() > MAX_TEXT_BYTES {
             let (bytes, most) = (count(request.text.len()), count(MAX_TEXT_BYTES));
             return Err(format!("the text has {bytes} bytes, the limit is {most}"));
@@ -215,49 +240,23 @@ impl Conversation {
             let (need, context) = (count(need), count(context));
             return Err(format!("no room to ask: it takes {need} tokens, and the context holds {context}"));
         }
-        self.start_fork(m, base, self.eviction).map_err(|error| format!("no room to ask: {error}"))?;
-        let (known, stored) = (Vec::new(), Vec::new());
-        let recall = Recall { passage, alone, start: told.len(), known, stored, guessed: None };
-        self.chain.prefill(todo.iter().chain(recall.to_feed()).copied());
-        Ok(Work::Recall(Box::new(recall)))
+        let (eviction, dial) = (self.eviction, self.dial);
+        let fork = self.fork_for_probe(m, base, eviction);
+        let mut chain = fork.map_err(|error| format!("no room to ask: {error}"))?;
+        let (start, known, stored, guessed) = (told.len(), Vec::new(), Vec::new(), None);
+        let recall = Recall { passage, alone, start, known, stored, guessed, eviction, dial };
+        chain.prefill(todo.iter().chain(recall.to_feed()).copied());
+        Ok((chain, Kind::Recall(Box::new(recall))))
     }
 
-    /// Scores the tokens after the `n` that were just fed, if a recall test runs.
-    pub(in crate::engine) fn score_fed<B: Backend>(
-        &mut self,
-        runner: &mut Runner<B>,
-        n: usize,
-    ) -> Result<(), NonFinite> {
-        let end = self.chain.context.len(runner);
-        match &mut self.job {
-            Some(Job { work: Work::Recall(recall), .. }) => recall.score(runner, end - n..end),
-            _ => Ok(()),
-        }
-    }
-
-    /// Ends the question with the conversation, and asks without it; or ends that question and reports.
-    pub(in crate::engine) fn end_recall<B: Backend>(
+    pub(super) fn end_recall(
         &mut self,
         m: &mut Loaded<B>,
-        events: EventSender,
-        mut recall: Box<Recall>,
+        events: &EventSender,
+        chain: Chain,
+        recall: Recall,
         halt: Option<Halt>,
     ) {
-        if halt.is_none() && recall.guessed.is_none() {
-            if let Some(at) = recall.passage.said {
-                let scored = at..at + recall.passage.answer.len() - recall.passage.given;
-                recall.stored = lanes_with(&m.runner, self.chain.context.seq, scored);
-            }
-            if recall.alone.len() + recall.to_feed().len() <= m.runner.context() {
-                (recall.guessed, recall.start) = (Some(Vec::new()), recall.alone.len());
-                self.chain.stop();
-                self.reset_context(&mut m.runner, self.eviction);
-                self.chain.context.set_dial(&mut m.runner, self.dial);
-                self.chain.prefill(recall.alone.iter().chain(recall.to_feed()).copied());
-                self.job = Some(Job { events, cancelled: false, halt: None, work: Work::Recall(recall) });
-                return;
-            }
-        }
         let asked = recall.guessed.is_some();
         let result = match halt {
             Some(Halt::Cancelled) => Err("stopped".to_owned()),
@@ -268,19 +267,8 @@ impl Conversation {
                 Ok(Box::new(recall.report(&m.vocabulary.tokenizer, g.n_layers * g.n_kv_heads)))
             }
         };
-        self.leave_fork(&mut m.runner);
-        m.trim();
-        self.publish(m);
-        events.event(Event::Recalled(result));
-        self.end_job(m);
-    }
-
-    /// Releases the fork that a job worked on, and goes back to the conversation.
-    pub(in crate::engine) fn leave_fork<B: Backend>(&mut self, runner: &mut Runner<B>) {
-        self.chain.stop();
-        if let Some(context) = self.beside.take() {
-            self.replace_context(runner, context);
-        }
+        self.leave(m, chain);
+        events.event(Event::Found(Finding::Recalled(result)));
     }
 }
 

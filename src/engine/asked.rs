@@ -1,0 +1,176 @@
+//! A prompt that is being answered: its encoding, and the numbers that are reported of it.
+
+use super::chain::{Chain, Generation};
+use super::conversation::Halt;
+use super::loaded::Loaded;
+use super::prompt::{Encoding, ends_thinking, stretches};
+use super::reply::Reply;
+use super::report::Figures;
+use super::runner::Runner;
+use crate::backend::Backend;
+use crate::protocol::{Ask, Phase, StopReason, Token, TurnReport, count};
+use crate::system;
+use crate::tokenizer::flat::{CLOSE, OPEN};
+use crate::tokenizer::flatten;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+pub(super) struct Asked {
+    pub ask: Ask,
+    pub seed: u64,
+    /// Canonical text of the prompt.
+    pub flat: String,
+    encoding: Option<Encoding>,
+    pub prompt_tokens: usize,
+    pub reused: usize,
+    /// Tokens of the prompt that are prefilled.
+    pub prefilled: usize,
+    started: Instant,
+    prefill_started: Option<Instant>,
+    /// The answer, once it has ended.
+    pub generation: Option<Generation>,
+}
+
+impl Asked {
+    pub fn new(ask: Ask) -> Self {
+        Self {
+            seed: ask.seed.unwrap_or_else(random_seed),
+            flat: flatten(&ask.prompt),
+            ask,
+            encoding: None,
+            prompt_tokens: 0,
+            reused: 0,
+            prefilled: 0,
+            started: system::now(),
+            prefill_started: None,
+            generation: None,
+        }
+    }
+
+    /// Refuses a text that no context holds.
+    pub fn check_length<B: Backend>(&self, m: &Loaded<B>) -> Result<(), Halt> {
+        // Do not count the marks around control tokens.
+        let marks = (OPEN.len_utf8() + CLOSE.len_utf8()) * self.flat.matches(OPEN).count();
+        let limit = m.info.template.limit;
+        let refusal = limit.and_then(|limit| limit.refusal("the prompt", self.flat.len() - marks));
+        refusal.map_or(Ok(()), |why| Err(Halt::ContextFull(why)))
+    }
+
+    /// Starts to encode the prompt after the first `skip` bytes of its text.
+    pub fn encode<B: Backend>(&mut self, m: &Loaded<B>, skip: usize, replies: &HashMap<u64, Vec<Token>>) {
+        let tokenizer = &m.vocabulary.tokenizer;
+        let stretches = stretches(tokenizer, &self.ask.prompt, skip, replies);
+        self.encoding = Some(Encoding::start(tokenizer, stretches));
+    }
+
+    /// Whether it waits for the tokens of its prompt.
+    pub fn is_encoding(&self) -> bool {
+        self.encoding.is_some()
+    }
+
+    /// Returns the tokens once they are available.
+    pub fn encoded(&mut self) -> Result<Option<Vec<Token>>, Halt> {
+        let tokens = self.encoding.as_ref().and_then(Encoding::poll);
+        self.encoding.take_if(|_| tokens.is_some());
+        tokens.transpose().map_err(|error| Halt::Error(format!("{error:#}")))
+    }
+
+    /// Drops the encoding.
+    pub fn stop_encoding(&mut self) {
+        self.encoding = None;
+    }
+
+    /// Notes the lengths of a prompt of which `todo` follows `reused` tokens, and takes its last token, which is decoded.
+    pub fn measure<B: Backend>(
+        &mut self,
+        runner: &Runner<B>,
+        reused: usize,
+        todo: &mut Vec<Token>,
+    ) -> Result<Token, Halt> {
+        (self.reused, self.prefilled, self.prompt_tokens) = (reused, todo.len(), reused + todo.len());
+        if self.prompt_tokens >= runner.context() {
+            return Err(Halt::ContextFull(format!(
+                "the prompt has {} tokens, and the context holds {} with the answer",
+                count(self.prompt_tokens),
+                count(runner.context())
+            )));
+        }
+        todo.pop().ok_or_else(|| Halt::Error("the prompt is empty".into()))
+    }
+
+    /// Gives the chain, which holds the reused tokens, the rest of the prompt and the answer.
+    pub fn begin<B: Backend>(&mut self, m: &Loaded<B>, chain: &mut Chain, todo: Vec<Token>, last: Token) {
+        self.prefill_started = Some(system::now());
+        chain.context.flat.clone_from(&self.flat);
+        chain.context.pending = Some(last);
+        chain.prefill(todo);
+        let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&self.ask.prompt));
+        chain.begin_answer(&m.runner, Generation::new(&self.ask, self.seed, reply));
+    }
+
+    /// What the chain that answers does.
+    pub fn phase(&self, chain: &Chain) -> Phase {
+        let (left, total) = (chain.tokens_left(), self.prefilled);
+        match left {
+            _ if self.is_encoding() => Phase::Idle,
+            0 => Phase::Decode,
+            _ => Phase::Prefill { done: total.saturating_sub(left + 1), total },
+        }
+    }
+
+    /// The report of the answer, without what only a turn has.
+    pub fn report(self, eviction: bool, figures: &Figures, halt: Option<Halt>) -> TurnReport {
+        let g = self.generation.as_ref();
+        let (stop_reason, detail) = match halt {
+            None => (g.and_then(|g| g.stop).unwrap_or(StopReason::End), None),
+            Some(Halt::Cancelled) => (StopReason::Cancelled, None),
+            Some(Halt::CacheFull(why)) => (StopReason::CacheFull, Some(why)),
+            Some(Halt::ContextFull(why)) => (StopReason::ContextFull, Some(why)),
+            Some(Halt::Error(why)) => (StopReason::Error, Some(why)),
+        };
+        let first_token = g.and_then(|g| g.timings.first_token);
+        let prefill = self.prefill_started.zip(first_token).map_or(0.0, |(from, to)| (to - from).as_secs_f64());
+        TurnReport {
+            turn: 0,
+            stop_reason,
+            detail,
+            prompt_tokens: self.prompt_tokens,
+            reused_tokens: self.reused,
+            answer_tokens: g.map_or(0, |g| g.reply.answer_tokens),
+            reasoning_tokens: g.map_or(0, |g| g.reply.reasoning_tokens),
+            ttft_ms: first_token.map(|t| ms(t - self.started)),
+            prefill_tok_s: (prefill > 0.0).then(|| self.prefilled as f64 / prefill),
+            decode_tok_s: g.and_then(Generation::decode_tok_s),
+            reasoning_ms: g.and_then(|g| g.timings.reasoning_end).zip(first_token).map(|(end, first)| ms(end - first)),
+            seed: self.seed,
+            sampling: self.ask.sampling,
+            eviction,
+            forgotten_slots: 0,
+            kv: figures.kv(),
+            device_bytes: figures.device_bytes,
+            twin: None,
+            chains: None,
+            log_base: 0,
+            log: Vec::new(),
+            thought_closed_at: g.and_then(|g| g.thought_closed_at),
+            repeats_at: g.and_then(|g| g.repeats_at),
+            generated: self.generation.map_or_else(Vec::new, |g| g.generated),
+            pending: Some(None),
+            in_context: false,
+            presence: None,
+        }
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// 32 bits: easy to type again, and exact in JSON.
+fn random_seed() -> u64 {
+    let mut bytes = [0; 4];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u32::from_le_bytes(bytes) as u64,
+        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u32 as u64),
+    }
+}

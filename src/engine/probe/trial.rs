@@ -1,0 +1,98 @@
+//! The trial of the dial: a prefill without eviction, whose decisions say what share of its tokens a model keeps at each setting.
+//! It is done once for each model; a file holds the table.
+
+use super::{Kind, Running};
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::engine::chain::Chain;
+use crate::engine::context::Context;
+use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::dials::for_each_slot;
+use crate::engine::loaded::Loaded;
+use crate::engine::runner::Runner;
+use crate::policy::{DialTable, STRENGTHS};
+use crate::protocol::{Command, EventSender, Keep, Token};
+use crate::tokenizer::Tokenizer;
+use anyhow::Context as _;
+
+/// Text of the trial: a chat with facts, numbers and code.
+const SAMPLE: &str = include_str!("../sample.txt");
+/// Most tokens of the trial.
+const SAMPLE_TOKENS: usize = 640;
+
+const TOO_SHORT: &str = "the context is too short for measuring the dial";
+
+fn sample<B: Backend>(runner: &Runner<B>, tokenizer: &Tokenizer) -> Vec<Token> {
+    let mut tokens = tokenizer.encode_text(SAMPLE).unwrap_or_default();
+    tokens.truncate(SAMPLE_TOKENS.min(runner.context()));
+    tokens
+}
+
+/// The table of a sequence without eviction that was fed the sample. `None` if it has too few decisions.
+fn table_of<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<DialTable> {
+    let mut counts = [0; STRENGTHS];
+    for_each_slot(runner, seq, |_, meta| counts[meta.strength()] += 1);
+    DialTable::of_counts(&counts)
+}
+
+/// What the model keeps at each setting of the dial, by a trial that runs at once.
+pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
+    let (seq, tokens) = (runner.create(false)?, sample(runner, tokenizer));
+    let fed = tokens.chunks(runner.max_step()).try_for_each(|chunk| {
+        runner.feed(seq, chunk)?;
+        Ok::<(), anyhow::Error>(runner.check_finite()?)
+    });
+    let table = table_of(runner, seq);
+    runner.release(seq);
+    fed?;
+    table.context(TOO_SHORT)
+}
+
+impl<B: Backend> Conversation<B> {
+    /// Begins the trial that a request needs, which is served when that has ended.
+    pub fn measure_first(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
+        for probe in &mut self.probes {
+            if let Kind::Trial(waiting) = &mut probe.kind {
+                return waiting.push((events.clone(), keep));
+            }
+        }
+        events.notice("measuring once how much this model keeps at each setting");
+        match m.with_sequence(|runner| Context::new(runner, false)) {
+            Ok(context) => {
+                let mut chain = Chain::idle(context);
+                chain.prefill(sample(&m.runner, &m.vocabulary.tokenizer));
+                let kind = Kind::Trial(vec![(events.clone(), keep)]);
+                self.probes.push(Running { events: events.clone(), cancelled: false, chain, kind });
+            }
+            Err(error) => events.refuse("forget", format!("it cannot be measured now: {error}")),
+        }
+    }
+
+    /// Serves the requests that waited.
+    pub fn end_trial(
+        &mut self,
+        m: &mut Loaded<B>,
+        chain: Chain,
+        waiting: Vec<(EventSender, Keep)>,
+        halt: Option<Halt>,
+    ) {
+        let table = match halt {
+            None => table_of(&m.runner, chain.context.seq).ok_or_else(|| TOO_SHORT.to_owned()),
+            Some(Halt::Cancelled) => Err("stopped".to_owned()),
+            Some(Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why)) => {
+                Err(format!("it cannot be measured now: {why}"))
+            }
+        };
+        self.leave(m, chain);
+        let not_kept = table.map(|table| m.keep_table(table));
+        for (events, keep) in waiting {
+            match &not_kept {
+                Err(why) => events.refuse("forget", why.as_str()),
+                Ok(notice) => {
+                    notice.iter().for_each(|text| events.notice(text.clone()));
+                    self.receive(m, events, Command::SetKeep(keep));
+                }
+            }
+        }
+    }
+}
