@@ -51,7 +51,7 @@ use crate::checkpoint::convert::Report;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::policy::PolicyRequest;
-use crate::protocol::{EngineHandle, EngineMessage, Event, Keep, MAX_CONTEXT, Outlet, Plan, WhenFull};
+use crate::protocol::{Dial, EngineHandle, EngineMessage, Event, MAX_CONTEXT, Outlet, Plan, WhenFull};
 use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ const USUAL_SEQUENCES: usize = 16;
 const NOTICEABLE: Duration = Duration::from_millis(500);
 
 /// Settings of an engine, resolved.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     pub codec: Codec,
     /// Codecs to use instead, the first that does, where the wanted context is not expected to fit with `codec`.
@@ -83,7 +83,7 @@ pub struct EngineOptions {
     /// Whether conversations start with eviction. `None`: as the checkpoint asks.
     pub eviction: Option<bool>,
     /// Compression ratio that conversations begin with; `None`: as the model was trained.
-    pub keep_ratio: Option<f32>,
+    pub dial_ratio: Option<f32>,
     /// Folder of the files that say what models keep at each setting of the dial; `None`: no file is read or written.
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
@@ -107,26 +107,7 @@ pub struct EngineOptions {
 
 impl EngineOptions {
     pub fn new(codec: Codec) -> Self {
-        Self {
-            codec,
-            smaller_codecs: &[],
-            context: None,
-            memory_bytes: None,
-            workspace_bytes: 0,
-            kv_limit: None,
-            eviction: None,
-            keep_ratio: None,
-            dial_folder: None,
-            when_full: WhenFull::Stop,
-            policy: PolicyRequest::default(),
-            weights: WeightOptions::default(),
-            max_step: None,
-            max_logits: planner::MAX_LOGITS,
-            max_seqs: 4,
-            max_older: 0,
-            checkpoint_bytes: 0,
-            reference: None,
-        }
+        Self { codec, max_logits: planner::MAX_LOGITS, max_seqs: 4, ..Self::default() }
     }
 
     /// What decides which kernels a checkpoint needs under these options. Fails for a policy that it was not trained for.
@@ -224,16 +205,16 @@ impl Loading {
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);
-        let keep = options.keep_ratio.map(|ratio| model.first_dial(Keep::Ratio(ratio)));
-        model.dial = keep.as_ref().map_or(0.0, |keep| keep.as_ref().map_or(0.0, |(dial, ..)| *dial));
+        let dial = options.dial_ratio.map(|ratio| model.first_dial(Dial::Ratio(ratio)));
+        model.dial = dial.as_ref().map_or(0.0, |set| set.as_ref().map_or(0.0, |(dial, ..)| *dial));
         let Self { inbox, outlet } = self;
         let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);
         adapter.into_iter().for_each(|text| events.event(Event::Info(text)));
         notices.into_iter().for_each(|text| events.notice(text));
-        match keep {
-            Some(Ok((_, ratio, trained))) => events.event(Event::KeepSet { ratio, trained, at_token: 0 }),
+        match dial {
+            Some(Ok((_, ratio, trained))) => events.event(Event::DialSet { ratio, trained, at_token: 0 }),
             Some(Err(why)) => events.notice(format!("keep_ratio does nothing: {why}")),
             None => {}
         }

@@ -60,6 +60,8 @@
 //! | chain | one sequence and the work on it: entries of a log to feed, an answer to generate |
 //! | conversation | a chain and its requests; an engine serves several |
 //! | prefill chunk, decode step | a step over tokens of one chain; a step over one token of each decoding chain |
+//! | probe | what works beside a conversation's answers on a sequence of its own, and changes nothing of it: recall, an answer aside, the dial's trial |
+//! | dial | the threshold of decisions, which steers how much is kept; users set it by `--keep-ratio` and `/forget` |
 //! | preempt | release a chain's pages and feed its log again when there is room |
 //! | step | one forward pass over *spans*, runs of tokens of one sequence each |
 //! | fork | a sequence that shares another's pages |

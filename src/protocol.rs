@@ -34,12 +34,13 @@ pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingSt
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 
+use crate::words::words;
 pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-pub use steering::{Keep, LogChange, Pinned, WhenFull};
+pub use steering::{Dial, LogChange, Pinned, WhenFull};
 
 /// A token id.
 pub type Token = u32;
@@ -151,8 +152,8 @@ pub enum Command {
     SetEviction(bool),
     /// Compares the next answers with a twin, a sequence without eviction: [`Event::TwinSet`].
     SetTwin(bool),
-    /// Sets how much is kept of the tokens that follow: [`Event::KeepSet`].
-    SetKeep(Keep),
+    /// Sets how much is kept of the tokens that follow: [`Event::DialSet`].
+    SetDial(Dial),
     /// Pins the message with this text, or asks what that would cost: [`Event::Pinned`].
     Pin { text: String, ask: bool },
     /// Takes back the pins of the message with this text, or all: [`Event::Unpinned`].
@@ -181,8 +182,8 @@ pub enum Command {
     CountTokens { id: u64, text: String },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// The model ended its turn.
     End,
@@ -193,19 +194,14 @@ pub enum StopReason {
     Error,
 }
 
-impl StopReason {
-    /// The name in JSON and session files.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            StopReason::End => "end",
-            StopReason::MaxTokens => "max_tokens",
-            StopReason::ContextFull => "context_full",
-            StopReason::CacheFull => "cache_full",
-            StopReason::Cancelled => "cancelled",
-            StopReason::Error => "error",
-        }
-    }
-}
+words! { StopReason, "a reason to stop", {
+    End = "end",
+    MaxTokens = "max_tokens",
+    ContextFull = "context_full",
+    CacheFull = "cache_full",
+    Cancelled = "cancelled",
+    Error = "error",
+} }
 
 /// The result of a turn: the numbers of `--json`, session files and the status line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -344,7 +340,7 @@ pub enum Event {
     },
     /// How much is kept from the token at position `at_token` on: the compression ratio expected of a long conversation, and
     /// the one that the model was trained for.
-    KeepSet {
+    DialSet {
         ratio: f64,
         trained: f64,
         at_token: usize,

@@ -268,7 +268,7 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
     let mut object = json!({
         "answer": reply.map_or("", |m| m.shown()),
         "reasoning": reply.and_then(|m| m.shown_reasoning()).unwrap_or(""),
-        "stop_reason": report.stop_reason.as_str(),
+        "stop_reason": report.stop_reason.name(),
         "prompt_tokens": report.prompt_tokens,
         "answer_tokens": report.answer_tokens,
         "reasoning_tokens": report.reasoning_tokens,

@@ -161,7 +161,7 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,
-        keep_ratio: settings.keep_ratio.map(|ratio| ratio as f32),
+        dial_ratio: settings.keep_ratio.map(|ratio| ratio as f32),
         dial_folder: Some(settings.dirs.dials()),
         when_full: settings.when_full.unwrap_or(match config.dms {
             Some(_) => WhenFull::Forget,

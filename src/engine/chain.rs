@@ -75,21 +75,11 @@ pub(super) struct Timings {
 
 impl Generation {
     pub fn new(ask: &Ask, seed: u64, reply: Reply) -> Self {
-        let (sampling, max_tokens) = (ask.sampling.clone(), ask.max_tokens.unwrap_or(usize::MAX));
-        Self::begin(sampling, seed, max_tokens, ask.max_think, reply)
-    }
-
-    /// Returns an answer to the same request with another seed: another chain.
-    pub fn again(&self, seed: u64, reply: Reply) -> Self {
-        Self::begin(self.sampling.clone(), seed, self.max_tokens, self.max_think, reply)
-    }
-
-    fn begin(sampling: SamplingParams, seed: u64, max_tokens: usize, max_think: Option<usize>, reply: Reply) -> Self {
         Self {
-            sampling,
+            sampling: ask.sampling.clone(),
             seed,
-            max_tokens,
-            max_think,
+            max_tokens: ask.max_tokens.unwrap_or(usize::MAX),
+            max_think: ask.max_think,
             reply,
             generated: Vec::new(),
             stop: None,

@@ -24,68 +24,44 @@ impl Context {
         Ok(Self { seq, log, pending: None, flat: String::new() })
     }
 
-    /// Applies an entry of a log that is not a token, and records it.
-    pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, entry: LogEntry) -> Result<(), CacheError> {
-        match entry {
-            LogEntry::Token(_) => {}
-            LogEntry::Toggle { eviction } => drop(self.set_eviction(runner, eviction)?),
-            LogEntry::Dial { dial } => self.set_dial(runner, dial),
-            LogEntry::Forget { forget } => drop(self.forget(runner, forget)?),
-            LogEntry::Pin { pin } => self.pin(runner, pin)?,
-            LogEntry::Unpin { unpin } => drop(self.unpin(runner, unpin)?),
-            LogEntry::Drop { drop: positions } => drop(self.drop_positions(runner, positions)?),
+    /// Applies an entry of a log that is not a token, and records it if it changes anything. Returns the numbers of tokens that
+    /// are pinned no longer and of slots dropped.
+    pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, entry: LogEntry) -> Result<(usize, u64), CacheError> {
+        let (seq, range) = (self.seq, |[start, end]: [u32; 2]| start as usize..end as usize);
+        let (changes, counts) = match entry {
+            LogEntry::Token(_) => (false, (0, 0)),
+            LogEntry::Toggle { eviction } => {
+                let was = runner.cache.eviction(seq);
+                (was != eviction, (0, runner.set_eviction(seq, eviction)?))
+            }
+            LogEntry::Dial { dial } => (runner.set_dial(seq, dial), (0, 0)),
+            LogEntry::Forget { forget } => (true, (0, runner.forget(seq, forget)?)),
+            LogEntry::Pin { pin } => {
+                runner.pin(seq, range(pin))?;
+                (true, (0, 0))
+            }
+            LogEntry::Unpin { unpin } => (true, runner.unpin(seq, range(unpin))?),
+            LogEntry::Drop { drop } => (true, (0, runner.drop_positions(seq, range(drop))?)),
+        };
+        if changes {
+            self.log.push(entry);
         }
-        Ok(())
+        Ok(counts)
     }
 
-    /// Sets what a decision must exceed to mark, and records it.
+    /// Sets what a decision must exceed to mark.
     pub fn set_dial<B: Backend>(&mut self, runner: &mut Runner<B>, dial: f32) {
-        if runner.set_dial(self.seq, dial) {
-            self.log.push(LogEntry::Dial { dial });
-        }
+        let _ = self.apply(runner, LogEntry::Dial { dial });
     }
 
-    /// Drops the tokens outside the window whose decisions had at least this strength. Returns the number of slots dropped.
-    pub fn forget<B: Backend>(&mut self, runner: &mut Runner<B>, forget: u16) -> Result<u64, CacheError> {
-        let dropped = runner.forget(self.seq, forget)?;
-        self.log.push(LogEntry::Forget { forget });
-        Ok(dropped)
-    }
-
-    /// Pins the tokens at positions from `pin[0]` to below `pin[1]`.
-    pub fn pin<B: Backend>(&mut self, runner: &mut Runner<B>, pin: [u32; 2]) -> Result<(), CacheError> {
-        runner.pin(self.seq, pin[0] as usize..pin[1] as usize)?;
-        self.log.push(LogEntry::Pin { pin });
-        Ok(())
-    }
-
-    /// Takes the pins at these positions back. Returns the numbers of tokens and of slots dropped.
-    pub fn unpin<B: Backend>(&mut self, runner: &mut Runner<B>, unpin: [u32; 2]) -> Result<(usize, u64), CacheError> {
-        let changed = runner.unpin(self.seq, unpin[0] as usize..unpin[1] as usize)?;
-        self.log.push(LogEntry::Unpin { unpin });
-        Ok(changed)
-    }
-
-    /// Drops the tokens at these positions. Returns the number of slots dropped.
-    pub fn drop_positions<B: Backend>(&mut self, runner: &mut Runner<B>, drop: [u32; 2]) -> Result<u64, CacheError> {
-        let dropped = runner.drop_positions(self.seq, drop[0] as usize..drop[1] as usize)?;
-        self.log.push(LogEntry::Drop { drop });
-        Ok(dropped)
+    /// Switches eviction. Returns the number of slots dropped.
+    pub fn set_eviction<B: Backend>(&mut self, runner: &mut Runner<B>, eviction: bool) -> Result<u64, CacheError> {
+        Ok(self.apply(runner, LogEntry::Toggle { eviction })?.1)
     }
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {
         let seq = runner.fork(self.seq)?;
         Ok(Self { seq, log: self.log.clone(), pending: self.pending, flat: self.flat.clone() })
-    }
-
-    /// Switches eviction and records it in the log. Returns the number of slots dropped.
-    pub fn set_eviction<B: Backend>(&mut self, runner: &mut Runner<B>, on: bool) -> Result<u64, CacheError> {
-        let was = runner.cache.eviction(self.seq);
-        let dropped = runner.set_eviction(self.seq, on)?;
-        if on != was {
-            self.log.push(LogEntry::Toggle { eviction: on });
-        }
-        Ok(dropped)
     }
 
     /// Feeds tokens and appends them to the log.

@@ -69,7 +69,7 @@ impl Job {
 
     /// Whether several chains are to answer and were not forked yet.
     fn waits_for_chains(&self) -> bool {
-        matches!(&self.work, Work::Answer(turn) if turn.wants_chains()) && !self.cancelled && self.halt.is_none()
+        matches!(&self.work, Work::Answer(turn) if turn.wanted.is_some()) && !self.cancelled && self.halt.is_none()
     }
 }
 
@@ -85,11 +85,9 @@ pub(super) enum Work {
     Rebuild {
         /// The old context, until it is replaced or its pages are needed.
         beside: Option<Context>,
-        /// Tokens of the log.
-        total: usize,
     },
     /// Loads the cache of a saved conversation from its file, or replays its log.
-    Restore { pending: Option<Token>, total: usize, load: Option<Box<Load>> },
+    Restore { pending: Option<Token>, load: Option<Box<Load>> },
 }
 
 /// What was dropped for lack of memory since a job began.
@@ -201,7 +199,7 @@ impl<B: Backend> Conversation<B> {
             }
             Command::Elect(chain) => self.elect(chain),
             Command::SetEviction(_)
-            | Command::SetKeep(_)
+            | Command::SetDial(_)
             | Command::Pin { .. }
             | Command::Unpin(_)
             | Command::PinTokens { .. }
@@ -211,7 +209,7 @@ impl<B: Backend> Conversation<B> {
             }
             Command::SetEviction(on) => self.toggle(m, &events, on),
             Command::SetTwin(on) => self.set_twin(m, &events, on),
-            Command::SetKeep(keep) => self.set_keep(m, &events, keep),
+            Command::SetDial(to) => self.set_dial(m, &events, to),
             Command::Pin { .. } | Command::Unpin(_) | Command::PinTokens { .. } => {
                 self.change_pins(m, &events, command)
             }
@@ -296,7 +294,7 @@ impl<B: Backend> Conversation<B> {
         match job.work {
             Work::Answer(turn) => return self.end_answer(m, job.events, turn, halt),
             Work::Undo(turn, why) => self.end_undo(m, &job.events, *turn, why, halt),
-            Work::Rebuild { beside, total } => self.end_rebuild(m, &job.events, beside, total, halt),
+            Work::Rebuild { beside } => self.end_rebuild(m, &job.events, beside, halt),
             Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
             Work::New(_) => {}
         }
@@ -379,10 +377,10 @@ impl<B: Backend> Conversation<B> {
                 self.forgotten.untold.take().into_iter().for_each(|text| events.notice(text));
                 let Pushed { kind, text, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
                 if !text.is_empty() {
-                    events.event(Event::Text { turn: turn.id(), kind, text });
+                    events.event(Event::Text { turn: turn.id, kind, text });
                 }
                 if repeats {
-                    events.event(Event::Repeats { turn: turn.id(), chain: None });
+                    events.event(Event::Repeats { turn: turn.id, chain: None });
                 }
                 self.decode_tok_s = self.chain.decode_tok_s();
             }
@@ -521,13 +519,10 @@ impl<B: Backend> Conversation<B> {
         let len = self.chain.context.len(runner);
         match self.job.as_ref().map(|job| &job.work) {
             Some(Work::Answer(turn)) => turn.phase(&self.chain),
-            Some(Work::Restore { total, load: Some(load), .. }) => {
-                Phase::Rebuild { done: load.done(*total), total: *total }
+            Some(Work::Restore { load: Some(load), .. }) => Phase::Rebuild { done: load.done(), total: load.total() },
+            Some(Work::Rebuild { .. } | Work::Restore { .. } | Work::Undo(..)) => {
+                Phase::Rebuild { done: len, total: len + self.chain.tokens_left() }
             }
-            Some(Work::Rebuild { total, .. } | Work::Restore { total, .. }) => {
-                Phase::Rebuild { done: len, total: *total }
-            }
-            Some(Work::Undo(..)) => Phase::Rebuild { done: len, total: len + self.chain.tokens_left() },
             _ => self.probes.iter().find_map(|probe| probe.phase(runner)).unwrap_or_default(),
         }
     }

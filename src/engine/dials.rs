@@ -7,7 +7,7 @@ use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::dial_file;
 use crate::policy::{DialTable, MAX_RATIO, Policy, SlotMeta};
-use crate::protocol::Keep;
+use crate::protocol::Dial;
 use std::path::PathBuf;
 
 /// By how much a step of the dial changes the compression ratio.
@@ -46,31 +46,31 @@ impl<B: Backend> Loaded<B> {
 
     /// The dial for what is wanted, where it is `dial` now, with the ratios expected there and as trained. `Ok(None)`: it has to
     /// be measured first.
-    pub fn dial_for(&mut self, dial: f32, keep: Keep) -> Result<Option<(f32, f64, f64)>, String> {
-        if let Keep::Ratio(ratio) = keep
+    pub fn dial_for(&mut self, dial: f32, to: Dial) -> Result<Option<(f32, f64, f64)>, String> {
+        if let Dial::Ratio(ratio) = to
             && !(1.0..=MAX_RATIO).contains(&f64::from(ratio))
         {
             return Err(format!("{ratio} is out of range, expected a ratio of 1 to {MAX_RATIO}"));
         }
         let Some(table) = self.dial_table()? else { return Ok(None) };
         let trained = table.ratio(0.0);
-        let wanted = match keep {
-            Keep::Trained => trained,
-            Keep::More => table.ratio(dial) / STEP,
-            Keep::Less => table.ratio(dial) * STEP,
-            Keep::Ratio(ratio) => f64::from(ratio),
+        let wanted = match to {
+            Dial::Trained => trained,
+            Dial::More => table.ratio(dial) / STEP,
+            Dial::Less => table.ratio(dial) * STEP,
+            Dial::Ratio(ratio) => f64::from(ratio),
         };
         let dial = table.setting(wanted.clamp(1.0, MAX_RATIO));
         Ok(Some((dial, table.ratio(dial), trained)))
     }
 
     /// As [`Self::dial_for`], before the first conversation: measures at once.
-    pub fn first_dial(&mut self, keep: Keep) -> Result<(f32, f64, f64), String> {
-        if self.dial_for(0.0, keep)?.is_none() {
+    pub fn first_dial(&mut self, to: Dial) -> Result<(f32, f64, f64), String> {
+        if self.dial_for(0.0, to)?.is_none() {
             let table = measure_dials(&mut self.runner, &self.vocabulary.tokenizer);
             self.keep_table(table.map_err(|error| format!("it cannot be measured now: {error}"))?);
         }
-        self.dial_for(0.0, keep)?.ok_or_else(|| "it cannot be measured now".to_owned())
+        self.dial_for(0.0, to)?.ok_or_else(|| "it cannot be measured now".to_owned())
     }
 }
 

@@ -205,10 +205,15 @@ impl DiskCache {
 }
 
 impl Load {
-    /// Tokens of the log, `total` in all, scaled to the layers that are loaded.
-    pub fn done(&self, total: usize) -> usize {
+    /// Tokens of the log.
+    pub fn total(&self) -> usize {
+        self.header.sequence.len
+    }
+
+    /// The tokens, scaled to the layers that are loaded.
+    pub fn done(&self) -> usize {
         let layers = self.header.layer_bytes.len();
-        total * (layers - self.reader.left()) / layers.max(1)
+        self.total() * (layers - self.reader.left()) / layers.max(1)
     }
 
     /// Loads the next layer into an empty context, if the disk has it. Returns true when all are loaded; an error is why the

@@ -104,7 +104,7 @@ impl<B: Backend> Conversation<B> {
             return Err("pins cannot be taken back while the model works; try again after the answer".into());
         }
         let unpin = [positions.start as u32, positions.end as u32];
-        let changed = self.chain.context.unpin(&mut m.runner, unpin);
+        let changed = self.chain.context.apply(&mut m.runner, LogEntry::Unpin { unpin });
         let (tokens, dropped_slots) = changed.map_err(|error| format!("the pin stays: {error}"))?;
         self.follow_pins(m, LogEntry::Unpin { unpin });
         Ok(Event::Unpinned { tokens, dropped_slots })
@@ -156,7 +156,7 @@ impl<B: Backend> Conversation<B> {
         };
         if !ask {
             let pin = [positions.start as u32, positions.end as u32];
-            let done = self.chain.context.pin(&mut m.runner, pin);
+            let done = self.chain.context.apply(&mut m.runner, LogEntry::Pin { pin });
             done.map_err(|error| format!("nothing is pinned: {error}"))?;
             self.follow_pins(m, LogEntry::Pin { pin });
         }
@@ -178,7 +178,8 @@ impl<B: Backend> Conversation<B> {
         let told = context.tokens().chain(todo.iter().copied());
         if let Some(positions) = positions(&m.vocabulary.tokenizer, told, text, Occurrence::First) {
             // Tokens that were fed before are in shared pages: without room for copies they stay as they are.
-            let _ = context.pin(&mut m.runner, [positions.start as u32, positions.end as u32]);
+            let pin = [positions.start as u32, positions.end as u32];
+            let _ = context.apply(&mut m.runner, LogEntry::Pin { pin });
         }
     }
 }

@@ -21,7 +21,7 @@ use super::runner::Runner;
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
-use crate::protocol::{Event, EventSender, Finding, Keep, Phase, Probe};
+use crate::protocol::{Dial, Event, EventSender, Finding, Phase, Probe};
 use recall::Recall;
 
 /// A probe that runs.
@@ -40,7 +40,7 @@ enum Kind {
         dense: bool,
     },
     /// Measures the dial for these requests.
-    Trial(Vec<(EventSender, Keep)>),
+    Trial(Vec<(EventSender, Dial)>),
 }
 
 impl Running {

@@ -24,13 +24,13 @@ impl<B: Backend> Conversation<B> {
         }
         let old = std::mem::replace(&mut self.chain, fresh).context;
         self.chain.prefill(old.tokens());
-        Ok(Work::Rebuild { total: self.chain.tokens_left(), beside: Some(old) })
+        Ok(Work::Rebuild { beside: Some(old) })
     }
 
     /// Releases the cache that a rebuild will replace. Returns false if there is none.
     pub fn give_up_old_cache(&mut self, runner: &mut Runner<B>) -> bool {
         let Some(job) = &mut self.job else { return false };
-        let Work::Rebuild { beside, .. } = &mut job.work else { return false };
+        let Work::Rebuild { beside } = &mut job.work else { return false };
         let Some(old) = beside.take() else { return false };
         job.events.notice("the old cache is given up to make room for the new one");
         runner.release(old.seq);
@@ -44,7 +44,6 @@ impl<B: Backend> Conversation<B> {
         m: &mut Loaded<B>,
         events: &EventSender,
         beside: Option<Context>,
-        total: usize,
         halt: Option<Halt>,
     ) {
         self.chain.stop();
@@ -66,7 +65,7 @@ impl<B: Backend> Conversation<B> {
         if let Some(Halt::CacheFull(why) | Halt::Error(why)) = &halt {
             events.notice(format!("the rebuild stopped: {why}"));
         }
-        let tokens = if halt.is_none() { total } else { self.chain.context.len(&m.runner) };
+        let tokens = self.chain.context.len(&m.runner);
         m.trim();
         self.publish(m);
         events.event(Event::RebuildDone { cancelled: halt.is_some(), tokens });
@@ -98,7 +97,7 @@ impl<B: Backend> Conversation<B> {
         };
         self.reported.clone_from(&request.log);
         if refused.is_some() {
-            return (Work::Restore { pending, total, load: None }, refused);
+            return (Work::Restore { pending, load: None }, refused);
         }
         self.reset_context(&mut m.runner, true);
         let load = request.cache.and_then(|path| begin_load(m, &path, &request.log, total, events));
@@ -106,7 +105,7 @@ impl<B: Backend> Conversation<B> {
             self.chain.replay(&request.log);
             self.disk.changed();
         }
-        (Work::Restore { pending, total, load }, None)
+        (Work::Restore { pending, load }, None)
     }
 
     /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job continues as a restore: with
@@ -114,7 +113,7 @@ impl<B: Backend> Conversation<B> {
     pub fn continue_load(&mut self, m: &mut Loaded<B>) {
         let is_loading = |job: &mut Job| matches!(job.work, Work::Restore { load: Some(_), .. });
         let Some(mut job) = self.job.take_if(is_loading) else { return };
-        if let Work::Restore { total, load, .. } = &mut job.work
+        if let Work::Restore { load, .. } = &mut job.work
             && let Some(mut from) = load.take()
         {
             let step = (!job.cancelled).then(|| from.go_on(m, &mut self.chain.context));
@@ -125,7 +124,7 @@ impl<B: Backend> Conversation<B> {
                 Some(Ok(true)) => {}
                 Some(Ok(false)) => *load = Some(from),
                 Some(Err(why)) => {
-                    job.events.notice(not_used(&why, *total));
+                    job.events.notice(not_used(&why, from.total()));
                     self.chain.replay(&from.log);
                     self.disk.changed();
                 }

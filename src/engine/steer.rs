@@ -7,7 +7,7 @@ use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::policy::{Dms, Policy, SINKS, STRENGTHS};
-use crate::protocol::{Event, EventSender, Keep, LogChange, LogEntry, WhenFull, count};
+use crate::protocol::{Dial, Event, EventSender, LogChange, LogEntry, WhenFull, count};
 
 /// Share of a sequence's pages that are freed at once where memory runs out.
 const FREED_SHARE: usize = 8;
@@ -16,15 +16,15 @@ const NEWEST: usize = 64;
 
 impl<B: Backend> Conversation<B> {
     /// Sets how much is kept of the tokens that follow.
-    pub fn set_keep(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
-        match m.dial_for(self.dial, keep) {
+    pub fn set_dial(&mut self, m: &mut Loaded<B>, events: &EventSender, to: Dial) {
+        match m.dial_for(self.dial, to) {
             Err(why) => events.refuse("forget", why),
-            Ok(None) => self.measure_first(m, events, keep),
+            Ok(None) => self.measure_first(m, events, to),
             Ok(Some((dial, ratio, trained))) => {
                 self.dial = dial;
                 self.chain.context.set_dial(&mut m.runner, dial);
                 let at_token = self.chain.context.len(&m.runner);
-                events.event(Event::KeepSet { ratio, trained, at_token });
+                events.event(Event::DialSet { ratio, trained, at_token });
                 self.tell_log(events);
             }
         }
@@ -40,7 +40,7 @@ impl<B: Backend> Conversation<B> {
         let at_token = self.chain.context.len(&m.runner);
         match m.dial_table() {
             Ok(Some(table)) => {
-                events.event(Event::KeepSet { ratio: table.ratio(dial), trained: table.ratio(0.0), at_token });
+                events.event(Event::DialSet { ratio: table.ratio(dial), trained: table.ratio(0.0), at_token });
             }
             Ok(None) => {
                 events.notice("the dial is set as it was saved; /forget trained|N changes it and says how much")
@@ -55,18 +55,18 @@ impl<B: Backend> Conversation<B> {
         let (Some(_), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
         let context = &mut self.chain.context;
         let live = m.runner.cache.stats(m.runner.backend(), context.seq).live_slots;
-        let (dropped, what) = match m.runner.cache.geometry().policy {
+        let (entry, what) = match m.runner.cache.geometry().policy {
             Policy::Dms(rule) => {
                 let Some(threshold) = threshold(&m.runner, context.seq, &rule) else { return false };
-                (context.forget(&mut m.runner, threshold), "that the heads need least")
+                (LogEntry::Forget { forget: threshold }, "that the heads need least")
             }
             Policy::Dense if m.when_full == WhenFull::Window => {
                 let Some(oldest) = oldest(&m.runner, context.seq) else { return false };
-                (context.drop_positions(&mut m.runner, oldest), "that is oldest after the first tokens")
+                (LogEntry::Drop { drop: oldest }, "that is oldest after the first tokens")
             }
             _ => return false,
         };
-        let Ok(dropped) = dropped else { return false };
+        let Ok((_, dropped)) = context.apply(&mut m.runner, entry) else { return false };
         if self.forgotten.times == 0 {
             self.forgotten.untold = Some(format!(
                 "the cache is full: dropped the {:.0} % of it {what} ({} slots); --when-full stop ends the turn instead",

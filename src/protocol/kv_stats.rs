@@ -4,7 +4,7 @@ use crate::codec::Codec;
 use serde::{Deserialize, Serialize};
 
 /// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KvStats {
     pub codec: Codec,
     pub live_slots: u64,
@@ -35,18 +35,6 @@ pub struct KvStats {
 
 impl KvStats {
     pub fn empty(codec: Codec, n_layers: usize, n_kv_heads: usize) -> Self {
-        Self {
-            codec,
-            live_slots: 0,
-            dense_slots: 0,
-            ratio: None,
-            bytes: 0,
-            live_bytes: 0,
-            dense_bytes: 0,
-            live: vec![vec![0; n_kv_heads]; n_layers],
-            reads: 0.0,
-            peak_slots: 0.0,
-            peak_shared: None,
-        }
+        Self { codec, live: vec![vec![0; n_kv_heads]; n_layers], ..Self::default() }
     }
 }

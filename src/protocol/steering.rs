@@ -1,4 +1,4 @@
-//! How much of a conversation is kept: the dial, pins, and what happens where memory runs out.
+//! What steers how much of a conversation is kept: the dial, pins, and what happens where memory runs out.
 
 use super::{LogEntry, Token};
 use crate::words::words;
@@ -27,9 +27,9 @@ pub struct LogChange {
     pub pending: Option<Token>,
 }
 
-/// How much of a conversation is kept.
+/// Where the dial is set, which steers how much of a conversation is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Keep {
+pub enum Dial {
     /// As the model was trained.
     Trained,
     /// A step towards a smaller compression ratio, or a larger one.

@@ -166,7 +166,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         rows.push(("weights", weights(info)));
         rows.push(("codec", info.codec.to_string()));
         rows.push(("eviction", eviction_word(app).to_owned()));
-        if let Some(keep) = app.engine.keep {
+        if let Some(keep) = app.engine.dial {
             rows.push(("kept", kept(keep)));
         }
     }

@@ -112,7 +112,7 @@ pub struct EngineView {
     /// Eviction as last set or reported.
     pub eviction: bool,
     /// The compression ratio expected since it was set, and the one of training.
-    pub keep: Option<(f64, f64)>,
+    pub dial: Option<(f64, f64)>,
     /// Done and total tokens of a running rebuild or restore.
     pub rebuilding: Option<(usize, usize)>,
     /// The model is being asked for a text (/recall).

@@ -5,7 +5,7 @@ use crate::harness::{Exchange, Session};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::engine::EngineOptions;
 use dmschat::protocol::{
-    Command, Event, GenerateRequest, Keep, LogEntry, RestoreRequest, StopReason, TurnReport, WhenFull,
+    Command, Dial, Event, GenerateRequest, LogEntry, RestoreRequest, StopReason, TurnReport, WhenFull,
 };
 
 fn talker(seed: u64) -> Tiny {
@@ -136,7 +136,7 @@ fn steering_between_turns_is_told_at_once() {
     let tiny = talker(365);
     let mut s = Session::new(&tiny);
     ask(&mut s, QUESTION);
-    s.send(Command::SetKeep(Keep::Ratio(1.5)));
+    s.send(Command::SetDial(Dial::Ratio(1.5)));
     s.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
     s.send(Command::Pin { text: QUESTION.to_owned(), ask: false });
     s.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
@@ -152,7 +152,7 @@ fn steering_between_turns_is_told_at_once() {
     again.log.clone_from(&s.log);
     again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
     // What is sent meanwhile acts afterwards.
-    assert!(again.handle.send(Command::SetKeep(Keep::Trained)));
+    assert!(again.handle.send(Command::SetDial(Dial::Trained)));
     again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
     again.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
     assert_eq!(again.stored(), s.stored());
@@ -225,26 +225,26 @@ fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
     let dials = |o: &mut EngineOptions| o.dial_folder = Some(folder.path().to_owned());
     let mut s = Session::with(&tiny, dials);
     let set = |s: &mut Session, keep| {
-        s.send(Command::SetKeep(keep));
-        s.wait(|e| if let Event::KeepSet { ratio, trained, .. } = e { Some((*ratio, *trained)) } else { None })
+        s.send(Command::SetDial(keep));
+        s.wait(|e| if let Event::DialSet { ratio, trained, .. } = e { Some((*ratio, *trained)) } else { None })
     };
-    let (ratio, trained) = set(&mut s, Keep::Ratio(1.5));
+    let (ratio, trained) = set(&mut s, Dial::Ratio(1.5));
     assert!((ratio - 1.5).abs() < 0.05 && trained > 1.0, "{ratio} {trained}");
     let kept = ask(&mut s, &long_question()).kv.ratio.unwrap();
     assert!(matches!(s.log[0], LogEntry::Dial { .. }));
     let log = s.log.clone();
-    let (more, _) = set(&mut s, Keep::Less);
+    let (more, _) = set(&mut s, Dial::Less);
     assert!((more / ratio - 1.4).abs() < 0.1, "{more}");
-    assert_eq!(set(&mut s, Keep::Trained).0, trained);
+    assert_eq!(set(&mut s, Dial::Trained).0, trained);
     // A conversation that is resumed keeps its dial, and measures nothing.
     let mut again = Session::with(&tiny, dials);
     again.send(Command::Restore(Box::new(RestoreRequest { log, ..Default::default() })));
-    let resumed = again.wait(|e| if let Event::KeepSet { ratio, .. } = e { Some(*ratio) } else { None });
+    let resumed = again.wait(|e| if let Event::DialSet { ratio, .. } = e { Some(*ratio) } else { None });
     assert!((resumed - ratio).abs() < 1e-6);
     // Without the dial the same question leaves less.
     let mut plain = Session::new(&tiny);
     assert!(ask(&mut plain, &long_question()).kv.ratio.unwrap() > kept);
-    s.send(Command::SetKeep(Keep::Ratio(0.5)));
+    s.send(Command::SetDial(Dial::Ratio(0.5)));
     s.wait(|e| matches!(e, Event::Refused { command: "forget", why } if why.contains("out of range")).then_some(()));
 }
 
@@ -261,11 +261,11 @@ fn the_dial_is_measured_between_the_steps_of_an_answer() {
     plain.max_tokens = 100;
     let wanted = ask(&mut plain, &long_question()).generated;
     // Twice: the second waits for the same trial. Its steps of 16 tokens are 40.
-    s.after_steps(60, Command::SetKeep(Keep::Ratio(1.5)));
-    s.after_steps(62, Command::SetKeep(Keep::Less));
+    s.after_steps(60, Command::SetDial(Dial::Ratio(1.5)));
+    s.after_steps(62, Command::SetDial(Dial::Less));
     s.send(Command::Generate(Box::new(request)));
-    let first = s.wait(|e| if let Event::KeepSet { at_token, .. } = e { Some(*at_token) } else { None });
-    let ratio = s.wait(|e| if let Event::KeepSet { ratio, .. } = e { Some(*ratio) } else { None });
+    let first = s.wait(|e| if let Event::DialSet { at_token, .. } = e { Some(*at_token) } else { None });
+    let ratio = s.wait(|e| if let Event::DialSet { ratio, .. } = e { Some(*ratio) } else { None });
     assert!((ratio - 2.1).abs() < 0.1, "{ratio}");
     let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
     let begun = report.prompt_tokens;
@@ -274,7 +274,7 @@ fn the_dial_is_measured_between_the_steps_of_an_answer() {
     assert_eq!(s.notices().iter().filter(|text| text.starts_with("measuring once")).count(), 1);
     // Where its memory is needed, it is given up.
     let mut s = Session::with(&tiny, |o| o.kv_limit = Some(4 * 30 * 16 * 260));
-    s.send(Command::SetKeep(Keep::Ratio(1.5)));
+    s.send(Command::SetDial(Dial::Ratio(1.5)));
     let why =
         s.wait(
             |e| if let Event::Refused { why, .. } = e { Some(why.clone()).filter(|t| t.contains("now")) } else { None },

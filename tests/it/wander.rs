@@ -4,7 +4,7 @@
 use crate::harness::{Exchange, Session, prompt_of, spelled};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::protocol::{
-    Command, Event, Finding, Keep, PresenceRequest, Probe, RecallRequest, RestoreRequest, WhenFull,
+    Command, Dial, Event, Finding, PresenceRequest, Probe, RecallRequest, RestoreRequest, WhenFull,
 };
 use std::path::Path;
 
@@ -41,8 +41,8 @@ impl Wanderer<'_> {
             (6, Some(text)) => self.s.send(Command::Pin { text, ask: self.rng.chance(4) }),
             (7, text) => self.s.send(Command::Unpin(text.filter(|_| self.rng.chance(2)))),
             (8, _) => {
-                let keep = [Keep::More, Keep::Less, Keep::Trained, Keep::Ratio(3.0), Keep::Ratio(200.0)];
-                self.s.send(Command::SetKeep(keep[self.rng.below(5)]));
+                let keep = [Dial::More, Dial::Less, Dial::Trained, Dial::Ratio(3.0), Dial::Ratio(200.0)];
+                self.s.send(Command::SetDial(keep[self.rng.below(5)]));
             }
             (9, _) => {
                 let limit = (self.rng.below(3) > 0).then(|| (16 + self.rng.below(60)) as u64 * PAGE_BYTES);

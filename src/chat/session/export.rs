@@ -87,7 +87,7 @@ fn assistant(out: &mut String, chat: &Conversation, message: &Message, policy: O
     let _ = write!(
         out,
         "\n*{}{} | {} + {} | ratio {ratio}{} | {} KV bytes | seed {}*\n",
-        report.stop_reason.as_str(),
+        report.stop_reason.name(),
         if report.in_context { "" } else { ", not part of the context" },
         report.prompt_tokens,
         n_of((report.answer_tokens + report.reasoning_tokens) as u64, "token"),

@@ -225,7 +225,7 @@ impl<B: Backend> Conversation<B> {
         }
         let Some(mut job) = self.job.take_if(|job| job.waits_for_chains()) else { return };
         if let Work::Answer(turn) = &mut job.work
-            && let Some(request) = turn.take_chains()
+            && let Some(request) = turn.wanted.take()
         {
             job.halt = self.fork_chains(m, &job.events, turn, request).err();
         }
@@ -254,20 +254,20 @@ impl<B: Backend> Conversation<B> {
         if let Some(why) = refusal {
             events.notice(format!("{} of {wanted} chains answer: {why}", forks.len().max(1)));
         }
-        let Some(mut first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
+        let Some(first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
             forks.into_iter().for_each(|fork| m.runner.release(fork.seq));
             return Ok(());
         };
-        if first.sampling.temperature <= 0.0 {
+        let ask = &mut turn.asked.ask;
+        if ask.sampling.temperature <= 0.0 {
             if !std::mem::replace(&mut m.said_that_chains_sample, true) {
                 events.event(Event::Info(format!(
                     "sampling at temperature {CHAINS_TEMPERATURE} (greedy chains would be identical)"
                 )));
             }
-            first.sampling.temperature = CHAINS_TEMPERATURE;
-            turn.asked.ask.sampling = first.sampling.clone();
+            ask.sampling.temperature = CHAINS_TEMPERATURE;
         }
-        let turn_id = turn.id();
+        let turn_id = turn.id;
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
         if let Some(fit) = fit.filter(|&fit| fit < forks.len()) {
             events.notice(format!(
@@ -281,7 +281,7 @@ impl<B: Backend> Conversation<B> {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
             let seed = chain_seed(first.seed, number);
-            chain.begin_answer(&m.runner, first.again(seed, reply));
+            chain.begin_answer(&m.runner, Generation::new(&turn.asked.ask, seed, reply));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();
@@ -307,7 +307,7 @@ impl<B: Backend> Conversation<B> {
         let rows = (runner.cache.free_rows() + m.snapshots.count(Worth::Earlier)).clamp(1, MAX_AUTO_WIDTH);
         let Some(free) = runner.cache.free_pages(runner.backend()) else { return rows };
         let left = runner.context().saturating_sub(self.chain.context.len(runner));
-        let tokens = turn.max_tokens().min(left).min(USUAL_ANSWER);
+        let tokens = turn.asked.ask.max_tokens.unwrap_or(usize::MAX).min(left).min(USUAL_ANSWER);
         let dense = runner.cache.pages_for(runner.backend(), self.chain.context.seq, tokens) as u64;
         let plan = &m.info.plan;
         let pages = dense * plan.expected_kv_bytes / plan.dense_kv_bytes.max(1);
@@ -331,12 +331,12 @@ impl<B: Backend> Conversation<B> {
             Ok(token) => {
                 let Pushed { kind, text, repeats } = chain.push(token, &m.runner, &m.vocabulary);
                 if repeats && !std::mem::replace(&mut chains.repeats, true) {
-                    events.event(Event::Repeats { turn: turn.id(), chain: Some(number) });
+                    events.event(Event::Repeats { turn: turn.id, chain: Some(number) });
                 }
                 if !text.is_empty() {
                     chains.chains[number].push(kind, &text);
                     let event = ChainEvent::Text { chain: number, kind, text };
-                    events.event(Event::Chain { turn: turn.id(), event });
+                    events.event(Event::Chain { turn: turn.id, event });
                 }
             }
             Err(error) => {
@@ -354,7 +354,7 @@ impl<B: Backend> Conversation<B> {
         else {
             return;
         };
-        let (turn, owner) = (turn.id(), self.outlet.conversation());
+        let (turn, owner) = (turn.id, self.outlet.conversation());
         chains.note_pages(m, owner, &self.chain.context);
         for &number in numbers {
             if let Some((kind, text)) = chains.end(m, owner, number, why) {
@@ -435,14 +435,14 @@ impl<B: Backend> Conversation<B> {
         if stopped {
             generation.stop = Some(StopReason::Cancelled);
         }
-        let id = turn.id();
+        let id = turn.id;
         events.event(Event::Chain { turn: id, event: ChainEvent::Elected(winner) });
         for (kind, text) in [(TextKind::Reasoning, chosen.reasoning), (TextKind::Answer, chosen.answer)] {
             if !text.is_empty() {
                 events.event(Event::Text { turn: id, kind, text });
             }
         }
-        turn.set_chains(report, chains.shared_pages);
+        (turn.chains, turn.shared_pages) = (Some(Box::new(report)), Some(chains.shared_pages));
         let context = &self.chain.context;
         let fed = generation.generated.len() - 1;
         let tokens = context.pending.iter().chain(&generation.generated[..fed]);

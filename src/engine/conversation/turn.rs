@@ -34,20 +34,21 @@ struct Start {
 }
 
 pub(in crate::engine) struct Turn {
-    id: u64,
+    /// The number of the turn in the conversation.
+    pub id: u64,
     pub asked: Asked,
     /// A text of the prompt whose tokens are pinned.
     pin: Option<String>,
     /// Several chains are to answer and were not forked yet.
-    wanted: Option<ChainsRequest>,
+    pub wanted: Option<ChainsRequest>,
     /// Bytes of the prompt's text that the state held for which the rest was encoded.
     skip: usize,
     /// `None` until the turn changes the conversation.
     start: Option<Start>,
     /// The chains that answered, once one has won.
-    chains: Option<Box<ChainsReport>>,
+    pub chains: Option<Box<ChainsReport>>,
     /// Most distinct pages that they and the prompt held.
-    shared_pages: Option<usize>,
+    pub shared_pages: Option<usize>,
 }
 
 impl Turn {
@@ -56,33 +57,9 @@ impl Turn {
         Self { id, asked: Asked::new(ask), pin, wanted, skip: 0, start: None, chains: None, shared_pages: None }
     }
 
-    /// The number of the turn in the conversation.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
     /// Whether it waits for the tokens of its prompt.
     pub fn is_encoding(&self) -> bool {
         self.asked.is_encoding()
-    }
-
-    pub fn max_tokens(&self) -> usize {
-        self.asked.ask.max_tokens.unwrap_or(usize::MAX)
-    }
-
-    /// Whether several chains are to answer and were not forked yet.
-    pub fn wants_chains(&self) -> bool {
-        self.wanted.is_some()
-    }
-
-    pub fn take_chains(&mut self) -> Option<ChainsRequest> {
-        self.wanted.take()
-    }
-
-    /// Sets the result of the vote, and the most distinct pages that the chains and the prompt held.
-    pub fn set_chains(&mut self, report: ChainsReport, shared_pages: usize) {
-        self.chains = Some(Box::new(report));
-        self.shared_pages = Some(shared_pages);
     }
 
     /// What the chain does. The reply of chains that was chosen is replayed.
@@ -184,7 +161,7 @@ impl<B: Backend> Conversation<B> {
         let Asked { prompt_tokens, reused, prefilled: todo_tokens, .. } = *asked;
         events.event(Event::TurnStarted { turn: turn.id, prompt_tokens, reused, todo: todo_tokens });
         self.follow_eviction_here(m, events)?;
-        if turn.wants_chains() && self.twin_wanted {
+        if turn.wanted.is_some() && self.twin_wanted {
             // It would have to be fed every chain. The next ordinary answer makes it again.
             self.release_twin(&mut m.runner);
             events.notice("several chains have no twin; the next ordinary answer has one again");
@@ -263,11 +240,11 @@ impl<B: Backend> Conversation<B> {
     /// Makes the generated answer a part of the conversation.
     fn end_text(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: &Turn) {
         if let Some((kind, text)) = self.chain.finish_text() {
-            events.event(Event::Text { turn: turn.id(), kind, text });
+            events.event(Event::Text { turn: turn.id, kind, text });
         }
         let Some(generation) = &mut self.chain.generation else { return };
         generation.stop.get_or_insert(StopReason::Cancelled);
-        self.replies.insert(turn.id(), generation.generated.clone());
+        self.replies.insert(turn.id, generation.generated.clone());
         if self.chain.is_replaying() {
             // Cancelled while preempted: the next turn prefills the tokens that were not replayed.
             let context = &mut self.chain.context;

@@ -11,7 +11,7 @@ use crate::engine::dials::for_each_slot;
 use crate::engine::loaded::Loaded;
 use crate::engine::runner::Runner;
 use crate::policy::{DialTable, STRENGTHS};
-use crate::protocol::{Command, EventSender, Keep, Token};
+use crate::protocol::{Command, Dial, EventSender, Token};
 use crate::tokenizer::Tokenizer;
 use anyhow::Context as _;
 
@@ -50,10 +50,10 @@ pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) 
 
 impl<B: Backend> Conversation<B> {
     /// Begins the trial that a request needs, which is served when that has ended.
-    pub fn measure_first(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
+    pub fn measure_first(&mut self, m: &mut Loaded<B>, events: &EventSender, to: Dial) {
         for probe in &mut self.probes {
             if let Kind::Trial(waiting) = &mut probe.kind {
-                return waiting.push((events.clone(), keep));
+                return waiting.push((events.clone(), to));
             }
         }
         events.notice("measuring once how much this model keeps at each setting");
@@ -61,7 +61,7 @@ impl<B: Backend> Conversation<B> {
             Ok(context) => {
                 let mut chain = Chain::idle(context);
                 chain.prefill(sample(&m.runner, &m.vocabulary.tokenizer));
-                let kind = Kind::Trial(vec![(events.clone(), keep)]);
+                let kind = Kind::Trial(vec![(events.clone(), to)]);
                 self.probes.push(Running { events: events.clone(), cancelled: false, chain, kind });
             }
             Err(error) => events.refuse("forget", format!("it cannot be measured now: {error}")),
@@ -73,7 +73,7 @@ impl<B: Backend> Conversation<B> {
         &mut self,
         m: &mut Loaded<B>,
         chain: Chain,
-        waiting: Vec<(EventSender, Keep)>,
+        waiting: Vec<(EventSender, Dial)>,
         halt: Option<Halt>,
     ) {
         let table = match halt {
@@ -85,12 +85,12 @@ impl<B: Backend> Conversation<B> {
         };
         self.leave(m, chain);
         let not_kept = table.map(|table| m.keep_table(table));
-        for (events, keep) in waiting {
+        for (events, to) in waiting {
             match &not_kept {
                 Err(why) => events.refuse("forget", why.as_str()),
                 Ok(notice) => {
                     notice.iter().for_each(|text| events.notice(text.clone()));
-                    self.receive(m, events, Command::SetKeep(keep));
+                    self.receive(m, events, Command::SetDial(to));
                 }
             }
         }

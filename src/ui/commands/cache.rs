@@ -1,7 +1,7 @@
 //! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
 
 use super::{Args, Command, Group};
-use crate::protocol::{Command as Engine, Keep};
+use crate::protocol::{Command as Engine, Dial};
 use crate::ui::action::Action;
 use crate::ui::feed::LocalKind;
 use crate::ui::refusal::{Done, Refusal};
@@ -68,18 +68,18 @@ pub fn forget(app: &mut App, argument: &str) -> Done {
             format!("{name} keeps as its cache policy says; only models trained to evict can be steered").into()
         );
     }
-    let keep = match argument {
+    let to = match argument {
         "" => {
-            let now = app.engine.keep.map_or("as the model was trained".to_owned(), numbers::kept);
+            let now = app.engine.dial.map_or("as the model was trained".to_owned(), numbers::kept);
             app.info(format!("keeps {now}; /forget less|more|N|trained changes it"));
             return Ok(());
         }
-        "less" => Keep::More,
-        "more" => Keep::Less,
-        "trained" => Keep::Trained,
-        n => Keep::Ratio(n.trim_end_matches('x').parse().map_err(|_| Refusal::Takes)?),
+        "less" => Dial::More,
+        "more" => Dial::Less,
+        "trained" => Dial::Trained,
+        n => Dial::Ratio(n.trim_end_matches('x').parse().map_err(|_| Refusal::Takes)?),
     };
-    app.send(Engine::SetKeep(keep));
+    app.send(Engine::SetDial(to));
     Ok(())
 }
 

@@ -49,7 +49,7 @@ pub fn done(app: &mut App, report: &TurnReport) {
         (StopReason::End | StopReason::MaxTokens, _) => return show(app, report),
         (StopReason::Cancelled, _) => "stopped".to_owned(),
         (StopReason::CacheFull, Some(detail)) => format!("no room for a cache that drops nothing: {detail}"),
-        (reason, detail) => detail.clone().unwrap_or_else(|| reason.as_str().to_owned()),
+        (reason, detail) => detail.clone().unwrap_or_else(|| reason.name().to_owned()),
     };
     failed(app, &why);
 }

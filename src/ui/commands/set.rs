@@ -141,7 +141,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "keep_ratio",
         "1 to 64, or trained",
-        |app| app.engine.keep.map_or("trained".to_owned(), |(ratio, _)| format!("{ratio:.1}")),
+        |app| app.engine.dial.map_or("trained".to_owned(), |(ratio, _)| format!("{ratio:.1}")),
         |app, v| by(app, &cache::FORGET, v, v == "trained" || v.parse::<f32>().is_ok()),
     ),
 ];

@@ -98,7 +98,7 @@ impl Runtime {
             settings.model = name;
         }
         // What /forget has set stays; a saved conversation has its own.
-        if let Some((ratio, trained)) = self.app.engine.keep {
+        if let Some((ratio, trained)) = self.app.engine.dial {
             settings.keep_ratio = (ratio != trained).then_some(ratio);
         }
         self.load_settings(settings)

@@ -34,7 +34,7 @@ impl Runtime {
                 let toggles = matches!(command, Command::SetEviction(_));
                 let steers = matches!(
                     command,
-                    Command::SetKeep(_)
+                    Command::SetDial(_)
                         | Command::Pin { .. }
                         | Command::Unpin(_)
                         | Command::PinTokens { .. }

@@ -47,8 +47,8 @@ pub fn event(app: &mut App, event: Event) {
             app.chat.log_changed(*change);
             app.store(Store::Sync);
         }
-        Event::KeepSet { ratio, trained, .. } => {
-            app.engine.keep = Some((ratio, trained));
+        Event::DialSet { ratio, trained, .. } => {
+            app.engine.dial = Some((ratio, trained));
             app.info(format!("from now on keeps {}", numbers::kept((ratio, trained))));
             if ratio > trained * BEYOND_TRAINING {
                 let text = "this is beyond what the model was trained for: it will lose facts; /forget less keeps more";
@@ -164,7 +164,7 @@ fn done(app: &mut App, report: TurnReport) {
         (StopReason::Cancelled, _) => "stopped before the answer began".to_owned(),
         (StopReason::ContextFull, _) => report.detail.clone().unwrap_or_default(),
         (_, Some(detail)) => format!("{detail}{}", advice(&report)),
-        (reason, None) => reason.as_str().to_owned(),
+        (reason, None) => reason.name().to_owned(),
     };
     let no_room = report.stop_reason == StopReason::ContextFull;
     let long = app.turn.as_ref().is_some_and(|t| t.turn == turn && app.now_ms >= t.started_ms + BELL_MS);
@@ -333,7 +333,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
         app.note(LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));
     }
     app.engine.info = Some(info);
-    app.engine.keep = None;
+    app.engine.dial = None;
     match then_open {
         Some(which) => files::open_with_current(app, which),
         // Queued messages belong to the conversation that is still to be opened.
