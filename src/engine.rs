@@ -14,7 +14,6 @@
 //! Requests are received between two steps, so a cancel costs at most a step. Events are lossless and ordered,
 //! snapshots latest-wins. The engine does not know terminals or files.
 
-mod asked;
 mod chain;
 mod context;
 mod conversation;
@@ -24,7 +23,6 @@ mod loaded;
 mod pins;
 mod planner;
 mod presence;
-mod probe;
 mod prompt;
 mod repetition;
 mod replay;
@@ -38,9 +36,9 @@ mod threads;
 mod weights;
 mod worker;
 
+pub use dials::measure_dials;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, host_bytes};
-pub use probe::measure_dials;
 pub use prompt::ends_thinking;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use threads::join_all;

@@ -3,7 +3,9 @@
 //! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
+mod asked;
 mod chains;
+mod probe;
 mod turn;
 
 use super::chain::{Chain, Pushed};
@@ -11,7 +13,6 @@ use super::context::Context;
 use super::disk::{DiskCache, Due, Load};
 use super::loaded::Loaded;
 use super::presence::FedText;
-use super::probe::{Running, Twin};
 use super::report::Figures;
 use super::runner::{NonFinite, Runner, StepError};
 use super::scheduler::Stage;
@@ -24,11 +25,11 @@ use crate::protocol::{
 };
 use crate::tokenizer::flatten;
 use chains::Chains;
+use probe::{Running, Twin};
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
 use std::sync::Arc;
-pub(super) use turn::Base;
-use turn::Turn;
+use turn::{Base, Turn};
 
 /// Why a job ended early.
 #[derive(Debug)]
@@ -126,7 +127,7 @@ pub(super) struct Conversation<B: Backend> {
     late: VecDeque<(EventSender, Command)>,
     pub forgotten: Forgotten,
     /// What works beside the answers.
-    pub probes: Vec<Running>,
+    probes: Vec<Running>,
     backend: PhantomData<B>,
 }
 

@@ -1,17 +1,51 @@
 //! What a model keeps at each setting of the dial: its table, from a file or from a trial.
 
 use super::loaded::Loaded;
-use super::probe::measure_dials;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::dial_file;
-use crate::policy::{DialTable, MAX_RATIO, Policy, SlotMeta};
-use crate::protocol::Dial;
+use crate::policy::{DialTable, MAX_RATIO, Policy, STRENGTHS, SlotMeta};
+use crate::protocol::{Dial, Token};
+use crate::tokenizer::Tokenizer;
+use anyhow::Context as _;
 use std::path::PathBuf;
 
 /// By how much a step of the dial changes the compression ratio.
 const STEP: f64 = 1.4;
+
+/// Text of the trial: a chat with facts, numbers and code.
+const SAMPLE: &str = include_str!("sample.txt");
+/// Most tokens of the trial.
+const SAMPLE_TOKENS: usize = 640;
+
+pub(super) const TOO_SHORT: &str = "the context is too short for measuring the dial";
+
+pub(super) fn sample<B: Backend>(runner: &Runner<B>, tokenizer: &Tokenizer) -> Vec<Token> {
+    let mut tokens = tokenizer.encode_text(SAMPLE).unwrap_or_default();
+    tokens.truncate(SAMPLE_TOKENS.min(runner.context()));
+    tokens
+}
+
+/// The table of a sequence without eviction that was fed the sample. `None` if it has too few decisions.
+pub(super) fn table_of<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<DialTable> {
+    let mut counts = [0; STRENGTHS];
+    for_each_slot(runner, seq, |_, meta| counts[meta.strength()] += 1);
+    DialTable::of_counts(&counts)
+}
+
+/// What the model keeps at each setting of the dial, by a trial that runs at once.
+pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
+    let (seq, tokens) = (runner.create(false)?, sample(runner, tokenizer));
+    let fed = tokens.chunks(runner.max_step()).try_for_each(|chunk| {
+        runner.feed(seq, chunk)?;
+        Ok::<(), anyhow::Error>(runner.check_finite()?)
+    });
+    let table = table_of(runner, seq);
+    runner.release(seq);
+    fed?;
+    table.context(TOO_SHORT)
+}
 
 impl<B: Backend> Loaded<B> {
     /// The table, if it is known or in a file. Fails with a sentence for the user if there can be none.

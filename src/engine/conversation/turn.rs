@@ -1,12 +1,12 @@
 //! A turn: finds the longest kept prefix of the prompt, prepares the chain to prefill the rest and generate the answer, and
 //! reports the result.
 
-use super::super::asked::Asked;
 use super::super::chain::Chain;
 use super::super::context::Context;
 use super::super::loaded::Loaded;
 use super::super::reply::flat_of;
 use super::super::snapshots::Worth;
+use super::asked::Asked;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::cache::CacheError;

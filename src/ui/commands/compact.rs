@@ -364,7 +364,7 @@ mod tests {
                 detail: Some("the prompt has 8,216 tokens".into()),
                 ..report(app.turn.as_ref().unwrap().turn, StopReason::ContextFull)
             };
-            engine(&mut app, Event::Found(Finding::Said { dense: false, report: Box::new(refused) }));
+            engine(&mut app, Event::TurnDone(Box::new(refused)));
             let line = app.notice.clone().expect("a line").text;
             assert_eq!(line, format!("not sent (Up recalls it): context full: {}", summary::WAY_OUT));
             assert_eq!((app.input.text(), app.history.entries().last().map(String::as_str)), ("", Some(question)));

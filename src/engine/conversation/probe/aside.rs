@@ -2,8 +2,8 @@
 
 use super::Kind;
 use crate::backend::Backend;
-use crate::engine::asked::Asked;
 use crate::engine::chain::Chain;
+use crate::engine::conversation::asked::Asked;
 use crate::engine::conversation::{Base, Conversation, Halt};
 use crate::engine::loaded::Loaded;
 use crate::protocol::{Ask, Event, EventSender, Finding, Token};

@@ -1,13 +1,13 @@
 //! A prompt that is being answered: its encoding, and the numbers that are reported of it.
 
-use super::chain::{Chain, Generation};
-use super::conversation::Halt;
-use super::loaded::Loaded;
-use super::prompt::{Encoding, ends_thinking, stretches};
-use super::reply::Reply;
-use super::report::Figures;
-use super::runner::Runner;
+use super::Halt;
 use crate::backend::Backend;
+use crate::engine::chain::{Chain, Generation};
+use crate::engine::loaded::Loaded;
+use crate::engine::prompt::{Encoding, ends_thinking, stretches};
+use crate::engine::reply::Reply;
+use crate::engine::report::Figures;
+use crate::engine::runner::Runner;
 use crate::protocol::{Ask, Phase, StopReason, Token, TurnReport, count};
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -15,7 +15,7 @@ use crate::tokenizer::flatten;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-pub(super) struct Asked {
+pub(in crate::engine) struct Asked {
     pub ask: Ask,
     pub seed: u64,
     /// Canonical text of the prompt.

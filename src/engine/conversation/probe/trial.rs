@@ -3,50 +3,12 @@
 
 use super::{Kind, Running};
 use crate::backend::Backend;
-use crate::cache::SeqId;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
 use crate::engine::conversation::{Conversation, Halt};
-use crate::engine::dials::for_each_slot;
+use crate::engine::dials::{TOO_SHORT, sample, table_of};
 use crate::engine::loaded::Loaded;
-use crate::engine::runner::Runner;
-use crate::policy::{DialTable, STRENGTHS};
-use crate::protocol::{Command, Dial, EventSender, Token};
-use crate::tokenizer::Tokenizer;
-use anyhow::Context as _;
-
-/// Text of the trial: a chat with facts, numbers and code.
-const SAMPLE: &str = include_str!("../sample.txt");
-/// Most tokens of the trial.
-const SAMPLE_TOKENS: usize = 640;
-
-const TOO_SHORT: &str = "the context is too short for measuring the dial";
-
-fn sample<B: Backend>(runner: &Runner<B>, tokenizer: &Tokenizer) -> Vec<Token> {
-    let mut tokens = tokenizer.encode_text(SAMPLE).unwrap_or_default();
-    tokens.truncate(SAMPLE_TOKENS.min(runner.context()));
-    tokens
-}
-
-/// The table of a sequence without eviction that was fed the sample. `None` if it has too few decisions.
-fn table_of<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<DialTable> {
-    let mut counts = [0; STRENGTHS];
-    for_each_slot(runner, seq, |_, meta| counts[meta.strength()] += 1);
-    DialTable::of_counts(&counts)
-}
-
-/// What the model keeps at each setting of the dial, by a trial that runs at once.
-pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
-    let (seq, tokens) = (runner.create(false)?, sample(runner, tokenizer));
-    let fed = tokens.chunks(runner.max_step()).try_for_each(|chunk| {
-        runner.feed(seq, chunk)?;
-        Ok::<(), anyhow::Error>(runner.check_finite()?)
-    });
-    let table = table_of(runner, seq);
-    runner.release(seq);
-    fed?;
-    table.context(TOO_SHORT)
-}
+use crate::protocol::{Command, Dial, EventSender};
 
 impl<B: Backend> Conversation<B> {
     /// Begins the trial that a request needs, which is served when that has ended.

@@ -9,23 +9,22 @@ mod recall;
 mod trial;
 mod twin;
 
-pub use trial::measure_dials;
 pub(super) use twin::Twin;
 
 use super::asked::Asked;
-use super::chain::{self, Chain, Pushed};
-use super::context::Context;
-use super::conversation::{Base, Conversation, Halt};
-use super::loaded::Loaded;
-use super::runner::Runner;
-use super::scheduler::Stage;
+use super::{Base, Conversation, Halt};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
+use crate::engine::chain::{self, Chain, Pushed};
+use crate::engine::context::Context;
+use crate::engine::loaded::Loaded;
+use crate::engine::runner::Runner;
+use crate::engine::scheduler::Stage;
 use crate::protocol::{Dial, Event, EventSender, Finding, Phase, Probe};
 use recall::Recall;
 
 /// A probe that runs.
-pub(super) struct Running {
+pub(in crate::engine) struct Running {
     events: EventSender,
     pub cancelled: bool,
     chain: Chain,
