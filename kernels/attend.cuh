@@ -39,8 +39,7 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   // pages of all heads, hence pages per split
   int total = 0, block = blockIdx.x;
   for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(FULL, total, m);
+  total = warp_sum(total);
   // Rounds of a page for each warp, at least as many as bring a head of mean length the least time, in which a round takes as long
   // as a block takes to merge about eight splits; and no more blocks than the share.
   int share = max((int)gridDim.x - heads, 1), fewest = ((int)sqrtf(total * reciprocal((float)heads)) + 3) / WARPS;
@@ -344,11 +343,9 @@ struct Shared {
 
 // Grid (n_kv_heads + a token's share of the blocks that the GPU runs at once; n), THREADS threads. The last block of a head to begin
 // merges its splits: the blocks that it waits for are already running, in whatever order the GPU starts them. Reads every live slot
-// once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
-// n_kv_heads, max_pages], as `chosen_page` makes them; chosen_slots [n, n_kv_heads], PAGE_SLOTS for each.
+// once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones.
 template <int D, class Codec, class Mode>
-__device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen = nullptr,
-                                       const int* chosen_slots = nullptr) {
+__device__ __forceinline__ void attend(const DecodeParams& p) {
   __shared__ __align__(16) Shared<D> s;
   next_may_begin();
   if (Mode::SCORES && p.in_order) wait_previous();
@@ -365,7 +362,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
   int first_head = split.head * group;
-  if (Mode::PAGES) chosen += (u64)(blockIdx.y * heads + split.head) * kv.max_pages;
+  const int2* chosen = Mode::PAGES ? p.chosen + (u64)(blockIdx.y * heads + split.head) * kv.max_pages : nullptr;
 
   // this warp's pages: each of a run, or every step-th of a list
   int at = split.first + warp, step = some ? split.count * WARPS : WARPS, number = 0;
@@ -390,7 +387,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   auto load_first = [&] {
     if (some) {
       // the list and its length at once
-      int last = chosen_slots[blockIdx.y * heads + split.head] / PAGE_SLOTS;
+      int last = p.chosen_slots[blockIdx.y * heads + split.head] / PAGE_SLOTS;
       if (at < kv.max_pages) look_up(at, choice);
       split.last = last;
     } else if (at < split.last) {
@@ -565,3 +562,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     if (4 * lane < d) put_out(p, span.start, (first_head + warp) * d + 4 * lane, *(const float4*)&s.rows[warp][4 * lane]);
   }
 }
+
+// Instances by head size (up to 64 and up to 128 channels) and codec. Two blocks fit an SM, but for one of the widest rows.
+#define ATTEND(name, D, Codec, Mode)                                                                     \
+  KERNEL __launch_bounds__(THREADS, D == 128 && !Codec::PACKED ? 1 : 2) name(DecodeParams params) {      \
+    attend<D, Codec, Mode>(params);                                                                      \
+  }

@@ -22,15 +22,14 @@ struct Key {
   int first, last;
 };
 
-// D: channels of a head. BN: keys of a batch. GROUPS: consumer warpgroups. STAGES: batches in shared memory. TURNS: whether
-// consumers take turns with their wgmmas.
-template <int D_, int BN_, int GROUPS_, int STAGES_, bool TURNS_, class Codec_>
+template <class Codec_>
 struct Config {
   using Codec = Codec_;
-  static constexpr int D = D_, BN = BN_, GROUPS = GROUPS_, STAGES = STAGES_, QUERIES = 64 * GROUPS;
-  static constexpr bool TURNS = TURNS_, PACKED = Codec::PACKED, SCALED = Codec::SCALED;
+  // Channels of a head, keys of a batch, consumer warpgroups, batches in shared memory.
+  static constexpr int D = 128, BN = 128, GROUPS = 2, STAGES = 2, QUERIES = 64 * GROUPS;
+  static constexpr bool PACKED = Codec::PACKED, SCALED = Codec::SCALED;
   // Batches whose scales are kept: a consumer may be at the softmax of one while those STAGES after it are loaded.
-  static constexpr int BATCHES = STAGES <= 2 ? 4 : 8;
+  static constexpr int BATCHES = 4;
   static constexpr int MASKED = 2 * QUERIES;  // keys found that some rows see: at most twice the tokens of a tile less one
 };
 
@@ -42,7 +41,7 @@ struct Shared {
   float scales[C::BATCHES][2][C::SCALED ? C::BN : 4];  // K's, V's
   Batch batches[C::BATCHES];
   u64 codes_full[2];  // K's, V's, of batches of pages
-  u64 k_full[C::STAGES], k_empty[C::STAGES], v_full[C::STAGES], v_empty[C::STAGES], turn[C::GROUPS];
+  u64 k_full[C::STAGES], k_empty[C::STAGES], v_full[C::STAGES], v_empty[C::STAGES];
   const u8* ring[RING];
   const u8* ring_scales[C::SCALED ? RING : 2];
   Key masked[C::MASKED];

@@ -184,36 +184,23 @@ __device__ __forceinline__ void unpack(Shared<D, Codec>& s, int v, int parity) {
   }
 }
 
-// Online softmax of a warp's 32 query rows: two fragments of 16, of each of which a lane holds accumulators of rows
-// lane / 4 and lane / 4 + 8. max: of the logits, in log2 units; sum: of exp2(logit - max); offset: of weights times V's
-// offsets, which `reduce_sums` adds to the accumulators. Nothing seen: max = -inf, sum = 0.
+// Online softmax of a warp's 32 query rows, as two fragments of 16. offset: of weights times V's offsets, which `reduce_sums` adds to
+// the accumulators.
 template <int D, class Codec>
 struct OnlineSoftmax {
-  float acc[2][D / 8][4], max[2][2], sum[2][2], offset[2][2];
+  float offset[2][2];
+  RowPair<D> rows[2];
 
   __device__ __forceinline__ void init() {
 #pragma unroll
-    for (int f = 0; f < 2; f++) {
-      max[f][0] = max[f][1] = NEG_INFINITY;
-      sum[f][0] = sum[f][1] = offset[f][0] = offset[f][1] = 0.0f;
-#pragma unroll
-      for (int j = 0; j < D / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) acc[f][j][i] = 0.0f;
-    }
+    for (int f = 0; f < 2; f++) rows[f].init(), offset[f][0] = offset[f][1] = 0.0f;
   }
 
-  // S = Q K^T of the batch: fragment j of 8 keys, of which a lane holds keys 2 (lane % 4) and the next.
+  // S += Q K^T of the batch: fragment j of 8 keys, of which a lane holds keys 2 (lane % 4) and the next.
   __device__ __forceinline__ void score(float (*scores)[TILE_KEYS / 8][4], const Shared<D, Codec>& s) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int row = 32 * warp + lane % 16, row_channel = lane / 16 * 8;
     int key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
-#pragma unroll
-    for (int f = 0; f < 2; f++)
-#pragma unroll
-      for (int j = 0; j < TILE_KEYS / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) scores[f][j][i] = 0.0f;
 #pragma unroll
     for (int c = 0; c < D; c += 16) {
       u32 a[2][4];
@@ -279,23 +266,24 @@ struct OnlineSoftmax {
         for (int j = 0; j < TILE_KEYS / 8; j++) top = fmaxf(top, fmaxf(scores[f][j][2 * i], scores[f][j][2 * i + 1]));
         top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
         top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-        top = fmaxf(max[f][i], ceilf(top * unit));
+        float &max = rows[f].max[i], &sum = rows[f].sum[i], *acc = rows[f].acc;
+        top = fmaxf(max, ceilf(top * unit));
         float from = top == NEG_INFINITY ? 0.0f : top;
         // rescale, if it grew: maxima soon stay the same
-        if (__any_sync(FULL, top > max[f][i])) {
-          float by = exp2_fast(max[f][i] - from);
-          max[f][i] = top;
-          sum[f][i] *= by;
+        if (__any_sync(FULL, top > max)) {
+          float by = exp2_fast(max - from);
+          max = top;
+          sum *= by;
           if (Codec::AFFINE) offset[f][i] *= by;
 #pragma unroll
-          for (int j = 0; j < D / 8; j++) acc[f][j][2 * i] *= by, acc[f][j][2 * i + 1] *= by;
+          for (int j = 0; j < D / 8; j++) acc[4 * j + 2 * i] *= by, acc[4 * j + 2 * i + 1] *= by;
         }
         // weights
 #pragma unroll
         for (int j = 0; j < TILE_KEYS / 8; j++) {
           float x = exp2_fast(scores[f][j][2 * i] * unit - from), y = exp2_fast(scores[f][j][2 * i + 1] * unit - from);
           if (Codec::SCALED) {
-            sum[f][i] += x + y;
+            sum += x + y;
             float2 by = *(const float2*)&s.sides[parity][1][8 * j + lane % 4 * 2];
             x *= by.x * Codec::WEIGHT_FACTOR, y *= by.y * Codec::WEIGHT_FACTOR;
           }
@@ -306,7 +294,7 @@ struct OnlineSoftmax {
             float2 w = {bf16_to_f32((u16)weights[f][j][i]), __uint_as_float(weights[f][j][i] & 0xffff0000u)};
             offset[f][i] += w.x * steps.x + w.y * steps.y;
           }
-          if (!Codec::SCALED) sum[f][i] += sum_pair(weights[f][j][i]);
+          if (!Codec::SCALED) sum += sum_pair(weights[f][j][i]);
         }
       }
   }
@@ -323,8 +311,8 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int f = 0; f < 2; f++) {
           u32 a[4] = {weights[f][j][0], weights[f][j][1], weights[f][j + 1][0], weights[f][j + 1][1]};
-          mma(acc[f][c], a, b);
-          mma(acc[f][c + 1], a, b + 2);
+          mma(rows[f].acc + 4 * c, a, b);
+          mma(rows[f].acc + 4 * c + 4, a, b + 2);
         }
       }
   }
@@ -335,96 +323,18 @@ struct OnlineSoftmax {
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        sum[f][i] += __shfl_xor_sync(FULL, sum[f][i], 1);
-        sum[f][i] += __shfl_xor_sync(FULL, sum[f][i], 2);
+        float& sum = rows[f].sum[i];
+        sum += __shfl_xor_sync(FULL, sum, 1);
+        sum += __shfl_xor_sync(FULL, sum, 2);
         if (!Codec::AFFINE) continue;
         float plus = offset[f][i] * (1.0f / Codec::SUM_FACTOR);
         plus += __shfl_xor_sync(FULL, plus, 1);
         plus += __shfl_xor_sync(FULL, plus, 2);
 #pragma unroll
-        for (int j = 0; j < D / 8; j++) acc[f][j][2 * i] += plus, acc[f][j][2 * i + 1] += plus;
-      }
-  }
-
-  // Writes the normalised output.
-  __device__ __forceinline__ void write(void* to, int out_is_bf16, const Tile& t, const Kv& kv) const {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int f = 0; f < 2; f++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        int query = 32 * warp + 16 * f + 8 * i + lane / 4, row = t.first_row + query / t.group;
-        float x[D / 8][2], by = Codec::SUM_FACTOR / sum[f][i];
-#pragma unroll
-        for (int j = 0; j < D / 8; j++) x[j][0] = acc[f][j][2 * i] * by, x[j][1] = acc[f][j][2 * i + 1] * by;
-        if (Codec::ROTATED) unrotate_fragment<D>(x, kv.head_dim, lane);
-        if (row > t.last_row) continue;
-        int q_head = t.head * t.group + query % t.group;
-        u64 at = ((u64)(t.span.start + row) * kv.n_q_heads + q_head) * kv.head_dim + lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < D / 8; j++)
-          if (8 * j < kv.head_dim) put2(to, out_is_bf16, at + 8 * j, x[j][0], x[j][1]);
-      }
-  }
-
-  // Saves a split's state, in the order in which threads hold it.
-  __device__ __forceinline__ void save(float* split) const {
-    float4* to = (float4*)split + threadIdx.x;
-    to[0] = float4{max[0][0], max[0][1], max[1][0], max[1][1]};
-    to[THREADS] = float4{sum[0][0], sum[0][1], sum[1][0], sum[1][1]};
-#pragma unroll
-    for (int f = 0; f < 2; f++)
-#pragma unroll
-      for (int j = 0; j < D / 8; j++)
-        to[(2 + f * (D / 8) + j) * THREADS] = float4{acc[f][j][0], acc[f][j][1], acc[f][j][2], acc[f][j][3]};
-  }
-
-  // Merges a saved state.
-  __device__ __forceinline__ void merge(const float* split) {
-    const float4* from = (const float4*)split + threadIdx.x;
-    float4 a = from[0], b = from[THREADS];
-    float more_max[2][2] = {{a.x, a.y}, {a.z, a.w}}, more_sum[2][2] = {{b.x, b.y}, {b.z, b.w}}, rescale[2][2], by[2][2];
-#pragma unroll
-    for (int f = 0; f < 2; f++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        float top = fmaxf(max[f][i], more_max[f][i]), base = top == NEG_INFINITY ? 0.0f : top;
-        rescale[f][i] = exp2_fast(max[f][i] - base);
-        by[f][i] = exp2_fast(more_max[f][i] - base);
-        max[f][i] = top;
-        sum[f][i] = sum[f][i] * rescale[f][i] + more_sum[f][i] * by[f][i];
-      }
-#pragma unroll
-    for (int f = 0; f < 2; f++)
-#pragma unroll
-      for (int j = 0; j < D / 8; j++) {
-        float4 x = from[(2 + f * (D / 8) + j) * THREADS];
-        float* to = acc[f][j];
-        to[0] = to[0] * rescale[f][0] + x.x * by[f][0], to[1] = to[1] * rescale[f][0] + x.y * by[f][0];
-        to[2] = to[2] * rescale[f][1] + x.z * by[f][1], to[3] = to[3] * rescale[f][1] + x.w * by[f][1];
+        for (int j = 0; j < D / 8; j++) rows[f].acc[4 * j + 2 * i] += plus, rows[f].acc[4 * j + 2 * i + 1] += plus;
       }
   }
 };
-
-// Queries of a warp's rows as bf16 to shared memory, zeros where a row of the tile has no token.
-template <int D, class Codec>
-__device__ __forceinline__ void load_queries(Shared<D, Codec>& s, const Tile& t, const float* qkv, const Kv& kv) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim;
-  const float by = Codec::QUERY_FACTOR;
-  u64 width = (kv.n_q_heads + 2 * kv.n_kv_heads) * d;
-#pragma unroll 4
-  for (int i = lane; i < 32 * D / 8; i += 32) {
-    int query = 32 * warp + i / (D / 8), channel = i % (D / 8) * 8, row = t.first_row + query / t.group;
-    float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
-    if (row <= t.last_row && channel < d) {
-      const float* from = qkv + (t.span.start + row) * width + (t.head * t.group + query % t.group) * d + channel;
-      a = *(const float4*)from, b = *(const float4*)(from + 4);
-    }
-    *(uint4*)(s.q + swizzled<D>(query, channel)) = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),
-                                                         round_pair(b.x * by, b.y * by), round_pair(b.z * by, b.w * by)};
-  }
-  __syncwarp();
-}
 
 // Grid (splits, n_kv_heads, tiles), THREADS threads; a span of len rows has len / (TILE_QUERIES / group) tiles, rounded up.
 // Splits beyond those that a tile's keys are worth end at once; the last one to arrive merges all.
@@ -443,7 +353,10 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   queue.next = split * per;
   queue.end = min(queue.next + per, total);
   if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate<Codec>(kv, t, p.decisions, queue.next + threadIdx.x);
-  load_queries(s, t, p.qkv, kv);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto query_at = [&](int query, int chunk) { return s.q + swizzled<D>(query, 8 * chunk); };
+  load_queries<D, Codec, 32, 32>(p, t, 32 * warp, lane, kv.head_dim, query_at);
+  __syncwarp();
   OnlineSoftmax<D, Codec> softmax;
   softmax.init();
   int parity = 0;
@@ -458,7 +371,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     copy_wait<1>();
     unpack<typename Codec::K>(s, 0, parity);
     __syncthreads();
-    float scores[2][TILE_KEYS / 8][4];
+    float scores[2][TILE_KEYS / 8][4] = {};
     softmax.score(scores, s);
     __syncthreads();
     Batch next = next_batch(s, queue, kv, t, p.decisions);
@@ -487,17 +400,21 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     const int SIZE = (D + 8) * TILE_QUERIES;
     int tile = t.index * kv.n_kv_heads + t.head;
     float* saved = p.partials + (u64)tile * gridDim.x * SIZE;
-    softmax.save(saved + split * SIZE);
+    auto state_at = [&](int split, int f) { return (float4*)(saved + split * SIZE) + f * (1 + D / 8) * THREADS + threadIdx.x; };
+#pragma unroll
+    for (int f = 0; f < 2; f++) softmax.rows[f].save(state_at(split, f), THREADS);
     if (!is_last(p.arrivals + tile, splits, s.last)) return;
     // merge in order, so that the result does not depend on which split arrives last
 #pragma unroll
-    for (int f = 0; f < 2; f++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) softmax.max[f][i] = NEG_INFINITY, softmax.sum[f][i] = 0.0f;
+    for (int f = 0; f < 2; f++) {
+      RowPair<D>& rows = softmax.rows[f];
+      rows.max[0] = rows.max[1] = NEG_INFINITY, rows.sum[0] = rows.sum[1] = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < splits; i++) softmax.merge(saved + i * SIZE);
+      for (int i = 0; i < splits; i++) rows.merge(state_at(i, f), THREADS);
+    }
   }
-  softmax.write(p.out, p.out_is_bf16, t, kv);
+#pragma unroll
+  for (int f = 0; f < 2; f++) softmax.rows[f].template write<Codec>(p, t, 32 * warp + 16 * f + lane / 4, kv.head_dim);
 }
 
 #define ATTEND_TILES(name, D, Codec)                                     \

@@ -19,8 +19,7 @@ struct Consumer {
   static constexpr int D = C::D, BN = C::BN;
   Shared<C>& s;
   int group, warp, lane;
-  float acc[D / 2];
-  float max[2], sum[2];  // max: of the logits, in log2 units; sum: of exp2(logit - max)
+  RowPair<D> rows;
 
   // S = Q K^T of a batch, started.
   __device__ __forceinline__ void score(float (&scores)[BN / 2], const u16* k) const {
@@ -36,7 +35,7 @@ struct Consumer {
   __device__ __forceinline__ void accumulate(const u32 (&weights)[BN / 4], const u16* v) {
     u64 values = transposed_at(v, BN);
 #pragma unroll
-    for (int c = 0; c < BN / 16; c++) wgmma_transposed<D>(acc, weights + 4 * c, after(values, 2048 * c), 1);
+    for (int c = 0; c < BN / 16; c++) wgmma_transposed<D>(rows.acc, weights + 4 * c, after(values, 2048 * c), 1);
     wgmma_commit();
   }
 
@@ -81,11 +80,11 @@ struct Consumer {
       for (int j = 0; j < BN / 8; j++) top = fmaxf(top, fmaxf(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]));
       top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
       top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-      top = fmaxf(max[h], ceilf(top * unit));
+      top = fmaxf(rows.max[h], ceilf(top * unit));
       from[h] = top == NEG_INFINITY ? 0.0f : top;
-      rescale[h] = top > max[h] ? exp2_fast(max[h] - from[h]) : 1.0f;
-      max[h] = top;
-      sum[h] *= rescale[h];
+      rescale[h] = top > rows.max[h] ? exp2_fast(rows.max[h] - from[h]) : 1.0f;
+      rows.max[h] = top;
+      rows.sum[h] *= rescale[h];
     }
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
@@ -96,7 +95,7 @@ struct Consumer {
         float &x = scores[4 * j + 2 * h], &y = scores[4 * j + 2 * h + 1];
         x = exp2_fast(x * unit - from[h]), y = exp2_fast(y * unit - from[h]);
         if (C::SCALED) {
-          sum[h] += x + y;
+          rows.sum[h] += x + y;
           x *= v.x, y *= v.y;
         }
       }
@@ -108,7 +107,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < BN / 4; i++) {
       weights[i] = round_pair(scores[2 * i], scores[2 * i + 1]);
-      if (!C::SCALED) sum[i % 2] += sum_pair(weights[i]);
+      if (!C::SCALED) rows.sum[i % 2] += sum_pair(weights[i]);
     }
   }
 
@@ -116,8 +115,8 @@ struct Consumer {
     if (!__any_sync(FULL, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
     for (int j = 0; j < D / 8; j++) {
-      acc[4 * j] *= rescale[0], acc[4 * j + 1] *= rescale[0];
-      acc[4 * j + 2] *= rescale[1], acc[4 * j + 3] *= rescale[1];
+      float* x = rows.acc + 4 * j;
+      x[0] *= rescale[0], x[1] *= rescale[0], x[2] *= rescale[1], x[3] *= rescale[1];
     }
   }
 
@@ -127,19 +126,8 @@ struct Consumer {
     if (lane == 0) barrier_arrive(barrier);
   }
 
-  // Consumers multiply in turns: softmax of one beside wgmmas of another.
-  __device__ __forceinline__ void await_turn(int number) const {
-    if (C::TURNS) barrier_wait(s.turn + group, (number & 1) ^ (group == 0));
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if (C::TURNS && lane == 0) barrier_arrive(s.turn + (group + 1) % C::GROUPS);
-  }
-
   __device__ __forceinline__ void run(const Tile& t, float scale) {
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) acc[i] = 0.0f;
-    max[0] = max[1] = NEG_INFINITY;
-    sum[0] = sum[1] = 0.0f;
+    rows.init();
     Stage<C::STAGES> stage;
     barrier_wait(s.k_full, 0);
     Batch b = s.batches[0];
@@ -147,10 +135,8 @@ struct Consumer {
     float scores[BN / 2], rescale[2];
     u32 weights[BN / 4];
     fence_tiles();
-    await_turn(0);
     wgmma_begin();
     score(scores, s.k[0]);
-    pass_turn();
     wgmma_wait<0>();
     pin(scores);
     release(s.k_empty);
@@ -167,15 +153,13 @@ struct Consumer {
         break;
       }
       fence_tiles();
-      await_turn(number);
-      pin(acc);
+      pin(rows.acc);
       pin(weights);
       wgmma_begin();
       score(scores, s.k[stage.at]);
       barrier_wait(s.v_full + before.at, before.parity);
       fence_tiles();
       accumulate(weights, s.v[before.at]);
-      pass_turn();
       wgmma_wait<1>();
       pin(scores);
       release(s.k_empty + stage.at);
@@ -184,7 +168,7 @@ struct Consumer {
       // It is there. Without a branch in between, the assembler would wait for the wgmmas before the softmax.
       barrier_wait(s.v_full + before.at, before.parity);
       wgmma_wait<0>();
-      pin(acc);
+      pin(rows.acc);
       pin(weights);
       release(s.v_empty + before.at);
       shrink(rescale);
@@ -193,85 +177,16 @@ struct Consumer {
     }
     barrier_wait(s.v_full + stage.at, stage.parity);
     fence_tiles();
-    pin(acc);
+    pin(rows.acc);
     pin(weights);
     wgmma_begin();
     accumulate(weights, s.v[stage.at]);
     wgmma_wait<0>();
-    pin(acc);
+    pin(rows.acc);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      sum[h] += __shfl_xor_sync(FULL, sum[h], 1);
-      sum[h] += __shfl_xor_sync(FULL, sum[h], 2);
-    }
-  }
-
-  // Queries as bf16 to shared memory, zeros where a row of the tile has no token.
-  __device__ __forceinline__ void load_queries(const Tile& t, const float* qkv, const Kv& kv) {
-    const float by = C::Codec::QUERY_FACTOR;
-    u64 width = (kv.n_q_heads + 2 * kv.n_kv_heads) * D;
-#pragma unroll 4
-    for (int i = 32 * warp + lane; i < 64 * D / 8; i += 128) {
-      int query = 64 * group + i / (D / 8), chunk = i % (D / 8), row = t.first_row + query / t.group;
-      float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
-      if (row <= t.last_row) {
-        const float* from =
-            qkv + (t.span.start + row) * width + (t.head * t.group + query % t.group) * D + 8 * chunk;
-        a = *(const float4*)from, b = *(const float4*)(from + 4);
-      }
-      u16* to = s.q + chunk / 8 * (C::QUERIES * 64) + query * 64 + ((chunk ^ query) & 7) * 8;
-      *(uint4*)to = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),
-                          round_pair(b.x * by, b.y * by), round_pair(b.z * by, b.w * by)};
-    }
-    fence_tiles();
-    group_barrier(2 + group, 128);
-  }
-
-  // Saves a split's state, in the order in which threads hold it.
-  __device__ __forceinline__ void save(float* split) const {
-    const int THREADS = 2 * C::QUERIES;
-    float4* to = (float4*)split + threadIdx.x;
-    to[0] = float4{max[0], max[1], sum[0], sum[1]};
-#pragma unroll
-    for (int j = 0; j < D / 8; j++)
-      to[(1 + j) * THREADS] = float4{acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
-  }
-
-  // Merges a saved state.
-  __device__ __forceinline__ void merge(const float* split) {
-    const int THREADS = 2 * C::QUERIES;
-    const float4* from = (const float4*)split + threadIdx.x;
-    float4 a = from[0];
-    float more_max[2] = {a.x, a.y}, more_sum[2] = {a.z, a.w}, rescale[2], by[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float top = fmaxf(max[h], more_max[h]), base = top == NEG_INFINITY ? 0.0f : top;
-      rescale[h] = exp2_fast(max[h] - base);
-      by[h] = exp2_fast(more_max[h] - base);
-      max[h] = top;
-      sum[h] = sum[h] * rescale[h] + more_sum[h] * by[h];
-    }
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) {
-      float4 x = from[(1 + j) * THREADS];
-      float* to = acc + 4 * j;
-      to[0] = to[0] * rescale[0] + x.x * by[0], to[1] = to[1] * rescale[0] + x.y * by[0];
-      to[2] = to[2] * rescale[1] + x.z * by[1], to[3] = to[3] * rescale[1] + x.w * by[1];
-    }
-  }
-
-  // Writes the normalised output.
-  __device__ __forceinline__ void write(void* to, int out_is_bf16, const Tile& t, const Kv& kv) const {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      int query = 64 * group + 16 * warp + 8 * h + lane / 4, row = t.first_row + query / t.group;
-      if (row > t.last_row) continue;
-      int q_head = t.head * t.group + query % t.group;
-      u64 at = ((u64)(t.span.start + row) * kv.n_q_heads + q_head) * D + lane % 4 * 2;
-      float by = C::Codec::SUM_FACTOR / sum[h];
-#pragma unroll
-      for (int j = 0; j < D / 8; j++)
-        put2(to, out_is_bf16, at + 8 * j, acc[4 * j + 2 * h] * by, acc[4 * j + 2 * h + 1] * by);
+      rows.sum[h] += __shfl_xor_sync(FULL, rows.sum[h], 1);
+      rows.sum[h] += __shfl_xor_sync(FULL, rows.sum[h], 2);
     }
   }
 };
@@ -301,7 +216,6 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
       barrier_init(s.k_empty + i, 4 * C::GROUPS);
       barrier_init(s.v_empty + i, 4 * C::GROUPS);
     }
-    for (int i = 0; i < C::GROUPS; i++) barrier_init(s.turn + i, 4);
     for (int i = 0; i < 2; i++) barrier_init(s.codes_full + i, 1);
     barriers_made();
   }
@@ -322,31 +236,37 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
   }
   more_registers<CONSUMER_REGISTERS>();
   Consumer<C> consumer = {s, (int)threadIdx.x / 128, (int)threadIdx.x / 32 % 4, (int)threadIdx.x % 32};
-  consumer.load_queries(t, p.qkv, kv);
+  load_queries<C::D, typename C::Codec, 64, 128>(p, t, 64 * consumer.group, threadIdx.x % 128, C::D, [&](int query, int chunk) {
+    return s.q + chunk / 8 * (C::QUERIES * 64) + query * 64 + ((chunk ^ query) & 7) * 8;
+  });
+  fence_tiles();
+  group_barrier(2 + consumer.group, 128);
   consumer.run(t, p.score_scale);
   if (splits > 1) {
     const int SIZE = (C::D + 8) * C::QUERIES;
     int tile = t.index * kv.n_kv_heads + t.head;
     float* saved = p.partials + (u64)tile * gridDim.x * SIZE;
-    consumer.save(saved + split * SIZE);
+    auto state_at = [&](int split) { return (float4*)(saved + split * SIZE) + threadIdx.x; };
+    consumer.rows.save(state_at(split), 2 * C::QUERIES);
     auto consumers = [] { group_barrier(1 + PRODUCERS / 128 + C::GROUPS, 2 * C::QUERIES); };
     if (!is_last(p.arrivals + tile, splits, s.last, consumers)) return;
     // merge in order, so that the result does not depend on which split arrives last
-    consumer.max[0] = consumer.max[1] = NEG_INFINITY;
-    consumer.sum[0] = consumer.sum[1] = 0.0f;
+    consumer.rows.max[0] = consumer.rows.max[1] = NEG_INFINITY;
+    consumer.rows.sum[0] = consumer.rows.sum[1] = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < splits; i++) consumer.merge(saved + i * SIZE);
+    for (int i = 0; i < splits; i++) consumer.rows.merge(state_at(i), 2 * C::QUERIES);
   }
-  consumer.write(p.out, p.out_is_bf16, t, kv);
+  consumer.rows.template write<typename C::Codec>(p, t, 64 * consumer.group + 16 * consumer.warp + consumer.lane / 4, C::D);
 }
 
-#define ATTEND_WGMMA(name, D, BN, GROUPS, STAGES, TURNS, Codec, PRODUCER_REGISTERS, CONSUMER_REGISTERS)             \
-  KERNEL __launch_bounds__(128 * GROUPS + PRODUCERS, 1) name(PrefillParams params, const __grid_constant__ TensorMap stored, const __grid_constant__ TensorMap staged) {  \
-    attend_wgmma<Config<D, BN, GROUPS, STAGES, TURNS, Codec>, PRODUCER_REGISTERS, CONSUMER_REGISTERS>(params, &stored, &staged);      \
+#define ATTEND_WGMMA(name, Codec, PRODUCER_REGISTERS, CONSUMER_REGISTERS)                                                  \
+  KERNEL __launch_bounds__(2 * Config<Codec>::QUERIES + PRODUCERS, 1)                                                      \
+      name(PrefillParams params, const __grid_constant__ TensorMap stored, const __grid_constant__ TensorMap staged) {     \
+    attend_wgmma<Config<Codec>, PRODUCER_REGISTERS, CONSUMER_REGISTERS>(params, &stored, &staged);                         \
   }
-ATTEND_WGMMA(attend_wgmma_128_bf16, 128, 128, 2, 2, false, Bf16Codec, 72, 216)
-ATTEND_WGMMA(attend_wgmma_128_fp8, 128, 128, 2, 2, false, Fp8Codec, 88, 208)
-ATTEND_WGMMA(attend_wgmma_128_int8, 128, 128, 2, 2, false, Int8Codec, 88, 208)
+ATTEND_WGMMA(attend_wgmma_128_bf16, Bf16Codec, 72, 216)
+ATTEND_WGMMA(attend_wgmma_128_fp8, Fp8Codec, 88, 208)
+ATTEND_WGMMA(attend_wgmma_128_int8, Int8Codec, 88, 208)
 
 // Codes of int8, or of fp8.
 KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack(PrefillParams params, int is_int8) {

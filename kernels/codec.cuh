@@ -38,6 +38,9 @@ __device__ __forceinline__ void copy_eight_async(void* to, const void* from, boo
   else copy_async4(to, from, real);
 }
 
+// Codecs as the host numbers them: `crate::codec::Codec`.
+enum CodecNumber { BF16_KV = 1, FP8_KV, INT8_KV, K8V4_KV };
+
 // Row of K (v = 0) or V (1) to codes. By a warp.
 template <class Codec>
 __device__ __forceinline__ u32 encode_row(int v, u8* codes, float* x, int d, int lane) {

@@ -127,7 +127,7 @@ struct Int4Rows {
   };
 
   static __device__ __forceinline__ float2 affine(u32 side) {
-    return float2{f16_to_f32((u16)side), f16_to_f32((u16)(side >> 16))};
+    return float2{f16_value(side), f16_value(side >> 16)};
   }
 
   // Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back. Returns scale and offset.
@@ -143,7 +143,7 @@ struct Int4Rows {
     high = warp_max(high), low = -warp_max(-low);
     u32 low16 = f32_to_f16(low);
     if (low16 == 0x8000) low16 = 0;
-    float offset = f16_to_f32((u16)low16), least = fmaxf(fabsf(offset) * (1.0f / 512.0f), 1.0f / (1 << 18));
+    float offset = f16_value(low16), least = fmaxf(fabsf(offset) * (1.0f / 512.0f), 1.0f / (1 << 18));
     u32 scale16 = f32_to_f16(fmaxf(__fdiv_rn(__fsub_rn(high, offset), 15.0f), least));
     nan |= (low16 & 0x7c00) == 0x7c00 || (scale16 & 0x7c00) == 0x7c00;
     u32 side = __any_sync(FULL, nan) ? 0x7e007e00u : low16 << 16 | scale16;

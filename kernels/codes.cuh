@@ -48,6 +48,26 @@ struct Layout {
   }
 };
 
+// The strips that a block walks over: blockIdx.x, blockIdx.x + gridDim.x and so on. With SwiGLU the weight is [gate | up], strip 2 i
+// of the block is one of gate, and 2 i + 1 that of up for the same outputs.
+template <class CODE>
+struct Strips {
+  const u8* weight;
+  u64 strip_bytes;
+  int swiglu, outs, count;
+  __device__ __forceinline__ Strips(const Layout<CODE>& at, const void* weight, int rows, int swiglu)
+      : weight((const u8*)weight), strip_bytes(at.strip_bytes), swiglu(swiglu ? 1 : 0) {
+    outs = (rows + STRIP_ROWS - 1) / STRIP_ROWS >> this->swiglu;
+    count = (outs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x << this->swiglu;
+  }
+  __device__ __forceinline__ int strip(int i) const { return blockIdx.x + (i >> swiglu) * gridDim.x; }
+  __device__ __forceinline__ const u8* address(int i) const {
+    return weight + strip_bytes * (swiglu & i ? strip(i) + outs : strip(i));
+  }
+  // First row of the output of strip i.
+  __device__ __forceinline__ int row(int i) const { return strip(i) * STRIP_ROWS; }
+};
+
 // Columns 2 i and 2 i + 1 of eight as a pair of bf16, 128 + nibble each.
 __device__ __forceinline__ u32 nibble_pair(u32 word, int i) { return ((word >> (4 * i)) & 0x000f000fu) | 0x43004300u; }
 
@@ -67,6 +87,15 @@ __device__ __forceinline__ u32 even_bytes(u32 high, u32 low) {
 template <class CODE>
 __device__ __forceinline__ u32 odd_bytes(u32 high, u32 low) {
   return CODE::PLANES == 1 ? (high >> 4) & NIBBLES : (high & ~NIBBLES) | ((low >> 4) & NIBBLES);
+}
+
+// Sums of x over a tile's columns, from its fragments: those that `mma` with ones gives this lane.
+__device__ __forceinline__ void sum_columns(float (&of_x)[2], const u32 (&b)[8]) {
+  const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  float c[4] = {};
+#pragma unroll
+  for (int k = 0; k < 4; k++) mma(c, ones, b + 2 * k);
+  of_x[0] = c[0], of_x[1] = c[1];
 }
 
 // sums += x W^T of a tile's 16 rows of W and NT tiles of 8 rows of x. `codes`: this warp lane's 16 bytes of the first plane,
@@ -90,7 +119,7 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[NT][4], const u8* co
   }
 #pragma unroll
   for (int j = 0; j < NT; j++) {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float c[4] = {};
 #pragma unroll
     for (int p = 0; p < CODE::PLANES; p++) {
       if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;

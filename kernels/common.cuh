@@ -52,14 +52,6 @@ __device__ __forceinline__ u16 f32_to_bf16(float x) {
   return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-__device__ __forceinline__ float f16_to_f32(u16 x) {
-  // A factor of 2^112 moves the exponent's bias from 15 to 127, for subnormals too.
-  float magnitude = __uint_as_float((u32)(x & 0x7fff) << 13) * __uint_as_float(0x77800000u);
-  u32 bits = __float_as_uint(magnitude);
-  if ((x & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
-  return __uint_as_float(bits | ((u32)(x & 0x8000) << 16));
-}
-
 // Stores element i of activations in f32 or, if `rounded`, in bf16.
 __device__ __forceinline__ void put(void* out, int rounded, u64 i, float x) {
   if (rounded) {
@@ -90,42 +82,45 @@ __device__ __forceinline__ void put4(void* out, int rounded, u64 i, float4 x) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-template <int T>
-__device__ __forceinline__ float weight_at(const void* w, u64 i) {
-  if (T == F32) return ((const float*)w)[i];
-  if (T == F16) return f16_to_f32(((const u16*)w)[i]);
-  return bf16_to_f32(((const u16*)w)[i]);
-}
-
-// Loads eight neighbours from an index on that is a multiple of 8.
-template <int T>
-__device__ __forceinline__ void weight8(float out[8], const void* w, u64 i) {
-  if (T == F32) {
-    float4 a = *(const float4*)((const float*)w + i), b = *(const float4*)((const float*)w + i + 4);
-    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-    out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-    return;
-  }
-  uint4 v = *(const uint4*)((const u16*)w + i);
-  u32 words[4] = {v.x, v.y, v.z, v.w};
+// A row [d], of which a warp lane holds every 32nd channel; `fill` beyond its end, and everywhere if there is none.
+struct RowPart {
+  float at[MAX_HEAD_DIM / 32];
+  __device__ __forceinline__ void load(const float* x, int d, int lane, float fill) {
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    u16 low = (u16)words[k], high = (u16)(words[k] >> 16);
-    out[2 * k] = T == F16 ? f16_to_f32(low) : bf16_to_f32(low);
-    out[2 * k + 1] = T == F16 ? f16_to_f32(high) : bf16_to_f32(high);
+    for (int k = 0; k < MAX_HEAD_DIM / 32; k++) at[k] = x && lane + 32 * k < d ? x[lane + 32 * k] : fill;
   }
-}
+};
 
-__device__ __forceinline__ float warp_sum(float x) {
+// `op` over the values of a warp, always in the same order, returned to every lane.
+template <class T, class Op>
+__device__ __forceinline__ T warp_reduce(T x, Op op) {
 #pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(FULL, x, m);
+  for (int m = 16; m > 0; m >>= 1) x = op(x, __shfl_xor_sync(FULL, x, m));
   return x;
 }
 
+// The same over a block of up to 32 whole warps; op(x, none) is x.
+template <class T, class Op>
+__device__ __forceinline__ T block_reduce(T x, T none, Op op) {
+  __shared__ T parts[32];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  x = warp_reduce(x, op);
+  __syncthreads();
+  if (lane == 0) parts[warp] = x;
+  __syncthreads();
+  return warp_reduce(lane < warps ? parts[lane] : none, op);
+}
+
+struct Sum {
+  template <class T>
+  __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+template <class T>
+__device__ __forceinline__ T warp_sum(T x) { return warp_reduce(x, Sum()); }
+template <class T>
+__device__ __forceinline__ T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
 __device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, m));
-  return x;
+  return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Inclusive prefix sum over the lanes of a warp.
@@ -145,17 +140,6 @@ __device__ __forceinline__ float rms_factor(float squares, int width, float eps,
   float mean = squares / width;
   if (non_finite && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
   return 1.0f / sqrtf(mean + eps);
-}
-
-// Sum over a block of up to 32 whole warps, returned to every thread.
-__device__ __forceinline__ float block_sum(float x) {
-  __shared__ float parts[32];
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  x = warp_sum(x);
-  __syncthreads();
-  if (lane == 0) parts[warp] = x;
-  __syncthreads();
-  return warp_sum(lane < warps ? parts[lane] : 0.0f);
 }
 
 // Whether this block is the last of `count` that arrive at a counter, which then is zero again. `barrier` is that of all threads of

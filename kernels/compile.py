@@ -13,7 +13,8 @@ ptx.txt has two kinds of lines, in the order of the archive:
 
     file NAME SHA256 TARGET...                     the hash is that of the inputs: see `digest`
     kernel NAME THREADS SHARED PER_GROUP PARAM...  THREADS is the most of a block, or 0; SHARED its bytes of dynamic shared
-                                                   memory, to which PER_GROUP are added for every 256 columns
+                                                   memory; if PER_GROUP, which is added for every 256 columns, is not 0, a
+                                                   block of fewer threads needs as much less of SHARED
 """
 
 import concurrent.futures
@@ -41,12 +42,13 @@ SPILLS = {
     r"packed_resident_q4_16": 64,
     r"packed_resident_q[48]_32": 96,
     # Leaves room for blocks of attention beside it. ptxas 13 needs none.
-    r"packed_gemv_q8_norm": 12,
+    r"packed_gemv_q8_norm": 28,
     # What a thread keeps from before its pages until after them.
     r"attend_(pages_|scores_)?128_(fp8|int8|k8v4)": 16,
     # What a tile keeps beside its fragments, once for 64 keys.
     r"attend_tiles_128_bf16": 256,
-    r"attend_tiles_128_(fp8|int8|k8v4)": 128,
+    r"attend_tiles_128_(fp8|int8)": 128,
+    r"attend_tiles_128_k8v4": 144,
 }
 
 # Registers that a thread may take where the kernel is not named: more leave an SM with few warps.
@@ -78,7 +80,7 @@ HOPPER_BYTES = 227 << 10
 
 
 def budget(table, kernel, otherwise):
-    return next((most for names, most in table.items() if re.fullmatch(names + "(_swiglu)?", kernel)), otherwise)
+    return next((most for names, most in table.items() if re.fullmatch(names, kernel)), otherwise)
 
 
 def inputs(name):

@@ -20,8 +20,12 @@ struct DecodeParams {
   int in_order;       // whether the launch before this one stores tokens in the same layer
   float* logits;      // of the stored slots where the policy has scores, else null: see logits_at
   int* arrivals;      // [n, n_kv_heads] splits of a KV head that have begun; zero between launches
+  // Where pages are chosen: those that a KV head reads [n, n_kv_heads, max_pages], as `chosen_page` makes them, and their slots [n,
+  // n_kv_heads], PAGE_SLOTS for each.
+  int2* chosen;
+  int* chosen_slots;
 };
-static_assert(sizeof(DecodeParams) == 352 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 264 &&
+static_assert(sizeof(DecodeParams) == 368 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 264 &&
                   OFFSET_OF(DecodeParams, layer) == 324 && OFFSET_OF(DecodeParams, logits) == 336,
               "backend::cuda::abi::DecodeParams has another layout");
 

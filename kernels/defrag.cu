@@ -30,16 +30,11 @@ KERNEL rename_pages(Kv kv, const int* moved, int first, int n, u64 entries) {
   if (page >= 0 && page < n && moved[page] >= 0) kv.table[i] = moved[page];
 }
 
-// Copies page pages[i] to staging page i. Grid n, any block. Reads and writes a page.
-KERNEL gather_pages(Kv kv, const int* pages) {
+// Copies page pages[i] to staging page i or, if `back`, staging page i to page pages[i], which becomes a page with one holder. Grid n,
+// any block. Reads and writes a page.
+KERNEL stage_pages(Kv kv, const int* pages, int back) {
   after_previous();
-  copy_page(kv, kv.staged + (u64)blockIdx.x * kv.stride, page_at(kv, pages[blockIdx.x]));
-}
-
-// Copies staging page i to page pages[i], which becomes a page with one holder. Grid n, any block. Reads and writes a page.
-KERNEL scatter_pages(Kv kv, const int* pages) {
-  after_previous();
-  int page = pages[blockIdx.x];
-  copy_page(kv, page_at(kv, page), kv.staged + (u64)blockIdx.x * kv.stride);
-  if (threadIdx.x == 0) kv.refs[page] = 1;
+  u8 *page = page_at(kv, pages[blockIdx.x]), *staged = kv.staged + (u64)blockIdx.x * kv.stride;
+  copy_page(kv, back ? page : staged, back ? staged : page);
+  if (back && threadIdx.x == 0) kv.refs[pages[blockIdx.x]] = 1;
 }

@@ -75,14 +75,7 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
       copy_async(to + chunk_at<DEPTH>(tile_row, copied_chunk), x + (in ? (u64)tile_row * cols + col : 0), in);
     }
   };
-  float sums[SIXTEENS][NT][4];
-#pragma unroll
-  for (int i = 0; i < SIXTEENS; i++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) sums[i][j][k] = 0.0f;
-
+  float sums[SIXTEENS][NT][4] = {};
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++)
     if (s < steps) fetch_weight(s, s);

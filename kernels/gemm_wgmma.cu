@@ -60,9 +60,7 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
   // Consumers.
   int group = warp / 4, g = lane / 4, t = lane % 4;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    float sums[BN / 2];
-#pragma unroll
-    for (int i = 0; i < BN / 2; i++) sums[i] = 0.0f;
+    float sums[BN / 2] = {};
     u64* used = empty;
     // Main loop over K. Unrolled, the compiler would wait for every wgmma.
 #pragma unroll 1

@@ -45,21 +45,25 @@ __device__ __forceinline__ const float* prefetch_norm(const float* norm, int d, 
   return norm;
 }
 
-// Row x[d] to shared memory, normed if `norm` is not null.
-__device__ __forceinline__ void load_row(float* s, const float* x, const float* norm, float eps, int d, int lane) {
-  float v[MAX_HEAD_DIM / 32], w[MAX_HEAD_DIM / 32], squares = 0.0f;
+// A row to shared memory, normed with the weights `norm` if `normed`.
+__device__ __forceinline__ void norm_row(float* s, const RowPart& x, const RowPart& norm, bool normed, float eps, int d,
+                                         int lane) {
+  float squares = 0.0f;
 #pragma unroll
-  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
-    int i = lane + 32 * k;
-    v[k] = i < d ? x[i] : 0.0f;
-    w[k] = norm && i < d ? norm[i] : 1.0f;
-    squares += v[k] * v[k];
-  }
-  float by = norm ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) squares += x.at[k] * x.at[k];
+  float by = normed ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
 #pragma unroll
   for (int k = 0; k < MAX_HEAD_DIM / 32; k++)
-    if (lane + 32 * k < d) s[lane + 32 * k] = v[k] * by * w[k];
+    if (lane + 32 * k < d) s[lane + 32 * k] = x.at[k] * by * norm.at[k];
   __syncwarp();
+}
+
+// Row x[d] to shared memory, normed if `norm` is not null.
+__device__ __forceinline__ void load_row(float* s, const float* x, const float* norm, float eps, int d, int lane) {
+  RowPart row, weights;
+  row.load(x, d, lane, 0.0f);
+  weights.load(norm, d, lane, 1.0f);
+  norm_row(s, row, weights, norm != nullptr, eps, d, lane);
 }
 
 // The decision that a normed query row holds in its last channel.

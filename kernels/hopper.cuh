@@ -116,30 +116,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// c = a b^T + (add ? c : 0) by a warpgroup: bf16 tiles a [64, 16] and b [BN, 16] in shared memory, f32 accumulators c.
-// Warp w has rows 16 w and on; warp lane t of group g (lane = 4 g + t) holds, in c[4 j + 2 h + i], row g + 8 h and column
-// 8 j + 2 t + i.
-template <int BN>
-__device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add);
-#define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
-              "+f"(c[i + 6]), "+f"(c[i + 7])
-#define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
-// Operand names of the first 32 and 64 accumulators, and of the next 32.
-#define N32                                                                            \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "             \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define N64 N32                                                                        \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "   \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define N96                                                                            \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-// The same with a [64, 16] in registers, as `mma` holds 16 rows a warp, and b transposed: `transposed_at`.
-template <int BN>
-__device__ __forceinline__ void wgmma_transposed(float (&c)[BN / 2], const u32* a, u64 b, int add);
-// The same with a [64, 16] in registers, and b not transposed: `tile_at`.
-template <int BN>
-__device__ __forceinline__ void wgmma_registers(float (&c)[BN / 2], const u32* a, u64 b, int add);
 // Keeps what is computed before it out of the wgmmas behind it.
 template <int N>
 __device__ __forceinline__ void pin(float (&x)[N]) {
@@ -151,83 +127,70 @@ __device__ __forceinline__ void pin(u32 (&x)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
-template <>
-__device__ __forceinline__ void wgmma<64>(float (&c)[32], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      N32 "}, "
-      "%32, %33, add, 1, 1, 0, 0;\n}"
-      : C32(0)
-      : "l"(a), "l"(b), "r"(add));
-}
-template <>
-__device__ __forceinline__ void wgmma_registers<32>(float (&c)[16], const u32* a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
-      : C8(0), C8(8)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-template <>
-__device__ __forceinline__ void wgmma_transposed<64>(float (&c)[32], const u32* a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      N32 "}, "
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
-      : C32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-template <>
-__device__ __forceinline__ void wgmma_transposed<128>(float (&c)[64], const u32* a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      N64 "}, "
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
-      : C32(0), C32(32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
+
+#define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
+// Names of so many accumulators.
+#define N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define N64                                                                                  \
+  N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "   \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "     \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define N96                                                                                  \
+  N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "   \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define N128                                                                                       \
+  N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+      "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+// The instruction for a [64, 16] by b [COLUMNS, 16]; names of its operands, whether b is transposed, and what `add` is called.
+#define WGMMA(COLUMNS, SUMS, A, B, TRANSPOSED, ADD)                            \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                        \
+  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32.bf16.bf16 {" SUMS "}, " \
+  A ", " B ", add, 1, 1" TRANSPOSED ";\n}"
+
+// c = a b^T + (add ? c : 0) by a warpgroup: bf16 tiles a [64, 16] and b [BN, 16] in shared memory, f32 accumulators c.
+// Warp w has rows 16 w and on; warp lane t of group g (lane = 4 g + t) holds, in c[4 j + 2 h + i], row g + 8 h and column
+// 8 j + 2 t + i.
+template <int BN>
+__device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add);
 template <>
 __device__ __forceinline__ void wgmma<128>(float (&c)[64], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      N64 "}, "
-      "%64, %65, add, 1, 1, 0, 0;\n}"
-      : C32(0), C32(32)
-      : "l"(a), "l"(b), "r"(add));
+  asm volatile(WGMMA("128", N64, "%64", "%65", ", 0, 0", "%66") : C32(0), C32(32) : "l"(a), "l"(b), "r"(add));
 }
 template <>
 __device__ __forceinline__ void wgmma<192>(float (&c)[96], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      N64 N96 "}, "
-      "%96, %97, add, 1, 1, 0, 0;\n}"
-      : C32(0), C32(32), C32(64)
-      : "l"(a), "l"(b), "r"(add));
+  asm volatile(WGMMA("192", N96, "%96", "%97", ", 0, 0", "%98") : C32(0), C32(32), C32(64) : "l"(a), "l"(b), "r"(add));
 }
 template <>
 __device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      N64 N96 ", "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, add, 1, 1, 0, 0;\n}"
-      : C32(0), C32(32), C32(64), C32(96)
-      : "l"(a), "l"(b), "r"(add));
+  asm volatile(WGMMA("256", N128, "%128", "%129", ", 0, 0", "%130")
+               : C32(0), C32(32), C32(64), C32(96)
+               : "l"(a), "l"(b), "r"(add));
+}
+
+// The same with a [64, 16] in registers, as `mma` holds 16 rows a warp: of 32 columns, and of 128 with b transposed:
+// `transposed_at`.
+template <int BN>
+__device__ __forceinline__ void wgmma_registers(float (&c)[BN / 2], const u32* a, u64 b, int add) {
+  static_assert(BN == 32, "there is no other");
+  asm volatile(WGMMA("32", N16, "{%16, %17, %18, %19}", "%20", ", 0", "%21")
+               : C8(0), C8(8)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+template <int BN>
+__device__ __forceinline__ void wgmma_transposed(float (&c)[BN / 2], const u32* a, u64 b, int add) {
+  static_assert(BN == 128, "there is no other");
+  asm volatile(WGMMA("128", N64, "{%64, %65, %66, %67}", "%68", ", 1", "%69")
+               : C32(0), C32(32)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 #undef C8
 #undef C32
-#undef N32
+#undef N16
 #undef N64
 #undef N96
+#undef N128
+#undef WGMMA
 
 #endif
 

@@ -1,18 +1,18 @@
 // Plain f32 matmuls with a weight of any dtype and width, for what the tensor-core kernels do not support. f32 activations and
 // accumulators. CPU twin: `backend::cpu::linear`.
-#include "common.cuh"
+#include "tensor.cuh"
+
+#define N 8  // most rows of the GEMV
 
 // GEMV of n <= N rows: out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows]. A warp per row of the weight, any block.
 // Bound by the bytes of the weight, which is read once; x comes from L2. `vector`: cols is a multiple of 8.
-template <int T, int N>
+template <int T>
 __device__ __forceinline__ void gemv(float* out, const float* x, const void* weight, const float* bias, int rows,
                                      int cols, int n, int vector) {
   int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= rows) return;
   u64 from = (u64)row * cols;
-  float sums[N];
-#pragma unroll
-  for (int k = 0; k < N; k++) sums[k] = 0.0f;
+  float sums[N] = {};
   if (vector) {
 #pragma unroll 2
     for (int i = lane * 8; i < cols; i += 256) {
@@ -43,16 +43,12 @@ __device__ __forceinline__ void gemv(float* out, const float* x, const void* wei
   }
 }
 
-#define GEMV(name, most) \
-  KERNEL name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, int vector, \
-              int dtype) { \
-    after_previous(); \
-    if (dtype == F32) gemv<F32, most>(out, x, weight, bias, rows, cols, n, vector); \
-    else if (dtype == F16) gemv<F16, most>(out, x, weight, bias, rows, cols, n, vector); \
-    else gemv<BF16, most>(out, x, weight, bias, rows, cols, n, vector); \
-  }
-GEMV(gemv1, 1)
-GEMV(gemv8, 8)
+KERNEL gemv_plain(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, int vector, int dtype) {
+  after_previous();
+  if (dtype == F32) gemv<F32>(out, x, weight, bias, rows, cols, n, vector);
+  else if (dtype == F16) gemv<F16>(out, x, weight, bias, rows, cols, n, vector);
+  else gemv<BF16>(out, x, weight, bias, rows, cols, n, vector);
+}
 
 // The same for any n, in tiles of 64 x 64; rows of out are `ld` values apart. Grid (rows / 64, n / 64), 256 threads with 4 x 4
 // outputs each. Reads x rows / 64 times and the weight n / 64 times.
@@ -64,11 +60,7 @@ __device__ __forceinline__ void gemm_tile(Stage& xs, Stage& ws, float* out, cons
                                           const float* bias, int rows, int cols, int n, int ld) {
   int row0 = blockIdx.x * TILE, token0 = blockIdx.y * TILE;
   int tr = threadIdx.x % 16, tn = threadIdx.x / 16;
-  float sums[4][4];
-#pragma unroll
-  for (int a = 0; a < 4; a++)
-#pragma unroll
-    for (int b = 0; b < 4; b++) sums[a][b] = 0.0f;
+  float sums[4][4] = {};
   // Main loop over K: stage a tile of both inputs, multiply it.
   for (int k0 = 0; k0 < cols; k0 += DEPTH) {
 #pragma unroll

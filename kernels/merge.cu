@@ -62,17 +62,11 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   for (int i = lane; i < d; i += 32) x[i] = s[i];
 }
 
-// K and V of a token, and the sums of a slot, of which a warp lane holds every 32nd channel.
+// K and V of a token, and the sums of a slot.
 struct KvRow {
-  float k[MAX_HEAD_DIM / 32], v[MAX_HEAD_DIM / 32];
-
+  RowPart k, v;
   __device__ __forceinline__ void load(const float* k_row, const float* v_row, int d, int lane) {
-#pragma unroll
-    for (int c = 0; c < MAX_HEAD_DIM / 32; c++) {
-      int i = lane + 32 * c;
-      k[c] = i < d ? k_row[i] : 0.0f;
-      v[c] = i < d ? v_row[i] : 0.0f;
-    }
+    k.load(k_row, d, lane, 0.0f), v.load(v_row, d, lane, 0.0f);
   }
 };
 
@@ -127,9 +121,9 @@ KERNEL __launch_bounds__(32 * WARPS) merge_rows(MergeParams p) {
 #pragma unroll
         for (int c = 0; c < MAX_HEAD_DIM / 32; c++) {
           int i = lane + 32 * c;
-          sum.k[c] = __fadd_rn(sum.k[c], __fmul_rn(w, row.k[c]));
-          sum.v[c] = __fadd_rn(sum.v[c], __fmul_rn(w, row.v[c]));
-          if (i < d) s[i] = __fdiv_rn(sum.k[c], weight), to_v[i] = __fdiv_rn(sum.v[c], weight);
+          float &k_sum = sum.k.at[c], &v_sum = sum.v.at[c];
+          k_sum = __fadd_rn(k_sum, __fmul_rn(w, row.k.at[c])), v_sum = __fadd_rn(v_sum, __fmul_rn(w, row.v.at[c]));
+          if (i < d) s[i] = __fdiv_rn(k_sum, weight), to_v[i] = __fdiv_rn(v_sum, weight);
         }
         RopeAngles angles;
         angles.compute(p.heads, base + first + j, d, lane);
@@ -144,7 +138,7 @@ KERNEL __launch_bounds__(32 * WARPS) merge_rows(MergeParams p) {
 #pragma unroll
       for (int c = 0; c < MAX_HEAD_DIM / 32; c++) {
         int i = lane + 32 * c;
-        if (i < d) sums[i] = sum.k[c], sums[d + i] = sum.v[c];
+        if (i < d) sums[i] = sum.k.at[c], sums[d + i] = sum.v.at[c];
       }
       if (lane == 0) sums[2 * d] = weight, sums[2 * d + 1] = members;
     }

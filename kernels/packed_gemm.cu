@@ -66,14 +66,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
       copy_async(to + token * ROW + (chunk ^ (token & 1)) * 16, x + (in ? (u64)token * cols + col : 0), in);
     }
   };
-  float sums[STRIPS][NT][4];
-#pragma unroll
-  for (int s = 0; s < STRIPS; s++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) sums[s][j][k] = 0.0f;
-
+  float sums[STRIPS][NT][4] = {};
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++)
     if (s < steps) fetch_weight(s, s);
@@ -105,11 +98,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
       const u8* row = xs + (8 * j + g) * ROW;
 #pragma unroll
       for (int h = 0; h < 2; h++) *(uint4*)(b[j] + 4 * h) = *(const uint4*)(row + ((2 * t + h) ^ (g & 1)) * 16);
-      const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int k = 0; k < 4; k++) mma(c, ones, b[j] + 2 * k);
-      of_x[j][0] = c[0], of_x[j][1] = c[1];
+      sum_columns(of_x[j], b[j]);
     }
 #pragma unroll
     for (int s = 0; s < STRIPS; s++) {

@@ -15,11 +15,11 @@
 // (zero + offset) * sum of x); an `mma` with ones gives the sum of x. After ROUND strips, the sums of warps are added in a
 // fixed order: a token's result does not depend on n or the other tokens.
 //
-// SWIGLU: the weight is [gate | up]; strips go in pairs of gate and up, and out[n, rows / 2] = silu(gate) * up in bf16; rows is
+// `swiglu`: the weight is [gate | up]; strips go in pairs of gate and up, and out[n, rows / 2] = silu(gate) * up in bf16; rows is
 // a multiple of 32.
-template <class CODE, int NT, int WARPS, int TILES, int STAGES, int ROUND, bool SWIGLU>
+template <class CODE, int NT, int WARPS, int TILES, int STAGES, int ROUND>
 __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
-                                     int n) {
+                                     int n, int swiglu) {
   constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, VALUES = STRIP_ROWS * TOKENS;
   constexpr int CODE_BYTES = PLANES * TILES * TILE_BYTES, UNIT = CODE_BYTES + TILES * (WORD_BYTES / GROUP_TILES);
   constexpr int WIDTH = NT == 1 ? 8 : TOKENS + 8;  // of a row of partial sums, without bank conflicts
@@ -32,12 +32,8 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
   float* partials = (float*)(memory + RINGS);  // [2][ROUND][WARPS][16][WIDTH]
   float* totals = partials + PARTIALS;         // [BATCH][16][TOKENS]
   int units = (at.tiles + TILES - 1) / TILES, passes = (units + WARPS - 1) / WARPS;
-  int outs = (rows + STRIP_ROWS - 1) / STRIP_ROWS / (SWIGLU ? 2 : 1);
-  int strips = (outs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * (SWIGLU ? 2 : 1);
-  auto strip_at = [&](int i) {
-    int strip = blockIdx.x + (SWIGLU ? i / 2 : i) * gridDim.x;
-    return weight + at.strip_bytes * (SWIGLU && i % 2 ? strip + outs : strip);
-  };
+  Strips<CODE> walk(at, weight, rows, swiglu);
+  int strips = walk.count;
 
   // Copies of the ring, in the order in which they are used.
   int next_batch = 0, next_pass = 0, next_strip = 0;
@@ -50,7 +46,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
     while (next_batch < strips && next_pass * WARPS + warp >= units) advance();
     if (next_batch < strips) {
       int first = (next_pass * WARPS + warp) * TILES;
-      const u8* from = strip_at(next_batch + next_strip);
+      const u8* from = walk.address(next_batch + next_strip);
       u8* to = ring + stage * UNIT;
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
@@ -94,11 +90,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
             const uint4* from = (const uint4*)(x + (in ? (u64)token * cols + col : 0));
 #pragma unroll
             for (int h = 0; h < 2; h++) *(uint4*)(b[i][j] + 4 * h) = in ? from[h] : uint4{0, 0, 0, 0};
-            const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (int k = 0; k < 4; k++) mma(c, ones, b[i][j] + 2 * k);
-            of_x[i][j][0] = c[0], of_x[i][j][1] = c[1];
+            sum_columns(of_x[i][j], b[i][j]);
           }
       }
 #pragma unroll 1
@@ -106,9 +98,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
         int round = min(ROUND, count - s0);
 #pragma unroll 1
         for (int s = 0; s < round; s++) {
-          float sums[NT][4];
-#pragma unroll
-          for (int j = 0; j < NT; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0.0f;
+          float sums[NT][4] = {};
           if (active) {
             copy_wait<STAGES - 1>();
             // Words are copied by other lanes.
@@ -147,27 +137,23 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
     }
     __syncthreads();
     // Write the batch.
-    int n_out = SWIGLU ? rows / 2 : rows;
-    for (int i = threadIdx.x; i < (SWIGLU ? count / 2 : count) * VALUES; i += 32 * WARPS) {
-      int s = i / VALUES, token = i % VALUES / STRIP_ROWS, r = i % STRIP_ROWS;
-      int row = (blockIdx.x + ((SWIGLU ? first / 2 : first) + s) * gridDim.x) * STRIP_ROWS + r;
+    int n_out = swiglu ? rows / 2 : rows;
+    for (int i = threadIdx.x; i < (swiglu ? count / 2 : count) * VALUES; i += 32 * WARPS) {
+      int s = swiglu ? i / VALUES * 2 : i / VALUES, token = i % VALUES / STRIP_ROWS, r = i % STRIP_ROWS;
+      int row = walk.row(first + s) + r;
       if (token >= n || row >= n_out) continue;
       auto total = [&](int s, int row) { return totals[s * VALUES + r * TOKENS + token] + (bias ? bias[row] : 0.0f); };
-      float sum = total(SWIGLU ? 2 * s : s, row);
-      if (SWIGLU) sum = silu(sum) * total(2 * s + 1, n_out + row);
-      put(out, SWIGLU, (u64)token * n_out + row, sum);
+      float sum = total(s, row);
+      if (swiglu) sum = silu(sum) * total(s + 1, n_out + row);
+      put(out, swiglu, (u64)token * n_out + row, sum);
     }
   }
 }
 
 #define PACKED_RESIDENT(name, CODE, NT, WARPS, STAGES, ROUND) \
   KERNEL __launch_bounds__(32 * WARPS, 1) \
-      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
-    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, false>(out, x, weight, bias, rows, cols, n); \
-  } \
-  KERNEL __launch_bounds__(32 * WARPS, 1) \
-      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
-    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, true>(out, x, weight, bias, rows, cols, n); \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, int swiglu) { \
+    gemm<CODE, NT, WARPS, 4, STAGES, ROUND>(out, x, weight, bias, rows, cols, n, swiglu); \
   }
 PACKED_RESIDENT(packed_resident_q4_8, Q4, 1, 16, 3, 2)
 PACKED_RESIDENT(packed_resident_q4_16, Q4, 2, 16, 3, 1)

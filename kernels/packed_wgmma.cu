@@ -35,7 +35,8 @@ __device__ __forceinline__ u32 code_pair(u32 high, u32 low, int i, u32 zero) {
 
 // Arguments of the kernels here.
 #define GEMM_PARAMS \
-  void *out, u8 *image, const u8 *x, const u8 *weight, const float *bias, float *parts, int *arrivals, int rows, int cols, int n
+  void *out, u8 *image, const u8 *x, const u8 *weight, const float *bias, float *parts, int *arrivals, int rows, int cols, int n, \
+      int swiglu
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= IMAGE_ROWS, x as an image, out in f32: a GEMM of M = n, N = rows,
 // K = cols. Grid (one block for 64 * WGM rows of the weight; blocks that divide the columns), WGK * WGM warpgroups and a warp that copies;
@@ -46,9 +47,9 @@ __device__ __forceinline__ u32 code_pair(u32 high, u32 low, int i, u32 zero) {
 // puts its sums into `parts` [gridDim.y, gridDim.x, ROWS, N], and the last to arrive adds them up; `arrivals` [gridDim.x] is zero
 // before and after.
 //
-// SWIGLU: the weight is [gate | up]; half of a warpgroup's strips are gate's and half up's, and out[n, rows / 2] = silu(gate) * up
+// `swiglu`: the weight is [gate | up]; half of a warpgroup's strips are gate's and half up's, and out[n, rows / 2] = silu(gate) * up
 // in bf16, and as an image too if `image` is not null; rows is a multiple of 32.
-template <class CODE, int WGM, int WGK, int STAGES, bool SWIGLU>
+template <class CODE, int WGM, int WGK, int STAGES>
 __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   using S = Shape<CODE, WGM, WGK, STAGES>;
   constexpr int PLANES = CODE::PLANES, N = IMAGE_ROWS, CONSUMERS = 4 * WGM * WGK, PLANE = GROUP_TILES * TILE_BYTES;
@@ -65,14 +66,12 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   }
   barriers_made();
   __syncthreads();
-  float sums[N / 2];
-#pragma unroll
-  for (int i = 0; i < N / 2; i++) sums[i] = 0.0f;
+  float sums[N / 2] = {};
 
   if (warp == CONSUMERS) {
     // Copies, by lane i those of strip i. Strips beyond the last are computed as the last one and not written.
     int strip = 4 * (int)blockIdx.x * WGM + lane;
-    if (SWIGLU) strip = min(2 * ((int)blockIdx.x * WGM + lane / 4) + lane % 2, strips / 2 - 1) + lane % 4 / 2 * (strips / 2);
+    if (swiglu) strip = min(2 * ((int)blockIdx.x * WGM + lane / 4) + lane % 2, strips / 2 - 1) + lane % 4 / 2 * (strips / 2);
     const u8* from = weight + at.strip_bytes * min(strip, strips - 1);
     auto copy_codes = [&](int i, int k) {
       int group = first + k + i * step, stage = k * STAGES + i % STAGES;
@@ -106,9 +105,7 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   } else {
     int group_of = warp / 4, m = group_of % WGM, k_part = group_of / WGM, stage = 0;
     u32 parity = 0, a[2][8];
-    float part[2][N / 2], scale[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) part[0][i] = part[1][i] = 0.0f;
+    float part[2][N / 2] = {}, scale[2] = {};
 #pragma unroll 1
     for (int group = first + k_part; group < groups; group += step) {
       u64* ready = full + k_part * STAGES + stage;
@@ -196,25 +193,25 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
     }
     __syncthreads();
   }
-  int n_out = SWIGLU ? rows / 2 : rows;
-  constexpr int OUT = SWIGLU ? S::ROWS / 2 : S::ROWS;
   auto value = [&](int r, int token, int row) { return bias ? sum_of(r, token) + bias[row] : sum_of(r, token); };
-  const int AT_ONCE = SWIGLU ? 2 : 1;
-  for (int i = threadIdx.x; i < OUT / AT_ONCE * n; i += blockDim.x) {
-    int r = i % (OUT / AT_ONCE) * AT_ONCE, token = i / (OUT / AT_ONCE), row = blockIdx.x * OUT + r;
-    if (row >= n_out) continue;
-    u64 to = (u64)token * n_out + row;
-    if (!SWIGLU) {
-      ((float*)out)[to] = value(r, token, row);
-      continue;
+  if (!swiglu) {
+    for (int i = threadIdx.x; i < S::ROWS * n; i += blockDim.x) {
+      int r = i % S::ROWS, token = i / S::ROWS, row = blockIdx.x * S::ROWS + r;
+      if (row < rows) ((float*)out)[(u64)token * rows + row] = value(r, token, row);
     }
+    return;
+  }
+  // two neighbours of the output
+  for (int i = threadIdx.x; i < S::ROWS / 4 * n; i += blockDim.x) {
+    int r = i % (S::ROWS / 4) * 2, token = i / (S::ROWS / 4), row = blockIdx.x * (S::ROWS / 2) + r, n_out = rows / 2;
+    if (row >= n_out) continue;
     float y[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
       int gate = r / 32 * 64 + r % 32 + k;
       y[k] = silu_fast(value(gate, token, row + k)) * value(gate + 32, token, n_out + row + k);
     }
-    put2(out, 1, to, y[0], y[1]);
+    put2(out, 1, (u64)token * n_out + row, y[0], y[1]);
     if (image) put_image2(image, token, row, y[0], y[1]);
   }
 }
@@ -230,10 +227,7 @@ KERNEL make_image(u8* image, const u16* x, int cols, int n) {
 
 #define PACKED_WGMMA(name, CODE, WGM, WGK, STAGES)                                                             \
   KERNEL __launch_bounds__(128 * WGM * WGK + 32, 1) name(GEMM_PARAMS) {                                        \
-    gemm<CODE, WGM, WGK, STAGES, false>(out, image, x, weight, bias, parts, arrivals, rows, cols, n);          \
-  }                                                                                                            \
-  KERNEL __launch_bounds__(128 * WGM * WGK + 32, 1) name##_swiglu(GEMM_PARAMS) {                               \
-    gemm<CODE, WGM, WGK, STAGES, true>(out, image, x, weight, bias, parts, arrivals, rows, cols, n);           \
+    gemm<CODE, WGM, WGK, STAGES>(out, image, x, weight, bias, parts, arrivals, rows, cols, n, swiglu);         \
   }
 // Wide matrices: 192 rows a block. Narrow ones: 64 rows, whose columns four or three warpgroups divide.
 PACKED_WGMMA(packed_wgmma_q4_wide, Q4, 3, 1, 5)

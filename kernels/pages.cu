@@ -89,9 +89,7 @@ struct Queries {
 // q high). Does nothing where all pages are read. Grid (any, n_kv_heads, n), 32 * ESTIMATE_WARPS threads. Reads 4 head_dim bytes
 // a page.
 template <int D>
-__device__ __forceinline__ void estimate(const DecodeParams& p, float* bounds) {
-  __shared__ __align__(16) float rows[MAX_GROUP][ROW_STRIDE];
-  next_may_begin();
+__device__ __forceinline__ void estimate_pages(const DecodeParams& p, float (*rows)[ROW_STRIDE], float* bounds) {
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, d = kv.head_dim;
@@ -141,12 +139,12 @@ __device__ __forceinline__ void estimate(const DecodeParams& p, float* bounds) {
     }
   }
 }
-#define ESTIMATE(D)                                                                                 \
-  KERNEL __launch_bounds__(32 * ESTIMATE_WARPS) estimate_##D(DecodeParams params, float* bounds) {  \
-    estimate<D>(params, bounds);                                                                    \
-  }
-ESTIMATE(64)
-ESTIMATE(128)
+KERNEL __launch_bounds__(32 * ESTIMATE_WARPS) estimate(DecodeParams params, float* bounds) {
+  __shared__ __align__(16) float rows[MAX_GROUP][ROW_STRIDE];
+  next_may_begin();
+  if (params.kv.head_dim <= 64) estimate_pages<64>(params, rows, bounds);
+  else estimate_pages<128>(params, rows, bounds);
+}
 
 // Words of bits for the pages of a lane. Mirrors `backend::cuda::pages`.
 __device__ __forceinline__ int words_of(int max_pages) { return (max_pages + SELECT_THREADS - 1) / SELECT_THREADS * SELECT_WARPS; }
@@ -296,13 +294,11 @@ struct Listing {
 
 // Lists the pages that the query heads of a group read: of each head the newest page and those with the greatest bounds. All
 // pages where `dense` or where there are no more. Adds what is read to kv.reads, the token itself and what it does not see
-// included. chosen [n, n_q_heads, words_of(max_pages)] bits, arrivals [n, n_kv_heads], zero between launches; pages [n, n_kv_heads,
-// max_pages], slots [n, n_kv_heads]. Grid (n_q_heads, n), SELECT_THREADS threads; the last block of a group makes the list. Reads
-// the bounds once.
+// included. chosen [n, n_q_heads, words_of(max_pages)] bits, arrivals [n, n_kv_heads], zero between launches. Grid (n_q_heads, n),
+// SELECT_THREADS threads; the last block of a group makes the list. Reads the bounds once.
 //
-// The next kernel starts when this one has waited for those before it: it may read what they wrote, but `pages` and `slots`.
-KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const float* bounds, u32* chosen, int* arrivals,
-                                                      int2* pages, int* slots, int dense) {
+// The next kernel starts when this one has waited for those before it: it may read what they wrote, but the list.
+KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const float* bounds, u32* chosen, int* arrivals, int dense) {
   __shared__ union {
     Search search;
     Listing listing;
@@ -344,7 +340,7 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
   }
 
   // the pages that some head reads, in order
-  int2* list = pages + (u64)row * kv.max_pages;
+  int2* list = p.chosen + (u64)row * kv.max_pages;
   int n = 0;
   for (int first = 0; first < held; first += LISTED_PAGES) {
     // a word of each head; the page that is not full in any case
@@ -383,7 +379,7 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
     __syncthreads();
   }
   if (threadIdx.x == 0) {
-    slots[row] = n * PAGE_SLOTS;
+    p.chosen_slots[row] = n * PAGE_SLOTS;
     // Of the pages read only the last one may have slots that do not live.
     atomicAdd(kv.reads + span.seq, (u64)(n * PAGE_SLOTS - (held * PAGE_SLOTS - live) + 1));
   }
@@ -439,15 +435,15 @@ __device__ __forceinline__ void append_with_bounds(const Kv& kv, const Span* spa
   });
 }
 
-// By the format of keys: `key_rows` in `backend::cuda::pages`.
-#define BY_ROWS(rows, function, ...)               \
-  if (rows == 0) function<Bf16Codec>(__VA_ARGS__);     \
-  else if (rows == 1) function<Fp8Codec>(__VA_ARGS__); \
+// By the format of keys.
+#define BY_KEYS(codec, function, ...)                        \
+  if (codec == BF16_KV) function<Bf16Codec>(__VA_ARGS__);    \
+  else if (codec == FP8_KV) function<Fp8Codec>(__VA_ARGS__); \
   else function<Int8Codec>(__VA_ARGS__);
-KERNEL scatter_bounds(Kv kv, int layer, const Span* spans, const int* span_of_row, int n, int rows) {
-  BY_ROWS(rows, bounds_of_rows, kv, layer, spans, span_of_row, n)
+KERNEL scatter_bounds(Kv kv, int layer, const Span* spans, const int* span_of_row, int n, int codec) {
+  BY_KEYS(codec, bounds_of_rows, kv, layer, spans, span_of_row, n)
 }
-KERNEL lane_bounds(Kv kv, int seq, int rows) { BY_ROWS(rows, bounds_of_lanes, kv, seq) }
-KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append_bounds(Kv kv, const Span* spans, int first_layer, int rows) {
-  BY_ROWS(rows, append_with_bounds, kv, spans, first_layer)
+KERNEL lane_bounds(Kv kv, int seq, int codec) { BY_KEYS(codec, bounds_of_lanes, kv, seq) }
+KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append_bounds(Kv kv, const Span* spans, int first_layer, int codec) {
+  BY_KEYS(codec, append_with_bounds, kv, spans, first_layer)
 }

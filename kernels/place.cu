@@ -101,19 +101,9 @@ KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append(Kv kv, const Span* spans, 
   append_tokens(kv, spans, first_layer, [](const AppendedSlot&, int) {});
 }
 
-// Freed pages join the free list. By one block of a launch that neither takes nor frees pages.
-__device__ __forceinline__ void reclaim(const Kv& kv) {
-  int free = kv.counts[0], back = kv.counts[1];
-  for (int i = threadIdx.x; i < back; i += blockDim.x) kv.free_list[free + i] = kv.returned[i];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    kv.counts[0] = free + back;
-    kv.counts[1] = 0;
-  }
-}
-
-// Ends a step: adds every span's length to its sequence's, counts the slots that live, and reclaims freed pages. A warp
-// for a span; grid covers n_spans. Reads the live counts of every lane of the step. CPU twin: `backend::cpu::kv::advance`.
+// Ends a step: adds every span's length to its sequence's, counts the slots that live, and lets freed pages join the free list: no
+// other block of the launch takes or frees pages. That alone, for no spans, after `release` and the like. A warp for a span; grid
+// covers n_spans. Reads the live counts of every lane of the step. CPU twin: `backend::cpu::kv::advance`.
 KERNEL advance(Kv kv, const Span* spans, int n_spans) {
   after_previous();
   int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -122,8 +112,7 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans) {
     u32 live = 0;
     for (int j = lane; j < kv.n_layers * kv.n_kv_heads; j += 32)
       live += kv.live[lane_index(kv, j / kv.n_kv_heads, span.seq, j % kv.n_kv_heads)];
-#pragma unroll
-    for (int m = 16; m > 0; m /= 2) live += __shfl_xor_sync(FULL, live, m);
+    live = warp_sum(live);
     if (lane == 0) {
       kv.seq_len[span.seq] += span.len;
       kv.peak[span.seq] = max(kv.peak[span.seq], live);
@@ -131,13 +120,11 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans) {
       if (span.len == 1 && !attention_counts_reads(kv)) kv.reads[span.seq] += live;
     }
   }
-  if (blockIdx.x == 0) reclaim(kv);
-}
-
-// Reclaims freed pages after `release` and `compact`. Grid 1.
-KERNEL reclaim_pages(Kv kv) {
-  after_previous();
-  reclaim(kv);
+  if (blockIdx.x > 0) return;
+  int free = kv.counts[0], back = kv.counts[1];
+  for (int i = threadIdx.x; i < back; i += blockDim.x) kv.free_list[free + i] = kv.returned[i];
+  __syncthreads();
+  if (threadIdx.x == 0) kv.counts[0] = free + back, kv.counts[1] = 0;
 }
 
 // Sequence `to` becomes a copy of `from` that shares its pages. Grid (n_kv_heads, n_layers), any block. Copies page
@@ -265,9 +252,7 @@ KERNEL reduce(Kv kv, int seq) {
     u64 below = last | ((1ull << bit) - 1);
     int n_below = 0;
     for (int slot = lane; slot < live; slot += 32) n_below += key_of(slot, slot_meta(kv, l, slot)) <= below;
-#pragma unroll
-    for (int m = 16; m > 0; m /= 2) n_below += __shfl_xor_sync(FULL, n_below, m);
-    if (n_below < excess) last |= 1ull << bit;
+    if (warp_sum(n_below) < excess) last |= 1ull << bit;
   }
   close_gaps(kv, dms_of(kv, 0.0f), l, n, live, lane, [&](int slot, int meta) {
     u64 key = key_of(slot, meta);

@@ -158,11 +158,7 @@ __device__ __forceinline__ u64 share_scores(const Kv& kv, const Lane& l, int liv
 // The slot of the least key of a block's threads; -1 where there is none. By a whole block.
 __device__ __forceinline__ int least_of(LaneSoftmax& s, u64 least) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) {
-    u64 other = __shfl_xor_sync(FULL, least, m);
-    least = other < least ? other : least;
-  }
+  least = warp_reduce(least, [](u64 a, u64 b) { return b < a ? b : a; });
   if (lane == 0) s.least[warp] = least;
   __syncthreads();
   for (int w = 0; w < warps; w++) least = s.least[w] < least ? s.least[w] : least;

@@ -35,6 +35,85 @@ struct Tile {
   const int* table;
 };
 
+// The softmax state of two rows of a tile, 8 apart, of which a warp lane holds channels 8 j + 2 (lane % 4) and the next, as fragments
+// of mma and of wgmma have them: channel 8 j + 2 (lane % 4) + i of row h is acc[4 j + 2 h + i]. max: of the logits, in log2 units; sum:
+// of exp2(logit - max), a lane's share until the keys have ended. Nothing seen: max = -inf, sum = 0.
+template <int D>
+struct RowPair {
+  float acc[D / 2], max[2], sum[2];
+
+  __device__ __forceinline__ void init() {
+    max[0] = max[1] = NEG_INFINITY, sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) acc[i] = 0.0f;
+  }
+
+  // Saves a split's state to `to` and every `step`-th element after it; merges a saved one.
+  __device__ __forceinline__ void save(float4* to, int step) const {
+    to[0] = float4{max[0], max[1], sum[0], sum[1]};
+#pragma unroll
+    for (int j = 0; j < D / 8; j++)
+      to[(1 + j) * step] = float4{acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+  }
+  __device__ __forceinline__ void merge(const float4* from, int step) {
+    float4 a = from[0];
+    float more_max[2] = {a.x, a.y}, more_sum[2] = {a.z, a.w}, rescale[2], by[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float top = fmaxf(max[h], more_max[h]), base = top == NEG_INFINITY ? 0.0f : top;
+      rescale[h] = exp2_fast(max[h] - base);
+      by[h] = exp2_fast(more_max[h] - base);
+      max[h] = top;
+      sum[h] = sum[h] * rescale[h] + more_sum[h] * by[h];
+    }
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+      float4 x = from[(1 + j) * step];
+      float* to = acc + 4 * j;
+      to[0] = to[0] * rescale[0] + x.x * by[0], to[1] = to[1] * rescale[0] + x.y * by[0];
+      to[2] = to[2] * rescale[1] + x.z * by[1], to[3] = to[3] * rescale[1] + x.w * by[1];
+    }
+  }
+
+  // Writes the normalised output of rows `query` and query + 8 of the tile. By a whole warp.
+  template <class Codec>
+  __device__ __forceinline__ void write(const PrefillParams& p, const Tile& t, int query, int d) const {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++, query += 8) {
+      int row = t.first_row + query / t.group, q_head = t.head * t.group + query % t.group;
+      float x[D / 8][2], by = Codec::SUM_FACTOR / sum[h];
+#pragma unroll
+      for (int j = 0; j < D / 8; j++) x[j][0] = acc[4 * j + 2 * h] * by, x[j][1] = acc[4 * j + 2 * h + 1] * by;
+      if (Codec::ROTATED) unrotate_fragment<D>(x, d, lane);
+      if (row > t.last_row) continue;
+      u64 at = ((u64)(t.span.start + row) * p.kv.n_q_heads + q_head) * d + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < D / 8; j++)
+        if (8 * j < d) put2(p.out, p.out_is_bf16, at + 8 * j, x[j][0], x[j][1]);
+    }
+  }
+};
+
+// Queries of ROWS rows of a tile from `first` on as bf16 to shared memory, eight channels at a time to at(row, chunk); zeros where
+// a row has no token. By THREADS threads.
+template <int D, class Codec, int ROWS, int THREADS, class At>
+__device__ __forceinline__ void load_queries(const PrefillParams& p, const Tile& t, int first, int thread, int d, const At& at) {
+  const float by = Codec::QUERY_FACTOR;
+  u64 width = (p.kv.n_q_heads + 2 * p.kv.n_kv_heads) * d;
+#pragma unroll 4
+  for (int i = thread; i < ROWS * D / 8; i += THREADS) {
+    int query = first + i / (D / 8), chunk = i % (D / 8), row = t.first_row + query / t.group;
+    float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+    if (row <= t.last_row && 8 * chunk < d) {
+      const float* from = p.qkv + (t.span.start + row) * width + (t.head * t.group + query % t.group) * d + 8 * chunk;
+      a = *(const float4*)from, b = *(const float4*)(from + 4);
+    }
+    *(uint4*)at(query, chunk) = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),
+                                      round_pair(b.x * by, b.y * by), round_pair(b.z * by, b.w * by)};
+  }
+}
+
 // The tile of block blockIdx.z, of QUERIES rows: a row is a token and a query head of the group.
 template <int QUERIES>
 __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spans) {

@@ -10,8 +10,9 @@ struct RopeParams {
   float* decisions;         // [n, n_kv_heads]; written where they are borrowed, and in pinned rows
   const Span* spans;        // of the step
   const int* span_of_row;   // [n]
+  int codec, unused;        // CodecNumber
 };
-static_assert(sizeof(RopeParams) == 296 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 264,
+static_assert(sizeof(RopeParams) == 304 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 264,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -19,33 +20,11 @@ struct Shared {
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];
 };
 
-// A row [d], of which a warp lane holds every 32nd channel; `fill` beyond its end, and everywhere if there is none.
-struct RowPart {
-  float at[MAX_HEAD_DIM / 32];
-  __device__ __forceinline__ void load(const float* x, int d, int lane, float fill) {
-#pragma unroll
-    for (int k = 0; k < MAX_HEAD_DIM / 32; k++) at[k] = x && lane + 32 * k < d ? x[lane + 32 * k] : fill;
-  }
-};
-
-// A row to shared memory, normed with the weights `norm` if `normed`.
-__device__ __forceinline__ void norm_row(float* s, const RowPart& x, const RowPart& norm, bool normed, float eps, int d,
-                                         int lane) {
-  float squares = 0.0f;
-#pragma unroll
-  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) squares += x.at[k] * x.at[k];
-  float by = normed ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
-#pragma unroll
-  for (int k = 0; k < MAX_HEAD_DIM / 32; k++)
-    if (lane + 32 * k < d) s[lane + 32 * k] = x.at[k] * by * norm.at[k];
-  __syncwarp();
-}
-
 // Rows in place: K and V become what the cache gives back, and their codes go to the step's staged pages. Grid (1 to
 // n_kv_heads, n): blocks stride over KV heads, one block where a layer has one decision. A warp for each query head of the
 // group, for K and for V. Reads and writes each row once.
 template <class Codec>
-__device__ __forceinline__ void qkv_rope(const RopeParams& p, Shared& shared, int d) {
+__device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, int d) {
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y;
@@ -90,11 +69,18 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p, Shared& shared, in
 }
 
 // Few enough registers for 30 warps on an SM. The usual head size as a constant takes half the instructions.
-#define QKV_ROPE(codec, Codec)                                                             \
-  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3) qkv_rope_##codec(RopeParams params) {  \
-    __shared__ Shared shared;                                                              \
-    next_may_begin();                                                                      \
-    if (params.kv.head_dim == 128) qkv_rope<Codec>(params, shared, 128);                   \
-    else qkv_rope<Codec>(params, shared, params.kv.head_dim);                              \
+template <class Codec>
+__device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared) {
+  if (p.kv.head_dim == 128) rope_rows<Codec>(p, shared, 128);
+  else rope_rows<Codec>(p, shared, p.kv.head_dim);
+}
+KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3) qkv_rope(RopeParams params) {
+  __shared__ Shared shared;
+  next_may_begin();
+  switch (params.codec) {
+    case BF16_KV: return rope_rows<Bf16Codec>(params, shared);
+    case FP8_KV: return rope_rows<Fp8Codec>(params, shared);
+    case INT8_KV: return rope_rows<Int8Codec>(params, shared);
+    default: return rope_rows<K8V4Codec>(params, shared);
   }
-FOR_EACH_CODEC(QKV_ROPE)
+}

@@ -88,7 +88,10 @@ KERNEL copy_to_host(int* out, const u32* sampled, const int* non_finite, const i
   }
 }
 
-__device__ __forceinline__ u64 higher(u64 a, u64 b) { return a > b ? a : b; }
+struct Higher {
+  __device__ __forceinline__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; }
+};
+__device__ __forceinline__ u64 higher(u64 a, u64 b) { return Higher()(a, b); }
 
 // Sorts tokens by logit, then by the lower id; 0 for NaN, which is never sampled.
 __device__ __forceinline__ u64 rank_of(float logit, int id) {
@@ -101,32 +104,6 @@ __device__ __forceinline__ int id_of(u64 rank) { return (int)~(u32)rank; }
 __device__ __forceinline__ float logit_of(u64 rank) {
   u32 bits = (u32)(rank >> 32);
   return __uint_as_float(bits ^ (bits >> 31 ? 0x80000000u : FULL));
-}
-
-__device__ __forceinline__ u64 warp_highest(u64 x) {
-  for (int m = 16; m > 0; m >>= 1) x = higher(x, __shfl_xor_sync(FULL, x, m));
-  return x;
-}
-
-__device__ __forceinline__ u64 block_highest(u64 x) {
-  __shared__ u64 parts[WARPS];
-  x = warp_highest(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  return warp_highest(threadIdx.x % 32 < WARPS ? parts[threadIdx.x % 32] : 0);
-}
-
-// The sum over the threads of a block, in an order that is always the same.
-__device__ __forceinline__ double block_sum(double x) {
-  __shared__ double parts[WARPS];
-  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(FULL, x, m);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = threadIdx.x % 32 < WARPS ? parts[threadIdx.x % 32] : 0.0;
-  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(FULL, x, m);
-  return x;
 }
 
 // Exclusive prefix sum over the threads of a block, in an order that is always the same; `total` is the sum of all.
@@ -222,7 +199,7 @@ struct Job {
 __device__ __forceinline__ u64 row_argmax(const Row& row, int splits) {
   u64 highest = 0;
   for (int i = threadIdx.x % 32; i < splits; i += 32) highest = higher(highest, row.best[i]);
-  return warp_highest(highest);
+  return warp_reduce(highest, Higher());
 }
 
 // Tokens where all rows are greedy: the argmax of each row's splits. Grid (1, n), a warp.
@@ -338,8 +315,8 @@ __device__ __noinline__ int refine(const Job& job, u64* items, u64* bins, int su
   for_each_candidate(job, bin, sub, [&](float, u64 rank) {
     high = higher(high, rank), low_inverted = higher(low_inverted, ~rank);
   });
-  high = block_highest(high);
-  u64 low = ~block_highest(low_inverted);
+  high = block_reduce(high, 0ull, Higher());
+  u64 low = ~block_reduce(low_inverted, 0ull, Higher());
   for (int count = MAX_SORTED + 1; count > MAX_SORTED;) {
     int shift = 0;
     while ((high - low) >> shift >= BINS) shift++;
@@ -434,7 +411,7 @@ KERNEL __launch_bounds__(THREADS)
 #pragma unroll
   for (int j = 0; j < EACH; j++)
     if (job.id(blockIdx.x, j) < vocab) best = higher(best, rank_of(x[j], job.id(blockIdx.x, j)));
-  best = block_highest(best);
+  best = block_reduce(best, 0ull, Higher());
   if (threadIdx.x == 0) row.best[blockIdx.x] = best;
 }
 
@@ -614,8 +591,7 @@ KERNEL __launch_bounds__(THREADS) mask_mass(Row* rows, const float* logits, cons
   double mass = 0.0;
 #pragma unroll
   for (int j = 0; j < EACH; j++) mass += (double)kept(job, least, x[j], job.id(blockIdx.x, j));
-#pragma unroll
-  for (int m = 16; m > 0; m >>= 1) mass += __shfl_xor_sync(FULL, mass, m);
+  mass = warp_sum(mass);
   if (threadIdx.x % 32 == 0) row.masses[blockIdx.x * WARPS + threadIdx.x / 32] = mass;
 }
 

@@ -163,3 +163,29 @@ __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetc
 
 // Sum of a pair of bf16.
 __device__ __forceinline__ float sum_pair(u32 x) { return bf16_to_f32((u16)x) + __uint_as_float(x & 0xffff0000u); }
+
+template <int T>
+__device__ __forceinline__ float weight_at(const void* w, u64 i) {
+  if (T == F32) return ((const float*)w)[i];
+  if (T == F16) return f16_value(((const u16*)w)[i]);
+  return bf16_to_f32(((const u16*)w)[i]);
+}
+
+// Loads eight neighbours from an index on that is a multiple of 8.
+template <int T>
+__device__ __forceinline__ void weight8(float out[8], const void* w, u64 i) {
+  if (T == F32) {
+    float4 a = *(const float4*)((const float*)w + i), b = *(const float4*)((const float*)w + i + 4);
+    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+    out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+    return;
+  }
+  uint4 v = *(const uint4*)((const u16*)w + i);
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    u16 low = (u16)words[k], high = (u16)(words[k] >> 16);
+    out[2 * k] = T == F16 ? f16_value(low) : bf16_to_f32(low);
+    out[2 * k + 1] = T == F16 ? f16_value(high) : bf16_to_f32(high);
+  }
+}

@@ -43,7 +43,7 @@ __device__ __forceinline__ void embed_row(float* out, const u8* table, const u32
 // `second` is not negative, as many strips from there on. Grid (cols / 64, all strips), 128 threads: a block has a tile, a
 // thread eight columns of a row. Reads the strips and writes 2 bytes per value.
 template <class CODE>
-__device__ __forceinline__ void unpack(u16* out, const u8* weight, int first, int second, int strips, int cols) {
+__device__ __forceinline__ void unpack_strips(u16* out, const u8* weight, int first, int second, int strips, int cols) {
   Layout<CODE> at(cols);
   int index = blockIdx.y, tile = blockIdx.x;
   const u8* strip = weight + at.strip_bytes * (index < strips ? first + index : second + index - strips);
@@ -69,17 +69,14 @@ __device__ __forceinline__ void unpack(u16* out, const u8* weight, int first, in
   *(uint4*)(out + to) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
+// `planes`: those of the code.
 KERNEL embed_packed(float* out, const u8* table, const u32* tokens, int width, int planes) {
   after_previous();
   if (planes == 1) embed_row<Q4>(out, table, tokens, width);
   else embed_row<Q8>(out, table, tokens, width);
 }
-
-#define UNPACK(name, CODE) \
-  KERNEL __launch_bounds__(128) \
-      unpack_##name(u16* out, const u8* weight, int first, int second, int strips, int cols) { \
-    after_previous(); \
-    unpack<CODE>(out, weight, first, second, strips, cols); \
-  }
-UNPACK(q4, Q4)
-UNPACK(q8, Q8)
+KERNEL __launch_bounds__(128) unpack(u16* out, const u8* weight, int first, int second, int strips, int cols, int planes) {
+  after_previous();
+  if (planes == 1) unpack_strips<Q4>(out, weight, first, second, strips, cols);
+  else unpack_strips<Q8>(out, weight, first, second, strips, cols);
+}

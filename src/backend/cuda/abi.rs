@@ -187,8 +187,11 @@ pub struct DecodeParams {
     pub in_order: i32,
     pub logits: u64,
     pub arrivals: u64,
+    /// The pages that are read and their slots, where a policy chooses them.
+    pub chosen: u64,
+    pub chosen_slots: u64,
 }
-layout!(DecodeParams: 352 { heads: 216, out: 264, layer: 324, logits: 336 });
+layout!(DecodeParams: 368 { heads: 216, out: 264, layer: 324, logits: 336 });
 
 /// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -221,8 +224,11 @@ pub struct RopeParams {
     pub decisions: u64,
     pub spans: u64,
     pub span_of_row: u64,
+    /// `CodecNumber` in `codec.cuh`: [`Codec`](crate::codec::Codec) as a number.
+    pub codec: i32,
+    pub unused: i32,
 }
-layout!(RopeParams: 296 { heads: 216, qkv: 264 });
+layout!(RopeParams: 304 { heads: 216, qkv: 264 });
 
 /// Parameters of `merge.cu`: `MergeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -9,7 +9,7 @@
 use super::super::{MemoryUse, OutOfMemory};
 use super::abi::Arg;
 use super::error::{NoCuda, failure, lost, must, ready, words};
-use super::kernels::{Entry, Kernel, PDL_TARGET, SOURCES, Source, TARGETS, Target};
+use super::kernels::{Kernel, PDL_TARGET, SOURCES, Source, TARGETS, Target};
 use super::pinned::Staging;
 use super::probe::probe;
 use cudarc::driver::result::{self, DriverError};
@@ -237,7 +237,7 @@ impl Driver {
         // SAFETY: the module is loaded.
         let function = must(unsafe { result::module::get_function(module, name) }, entry.name);
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let bytes = if entry.shared_per_group > 0 { self.shared_bytes } else { entry.shared_bytes };
+        let bytes = if entry.shared_per_group > 0 { self.shared_bytes } else { entry.shared_bytes(0, 0) };
         // SAFETY: the function is one of a module that is loaded.
         let set = unsafe { sys::cuFuncSetAttribute(function, most, bytes as i32) };
         self.issued(set.result(), entry.name);
@@ -245,16 +245,17 @@ impl Driver {
         function
     }
 
-    /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block, with a weight of `cols` columns if
-    /// it depends on them.
-    pub fn supports_width(&self, kernel: Kernel, cols: usize) -> bool {
+    /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block of so many threads, with a weight of
+    /// `cols` columns.
+    pub fn supports_width(&self, kernel: Kernel, threads: usize, cols: usize) -> bool {
         let entry = kernel.entry();
-        SOURCES[entry.source].target_for(self.capability).is_some() && shared_bytes(entry, cols) <= self.shared_bytes
+        let runs = SOURCES[entry.source].target_for(self.capability).is_some();
+        runs && entry.shared_bytes(threads, cols) <= self.shared_bytes
     }
 
     /// As [`Self::supports_width`], of a kernel that needs the same shared memory for all weights.
     pub fn supports(&self, kernel: Kernel) -> bool {
-        self.supports_width(kernel, 0)
+        self.supports_width(kernel, 0, 0)
     }
 
     /// Blocks of a kernel that fit on an SM at once, at least one.
@@ -262,7 +263,7 @@ impl Driver {
         let (mut blocks, function) = (0, self.function(kernel));
         // SAFETY: the function is one of a module that is loaded; the pointer is to a live i32.
         let found = unsafe {
-            let shared = kernel.entry().shared_bytes;
+            let shared = kernel.entry().shared_bytes(threads, 0);
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads as i32, shared)
         };
         must(found.result(), kernel.entry().name);
@@ -296,7 +297,7 @@ impl Driver {
         pdl.value.programmaticStreamSerializationAllowed = 1;
         [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
         [config.blockDimX, config.blockDimY, config.blockDimZ] = [threads as u32, 1, 1];
-        config.sharedMemBytes = shared_bytes(entry, cols) as u32;
+        config.sharedMemBytes = entry.shared_bytes(threads, cols) as u32;
         let early = self.pdl && !self.separate.take();
         (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, early as u32);
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above against the
@@ -524,14 +525,6 @@ impl Blocks {
 
 pub(super) fn out_of_memory(bytes: usize) -> OutOfMemory {
     OutOfMemory { what: "GPU", needed_bytes: bytes as u64 }
-}
-
-/// Columns of a weight that `Entry::shared_per_group` is for.
-const GROUP_COLS: usize = 256;
-
-/// Dynamic shared memory of a block, with a weight of `cols` columns.
-fn shared_bytes(entry: &Entry, cols: usize) -> usize {
-    entry.shared_bytes + cols.div_ceil(GROUP_COLS) * entry.shared_per_group
 }
 
 /// PTX of a folder, with a zero at its end.

@@ -60,7 +60,7 @@ impl GemmKernel {
 
 /// The first that fits is used: that for the number of rows and blocks, if the GPU has the shared memory.
 const GEMM_KERNELS: &[GemmKernel] = {
-    use Kernel::{GemmDecode, GemmTiles};
+    use Kernel::{GemmDecode, GemmTiles, GemmTilesSmall};
     const fn row(
         m: RangeInclusive<usize>,
         launches: For,
@@ -80,8 +80,8 @@ const GEMM_KERNELS: &[GemmKernel] = {
         row(9..=16, For::Any, |f| GemmDecode(16, "", f), true, [16, 16]),
         row(17..=MAX_DECODE_ROWS, ALONE, |f| GemmDecode(32, "_deep", f), false, [32, 32]),
         row(17..=MAX_DECODE_ROWS, For::Any, |f| GemmDecode(32, "", f), true, [32, 32]),
-        row(33..=usize::MAX, For::Many, |f| GemmTiles("", f), true, [TILE_M, 256]),
-        row(33..=usize::MAX, For::Any, |f| GemmTiles("_small", f), true, [TILE_M, 128]),
+        row(33..=usize::MAX, For::Many, |_| GemmTiles, true, [TILE_M, 256]),
+        row(33..=usize::MAX, For::Any, |_| GemmTilesSmall, true, [TILE_M, 128]),
     ]
 };
 
@@ -134,8 +134,8 @@ pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>
     Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n, k, ld: n }
 }
 
-/// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take a norm
-/// instead of the stride or nothing, and those of one row (`gemv.rs`) no M either.
+/// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take a norm or SwiGLU
+/// instead of the stride, those of one row (`gemv.rs`) no M either, and others what is their own behind it.
 pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
     let [n, k, m, ld] = [gemm.n, gemm.k, gemm.m, gemm.ld].map(|n| I32(n as i32));
     vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m, ld]
@@ -152,7 +152,9 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     }
     let (best, kernel) = fastest(driver, gemm, fused);
     let [m_tiles, n_tiles] = best.tiles(gemm);
-    driver.launch(kernel, [m_tiles, n_tiles, 1], kernel.entry().threads, &arguments(gemm));
+    let mut args = arguments(gemm);
+    args.push(I32(fused as i32));
+    driver.launch(kernel, [m_tiles, n_tiles, 1], kernel.entry().threads, &args);
 }
 
 /// As [`tensor_cores`], of at most [`MAX_DECODE_ROWS`] rows, which are one tile, and with its share of a norm.
@@ -204,8 +206,7 @@ pub(super) fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
     if gemm.m <= FEW_ROWS && gemm.ld == gemm.n {
         // Whether rows of the weight may be read eight elements at a time, instead of a stride.
         args[7] = I32(gemm.k.is_multiple_of(8) as i32);
-        let kernel = if gemm.m == 1 { Kernel::Gemv1 } else { Kernel::Gemv8 };
-        cuda.driver.launch(kernel, [gemm.n.div_ceil(4), 1, 1], 128, &args);
+        cuda.driver.launch(Kernel::GemvPlain, [gemm.n.div_ceil(4), 1, 1], 128, &args);
     } else {
         cuda.driver.launch(Kernel::Gemm, [gemm.n.div_ceil(TILE), gemm.m.div_ceil(TILE), 1], 256, &args);
     }

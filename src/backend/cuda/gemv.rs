@@ -1,66 +1,60 @@
-//! One row of activations times a bf16 weight: `kernels/gemv.cu`.
+//! One row of activations times a weight: `kernels/gemv.cu` and `kernels/packed_gemv.cu`.
 
 use super::super::Norm;
 use super::Cuda;
-use super::abi::Arg::{self, F32, I32, Ptr};
+use super::abi::Arg::{F32, I32, Ptr};
 use super::cublaslt::Gemm;
-use super::gemm;
 use super::kernels::{Fused, Kernel};
+use super::memory::{Stored, Weight};
+use super::{gemm, packed};
 
-/// Rows of the weight that a block multiplies at once.
+/// Rows of a bf16 weight that a block multiplies at once.
 const ROWS: usize = 8;
 /// Warps that an SM runs at once.
 const WARPS_PER_SM: usize = 16;
 /// Groups of rows that a block walks over at most: with more, blocks that end early take over from slow ones.
 const MOST_ROUNDS: usize = 4;
-/// Most columns of a GEMV with the norm before it.
-const MAX_NORM_COLS: usize = 4096;
+/// Columns of a bf16 weight to a thread of a block that keeps x in registers, and its most threads.
+const COLS: usize = 16;
+const MOST_THREADS: usize = 256;
 
-/// The instances for weights of up to so many columns, the last for any.
-const INSTANCES: [(usize, &str); 3] = [(2048, "_narrow"), (4096, "_wide"), (usize::MAX, "")];
-
-/// The kernel for a weight of `cols` columns.
-fn kernel(cols: usize, fused: Fused) -> Kernel {
-    let instance = INSTANCES.iter().find(|(most, _)| cols <= *most).expect("the last is for any width");
-    // There is one instance of SwiGLU without a norm: decode has it with the norm where that is fused.
-    Kernel::GemvBf16(if fused == Fused::Swiglu { "" } else { instance.1 }, fused)
-}
-
-/// `out = x weight^T + bias`, x in bf16; fused: SwiGLU of that, in bf16.
-pub(super) fn matmul(cuda: &Cuda, gemm: &Gemm, fused: bool) {
-    launch(cuda, kernel(gemm.k, Fused::swiglu(fused)), gemm, &arguments(gemm));
-}
-
-/// `out += x weight^T + bias`, x in bf16.
-pub(super) fn add(cuda: &Cuda, gemm: &Gemm) {
-    launch(cuda, kernel(gemm.k, Fused::Add), gemm, &arguments(gemm));
-}
-
-/// `out = rms_norm(x) weight^T + bias`, x in f32; fused: SwiGLU of that, in bf16.
-/// False if there is no kernel for a weight so wide.
-pub(super) fn norm(cuda: &Cuda, gemm: &Gemm, norm: &Norm<'_, Cuda>, fused: bool) -> bool {
-    if gemm.k > MAX_NORM_COLS {
-        return false;
-    }
-    let [rows, cols, layer] = [gemm.n, gemm.k, norm.layer].map(|n| I32(n as i32));
-    let [out, x, weight, bias] = [gemm.out, gemm.x, gemm.weight, gemm.bias].map(Ptr);
-    let scale = Ptr(norm.weight.ptr());
-    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(norm.non_finite.ptr()), rows, cols];
-    launch(cuda, kernel(gemm.k, if fused { Fused::NormSwiglu } else { Fused::Norm }), gemm, &args);
-    true
-}
-
-fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
+/// `out = x weight^T + bias`, x in bf16, and what is fused; or, with a norm, of `rms_norm(x)`, x in f32. False if this GPU has no
+/// kernel for it.
+pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, fused: Fused) -> bool {
     let mut args = gemm::arguments(gemm);
     args.truncate(6);
-    args
-}
-
-/// Launches a block for each group of rows; or, where those are few rounds, as many as run at once, all with the same
-/// number of groups but for the last ones.
-fn launch(cuda: &Cuda, kernel: Kernel, gemm: &Gemm, args: &[Arg<'_>]) {
-    let (groups, threads) = (gemm.n.div_ceil(ROWS), kernel.entry().threads);
-    let rounds = groups.div_ceil(WARPS_PER_SM / (threads / 32) * cuda.driver.sm_count);
+    if let Some(norm) = norm {
+        let scale = [Ptr(norm.weight.ptr()), F32(norm.eps), I32(norm.layer as i32), Ptr(norm.non_finite.ptr())];
+        args.splice(4..4, scale);
+    }
+    let driver = &cuda.driver;
+    if let Stored::Packed(code) = weight.stored {
+        // Decode of one row has SwiGLU with the norm before it.
+        if fused == Fused::Swiglu {
+            return false;
+        }
+        let kernel = Kernel::PackedGemv(code, fused);
+        // With less shared memory (99 KB) blocks have half the warps.
+        let most = kernel.entry().threads;
+        let threads = [most, most / 2].into_iter().find(|&threads| driver.supports_width(kernel, threads, gemm.k));
+        let Some(threads) = threads else { return false };
+        let blocks = packed::even_blocks(cuda, gemm, fused == Fused::NormSwiglu);
+        driver.launch_of_width(kernel, [blocks, 1, 1], threads, gemm.k, &args);
+        return true;
+    }
+    let whole = gemm.k <= COLS * MOST_THREADS;
+    if norm.is_some() && !whole {
+        return false;
+    }
+    // The same holds for bf16 weights.
+    let kernel = Kernel::GemvBf16(if whole && fused != Fused::Swiglu { "_whole" } else { "" }, fused);
+    let narrow = whole && fused != Fused::Swiglu && gemm.k <= COLS * MOST_THREADS / 2;
+    let threads = if narrow { MOST_THREADS / 2 } else { MOST_THREADS };
+    // A block for each group of rows; or, where those are few rounds, as many as run at once, all with the same number of
+    // groups but for the last ones.
+    let groups = gemm.n.div_ceil(ROWS);
+    let rounds = groups.div_ceil(WARPS_PER_SM / (threads / 32) * driver.sm_count);
     let blocks = if rounds <= MOST_ROUNDS { groups.div_ceil(rounds) } else { groups };
-    cuda.driver.launch(kernel, [blocks, 1, 1], threads, args);
+    driver.launch(kernel, [blocks, 1, 1], threads, &args);
+    true
 }

@@ -134,11 +134,25 @@ pub struct Entry {
     pub source: usize,
     /// Most threads of a block where the kernel fixes them, else 0.
     pub threads: usize,
-    /// Bytes of dynamic shared memory of a block, and what every 256 columns of the weight add to them.
-    pub shared_bytes: usize,
+    /// Bytes of dynamic shared memory of a block of the most threads, and what every 256 columns of the weight add to them.
+    shared_bytes: usize,
     pub shared_per_group: usize,
     /// Parameters, as [`Arg::form`](super::abi::Arg::form) has arguments.
     pub params: Vec<&'static str>,
+}
+
+/// Columns of a weight that [`Entry::shared_per_group`] is for.
+const GROUP_COLS: usize = 256;
+
+impl Entry {
+    /// Dynamic shared memory of a block, with a weight of `cols` columns. Where it depends on them, a block of fewer threads
+    /// needs as much less.
+    pub fn shared_bytes(&self, threads: usize, cols: usize) -> usize {
+        match self.shared_per_group {
+            0 => self.shared_bytes,
+            bytes => self.shared_bytes * threads / self.threads + cols.div_ceil(GROUP_COLS) * bytes,
+        }
+    }
 }
 
 /// The kernels of the index, by name.
@@ -182,13 +196,7 @@ impl Fused {
     }
 
     fn suffix(self) -> &'static str {
-        match self {
-            Self::Nothing => "",
-            Self::Swiglu => "_swiglu",
-            Self::Add => "_add",
-            Self::Norm => "_norm",
-            Self::NormSwiglu => "_norm_swiglu",
-        }
+        ["", "_swiglu", "_add", "_norm", "_norm_swiglu"][self as usize]
     }
 }
 
@@ -219,15 +227,20 @@ kernels! {
     RmsNorm "rms_norm"
     Swiglu "swiglu"
     AdapterDecisions "adapter_decisions"
-    /// In f32, with the weight's dtype as an argument: one row, up to eight, any number.
-    Gemv1 "gemv1"
-    Gemv8 "gemv8"
+    /// In f32, with the weight's dtype as an argument: up to eight rows, any number.
+    GemvPlain "gemv_plain"
     Gemm "gemm"
+    /// GEMM of prefill.
+    GemmTiles "gemm_tiles"
+    GemmTilesSmall "gemm_tiles_small"
     EmbedPacked "embed_packed"
+    Unpack "unpack"
     MakeImage "make_image"
     MergeHeads "merge_heads"
     MergeRows "merge_rows"
+    QkvRope "qkv_rope"
     PlaceScores "place_scores"
+    Estimate "estimate"
     SelectPages "select_pages"
     ScatterBounds "scatter_bounds"
     LaneBounds "lane_bounds"
@@ -236,7 +249,6 @@ kernels! {
     Place "place"
     Append "append"
     Advance "advance"
-    ReclaimPages "reclaim_pages"
     Fork "fork"
     Release "release"
     Compact "compact"
@@ -246,8 +258,7 @@ kernels! {
     Presence "presence"
     MovePages "move_pages"
     RenamePages "rename_pages"
-    GatherPages "gather_pages"
-    ScatterPages "scatter_pages"
+    StagePages "stage_pages"
     KvScatter "kv_scatter"
     MarkSeen "mark_seen"
     Argmax "argmax"
@@ -260,30 +271,24 @@ kernels! {
     DrawToken "draw_token"
     CopyToHost "copy_to_host"
     ;
-    /// One row by a bf16 weight: `_narrow`, `_wide` or nothing for any width.
+    /// One row by a bf16 weight: `_whole` for up to 4,096 columns, or nothing for any number.
     GemvBf16(&'static str, Fused)
     /// Small-batch GEMM: most rows of activations, the shape of blocks (`_deep`, `_tall`, `_long` or nothing).
     GemmDecode(u8, &'static str, Fused)
-    /// GEMM of prefill: `` or `_small`.
-    GemmTiles(&'static str, Fused)
-    /// The same on Hopper: rows of the weight in a tile.
+    /// GEMM of prefill on Hopper: rows of the weight in a tile.
     GemmWgmma(u16, Fused)
-    /// One row by a packed weight: `` or `_small`.
-    PackedGemv(Code, &'static str, Fused)
-    /// Small-batch GEMMs with a packed weight: most rows of activations. SwiGLU is an argument of the first.
+    /// One row by a packed weight.
+    PackedGemv(Code, Fused)
+    /// Small-batch GEMMs with a packed weight: most rows of activations.
     PackedGemm(Code, u8)
-    PackedResident(Code, u8, Fused)
+    PackedResident(Code, u8)
     /// On Hopper: `wide` or `narrow`.
-    PackedWgmma(Code, &'static str, Fused)
-    Unpack(Code)
-    QkvRope(Codec)
+    PackedWgmma(Code, &'static str)
     /// Decode attention; channels that a head has room for, as [`padded`] says.
     Attend(Mode, usize, Codec)
     /// Prefill attention, and that on Hopper for heads of 128 channels.
     AttendTiles(usize, Codec)
     AttendWgmma(Codec)
-    /// Bounds of pages.
-    Estimate(usize)
 }
 
 impl Kernel {
@@ -292,39 +297,29 @@ impl Kernel {
         use Fused::{Add, Norm, NormSwiglu, Nothing, Swiglu};
         use Kernel::*;
         let mut all: Vec<Self> = SINGLES.iter().map(|single| single.0).collect();
-        for columns in ["_narrow", "_wide"] {
-            all.extend([Nothing, Add, Norm, NormSwiglu].map(|fused| GemvBf16(columns, fused)));
-        }
+        let of_one_row = [Nothing, Add, Norm, NormSwiglu];
+        all.extend(of_one_row.map(|fused| GemvBf16("_whole", fused)));
         all.extend([Nothing, Swiglu, Add].map(|fused| GemvBf16("", fused)));
         all.extend(
             [(8, "_deep"), (16, "_tall"), (32, "_deep"), (8, "_long")].map(|(m, form)| GemmDecode(m, form, Nothing)),
         );
         for fused in [Nothing, Swiglu] {
             all.extend([8, 16, 32].map(|m| GemmDecode(m, "", fused)));
-            all.extend(["", "_small"].map(|form| GemmTiles(form, fused)));
             all.extend([192, 128].map(|width| GemmWgmma(width, fused)));
         }
         all.push(GemmWgmma(256, Nothing));
         for code in Code::ALL {
-            all.push(Unpack(code));
-            all.extend([8, 16, 32].map(|m| PackedGemm(code, m)));
-            for fused in [Nothing, Swiglu] {
-                all.extend([8, 16, 32].map(|m| PackedResident(code, m, fused)));
-                all.extend(["wide", "narrow"].map(|form| PackedWgmma(code, form, fused)));
-            }
-            for form in ["", "_small"] {
-                all.extend([Nothing, Add, Norm, NormSwiglu].map(|fused| PackedGemv(code, form, fused)));
-            }
+            all.extend(of_one_row.map(|fused| PackedGemv(code, fused)));
+            all.extend([8, 16, 32].into_iter().flat_map(|m| [PackedGemm(code, m), PackedResident(code, m)]));
+            all.extend(["wide", "narrow"].map(|form| PackedWgmma(code, form)));
         }
         for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::F32) {
-            all.push(QkvRope(codec));
             all.extend((codec != Codec::K8V4).then_some(AttendWgmma(codec)));
             for head_dim in HEAD_DIMS {
                 all.push(AttendTiles(head_dim, codec));
                 all.extend([Mode::Ordinary, Mode::Scores, Mode::Pages].map(|mode| Attend(mode, head_dim, codec)));
             }
         }
-        all.extend(HEAD_DIMS.map(Estimate));
         all
     }
 
@@ -332,24 +327,19 @@ impl Kernel {
     pub fn name(self) -> String {
         use Kernel::*;
         match self {
-            GemvBf16(columns, fused) => format!("gemv{columns}{}", fused.suffix()),
-            GemmDecode(m, "", fused) => format!("gemm_decode_{m}{}", fused.suffix()),
-            GemmDecode(m, form, _) => format!("gemm_decode_{m}{form}"),
-            GemmTiles(form, fused) => format!("gemm_tiles{form}{}", fused.suffix()),
+            GemvBf16(form, fused) => format!("gemv{form}{}", fused.suffix()),
+            GemmDecode(m, form, fused) => format!("gemm_decode_{m}{form}{}", fused.suffix()),
             GemmWgmma(width, fused) => format!("gemm_wgmma_{width}{}", fused.suffix()),
-            PackedGemv(code, form, fused) => format!("packed_gemv_{}{form}{}", code.name(), fused.suffix()),
+            PackedGemv(code, fused) => format!("packed_gemv_{}{}", code.name(), fused.suffix()),
             PackedGemm(code, m) => format!("packed_gemm_{}_{m}", code.name()),
-            PackedResident(code, m, fused) => format!("packed_resident_{}_{m}{}", code.name(), fused.suffix()),
-            PackedWgmma(code, form, fused) => format!("packed_wgmma_{}_{form}{}", code.name(), fused.suffix()),
-            Unpack(code) => format!("unpack_{}", code.name()),
-            QkvRope(codec) => format!("qkv_rope_{}", codec.name()),
+            PackedResident(code, m) => format!("packed_resident_{}_{m}", code.name()),
+            PackedWgmma(code, form) => format!("packed_wgmma_{}_{form}", code.name()),
             Attend(mode, head_dim, codec) => {
                 let mode = ["", "scores_", "pages_"][mode as usize];
                 format!("attend_{mode}{head_dim}_{}", codec.name())
             }
             AttendTiles(head_dim, codec) => format!("attend_tiles_{head_dim}_{}", codec.name()),
             AttendWgmma(codec) => format!("attend_wgmma_128_{}", codec.name()),
-            Estimate(head_dim) => format!("estimate_{head_dim}"),
             single => SINGLES.iter().find(|entry| entry.0 == single).expect("a kernel of one instance").1.to_owned(),
         }
     }

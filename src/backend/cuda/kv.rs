@@ -7,7 +7,7 @@ use super::driver::Driver;
 use super::kernels::{Kernel, Mode, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
-use super::pages;
+use super::pages::Choices;
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
@@ -152,6 +152,7 @@ pub(super) fn decode(
     let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     out.fills(shape.n_rows);
     let (g, pool, kernel) = (&kv.geometry, &kv.pool, decode_kernel(&kv.geometry));
+    let [chosen, chosen_slots] = pool.choices.as_ref().map_or([0; 2], Choices::lists);
     let mut params = DecodeParams {
         kv: view(kv),
         heads,
@@ -168,16 +169,18 @@ pub(super) fn decode(
         in_order: 0,
         logits: pool.logits.ptr(),
         arrivals: pool.arrivals.ptr(),
+        chosen,
+        chosen_slots,
     };
     let scored = g.policy.scored().is_some();
     let launch = |params: &DecodeParams, n: usize| {
-        let mut args = vec![Arg::of(params)];
+        let args = [Arg::of(params)];
         if let Some(choices) = &pool.choices {
-            args.extend(choices.choose(&cuda.driver, g, params, n));
+            choices.choose(&cuda.driver, g, params, n);
         }
         cuda.driver.launch(kernel, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
         if scored {
-            cuda.driver.launch(Kernel::PlaceScores, [g.n_kv_heads, n, 1], PLACE_SCORES_THREADS, &args[..1]);
+            cuda.driver.launch(Kernel::PlaceScores, [g.n_kv_heads, n, 1], PLACE_SCORES_THREADS, &args);
         }
     };
     if !scored {
@@ -206,7 +209,7 @@ fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
 pub(super) fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
     let (g, layers) = (&kv.geometry, kv.pool.staged_layers.take() - first);
     let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), I32(pages::key_rows(g) as i32)];
+    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), I32(g.codec as i32)];
     let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers];
     match g.policy.quest() {
         Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &args),
@@ -256,9 +259,11 @@ fn qkv_rope(
         decisions: decisions.ptr(),
         spans: shape.spans,
         span_of_row: shape.span_of_row,
+        codec: g.codec as i32,
+        unused: 0,
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
-    driver.launch(Kernel::QkvRope(g.codec), [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
+    driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
@@ -331,8 +336,7 @@ fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usiz
 fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let (layer, n) = (I32(layer as i32), I32(shape.n_rows as i32));
-    let args =
-        [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n, I32(pages::key_rows(&kv.geometry) as i32)];
+    let args = [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n, I32(kv.geometry.codec as i32)];
     let warps = shape.n_rows * kv.geometry.n_kv_heads;
     let grid = [warps.div_ceil(SCATTER_THREADS / 32), 1, 1];
     cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args[..5]);
@@ -362,17 +366,17 @@ fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, nu
     cuda.driver.launch(kernel, [kv.geometry.n_kv_heads, kv.geometry.n_layers, 1], block, &args);
 }
 
-/// Lets freed pages join the free list.
+/// Lets freed pages join the free list: the end of a step of no spans.
 fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
-    cuda.driver.launch(Kernel::ReclaimPages, [1, 1, 1], BLOCK, &[Arg::of(&view(kv))]);
+    cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &[Arg::of(&view(kv)), Ptr(0), I32(0)]);
 }
 
-/// Copies between pages of the pool and the staging pages. `returned` is unused between steps and lists the former.
-fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, kernel: Kernel, pages: &[i32]) {
+/// Copies pages of the pool to the staging pages, or `back`. `returned` is unused between steps and lists the former.
+fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, pages: &[i32], back: bool) {
     kv.pool.returned.write(0, pages);
     let (view, listed) = (view(kv), kv.pool.returned.ptr());
-    let args = [Arg::of(&view), Ptr(listed)];
-    cuda.driver.launch(kernel, [pages.len(), 1, 1], BLOCK, &args);
+    let args = [Arg::of(&view), Ptr(listed), I32(back as i32)];
+    cuda.driver.launch(Kernel::StagePages, [pages.len(), 1, 1], BLOCK, &args);
 }
 
 impl Pages for Cuda {
@@ -421,7 +425,7 @@ impl Pages for Cuda {
             None => over_lanes(self, kv, Kernel::Compact, 32, &[seq, threshold]),
         }
         if kv.geometry.policy.quest().is_some() {
-            over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq, pages::key_rows(&kv.geometry)]);
+            over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq, kv.geometry.codec as usize]);
         }
         reclaim(self, kv);
     }
@@ -464,7 +468,7 @@ impl Pages for Cuda {
     fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
         let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
         for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks_mut(at_once * stride)) {
-            copy_staged(self, kv, Kernel::GatherPages, pages);
+            copy_staged(self, kv, pages, false);
             kv.pool.staged.read(0, bytes);
         }
     }
@@ -475,7 +479,7 @@ impl Pages for Cuda {
         let pages = kv.pool.take(bytes.len() / stride);
         for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks(at_once * stride)) {
             kv.pool.staged.write(0, bytes);
-            copy_staged(self, kv, Kernel::ScatterPages, pages);
+            copy_staged(self, kv, pages, true);
         }
         pages
     }

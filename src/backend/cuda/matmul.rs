@@ -8,7 +8,7 @@ use super::super::{After, Linear, Norm};
 use super::abi;
 use super::abi::Arg::{Ptr, U64};
 use super::cublaslt::Gemm;
-use super::kernels::Kernel;
+use super::kernels::{Fused, Kernel};
 use super::memory::{Acts, Buf, Stored, UNSCALED_ROWS, Weight};
 use super::{BLOCK, Cuda, gemm, gemv, packed};
 
@@ -96,8 +96,10 @@ fn fused_norm(
     swiglu: bool,
 ) -> bool {
     match (weight.stored, pending) {
-        (Stored::Packed(code), None) => packed::norm(cuda, code, gemm, norm, swiglu),
-        (Stored::Plain(_), None) => gemm.m == 1 && weight.on_tensor_cores() && gemv::norm(cuda, gemm, norm, swiglu),
+        (_, None) => {
+            let fused = if swiglu { Fused::NormSwiglu } else { Fused::Norm };
+            gemm.m == 1 && weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), fused)
+        }
         (Stored::Plain(_), Some(sum)) if !sum.launched && weight.on_tensor_cores() => {
             let Some(squares) = normed.squares() else { return false };
             assert_eq!(normed.width, gemm.k, "a norm's input does not fit the sum");
@@ -143,13 +145,15 @@ pub(super) fn store(cuda: &Cuda, out: &mut Acts, x: &Acts, weight: &Weight, bias
     out.holds_f32(m);
     x.holds(m);
     let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+    assert!(!x.bf16 || weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
+    // A packed weight too wide for the GPU's shared memory is left to the kernels of more rows.
+    if m == 1 && x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Fused::Nothing) {
+        return;
+    }
     match weight.stored {
         Stored::Packed(code) => packed::matmul(cuda, code, &gemm, x),
-        Stored::Plain(dtype) if !x.bf16 => gemm::plain(cuda, &gemm, dtype),
-        Stored::Plain(_) => {
-            assert!(weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
-            if m == 1 { gemv::matmul(cuda, &gemm, false) } else { gemm::bf16(cuda, &gemm) }
-        }
+        Stored::Plain(_) if x.bf16 => gemm::bf16(cuda, &gemm),
+        Stored::Plain(dtype) => gemm::plain(cuda, &gemm, dtype),
     }
 }
 
@@ -159,12 +163,10 @@ fn add(cuda: &Cuda, acc: &Acts, sum: &mut Acts, x: &Acts, weight: &Weight, bias:
     sum.holds_f32(m);
     x.holds(m);
     let gemm = gemm::describe(acc.ptr(), x.ptr(), weight, bias, m);
-    let waits = match weight.stored {
-        Stored::Packed(code) if x.bf16 && packed::add(cuda, code, &gemm) => return,
-        Stored::Plain(_) if x.bf16 && m == 1 => return gemv::add(cuda, &gemm),
-        Stored::Plain(_) => x.bf16 && m <= UNSCALED_ROWS,
-        Stored::Packed(_) => false,
-    };
+    if x.bf16 && m == 1 && gemv::multiply(cuda, weight, &gemm, None, Fused::Add) {
+        return;
+    }
+    let waits = matches!(weight.stored, Stored::Plain(_)) && x.bf16 && m <= UNSCALED_ROWS;
     if !waits {
         store(cuda, sum, x, weight, bias, m);
     }
@@ -183,14 +185,12 @@ fn fused_swiglu(
 ) {
     out.fills(m);
     x.holds(m);
+    let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+    if m == 1 && gemv::multiply(cuda, weight, &gemm, None, Fused::Swiglu) {
+        return;
+    }
     match weight.stored {
-        Stored::Packed(code) => {
-            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-            packed::fused_swiglu(cuda, code, &gemm, out, scratch, x);
-        }
-        Stored::Plain(_) if m == 1 => {
-            gemv::matmul(cuda, &gemm::describe(out.ptr(), x.ptr(), weight, bias, m), true);
-        }
+        Stored::Packed(code) => packed::fused_swiglu(cuda, code, &gemm, out, scratch, x),
         Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
     }
 }

@@ -2,13 +2,13 @@
 //! tiles. For more rows the weight is unpacked, some strips at a time, to bf16 that mostly stays in L2, and the bf16 GEMMs
 //! multiply them.
 
-use super::super::{Norm, OutOfMemory};
+use super::super::OutOfMemory;
 use super::Cuda;
-use super::abi::Arg::{self, F32, I32, Ptr};
+use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
-use super::kernels::{Fused, Kernel};
+use super::kernels::Kernel;
 use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Stored, Weight};
 use crate::protocol::Token;
 use crate::quant::{Code, GROUP, TILE_ROWS};
@@ -160,8 +160,8 @@ pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, out: &Acts, scr
 fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize, halves: usize) -> u64 {
     let to = cuda.unpacked.borrow().at();
     let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
-    let args = [Ptr(to), Ptr(gemm.weight), gate, up, I32(strips as i32), I32(gemm.k as i32)];
-    cuda.driver.launch(Kernel::Unpack(code), [gemm.k / GROUP, halves * strips, 1], 128, &args);
+    let args = [Ptr(to), Ptr(gemm.weight), gate, up, I32(strips as i32), I32(gemm.k as i32), I32(code.planes() as i32)];
+    cuda.driver.launch(Kernel::Unpack, [gemm.k / GROUP, halves * strips, 1], 128, &args);
     to
 }
 
@@ -181,14 +181,9 @@ fn biases(cuda: &Cuda, gemm: &Gemm, first: [usize; 2], n: usize) -> u64 {
 fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     let mut args: Vec<Arg<'_>> = gemm::arguments(gemm);
-    // Decode of one row has SwiGLU with the norm before it: `norm`. A weight too wide for the GPU's shared memory is left to the
-    // kernels of more rows.
-    if !fused && gemm.m == 1 && one_row(cuda, code, gemm, Fused::Nothing, &args[..6]) {
-        return;
-    }
-    args.truncate(7);
+    args[7] = I32(fused as i32);
     let most = *[8, 16, 32].iter().find(|&&rows| gemm.m <= rows).expect("at most 32 rows");
-    let resident = Kernel::PackedResident(code, most as u8, Fused::swiglu(fused));
+    let resident = Kernel::PackedResident(code, most as u8);
     if driver.supports(resident) {
         let grid = [even_blocks(cuda, gemm, fused), 1, 1];
         return driver.launch(resident, grid, resident.entry().threads, &args);
@@ -197,7 +192,6 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let shapes = [(8, 2), (16, 2), (32, 4)].map(|(rows, strips)| (rows, Kernel::PackedGemm(code, rows as u8), strips));
     let fits = |(rows, kernel, _): &(usize, Kernel, usize)| gemm.m <= *rows && driver.supports(*kernel);
     let (_, kernel, strips) = shapes.into_iter().find(fits).expect("all GPUs run those of 32 rows");
-    args.push(I32(fused as i32));
     driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], kernel.entry().threads, &args);
 }
 
@@ -205,7 +199,7 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
 pub(super) fn reads_images(driver: &Driver, rows: usize, width: usize, readers: &[&Weight]) -> bool {
     let packed = readers.iter().all(|w| matches!(w.stored, Stored::Packed(_)));
     let fits = width.is_multiple_of(IMAGE_COLS) && width <= MAX_IMAGE_COLS && rows >= *IMAGE_RANGE.start();
-    packed && fits && driver.supports(Kernel::PackedWgmma(Code::Q4, "wide", Fused::Nothing))
+    packed && fits && driver.supports(Kernel::PackedWgmma(Code::Q4, "wide"))
 }
 
 /// 17 to 32 rows by wgmma, with `fused` SwiGLU into those activations; false where there is no image of x.
@@ -222,8 +216,9 @@ fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) ->
     let (blocks, of_k) = shape.blocks(driver, gemm);
     let sums = cuda.unpacked.borrow().sums(of_k * blocks * shape.rows() * IMAGE_ROWS * size_of::<f32>());
     let (of_k, [sums, arrivals]) = sums.map_or((1, [0, 0]), |sums| (of_k, sums));
-    let args = [gemm.out, filled, image, gemm.weight, gemm.bias, sums, arrivals].map(Ptr).into_iter().chain([n, k, m]);
-    let kernel = Kernel::PackedWgmma(code, shape.name, Fused::swiglu(fused.is_some()));
+    let args = [gemm.out, filled, image, gemm.weight, gemm.bias, sums, arrivals].map(Ptr);
+    let args = args.into_iter().chain([n, k, m, I32(fused.is_some() as i32)]);
+    let kernel = Kernel::PackedWgmma(code, shape.name);
     driver.launch(kernel, [blocks, of_k, 1], kernel.entry().threads, &args.collect::<Vec<_>>());
     true
 }
@@ -261,33 +256,7 @@ fn wides(code: Code) -> [Wide; 2] {
 }
 
 /// Blocks that walk over strips: at most one to an SM, all with the same number of strips but for the last ones.
-fn even_blocks(cuda: &Cuda, gemm: &Gemm, fused: bool) -> usize {
+pub(super) fn even_blocks(cuda: &Cuda, gemm: &Gemm, fused: bool) -> usize {
     let outs = gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 };
     outs.div_ceil(outs.div_ceil(cuda.driver.sm_count))
-}
-
-/// `out += x weight^T + bias` of one row, x in bf16. False if this GPU has no kernel for it.
-pub(super) fn add(cuda: &Cuda, code: Code, gemm: &Gemm) -> bool {
-    gemm.m == 1 && one_row(cuda, code, gemm, Fused::Add, &gemm::arguments(gemm)[..6])
-}
-
-/// `out = rms_norm(x) weight^T + bias` of one row, x in f32; fused: SwiGLU of that, in bf16. False if this GPU has no kernel for it.
-pub(super) fn norm(cuda: &Cuda, code: Code, gemm: &Gemm, norm: &Norm<'_, Cuda>, fused: bool) -> bool {
-    let [rows, cols, layer] = [gemm.n, gemm.k, norm.layer].map(|n| I32(n as i32));
-    let [out, x, weight, bias] = [gemm.out, gemm.x, gemm.weight, gemm.bias].map(Ptr);
-    let scale = Ptr(norm.weight.ptr());
-    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(norm.non_finite.ptr()), rows, cols];
-    gemm.m == 1 && one_row(cuda, code, gemm, if fused { Fused::NormSwiglu } else { Fused::Norm }, &args)
-}
-
-/// Launches the fastest kernel of `packed_gemv.cu` that the GPU has the shared memory for, with a weight of that many columns;
-/// false if there is none.
-fn one_row(cuda: &Cuda, code: Code, gemm: &Gemm, fused: Fused, args: &[Arg<'_>]) -> bool {
-    let kernels = ["", "_small"].map(|form| Kernel::PackedGemv(code, form, fused));
-    let Some(kernel) = kernels.into_iter().find(|kernel| cuda.driver.supports_width(*kernel, gemm.k)) else {
-        return false;
-    };
-    let grid = [even_blocks(cuda, gemm, fused == Fused::NormSwiglu), 1, 1];
-    cuda.driver.launch_of_width(kernel, grid, kernel.entry().threads, gemm.k, args);
-    true
 }

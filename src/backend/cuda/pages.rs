@@ -4,9 +4,8 @@ use super::super::{KvGeometry, OutOfMemory};
 use super::abi::Arg::{self, I32, Ptr};
 use super::abi::DecodeParams;
 use super::driver::Driver;
-use super::kernels::{Kernel, padded};
+use super::kernels::Kernel;
 use super::memory::Buf;
-use crate::codec::Codec;
 use std::rc::Rc;
 
 /// Threads of a block of `estimate`, and its blocks per SM.
@@ -47,30 +46,22 @@ impl Choices {
         })
     }
 
-    /// Chooses the pages of the `n` tokens of a decode step, and returns what the attention kernel takes beside the step's
-    /// parameters. Grids depend on the longest lanes that there may be, so that a captured step serves all lengths.
-    pub fn choose<'a>(&self, driver: &Driver, g: &KvGeometry, params: &DecodeParams, n: usize) -> [Arg<'a>; 2] {
+    /// Addresses of the lists of pages, and of their slots.
+    pub fn lists(&self) -> [u64; 2] {
+        [self.pages.ptr(), self.slots.ptr()]
+    }
+
+    /// Chooses the pages of the `n` tokens of a decode step. Grids depend on the longest lanes that there may be, so that a
+    /// captured step serves all lengths.
+    pub fn choose(&self, driver: &Driver, g: &KvGeometry, params: &DecodeParams, n: usize) {
         let dense = g.policy.quest().is_none_or(|quest| quest.is_dense(params.layer as usize, g.n_layers));
-        let (bounds, pages, slots) = (Ptr(self.bounds.ptr()), Ptr(self.pages.ptr()), Ptr(self.slots.ptr()));
+        let [bounds, chosen, arrivals] = [self.bounds.ptr(), self.chosen.ptr(), self.arrivals.ptr()].map(Ptr);
         if !dense {
-            let kernel = Kernel::Estimate(padded(g.head_dim));
             let enough = (ESTIMATE_BLOCKS_PER_SM * driver.sm_count).div_ceil(g.n_kv_heads * n);
             let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
-            driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
+            driver.launch(Kernel::Estimate, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
         }
-        let (chosen, arrivals) = (Ptr(self.chosen.ptr()), Ptr(self.arrivals.ptr()));
-        let args = [Arg::of(params), bounds, chosen, arrivals, pages, slots, I32(dense as i32)];
+        let args = [Arg::of(params), bounds, chosen, arrivals, I32(dense as i32)];
         driver.launch(Kernel::SelectPages, [g.n_q_heads, n, 1], SELECT_THREADS, &args);
-        [pages, slots]
-    }
-}
-
-/// The format of keys, as the kernels that write bounds number it: `BY_ROWS` in `pages.cu`.
-pub(super) fn key_rows(g: &KvGeometry) -> usize {
-    match g.codec {
-        Codec::Bf16 => 0,
-        Codec::Fp8 => 1,
-        Codec::Int8 | Codec::K8V4 => 2,
-        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     }
 }
