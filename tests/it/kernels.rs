@@ -10,8 +10,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each instance costs every user the time to compile it.
-const MOST_KERNELS: usize = 159;
 const MOST_ARCHIVE_BYTES: u64 = 2 << 20;
 
 fn kernels() -> PathBuf {
@@ -73,7 +71,6 @@ fn the_kernels_of_the_host_are_those_of_the_archive() {
     let distinct: BTreeSet<&str> = made.iter().map(String::as_str).collect();
     assert_eq!(distinct.len(), made.len(), "two kernels have one name");
     assert_eq!(distinct, ENTRIES.keys().copied().collect());
-    assert!(made.len() <= MOST_KERNELS, "{} instances", made.len());
     for (i, source) in SOURCES.iter().enumerate() {
         for target in &TARGETS {
             // A GPU for which this target is the newest.

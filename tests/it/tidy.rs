@@ -6,6 +6,11 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
+/// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
+const MOST_INSTANCES: usize = 130;
+const MOST_CUDA_LINES: usize = 7600;
+const MOST_LINES_OF_SRC: usize = 68_000;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 75_500;
 
 #[derive(Clone)]
 struct Source {
@@ -319,6 +324,74 @@ fn files_are_short_and_begin_with_what_they_own() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The lines of all files below a folder whose names end in one of `kinds`.
+fn lines(folder: &str, kinds: &[&str]) -> usize {
+    let entries = std::fs::read_dir(Path::new(ROOT).join(folder)).expect(folder).map(|entry| entry.expect("an entry"));
+    let of = |entry: std::fs::DirEntry| {
+        let name = entry.file_name().into_string().expect("UTF-8");
+        match entry.path().is_dir() {
+            true => lines(&format!("{folder}/{name}"), kinds),
+            false if kinds.iter().any(|kind| name.ends_with(kind)) => {
+                std::fs::read_to_string(entry.path()).expect("UTF-8").lines().count()
+            }
+            false => 0,
+        }
+    };
+    entries.map(of).sum()
+}
+
+/// The methods that traits of `backend` declare.
+fn methods(names: &[&str]) -> usize {
+    let sources = sources("src");
+    let declared = |name: &&str| {
+        let found = sources.iter().find_map(|s| s.code.split_once(&format!("\npub trait {name}"))).expect(name);
+        found.1.split("\n}\n").next().map_or(0, |body| body.matches("\n    fn ").count())
+    };
+    names.iter().map(declared).sum()
+}
+
+/// What grew once on its own. Whoever needs more raises the budget in a commit of its own, which says what for.
+#[test]
+fn sizes_stay_within_their_budgets() {
+    let index = std::fs::read_to_string(Path::new(ROOT).join("kernels/ptx.txt")).expect("the index of the PTX");
+    let src = lines("src", &[".rs"]);
+    for (what, size, budget) in [
+        ("instances of kernels", index.lines().filter(|line| line.starts_with("kernel ")).count(), MOST_INSTANCES),
+        ("lines of CUDA", lines("kernels", &[".cu", ".cuh"]), MOST_CUDA_LINES),
+        ("methods of Device, Ops, Pages and Report", methods(&["Device", "Ops", "Pages", "Report"]), 36),
+        ("methods of Measure", methods(&["Measure"]), 7),
+        ("lines of src", src, MOST_LINES_OF_SRC),
+        ("lines of src and lab/src", src + lines("lab/src", &[".rs"]), MOST_LINES_OF_SRC_AND_LAB),
+    ] {
+        assert!(
+            size <= budget,
+            "{size} {what}, {budget} at most: delete something, or raise the budget in a commit of its own"
+        );
+    }
+}
+
+/// A file that no `mod` names is not compiled.
+#[test]
+fn every_file_is_a_module() {
+    let sources = [code(), sources("tests"), sources("lab/tests")].concat();
+    let mut named: BTreeSet<PathBuf> = BTreeSet::new();
+    for Source { path, code, .. } in &sources {
+        let path = Path::new(path);
+        let (folder, stem) =
+            (path.parent().expect("a folder"), path.file_stem().expect("a name").to_str().expect("UTF-8"));
+        let inside = if matches!(stem, "lib" | "main") { folder.to_owned() } else { folder.join(stem) };
+        let words = code.lines().filter_map(|line| line.trim().strip_suffix(';')?.rsplit_once("mod "));
+        named.extend(words.map(|(_, name)| inside.join(format!("{name}.rs"))));
+    }
+    let is_root = |path: &str| path.ends_with("/lib.rs") || path.ends_with("/main.rs");
+    let orphans: Vec<&str> = sources
+        .iter()
+        .map(|s| s.path.as_str())
+        .filter(|path| !is_root(path) && !named.contains(Path::new(path)))
+        .collect();
+    assert!(orphans.is_empty(), "no `mod` names {orphans:?}");
 }
 
 #[test]
