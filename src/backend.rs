@@ -19,7 +19,7 @@ use crate::protocol::Token;
 pub(crate) use crate::protocol::bytes as in_units;
 use crate::tensor::Tensor;
 pub use kv::{KvGeometry, KvTables, PageLayout, Pages, PoolStats, PresenceCounts, Span};
-pub use report::{About, KernelNeeds, Measure, MemoryUse, Report, TIMED_ROUNDS};
+pub use report::{About, KernelNeeds, Measure, MemoryUse, Queries, Report, TIMED_ROUNDS};
 
 /// Elements a device buffer may hold.
 pub trait Plain: bytemuck::Pod + Send + Sync + Default {}

@@ -109,6 +109,8 @@ pub struct GenerationDefaults {
 pub enum AdapterChoice {
     /// A built-in one, if one fits.
     Auto,
+    /// One of a folder that was made for the model, or a built-in one, if one fits.
+    In(PathBuf),
     None,
     File(PathBuf),
 }
@@ -144,7 +146,7 @@ impl Checkpoint {
         let (mut tensors, sources) = weights(files, &config)?;
         let stored_as = formats(&tensors);
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
-        let found = *adapter == AdapterChoice::Auto;
+        let found = matches!(adapter, AdapterChoice::Auto | AdapterChoice::In(_));
         let mut source = None;
         if let Some(adapter) = choose_adapter(adapter, name, &config)? {
             adapter.fits(name, &config)?;
@@ -348,8 +350,12 @@ fn metadata_object(files: &Files) -> Result<Option<Object>> {
 fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> Result<Option<Adapter>> {
     match choice {
         AdapterChoice::None => Ok(None),
-        AdapterChoice::Auto if config.trained().is_some() => Ok(None),
+        AdapterChoice::Auto | AdapterChoice::In(_) if config.trained().is_some() => Ok(None),
         AdapterChoice::Auto => Adapter::find(model, config),
+        AdapterChoice::In(folder) => match Adapter::find_in(folder, model, config) {
+            Some(adapter) => Ok(Some(adapter)),
+            None => Adapter::find(model, config),
+        },
         AdapterChoice::File(path) => {
             let label = path.display().to_string();
             let own = match config.trained() {

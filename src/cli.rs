@@ -1,6 +1,7 @@
 //! Flags and subcommands, one file each. This file parses, dispatches and turns errors into exit codes. Only this room
 //! names a concrete backend, loads models and spawns engines.
 
+mod adapter;
 pub mod args;
 pub mod bench;
 pub mod calibrate;
@@ -122,6 +123,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     match cli.command {
         Some(Command::Show(args)) => show::run(&settings, &args, common.json),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
+        Some(Command::Adapter(command)) => adapter::run(&settings, &command, common),
         _ if common.prompt.is_some() => run::run(&settings, common),
         // A pipe or a file is the question.
         None if run::stdin_is_given() => run::run(&settings, common),

@@ -74,6 +74,11 @@ impl Dirs {
         self.cache.join("dials")
     }
 
+    /// Predictors that the user has made.
+    pub fn adapters(&self) -> PathBuf {
+        self.data.join("adapters")
+    }
+
     pub fn sessions(&self) -> PathBuf {
         self.data.join("sessions")
     }

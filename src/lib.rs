@@ -16,6 +16,7 @@
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
+//! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, words |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
@@ -51,6 +52,7 @@
 //! | window | W: a marked token stays visible to the W tokens after it |
 //! | ring | slots of the newest W + 1 tokens of a lane |
 //! | sinks | first tokens of a sequence that are never marked |
+//! | importance | of a token to a KV head: the largest attention that a repetition of the text pays to it, times the norm of its value behind the output projection, over that of the query's hidden state |
 //! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
 //! | policy | which slots live: [`policy`] |
 //! | budget | slots that a policy lets a lane store, or a query read |
@@ -112,6 +114,7 @@ pub mod config;
 pub mod engine;
 pub mod model;
 pub mod policy;
+pub mod predictor;
 pub mod protocol;
 pub mod quant;
 pub mod regular_file;

@@ -2,9 +2,11 @@
 //! [`Span`]s. Model families (Qwen3, Llama, SmolLM2) and the variants of DMS differ in configuration fields only.
 
 mod decisions;
+mod observe;
 mod weights;
 mod workspace;
 
+pub use observe::{Observed, Text, observe, output_columns};
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
@@ -17,11 +19,24 @@ use weights::Layer;
 ///
 /// The caller has reserved the pages ([`KvCache::reserve_step`]), so this cannot fail.
 pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache: &mut KvCache<B>, spans: &[Span]) {
+    forward_with(b, model, ws, cache, spans, |_, _, _| {});
+}
+
+/// As [`forward`], with a call before each layer, whose input is in `ws.x`.
+fn forward_with<B: Backend>(
+    b: &B,
+    model: &Model<B>,
+    ws: &mut Workspace<B>,
+    cache: &mut KvCache<B>,
+    spans: &[Span],
+    mut before: impl FnMut(usize, &mut Workspace<B>, &KvCache<B>),
+) {
     let n: usize = spans.iter().map(|s| s.len).sum();
     assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
     b.embed(&mut ws.x, &model.embed, &ws.tokens, n);
     let eps = model.config.rms_eps;
     for (l, layer) in model.layers.iter().enumerate() {
+        before(l, ws, cache);
         attention(b, model, layer, ws, cache, l, spans, n);
         let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
         let gate_up = Linear {

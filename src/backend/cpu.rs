@@ -13,7 +13,7 @@ pub(super) mod thread_pool;
 
 use super::{
     About, AdapterHead, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain,
-    QkvRopeArgs, Report, SampleArgs, Span, StepResult, Use, seen_words,
+    QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
@@ -59,6 +59,10 @@ pub struct Acts {
 }
 
 impl Acts {
+    pub(crate) fn from_rows(data: Vec<f32>, width: usize) -> Self {
+        Self { data, width }
+    }
+
     pub(crate) fn row(&self, i: usize) -> &[f32] {
         &self.data[i * self.width..(i + 1) * self.width]
     }
@@ -194,6 +198,17 @@ impl Measure for Cpu {
 
     fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
         kv.pool.refs().to_vec()
+    }
+
+    fn importance(
+        &self,
+        out: &mut [f32],
+        qkv: &mut Acts,
+        geometry: &KvGeometry,
+        rope: &QkvRopeArgs<'_, Self>,
+        queries: &Queries<'_>,
+    ) {
+        attention::importance(self, out, qkv, geometry, rope, queries);
     }
 }
 

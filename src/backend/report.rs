@@ -1,10 +1,10 @@
 //! What a backend says about itself, and what only measurements and checks ask. No op of a step is here.
 
-use super::{Backend, KvTables};
+use super::{Backend, KvGeometry, KvTables, QkvRopeArgs};
 use crate::codec::Codec;
 use crate::policy::Policy;
 use crate::quant::Code;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 /// Facts that decide which kernels the steps of a model launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +55,18 @@ pub trait Measure: Backend {
     fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
     /// Reference counts of the first `mapped_pages` pages (0 = free).
     fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32>;
+    /// Largest weighted attention that each of the first tokens of a sequence gets from the queries `queries.rows`:
+    /// `out[h, t] = max over rows i of a[h, i, t] * factors[i]`, for query heads h and `out.len() / n_q_heads` tokens t.
+    /// `qkv` holds the sequence's projected rows from position 0 on, as [`Ops::attention`](super::Ops::attention) gets them; it may
+    /// be overwritten. Attention `a` is dense and causal. Scores exist in tiles of a few rows only.
+    fn importance(
+        &self,
+        out: &mut [f32],
+        qkv: &mut Self::Acts,
+        geometry: &KvGeometry,
+        rope: &QkvRopeArgs<'_, Self>,
+        queries: &Queries<'_>,
+    );
     /// Returns when all work issued so far is done. A backend that works in the caller's thread has nothing to wait for.
     fn synchronize(&self) {}
     /// Steps captured as graphs.
@@ -80,6 +92,14 @@ pub trait Measure: Backend {
         round();
         median((0..TIMED_ROUNDS).map(|_| round()).collect())
     }
+}
+
+/// Queries of [`Measure::importance`].
+pub struct Queries<'a> {
+    /// Rows, which are positions as well.
+    pub rows: Range<usize>,
+    /// Factor on each row's attention.
+    pub factors: &'a [f32],
 }
 
 /// Contents of a device's memory, as its driver and the backend count it.

@@ -15,8 +15,11 @@ use crate::tensor::{SharedBytes, Tensor};
 use anyhow::{Result, bail, ensure};
 use card::{Card, Header, Metadata, VERSION_1, VERSION_2};
 use kvzap::KvZap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// How the names of our files end.
+pub const EXTENSION: &str = "safetensors";
 
 /// An opened file or folder of decisions. `label` names it in error messages.
 pub struct Adapter {
@@ -88,7 +91,7 @@ impl Adapter {
         let mut found: Option<Self> = None;
         for (name, bytes) in builtin::ADAPTERS {
             let adapter = Self::new(name, Arc::new(*bytes))?;
-            let named = adapter.base().is_some_and(|base| short(base) == short(model));
+            let named = adapter.is_for(model);
             if adapter.fits(model, config).is_ok() && (named || found.is_none()) {
                 found = Some(adapter);
                 if named {
@@ -97,6 +100,36 @@ impl Adapter {
             }
         }
         Ok(found)
+    }
+
+    /// The adapter in a folder that was made for a model of this name and fits it.
+    pub fn find_in(folder: &Path, model: &str, config: &ModelConfig) -> Option<Self> {
+        let fits = |(_, adapter): &(PathBuf, Self)| adapter.is_for(model) && adapter.fits(model, config).is_ok();
+        Self::all_in(folder).into_iter().find(fits).map(|(_, adapter)| adapter)
+    }
+
+    /// The adapter files of a folder that can be read, by name.
+    pub fn all_in(folder: &Path) -> Vec<(PathBuf, Self)> {
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == EXTENSION)).collect();
+        files.sort();
+        files.into_iter().filter_map(|path| Self::open(&path, None).ok().map(|adapter| (path, adapter))).collect()
+    }
+
+    /// Whether it was made for a model of this name, or of this GGUF file.
+    pub fn is_for(&self, model: &str) -> bool {
+        let model = model.strip_suffix(".gguf").unwrap_or(model);
+        self.base().is_some_and(|base| short(base) == short(model))
+    }
+
+    /// What users call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What a predictor's file says about itself.
+    pub fn header(&self) -> Option<&Header> {
+        if let Form::Version2(header) = &self.form { Some(header) } else { None }
     }
 
     /// The model that it was made for.

@@ -64,6 +64,7 @@ fn whole(cli: &clap::Command) -> Result<String> {
         item(&mut page, &shown(dirs.config.join("keymap.toml")), "keys");
         item(&mut page, &shown(dirs.themes()), "themes, NAME.toml each");
         item(&mut page, &shown(dirs.sessions()), "saved conversations and their caches");
+        item(&mut page, &shown(dirs.adapters()), "predictors, NAME.safetensors each");
         item(&mut page, &shown(dirs.weights()), "quantized weights");
     }
     section(&mut page, "EXIT STATUS", help::EXIT_CODES);

@@ -5,6 +5,7 @@ use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
 use super::{devices, download, quantized, spawn};
+use crate::checkpoint::adapter::Adapter;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
@@ -90,7 +91,10 @@ pub(super) fn add(found: &mut Vec<Found>, name: &str) {
 }
 
 fn list(common: &Common) -> Result<()> {
-    let found = found(&settings(common)?)?;
+    let settings = settings(common)?;
+    let found = found(&settings)?;
+    let made = Adapter::all_in(&settings.dirs.adapters());
+    let predictor = |m: &Found| made.iter().map(|(_, adapter)| adapter).find(|a| a.is_for(&m.name)).map(Adapter::name);
     let (files, mut rest) = (quantized::all(), quantized::all());
     let of = |m: &Found| -> Vec<&Cached> { files.iter().filter(|c| m.is_source_of(c)).collect() };
     rest.retain(|c| !found.iter().any(|m| m.is_source_of(c)));
@@ -98,7 +102,10 @@ fn list(common: &Common) -> Result<()> {
         let file = |c: &&Cached| json!({"format": c.identity.weights, "bytes": c.bytes, "path": c.path});
         let about = |m: &Found| {
             let (bytes, quantized) = (m.path.as_ref().map(|_| m.bytes), of(m).iter().map(file).collect::<Vec<_>>());
-            json!({"name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial, "quantized": quantized})
+            json!({
+                "name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial, "quantized": quantized,
+                "predictor": predictor(m),
+            })
         };
         let alone = |c: &Cached| {
             let (name, path) = (&c.identity.source, Value::Null);
@@ -118,7 +125,8 @@ fn list(common: &Common) -> Result<()> {
                 let path = path.display().to_string();
                 let path = if path == model.name { "" } else { &path };
                 let quantized: String = of(model).iter().map(|c| format!(", {}", quantized::describe(c))).collect();
-                format!("{:>8}{quantized}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
+                let evicts = predictor(model).map_or(String::new(), |name| format!(", predictor {name}"));
+                format!("{:>8}{quantized}{evicts}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
             }
         };
         output::out(&output::visible(&format!("{:width$}  {about}\n", model.name)))?;

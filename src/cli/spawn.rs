@@ -133,7 +133,7 @@ impl<J: ModelJob> DeviceJob for OnRunner<J> {
 /// The checkpoint that the settings name.
 pub fn open(settings: &Settings) -> Result<Checkpoint> {
     let adapter = match &settings.adapter {
-        Adapter::Auto => AdapterChoice::Auto,
+        Adapter::Auto => AdapterChoice::In(settings.dirs.adapters()),
         Adapter::None => AdapterChoice::None,
         Adapter::File(path) => AdapterChoice::File(path.clone()),
     };

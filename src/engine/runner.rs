@@ -2,7 +2,9 @@
 
 use super::EngineOptions;
 use super::planner::{self, kv_budget};
-use crate::backend::{Backend, KvGeometry, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, seen_words};
+use crate::backend::{
+    Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, seen_words,
+};
 use crate::cache::{CacheError, CheckedLayer, KvCache, PAGE_SLOTS, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
@@ -373,6 +375,35 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
+    /// Feeds a sequence that has no tokens yet in one step, and calls `each` with what every layer shows of it: see
+    /// [`model::observe`].
+    pub fn observe(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        text: &model::Text,
+        each: impl FnMut(model::Observed<'_>),
+    ) -> Result<(), StepError>
+    where
+        B: Measure,
+    {
+        let span = self.cache.span(seq, 0, tokens.len());
+        self.cache.reserve_step(&self.b, &[span])?;
+        self.sampled.clear();
+        self.b.write(&mut self.ws.tokens, 0, tokens);
+        model::observe(&self.b, &self.model, &mut self.ws, &mut self.cache, span, text, each);
+        self.cache.fed(&[span]);
+        Ok(self.check_finite()?)
+    }
+
+    /// Columns of a layer's output projection: [`model::output_columns`].
+    pub fn output_columns(&mut self, layer: usize) -> Vec<f32>
+    where
+        B: Measure,
+    {
+        model::output_columns(&self.b, &self.model, &mut self.ws, layer)
+    }
+
     /// Time that the host waited for the last decode step. The rest of the step's time is host overhead.
     pub fn waited(&self) -> Duration {
         self.waited
@@ -382,13 +413,13 @@ impl<B: Backend> Runner<B> {
     /// finite.
     pub fn logits(
         &mut self,
-        rows: std::ops::Range<usize>,
+        rows: impl IntoIterator<Item = usize>,
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), NonFinite> {
         let vocab = self.model.config.vocab;
         let at_once = self.ws.max_logits;
         let mut buffer = vec![0.0; at_once * vocab];
-        let rows: Vec<usize> = rows.collect();
+        let rows: Vec<usize> = rows.into_iter().collect();
         for part in rows.chunks(at_once) {
             model::logits_of(&self.b, &self.model, &mut self.ws, part);
             self.b.read_acts(&self.ws.logits, &mut buffer[..part.len() * vocab]);

@@ -47,6 +47,11 @@ impl Temporary {
         Err(io::Error::other("another process removes new files at once"))
     }
 
+    /// Its path until it is renamed.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Syncs the file and gives it its name, in the same folder.
     pub fn rename(mut self, name: &Path) -> io::Result<()> {
         self.file.sync_all()?;

@@ -18,6 +18,7 @@
 //! `in_order` has the form for policies that place by the weights, `paged` the choice of pages.
 
 mod gathered;
+mod importance;
 mod in_order;
 mod in_place;
 mod paged;
@@ -33,6 +34,7 @@ use super::thread_pool::Tile;
 use super::{Acts, Cpu, kv};
 use crate::codec::{Codec, unpack_codes, unrotate};
 use crate::policy::{Dms, SlotMeta};
+pub(super) use importance::importance;
 pub(super) use in_order::attend_in_order;
 use paged::Chosen;
 pub(super) use paged::count_reads;

@@ -1,6 +1,6 @@
 //! Query and key rows after their projections: per-head norms, eviction decisions, merging, RoPE.
 
-use super::super::{Borrowed, KvTables, QkvRopeArgs, Span};
+use super::super::{Borrowed, KvGeometry, KvTables, QkvRopeArgs, Span};
 use super::simd::maths;
 use super::{Acts, Cpu, merge, predictor};
 
@@ -51,15 +51,7 @@ pub(super) fn qkv_rope(
     let g = kv.geometry;
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
-    let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
-    if let Some([q_norm, k_norm]) = args.qk_norm {
-        cpu.rows(qkv, n, |row, _| {
-            for (h, head) in row[..qk_width].chunks_exact_mut(d).enumerate() {
-                let weight = if h < g.n_q_heads { q_norm } else { k_norm };
-                maths::rms_norm_in_place(cpu.isa, head, weight, args.rms_eps);
-            }
-        });
-    }
+    norm_heads(cpu, qkv, &g, args, n);
     if let Some(Borrowed { alpha, .. }) = args.borrowed {
         for (i, decisions) in decisions.chunks_exact_mut(g.n_kv_heads).enumerate().take(n) {
             for (h, decision) in decisions.iter_mut().enumerate() {
@@ -79,12 +71,37 @@ pub(super) fn qkv_rope(
     if let Some(merging) = g.policy.merging() {
         merge::merge_rows(qkv, decisions, kv, layer, spans, &merging);
     }
-    let mut angles = cpu.angles();
     // A row's position follows from its span; spans need not lie in the order of the rows.
     let positions = (0..n).map(|i| {
         let span = spans.iter().find(|s| (s.start..s.start + s.len).contains(&i));
         span.map_or(0, |s| kv.seq_len[s.seq] as usize + i - s.start)
     });
+    rotate_heads(cpu, qkv, &g, args, positions);
+}
+
+/// Norms each head of q and k, where the model does.
+pub(super) fn norm_heads(cpu: &Cpu, qkv: &mut Acts, g: &KvGeometry, args: &QkvRopeArgs<'_, Cpu>, n: usize) {
+    let Some([q_norm, k_norm]) = args.qk_norm else { return };
+    let d = g.head_dim;
+    cpu.rows(qkv, n, |row, _| {
+        for (h, head) in row[..(g.n_q_heads + g.n_kv_heads) * d].chunks_exact_mut(d).enumerate() {
+            let weight = if h < g.n_q_heads { q_norm } else { k_norm };
+            maths::rms_norm_in_place(cpu.isa, head, weight, args.rms_eps);
+        }
+    });
+}
+
+/// Zeroes borrowed channels and applies RoPE to q and k of rows at these positions.
+pub(super) fn rotate_heads(
+    cpu: &Cpu,
+    qkv: &mut Acts,
+    g: &KvGeometry,
+    args: &QkvRopeArgs<'_, Cpu>,
+    positions: impl ExactSizeIterator<Item = usize> + Clone,
+) {
+    let (d, group, n) = (g.head_dim, g.n_q_heads / g.n_kv_heads, positions.len());
+    let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
+    let mut angles = cpu.angles();
     angles.update(positions, args.inv_freq, args.rope_scale);
     let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);
     let borrowed_heads = args.borrowed.unwrap_or_default().heads;

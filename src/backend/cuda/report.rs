@@ -1,7 +1,10 @@
 //! Reports of the GPU about itself and its work: names, notices, timings, memory.
 
+use super::super::cpu::{self, Cpu};
 use super::super::report::median;
-use super::super::{About, KvTables, Measure, MemoryUse, Report, TIMED_ROUNDS};
+use super::super::{
+    About, Device, KvGeometry, KvTables, Measure, MemoryUse, QkvRopeArgs, Queries, Report, TIMED_ROUNDS,
+};
 use super::Cuda;
 use super::cublaslt::CublasLt;
 use super::memory::{Acts, Buf};
@@ -52,6 +55,37 @@ impl Measure for Cuda {
 
     fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
         kv.pool.refs()
+    }
+
+    /// Composed on the host: only the regression of a predictor needs it, and the copies take less time than the forward pass.
+    fn importance(
+        &self,
+        out: &mut [f32],
+        qkv: &mut Acts,
+        geometry: &KvGeometry,
+        rope: &QkvRopeArgs<'_, Self>,
+        queries: &Queries<'_>,
+    ) {
+        let g = geometry;
+        let copy = |values: &Buf<f32>, len: usize| {
+            let mut copy = vec![0.0; len];
+            self.read(values, 0, &mut copy);
+            copy
+        };
+        let norms = rope.qk_norm.map(|norms| norms.map(|norm| copy(norm, g.head_dim)));
+        let inv_freq = copy(rope.inv_freq, g.head_dim / 2);
+        let on_host = QkvRopeArgs {
+            qk_norm: norms.as_ref().map(|[q, k]| [q, k]),
+            rms_eps: rope.rms_eps,
+            rope_scale: rope.rope_scale,
+            borrowed: rope.borrowed,
+            ..QkvRopeArgs::plain(&inv_freq)
+        };
+        let width = (g.n_q_heads + 2 * g.n_kv_heads) * g.head_dim;
+        let mut rows = vec![0.0; queries.rows.end * width];
+        self.read_acts(qkv, &mut rows);
+        let cpu = Cpu::new(0);
+        cpu.importance(out, &mut cpu::Acts::from_rows(rows, width), g, &on_host, queries);
     }
 
     fn synchronize(&self) {

@@ -13,6 +13,9 @@ pub enum Command {
     /// List, download and delete models
     #[command(subcommand)]
     Models(ModelsCommand),
+    /// Make a predictor with which any model evicts; list and delete them
+    #[command(subcommand)]
+    Adapter(AdapterCommand),
     /// List saved conversations, and remove their caches
     #[command(subcommand)]
     Sessions(SessionsCommand),
@@ -166,6 +169,40 @@ pub enum ModelsCommand {
         /// Name, folder, GGUF file or hub id
         id: String,
     },
+}
+
+#[derive(Subcommand, Debug)]
+pub enum AdapterCommand {
+    /// Make a predictor for the model of --model: minutes, and no GPU is needed
+    Train(TrainArgs),
+    /// List the predictors in the data folder
+    List,
+    /// Describe a predictor: what it was made for and what it costs
+    Info {
+        /// Its name in the list, or a file
+        name: String,
+    },
+    /// Delete a predictor from the data folder
+    Rm {
+        /// Its name in the list
+        name: String,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct TrainArgs {
+    /// UTF-8 texts or saved conversations (.jsonl) to learn from, instead of the built-in texts
+    #[arg(long, value_name = "FILE", num_args = 1.., value_hint = ValueHint::FilePath)]
+    pub text: Vec<PathBuf>,
+    /// Compression ratio to reach on texts of 2,048 tokens that it was not fitted to [default: 3]
+    #[arg(long, value_name = "X", conflicts_with = "kl")]
+    pub ratio: Option<f64>,
+    /// Divergence from the dense model to reach instead, in nats a token, such as 0.01
+    #[arg(long, value_name = "X")]
+    pub kl: Option<f64>,
+    /// File to write [default: the data folder, where the next start finds it]
+    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Subcommand, Debug)]

@@ -1,6 +1,6 @@
 //! The fast forms against the plain loops, over the steps of two sequences.
 
-use super::super::super::{KvGeometry, KvTables, Ops, Pages, Span};
+use super::super::super::{KvGeometry, KvTables, Measure, Ops, Pages, QkvRopeArgs, Queries, Span};
 use super::super::kv::{place, store};
 use super::super::simd::maths::tests::random;
 use super::super::{Acts, Cpu};
@@ -171,5 +171,60 @@ fn rows_have_the_same_bits_in_prefill_and_decode() {
         }
         check_bits(policy, Codec::F32, 72, 1);
         check_bits(policy, Codec::K8V4, 8, 2);
+    }
+}
+
+/// The whole matrix of attention, in f64, from the definition.
+#[test]
+fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
+    let (n_q_heads, n_kv_heads, d, n, tokens) = (4, 2, 16, 75, 60);
+    let geometry = KvGeometry {
+        n_layers: 1,
+        n_q_heads,
+        n_kv_heads,
+        head_dim: d,
+        n_seqs: 1,
+        page_slots: 16,
+        max_pages: 8,
+        codec: Codec::F32,
+        policy: Policy::Dense,
+    };
+    let width = (n_q_heads + 2 * n_kv_heads) * d;
+    let data: Vec<f32> = random(n * width, 5).into_iter().map(|v| 3.0 * v).collect();
+    let inv_freq: Vec<f32> = (0..d / 2).map(|i| 0.3f32.powi(i as i32)).collect();
+    let factors: Vec<f32> = random(n - 20, 6).into_iter().map(|v| v.abs() + 0.1).collect();
+    let turned = |row: usize, head: usize| -> Vec<f64> {
+        let x = &data[row * width + head * d..][..d];
+        let half = |i: usize| (row as f64 * f64::from(inv_freq[i % (d / 2)])).sin_cos();
+        let at = |i: usize| f64::from(x[i]);
+        (0..d)
+            .map(|i| {
+                let (sin, cos) = half(i);
+                if i < d / 2 { at(i) * cos - at(i + d / 2) * sin } else { at(i) * cos + at(i - d / 2) * sin }
+            })
+            .collect()
+    };
+    let mut want = vec![0f64; n_q_heads * tokens];
+    for head in 0..n_q_heads {
+        for row in 20..n {
+            let q = turned(row, head);
+            let keys = (0..=row).map(|key| turned(key, n_q_heads + head / 2));
+            let score = |k: Vec<f64>| (q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()).exp();
+            let scores: Vec<f64> = keys.map(score).collect();
+            let sum: f64 = scores.iter().sum();
+            for (want, score) in want[head * tokens..][..tokens].iter_mut().zip(scores) {
+                *want = want.max(score / sum * f64::from(factors[row - 20]));
+            }
+        }
+    }
+    for threads in [1, 3] {
+        let cpu = Cpu::new(threads);
+        let mut got = vec![7.0; n_q_heads * tokens];
+        let queries = Queries { rows: 20..n, factors: &factors };
+        let mut qkv = Acts::from_rows(data.clone(), width);
+        cpu.importance(&mut got, &mut qkv, &geometry, &QkvRopeArgs::plain(&inv_freq), &queries);
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert!((f64::from(*got) - want).abs() < 1e-5, "{i}: {got} {want}");
+        }
     }
 }

@@ -1,0 +1,348 @@
+//! `dmschat adapter train`: makes a predictor for a model and finds its threshold.
+
+use super::super::args::{Common, TrainArgs};
+use super::super::output::{self, StatusLine, as_wrong_use, notice, wrong_use};
+use super::super::spawn::{ModelJob, with_options};
+use crate::backend::Measure;
+use crate::chat::session::{check_output, load, write_output};
+use crate::chat::{Conversation, RenderOptions, Role, render};
+use crate::checkpoint::adapter::card::{Card, Figure, Header};
+use crate::checkpoint::{Checkpoint, ModelConfig};
+use crate::config::{Adapter, Settings};
+use crate::engine::{EngineOptions, Runner, template_spec};
+use crate::policy::PolicyKind;
+use crate::predictor::file::to_bytes;
+use crate::predictor::search::{self, Found, Goal};
+use crate::predictor::texts::{self, Piece, Pieces, Text};
+use crate::predictor::{self, Fitted, Frame, Progress};
+use crate::protocol::Piece as TextPiece;
+use crate::regular_file;
+use crate::regular_file::temporary::Temporary;
+use crate::tokenizer::Tokenizer;
+use crate::ui::text::bytes;
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Tokens of a sequence: a text, its repetition and the template around them.
+const CONTEXT: usize = 2304;
+/// Bytes of a text that the user gives.
+const MAX_TEXT: u64 = 64 << 20;
+/// What is asked for behind a text.
+const REPEAT: &str = "\n\nRepeat the previous context exactly.";
+const RATIO: f64 = 3.0;
+
+pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8> {
+    let goal = goal(args)?;
+    let texts = match &args.text[..] {
+        [] => texts::built_in()?,
+        files => user_texts(files).map_err(as_wrong_use)?,
+    };
+    if let Some(out) = &args.out {
+        check_output(out).map_err(as_wrong_use)?;
+    }
+    let mut work = Work::default();
+    let mut settings = Settings {
+        adapter: Adapter::None,
+        policy: PolicyKind::Auto,
+        eviction: None,
+        keep_ratio: None,
+        ctx_size: None,
+        ..settings.clone()
+    };
+    let mut fitted = None;
+    let fit = Fit { texts: &texts, goal, work: &mut work, out: &mut fitted };
+    with_options(&settings, options, fit)?;
+    let fitted = fitted.context("nothing was fitted")?;
+    // The model is loaded again, with the predictor at a threshold of 0, which the dial then moves.
+    let folder = settings.dirs.adapters();
+    let draft = fitted.file(&Found { window: 256, threshold: 0.0, measured: Vec::new() })?;
+    let mut temporary = Temporary::in_own_folder(&folder).with_context(|| folder.display().to_string())?;
+    temporary.file.write_all(&draft).with_context(|| folder.display().to_string())?;
+    settings.adapter = Adapter::File(temporary.path().to_owned());
+    let mut found = None;
+    let find = Find { fitted: &fitted, goal, work: &mut work, out: &mut found };
+    with_options(&settings, options, find)?;
+    drop(temporary);
+    let found = found.context("no threshold was found")?;
+    work.line.clear();
+    let whole = fitted.file(&found)?;
+    let path = match &args.out {
+        Some(path) => {
+            write_output(path, &whole)?;
+            path.clone()
+        }
+        None => write_in_folder(&folder, &fitted.base, &whole)?,
+    };
+    report(&settings, &fitted, &found, &path, whole.len(), common, args.out.is_none())
+}
+
+fn goal(args: &TrainArgs) -> Result<Goal> {
+    match (args.ratio, args.kl) {
+        (_, Some(kl)) if !(kl > 0.0 && kl.is_finite()) => {
+            Err(wrong_use(format!("--kl {kl} is not a divergence, expected a positive number such as 0.01")))
+        }
+        (_, Some(kl)) => Ok(Goal::Kl(kl)),
+        (ratio, None) => {
+            let ratio = ratio.unwrap_or(RATIO);
+            if !(ratio > 1.0 && ratio <= 12.0) {
+                return Err(wrong_use(format!("--ratio {ratio} is out of range, expected more than 1 and at most 12")));
+            }
+            Ok(Goal::Ratio(ratio))
+        }
+    }
+}
+
+/// Reads the user's texts and saved conversations.
+fn user_texts(files: &[PathBuf]) -> Result<Vec<Text>> {
+    let mut out = Vec::new();
+    for path in files {
+        let name = path.display().to_string();
+        let is_session = path.extension().is_some_and(|extension| extension == "jsonl");
+        let text = if is_session {
+            let loaded = load(&regular_file::read(path, MAX_TEXT).with_context(|| name.clone())?, &name)?;
+            let said = |message: &crate::chat::Message| match message.role {
+                Role::User => format!("User: {}\n", message.text),
+                _ => format!("Assistant: {}\n", message.text),
+            };
+            loaded.conversation.path().into_iter().map(said).collect()
+        } else {
+            regular_file::read_text(path, MAX_TEXT).with_context(|| name.clone())?
+        };
+        let kind = path.file_stem().map_or_else(|| name.clone(), |stem| stem.to_string_lossy().into_owned());
+        out.extend(texts::of_user(&kind, &text));
+    }
+    if !out.iter().any(|text| text.held_out) {
+        return Err(wrong_use(
+            "the texts are too short to learn from: about 40 kB are needed, of which every eighth part is only measured",
+        ));
+    }
+    Ok(out)
+}
+
+/// One sequence of texts, or one with and one without eviction.
+fn options(options: EngineOptions) -> EngineOptions {
+    EngineOptions {
+        context: Some(CONTEXT),
+        max_step: Some(CONTEXT),
+        max_logits: 64,
+        max_seqs: 3,
+        eviction: None,
+        ..options
+    }
+}
+
+/// What was fitted, and the texts it is measured on.
+struct FittedModel {
+    layers: Vec<Fitted>,
+    measured: Vec<Piece>,
+    config: ModelConfig,
+    /// The model's name.
+    base: String,
+    /// How many texts of each kind were fitted.
+    texts: String,
+}
+
+impl FittedModel {
+    fn file(&self, found: &Found) -> Result<Vec<u8>> {
+        let card = Card {
+            date: jiff::Zoned::now().date().to_string(),
+            command: command(),
+            texts: self.texts.clone(),
+            measured: found.measured.clone(),
+        };
+        let Found { threshold, window, .. } = *found;
+        let header = Header { base: self.base.clone(), threshold, window, sinks: search::SINKS, card };
+        to_bytes(&self.config, &self.layers, &header)
+    }
+}
+
+struct Fit<'a> {
+    texts: &'a [Text],
+    goal: Goal,
+    work: &'a mut Work,
+    out: &'a mut Option<FittedModel>,
+}
+
+impl ModelJob for Fit<'_> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+        let Self { texts, goal, work, out } = self;
+        let c = &checkpoint.config;
+        if c.trained().is_some() {
+            return Err(wrong_use(format!("{} evicts by itself, so it needs no predictor", checkpoint.name)));
+        }
+        let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, c.vocab)?;
+        let frame = frame(checkpoint, &tokenizer, runner.context())?;
+        let around = frame.before.len() + frame.after.len();
+        let pieces = Pieces::new(texts, &tokenizer, runner.context(), around)?;
+        work.plan(checkpoint, &pieces, goal);
+        let rows = predictor::observe(runner, &pieces.fitted, &frame, &mut |progress| work.show(0, progress))?;
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let layers = predictor::regress(rows, threads, &mut |progress| work.show(1, progress))?;
+        let mut texts: Vec<String> = Vec::new();
+        for kind in pieces.fitted.chunk_by(|a, b| a.kind == b.kind) {
+            texts.push(format!("{} {}", kind.len(), kind[0].kind));
+        }
+        *out = Some(FittedModel {
+            layers,
+            measured: pieces.measured,
+            config: c.clone(),
+            base: checkpoint.name.clone(),
+            texts: texts.join(", "),
+        });
+        Ok(output::OK)
+    }
+}
+
+struct Find<'a> {
+    fitted: &'a FittedModel,
+    goal: Goal,
+    work: &'a mut Work,
+    out: &'a mut Option<Found>,
+}
+
+impl ModelJob for Find<'_> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
+        let Self { fitted, goal, work, out } = self;
+        let scores = predictor::sorted_scores(&fitted.layers);
+        let total = search::passes(fitted.measured.len(), goal);
+        let mut done = 0;
+        let mut on_pass = || {
+            work.show(2, Progress { doing: "measuring eviction, pass", done: done.min(total), total });
+            done += 1;
+        };
+        *out = Some(search::find(runner, &fitted.measured, goal, &scores, &mut on_pass)?);
+        Ok(output::OK)
+    }
+}
+
+/// The model's template around a text that is to be repeated.
+fn frame(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: usize) -> Result<Frame> {
+    // No text has it, and no template changes it.
+    const TEXT: &str = "QUOTEDTEXT";
+    let spec = template_spec(checkpoint, tokenizer, context);
+    let mut chat = Conversation::new(None);
+    chat.push_user(format!("{TEXT}{REPEAT}"));
+    let opts =
+        RenderOptions { think: false, date: jiff::civil::date(2025, 1, 1).at(0, 0, 0, 0), ..RenderOptions::default() };
+    let pieces = render(chat.system(), &chat.context_path(), &spec, &opts)?;
+    let quoting = |piece: &TextPiece| matches!(piece, TextPiece::Text(text) if text.contains(TEXT));
+    let at = pieces.iter().position(quoting).context("the chat template does not show what the user says")?;
+    let TextPiece::Text(text) = &pieces[at] else { unreachable!("a text was looked for") };
+    let (before, after) = text.split_once(TEXT).unwrap_or_default();
+    let with = |text: &str| TextPiece::Text(text.to_owned());
+    let before = [&pieces[..at], &[with(before)]].concat();
+    let after = [&[with(after)], &pieces[at + 1..]].concat();
+    Ok(Frame { before: tokenizer.encode_pieces(&before)?, after: tokenizer.encode_pieces(&after)? })
+}
+
+/// This command, for the card.
+fn command() -> String {
+    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    std::iter::once("dmschat".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+/// Writes a predictor to the data folder under its model's name.
+fn write_in_folder(folder: &Path, base: &str, whole: &[u8]) -> Result<PathBuf> {
+    let name = base.rsplit(['/', '\\']).next().unwrap_or(base);
+    let name: String = name.chars().map(|c| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect();
+    let path = folder.join(format!("{}.safetensors", name.trim_start_matches('.')));
+    let write = || {
+        let mut file = Temporary::in_own_folder(folder)?;
+        file.file.write_all(whole)?;
+        file.rename(&path)
+    };
+    write().with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+fn report(
+    settings: &Settings,
+    fitted: &FittedModel,
+    found: &Found,
+    path: &Path,
+    size: usize,
+    common: &Common,
+    is_found: bool,
+) -> Result<u8> {
+    if common.json {
+        output::out_json(&json!({
+            "path": path, "bytes": size, "base": fitted.base, "window": found.window, "threshold": found.threshold,
+            "ratio": found.ratio(), "kl": found.kl(), "measured": found.measured,
+        }))?;
+        return Ok(output::OK);
+    }
+    output::out(&output::visible(&table(&found.measured, (found.ratio(), found.kl()))))?;
+    let fit = fitted.layers.iter().map(|layer| layer.explained[1]).sum::<f64>() / fitted.layers.len() as f64;
+    notice(&format!(
+        "fitted to other texts ({}), explains {:.0} % of the variance of log importance; window {}, threshold {:.2}",
+        fitted.texts,
+        100.0 * fit,
+        found.window,
+        found.threshold
+    ));
+    let next = match is_found {
+        true => format!("dmschat -m {} evicts by it from its next start", settings.model),
+        false => format!("use it with --adapter {}", path.display()),
+    };
+    notice(&format!("wrote {} ({}); {next}", path.display(), bytes(size as u64)));
+    Ok(output::OK)
+}
+
+/// What was measured on each text, and on all of them: ratio and divergence.
+pub fn table(measured: &[Figure], all: (f64, f64)) -> String {
+    let row = |texts: &str, tokens: usize, ratio: f64, kl: f64| {
+        format!("{texts:<17}  {tokens:>6}  {ratio:>5.2}x  {kl:>14.4}\n")
+    };
+    let mut out = format!("{:<17}  {:>6}  {:>6}  {:>14}\n", "texts", "tokens", "ratio", "KL, nats/token");
+    measured.iter().for_each(|m| out += &row(&m.texts, m.tokens, m.ratio, m.kl));
+    out + &row("all", measured.iter().map(|m| m.tokens).sum(), all.0, all.1)
+}
+
+/// Progress over the parts of the work, by their estimated operations.
+#[derive(Default)]
+struct Work {
+    line: StatusLine,
+    parts: [f64; 3],
+    started: Option<Instant>,
+    /// What was last begun.
+    begun: &'static str,
+}
+
+impl Work {
+    fn plan(&mut self, checkpoint: &Checkpoint, pieces: &Pieces, goal: Goal) {
+        let c = &checkpoint.config;
+        let weights = 2.0 * checkpoint.n_params as f64;
+        let tokens = |pieces: &[Piece]| pieces.iter().map(|piece| piece.tokens.len()).sum::<usize>() as f64;
+        let (fitted, measured) = (tokens(&pieces.fitted), tokens(&pieces.measured));
+        self.parts = [
+            1.3 * 2.0 * fitted * weights,
+            fitted * (c.n_layers * c.hidden) as f64 * predictor::FIT_OPS,
+            measured / pieces.measured.len().max(1) as f64
+                * weights
+                * search::passes(pieces.measured.len(), goal) as f64,
+        ];
+        self.started = Some(Instant::now());
+    }
+
+    fn show(&mut self, part: usize, progress: Progress) {
+        let Progress { doing, done, total } = progress;
+        if !std::io::stderr().is_terminal() {
+            if self.begun != doing {
+                notice(&format!("{doing} 1 of {total}"));
+            }
+            self.begun = doing;
+            return;
+        }
+        let before: f64 = self.parts[..part].iter().sum();
+        let share = (before + self.parts[part] * done as f64 / total.max(1) as f64) / self.parts.iter().sum::<f64>();
+        let left = self.started.map(|started| started.elapsed().as_secs_f64() * (1.0 - share) / share);
+        let left = match left.filter(|_| share > 0.01) {
+            Some(seconds) => format!(", about {}:{:02} left", seconds as u64 / 60, seconds as u64 % 60),
+            None => String::new(),
+        };
+        self.line.show(&format!("dmschat: {doing} {} of {total}{left}", (done + 1).min(total)));
+    }
+}

@@ -1,0 +1,138 @@
+//! The rows that a predictor is fitted to: hidden states of tokens, and how important each token is to each KV head, which a
+//! repetition of the text shows.
+
+use super::random::Random;
+use crate::backend::Measure;
+use crate::checkpoint::ModelConfig;
+use crate::engine::Runner;
+use crate::model::{Observed, Text};
+use crate::protocol::Token;
+use anyhow::{Result, ensure};
+use half::bf16;
+use nalgebra::{DMatrix, DMatrixView};
+use std::ops::Range;
+
+/// Least log importance: smaller attention is alike.
+const LEAST: f32 = -16.0;
+
+/// A prompt that quotes a text and asks for its repetition, and the answer: the text again.
+pub struct Repetition {
+    pub tokens: Vec<Token>,
+    /// The quoted text.
+    pub text: Range<usize>,
+    /// The answer.
+    pub answer: Range<usize>,
+}
+
+/// The chat template around a text that is to be repeated.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    pub before: Vec<Token>,
+    pub after: Vec<Token>,
+}
+
+impl Frame {
+    pub fn around(&self, text: &[Token]) -> Repetition {
+        let tokens = [&self.before, text, &self.after, text].concat();
+        let (start, end) = (self.before.len(), tokens.len());
+        Repetition { text: start..start + text.len(), answer: end - text.len()..end, tokens }
+    }
+}
+
+/// Rows of all layers.
+pub struct Rows {
+    pub hidden: usize,
+    pub heads: usize,
+    pub layers: Vec<LayerRows>,
+}
+
+/// Rows of one layer.
+#[derive(Default)]
+pub struct LayerRows {
+    /// `[rows, hidden]`: the layer's input after its norm.
+    pub x: Vec<bf16>,
+    /// `[rows, n_kv_heads]`: log importance.
+    pub y: Vec<f32>,
+}
+
+impl Rows {
+    /// Bytes of a row in all layers.
+    pub fn bytes(config: &ModelConfig) -> usize {
+        config.n_layers * (config.hidden * size_of::<bf16>() + config.n_kv_heads * size_of::<f32>())
+    }
+}
+
+/// Collects rows text after text.
+pub struct Collector {
+    rows: Rows,
+    /// Rows that a text may add.
+    rows_per_text: usize,
+    head_dim: usize,
+    /// By layer and query head: the Gram matrix `[head_dim, head_dim]` of the head's columns of the output projection, which
+    /// makes a value's norm behind the projection of the value.
+    grams: Vec<Vec<DMatrix<f32>>>,
+    random: Random,
+}
+
+impl Collector {
+    pub fn new<B: Measure>(runner: &mut Runner<B>, rows_per_text: usize) -> Self {
+        let c = runner.config().clone();
+        let grams = |layer: usize| {
+            let columns = runner.output_columns(layer);
+            let of_head = |columns: &[f32]| {
+                let columns = DMatrixView::from_slice(columns, c.hidden, c.head_dim);
+                columns.transpose() * columns
+            };
+            columns.chunks_exact(c.head_dim * c.hidden).map(of_head).collect()
+        };
+        let layers = (0..c.n_layers).map(|_| LayerRows::default()).collect();
+        Self {
+            grams: (0..c.n_layers).map(grams).collect(),
+            rows: Rows { hidden: c.hidden, heads: c.n_kv_heads, layers },
+            rows_per_text,
+            head_dim: c.head_dim,
+            random: Random::new(1),
+        }
+    }
+
+    /// Feeds a text with its repetition, and keeps rows of the text's tokens.
+    pub fn add<B: Measure>(&mut self, runner: &mut Runner<B>, repetition: &Repetition) -> Result<()> {
+        let text = Text { tokens: repetition.text.clone(), queries: repetition.answer.clone() };
+        let chosen = self.random.choose(text.tokens.len(), self.rows_per_text);
+        let seq = runner.create(false)?;
+        let fed = runner.observe(seq, &repetition.tokens, &text, |observed| self.add_layer(&observed, &chosen));
+        runner.release(seq);
+        Ok(fed?)
+    }
+
+    fn add_layer(&mut self, observed: &Observed<'_>, chosen: &[usize]) {
+        let (hidden, heads, d) = (self.rows.hidden, self.rows.heads, self.head_dim);
+        let (grams, rows) = (&self.grams[observed.layer], &mut self.rows.layers[observed.layer]);
+        let (tokens, group) = (observed.hidden.len() / hidden, grams.len() / heads);
+        let values = DMatrixView::from_slice(observed.values, heads * d, tokens);
+        let mut importance = vec![f32::MIN_POSITIVE; tokens * heads];
+        for (h, gram) in grams.iter().enumerate() {
+            let values = values.rows(h / group * d, d);
+            let products = gram * values;
+            let attention = &observed.attention[h * tokens..(h + 1) * tokens];
+            for (t, attention) in attention.iter().enumerate() {
+                let norm = products.column(t).dot(&values.column(t)).max(0.0).sqrt();
+                let most = &mut importance[t * heads + h / group];
+                *most = most.max(attention * norm);
+            }
+        }
+        for &t in chosen {
+            rows.x.extend(observed.hidden[t * hidden..][..hidden].iter().map(|&x| bf16::from_f32(x)));
+            rows.y.extend(importance[t * heads..][..heads].iter().map(|x| x.ln().max(LEAST)));
+        }
+    }
+
+    pub fn finish(self) -> Result<Rows> {
+        for (l, layer) in self.rows.layers.iter().enumerate() {
+            ensure!(!layer.y.is_empty(), "the texts have no tokens");
+            let finite = layer.y.iter().all(|y| y.is_finite()) && layer.x.iter().all(|x| x.is_finite());
+            ensure!(finite, "numbers in layer {l} are not finite, so no predictor can be fitted");
+        }
+        Ok(self.rows)
+    }
+}

@@ -1,0 +1,193 @@
+//! The threshold of a predictor: forward passes over texts that it was not fitted to, with eviction inside the prompt as in
+//! decoding.
+
+use super::texts::Piece;
+use crate::backend::Measure;
+use crate::checkpoint::adapter::card::Figure;
+use crate::engine::Runner;
+use crate::policy::{Dms, Policy, Shift};
+use crate::sampler::log_softmax;
+use anyhow::{Result, ensure};
+
+/// Tokens at positions below this are never marked.
+pub const SINKS: usize = 4;
+/// The windows that are tried.
+const WINDOWS: [usize; 2] = [128, 256];
+/// One of so many positions is compared.
+const EACH: usize = 4;
+/// Tokens of a step.
+const STEP: usize = 256;
+/// Rounds in which a threshold is improved.
+const ROUNDS: usize = 3;
+
+/// What the threshold is to reach on the measured texts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// Slots of a dense cache over live slots.
+    Ratio(f64),
+    /// KL divergence from the dense model, nats a token.
+    Kl(f64),
+}
+
+/// A threshold and what was measured at it, text by text.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub window: usize,
+    pub threshold: f32,
+    pub measured: Vec<Figure>,
+}
+
+impl Found {
+    /// Mean over the tokens of all texts.
+    fn mean(&self, of: impl Fn(&Figure) -> f64) -> f64 {
+        let tokens: usize = self.measured.iter().map(|figure| figure.tokens).sum();
+        self.measured.iter().map(|figure| of(figure) * figure.tokens as f64).sum::<f64>() / tokens as f64
+    }
+
+    pub fn kl(&self) -> f64 {
+        self.mean(|figure| figure.kl)
+    }
+
+    pub fn ratio(&self) -> f64 {
+        1.0 / self.mean(|figure| 1.0 / figure.ratio)
+    }
+}
+
+/// Searches the threshold at which a loaded model reaches `goal`, with the better window. The model's own threshold is 0.
+/// `scores`: those of the rows that were fitted, in ascending order. `on_pass` is called before each pass over a text.
+pub fn find<B: Measure>(
+    runner: &mut Runner<B>,
+    texts: &[Piece],
+    goal: Goal,
+    scores: &[f32],
+    on_pass: &mut dyn FnMut(),
+) -> Result<Found> {
+    ensure!(!texts.is_empty(), "there is no text to measure the predictor on: give more text with --text");
+    let mut best: Option<Found> = None;
+    for window in WINDOWS {
+        let shortest = texts.iter().map(|text| text.tokens.len()).min().unwrap_or(0);
+        if shortest < 4 * window && best.is_some() {
+            continue;
+        }
+        runner.set_policy(Policy::Dms(Dms { window, shift: Shift::Same, sinks: SINKS, dial: 0.0 }))?;
+        let found = at_window(runner, texts, goal, scores, window, on_pass)?;
+        let better = best.as_ref().is_none_or(|best| match goal {
+            Goal::Ratio(_) => found.kl() < best.kl(),
+            Goal::Kl(_) => found.ratio() > best.ratio(),
+        });
+        if better {
+            best = Some(found);
+        }
+    }
+    best.ok_or_else(|| anyhow::anyhow!("no window fits the texts"))
+}
+
+/// Number of passes over a text that [`find`] makes, for progress: a comparison counts twice.
+pub fn passes(texts: usize, goal: Goal) -> usize {
+    let each = match goal {
+        Goal::Ratio(_) => ROUNDS + 2,
+        Goal::Kl(_) => 2 * (ROUNDS + 1),
+    };
+    texts * WINDOWS.len() * each
+}
+
+fn at_window<B: Measure>(
+    runner: &mut Runner<B>,
+    texts: &[Piece],
+    goal: Goal,
+    scores: &[f32],
+    window: usize,
+    on_pass: &mut dyn FnMut(),
+) -> Result<Found> {
+    let tokens = texts.iter().map(|text| text.tokens.len()).sum::<usize>() as f64 / texts.len() as f64;
+    let recent = (window + 1) as f64;
+    // Share of the tokens beyond the window that is kept at a ratio.
+    let share = |ratio: f64| ((tokens / ratio - recent) / (tokens - recent).max(1.0)).clamp(0.005, 0.995);
+    let threshold = |keep: f64| scores[((1.0 - keep) * (scores.len() - 1) as f64) as usize];
+    // The fitted rows say which threshold keeps a share; other texts differ from them by a factor.
+    let mut keep = match goal {
+        Goal::Ratio(ratio) => share(ratio),
+        Goal::Kl(_) => 0.2,
+    };
+    for _ in 0..ROUNDS {
+        keep = match goal {
+            Goal::Ratio(ratio) => {
+                let found = share(ratio_at(runner, texts, threshold(keep), on_pass)?);
+                keep * share(ratio) / found
+            }
+            // The divergence falls with about the square of what is kept.
+            Goal::Kl(kl) => {
+                let found = compare(runner, texts, window, threshold(keep), on_pass)?.kl();
+                keep * (found / kl).sqrt().clamp(0.4, 2.5)
+            }
+        }
+        .clamp(0.005, 0.995);
+    }
+    compare(runner, texts, window, threshold(keep), on_pass)
+}
+
+/// Ratio after all texts at a threshold.
+fn ratio_at<B: Measure>(
+    runner: &mut Runner<B>,
+    texts: &[Piece],
+    threshold: f32,
+    on_pass: &mut dyn FnMut(),
+) -> Result<f64> {
+    let (mut dense, mut live) = (0, 0);
+    for text in texts {
+        on_pass();
+        let seq = runner.create(true)?;
+        runner.set_dial(seq, -threshold);
+        for chunk in text.tokens.chunks(STEP.min(runner.max_step())) {
+            runner.feed(seq, chunk)?;
+        }
+        let stats = runner.cache.stats(runner.backend(), seq);
+        runner.release(seq);
+        dense += (stats.len * stats.live.iter().map(Vec::len).sum::<usize>()) as u64;
+        live += stats.live_slots;
+    }
+    Ok(dense as f64 / live.max(1) as f64)
+}
+
+/// Compares the distributions with and without eviction at a threshold.
+fn compare<B: Measure>(
+    runner: &mut Runner<B>,
+    texts: &[Piece],
+    window: usize,
+    threshold: f32,
+    on_pass: &mut dyn FnMut(),
+) -> Result<Found> {
+    let mut measured = Vec::new();
+    for text in texts {
+        let (dense, seq) = (runner.create(false)?, runner.create(true)?);
+        runner.set_dial(seq, -threshold);
+        let mut kl = Vec::new();
+        on_pass();
+        for chunk in text.tokens.chunks(STEP.min(runner.max_step())) {
+            let rows = (EACH - 1..chunk.len()).step_by(EACH);
+            runner.feed(dense, chunk)?;
+            let mut wanted = Vec::new();
+            runner.logits(rows.clone(), |_, logits| wanted.push(log_softmax(logits)))?;
+            runner.feed(seq, chunk)?;
+            let mut wanted = wanted.iter();
+            runner.logits(rows, |_, logits| {
+                let (q, p) = (log_softmax(logits), wanted.next().map_or(&[][..], |row| row));
+                kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>());
+            })?;
+        }
+        on_pass();
+        let stats = runner.cache.stats(runner.backend(), seq);
+        runner.release(dense);
+        runner.release(seq);
+        let all = stats.len * stats.live.iter().map(Vec::len).sum::<usize>();
+        measured.push(Figure {
+            texts: text.kind.clone(),
+            threshold,
+            window,
+            tokens: stats.len,
+            ratio: all as f64 / stats.live_slots.max(1) as f64,
+            kl: kl.iter().sum::<f64>() / kl.len().max(1) as f64,
+        });
+    }
+    Ok(Found { window, threshold, measured })
+}

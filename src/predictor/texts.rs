@@ -1,0 +1,84 @@
+//! Texts that a predictor is fitted to, and others that it is measured on.
+
+use crate::protocol::Token;
+use crate::tokenizer::Tokenizer;
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// Tokens of a text that is fitted: with its repetition it fills a context of 2,048.
+const FITTED_TOKENS: usize = 900;
+/// Tokens of a text that is measured.
+pub const MEASURED_TOKENS: usize = 2048;
+/// Texts that are fitted at most.
+const FITTED: usize = 64;
+/// Of texts that the user gives, every so many are measured.
+const MEASURED_EACH: usize = 8;
+
+/// Texts that this project's authors wrote, and texts in the public domain: a JSON object a line.
+const BUILT_IN: &[u8] = include_bytes!("../../assets/predictor_texts.jsonl.lzma");
+
+/// A text of some kind.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Text {
+    /// `prose`, `code`, ...
+    pub kind: String,
+    pub text: String,
+    /// Whether it is measured and not fitted.
+    pub held_out: bool,
+}
+
+/// The built-in texts.
+pub fn built_in() -> Result<Vec<Text>> {
+    let reader = lzma_rust2::LzmaReader::new_mem_limit(BUILT_IN, u32::MAX, None)?;
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(reader));
+    lines.map(|line| Ok(serde_json::from_str(&line?)?)).collect::<Result<_>>().context("the built-in texts are broken")
+}
+
+/// A tokenized text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub kind: String,
+    pub tokens: Vec<Token>,
+}
+
+/// Texts in pieces of the lengths that are fitted and measured.
+pub struct Pieces {
+    pub fitted: Vec<Piece>,
+    pub measured: Vec<Piece>,
+}
+
+impl Pieces {
+    /// Cuts texts into pieces for a model of that context. `frame`: tokens of the template around a text.
+    pub fn new(texts: &[Text], tokenizer: &Tokenizer, context: usize, frame: usize) -> Result<Self> {
+        let fitted_tokens = FITTED_TOKENS.min(context.saturating_sub(frame) / 2);
+        ensure!(fitted_tokens >= 64, "a context of {context} tokens is too short to repeat a text in");
+        let (mut fitted, mut measured) = (Vec::new(), Vec::new());
+        for text in texts {
+            let tokens = tokenizer.encode_text(&text.text)?;
+            let most = if text.held_out { MEASURED_TOKENS.min(context) } else { fitted_tokens };
+            let pieces = tokens.chunks(most).filter(|piece| 2 * piece.len() >= most);
+            let pieces = pieces.map(|tokens| Piece { kind: text.kind.clone(), tokens: tokens.to_vec() });
+            if text.held_out { measured.extend(pieces) } else { fitted.extend(pieces) }
+        }
+        let all = fitted.len();
+        if all > FITTED {
+            fitted = (0..FITTED).map(|i| fitted[i * all / FITTED].clone()).collect();
+        }
+        Ok(Self { fitted, measured })
+    }
+}
+
+/// Splits the user's own texts into those that are fitted and those that are measured, by lines.
+pub fn of_user(kind: &str, text: &str) -> Vec<Text> {
+    // About 4 bytes a token.
+    let mut parts = vec![String::new()];
+    for line in text.split_inclusive('\n') {
+        if parts.last().is_some_and(|part| part.len() > 4 * MEASURED_TOKENS) {
+            parts.push(String::new());
+        }
+        parts.last_mut().into_iter().for_each(|part| part.push_str(line));
+    }
+    let measured = |i: usize| i % MEASURED_EACH == MEASURED_EACH / 2;
+    let text = |(i, text)| Text { kind: kind.to_owned(), text, held_out: measured(i) };
+    parts.into_iter().enumerate().map(text).collect()
+}
