@@ -437,7 +437,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   if (!Mode::PAGES) begin();
 
   // rows of the token: norm, RoPE, codec
-  const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
+  const float* row = p.qkv + (u64)span.start * head_params.qkv_width;
   u8* staged = staged_token_at(kv, slots.row);
   int staged_row = slots.row % PAGE_SLOTS;
 #pragma unroll 1
@@ -451,12 +451,12 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     float decision = 0.0f;
     bool decides = own && !Mode::SCORES;
     if (decides || assignment.needs_decision())
-      decision = decision_of(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head, span.start, pinned,
-                             kv, lane);
+      decision = decision_of<!Mode::SCORES>(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
+                                            span.start, pinned, kv, lane);
     s.unseen = assignment.overwritten(dms, decision);
     if (decides && lane == 0) {
       *(float*)meta_at(kv, staged, staged_row) = decision;
-      if (head_params.borrowed) p.decisions[span.start * heads + split.head] = decision;
+      if (head_params.borrowed || head_params.columns) p.decisions[span.start * heads + split.head] = decision;
     }
   }
   if (Mode::PAGES) {

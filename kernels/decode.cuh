@@ -11,8 +11,8 @@ struct DecodeParams {
   void* out;          // [n, n_q_heads * head_dim], bf16 or f32
   float* states;      // [blocks of attend, group, D / 64, UNIT_WORDS] states of splits; zero between launches
   float2* peaks;      // [n, n_q_heads] see `logits`: largest logit, rounded up, and the token's with itself, in log2 units
-  const float* qkv;   // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows of the projection
-  float* decisions;   // [n, n_kv_heads]; written where they are borrowed
+  const float* qkv;   // [n, heads.qkv_width] rows of the projection
+  float* decisions;   // [n, n_kv_heads]; written where they are borrowed or predicted
   const Span* spans;  // [n] of one row each
   u8* image;          // of `out` too, or null
   int out_is_bf16, layer;
@@ -25,8 +25,8 @@ struct DecodeParams {
   int2* chosen;
   int* chosen_slots;
 };
-static_assert(sizeof(DecodeParams) == 368 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 264 &&
-                  OFFSET_OF(DecodeParams, layer) == 324 && OFFSET_OF(DecodeParams, logits) == 336,
+static_assert(sizeof(DecodeParams) == 416 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 312 &&
+                  OFFSET_OF(DecodeParams, layer) == 372 && OFFSET_OF(DecodeParams, logits) == 384,
               "backend::cuda::abi::DecodeParams has another layout");
 
 // What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose

@@ -1,4 +1,4 @@
-// Elementwise and row-wise ops: embedding, residual add, RMS norm, SwiGLU, adapter decisions. Activations are [n, width] in
+// Elementwise and row-wise ops: embedding, residual add, RMS norm, SwiGLU. Activations are [n, width] in
 // f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
 #include "image.cuh"
 
@@ -107,15 +107,4 @@ KERNEL swiglu(void* out, int bf16, const float* gate_up, int ffn, int ld) {
   } else {
     for (int k = 0; k < 4 && i + k < ffn; k++) put(out, bf16, to + k, silu(gate[i + k]) * up[i + k]);
   }
-}
-
-// decisions[n, heads] = value * scale - offset of an adapter's logits raw[n, heads]; per_layer: of the row's first head. One
-// thread per decision. Two roundings as on the CPU: near 0 a fused multiply-add evicts other tokens. CPU twin:
-// `adapter_decisions`.
-KERNEL adapter_decisions(float* decisions, const float* raw, float scale, float offset, int per_layer, int heads, int n) {
-  after_previous();
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n * heads) return;
-  float value = raw[per_layer ? i / heads * heads : i];
-  decisions[i] = __fsub_rn(__fmul_rn(value, scale), offset);
 }

@@ -18,8 +18,15 @@ struct HeadParams {
   int borrowed;
   float scale, offset;
   int per_layer;
+  // Columns of a predictor in rows of `columns_width` floats, null: none. `copies` runs of `stride` columns, which are added up:
+  // one for each KV head if `linear`, then one for each hidden unit. Their score decides by value * scale - offset.
+  const float* columns;
+  const float *mlp_weight, *mlp_bias;  // [n_kv_heads, units] and [n_kv_heads] of the hidden units after GELU
+  int columns_width, linear, units, stride, copies;
+  int qkv_width;  // floats from row to row of the projection
 };
-static_assert(sizeof(HeadParams) == 48 && OFFSET_OF(HeadParams, eps) == 24 && OFFSET_OF(HeadParams, per_layer) == 44,
+static_assert(sizeof(HeadParams) == 96 && OFFSET_OF(HeadParams, eps) == 24 && OFFSET_OF(HeadParams, columns) == 48 &&
+                  OFFSET_OF(HeadParams, qkv_width) == 92,
               "backend::cuda::abi::HeadParams has another layout");
 
 // Cos and sin of a token's position, for the channels of one warp lane.
@@ -71,12 +78,38 @@ __device__ __forceinline__ float borrowed_decision(const HeadParams& params, con
   return __fsub_rn(__fmul_rn(s[d - 1], params.scale), params.offset);
 }
 
-// The decision of a row of the step in a KV head: read from `decisions`, or borrowed from the query head, which is normed
-// in `scratch`; minus infinity in a `pinned` row. By a warp.
+// The exact form.
+__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+
+// The decision of a predictor about a row in a KV head. By a warp. Reads the row's columns of all hidden units.
+__device__ __forceinline__ float predicted_decision(const HeadParams& params, int row, int head, int heads, int lane) {
+  if (params.per_layer) head = 0;
+  const float* columns = params.columns + (u64)row * params.columns_width;
+  auto column = [&](int c) {
+    float sum = columns[c];
+    return params.copies > 1 ? sum + columns[params.stride + c] : sum;
+  };
+  float score = 0.0f;
+  if (params.units > 0) {
+    const float* weight = params.mlp_weight + head * params.units;
+    float bias = params.mlp_bias[head];
+    int first = params.linear ? heads : 0;
+#pragma unroll 1
+    for (int u = lane; u < params.units; u += 32) score += gelu(column(first + u)) * weight[u];
+    score = warp_sum(score) + bias;
+  }
+  if (params.linear) score += column(head);
+  return __fsub_rn(__fmul_rn(score, params.scale), params.offset);
+}
+
+// The decision of a row of the step in a KV head: read from `decisions`, predicted, or borrowed from the query head, which is
+// normed in `scratch`; minus infinity in a `pinned` row. By a warp. `PREDICTS`: whether there may be a predictor.
+template <bool PREDICTS>
 __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& params, const float* q_norm,
                                              const float* qkv_row, const float* decisions, int head, int row, bool pinned,
                                              const Kv& kv, int lane) {
   if (pinned) return NEG_INFINITY;
+  if (PREDICTS && params.columns) return predicted_decision(params, row, head, kv.n_kv_heads, lane);
   if (!params.borrowed) return decisions[row * kv.n_kv_heads + head];
   int first = params.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
   load_row(scratch, qkv_row + first * kv.head_dim, q_norm, params.eps, kv.head_dim, lane);

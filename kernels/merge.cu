@@ -22,12 +22,12 @@ struct MergeParams {
   float weight_scale, weight_offset;  // of the last channel of a KV head's second query head
   int unused;
 };
-static_assert(sizeof(MergeParams) == 144 && OFFSET_OF(MergeParams, qkv) == 48 && OFFSET_OF(MergeParams, layer) == 104 &&
-                  OFFSET_OF(MergeParams, weight_scale) == 132,
+static_assert(sizeof(MergeParams) == 192 && OFFSET_OF(MergeParams, qkv) == 96 && OFFSET_OF(MergeParams, layer) == 152 &&
+                  OFFSET_OF(MergeParams, weight_scale) == 180,
               "backend::cuda::abi::MergeParams has another layout");
 
 __device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head) {
-  return p.qkv + ((u64)row * (p.n_q_heads + 2 * p.n_kv_heads) + head) * p.head_dim;
+  return p.qkv + (u64)row * p.heads.qkv_width + head * p.head_dim;
 }
 
 // Norms of q and k, RoPE of q. Decisions become the token's weight, negative where it does not want to join the newest slot.

@@ -114,7 +114,7 @@ __device__ __forceinline__ void estimate_pages(const DecodeParams& p, float (*ro
   angles.compute(head_params, position, d, lane);
   wait_previous();
 
-  const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
+  const float* row = p.qkv + (u64)span.start * head_params.qkv_width;
   for (int h = warp; h < group; h += ESTIMATE_WARPS) {
     load_row(rows[h], row + (head * group + h) * d, norm, head_params.eps, d, lane);
     rotate(rows[h], angles, d, h < head_params.borrowed, lane);

@@ -11,12 +11,12 @@ struct PrefillParams {
   void* out;               // [n, n_q_heads * head_dim], bf16 or f32
   float* partials;         // [blocks, (D + 8) * TILE_QUERIES] softmax states of the splits
   int* arrivals;           // [tiles, n_kv_heads] splits that are done; 0 before and after
-  const float* qkv;        // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows after qkv_rope; only q is read
+  const float* qkv;        // [n, qkv_width] rows after qkv_rope; only q is read
   const float* decisions;  // [n, n_kv_heads]
   const Span* spans;       // of the step
   int out_is_bf16, layer;
   float score_scale;       // 1 / sqrt(head_dim)
-  int unused;
+  int qkv_width;           // floats from row to row
   u8* unpacked;            // pages of unpacked.cuh; null: none
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
 };
@@ -100,13 +100,12 @@ struct RowPair {
 template <int D, class Codec, int ROWS, int THREADS, class At>
 __device__ __forceinline__ void load_queries(const PrefillParams& p, const Tile& t, int first, int thread, int d, const At& at) {
   const float by = Codec::QUERY_FACTOR;
-  u64 width = (p.kv.n_q_heads + 2 * p.kv.n_kv_heads) * d;
 #pragma unroll 4
   for (int i = thread; i < ROWS * D / 8; i += THREADS) {
     int query = first + i / (D / 8), chunk = i % (D / 8), row = t.first_row + query / t.group;
     float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
     if (row <= t.last_row && 8 * chunk < d) {
-      const float* from = p.qkv + (t.span.start + row) * width + (t.head * t.group + query % t.group) * d + 8 * chunk;
+      const float* from = p.qkv + (u64)(t.span.start + row) * p.qkv_width + (t.head * t.group + query % t.group) * d + 8 * chunk;
       a = *(const float4*)from, b = *(const float4*)(from + 4);
     }
     *(uint4*)at(query, chunk) = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),

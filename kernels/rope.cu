@@ -1,4 +1,4 @@
-// Norms, RoPE, borrowed decisions and the codec, for the query, key and value heads of a prefill chunk's rows. Decode tokens
+// Norms, RoPE, borrowed or predicted decisions and the codec, for the query, key and value heads of a prefill chunk's rows. Decode tokens
 // go to attend.cu. CPU twins: `backend::cpu::rope`, `Codec::round_trip`, bit for bit but for RoPE.
 #include "heads.cuh"
 
@@ -6,13 +6,13 @@
 struct RopeParams {
   Kv kv;
   HeadParams heads;
-  float* qkv;               // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows [q heads | k heads | v heads], in place
-  float* decisions;         // [n, n_kv_heads]; written where they are borrowed, and in pinned rows
+  float* qkv;               // [n, heads.qkv_width] rows [q heads | k heads | v heads | columns], in place
+  float* decisions;         // [n, n_kv_heads]; written where they are borrowed or predicted, and in pinned rows
   const Span* spans;        // of the step
   const int* span_of_row;   // [n]
   int codec, unused;        // CodecNumber
 };
-static_assert(sizeof(RopeParams) == 304 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 264,
+static_assert(sizeof(RopeParams) == 352 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 312,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y;
-  int heads = kv.n_kv_heads, group = kv.n_q_heads / heads, width = (kv.n_q_heads + 2 * heads) * d;
+  int heads = kv.n_kv_heads, group = kv.n_q_heads / heads, width = head_params.qkv_width;
   Span span = p.spans[p.span_of_row[row]];
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1;
   const float* norm = is_q ? head_params.q_norm : is_k ? head_params.k_norm : nullptr;
@@ -50,12 +50,11 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
     norm_row(s, x, weights, norm != nullptr, head_params.eps, d, lane);
     // The next row is in flight while this one is encoded.
     if (head + gridDim.x < heads) x.load(at + step, d, lane, 0.0f);
-    bool decides = head_params.borrowed && warp == 0;
+    bool decides = (head_params.borrowed || head_params.columns) && warp == 0;
     if (decides) {
-      if (lane == 0) {
-        if (!head_params.per_layer || head == 0) decision = borrowed_decision(head_params, s, d);
-        p.decisions[row * heads + head] = decision;
-      }
+      if (head_params.columns) decision = predicted_decision(head_params, row, head, heads, lane);
+      else if (!head_params.per_layer || head == 0) decision = borrowed_decision(head_params, s, d);
+      if (lane == 0) p.decisions[row * heads + head] = decision;
       __syncwarp();
     }
     if (pinned && threadIdx.x == 0) p.decisions[row * heads + head] = NEG_INFINITY;

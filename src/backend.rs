@@ -61,16 +61,19 @@ impl<'a, B: Device> QkvRopeArgs<'a, B> {
     }
 }
 
-/// Scores of tokens, from columns that a predictor's maps of the same input have in the projected rows behind v. A column is the
-/// sum of its `copies`, which are stacked because one would not be exact enough in the format of q, k and v.
+/// Scores of tokens, from columns that maps of the layer's input have made: in the projected rows behind v, where a predictor's
+/// are, or in rows of their own.
 pub struct Predictor<'a, B: Device> {
+    /// The rows of an adapter, whose input has a norm of its own.
+    pub own: Option<&'a B::Acts>,
     pub columns: Columns,
     pub mlp: Option<Mlp<'a, B>>,
     pub alpha: Alpha,
 }
 
-/// Layout of a predictor's columns: `copies` runs of `stride` columns behind v, each with one column per KV head if there is a
-/// linear map, then one per hidden unit, then padding.
+/// Layout of a predictor's columns, the last ones of their rows: `copies` runs of `stride` columns, each with one column per KV head
+/// if there is a linear map, then one per hidden unit, then padding. Copies are added up: they are stacked where one would not be
+/// exact enough in the format of q, k and v.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Columns {
     pub linear: bool,
@@ -111,18 +114,6 @@ pub struct Alpha {
     pub offset: f32,
     /// All KV heads use head 0's decision.
     pub per_layer: bool,
-}
-
-/// Arguments of [`Ops::adapter_decisions`].
-pub struct AdapterHead<'a, B: Device> {
-    /// `[hidden]`
-    pub norm: &'a B::Buf<f32>,
-    /// `[n_kv_heads, hidden]`
-    pub proj: &'a B::Weight,
-    /// `[n_kv_heads]`
-    pub bias: Option<&'a B::Buf<f32>>,
-    pub rms_eps: f32,
-    pub alpha: Alpha,
 }
 
 /// Arguments of [`Ops::sample`].
@@ -269,17 +260,6 @@ pub trait Ops: Pages {
     fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
-    /// Decisions `[n, n_kv_heads]` from the layer's input, before its input norm. `scratch` is
-    /// `[n, hidden]`, `raw` is `[n, n_kv_heads]`.
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Self::Buf<f32>,
-        x: &Self::Acts,
-        scratch: &mut Self::Acts,
-        raw: &mut Self::Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    );
     /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | a
     /// predictor's columns]`, which it may overwrite; `out` is `[n, n_q_heads * head_dim]`. In this order:
     ///

@@ -30,6 +30,7 @@ mod shards;
 mod source;
 mod stacked;
 mod texts;
+mod tuning;
 pub mod weight_cache;
 mod weight_file;
 
@@ -38,6 +39,7 @@ pub use described::EXACT_FIRST;
 pub use family::Family;
 pub use hub::ModelRef;
 pub use stacked::Stacked;
+pub use tuning::Tuning;
 
 use crate::policy::Trained;
 use crate::protocol::SamplingOverrides;

@@ -77,8 +77,8 @@ fn attention<B: Backend>(
     };
     b.linear(&mut ws.qkv, &ws.x, qkv, n);
     let alpha = model.alpha().filter(|_| policy.uses_decisions());
-    if let Some(head) = alpha.and_then(|alpha| layer.decisions.adapter(c.rms_eps, alpha)) {
-        b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
+    if alpha.is_some() {
+        layer.decisions.project(b, ws, c.rms_eps, l, n);
     }
     let args = QkvRopeArgs {
         qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
@@ -86,7 +86,7 @@ fn attention<B: Backend>(
         inv_freq: &model.inv_freq,
         rope_scale: model.rope_scale,
         borrowed: model.borrowed(&policy),
-        predictor: alpha.and_then(|alpha| layer.decisions.predictor(alpha)),
+        predictor: alpha.and_then(|alpha| layer.decisions.predictor(&ws.raw, alpha)),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
     let (weight, bias, after) = (&layer.o, layer.o_bias.as_ref(), After::Add(&mut ws.proj));

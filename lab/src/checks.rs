@@ -87,7 +87,6 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     check!(ops::linear_swiglu());
     check!(rows::ropes());
     check!(rows::round_trips());
-    check!(ops::adapters());
     check!(sampling::all());
     histories(history::all(), b, &cpu, report);
     histories(history::wide(), b, &cpu, report);

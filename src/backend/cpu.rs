@@ -12,8 +12,8 @@ mod simd;
 pub(super) mod thread_pool;
 
 use super::{
-    About, AdapterHead, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain,
-    QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
+    About, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, Queries,
+    Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
@@ -289,28 +289,6 @@ impl Ops for Cpu {
                     let (gate, up) = y.row(i).split_at(y.width / 2);
                     maths::swiglu(self.isa, out, gate, up);
                 });
-            }
-        }
-    }
-
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Vec<f32>,
-        x: &Acts,
-        scratch: &mut Acts,
-        raw: &mut Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    ) {
-        self.rows(scratch, n, |out, i| {
-            maths::rms_norm(self.isa, out, x.row(i), head.norm, head.rms_eps);
-        });
-        self.multiply(raw, scratch, head.proj, head.bias, n);
-        let heads = head.proj.rows();
-        for i in 0..n {
-            for h in 0..heads {
-                let value = raw.row(i)[if head.alpha.per_layer { 0 } else { h }];
-                decisions[i * heads + h] = value * head.alpha.scale - head.alpha.offset;
             }
         }
     }

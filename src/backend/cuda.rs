@@ -30,8 +30,8 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Device, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, SampleArgs, Span,
-    StepKind, StepResult, Use, seen_words,
+    Device, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, SampleArgs, Span, StepKind,
+    StepResult, Use, seen_words,
 };
 use crate::protocol::Token;
 use crate::tensor::Tensor;
@@ -281,31 +281,6 @@ impl Ops for Cuda {
 
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         matmul::linear(self, out, x, layer, n);
-    }
-
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Buf<f32>,
-        x: &Acts,
-        scratch: &mut Acts,
-        raw: &mut Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    ) {
-        self.settle();
-        self.norm(scratch, x, 0, head.norm, head.rms_eps, None, n);
-        matmul::store(self, raw, scratch, head.proj, head.bias, n);
-        let heads = head.proj.rows;
-        let args = [
-            Ptr(decisions.ptr()),
-            Ptr(raw.ptr()),
-            F32(head.alpha.scale),
-            F32(head.alpha.offset),
-            I32(head.alpha.per_layer as i32),
-            I32(heads as i32),
-            I32(n as i32),
-        ];
-        self.driver.launch(Kernel::AdapterDecisions, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
     fn attention(

@@ -251,7 +251,8 @@ impl Adapter {
     }
 }
 
-fn predictor(maps: Predictor, threshold: f32, window: usize, sinks: usize) -> DmsConfig {
+/// The rule of a predictor.
+pub(super) fn predictor(maps: Predictor, threshold: f32, window: usize, sinks: usize) -> DmsConfig {
     DmsConfig {
         variant: DmsVariant::Predictor(maps),
         rule: Dms { window, shift: Shift::Same, sinks, dial: 0.0 },

@@ -1,7 +1,8 @@
 //! Checkpoints with random bf16 weights in the shapes of known models, for benchmarks. A shape
 //! always gives the same bytes. They have no files and no tokenizer.
 
-use super::config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
+use super::adapter::{self, kvzap};
+use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, TensorSpec};
 use super::{Checkpoint, Family, GenerationDefaults, builtin, mapped};
 use crate::policy::{Dms, Shift};
@@ -33,7 +34,11 @@ impl Checkpoint {
     /// offsets: for a device that copies them, if the weights of all layers would not fit into the
     /// host's memory.
     pub fn random_shared(shape: &str) -> Result<Self> {
-        let config = shape_config(shape)?;
+        Self::random_shared_of(shape, shape_config(shape)?)
+    }
+
+    /// As [`Self::random_shared`], for any configuration.
+    pub fn random_shared_of(shape: &str, config: ModelConfig) -> Result<Self> {
         let mut blocks = HashMap::new();
         for TensorSpec { shape, .. } in names::all(&config) {
             let most = blocks.entry(width(&shape)).or_insert((shape.clone(), 0));
@@ -57,6 +62,19 @@ impl Checkpoint {
     /// The configuration of a shape.
     pub fn shape(shape: &str) -> Result<ModelConfig> {
         shape_config(shape)
+    }
+
+    /// The configuration of a shape with a random predictor of KVzap's sizes, `random-linear` or `random-mlp`, that marks about
+    /// two tokens of three; `None` for another name.
+    pub fn shape_predicting(shape: &str, name: &str) -> Result<Option<ModelConfig>> {
+        // Biases are 1. Scores of the linear map are near N(1, 1), those of the MLP have a variance of about 2.
+        let (maps, threshold) = match name {
+            "random-linear" => (Predictor { linear: true, units: 0 }, 1.4),
+            "random-mlp" => (Predictor { linear: false, units: 512 }, 1.6),
+            _ => return Ok(None),
+        };
+        let dms = adapter::predictor(maps, threshold, kvzap::WINDOW, kvzap::SINKS);
+        Ok(Some(ModelConfig { dms: Some(dms), ..shape_config(shape)? }))
     }
 
     /// Like [`Self::random`], with an adapter whose offset marks about `1 - 1/ratio` of the tokens,

@@ -10,7 +10,7 @@ use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share, set_
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
-use crate::config::Settings;
+use crate::config::{Adapter, Settings};
 use crate::engine::{EngineOptions, Runner, host_bytes, weights_info};
 use crate::policy::PolicyRequest;
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
@@ -27,10 +27,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     let (mut checkpoint, target) = match &args.shape {
         Some(shape) => {
             let target = Target::new(settings)?;
-            // Tensors that are copied to a device may share their bytes on the host.
-            let made =
-                if target.copies_weights() { Checkpoint::random_shared(shape) } else { Checkpoint::random(shape) };
-            (made.map_err(as_wrong_use)?, target)
+            (random(shape, settings, target).map_err(as_wrong_use)?, target)
         }
         None => {
             download::ensure(settings)?;
@@ -108,6 +105,23 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         ))?;
     }
     Ok(0)
+}
+
+/// Random weights in a known shape, and with `--adapter random-linear` or `random-mlp` a random predictor.
+fn random(shape: &str, settings: &Settings, target: Target) -> Result<Checkpoint> {
+    let config = match &settings.adapter {
+        Adapter::File(name) => {
+            let predicting = Checkpoint::shape_predicting(shape, &name.to_string_lossy())?;
+            predicting.context("--adapter with --shape is random-linear or random-mlp")?
+        }
+        Adapter::Auto | Adapter::None => Checkpoint::shape(shape)?,
+    };
+    // Tensors that are copied to a device may share their bytes on the host.
+    if target.copies_weights() {
+        Checkpoint::random_shared_of(shape, config)
+    } else {
+        Checkpoint::random_of(shape, config)
+    }
 }
 
 /// Sets the offset of the eviction decisions as `--keep-ratio` or `--offset` ask, and returns it if one of them is given.

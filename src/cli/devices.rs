@@ -179,9 +179,6 @@ impl Target {
                 cuda::MAX_GROUP
             );
         }
-        if matches!(self, Self::Cuda(_)) && c.dms.as_ref().is_some_and(|dms| dms.threshold().is_some()) {
-            bail!("predictors run on the CPU only for now; use --device cpu, or --adapter none");
-        }
         Ok(())
     }
 }

@@ -38,7 +38,7 @@ pub fn find(model: &ModelIdentity) -> Result<ModelReference, String> {
     let unknown =
         || ModelReference { model: model.name.clone(), adapter: "auto".to_owned(), ..ModelReference::default() };
     let wanted = model.reference.clone().unwrap_or_else(unknown);
-    if !matches!(&*wanted.adapter, "auto" | "none") && !Path::new(&wanted.adapter).is_file() {
+    if !matches!(&*wanted.adapter, "auto" | "none") && !Path::new(&wanted.adapter).exists() {
         return Err(format!("its adapter file {} does not exist", wanted.adapter));
     }
     cache_policy(&wanted)?;

@@ -12,7 +12,7 @@ use crate::backend::Measure;
 use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
-use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning, imatrix};
 use crate::config::{Adapter, Device, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::protocol::{EngineHandle, MAX_AUTO_WIDTH, WhenFull};
@@ -137,10 +137,18 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
         Adapter::None => AdapterChoice::None,
         Adapter::File(path) => AdapterChoice::File(path.clone()),
     };
-    match quantized::in_place_of(&settings.model, settings.weights, settings.device) {
-        Some(cached) => quantized::cache()?.open(&cached, &adapter),
-        None => Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter),
-    }
+    let mut checkpoint = match quantized::in_place_of(&settings.model, settings.weights, settings.device) {
+        Some(cached) => quantized::cache()?.open(&cached, &adapter)?,
+        None => Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)?,
+    };
+    checkpoint.tune(tuning(settings))?;
+    Ok(checkpoint)
+}
+
+/// What the settings change of the model's eviction rule.
+pub fn tuning(settings: &Settings) -> Tuning {
+    let threshold = settings.threshold.map(|x| x as f32);
+    Tuning { threshold, window: settings.window, sinks: settings.sinks }
 }
 
 /// The checkpoint and its device. `--device auto` falls back to the CPU if the GPU's kernels do not support the model.

@@ -147,10 +147,26 @@ sampling_table!(settings {
         #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath, help_heading = "Model")]
         model: String = BUILTIN_MODEL.to_owned();
 
-        /// Adapter file that makes a dense model evict, or `none`
-        #[arg(long, value_name = "FILE|none", value_hint = ValueHint::FilePath, hide_short_help = true)]
+        /// What makes a dense model evict: a predictor or adapter, or `none`
+        ///
+        /// A file of ours, or a folder with a KVzap predictor.
+        #[arg(long, value_name = "FOLDER|FILE|none", value_hint = ValueHint::AnyPath, hide_short_help = true)]
         #[arg(help_heading = "Model")]
         adapter: Adapter = Adapter::Auto;
+
+        /// Score below which a predictor marks a token [default: the predictor's]
+        ///
+        /// Greater thresholds evict more.
+        #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Model")]
+        threshold: f64, or "the predictor's";
+
+        /// Newest tokens that are never evicted [default: the model's]
+        #[arg(long, value_name = "TOKENS", hide_short_help = true, help_heading = "Model")]
+        window: usize, or "the model's";
+
+        /// First tokens that are never evicted [default: the model's]
+        #[arg(long, value_name = "TOKENS", hide_short_help = true, help_heading = "Model")]
+        sinks: usize, or "the model's";
 
         /// auto, cpu or cuda[:N]
         #[arg(long, value_name = "DEVICE", help_heading = "Model")]
@@ -333,12 +349,20 @@ impl Layer {
                 return Err(("keep_ratio", format!("{ratio} is out of range, expected 1 to 64")));
             }
         }
+        if self.threshold.is_some_and(|x| !x.is_finite() || x.abs() > 1e6) {
+            return Err(("threshold", "out of range, expected -1000000 to 1000000".to_owned()));
+        }
         if self.model.as_deref() == Some("") {
             return Err(("model", "the name is empty, expected demo, a folder, a GGUF file or a hub id".to_owned()));
         }
         for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
             if value == Some(0) {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
+            }
+        }
+        for (key, value) in [("window", self.window), ("sinks", self.sinks)] {
+            if let Some(n) = value.filter(|n| *n > MAX_CONTEXT) {
+                return Err((key, format!("{n} is out of range, expected 0 to {MAX_CONTEXT} tokens")));
             }
         }
         match self.ctx_size {

@@ -1,21 +1,21 @@
 //! Where the decisions of a layer come from, and what they need on the device.
 
-use crate::backend::{AdapterHead, Alpha, Backend, Columns, Mlp, Predictor};
+use super::Workspace;
+use crate::backend::{After, Alpha, Backend, Columns, Linear, Mlp, Norm, Predictor};
 
-/// Tensors of a layer's decisions; none for borrowed channels.
-pub(super) enum Decisions<B: Backend> {
-    None,
-    /// A linear map with a norm of its own.
-    Adapter {
-        norm: B::Buf<f32>,
-        proj: B::Weight,
-        bias: Option<B::Buf<f32>>,
-    },
-    /// Maps of the layer's normed input, whose first matrices are stacked below q, k and v.
-    Predictor {
-        columns: Columns,
-        mlp: Option<Second<B>>,
-    },
+/// Tensors of a layer's decisions: what makes the columns that they are read from, unless their maps are stacked below q, k
+/// and v, and an MLP's second matrix. The default is none, for borrowed channels and constant decisions.
+pub(super) struct Decisions<B: Backend> {
+    pub columns: Columns,
+    pub own: Option<Own<B>>,
+    pub mlp: Option<Second<B>>,
+}
+
+/// A linear map with a norm of its own: an adapter.
+pub(super) struct Own<B: Backend> {
+    pub norm: B::Buf<f32>,
+    pub proj: B::Weight,
+    pub bias: Option<B::Buf<f32>>,
 }
 
 /// The second matrix of an MLP.
@@ -25,24 +25,26 @@ pub(super) struct Second<B: Backend> {
 }
 
 impl<B: Backend> Decisions<B> {
-    pub fn adapter(&self, rms_eps: f32, alpha: Alpha) -> Option<AdapterHead<'_, B>> {
-        let Self::Adapter { norm, proj, bias } = self else { return None };
-        Some(AdapterHead { norm, proj, bias: bias.as_ref(), rms_eps, alpha })
+    pub const NONE: Self =
+        Self { columns: Columns { linear: false, units: 0, stride: 0, copies: 0 }, own: None, mlp: None };
+
+    /// Makes the columns of a layer's input `ws.x` that have rows of their own.
+    pub fn project(&self, b: &B, ws: &mut Workspace<B>, eps: f32, layer: usize, n: usize) {
+        let Some(Own { norm, proj, bias }) = &self.own else { return };
+        let norm = Norm { weight: norm, eps, layer, non_finite: &mut ws.non_finite };
+        let before = Some((norm, &mut ws.adapter));
+        b.linear(&mut ws.raw, &ws.x, Linear { weight: proj, bias: bias.as_ref(), before, after: After::Store }, n);
     }
 
-    pub fn predictor(&self, alpha: Alpha) -> Option<Predictor<'_, B>> {
-        let Self::Predictor { columns, mlp } = self else { return None };
-        let mlp = mlp.as_ref().map(|second| Mlp { weight: &second.weight, bias: &second.bias });
-        Some(Predictor { columns: *columns, mlp, alpha })
-    }
-
-    /// The matrix of an adapter.
-    pub fn proj(&self) -> Option<&B::Weight> {
-        if let Self::Adapter { proj, .. } = self { Some(proj) } else { None }
+    /// How attention reads decisions. `raw` has what [`Self::project`] made.
+    pub fn predictor<'a>(&'a self, raw: &'a B::Acts, alpha: Alpha) -> Option<Predictor<'a, B>> {
+        let mlp = self.mlp.as_ref().map(|second| Mlp { weight: &second.weight, bias: &second.bias });
+        let own = self.own.is_some().then_some(raw);
+        (self.columns.copies > 0).then_some(Predictor { own, columns: self.columns, mlp, alpha })
     }
 
     /// Columns behind v in projected rows.
-    pub fn columns(&self) -> Columns {
-        if let Self::Predictor { columns, .. } = self { *columns } else { Columns::default() }
+    pub fn stacked_width(&self) -> usize {
+        if self.own.is_some() { 0 } else { self.columns.width() }
     }
 }

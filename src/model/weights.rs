@@ -1,7 +1,7 @@
 //! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and
 //! are checked there.
 
-use super::decisions::{Decisions, Second};
+use super::decisions::{Decisions, Own, Second};
 use crate::backend::{Alpha, Backend, Borrowed, Columns};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig, Stacked};
@@ -57,12 +57,12 @@ impl<B: Backend> Model<B> {
 
     /// Decision projections of all layers that have one.
     pub(super) fn adapters(&self) -> Vec<&B::Weight> {
-        self.layers.iter().filter_map(|l| l.decisions.proj()).collect()
+        self.layers.iter().filter_map(|l| l.decisions.own.as_ref()).map(|own| &own.proj).collect()
     }
 
     /// Columns of a predictor in projected rows.
     pub(super) fn columns(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.decisions.columns().width())
+        self.layers.first().map_or(0, |layer| layer.decisions.stacked_width())
     }
 
     /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to
@@ -167,14 +167,16 @@ impl<B: Backend> Loader<'_, B> {
         let units = decisions.mlp.as_ref().map_or(0, |[first, _]| first.weight.shape[0]);
         let Stacked { stride, copies, .. } = rows;
         let columns = Columns { linear: decisions.linear.is_some(), units, stride, copies };
-        Ok((self.b.weight(&parts)?, Some(self.upload(&bias)?), Decisions::Predictor { columns, mlp }))
+        Ok((self.b.weight(&parts)?, Some(self.upload(&bias)?), Decisions { columns, mlp, own: None }))
     }
 
     fn adapter(&mut self, t: &LayerSpec) -> Result<Decisions<B>> {
         let Some((norm, proj)) = t.decisions.as_ref().and_then(|d| d.norm.as_ref().zip(d.linear.as_ref())) else {
-            return Ok(Decisions::None);
+            return Ok(Decisions::NONE);
         };
-        Ok(Decisions::Adapter { norm: self.vector(norm)?, proj: self.matrix(&[proj])?, bias: self.bias(&[proj])? })
+        let columns = Columns { linear: true, units: 0, stride: proj.weight.shape[0], copies: 1 };
+        let own = Own { norm: self.vector(norm)?, proj: self.matrix(&[proj])?, bias: self.bias(&[proj])? };
+        Ok(Decisions { columns, own: Some(own), mlp: None })
     }
 
     fn tensor(&mut self, spec: &TensorSpec) -> Result<Tensor> {

@@ -34,7 +34,7 @@ pub struct Workspace<B: Backend> {
     pub(super) chosen: B::Acts,
     /// Normalised input of an adapter `[max_tokens, hidden]`.
     pub(super) adapter: B::Acts,
-    /// Adapter output before scale and offset `[max_tokens, n_kv_heads]`.
+    /// Columns of an adapter `[max_tokens, n_kv_heads]`.
     pub(super) raw: B::Acts,
     /// Eviction decisions of one layer `[max_tokens, n_kv_heads]`; a positive one marks the token.
     pub(super) decisions: B::Buf<f32>,

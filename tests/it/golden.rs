@@ -1,9 +1,11 @@
 //! Against transformers: logits, greedy continuations, rope frequencies, encodings and renderings
 //! that tests/golden/make_goldens.py recorded. A missing golden fails.
 
+use crate::rule::stored;
+use crate::spy::{Spy, Watch};
 use dmschat::backend::cpu::Cpu;
 use dmschat::chat::{Conversation, RenderOptions, render};
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::{Piece, TemplateSpec, Token};
@@ -261,4 +263,54 @@ fn conversation(messages: &[ChatMessage]) -> (Conversation, Option<&str>) {
         }
     }
     (chat, system)
+}
+
+#[derive(Deserialize)]
+struct KvZap {
+    model: String,
+    threshold: f32,
+    window: usize,
+    tokens: Vec<Token>,
+    scores: Vec<Vec<Vec<f32>>>,
+    masked: Vec<Vec<Vec<usize>>>,
+    logits: Vec<f32>,
+}
+
+/// Scores, marks and logits of kvpress, whose `DMSPress` was fed token by token.
+#[test]
+fn kvzap_scores_and_marks_as_kvpress_does() {
+    for name in ["linear-qwen3_gqa", "mlp-qwen3_gqa", "linear-llama_tied_llama3", "mlp-llama_tied_llama3"] {
+        let golden: KvZap = parsed(&format!("kvzap/{name}/golden.json"));
+        let adapter = AdapterChoice::File(folder(&format!("kvzap/{name}")));
+        let mut checkpoint = Checkpoint::open(&ModelRef::Folder(folder(&golden.model)), &adapter).expect("opens");
+        // kvpress has no sinks.
+        let (threshold, window) = (Some(golden.threshold), Some(golden.window));
+        checkpoint.tune(Tuning { threshold, window, sinks: Some(0) }).expect("a predictor");
+        let (watch, options) = (Watch::default(), EngineOptions::new(Codec::F32));
+        let mut runner = Runner::new(Spy::new(&watch), &checkpoint, &options, |_, _| true).expect("loads");
+        watch.seen().decisions = Some(Vec::new());
+        let seq = runner.create(true).expect("a sequence");
+        for &token in &golden.tokens {
+            runner.feed(seq, &[token]).expect("fed");
+        }
+        let wanted = golden.scores.iter().flatten().flatten();
+        let got = watch.seen().decisions.take().expect("decisions");
+        assert_eq!(got.len(), wanted.clone().count(), "{name}");
+        let worst = got.iter().zip(wanted).map(|(d, s)| (golden.threshold - d - s).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-4, "{name}: scores differ by {worst}");
+        runner
+            .logits(0..1, |_, row| {
+                let worst = row.iter().zip(&golden.logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(worst < LOGIT_TOLERANCE, "{name}: logits differ by {worst}");
+            })
+            .unwrap();
+        // kvpress masks a token that the next query will not see, which here leaves with the next token.
+        let newest = golden.tokens.len() - 1 - golden.window;
+        for (slots, masked) in stored(&runner, seq).iter().flatten().zip(golden.masked.iter().flatten()) {
+            let gone: Vec<usize> = (0..=newest).filter(|&p| !slots.contains(&(p, false))).collect();
+            let mut masked = masked.clone();
+            masked.sort_unstable();
+            assert_eq!(gone, masked, "{name}");
+        }
+    }
 }

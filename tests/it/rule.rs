@@ -3,6 +3,7 @@
 
 use crate::reference::{self, Outcome, Rounding};
 use crate::tiny::{Form, Rng, Spec, Tiny};
+use dmschat::backend::Backend;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::Codec;
@@ -53,7 +54,7 @@ pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -
 }
 
 /// `[n_layers][n_kv_heads]` of a sequence: what `of` makes of a lane's slots.
-fn by_lane<T>(runner: &Runner<Cpu>, seq: SeqId, of: impl Fn(Vec<SlotMeta>) -> T) -> Vec<Vec<T>> {
+fn by_lane<B: Backend, T>(runner: &Runner<B>, seq: SeqId, of: impl Fn(Vec<SlotMeta>) -> T) -> Vec<Vec<T>> {
     let c = runner.config();
     let lane = |layer, head| of(runner.cache.slot_metas(runner.backend(), seq, layer, head));
     (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
@@ -65,7 +66,7 @@ pub fn slots(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<usize>>> {
 }
 
 /// `[n_layers][n_kv_heads]` positions and marks, in order of position.
-fn stored(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<(usize, bool)>>> {
+pub fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Vec<Vec<Vec<(usize, bool)>>> {
     by_lane(runner, seq, |metas| {
         let mut slots: Vec<_> = metas.iter().map(|m| (m.position(), m.marked())).collect();
         slots.sort_unstable();

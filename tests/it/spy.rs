@@ -3,8 +3,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, AdapterHead, Device, DeviceLost, KvGeometry, KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain,
-    PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
+    About, Device, DeviceLost, KvGeometry, KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats,
+    Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -47,6 +47,8 @@ pub struct Seen {
     pub lose_at: Option<(&'static str, usize)>,
     /// Whether the backend was dropped, and with it the engine.
     pub ended: bool,
+    /// Decisions of every row that attention has had, layer after layer, where a test wants them.
+    pub decisions: Option<Vec<f32>>,
     inside: bool,
 }
 
@@ -275,27 +277,6 @@ impl Ops for Spy {
         self.cpu.linear(out, x, Linear { weight: layer.weight, bias: bias.as_deref(), before, after: layer.after }, n);
     }
 
-    fn adapter_decisions(
-        &self,
-        decisions: &mut Buf<f32>,
-        x: &Acts,
-        scratch: &mut Acts,
-        raw: &mut Acts,
-        head: &AdapterHead<'_, Self>,
-        n: usize,
-    ) {
-        let norm = head.norm.borrow();
-        let bias = head.bias.map(|b| b.borrow());
-        let head = AdapterHead {
-            norm: &*norm,
-            proj: head.proj,
-            bias: bias.as_deref(),
-            rms_eps: head.rms_eps,
-            alpha: head.alpha,
-        };
-        self.cpu.adapter_decisions(&mut changed(decisions), x, scratch, raw, &head, n);
-    }
-
     fn attention(
         &self,
         out: &mut Acts,
@@ -311,7 +292,7 @@ impl Ops for Spy {
         let predictor = rope.predictor.as_ref();
         let mlp = predictor.and_then(|p| p.mlp.as_ref()).map(|mlp| [mlp.weight.borrow(), mlp.bias.borrow()]);
         let mlp = mlp.as_ref().map(|[weight, bias]| Mlp { weight: &**weight, bias: &**bias });
-        let predictor = predictor.map(|p| Predictor { columns: p.columns, mlp, alpha: p.alpha });
+        let predictor = predictor.map(|p| Predictor { own: p.own, columns: p.columns, mlp, alpha: p.alpha });
         let rope = QkvRopeArgs {
             qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
             rms_eps: rope.rms_eps,
@@ -321,6 +302,10 @@ impl Ops for Spy {
             predictor,
         };
         self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
+        if let Some(all) = &mut self.watch.seen().decisions {
+            let n: usize = spans.iter().map(|span| span.len).sum();
+            all.extend(&decisions.borrow()[..n * kv.geometry.n_kv_heads]);
+        }
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

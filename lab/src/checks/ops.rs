@@ -1,7 +1,7 @@
 //! Checks of the stateless ops.
 
-use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, read, rounded, values};
-use dmschat::backend::{AdapterHead, After, Alpha, Linear, Measure, Norm, Use};
+use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, rounded, values};
+use dmschat::backend::{After, Linear, Measure, Norm, Use};
 use dmschat::quant::Code;
 use dmschat::tensor::{DType, Tensor};
 
@@ -372,33 +372,5 @@ impl Case for Residual {
             all.zip([8.0, 40.0, 400.0, 400.0]).flat_map(|(v, by)| scaled(v, by)).collect()
         };
         Output { floats, exact: vec![flag[0] as i64] }
-    }
-}
-
-/// Rows, and whether one decision applies to all heads.
-pub struct Adapter(usize, bool);
-
-pub fn adapters() -> Vec<Adapter> {
-    [(1, false), (5, true), (20, false)].map(|(n, per_layer)| Adapter(n, per_layer)).into()
-}
-
-impl Case for Adapter {
-    fn name(&self) -> String {
-        format!("adapter_decisions {}{}", self.0, if self.1 { ", by layer" } else { "" })
-    }
-    fn limit(&self) -> f32 {
-        4e-6
-    }
-    fn run<B: Measure>(&self, b: &B) -> Output {
-        let (mut random, n, hidden, heads) = (Random::new(6), self.0, 72, 3);
-        let x = acts(b, hidden, &random.floats(n * hidden));
-        let (norm, bias) = (buffer(b, &random.floats(hidden)), buffer(b, &random.floats(heads)));
-        let proj = b.weight(&[random.tensor(DType::Bf16, heads, hidden)]).expect("memory");
-        let (mut scratch, mut raw) = (poisoned(b, n, hidden), poisoned(b, n, heads));
-        let mut decisions = buffer(b, &vec![f32::NAN; n * heads]);
-        let alpha = Alpha { scale: 10.0, offset: 4.0, per_layer: self.1 };
-        let head = AdapterHead { norm: &norm, proj: &proj, bias: Some(&bias), rms_eps: 1e-6, alpha };
-        b.adapter_decisions(&mut decisions, &x, &mut scratch, &mut raw, &head, n);
-        Output { floats: read(b, &decisions, n * heads), exact: vec![] }
     }
 }

@@ -2,10 +2,13 @@
 //! cover attention itself.
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
-use dmschat::backend::{Alpha, Borrowed, KvTables, Measure, QkvRopeArgs, Span};
+use dmschat::backend::{Alpha, Borrowed, Columns, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Span};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
+
+/// Rows of an adapter: as many as any step here has.
+const ROWS: usize = 32;
 
 /// A step of a dense cache with one layer.
 struct Step {
@@ -16,13 +19,15 @@ struct Step {
     /// Tokens fed to each sequence before.
     fed: Vec<i32>,
     spans: Vec<Span>,
+    /// Columns of a predictor behind v.
+    columns: usize,
     /// Rows whose results are compared of a step that has single tokens: those of its first spans.
     single: usize,
 }
 
 impl Step {
     fn width(&self) -> usize {
-        (self.n_q_heads + 2 * self.heads) * self.head_dim
+        (self.n_q_heads + 2 * self.heads) * self.head_dim + self.columns
     }
 
     /// Rows as `qkv_rope` leaves them, or what single tokens attend to, in this step and a second one, after `stored` rows of
@@ -78,8 +83,52 @@ pub struct Rope {
     heads: usize,
     group: usize,
     norm: bool,
-    borrowed: Option<bool>,
+    decisions: Decisions,
     tokens: Tokens,
+}
+
+/// Where decisions come from, and whether one applies to all heads.
+#[derive(Clone, Copy)]
+enum Decisions {
+    Given,
+    Borrowed {
+        per_layer: bool,
+    },
+    /// A linear map whose columns are in rows of their own.
+    Adapter {
+        per_layer: bool,
+    },
+    Predicted {
+        linear: bool,
+        units: usize,
+        copies: usize,
+    },
+}
+
+impl Decisions {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Given => "",
+            Self::Borrowed { per_layer: false } => ", borrowed",
+            Self::Borrowed { per_layer: true } => ", borrowed by layer",
+            Self::Adapter { per_layer: false } => ", of an adapter",
+            Self::Adapter { per_layer: true } => ", of an adapter by layer",
+            Self::Predicted { units: 0, .. } => ", predicted",
+            Self::Predicted { linear: false, .. } => ", predicted by an MLP",
+            Self::Predicted { linear: true, .. } => ", predicted by both",
+        }
+    }
+
+    fn columns(self, heads: usize) -> Columns {
+        match self {
+            Self::Given | Self::Borrowed { .. } => Columns::default(),
+            Self::Adapter { .. } => Columns { linear: true, units: 0, stride: heads, copies: 1 },
+            Self::Predicted { linear, units, copies } => {
+                let used = units + if linear { heads } else { 0 };
+                Columns { linear, units, stride: used.next_multiple_of(16), copies }
+            }
+        }
+    }
 }
 
 /// The tokens of a step.
@@ -98,10 +147,18 @@ pub fn ropes() -> Vec<Rope> {
     for head_dim in [8, 32, 64, 128] {
         for group in 1..=8 {
             let heads = 1 + group % 3;
-            let borrowed = [None, Some(false), Some(true)][(group + head_dim / 32) % 3];
+            let decisions = [
+                Decisions::Given,
+                Decisions::Borrowed { per_layer: false },
+                Decisions::Borrowed { per_layer: true },
+                Decisions::Predicted { linear: true, units: 0, copies: 2 },
+                Decisions::Predicted { linear: false, units: 70, copies: 1 },
+                Decisions::Predicted { linear: true, units: 48, copies: 2 },
+                Decisions::Adapter { per_layer: group % 2 == 0 },
+            ][(group + 3 * (head_dim / 32)) % 7];
             let norm = group % 2 == 1;
             let all = [Tokens::Chunks, Tokens::Single, Tokens::Mixed];
-            out.extend(all.map(|tokens| Rope { head_dim, heads, group, norm, borrowed, tokens }));
+            out.extend(all.map(|tokens| Rope { head_dim, heads, group, norm, decisions, tokens }));
         }
     }
     out
@@ -109,7 +166,7 @@ pub fn ropes() -> Vec<Rope> {
 
 impl Case for Rope {
     fn name(&self) -> String {
-        let dms = ["", ", borrowed", ", borrowed by layer"][self.borrowed.map_or(0, |l| 1 + l as usize)];
+        let dms = self.decisions.name();
         let norm = if self.norm { ", norms" } else { "" };
         let single = match self.tokens {
             Tokens::Chunks => "",
@@ -125,15 +182,30 @@ impl Case for Rope {
         let (mut random, d) = (Random::new(5), self.head_dim);
         let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
         let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
+        let columns = self.decisions.columns(self.heads);
+        let mlp = [self.heads * columns.units, self.heads].map(|len| buffer(b, &random.floats(len.max(1))));
+        let own = acts(b, self.heads, &random.floats(ROWS * self.heads));
+        let (mut borrowed, mut predictor) = (None, None);
+        let alpha = |per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer };
+        match self.decisions {
+            Decisions::Given => {}
+            Decisions::Borrowed { per_layer } => borrowed = Some(Borrowed { heads: 1, alpha: alpha(per_layer) }),
+            Decisions::Adapter { per_layer } => {
+                predictor = Some(Predictor { own: Some(&own), columns, mlp: None, alpha: alpha(per_layer) });
+            }
+            Decisions::Predicted { units, .. } => {
+                let mlp = (units > 0).then_some(Mlp { weight: &mlp[0], bias: &mlp[1] });
+                predictor = Some(Predictor { own: None, columns, mlp, alpha: alpha(false) });
+            }
+        }
+        let stacked = if let Decisions::Adapter { .. } = self.decisions { 0 } else { columns.width() };
         let rope = QkvRopeArgs {
             qk_norm: self.norm.then_some([&q, &k]),
             rms_eps: 1e-6,
             inv_freq: &buffer(b, &inv_freq),
             rope_scale: 1.25,
-            borrowed: self
-                .borrowed
-                .map(|per_layer| Borrowed { heads: 1, alpha: Alpha { scale: 100.0, offset: 5.0, per_layer } }),
-            predictor: None,
+            borrowed,
+            predictor,
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };
@@ -145,7 +217,16 @@ impl Case for Rope {
         let n: usize = spans.iter().map(|s| s.len).sum();
         let n_q_heads = self.heads * self.group;
         let fed = vec![7, 130_001, 40_000];
-        let step = Step { n_q_heads, heads: self.heads, head_dim: d, codec: Codec::Bf16, fed, spans, single };
+        let step = Step {
+            n_q_heads,
+            heads: self.heads,
+            head_dim: d,
+            codec: Codec::Bf16,
+            fed,
+            spans,
+            columns: stacked,
+            single,
+        };
         let rows = random.floats(n * step.width());
         let stored = (single > 0).then(|| random.floats(step.spans.len() * 5 * step.width()));
         let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope);
@@ -188,7 +269,8 @@ impl Case for RoundTrip {
         let span = |i: usize| Span { seq: i, start: i, len: 1 };
         let spans = if self.single { (0..n).map(span).collect() } else { vec![Span { seq: 0, start: 0, len: n }] };
         let single = if self.single { n } else { 0 };
-        let step = Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans, single };
+        let step =
+            Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans, columns: 0, single };
         let mut rows = random.floats(n * step.width());
         // Values of all magnitudes, and a head of zeros.
         rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));

@@ -7,15 +7,16 @@ use super::{Acts, Cpu};
 /// Values of hidden units from which on rows are shared among threads.
 const ALONE: usize = 4096;
 
-/// Writes decisions `[n, heads]` of the first rows of `qkv`, whose last columns are the predictor's.
+/// Writes decisions `[n, heads]` of the first rows.
 pub(super) fn decide(cpu: &Cpu, decisions: &mut [f32], heads: usize, qkv: &Acts, predictor: &Predictor<'_, Cpu>) {
     let (n, columns, alpha) = (decisions.len() / heads, predictor.columns, predictor.alpha);
-    let at = qkv.width - columns.width();
+    let rows = predictor.own.unwrap_or(qkv);
+    let at = rows.width - columns.width();
     let share = if n * columns.units <= ALONE { n } else { n.div_ceil(4 * cpu.threads()) };
     cpu.thread_pool.tiles(&mut Tile::new(decisions, n, heads), share.max(1), heads, |_, tile| {
         let mut units = vec![0.0; columns.units];
         for i in 0..tile.rows() {
-            let row = &qkv.row(tile.row_range().start + i)[at..];
+            let row = &rows.row(tile.row_range().start + i)[at..];
             let column = |c: usize| (0..columns.copies).map(|copy| row[copy * columns.stride + c]).sum::<f32>();
             let first_unit = if columns.linear { heads } else { 0 };
             units.iter_mut().enumerate().for_each(|(u, unit)| *unit = gelu(column(first_unit + u)));

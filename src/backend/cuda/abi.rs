@@ -165,8 +165,17 @@ pub struct HeadParams {
     pub scale: f32,
     pub offset: f32,
     pub per_layer: i32,
+    pub columns: u64,
+    pub mlp_weight: u64,
+    pub mlp_bias: u64,
+    pub columns_width: i32,
+    pub linear: i32,
+    pub units: i32,
+    pub stride: i32,
+    pub copies: i32,
+    pub qkv_width: i32,
 }
-layout!(HeadParams: 48 { eps: 24, per_layer: 44 });
+layout!(HeadParams: 96 { eps: 24, columns: 48, qkv_width: 92 });
 
 /// Parameters of `attend.cu`, of its instances under other policies, and of the kernels beside those: `DecodeParams` in `decode.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -191,7 +200,7 @@ pub struct DecodeParams {
     pub chosen: u64,
     pub chosen_slots: u64,
 }
-layout!(DecodeParams: 368 { heads: 216, out: 264, layer: 324, logits: 336 });
+layout!(DecodeParams: 416 { heads: 216, out: 312, layer: 372, logits: 384 });
 
 /// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -207,7 +216,7 @@ pub struct PrefillParams {
     pub out_is_bf16: i32,
     pub layer: i32,
     pub score_scale: f32,
-    pub unused: i32,
+    pub qkv_width: i32,
     pub unpacked: u64,
     pub lane_pages: i32,
     pub first_staged: i32,
@@ -228,7 +237,7 @@ pub struct RopeParams {
     pub codec: i32,
     pub unused: i32,
 }
-layout!(RopeParams: 304 { heads: 216, qkv: 264 });
+layout!(RopeParams: 352 { heads: 216, qkv: 312 });
 
 /// Parameters of `merge.cu`: `MergeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -253,7 +262,7 @@ pub struct MergeParams {
     pub weight_offset: f32,
     pub unused: i32,
 }
-layout!(MergeParams: 144 { qkv: 48, layer: 104, weight_scale: 132 });
+layout!(MergeParams: 192 { qkv: 96, layer: 152, weight_scale: 180 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -226,7 +226,6 @@ kernels! {
     Add "add"
     RmsNorm "rms_norm"
     Swiglu "swiglu"
-    AdapterDecisions "adapter_decisions"
     /// In f32, with the weight's dtype as an argument: up to eight rows, any number.
     GemvPlain "gemv_plain"
     Gemm "gemm"

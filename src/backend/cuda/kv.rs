@@ -299,7 +299,7 @@ fn attend(
         out_is_bf16: out.bf16 as i32,
         layer: layer as i32,
         score_scale: score_scale(g),
-        unused: 0,
+        qkv_width: qkv.width as i32,
         unpacked: unpacked.at,
         lane_pages: unpacked.lane_pages as i32,
         first_staged: unpacked.first_staged as i32,

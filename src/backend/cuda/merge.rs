@@ -1,6 +1,6 @@
 //! Merging of a step's rows before attention: `kernels/merge.cu`.
 
-use super::super::{Alpha, Borrowed, KvTables, QkvRopeArgs, Span};
+use super::super::{Borrowed, Columns, KvTables, QkvRopeArgs, Span};
 use super::Cuda;
 use super::abi::{Arg, HeadParams, MergeParams};
 use super::kernels::Kernel;
@@ -21,7 +21,7 @@ pub(super) fn prepare(
     spans: &[Span],
     rope: &QkvRopeArgs<'_, Cuda>,
 ) -> HeadParams {
-    let heads = head_params(rope);
+    let heads = head_params(qkv, rope);
     let g = &kv.geometry;
     let Some(merging) = g.policy.merging() else { return heads };
     let (every, dmc) = match merging {
@@ -65,18 +65,31 @@ pub(super) fn fork(kv: &mut KvTables<Cuda>, from: usize, to: usize) {
     }
 }
 
-fn head_params(rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
+fn head_params(qkv: &Acts, rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
     let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-    let Borrowed { heads, alpha: Alpha { scale, offset, per_layer } } = rope.borrowed.unwrap_or_default();
-    HeadParams {
+    let Borrowed { heads, alpha } = rope.borrowed.unwrap_or_default();
+    let mut params = HeadParams {
         q_norm,
         k_norm,
         inv_freq: rope.inv_freq.ptr(),
         eps: rope.rms_eps,
         rope_factor: rope.rope_scale,
         borrowed: heads as i32,
-        scale,
-        offset,
-        per_layer: per_layer as i32,
+        qkv_width: qkv.width as i32,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    let mut alpha = alpha;
+    if let Some(predictor) = &rope.predictor {
+        let (rows, Columns { linear, units, stride, copies }) = (predictor.own.unwrap_or(qkv), predictor.columns);
+        params.columns = rows.ptr() + ((rows.width - copies * stride) * size_of::<f32>()) as u64;
+        params.columns_width = rows.width as i32;
+        (params.linear, params.units) = (linear as i32, units as i32);
+        (params.stride, params.copies) = (stride as i32, copies as i32);
+        (params.mlp_weight, params.mlp_bias) =
+            predictor.mlp.as_ref().map_or((0, 0), |mlp| (mlp.weight.ptr(), mlp.bias.ptr()));
+        assert!(copies <= 2, "the kernels add up two copies");
+        alpha = predictor.alpha;
     }
+    (params.scale, params.offset, params.per_layer) = (alpha.scale, alpha.offset, alpha.per_layer as i32);
+    params
 }
