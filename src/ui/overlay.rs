@@ -64,6 +64,25 @@ pub trait Overlay<A>: Any {
     }
 }
 
+/// Where a key moves the first row of a page that ends at `last`; `None` if it does not scroll.
+pub fn scrolled(top: usize, key: KeyCode, page: usize, last: usize) -> Option<usize> {
+    let to = match key {
+        KeyCode::Up => top.saturating_sub(1),
+        KeyCode::Down => top + 1,
+        KeyCode::PageUp => top.saturating_sub(page),
+        KeyCode::PageDown => top + page,
+        KeyCode::Home => 0,
+        KeyCode::End => last,
+        _ => return None,
+    };
+    Some(to.min(last))
+}
+
+/// Where the wheel moves it.
+pub fn wheeled(top: usize, down: bool, last: usize) -> usize {
+    top.saturating_add_signed(if down { WHEEL_ROWS } else { -WHEEL_ROWS }).min(last)
+}
+
 /// An area without its first and last column.
 pub fn inside(area: Rect) -> Rect {
     Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area }

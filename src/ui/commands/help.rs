@@ -6,7 +6,7 @@ use crate::ui::action::{Action, Group as Keys};
 use crate::ui::editor::Editor;
 use crate::ui::keymap::Key;
 use crate::ui::numbers::LEGEND;
-use crate::ui::overlay::{After, Overlay, WHEEL_ROWS, edit_line, field, inside, row};
+use crate::ui::overlay::{After, Overlay, edit_line, field, inside, row, scrolled, wheeled};
 use crate::ui::picker::NOTHING;
 use crate::ui::state::App;
 use crate::ui::text::{clean_line, count, wrap};
@@ -75,8 +75,9 @@ impl Help {
         lines(app, usize::from(app.size.0).saturating_sub(2), true, self.query.text())
     }
 
-    fn go(&mut self, app: &App, row: usize) {
-        self.scroll = row.min(self.rows(app).len().saturating_sub(page_rows(app)));
+    /// The last row that the help can begin with.
+    fn last(&self, app: &App) -> usize {
+        self.rows(app).len().saturating_sub(page_rows(app))
     }
 }
 
@@ -109,20 +110,13 @@ impl Overlay<App> for Help {
 
     /// Scrolls; any other key edits what the rows are filtered by.
     fn key(&mut self, app: &mut App, key: Key, action: Option<Action>) -> After {
-        let page = page_rows(app);
-        match (key.code, action) {
-            (KeyCode::Enter, _) | (_, Some(Action::Help)) => return After::Close,
-            (KeyCode::Up, _) => self.go(app, self.scroll.saturating_sub(1)),
-            (KeyCode::Down, _) => self.go(app, self.scroll + 1),
-            (KeyCode::PageUp, _) => self.go(app, self.scroll.saturating_sub(page)),
-            (KeyCode::PageDown, _) => self.go(app, self.scroll + page),
-            (KeyCode::Home, _) => self.scroll = 0,
-            (KeyCode::End, _) => self.go(app, usize::MAX),
-            _ => {
-                edit_line(&mut self.query, key, action);
-                self.scroll = 0;
-            }
+        if key.code == KeyCode::Enter || action == Some(Action::Help) {
+            return After::Close;
         }
+        self.scroll = scrolled(self.scroll, key.code, page_rows(app), self.last(app)).unwrap_or_else(|| {
+            edit_line(&mut self.query, key, action);
+            0
+        });
         After::Stay
     }
 
@@ -132,7 +126,7 @@ impl Overlay<App> for Help {
     }
 
     fn scroll(&mut self, app: &mut App, down: bool) {
-        self.go(app, self.scroll.saturating_add_signed(if down { WHEEL_ROWS } else { -WHEEL_ROWS }));
+        self.scroll = wheeled(self.scroll, down, self.last(app));
     }
 
     fn plain_lines(&self, app: &App, columns: usize) -> Option<Vec<String>> {
