@@ -27,7 +27,7 @@ pub use handle::{
 pub use kv_stats::KvStats;
 pub use model::{ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
-pub use probe::{Finding, Probe};
+pub use probe::{Finding, Likely, Probe, TokenChoice};
 pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
 pub(crate) use sampling::sampling_table;
 pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingState};

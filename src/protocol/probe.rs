@@ -1,7 +1,7 @@
 //! Probes: what is asked beside a conversation, of which nothing changes. They run on a sequence of their own, one after the other
 //! and after the requests before them; [`Command::Cancel`](super::Command::Cancel) drops them.
 
-use super::{Ask, RecallRequest, Recalled, TextKind, TurnReport};
+use super::{Ask, RecallRequest, Recalled, TextKind, Token, TurnReport};
 
 /// What is asked.
 #[derive(Clone, Debug)]
@@ -10,6 +10,8 @@ pub enum Probe {
     Recall(Box<RecallRequest>),
     /// An answer that is not part of the conversation. `dense`: from a cache of its own that drops nothing.
     Aside { ask: Box<Ask>, dense: bool },
+    /// How probable each token of the last answer was. These are its tokens.
+    Logprobs(Vec<Token>),
 }
 
 /// What was found.
@@ -21,4 +23,21 @@ pub enum Finding {
     Text { dense: bool, kind: TextKind, text: String },
     /// The end of an answer aside. The report's turn is 0, and its log is empty.
     Said { dense: bool, report: Box<TurnReport> },
+    /// The tokens of the answer, or why they were not read again.
+    Logprobs(Result<Vec<TokenChoice>, String>),
+}
+
+/// A token of an answer, and those that were likeliest in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenChoice {
+    pub said: Likely,
+    /// The likeliest others, in order.
+    pub others: Vec<Likely>,
+}
+
+/// A token and its log-probability before temperature and filters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Likely {
+    pub text: String,
+    pub logprob: f64,
 }

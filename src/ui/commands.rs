@@ -8,6 +8,7 @@ pub mod compare;
 mod copy;
 pub mod find;
 pub mod help;
+pub mod logprobs;
 mod model;
 pub mod models;
 mod pin;
@@ -46,6 +47,7 @@ pub const ALL: &[Command] = &[
     recall::RECALL,
     compare::COMPARE,
     twin::TWIN,
+    logprobs::LOGPROBS,
     cache::REBUILD,
     cache::STATS,
     model::MODEL,

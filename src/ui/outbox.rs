@@ -29,7 +29,7 @@ impl Purpose {
             Self::Generate(request) => Some(Asked::Turn(request.turn)),
             Self::Probe(Probe::Recall(_)) => Some(Asked::Recall),
             Self::Probe(Probe::Aside { dense, .. }) => Some(Asked::Aside { dense: *dense }),
-            Self::Rewind => None,
+            Self::Probe(Probe::Logprobs(_)) | Self::Rewind => None,
         }
     }
 }

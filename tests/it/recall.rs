@@ -211,3 +211,39 @@ fn an_answer_in_a_fork_leaves_pages_log_and_logits_as_they_were() {
     let logits: Vec<_> = with.0.iter().enumerate().filter(|(i, _)| !own.contains(i)).map(|(_, row)| row).collect();
     assert!(logits.into_iter().eq(&without.0), "every row of logits is the same, bit by bit");
 }
+
+/// The answer is read once more under its log: its tokens have the reference's log-probabilities,
+/// beside the likeliest others, and the conversation stays as it was.
+#[test]
+fn the_log_probabilities_of_an_answer_are_those_of_the_reference() {
+    let tiny = talker();
+    let mut s = Session::new(&tiny);
+    s.ask(SAID);
+    let answer = s.ask("and a second question of some length, so that something is dropped").generated;
+    let (stored, pages) = (s.stored(), s.watch.seen().pages);
+    let read = |s: &mut Session<'_>, tokens: &[u32]| {
+        s.send(Command::Probe(Probe::Logprobs(tokens.to_vec())));
+        s.wait(|e| if let Event::Found(Finding::Logprobs(found)) = e { Some(found.clone()) } else { None })
+    };
+    let found = read(&mut s, &answer).expect("it is in the cache");
+    assert_eq!(found.len(), answer.len());
+    let (wanted, tokens) = (s.wanted(), s.tokens());
+    // The last token of the answer was not fed yet.
+    let start = tokens.len() + 1 - answer.len();
+    for (i, (token, &said)) in found.iter().zip(&answer).enumerate() {
+        let row = &wanted.logits[start + i - 1];
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|l| (l - max).exp()).sum();
+        let logprob = |token: usize| row[token] - max - sum.ln();
+        assert!((logprob(said as usize) - token.said.logprob).abs() < 1e-3, "token {i}");
+        let mut others: Vec<f64> = (0..row.len()).filter(|&other| other != said as usize).map(logprob).collect();
+        others.sort_by(|a, b| b.total_cmp(a));
+        assert_eq!(token.others.len(), 3);
+        assert!(
+            token.others.iter().zip(others).all(|(found, other)| (found.logprob - other).abs() < 1e-3),
+            "token {i}"
+        );
+    }
+    assert!(read(&mut s, &[1, 2, 3]).expect_err("never said").starts_with("the answer is not in the cache"));
+    assert_eq!((s.stored(), s.watch.seen().pages), (stored, pages));
+}

@@ -5,6 +5,7 @@
 //! beside them.
 
 mod aside;
+mod logprobs;
 mod recall;
 mod trial;
 mod twin;
@@ -21,6 +22,7 @@ use crate::engine::loaded::Loaded;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::Stage;
 use crate::protocol::{Dial, Event, EventSender, Finding, Phase, Probe};
+use logprobs::Logprobs;
 use recall::Recall;
 
 /// A probe that runs.
@@ -33,6 +35,7 @@ pub(in crate::engine) struct Running {
 
 enum Kind {
     Recall(Box<Recall>),
+    Logprobs(Logprobs),
     /// `dense`: from a cache that drops nothing.
     Aside {
         asked: Box<Asked>,
@@ -62,7 +65,9 @@ impl Running {
     pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Option<Phase> {
         let done = self.chain.context.len(runner);
         match &self.kind {
-            Kind::Recall(_) => Some(Phase::Prefill { done, total: done + self.chain.tokens_left() }),
+            Kind::Recall(_) | Kind::Logprobs(_) => {
+                Some(Phase::Prefill { done, total: done + self.chain.tokens_left() })
+            }
             Kind::Aside { asked, .. } => Some(asked.phase(&self.chain)),
             Kind::Trial(_) => None,
         }
@@ -75,8 +80,10 @@ impl Running {
             (Stage::Prefill, kind) => {
                 let n = chain.feed(&mut m.runner, size)?;
                 m.runner.check_finite()?;
-                if let Kind::Recall(recall) = kind {
-                    recall.score(&mut m.runner, &chain.context, n)?;
+                match kind {
+                    Kind::Recall(recall) => recall.score(&mut m.runner, &chain.context, n)?,
+                    Kind::Logprobs(logprobs) => logprobs.score(&mut m.runner, &chain.context, n)?,
+                    Kind::Aside { .. } | Kind::Trial(_) => {}
                 }
                 Ok(Some(n))
             }
@@ -102,6 +109,7 @@ impl<B: Backend> Conversation<B> {
         let begun = match probe {
             Probe::Recall(request) => self.begin_recall(m, *request),
             Probe::Aside { ask, dense } => self.begin_aside(m, *ask, dense),
+            Probe::Logprobs(answer) => self.begin_logprobs(m, answer),
         };
         match begun {
             Ok((chain, kind)) => self.probes.push(Running { events, cancelled: false, chain, kind }),
@@ -156,6 +164,7 @@ impl<B: Backend> Conversation<B> {
         let Running { events, chain, kind, .. } = probe;
         match kind {
             Kind::Recall(recall) => self.end_recall(m, &events, chain, *recall, halt),
+            Kind::Logprobs(logprobs) => self.end_logprobs(m, &events, chain, logprobs, halt),
             Kind::Aside { asked, dense } => self.end_aside(m, &events, chain, *asked, dense, halt),
             Kind::Trial(waiting) => self.end_trial(m, chain, waiting, halt),
         }

@@ -189,6 +189,7 @@ impl Runtime {
                 match &mut probe {
                     Probe::Recall(request) => request.prompt = prompt,
                     Probe::Aside { ask, .. } => ask.prompt = prompt,
+                    Probe::Logprobs(_) => {}
                 }
                 self.send_now(Command::Probe(probe));
                 Some(AppEvent::Restored)

@@ -3,7 +3,7 @@
 use super::{files, texts, turns};
 use crate::chat::{Message, MessageId};
 use crate::protocol::{Command, Event, Finding, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
-use crate::ui::commands::{compact, compare, twin};
+use crate::ui::commands::{compact, compare, logprobs, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
@@ -64,6 +64,7 @@ pub fn event(app: &mut App, event: Event) {
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
         Event::Found(Finding::Recalled(result)) => inspect::recalled(app, result),
+        Event::Found(Finding::Logprobs(found)) => logprobs::found(app, found),
         Event::Found(Finding::Text { dense: false, kind, text }) => compact::streamed(app, kind, &text),
         Event::Found(Finding::Text { dense: true, kind, text }) => compare::streamed(app, kind, &text),
         Event::Found(Finding::Said { dense: false, report }) => compact::done(app, *report),

@@ -1,0 +1,122 @@
+//! The log-probabilities of an answer: its log is fed once more from the last kept state before it, and
+//! the logits before each of its tokens say how probable the token was, and which ones were likelier.
+
+use super::Kind;
+use crate::backend::Backend;
+use crate::engine::chain::Chain;
+use crate::engine::context::Context;
+use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::loaded::Loaded;
+use crate::engine::reply::flat_of;
+use crate::engine::runner::{NonFinite, Runner};
+use crate::protocol::{Event, EventSender, Finding, Likely, LogEntry, Token, TokenChoice};
+use crate::sampler::log_softmax;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::flat::{CLOSE, OPEN};
+
+/// Other tokens that are named beside each one.
+const OTHERS: usize = 3;
+
+/// An answer that is fed again.
+pub(super) struct Logprobs {
+    answer: Vec<Token>,
+    /// Position of its first token.
+    start: usize,
+    /// Of each token: itself and the likeliest others, with their log-probabilities.
+    found: Vec<Vec<(Token, f64)>>,
+}
+
+impl Logprobs {
+    /// Scores the answer's tokens that follow the `n` just fed.
+    pub fn score<B: Backend>(&mut self, runner: &mut Runner<B>, context: &Context, n: usize) -> Result<(), NonFinite> {
+        let end = context.len(runner);
+        let (first, last) = ((end - n).max(self.start - 1), end.min(self.start + self.answer.len() - 1));
+        if first >= last {
+            return Ok(());
+        }
+        let Self { answer, start, found } = self;
+        let fed = end - n;
+        runner.logits(first - fed..last - fed, |row, logits| found.push(choice(logits, answer[fed + row + 1 - *start])))
+    }
+
+    fn report(self, tokenizer: &Tokenizer) -> Vec<TokenChoice> {
+        let shown = |text: &str| text.replace([OPEN, CLOSE], "");
+        let (text, ends) = flat_of(tokenizer, self.answer.iter().copied());
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let texts = starts.zip(&ends).map(|(start, &end)| shown(&text[start..end]));
+        let token = |(said, found): (String, Vec<(Token, f64)>)| {
+            let mut likely = found.into_iter();
+            let logprob = likely.next().map_or(f64::NEG_INFINITY, |(_, logprob)| logprob);
+            let other = |(token, logprob)| Likely { text: shown(&flat_of(tokenizer, [token]).0), logprob };
+            TokenChoice { said: Likely { text: said, logprob }, others: likely.map(other).collect() }
+        };
+        texts.zip(self.found).map(token).collect()
+    }
+}
+
+/// A token and the likeliest others, with their log-probabilities.
+fn choice(logits: &[f32], said: Token) -> Vec<(Token, f64)> {
+    let logprobs = log_softmax(logits);
+    let logprob = |token: &Token| logprobs[*token as usize];
+    let mut others: Vec<Token> = (0..logits.len() as Token).filter(|&token| token != said).collect();
+    if others.len() > OTHERS {
+        others.select_nth_unstable_by(OTHERS, |a, b| logprob(b).total_cmp(&logprob(a)));
+        others.truncate(OTHERS);
+    }
+    others.sort_by(|a, b| logprob(b).total_cmp(&logprob(a)));
+    std::iter::once(said).chain(others).map(|token| (token, logprob(&token))).collect()
+}
+
+/// Where the log has an answer last: the entry before its first token, and that token's position.
+fn find(log: &[LogEntry], pending: Option<Token>, answer: &[Token]) -> Option<(usize, usize)> {
+    let token = |(at, entry): (usize, &LogEntry)| match entry {
+        LogEntry::Token(token) => Some((at, *token)),
+        _ => None,
+    };
+    let fed = log.iter().enumerate().filter_map(token);
+    let (entries, tokens): (Vec<usize>, Vec<Token>) = fed.chain(pending.map(|token| (log.len(), token))).unzip();
+    let at = (1..tokens.len()).rev().find(|&at| tokens[at..].starts_with(answer))?;
+    Some((entries[at - 1], at))
+}
+
+impl<B: Backend> Conversation<B> {
+    pub(super) fn begin_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<(Chain, Kind), Finding> {
+        self.try_logprobs(m, answer).map_err(|why| Finding::Logprobs(Err(why)))
+    }
+
+    fn try_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<(Chain, Kind), String> {
+        let Context { log, pending, .. } = &self.chain.context;
+        let found = find(log, *pending, &answer).filter(|_| !answer.is_empty());
+        let (before, start) = found.ok_or("the answer is not in the cache; your next message loads it again")?;
+        // The token before the answer has to be fed here.
+        let log = log.clone();
+        let kept = m.snapshots.longest_log(&log[..before]);
+        let from = kept.map_or(0, |context| context.log.len());
+        let fork = match kept {
+            Some(context) => context.fork(&mut m.runner),
+            None => Context::new(&mut m.runner, true),
+        };
+        let mut chain = Chain::idle(fork.map_err(|error| format!("no room to read it again: {error}"))?);
+        chain.replay(&log[from..]);
+        Ok((chain, Kind::Logprobs(Logprobs { answer, start, found: Vec::new() })))
+    }
+
+    pub(super) fn end_logprobs(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        chain: Chain,
+        logprobs: Logprobs,
+        halt: Option<Halt>,
+    ) {
+        self.leave(m, chain);
+        let result = match halt {
+            None => Ok(logprobs.report(&m.vocabulary.tokenizer)),
+            Some(Halt::Cancelled) => Err("stopped".to_owned()),
+            Some(Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why)) => {
+                Err(format!("no room to read it again: {why}"))
+            }
+        };
+        events.event(Event::Found(Finding::Logprobs(result)));
+    }
+}

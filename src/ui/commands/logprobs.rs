@@ -1,0 +1,199 @@
+//! `/logprobs`: how probable each token of the last answer was, and what the model would have said
+//! instead.
+
+use super::{Command, Group};
+use crate::protocol::{Command as Engine, Likely, Probe, TokenChoice};
+use crate::ui::action::Action;
+use crate::ui::keymap::Key;
+use crate::ui::memory::shown;
+use crate::ui::overlay::{After, Overlay, inside, row, scrolled, wheeled};
+use crate::ui::refusal::Done;
+use crate::ui::state::App;
+use crate::ui::text::{plural, truncate, width};
+use crate::ui::theme::Role;
+use crate::ui::update::turns;
+use crossterm::event::KeyCode;
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+pub const LOGPROBS: Command =
+    Command::new(Group::Memory, "logprobs", "", "how sure the model was of each token of the last answer", run)
+        .also(&["probs"]);
+
+/// Tokens that were less probable are marked.
+const UNSURE: f64 = 0.5;
+/// Columns of a token.
+const TOKEN: usize = 18;
+/// Rows above the list, and with the line below it.
+const TITLE: u16 = 2;
+
+/// Asks for the answer's tokens once more, and opens the page that waits for them.
+fn run(app: &mut App, _: &str) -> Done {
+    turns::idle(app)?;
+    app.model()?;
+    let last = app.chat.context_path().last().and_then(|message| message.report.as_ref());
+    let answer = last.map(|report| report.generated.clone()).filter(|tokens| !tokens.is_empty());
+    app.send(Engine::Probe(Probe::Logprobs(answer.ok_or("there is no answer yet")?)));
+    app.open(Logprobs { found: None, top: 0 });
+    Ok(())
+}
+
+/// Fills the page, if it is still open.
+pub fn found(app: &mut App, found: Result<Vec<TokenChoice>, String>) {
+    if let Some(page) = app.overlay_mut::<Logprobs>() {
+        page.found = Some(found);
+    }
+}
+
+struct Logprobs {
+    /// `None` while the engine reads the answer again.
+    found: Option<Result<Vec<TokenChoice>, String>>,
+    /// First row shown.
+    top: usize,
+}
+
+impl Logprobs {
+    fn tokens(&self) -> &[TokenChoice] {
+        self.found.as_ref().and_then(|found| found.as_deref().ok()).unwrap_or_default()
+    }
+
+    /// What is known of all tokens, or why there are none.
+    fn title(&self, app: &App) -> String {
+        let tokens = match &self.found {
+            None => return format!("reading the answer again ({} stops)", app.key(Action::Stop)),
+            Some(Err(why)) => return why.clone(),
+            Some(Ok(tokens)) => tokens,
+        };
+        let mean = tokens.iter().map(|t| t.said.logprob).sum::<f64>() / tokens.len().max(1) as f64;
+        let unsure = tokens.iter().filter(|t| is_unsure(t)).count();
+        let share = UNSURE * 100.0;
+        format!(
+            "{}, mean {mean:.3}, perplexity {:.2}; {unsure} below {share:.0} %",
+            plural(tokens.len() as u64, "token"),
+            (-mean).exp(),
+        )
+    }
+
+    /// The last row that the list can begin with.
+    fn last(&self, app: &App) -> usize {
+        self.tokens().len().saturating_sub(page_rows(app))
+    }
+}
+
+fn is_unsure(token: &TokenChoice) -> bool {
+    token.said.logprob.exp() < UNSURE
+}
+
+fn page_rows(app: &App) -> usize {
+    usize::from(app.size.1.saturating_sub(TITLE + 2)).max(1)
+}
+
+/// `"text"`, in one line.
+fn quoted(app: &App, token: &Likely) -> String {
+    format!("\"{}\"", shown(&token.text, if app.theme.ascii { "$" } else { "↵" }))
+}
+
+fn percent(token: &Likely) -> String {
+    format!("{:.1} %", 100.0 * token.logprob.exp())
+}
+
+const HEAD: &str = "log p";
+
+/// A token with its log-probability and its probability, and the likeliest others.
+fn token_row(app: &App, token: &TokenChoice, columns: usize) -> Line<'static> {
+    let theme = &app.theme;
+    let (sign, role) = if is_unsure(token) { ("?", Role::Warning) } else { (" ", Role::Text) };
+    let text = truncate(&quoted(app, &token.said), TOKEN);
+    let pad = " ".repeat(TOKEN - width(&text));
+    let said = format!("{sign} {text}{pad} {:>8.3} {:>8}", token.said.logprob, percent(&token.said));
+    let others = token.others.iter().map(|other| format!("{} {}", quoted(app, other), percent(other)));
+    let room = columns.saturating_sub(width(&said) + 3);
+    let others = truncate(&others.collect::<Vec<_>>().join("  "), room);
+    Line::from(vec![
+        Span::styled(said, theme.style(role)),
+        Span::styled(format!("   {others}"), theme.style(Role::Dim)),
+    ])
+}
+
+impl Overlay<App> for Logprobs {
+    fn draw(&self, frame: &mut Frame, area: Rect, app: &App) {
+        let (inside, buffer, theme) = (inside(area), frame.buffer_mut(), &app.theme);
+        let columns = usize::from(inside.width);
+        let mut line = |at: Rect, text: &str, role| {
+            buffer.set_string(at.x, at.y, truncate(text, columns), theme.style(role));
+        };
+        line(row(inside, 0), &format!("logprobs: {}", self.title(app)), Role::Title);
+        let close = app.key(Action::Stop);
+        line(row(inside, -1), &format!("arrows, PageUp, PageDown scroll, {close} closes"), Role::Dim);
+        if self.tokens().is_empty() {
+            return;
+        }
+        let head = format!("  {:<TOKEN$} {HEAD:>8} {:>8}   instead", "token", "p");
+        line(row(inside, 1), &head, Role::Dim);
+        for (n, token) in self.tokens().iter().skip(self.top).take(page_rows(app)).enumerate() {
+            let at = row(inside, (TITLE + n as u16) as i16);
+            buffer.set_line(at.x, at.y, &token_row(app, token, columns), inside.width);
+        }
+    }
+
+    fn key(&mut self, app: &mut App, key: Key, _: Option<Action>) -> After {
+        if matches!(key.code, KeyCode::Enter | KeyCode::Char('q')) {
+            return self.escape(app);
+        }
+        self.top = scrolled(self.top, key.code, page_rows(app), self.last(app)).unwrap_or(self.top);
+        After::Stay
+    }
+
+    fn escape(&mut self, app: &mut App) -> After {
+        if self.found.is_none() {
+            app.send(Engine::Cancel);
+        }
+        After::Close
+    }
+
+    fn scroll(&mut self, app: &mut App, down: bool) {
+        self.top = wheeled(self.top, down, self.last(app));
+    }
+
+    fn plain_lines(&self, app: &App, columns: usize) -> Option<Vec<String>> {
+        self.found.as_ref()?;
+        let rows = self.tokens().iter().map(|token| token_row(app, token, columns).to_string());
+        Some(std::iter::once(self.title(app)).chain(rows).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Event, Finding};
+    use crate::ui::effect::Effect;
+    use crate::ui::testing::*;
+
+    #[test]
+    fn an_answers_tokens_are_listed_with_what_was_likelier() {
+        let mut app = app(80, 12, 8, 4);
+        assert!(say(&mut app, "/logprobs").is_empty());
+        assert_eq!(notice(&app), "/logprobs: there is no answer yet");
+        turn(&mut app, "q", "hm", "Fine.");
+        let effects = say(&mut app, "/logprobs");
+        assert!(matches!(&effects[..], [Effect::Engine(Engine::Probe(Probe::Logprobs(tokens)))] if *tokens == [1, 2]));
+        assert!(screen(&mut app).contains("reading the answer again (Esc stops)"));
+        // Closed before it has ended.
+        assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Engine::Cancel)]));
+        engine(&mut app, Event::Found(Finding::Logprobs(Err("stopped".into()))));
+        assert!(app.overlays.is_empty());
+
+        say(&mut app, "/logprobs");
+        let likely = |text: &str, p: f64| Likely { text: text.into(), logprob: p.ln() };
+        let token = |n: usize| TokenChoice {
+            said: likely(&format!(" word{n}\n"), if n % 4 == 1 { 0.25 } else { 0.9 }),
+            others: vec![likely(" other", 0.05), likely("\u{1b}[2J", 0.03), likely("日本", 0.01)],
+        };
+        engine(&mut app, Event::Found(Finding::Logprobs(Ok((0..20).map(token).collect()))));
+        insta::assert_snapshot!(screen(&mut app));
+        press(&mut app, KeyCode::End);
+        assert!(screen(&mut app).contains("word19") && !screen(&mut app).contains("word0"));
+        assert!(press(&mut app, KeyCode::Esc).is_empty() && app.overlays.is_empty());
+    }
+}
