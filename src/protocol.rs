@@ -25,7 +25,7 @@ pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
 pub use kv_stats::KvStats;
-pub use model::{ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
+pub use model::{Decisions, ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use probe::{Finding, Likely, Probe, TokenChoice};
 pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};

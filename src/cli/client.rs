@@ -282,6 +282,9 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         "eviction": report.eviction,
         "kv": report.kv,
     });
+    if let Some(decisions) = &info.identity.decisions {
+        object["decisions"] = json!(decisions);
+    }
     if let Some(at) = report.thought_closed_at {
         object["thought_closed_at"] = json!(at);
     }

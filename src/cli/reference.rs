@@ -29,7 +29,8 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
         Adapter::File(path) => absolute(path)?,
     };
     let budget = settings.policy_request().budget();
-    Some(ModelReference { model, revision, adapter, policy: Some(settings.policy), budget })
+    let Settings { threshold, window, sinks, .. } = *settings;
+    Some(ModelReference { model, revision, adapter, policy: Some(settings.policy), budget, threshold, window, sinks })
 }
 
 /// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
@@ -83,6 +84,9 @@ pub fn settings(reference: &ModelReference, settings: &Settings, given: Given) -
     }
     if !given.adapter {
         settings.adapter = reference.adapter.parse().unwrap_or_default();
+        settings.threshold = settings.threshold.or(reference.threshold);
+        settings.window = settings.window.or(reference.window);
+        settings.sinks = settings.sinks.or(reference.sinks);
     }
     settings
 }

@@ -11,8 +11,8 @@ use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
-    LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token,
-    WeightsInfo, WhenFull,
+    Decisions, LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit,
+    Token, WeightsInfo, WhenFull,
 };
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
@@ -154,6 +154,7 @@ fn model_info<B: Backend>(
             tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
             device: runner.backend().about().name,
             weights: Some(weight_format(checkpoint).to_owned()),
+            decisions: decisions(checkpoint),
         },
         family: c.family.name.to_owned(),
         n_params: checkpoint.n_params,
@@ -178,6 +179,20 @@ fn model_info<B: Backend>(
         think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
         default_sampling: default_sampling(&checkpoint.generation),
     }
+}
+
+/// Where the model's decisions come from.
+fn decisions(checkpoint: &Checkpoint) -> Option<Decisions> {
+    let dms = checkpoint.config.dms.as_ref()?;
+    let source = checkpoint.adapter.as_ref();
+    Some(Decisions {
+        kind: source.map_or(dms.variant.name(), |source| source.kind).to_owned(),
+        name: source.map_or(&checkpoint.name, |source| &source.name).clone(),
+        hash: source.map(|source| source.hash.clone()),
+        threshold: dms.threshold(),
+        window: dms.rule.window,
+        sinks: dms.rule.sinks,
+    })
 }
 
 /// What rendering prompts of at most `context` tokens needs.

@@ -22,13 +22,13 @@ pub struct Plan {
 }
 
 /// Data to load a model again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelReference {
     /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.
     pub model: String,
     /// The commit of a hub model; `None` for others.
     pub revision: Option<String>,
-    /// `auto`, `none`, or the absolute path of an adapter file.
+    /// `auto`, `none`, the absolute path of an adapter, or a hub id.
     pub adapter: String,
     /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget; missing in files of older
     /// versions.
@@ -36,6 +36,13 @@ pub struct ModelReference {
     pub policy: Option<PolicyKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
+    /// What the settings change of the eviction rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks: Option<usize>,
 }
 
 impl ModelReference {
@@ -49,7 +56,7 @@ impl ModelReference {
 }
 
 /// Which model it is, on which device: what has to be equal for saved tokens to mean the same.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelIdentity {
     /// The name for the user: `demo`, the name of a folder, or `ORG/NAME`.
     pub name: String,
@@ -64,6 +71,26 @@ pub struct ModelIdentity {
     /// Format of the weights; missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
+    /// Where decisions about eviction come from; missing for a model without, and in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decisions: Option<Decisions>,
+}
+
+/// A source of decisions about eviction, with the rule's parameters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Decisions {
+    /// `borrowed`, `adapter`, `predictor` or `kvzap`.
+    pub kind: String,
+    /// The model's own name, or that of a file or hub id.
+    pub name: String,
+    /// Hex digest of a file's content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    /// Score below which a predictor marks a token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f32>,
+    pub window: usize,
+    pub sinks: usize,
 }
 
 impl ModelIdentity {

@@ -153,6 +153,10 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
             (PolicyKind::Dms, "adapter") => {
                 info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}"))
             }
+            (PolicyKind::Dms, "predictor") => {
+                let name = info.identity.decisions.as_ref().map_or("a predictor", |source| source.name.as_str());
+                format!("dms, {name}")
+            }
             (PolicyKind::Dms, how) if how != "none" => format!("dms, {how}"),
             (policy, _) => policy.to_string(),
         };

@@ -50,6 +50,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
             tokenizer_fingerprint: "t".into(),
             device: "cpu, 2 threads".into(),
             weights: Some("f32".into()),
+            decisions: None,
         },
         family: "qwen3".into(),
         n_params: 1,

@@ -23,6 +23,7 @@ pub fn info() -> ModelInfo {
             tokenizer_fingerprint: "t1".into(),
             device: "cpu, 2 threads".into(),
             weights: Some("f32".into()),
+            decisions: None,
         },
         n_layers: 2,
         n_kv_heads: 2,
