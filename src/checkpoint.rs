@@ -186,9 +186,15 @@ impl Checkpoint {
 
     /// Says that an adapter was chosen automatically.
     pub fn found_adapter(&self) -> Option<String> {
-        let found = self.adapter.as_ref().filter(|source| source.found);
-        let base = found?.base.as_deref().unwrap_or("an unnamed model");
-        Some(format!("adapter for {base} in use; --adapter none turns it off"))
+        let source = self.adapter.as_ref().filter(|source| source.found)?;
+        let predicts = self.config.dms.as_ref().and_then(|dms| Some((dms.threshold()?, dms.rule.window)));
+        let Some((threshold, window)) = predicts else {
+            let base = source.base.as_deref().unwrap_or("an unnamed model");
+            return Some(format!("adapter for {base} in use; --adapter none turns it off"));
+        };
+        let figures = source.card.as_ref().and_then(|card| card.figures(threshold, window));
+        let promise = figures.map(|(ratio, kl)| format!(", about {ratio:.1}x, KL {kl:.3} on held-out text"));
+        Some(format!("evicts by {}{}; --adapter none turns it off", source.name, promise.unwrap_or_default()))
     }
 
     /// Notices about what is not as the files say.
