@@ -14,11 +14,7 @@ pub fn info() -> ModelInfo {
     ModelInfo {
         identity: ModelIdentity {
             name: "demo".into(),
-            reference: Some(ModelReference {
-                model: "demo".into(),
-                adapter: "auto".into(),
-                ..ModelReference::default()
-            }),
+            reference: Some(ModelReference { model: "demo".into(), adapter: "auto".into(), ..Default::default() }),
             model_fingerprint: "m1".into(),
             tokenizer_fingerprint: "t1".into(),
             device: "cpu, 2 threads".into(),
