@@ -75,8 +75,13 @@ fn json_is_one_object_whose_numbers_agree() {
         "weights",
         "eviction",
         "kv",
+        "decisions",
     ];
     assert_eq!(keys, wanted);
+    assert_eq!(
+        (json["decisions"]["kind"].as_str(), json["decisions"]["name"].as_str()),
+        (Some("borrowed"), Some("demo"))
+    );
     assert!(json["answer"].as_str().unwrap().ends_with("-7") && json["stop_reason"] == "end", "{json}");
     assert_eq!((json["seed"].as_u64(), json["model"].as_str()), (Some(7), Some("demo")));
     let kv = &json["kv"];
