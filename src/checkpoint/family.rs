@@ -22,48 +22,24 @@ pub struct Family {
     pub interleaved: bool,
 }
 
-pub const FAMILIES: [Family; 4] = [
-    Family {
-        name: "qwen3",
-        qk_norm: true,
-        qkv_bias: false,
-        mlp_bias: false,
-        plain_heads: false,
-        window_in_use: false,
-        yarn: true,
-        interleaved: false,
-    },
-    Family {
-        name: "llama",
-        qk_norm: false,
-        qkv_bias: false,
-        mlp_bias: true,
-        plain_heads: true,
-        window_in_use: true,
-        yarn: false,
-        interleaved: true,
-    },
-    Family {
-        name: "qwen2",
-        qk_norm: false,
-        qkv_bias: true,
-        mlp_bias: false,
-        plain_heads: true,
-        window_in_use: false,
-        yarn: true,
-        interleaved: false,
-    },
-    // In GGUF files it is `llama`.
-    Family {
-        name: "mistral",
-        qk_norm: false,
-        qkv_bias: false,
-        mlp_bias: false,
-        plain_heads: true,
-        window_in_use: true,
-        yarn: false,
-        interleaved: true,
-    },
+/// What most families have of it: nothing.
+const PLAIN: Family = Family {
+    name: "",
+    qk_norm: false,
+    qkv_bias: false,
+    mlp_bias: false,
+    plain_heads: false,
+    window_in_use: false,
+    yarn: false,
+    interleaved: false,
+};
+
+/// Mistral is `llama` in GGUF files.
+const FAMILIES: [Family; 4] = [
+    Family { name: "qwen3", qk_norm: true, yarn: true, ..PLAIN },
+    Family { name: "llama", mlp_bias: true, plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
+    Family { name: "qwen2", qkv_bias: true, plain_heads: true, yarn: true, ..PLAIN },
+    Family { name: "mistral", plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
 ];
 
 impl Family {
