@@ -68,6 +68,13 @@ pub struct SeqStats {
     pub peak: u32,
 }
 
+impl SeqStats {
+    /// Slots of a dense cache.
+    pub fn dense_slots(&self) -> u64 {
+        (self.len * self.live.iter().map(Vec::len).sum::<usize>()) as u64
+    }
+}
+
 pub struct KvCache<B: Backend> {
     tables: KvTables<B>,
     seqs: Vec<SeqState>,

@@ -53,6 +53,11 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&l| l as f64 - sum).collect()
 }
 
+/// KL(p || q) in nats, of two rows of log-probabilities.
+pub fn divergence(p: &[f64], q: &[f64]) -> f64 {
+    p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
 /// Returns the uniform number in [0, 1) of a position: 24 bits, exact in f32. Two rounds of the
 /// splitmix64 finaliser (Steele et al. 2014), which every backend reproduces bit for bit.
 pub fn uniform(seed: u64, position: u64) -> f32 {

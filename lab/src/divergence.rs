@@ -8,7 +8,7 @@ use dmschat::cache::SeqId;
 use dmschat::engine::Runner;
 use dmschat::protocol::Token;
 use dmschat::quant::Weights;
-use dmschat::sampler::{argmax, log_softmax, log_softmax_at};
+use dmschat::sampler::{argmax, divergence, log_softmax, log_softmax_at};
 use serde::Serialize;
 
 /// Tokens per step. The distributions of a step are all in memory at once.
@@ -137,8 +137,7 @@ impl Compressed {
             runner.feed(self.seq, part)?;
             runner.logits(0..part.len(), |row, logits| {
                 let row = at + row;
-                let (p, q) = (&chunk.rows[row], log_softmax(logits));
-                self.kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum());
+                self.kl.push(divergence(&chunk.rows[row], &log_softmax(logits)));
                 self.same += usize::from(argmax(logits) == chunk.argmax[row]);
                 self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
             })?;

@@ -77,7 +77,7 @@ impl Figures {
     /// of other sequences included.
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
-        let dense_slots = (stats.len * g.n_layers * g.n_kv_heads) as u64;
+        let dense_slots = stats.dense_slots();
         let slot_bytes = g.slot_bytes() as u64;
         KvStats {
             codec: g.codec,

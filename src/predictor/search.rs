@@ -3,10 +3,10 @@
 
 use super::texts::Piece;
 use crate::backend::Measure;
-use crate::checkpoint::adapter::card::Figure;
+use crate::checkpoint::adapter::card::{Figure, over_all};
 use crate::engine::Runner;
 use crate::policy::{Dms, Policy, Shift};
-use crate::sampler::log_softmax;
+use crate::sampler::{divergence, log_softmax};
 use anyhow::{Result, ensure};
 
 /// Tokens at positions below this are never marked.
@@ -38,18 +38,17 @@ pub struct Found {
 }
 
 impl Found {
-    /// Mean over the tokens of all texts.
-    fn mean(&self, of: impl Fn(&Figure) -> f64) -> f64 {
-        let tokens: usize = self.measured.iter().map(|figure| figure.tokens).sum();
-        self.measured.iter().map(|figure| of(figure) * figure.tokens as f64).sum::<f64>() / tokens as f64
+    /// Ratio and divergence over all texts.
+    pub fn all(&self) -> (f64, f64) {
+        over_all(self.measured.iter()).unwrap_or((f64::NAN, f64::NAN))
     }
 
     pub fn kl(&self) -> f64 {
-        self.mean(|figure| figure.kl)
+        self.all().1
     }
 
     pub fn ratio(&self) -> f64 {
-        1.0 / self.mean(|figure| 1.0 / figure.ratio)
+        self.all().0
     }
 }
 
@@ -143,7 +142,7 @@ fn ratio_at<B: Measure>(
         }
         let stats = runner.cache.stats(runner.backend(), seq);
         runner.release(seq);
-        dense += (stats.len * stats.live.iter().map(Vec::len).sum::<usize>()) as u64;
+        dense += stats.dense_slots();
         live += stats.live_slots;
     }
     Ok(dense as f64 / live.max(1) as f64)
@@ -171,21 +170,20 @@ fn compare<B: Measure>(
             runner.feed(seq, chunk)?;
             let mut wanted = wanted.iter();
             runner.logits(rows, |_, logits| {
-                let (q, p) = (log_softmax(logits), wanted.next().map_or(&[][..], |row| row));
-                kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>());
+                let wanted = wanted.next().map_or(&[][..], |row| row);
+                kl.push(divergence(wanted, &log_softmax(logits)));
             })?;
         }
         on_pass();
         let stats = runner.cache.stats(runner.backend(), seq);
         runner.release(dense);
         runner.release(seq);
-        let all = stats.len * stats.live.iter().map(Vec::len).sum::<usize>();
         measured.push(Figure {
             texts: text.kind.clone(),
             threshold,
             window,
             tokens: stats.len,
-            ratio: all as f64 / stats.live_slots.max(1) as f64,
+            ratio: stats.dense_slots() as f64 / stats.live_slots.max(1) as f64,
             kl: kl.iter().sum::<f64>() / kl.len().max(1) as f64,
         });
     }

@@ -65,11 +65,18 @@ impl Card {
     /// Ratio and KL divergence at a threshold and window, over all texts that were measured so.
     pub fn figures(&self, threshold: f32, window: usize) -> Option<(f64, f64)> {
         let same = |f: &&Figure| f.window == window && (f.threshold - threshold).abs() < SAME_THRESHOLD;
-        let sum =
-            |of: &dyn Fn(&Figure) -> f64| self.measured.iter().filter(same).map(|f| of(f) * f.tokens as f64).sum();
-        let (tokens, live, kl): (f64, f64, f64) = (sum(&|_| 1.0), sum(&|f| 1.0 / f.ratio), sum(&|f| f.kl));
-        (tokens > 0.0).then(|| (tokens / live, kl / tokens))
+        over_all(self.measured.iter().filter(same))
     }
+}
+
+/// Ratio and KL divergence over all texts, each by its tokens; `None` if they have none.
+pub fn over_all<'a>(figures: impl Iterator<Item = &'a Figure>) -> Option<(f64, f64)> {
+    let (mut tokens, mut live, mut kl) = (0.0, 0.0, 0.0);
+    for figure in figures {
+        let n = figure.tokens as f64;
+        (tokens, live, kl) = (tokens + n, live + n / figure.ratio, kl + n * figure.kl);
+    }
+    (tokens > 0.0).then(|| (tokens / live, kl / tokens))
 }
 
 /// The metadata of a predictor's file.

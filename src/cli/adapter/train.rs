@@ -6,6 +6,7 @@ use super::super::spawn::{ModelJob, with_options};
 use crate::backend::Measure;
 use crate::chat::session::{check_output, load, write_output};
 use crate::chat::{Conversation, RenderOptions, Role, render};
+use crate::checkpoint::adapter::EXTENSION;
 use crate::checkpoint::adapter::card::{Card, Figure, Header};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::config::{Adapter, Settings};
@@ -248,7 +249,7 @@ fn command() -> String {
 fn write_in_folder(folder: &Path, base: &str, whole: &[u8]) -> Result<PathBuf> {
     let name = base.rsplit(['/', '\\']).next().unwrap_or(base);
     let name: String = name.chars().map(|c| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect();
-    let path = folder.join(format!("{}.safetensors", name.trim_start_matches('.')));
+    let path = folder.join(format!("{}.{EXTENSION}", name.trim_start_matches('.')));
     let write = || {
         let mut file = Temporary::in_own_folder(folder)?;
         file.file.write_all(whole)?;
@@ -274,7 +275,7 @@ fn report(
         }))?;
         return Ok(output::OK);
     }
-    output::out(&output::visible(&table(&found.measured, (found.ratio(), found.kl()))))?;
+    output::out(&output::visible(&table(&found.measured, found.all())))?;
     let fit = fitted.layers.iter().map(|layer| layer.explained[1]).sum::<f64>() / fitted.layers.len() as f64;
     notice(&format!(
         "fitted to other texts ({}), explains {:.0} % of the variance of log importance; window {}, threshold {:.2}",

@@ -13,7 +13,7 @@ use crate::engine::reply::{Reply, Vocabulary, flat_of};
 use crate::engine::runner::{NonFinite, Runner, StepError};
 use crate::engine::scheduler::Stage;
 use crate::protocol::{Event, EventSender, TextKind, Token, TwinDifference, TwinReport, bytes};
-use crate::sampler::{log_softmax, sample};
+use crate::sampler::{divergence, log_softmax, sample};
 use crate::unicode::end_of;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -46,8 +46,7 @@ impl Twin {
     /// Compares the conversation's expectation with the twin's, for the token sampled after `row.position`.
     fn compare(&mut self, row: &Row, twin: &[f32], generation: &Generation) {
         let Some(&said) = generation.generated.get(self.next) else { return };
-        let (p, q) = (log_softmax(twin), log_softmax(&row.logits));
-        let kl: f64 = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
+        let kl = divergence(&log_softmax(twin), &log_softmax(&row.logits));
         // Rounding may leave a tiny negative sum; five digits are more than a bar shows.
         self.report.kl.push((kl.max(0.0) * 1e5).round() as f32 / 1e5);
         let params = &generation.sampling;
