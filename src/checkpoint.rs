@@ -121,9 +121,10 @@ impl Checkpoint {
     /// Opens a model: reads its configuration, maps its weights, and checks that every tensor of
     /// the configuration exists with its shape. Each error is one line.
     pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
-        let (name, files) = locate(model)?;
+        let (name, files, commit) = locate(model)?;
         let mut out = Self::from_files(&name, &files, adapter, own_weights).map_err(unicode::one_line_error)?;
-        out.origin = out.origin.map(|origin| Origin { model: reference(model), ..origin });
+        out.origin =
+            out.origin.map(|origin| Origin { model: reference(model), revision: commit.or(origin.revision), ..origin });
         Ok(out)
     }
 
@@ -197,6 +198,14 @@ impl Checkpoint {
         Some(format!("evicts by {}{}; --adapter none turns it off", source.name, promise.unwrap_or_default()))
     }
 
+    /// The importance matrix that its GGUF file names.
+    pub fn imatrix(&self) -> Option<String> {
+        match &self.origin.as_ref()?.files {
+            Files::Gguf(gguf) => gguf.imatrix(),
+            _ => None,
+        }
+    }
+
     /// Notices about what is not as the files say.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         self.ignored.clone().into_iter().chain(self.kept.clone()).chain(self.reordered())
@@ -266,7 +275,7 @@ fn reference(model: &ModelRef) -> String {
     match model {
         ModelRef::BuiltIn => hub::DEMO.to_owned(),
         ModelRef::Folder(path) => full_path(path).display().to_string(),
-        ModelRef::Hub { id, .. } => id.clone(),
+        ModelRef::Hub(model) => model.name(),
     }
 }
 
@@ -283,21 +292,25 @@ fn own_weights(files: &Files, config: &ModelConfig) -> Result<(Vec<Tensor>, Vec<
     Ok((source.take(config)?, source.files()))
 }
 
-fn locate(model: &ModelRef) -> Result<(String, Files)> {
+/// The name of a model, its files, and the commit of one from the hub.
+fn locate(model: &ModelRef) -> Result<(String, Files, Option<String>)> {
     match model {
-        ModelRef::BuiltIn => Ok((hub::DEMO.to_owned(), Files::BuiltIn)),
+        ModelRef::BuiltIn => Ok((hub::DEMO.to_owned(), Files::BuiltIn, None)),
         ModelRef::Folder(dir) => {
             let files = Files::at(dir)?;
-            let named = match files {
-                Files::Gguf(_) => full_path(dir).with_extension(""),
-                _ => full_path(dir),
+            let path = full_path(dir);
+            let name = path.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned());
+            let name = match (&files, hub::gguf_files::part(&name)) {
+                (Files::Gguf(_), Some((stem, ..))) => stem.to_owned(),
+                (Files::Gguf(_), None) => Path::new(&name).with_extension("").display().to_string(),
+                _ => name,
             };
-            let name =
-                named.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned());
-            Ok((name, files))
+            Ok((name, files, None))
         }
-        ModelRef::Hub { id, revision } => {
-            Ok((id.clone(), Files::folder(&hub::cached_folder(id, revision.as_deref())?)?))
+        ModelRef::Hub(model) => {
+            let cached = hub::cached(model)?;
+            let files = if model.gguf.is_some() { Files::at(&cached.path) } else { Files::folder(&cached.path) };
+            Ok((model.name(), files?, Some(cached.commit)))
         }
     }
 }
@@ -326,7 +339,7 @@ pub struct Summary {
 /// Reads the configuration and the model card. `name` helps to choose between fitting adapters.
 pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     const CARD: &str = "README.md";
-    let (_, files) = locate(model)?;
+    let (_, files, _) = locate(model)?;
     let config = configuration(&files)?.0;
     let adapter = choose_adapter(&AdapterChoice::Auto, name, &config)?.and_then(|a| a.base().map(str::to_owned));
     let licence = match model {

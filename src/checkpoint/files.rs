@@ -1,7 +1,7 @@
 //! The files of a checkpoint, in a folder or embedded. Owns the rule that file names are plain and
 //! do not leave the folder. Knows nothing of their content.
 
-use super::gguf::Gguf;
+use super::gguf::{Gguf, Part};
 use super::{builtin, mapped};
 use crate::regular_file;
 use crate::tensor::SharedBytes;
@@ -59,21 +59,22 @@ impl Files {
         if !path.is_file() {
             return Self::folder(path);
         }
-        let bytes = mapped::map_file(path)?;
         let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
         ensure!(
-            named || Gguf::begins((*bytes).as_ref()),
+            named || Gguf::begins((*mapped::map_file(path)?).as_ref()),
             "{} is a file; give a GGUF file, or the folder that holds config.json and the weights",
             path.display()
         );
-        Ok(Self::Gguf(Arc::new(Gguf::new(&path.display().to_string(), bytes)?)))
+        Ok(Self::Gguf(Arc::new(Gguf::open(path)?)))
     }
 
-    /// Files in memory, by name: a folder's, or one GGUF file.
+    /// Files in memory, by name: a folder's, or those of a GGUF model.
     pub fn memory(files: BTreeMap<String, SharedBytes>) -> Result<Self> {
-        match files.iter().find(|(name, _)| name.ends_with(".gguf")) {
-            Some((name, bytes)) => Ok(Self::Gguf(Arc::new(Gguf::new(name, bytes.clone())?))),
-            None => Ok(Self::Memory(files)),
+        let parts = files.iter().filter(|(name, _)| name.ends_with(".gguf"));
+        let parts: Vec<Part> = parts.map(|(name, bytes)| Part::whole(name, bytes.clone())).collect();
+        match parts.is_empty() {
+            false => Ok(Self::Gguf(Arc::new(Gguf::new(parts)?))),
+            true => Ok(Self::Memory(files)),
         }
     }
 

@@ -6,15 +6,18 @@ mod config;
 mod header;
 mod tokenizer;
 
+use super::hub::gguf_files;
 use super::mapped;
 use super::names::TensorSpec;
 use crate::tensor::{DType, Rows, SharedBytes, Tensor};
 use crate::unicode;
 use anyhow::{Context, Result, bail, ensure};
 use blocks::Kind;
+pub use header::HEADER_BYTES;
 use header::{Entry, Header};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
@@ -35,11 +38,38 @@ const LAYER_NAMES: [(&str, &str); 11] = [
 const MODEL_NAMES: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
 
-/// An open GGUF file.
+/// A GGUF file, or one of the parts of a model.
+pub struct Part {
+    /// Names it in error messages.
+    pub label: String,
+    /// The whole file, or its beginning where only the configuration is wanted.
+    pub bytes: SharedBytes,
+    pub file_bytes: usize,
+}
+
+impl Part {
+    pub fn whole(label: &str, bytes: SharedBytes) -> Self {
+        Self { label: label.to_owned(), file_bytes: (*bytes).as_ref().len(), bytes }
+    }
+
+    fn header(&self) -> Result<Header> {
+        let header = Header::parse((*self.bytes).as_ref(), self.file_bytes);
+        header.with_context(|| self.label.clone()).map_err(unicode::one_line_error)
+    }
+
+    /// Whether its bytes hold the header.
+    pub fn has_header(&self) -> bool {
+        self.header().is_ok()
+    }
+}
+
+/// A model in GGUF files.
 pub struct Gguf {
-    label: String,
-    bytes: SharedBytes,
+    parts: Vec<Part>,
+    /// Metadata of the first part, and the tensors of all.
     header: Header,
+    /// Bytes before the data of each part.
+    data_starts: Vec<usize>,
     /// Values per head of q and k whose rows are interleaved; `None` if rows are as in a folder.
     interleaved: Option<usize>,
 }
@@ -50,44 +80,83 @@ impl Gguf {
         raw.starts_with(header::MAGIC)
     }
 
-    /// Checks the header of a file. `label` names it in error messages.
-    pub fn new(label: &str, bytes: SharedBytes) -> Result<Self> {
-        let read = || -> Result<_> {
-            let raw = (*bytes).as_ref();
-            let header = Header::parse(raw)?;
-            let interleaved = config::interleaved(&header)?;
-            Ok((header, interleaved))
-        };
-        let (header, interleaved) = read().with_context(|| label.to_owned()).map_err(unicode::one_line_error)?;
-        Ok(Self { label: label.to_owned(), bytes, header, interleaved })
+    /// Opens the file, or all parts of which it is the first.
+    pub fn open(path: &Path) -> Result<Self> {
+        let label = path.display().to_string();
+        let mut parts = vec![Part::whole(&label, mapped::map_file(path)?)];
+        if let Some((stem, number, of)) = gguf_files::part(&label) {
+            ensure!(
+                number == 1,
+                "{label} is part {number} of {of}; give the first, {}",
+                gguf_files::part_name(stem, 1, of)
+            );
+            for number in 2..=of {
+                let name = gguf_files::part_name(stem, number, of);
+                ensure!(Path::new(&name).exists(), "{label} is the first of {of} parts, and {name} is missing");
+                parts.push(Part::whole(&name, mapped::map_file(Path::new(&name))?));
+            }
+        }
+        Self::new(parts)
     }
 
+    /// Checks the headers of all parts of a model.
+    pub fn new(parts: Vec<Part>) -> Result<Self> {
+        let mut headers = parts.iter().map(Part::header).collect::<Result<Vec<_>>>()?;
+        let data_starts = headers.iter().map(|header| header.data_start).collect();
+        let rest = headers.split_off(1);
+        let mut header = headers.pop().context("no GGUF file")?;
+        let check = || -> Result<_> {
+            let stated = header.opt_size("split.count")?.unwrap_or(1).max(1);
+            ensure!(
+                stated == parts.len(),
+                "it is one of {stated} parts of a model; give the first by its name that ends in {}",
+                gguf_files::part_name("", 1, stated)
+            );
+            for (part, other) in (1..).zip(rest) {
+                for (name, entry) in other.tensors {
+                    let twice = header.tensors.insert(name.clone(), Entry { part, ..entry });
+                    ensure!(twice.is_none(), "tensor {name} is in two parts");
+                }
+            }
+            config::interleaved(&header)
+        };
+        let interleaved = check().with_context(|| parts[0].label.clone()).map_err(unicode::one_line_error)?;
+        Ok(Self { parts, header, data_starts, interleaved })
+    }
+
+    /// The first part, which has the metadata.
     fn raw(&self) -> &[u8] {
-        (*self.bytes).as_ref()
+        (*self.parts[0].bytes).as_ref()
+    }
+
+    /// The bytes of a tensor; `None` if they are beyond the beginning of the file that is there.
+    fn data(&self, entry: &Entry) -> Option<&[u8]> {
+        (*self.parts[entry.part].bytes).as_ref().get(entry.range.clone())
     }
 
     pub fn label(&self) -> &str {
-        &self.label
+        &self.parts[0].label
     }
 
-    /// The whole file, and the bytes of it before the tensors' data.
-    pub fn bytes(&self) -> (SharedBytes, usize) {
-        (self.bytes.clone(), self.header.data_start)
+    /// Each file: its label, its bytes, and how many of them are before the tensors' data.
+    pub fn files(&self) -> impl Iterator<Item = (&str, SharedBytes, usize)> {
+        self.parts.iter().zip(&self.data_starts).map(|(part, start)| (part.label.as_str(), part.bytes.clone(), *start))
     }
 
     /// The file of this name that a model folder would have, made from the metadata.
     pub fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let (h, raw) = (&self.header, self.raw());
+        let rope_freqs = h.tensors.get("rope_freqs.weight").and_then(|entry| self.data(entry));
         let value = match name {
-            "config.json" => config::config(h, raw).map(|map| Some(map.into())),
+            "config.json" => config::config(h, rope_freqs).map(|map| Some(map.into())),
             "generation_config.json" => config::generation(h, raw).map(|map| Some(map.into())),
             "tokenizer_config.json" => tokenizer::texts(h, raw).map(|map| Some(map.into())),
             "tokenizer.json" => tokenizer::tokenizer(h, raw),
             _ => return Ok(None),
         };
         let value: Option<serde_json::Value> =
-            value.with_context(|| self.label.clone()).map_err(unicode::one_line_error)?;
-        value.map(|v| serde_json::to_vec(&v).with_context(|| self.label.clone())).transpose()
+            value.with_context(|| self.label().to_owned()).map_err(unicode::one_line_error)?;
+        value.map(|v| serde_json::to_vec(&v).with_context(|| self.label().to_owned())).transpose()
     }
 
     /// `general.license`, if the file states one.
@@ -97,29 +166,45 @@ impl Gguf {
         Some(text.chars().take(MAX_LEN).collect())
     }
 
+    /// The importance matrix with which the file was quantized, if it says so: its name, its text
+    /// and how much of it.
+    pub fn imatrix(&self) -> Option<String> {
+        const MAX_LEN: usize = 120;
+        let text = |key: &str| self.header.text(&format!("quantize.imatrix.{key}")).ok().flatten();
+        let mut out = text("file")?.chars().take(MAX_LEN).collect::<String>();
+        if let Some(dataset) = text("dataset") {
+            out += &format!(", from {}", dataset.chars().take(MAX_LEN).collect::<String>());
+        }
+        if let Ok(Some(chunks)) = self.header.opt_size("quantize.imatrix.chunks_count") {
+            out += &format!(", {chunks} chunks");
+        }
+        Some(out)
+    }
+
     /// The tensor of that Hugging Face name. Quantized matrices become [`Rows`].
     pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
         let name = gguf_name(&spec.name).unwrap_or_else(|| spec.name.clone());
         let Some(entry) = self.header.tensors.get(&name) else {
-            bail!("{}: tensor {name} {:?} is missing", self.label, spec.shape);
+            bail!("{}: tensor {name} {:?} is missing", self.label(), spec.shape);
         };
         let kind = match entry.kind {
             Ok(kind) => kind,
             Err(id) => bail!(
                 "{}: tensor {name} is {}, which is not supported ({} are)",
-                self.label,
+                self.label(),
                 blocks::type_name(id),
                 blocks::supported()
             ),
         };
-        spec.check_shape(&entry.shape, &self.label)?;
+        spec.check_shape(&entry.shape, self.label())?;
         let permuted = ["self_attn.q_proj.", "self_attn.k_proj."].iter().any(|part| spec.name.contains(part));
         let order = RowOrder { head_dim: self.interleaved.filter(|_| permuted) };
         self.read(&spec.name, &name, kind, entry, order)
     }
 
     fn read(&self, name: &str, theirs: &str, kind: Kind, entry: &Entry, order: RowOrder) -> Result<Tensor> {
-        let Entry { shape, range, .. } = entry;
+        let Entry { shape, range, part, .. } = entry;
+        let bytes = &self.parts[*part].bytes;
         let dtype = match kind {
             Kind::F32 => Some(DType::F32),
             Kind::F16 => Some(DType::F16),
@@ -131,17 +216,17 @@ impl Gguf {
             ensure!(
                 n.is_multiple_of(head_dim),
                 "{}: tensor {theirs} has {n} rows, no whole heads of {head_dim}",
-                self.label
+                self.label()
             );
         }
         match (dtype, &shape[..]) {
-            (Some(dtype), _) => self.plain(name, dtype, shape, range, order),
+            (Some(dtype), _) => self.plain(name, dtype, shape, (bytes, range), order),
             (None, &[_, cols]) => {
-                let rows = Blocks { kind, bytes: self.bytes.clone(), range: range.clone(), cols, order };
+                let rows = Blocks { kind, bytes: bytes.clone(), range: range.clone(), cols, order };
                 Ok(Tensor::from_rows(name, [shape[0], cols], Arc::new(rows)))
             }
             (None, _) => {
-                bail!("{}: tensor {theirs} is a {} of shape {shape:?}, expected a matrix", self.label, kind.name())
+                bail!("{}: tensor {theirs} is a {} of shape {shape:?}, expected a matrix", self.label(), kind.name())
             }
         }
     }
@@ -152,13 +237,13 @@ impl Gguf {
         name: &str,
         dtype: DType,
         shape: &[usize],
-        range: &Range<usize>,
+        (bytes, range): (&SharedBytes, &Range<usize>),
         order: RowOrder,
     ) -> Result<Tensor> {
-        let raw = &self.raw()[range.clone()];
+        let raw = &(**bytes).as_ref()[range.clone()];
         let aligned = raw.as_ptr().align_offset(dtype.size_bytes()) == 0;
         if order.head_dim.is_none() && aligned {
-            return Ok(Tensor::new(name, dtype, shape.to_vec(), self.bytes.clone(), range.clone()));
+            return Ok(Tensor::new(name, dtype, shape.to_vec(), bytes.clone(), range.clone()));
         }
         let row = (raw.len() / shape.first().copied().unwrap_or(1).max(1)).max(1);
         let copy = mapped::buffer(raw.len(), |to| {
@@ -172,7 +257,7 @@ impl Gguf {
 
 /// The F32 tensors of a file by the names that they have there.
 pub fn floats(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
-    let header = Header::parse(raw)?;
+    let header = Header::parse(raw, raw.len())?;
     let floats = header.tensors.into_iter().filter(|(_, t)| t.kind == Ok(Kind::F32));
     let values = |t: &Entry| raw[t.range.clone()].as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
     Ok(floats.map(|(name, t)| (name, values(&t))).collect())

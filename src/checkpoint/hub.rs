@@ -37,6 +37,7 @@
 mod api;
 pub mod cache;
 mod download;
+pub mod gguf_files;
 mod http;
 mod near;
 pub mod progress;
@@ -66,12 +67,52 @@ const MAX_TOKEN_BYTES: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelRef {
     BuiltIn,
+    /// A folder, or a GGUF file.
     Folder(PathBuf),
-    Hub { id: String, revision: Option<String> },
+    Hub(HubModel),
+}
+
+/// A model of the hub: `ORG/NAME[:GGUF][@REVISION]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubModel {
+    pub id: String,
+    /// The end of the name of one of its GGUF files, such as `Q4_K_M`; `None` for safetensors.
+    pub gguf: Option<String>,
+    pub revision: Option<String>,
+}
+
+impl HubModel {
+    fn parse(text: &str) -> Option<Self> {
+        let (name, revision) = match text.split_once('@') {
+            Some((name, revision)) => (name, Some(revision.to_owned())),
+            None => (text, None),
+        };
+        let (id, gguf) = match name.split_once(':') {
+            Some((id, gguf)) => (id, Some(gguf.to_owned())),
+            None => (name, None),
+        };
+        let sound = is_hub_id(id)
+            && revision.as_deref().is_none_or(is_revision)
+            && gguf.as_deref().is_none_or(|end| end.is_empty() || is_revision(end));
+        sound.then(|| Self { id: id.to_owned(), gguf, revision })
+    }
+
+    /// Its name without the revision.
+    pub fn name(&self) -> String {
+        match &self.gguf {
+            Some(gguf) => format!("{}:{gguf}", self.id),
+            None => self.id.clone(),
+        }
+    }
+
+    /// The revision, by default the newest.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or(MAIN)
+    }
 }
 
 impl ModelRef {
-    /// Parses `demo`, an existing path, or a hub id `ORG/NAME[@REVISION]`.
+    /// Parses `demo`, an existing path, or the name of a [`HubModel`].
     pub fn parse(text: &str) -> Result<Self> {
         if text == DEMO {
             return Ok(Self::BuiltIn);
@@ -79,12 +120,8 @@ impl ModelRef {
         if !text.is_empty() && Path::new(text).exists() {
             return Ok(Self::Folder(PathBuf::from(text)));
         }
-        let (id, revision) = match text.split_once('@') {
-            Some((id, revision)) => (id, Some(revision.to_owned())),
-            None => (text, None),
-        };
-        if is_hub_id(id) && revision.as_deref().is_none_or(is_revision) {
-            return Ok(Self::Hub { id: id.to_owned(), revision });
+        if let Some(model) = HubModel::parse(text) {
+            return Ok(Self::Hub(model));
         }
         if text.to_lowercase().ends_with(".gguf") {
             bail!("no file {text}");
@@ -199,9 +236,9 @@ impl Hub {
     }
 }
 
-/// The folder of a hub model in the local cache. Opens no connection.
-pub fn cached_folder(id: &str, revision: Option<&str>) -> Result<PathBuf> {
-    cache::folder_in(&cache_dir()?, id, revision)
+/// A hub model in the local cache. Opens no connection.
+pub fn cached(model: &HubModel) -> Result<cache::Cached> {
+    cache::find_in(&cache_dir()?, model)
 }
 
 /// The cache folder that huggingface_hub would use.

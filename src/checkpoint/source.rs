@@ -37,9 +37,9 @@ impl Source {
         match self {
             Self::Safetensors { shards, .. } => shards.sources(),
             Self::Gguf(gguf) => {
-                let name = Path::new(gguf.label()).file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let (bytes, head_bytes) = gguf.bytes();
-                vec![SourceFile { name, head_bytes, bytes }]
+                let name = |label| Path::new(label).file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let files = gguf.files();
+                files.map(|(label, bytes, head_bytes)| SourceFile { name: name(label), head_bytes, bytes }).collect()
             }
         }
     }

@@ -103,7 +103,10 @@ fn the_hub_cache_is_looked_up_by_reference_and_near_names_are_told() {
     std::fs::create_dir_all(repo.join("refs")).unwrap();
     std::fs::create_dir_all(repo.join("snapshots/abc")).unwrap();
     std::fs::write(repo.join("refs/main"), "abc\n").unwrap();
-    let found = |id, revision| hub::cache::folder_in(cache.path(), id, revision);
+    let found = |id: &str, revision: Option<&str>| {
+        let model = hub::HubModel { id: id.to_owned(), gguf: None, revision: revision.map(str::to_owned) };
+        hub::cache::find_in(cache.path(), &model).map(|cached| cached.path)
+    };
     assert_eq!(found("Qwen/Qwen3-0.6B", None).unwrap(), repo.join("snapshots/abc"));
     assert_eq!(found("Qwen/Qwen3-0.6B", Some("abc")).unwrap(), repo.join("snapshots/abc"));
     let message = |id, revision| found(id, revision).unwrap_err().to_string();

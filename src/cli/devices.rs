@@ -10,8 +10,9 @@ use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::checkpoint::{EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{Auto, Device, Gemm, Settings};
+use crate::engine::dense_context;
 use crate::quant::Weights;
-use crate::ui::text::bytes;
+use crate::ui::text::{bytes, count};
 use anyhow::{Result, bail};
 use std::path::PathBuf;
 
@@ -235,8 +236,9 @@ pub fn first_that_fits(loaded: impl Fn(Weights) -> u64, free: u64) -> Option<Wei
     EXACT_FIRST.into_iter().find(|weights| loaded(*weights) < free)
 }
 
-/// One line on whether weights fit where they would run; `None` where that is not known.
-pub fn fit(loaded: impl Fn(Weights) -> u64, device: Device) -> Option<String> {
+/// One line on whether weights fit where they would run, and how much context beside them; `None`
+/// where that is not known.
+pub fn fit(loaded: impl Fn(Weights) -> u64, config: Option<&ModelConfig>, device: Device) -> Option<String> {
     let target = Target::guess(device);
     let place = match target {
         Target::Cpu => "this machine",
@@ -248,8 +250,13 @@ pub fn fit(loaded: impl Fn(Weights) -> u64, device: Device) -> Option<String> {
         Some(Weights::Bf16) => ("fit", String::new()),
         Some(weights) => ("fit", format!(" as {} ({})", weights.name(), bytes(loaded(weights)))),
     };
-    let all = bytes(loaded(Weights::Bf16));
-    Some(format!("its weights ({all}) {fit}{how} into the memory of {place} ({} free)", bytes(free)))
+    let context = first_that_fits(&loaded, free).zip(config).map(|(weights, config)| {
+        let codec = target.codec(Auto::Auto);
+        let tokens = dense_context(config, codec, free - loaded(weights)).min(config.context);
+        format!(", with about {} tokens of context in {} slots", count(tokens as u64), codec.name())
+    });
+    let (all, context) = (bytes(loaded(Weights::Bf16)), context.unwrap_or_default());
+    Some(format!("its weights ({all}) {fit}{how} into the memory of {place} ({} free){context}", bytes(free)))
 }
 
 /// One line on the GPUs, the driver and cuBLASLt of this machine.

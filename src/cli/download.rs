@@ -5,17 +5,16 @@ use super::devices;
 use super::interrupts::Interrupts;
 use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
-use crate::checkpoint::ModelRef;
 use crate::checkpoint::convert::loaded_bytes;
-use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{Hub, HubError, MAIN, Observer, Plan, Progress};
+use crate::checkpoint::hub::cache::Extent;
+use crate::checkpoint::hub::{Hub, HubError, HubModel, ModelRef, Observer, Plan, Progress};
 use crate::config::{Device, Settings};
 use crate::engine::Loading;
 use crate::protocol::{Download, Event};
 use crate::quant::Weights;
 use crate::tensor::DType;
 use crate::ui::numbers;
-use crate::ui::text::bytes;
+use crate::ui::text::{bytes, plural};
 use anyhow::Result;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -25,8 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A hub model whose files are not all in the cache.
 pub struct Missing {
     hub: Hub,
-    id: String,
-    revision: Option<String>,
+    model: HubModel,
     /// Whether the files in the cache suffice to open it.
     usable: bool,
 }
@@ -34,14 +32,13 @@ pub struct Missing {
 /// Returns what has to be downloaded before this model can be opened; `None` for a model that is on
 /// this machine. A cached model is used as it is: only `models pull` checks for updates. Quantized
 /// weights replace an original that is gone.
-pub fn missing(model: &str) -> Result<Option<Missing>> {
-    let ModelRef::Hub { id, revision } = ModelRef::parse(model)? else { return Ok(None) };
+pub fn missing(name: &str) -> Result<Option<Missing>> {
+    let ModelRef::Hub(model) = ModelRef::parse(name)? else { return Ok(None) };
     let hub = Hub::from_env()?;
-    let snapshot = hub.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN))?;
-    let extent = snapshot.map_or(Extent::Part, |folder| cache::extent(&folder));
-    let instead = || extent < Extent::Weights && !quantized::of(model).is_empty();
+    let extent = hub.repo(&model.id).find(&model)?.map_or(Extent::Part, |cached| cached.extent);
+    let instead = || extent < Extent::Weights && !quantized::of(name).is_empty();
     let needed = extent < Extent::Whole && !(hub.offline && extent == Extent::Weights) && !instead();
-    Ok(needed.then_some(Missing { hub, id, revision, usable: extent == Extent::Weights }))
+    Ok(needed.then_some(Missing { hub, model, usable: extent == Extent::Weights }))
 }
 
 /// Downloads the model of the settings if it is missing, with progress on stderr.
@@ -57,22 +54,21 @@ pub fn ensure(settings: &Settings) -> Result<()> {
     }
 }
 
-/// `models pull`: downloads what is missing or newer on the hub, and returns the folder.
-pub fn newest(model: &str, device: Device) -> Result<PathBuf> {
-    let ModelRef::Hub { id, revision } = ModelRef::parse(model).map_err(output::as_wrong_use)? else {
-        return Err(wrong_use(format!("{model} is not a hub id (ORG/NAME), so there is nothing to download")));
+/// `models pull`: downloads what is missing or newer on the hub, and returns the folder or the GGUF
+/// file.
+pub fn newest(name: &str, device: Device) -> Result<PathBuf> {
+    let ModelRef::Hub(model) = ModelRef::parse(name).map_err(output::as_wrong_use)? else {
+        return Err(wrong_use(format!("{name} is not a hub id (ORG/NAME), so there is nothing to download")));
     };
     let hub = Hub::from_env().map_err(output::as_wrong_use)?;
-    let cached = hub.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN)).ok().flatten();
-    let Some(folder) = cached.filter(|folder| cache::extent(folder) == Extent::Whole) else {
-        return pull(Missing { hub, id, revision, usable: false }, device);
-    };
-    if hub.offline {
-        notice(&format!("HF_HUB_OFFLINE is set: {id} is in the cache and was not checked for updates"));
-        return Ok(folder);
+    let cached = hub.repo(&model.id).find(&model).ok().flatten();
+    let cached = cached.filter(|cached| cached.extent == Extent::Whole);
+    if let (Some(cached), true) = (&cached, hub.offline) {
+        notice(&format!("HF_HUB_OFFLINE is set: {} is in the cache and was not checked for updates", model.name()));
+        return Ok(cached.path.clone());
     }
-    pull(Missing { hub, id, revision, usable: false }, device).map_err(|error| match error.downcast_ref() {
-        Some(HubError::Failed(why)) => {
+    pull(Missing { hub, model, usable: false }, device).map_err(|error| match error.downcast_ref() {
+        Some(HubError::Failed(why)) if cached.is_some() => {
             let why = why.replace("is not downloaded", "was not checked for updates");
             HubError::Failed(format!("{why}; the copy in the cache can be used")).into()
         }
@@ -94,8 +90,8 @@ fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
         tenth: 0,
     };
     let work = move || {
-        let Missing { hub, id, revision, .. } = missing;
-        let result = hub.pull(&id, revision.as_deref(), &mut bar);
+        let Missing { hub, model, .. } = missing;
+        let result = hub.pull(&model, &mut bar);
         bar.clear();
         let _ = send.send(result);
     };
@@ -129,7 +125,7 @@ pub fn with_exit_code(error: HubError) -> anyhow::Error {
 pub fn for_chat(settings: &Settings, loading: &Loading) -> Result<()> {
     let Some(missing) = missing(&settings.model)? else { return Ok(()) };
     let mut observer = Events { device: settings.device, loading };
-    match missing.hub.pull(&missing.id, missing.revision.as_deref(), &mut observer) {
+    match missing.hub.pull(&missing.model, &mut observer) {
         Err(error) if missing.usable && loading.is_wanted() => {
             observer.notice(&format!("{error}; using the copy in the cache"));
             Ok(())
@@ -220,8 +216,9 @@ fn snapshot(p: &Progress) -> Download {
 
 /// Lines that say what will be downloaded, and whether it fits into this machine's memory.
 fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
-    let Plan { id, commit, n_files, .. } = plan;
+    let Plan { name, commit, n_files, .. } = plan;
     let commit: String = commit.chars().take(8).collect();
+    let files = plural(*n_files as u64, "file");
     let license = plan.license.as_deref().unwrap_or("not stated");
     let here = match (plan.todo_bytes, plan.bytes - plan.todo_bytes) {
         (0, _) => ", all downloaded".to_owned(),
@@ -229,10 +226,10 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
         (todo, _) => format!(", {} left to download", bytes(todo)),
     };
     let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
-    let size = format!("{id} at {commit}: {n_files} files, {}{here}; licence {license}{disk}", bytes(plan.bytes));
+    let size = format!("{name} at {commit}: {files}, {}{here}; licence {license}{disk}", bytes(plan.bytes));
     let loaded = |weights| match weights {
-        Weights::Bf16 => plan.weight_bytes,
+        Weights::Bf16 if !plan.is_gguf => plan.weight_bytes,
         weights => loaded_bytes(&plan.config, weights, DType::Bf16.size_bytes()),
     };
-    [Some(size), devices::fit(loaded, device)].into_iter().flatten().collect()
+    [Some(size), devices::fit(loaded, Some(&plan.config), device)].into_iter().flatten().collect()
 }

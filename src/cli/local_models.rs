@@ -79,9 +79,9 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
     out
 }
 
-/// The name without a revision.
+/// The name without a revision and the choice of a file.
 fn short(name: &str) -> &str {
-    let name = name.split('@').next().unwrap_or(name);
+    let name = name.split(['@', ':']).next().unwrap_or(name);
     Path::new(name).file_name().and_then(|n| n.to_str()).unwrap_or(name)
 }
 
@@ -95,8 +95,13 @@ mod tests {
         let config = include_str!("../../assets/demo/config.json");
         std::fs::write(folder.path().join("config.json"), config).unwrap();
         std::fs::write(folder.path().join("README.md"), "---\nlicense: mit\n---\n# A model").unwrap();
-        let found =
-            || Found { name: "a/b@main".into(), path: Some(folder.path().to_owned()), bytes: 10, partial: false };
+        let found = || Found {
+            name: "a/b@main".into(),
+            path: Some(folder.path().to_owned()),
+            commit: None,
+            bytes: 10,
+            partial: false,
+        };
         let model = entry(found(), Some(9));
         assert_eq!((&*model.dms, model.licence.as_deref(), model.fits), ("DMS, window 64", Some("mit"), Some(false)));
         assert_eq!(model.shape, "qwen3, 8 layers, 8 query and 4 KV heads, context 8,192");

@@ -7,7 +7,7 @@ use super::quantizing::Quantizing;
 use super::{devices, download, quantized, spawn};
 use crate::checkpoint::adapter::Adapter;
 use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
+use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
@@ -24,6 +24,8 @@ pub(super) struct Found {
     /// Its name for `-m`.
     pub name: String,
     pub path: Option<PathBuf>,
+    /// Its commit, if it is in the Hugging Face cache.
+    pub commit: Option<String>,
     pub bytes: u64,
     /// Whether files are missing that a chat needs.
     pub partial: bool,
@@ -37,7 +39,7 @@ impl Found {
         if revision.is_empty() {
             return checkpoint::full_path(path).display().to_string() == *source;
         }
-        self.name.split('@').next() == Some(source) && path.file_name().is_some_and(|commit| *commit == **revision)
+        self.name.split('@').next() == Some(source) && self.commit.as_ref() == Some(revision)
     }
 }
 
@@ -73,7 +75,7 @@ fn hub() -> Result<Hub> {
 
 /// The built-in model, those in the cache, and the folder or GGUF file in the settings.
 pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
-    let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0, partial: false }];
+    let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, commit: None, bytes: 0, partial: false }];
     found.extend(in_cache(&hub()?));
     add(&mut found, &settings.model);
     Ok(found)
@@ -86,7 +88,7 @@ pub(super) fn add(found: &mut Vec<Found>, name: &str) {
     let is_there = || found.iter().filter_map(|model| model.path.as_deref()).any(|other| whole(other) == whole(path));
     if cache::holds_model(path) && !is_there() {
         let (bytes, path) = (weight_bytes(path), Some(path.to_owned()));
-        found.push(Found { name: name.to_owned(), path, bytes, partial: false });
+        found.push(Found { name: name.to_owned(), path, commit: None, bytes, partial: false });
     }
 }
 
@@ -193,27 +195,35 @@ fn remove_quantized(model: &str, common: &Common) -> Result<()> {
 }
 
 /// The models in the Hugging Face cache: one per commit with safetensors weights, and each GGUF
-/// file.
+/// model.
 fn in_cache(hub: &Hub) -> Vec<Found> {
     let mut found = Vec::new();
     for id in cache::ids(&hub.cache) {
         let repo = hub.repo(&id);
         let current = repo.references().remove(MAIN);
+        let before = found.len();
         for commit in repo.commits() {
-            let path = repo.folder(&commit);
-            found.extend(gguf_files(&path));
-            let extent = cache::extent(&path);
-            if extent == Extent::Part && !has_weights(&path) {
+            let folder = repo.folder(&commit);
+            let at = if current.as_ref() == Some(&commit) { String::new() } else { format!("@{commit}") };
+            let models = cache::gguf_models(&folder);
+            found.extend(models.iter().map(|model| Found {
+                name: format!("{id}:{}{at}", model.label(&models)),
+                path: Some(folder.join(&model.files[0])),
+                commit: Some(commit.clone()),
+                bytes: model.bytes,
+                partial: false,
+            }));
+            let extent = cache::extent(&folder);
+            if extent == Extent::Part && !has_weights(&folder) {
                 continue;
             }
-            let name = if current.as_ref() == Some(&commit) { id.clone() } else { format!("{id}@{commit}") };
-            let bytes = weight_bytes(&path);
-            found.push(Found { name, path: Some(path), bytes, partial: extent < Extent::Weights });
+            let (bytes, partial) = (weight_bytes(&folder), extent < Extent::Weights);
+            found.push(Found { name: format!("{id}{at}"), path: Some(folder), commit: Some(commit), bytes, partial });
         }
         // A download without a complete weight file yet.
         let (_, partial) = repo.bytes();
-        if partial > 0 && found.iter().all(|m| m.name.split('@').next() != Some(&id)) {
-            found.push(Found { name: id, path: Some(repo.dir.clone()), bytes: partial, partial: true });
+        if partial > 0 && found.len() == before {
+            found.push(Found { name: id, path: Some(repo.dir.clone()), commit: None, bytes: partial, partial: true });
         }
     }
     found
@@ -221,20 +231,6 @@ fn in_cache(hub: &Hub) -> Vec<Found> {
 
 fn has_weights(folder: &Path) -> bool {
     weight_bytes(folder) > 0 || folder.join(cache::INDEX).exists()
-}
-
-/// The GGUF files in a folder, by their paths.
-fn gguf_files(folder: &Path) -> Vec<Found> {
-    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
-    let mut files: Vec<PathBuf> = files.filter(|p| p.extension().is_some_and(|e| e == "gguf")).collect();
-    files.sort();
-    let found = files.into_iter().map(|path| Found {
-        name: path.display().to_string(),
-        bytes: weight_bytes(&path),
-        path: Some(path),
-        partial: false,
-    });
-    found.collect()
 }
 
 /// Bytes of the weight files of a folder, or of a GGUF file.
@@ -247,38 +243,45 @@ fn weight_bytes(folder: &Path) -> u64 {
     weights.filter_map(|p| fs::metadata(p).ok().map(|m| m.len())).sum()
 }
 
-/// The hub id and revision in a name.
-fn id_of(model: &str) -> Result<(String, Option<String>)> {
-    match ModelRef::parse(model).map_err(output::as_wrong_use)? {
-        ModelRef::Hub { id, revision } => Ok((id, revision)),
-        _ => Err(wrong_use(format!("{model} is not a hub id (ORG/NAME); dmschat does not delete other folders"))),
+/// The hub model that a name means.
+fn hub_model(name: &str) -> Result<HubModel> {
+    match ModelRef::parse(name).map_err(output::as_wrong_use)? {
+        ModelRef::Hub(model) => Ok(model),
+        _ => Err(wrong_use(format!("{name} is not a hub id (ORG/NAME); dmschat does not delete other folders"))),
     }
 }
 
-fn remove(model: &str, common: &Common) -> Result<()> {
-    let (id, revision) = id_of(model)?;
+fn remove(name: &str, common: &Common) -> Result<()> {
+    let model = hub_model(name)?;
     let hub = hub()?;
-    let repo = hub.repo(&id);
+    let (id, repo) = (&model.id, hub.repo(&model.id));
     if !repo.dir.is_dir() {
-        let (at, near) = (hub.cache.display(), hub.suggestion(&id));
+        let (at, near) = (hub.cache.display(), hub.suggestion(id));
         return Err(wrong_use(format!("{id} is not in the Hugging Face cache ({at}){near}")));
     }
-    let freed = match &revision {
-        None => repo.remove(),
-        Some(revision) if repo.snapshot(revision).map_err(output::as_wrong_use)?.is_none() => {
-            return Err(wrong_use(format!("{id} is in the Hugging Face cache without revision {revision}")));
-        }
-        Some(revision) => repo.remove_revision(revision),
+    let here = match (&model.gguf, &model.revision) {
+        (None, None) => true,
+        (None, Some(revision)) => repo.snapshot(revision).map_err(output::as_wrong_use)?.is_some(),
+        _ => repo.find(&model).map_err(output::as_wrong_use)?.is_some(),
+    };
+    if !here {
+        let what = model.gguf.clone().unwrap_or_else(|| format!("revision {}", model.revision()));
+        return Err(wrong_use(format!("{id} is in the Hugging Face cache without {what}")));
+    }
+    let freed = match (&model.gguf, &model.revision) {
+        (Some(_), _) => repo.remove_gguf(&model),
+        (None, None) => repo.remove(),
+        (None, Some(revision)) => repo.remove_revision(revision),
     };
     let freed = freed.map_err(download::with_exit_code)?;
     if common.json {
-        return output::out_json(&json!({"name": model, "freed_bytes": freed}));
+        return output::out_json(&json!({"name": name, "freed_bytes": freed}));
     }
-    output::out(&format!("deleted {model}: {} are free again\n", bytes(freed)))?;
-    for file in quantized::of(model) {
+    output::out(&format!("deleted {name}: {} are free again\n", bytes(freed)))?;
+    for file in quantized::of(name) {
         let (what, weights) = (quantized::describe(&file), &file.identity.weights);
         output::notice(&format!(
-            "its weights {what} are kept; dmschat models rm --weights {weights} {model} deletes them"
+            "its weights {what} are kept; dmschat models rm --weights {weights} {name} deletes them"
         ));
     }
     Ok(())
@@ -318,13 +321,13 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
-        ModelRef::Hub { id, revision } => hub()?.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN))?,
+        ModelRef::Hub(model) => hub()?.repo(&model.id).find(&model)?.map(|cached| cached.path),
     };
     let c = &checkpoint.config;
     let dms = c.dms.as_ref();
     let about = json!({
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
-        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
+        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| d.variant.name()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),
@@ -344,12 +347,13 @@ fn policies(trained: Option<Trained>) -> String {
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
-    let (id, revision) = id_of(model)?;
-    let about = hub()?.about(&id, revision.as_deref(), &mut Quiet).map_err(download::with_exit_code)?;
+    let about = hub()?.about(&hub_model(model)?, &mut Quiet).map_err(download::with_exit_code)?;
+    let is_gguf = about.weight_bytes == 0 || model.contains(':');
+    let fit = (!is_gguf).then(|| devices::fit(about_bytes(about.weight_bytes), None, settings.device)).flatten();
     Ok(object(json!({
         "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
         "licence": about.license, "gated": about.gated, "weight_bytes": about.weight_bytes,
-        "fit": devices::fit(about_bytes(about.weight_bytes), settings.device),
+        "gguf": about.gguf, "fit": fit,
     })))
 }
 

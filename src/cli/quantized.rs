@@ -2,8 +2,8 @@
 //! an original that is gone. Opens no connection.
 
 use super::devices;
+use crate::checkpoint::hub::Hub;
 use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{Hub, MAIN};
 use crate::checkpoint::weight_cache::{Cached, WeightCache};
 use crate::checkpoint::{self, ModelRef, hub};
 use crate::config::{Device, Dirs};
@@ -30,7 +30,7 @@ fn source(model: &str) -> Option<(String, Option<String>)> {
     };
     match ModelRef::parse(model) {
         Ok(ModelRef::BuiltIn) => None,
-        Ok(ModelRef::Hub { id, revision }) => Some((id, revision)),
+        Ok(ModelRef::Hub(model)) => Some((model.name(), model.revision)),
         Ok(ModelRef::Folder(_)) | Err(_) => path(),
     }
 }
@@ -49,9 +49,9 @@ fn is_here(model: &str) -> bool {
     match ModelRef::parse(model) {
         Ok(ModelRef::BuiltIn) => true,
         Ok(ModelRef::Folder(path)) => cache::holds_model(&path),
-        Ok(ModelRef::Hub { id, revision }) => {
-            let folder = Hub::from_env().and_then(|hub| hub.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN)));
-            folder.ok().flatten().is_some_and(|folder| cache::extent(&folder) >= Extent::Weights)
+        Ok(ModelRef::Hub(model)) => {
+            let cached = Hub::from_env().and_then(|hub| hub.repo(&model.id).find(&model));
+            cached.ok().flatten().is_some_and(|cached| cached.extent >= Extent::Weights)
         }
         Err(_) => false,
     }

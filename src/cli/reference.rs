@@ -1,8 +1,8 @@
 //! The model that a session file names: writes its reference and finds it again. Opens no connection.
 
 use super::download;
+use crate::checkpoint::hub::Hub;
 use crate::checkpoint::hub::cache;
-use crate::checkpoint::hub::{Hub, MAIN};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{Adapter, Settings};
 use crate::policy::PolicyRequest;
@@ -17,10 +17,9 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
     let (model, revision) = match ModelRef::parse(&settings.model).ok()? {
         ModelRef::BuiltIn => (settings.model.clone(), None),
         ModelRef::Folder(path) => (absolute(&checkpoint::full_path(&path))?, None),
-        ModelRef::Hub { id, revision } => {
-            let folder = Hub::from_env().ok()?.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN)).ok()?;
-            let commit = folder.and_then(|f| Some(f.file_name()?.to_str()?.to_owned()));
-            (id, commit.or(revision))
+        ModelRef::Hub(model) => {
+            let cached = Hub::from_env().ok()?.repo(&model.id).find(&model).ok()?;
+            (model.name(), cached.map(|cached| cached.commit).or(model.revision))
         }
     };
     let adapter = match &settings.adapter {
@@ -59,9 +58,9 @@ fn here(name: &str) -> Result<(), String> {
             Err(why) if !path.is_dir() => format!("{} is {why}", path.display()),
             _ => format!("{} is not a model folder or a GGUF file", path.display()),
         }),
-        ModelRef::Hub { id, .. } => match download::missing(name).map_err(|e| format!("{e:#}"))? {
+        ModelRef::Hub(model) => match download::missing(name).map_err(|e| format!("{e:#}"))? {
             None => Ok(()),
-            Some(_) => Err(format!("{id} is not in the Hugging Face cache")),
+            Some(_) => Err(format!("{} is not in the Hugging Face cache", model.name())),
         },
     }
 }

@@ -53,6 +53,13 @@ fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     (c.n_layers * c.n_kv_heads * options.max_seqs) as f64 * slot
 }
 
+/// Tokens of a dense cache in `bytes` of memory, less what is left to other programs: an estimate
+/// from the configuration alone.
+pub fn dense_context(c: &ModelConfig, codec: Codec, bytes: u64) -> usize {
+    let room = bytes.saturating_sub(spare_bytes(Some(bytes)));
+    usize::try_from(room / dense_token_bytes(c, codec).max(1)).unwrap_or(usize::MAX)
+}
+
 /// Bytes of page tables for `context` tokens.
 pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     (table_token_bytes(c, options) * context as f64) as u64

@@ -24,7 +24,7 @@ pub struct Plan {
 /// Data to load a model again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelReference {
-    /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.
+    /// `demo`, the absolute path of a folder or file, or a hub id `ORG/NAME`, with `:Q4_K_M` for a GGUF file.
     pub model: String,
     /// The commit of a hub model; `None` for others.
     pub revision: Option<String>,

@@ -2,6 +2,7 @@
 //! that can be wrong with one.
 
 use crate::folder::{Block, Folder, assemble, blocks, config, layout, merged};
+use dmschat::checkpoint::hub::HubModel;
 use dmschat::checkpoint::names::TensorSpec;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmcConfig, DmsVariant, ModelRef, RopeScaling};
 use dmschat::policy::{Dmc, Shift, Trained};
@@ -448,8 +449,12 @@ fn names_of_models() {
     let folder = Folder::healthy();
     let path = folder.path().to_str().unwrap();
     assert_eq!(ModelRef::parse(path).unwrap(), ModelRef::Folder(path.into()));
-    let hub = ModelRef::Hub { id: "org/Name-1.5".into(), revision: Some("v2".into()) };
-    assert_eq!(ModelRef::parse("org/Name-1.5@v2").unwrap(), hub);
+    let hub = |id: &str, gguf: Option<&str>, revision: Option<&str>| {
+        let (gguf, revision) = (gguf.map(str::to_owned), revision.map(str::to_owned));
+        ModelRef::Hub(HubModel { id: id.to_owned(), gguf, revision })
+    };
+    assert_eq!(ModelRef::parse("org/Name-1.5@v2").unwrap(), hub("org/Name-1.5", None, Some("v2")));
+    assert_eq!(ModelRef::parse("org/Name-GGUF:Q4_K_M@v2").unwrap(), hub("org/Name-GGUF", Some("Q4_K_M"), Some("v2")));
     let message = |text: &str| ModelRef::parse(text).unwrap_err().to_string();
     assert_eq!(message("./nowhere"), "no model folder ./nowhere; expected one that exists, or a hub id ORG/NAME");
     assert!(message("dmeo").ends_with("; did you mean demo?"), "{}", message("dmeo"));

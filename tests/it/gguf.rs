@@ -20,6 +20,19 @@ fn open(file: &GgufFile) -> anyhow::Result<Checkpoint> {
     Checkpoint::from_memory("x", files, &AdapterChoice::None)
 }
 
+/// The model in several files, as llama-gguf-split makes them: the first has the metadata.
+pub fn split(file: &GgufFile, n: usize) -> Vec<Vec<u8>> {
+    let mut parts = vec![GgufFile::default(); n];
+    parts[0].meta = file.meta.clone();
+    for (at, (name, tensor)) in file.tensors.iter().enumerate() {
+        parts[at % n].tensors.insert(name.clone(), tensor.clone());
+    }
+    for (number, part) in (0..).zip(&mut parts) {
+        part.set("split.no", Meta::U32(number)).set("split.count", Meta::U32(n as u32));
+    }
+    parts.iter().map(GgufFile::bytes).collect()
+}
+
 fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
     let mut file = GgufFile::tiny();
     change(&mut file);
@@ -198,7 +211,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(
         set("split.count", Meta::U32(3)),
-        "x.gguf: it is one of 3 parts of a model; merge them with llama-gguf-split --merge"
+        "x.gguf: it is one of 3 parts of a model; give the first by its name that ends in -00001-of-00003.gguf"
     );
     assert_eq!(
         set("llama.expert_count", Meta::U32(8)),
@@ -336,4 +349,31 @@ fn a_file_is_run_from_the_command_line() {
     let last = said.lines().last().unwrap_or_default();
     assert_eq!(code, Some(2), "{said}");
     assert!(last.starts_with("dmschat: policy dms: this model was not trained with DMS"), "{said}");
+}
+
+/// Parts beside each other are one model, which is opened by its first.
+#[test]
+fn a_model_in_parts_is_opened_by_its_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut whole = GgufFile::tiny();
+    whole.set("quantize.imatrix.file", Meta::text("calibration.dat"));
+    let path = |n: usize| folder.path().join(format!("Tiny-0000{n}-of-00003.gguf"));
+    for (n, bytes) in (1..).zip(split(&whole, 3)) {
+        std::fs::write(path(n), bytes).unwrap();
+    }
+    let open_at = |n| Checkpoint::open(&ModelRef::Folder(path(n)), &AdapterChoice::None);
+    let (parts, one) = (open_at(1).unwrap(), open(&whole).unwrap());
+    assert_eq!((parts.name.as_str(), parts.imatrix().as_deref()), ("Tiny", Some("calibration.dat")));
+    assert_eq!(parts.tensors.len(), one.tensors.len());
+    for (name, tensor) in &one.tensors {
+        assert!(parts.tensors[name].to_f32() == tensor.to_f32(), "{name}");
+    }
+    let said = |n| format!("{:#}", open_at(n).err().unwrap());
+    assert!(said(2).contains("is part 2 of 3; give the first, "), "{}", said(2));
+    std::fs::remove_file(path(3)).unwrap();
+    assert!(said(1).contains("is the first of 3 parts, and ") && said(1).ends_with("00003-of-00003.gguf is missing"));
+    let alone = folder.path().join("renamed.gguf");
+    std::fs::rename(path(1), &alone).unwrap();
+    let said = format!("{:#}", Checkpoint::open(&ModelRef::Folder(alone), &AdapterChoice::None).err().unwrap());
+    assert!(said.contains("it is one of 3 parts of a model"), "{said}");
 }

@@ -3,7 +3,7 @@
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, Gate, git_hash, hash, sha256};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::checkpoint::hub::{Hub, HubError, Observer, Plan, Progress, Token};
+use dmschat::checkpoint::hub::{Hub, HubError, HubModel, Observer, Plan, Progress, Token};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -59,6 +59,10 @@ pub fn sharded() -> FakeHub {
     FakeHub::new(files)
 }
 
+pub fn model() -> HubModel {
+    HubModel { id: ID.to_owned(), gguf: None, revision: None }
+}
+
 /// A machine with a cache of its own.
 pub struct Home(pub TempDir);
 
@@ -99,7 +103,11 @@ impl Home {
 
     /// One line on stderr with all of these in it, and this exit code.
     pub fn refused(&self, hub: &FakeHub, code: i32, parts: &[&str]) {
-        let (found, stdout, stderr) = self.pull(hub);
+        self.refused_as(hub, ID, code, parts);
+    }
+
+    pub fn refused_as(&self, hub: &FakeHub, name: &str, code: i32, parts: &[&str]) {
+        let (found, stdout, stderr) = self.run(hub, &["models", "pull", name]);
         assert_eq!((found, stdout.as_str()), (code, ""), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
         assert!(parts.iter().all(|p| stderr.contains(p)), "{parts:?}: {stderr}");
@@ -118,7 +126,7 @@ impl Home {
 
     pub fn lib_pull(&self, hub: &FakeHub) -> (Result<PathBuf, HubError>, Heard) {
         let mut heard = Heard::default();
-        (self.hub(hub).pull(ID, None, &mut heard), heard)
+        (self.hub(hub).pull(&model(), &mut heard), heard)
     }
 
     /// Every file of the model is there with its bytes.
@@ -142,7 +150,7 @@ impl Home {
 pub const NEEDED: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS];
 
 /// Exit code, stdout and stderr; the token is in neither.
-fn said(child: Child) -> (i32, String, String) {
+pub fn said(child: Child) -> (i32, String, String) {
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
@@ -562,16 +570,4 @@ fn a_revision_is_removed_without_what_others_need() {
             && home.repo().join("blobs").join(git_hash(&old)).exists()
     );
     assert_eq!(home.run(&hub, &["models", "rm", &format!("{ID}@v2")]).0, 2);
-}
-
-#[test]
-fn a_repository_of_gguf_files_says_what_to_do() {
-    let gguf = || ("model-Q4_K_M.gguf".to_owned(), b"GGUF".to_vec());
-    let mut with_config = files();
-    with_config.remove(WEIGHTS);
-    with_config.extend([gguf()]);
-    for files in [with_config, [gguf()].into()] {
-        let (home, hub) = (Home::new(), FakeHub::new(files));
-        home.refused(&hub, 2, &["any/model", "download one of them with another program and give its path"]);
-    }
 }

@@ -1,7 +1,7 @@
 //! A hub that lies about sizes or never ends, and a cache in which somebody has put links.
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, git_hash, hash};
-use crate::hub::{Heard, Home, INDEX, NEEDED, WEIGHTS, files, healthy, sharded};
+use crate::hub::{Heard, Home, INDEX, NEEDED, WEIGHTS, files, healthy, model, sharded};
 use dmschat::checkpoint::hub::{Observer, Plan, Progress};
 use serde_json::{Value, json};
 use std::fs;
@@ -77,7 +77,7 @@ fn the_plan_and_the_room_come_before_the_first_byte() {
     for hub in [healthy(), sharded()] {
         let home = Home::new();
         let mut early = Early { cache: home.cache(), plans: Vec::new() };
-        home.hub(&hub).pull("any/model", None, &mut early).unwrap();
+        home.hub(&hub).pull(&model(), &mut early).unwrap();
         let plan = &early.plans[0];
         assert_eq!((early.plans.len(), plan.todo_bytes), (1, plan.bytes));
         for name in ["/config.json", INDEX] {

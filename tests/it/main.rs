@@ -17,6 +17,7 @@ mod gguf_file;
 mod golden;
 mod harness;
 mod hub;
+mod hub_gguf;
 mod hub_hostile;
 mod kept;
 mod kernels;

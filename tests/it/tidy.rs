@@ -9,7 +9,7 @@ const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
 const MOST_INSTANCES: usize = 126;
 const MOST_CUDA_LINES: usize = 7500;
-const MOST_LINES_OF_SRC: usize = 69_700;
+const MOST_LINES_OF_SRC: usize = 70_150;
 const MOST_LINES_OF_SRC_AND_LAB: usize = 77_200;
 
 #[derive(Clone)]

@@ -24,14 +24,13 @@ pub fn architecture(h: &Header) -> Result<&'static Family> {
     if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
         bail!("it holds a {kind:?}, not a model");
     }
-    let parts = h.opt_size("split.count")?.unwrap_or(1);
-    ensure!(parts <= 1, "it is one of {parts} parts of a model; merge them with llama-gguf-split --merge");
     let named = h.text("general.architecture")?.context("general.architecture is missing")?;
     Family::named(named).with_context(|| format!("architecture {named:?} is not supported ({} are)", Family::names()))
 }
 
-/// The model's `config.json`. Sizes are checked by its parser.
-pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
+/// The model's `config.json`. Sizes are checked by its parser. `rope_freqs` are the bytes of that
+/// tensor, if there is one.
+pub fn config(h: &Header, rope_freqs: Option<&[u8]>) -> Result<Map<String, Value>> {
     let family = architecture(h)?;
     let arch = family.name;
     let key = |name: &str| format!("{arch}.{name}");
@@ -85,7 +84,7 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
             out[ours] = factor.into();
         }
     }
-    out["rope_scaling"] = rope_scaling(h, arch, head_dim, &out["rope_theta"], raw)?;
+    out["rope_scaling"] = rope_scaling(h, arch, head_dim, &out["rope_theta"], rope_freqs)?;
     match out {
         Value::Object(map) => Ok(map),
         _ => bail!("no configuration"),
@@ -118,13 +117,13 @@ pub fn interleaved(h: &Header) -> Result<Option<usize>> {
 
 /// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is
 /// none.
-fn rope_scaling(h: &Header, arch: &str, head_dim: usize, theta: &Value, raw: &[u8]) -> Result<Value> {
+fn rope_scaling(h: &Header, arch: &str, head_dim: usize, theta: &Value, freqs: Option<&[u8]>) -> Result<Value> {
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
-    if let Some(tensor) = h.tensors.get("rope_freqs.weight") {
+    if let Some((tensor, freqs)) = h.tensors.get("rope_freqs.weight").zip(freqs) {
         let kind = tensor.kind.ok().context("tensor rope_freqs.weight has an element type that is not supported")?;
         ensure!(tensor.shape == [head_dim / 2], "tensor rope_freqs.weight has shape {:?}", tensor.shape);
         let mut factors = vec![0.0; head_dim / 2];
-        kind.decode(&raw[tensor.range.clone()], &mut factors);
+        kind.decode(freqs, &mut factors);
         let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
         let theta = theta.as_f64().unwrap_or_default();
         let same = (0..).zip(&factors).all(|(i, &f)| {

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 pub const MAGIC: &[u8; 4] = b"GGUF";
 /// Largest header. Vocabularies of 260,000 tokens with their merges take about 16 MB.
-const HEADER_BYTES: usize = 64 << 20;
+pub const HEADER_BYTES: usize = 64 << 20;
 /// Most tensors and most metadata entries. Llama 3.1 405B has 1,138 tensors.
 const ENTRIES: usize = 1 << 16;
 /// Longest key and tensor name. llama.cpp writes names of up to 63 bytes.
@@ -52,6 +52,8 @@ pub struct Entry {
     pub shape: Vec<usize>,
     /// Bytes of the file; empty for a type that is not supported.
     pub range: Range<usize>,
+    /// Which part of the model it is in, of several files.
+    pub part: usize,
 }
 
 #[derive(Debug, Default)]
@@ -63,9 +65,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Parses the header of a whole file. Errors do not name the file.
-    pub fn parse(raw: &[u8]) -> Result<Self> {
-        let mut r = Reader { raw: &raw[..raw.len().min(HEADER_BYTES)], at: 0, file_len: raw.len() };
+    /// Parses the header of a file of `file_len` bytes that begins with `raw`. Errors do not name
+    /// the file.
+    pub fn parse(raw: &[u8], file_len: usize) -> Result<Self> {
+        let mut r = Reader { raw: &raw[..raw.len().min(HEADER_BYTES)], at: 0, file_len };
         let magic = r.take(4).unwrap_or_default();
         ensure!(magic == MAGIC, "it is no GGUF file: it does not begin with \"GGUF\"");
         match r.u32()? {
@@ -94,7 +97,7 @@ impl Header {
         let data_start = (r.at as u64).next_multiple_of(alignment);
         out.data_start = r.at;
         for (name, tensor) in listed {
-            let entry = tensor.check(data_start, alignment, raw.len()).with_context(|| format!("tensor {name}"))?;
+            let entry = tensor.check(data_start, alignment, file_len).with_context(|| format!("tensor {name}"))?;
             ensure!(!out.tensors.contains_key(&name), "tensor {name} occurs twice");
             out.tensors.insert(name, entry);
         }
@@ -153,7 +156,7 @@ impl Listed {
         let Self { type_id, shape, offset } = self;
         let kind = match Kind::from_id(type_id) {
             Some(kind) => kind,
-            None => return Ok(Entry { kind: Err(type_id), shape, range: 0..0 }),
+            None => return Ok(Entry { kind: Err(type_id), shape, range: 0..0, part: 0 }),
         };
         let cols = shape.last().copied().unwrap_or(1);
         let (block, block_bytes) = kind.block();
@@ -172,7 +175,7 @@ impl Listed {
             "ends at byte {}, but the file has {file_len}: the file is truncated",
             range.end
         );
-        Ok(Entry { kind: Ok(kind), shape, range })
+        Ok(Entry { kind: Ok(kind), shape, range, part: 0 })
     }
 }
 

@@ -9,7 +9,7 @@ static TYPES: &[u8] = include_bytes!("../../../tests/golden/gguf/types.gguf");
 /// Quantized, dequantized and written by llama.cpp: tests/golden/gguf/make_goldens.py.
 #[test]
 fn every_type_decodes_to_the_bits_of_llama_cpp() {
-    let header = Header::parse(TYPES).unwrap();
+    let header = Header::parse(TYPES, TYPES.len()).unwrap();
     let decode = |name: &str| {
         let entry = &header.tensors[name];
         assert_eq!(entry.shape, [3, 512], "{name}");
@@ -64,7 +64,7 @@ fn entry(key: &str, type_id: u32, value: &[u8]) -> Vec<u8> {
 }
 
 fn refusal(raw: &[u8]) -> String {
-    format!("{:#}", Header::parse(raw).expect_err("refused"))
+    format!("{:#}", Header::parse(raw, raw.len()).expect_err("refused"))
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn values_of_every_kind_are_read() {
         entry("u64", 10, &u64::MAX.to_le_bytes()),
     ];
     let raw = file(3, &entries, &[("t", &[32, 2], 8, 0)], 68);
-    let h = Header::parse(&raw).unwrap();
+    let h = Header::parse(&raw, raw.len()).unwrap();
     let value = |key: &str| h.metadata[key].clone();
     assert_eq!((value("u8"), value("i16")), (Value::Unsigned(200), Value::Signed(-2)));
     assert_eq!((value("f32"), value("bool")), (Value::Float(0.5), Value::Bool(true)));

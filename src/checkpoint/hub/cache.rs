@@ -2,7 +2,8 @@
 //! `snapshots/COMMIT/FILE` (links to blobs) and `refs/REVISION` (the name of a commit); locks are
 //! in `.locks/models--ORG--NAME/HASH.lock`. Opens no connection.
 
-use super::{HubError, MAIN, is_hub_id, is_plain, near};
+use super::gguf_files::{self, GgufModel};
+use super::{HubError, HubModel, is_hub_id, is_plain, near};
 use crate::checkpoint::files;
 use crate::checkpoint::gguf::Gguf;
 use crate::regular_file;
@@ -30,6 +31,15 @@ pub enum Extent {
     Weights,
     /// It also has a tokenizer: everything that a chat needs.
     Whole,
+}
+
+/// A model in the cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cached {
+    /// The folder of its commit, or its GGUF file there (the first part of several).
+    pub path: PathBuf,
+    pub commit: String,
+    pub extent: Extent,
 }
 
 /// A model repository in a cache folder.
@@ -60,6 +70,24 @@ impl Repo {
         };
         files::plain_name(&commit).with_context(|| format!("{}: bad reference {revision}", self.dir.display()))?;
         Ok(Some(self.folder(&commit)).filter(|dir| dir.is_dir()))
+    }
+
+    /// The model in the cache, in part or whole; `None` if nothing of the revision is there.
+    pub fn find(&self, model: &HubModel) -> Result<Option<Cached>> {
+        let folder = self.snapshot(model.revision())?;
+        let commit = |folder: &Path| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Some(wanted) = &model.gguf else {
+            let cached = folder.map(|path| Cached { commit: commit(&path), extent: extent(&path), path });
+            return Ok(cached);
+        };
+        // A later commit has only the files that were pulled since.
+        let others = || self.commits().into_iter().filter(|_| model.revision.is_none()).map(|c| self.folder(&c));
+        let found = folder.into_iter().chain(others()).find_map(|folder| {
+            let models = gguf_models(&folder);
+            let path = folder.join(&gguf_files::pick(&models, wanted)?.files[0]);
+            Some(Cached { path, commit: commit(&folder), extent: Extent::Whole })
+        });
+        Ok(found)
     }
 
     /// The folder of a commit. `commit` has to be a plain name: an absolute path would replace the
@@ -195,6 +223,28 @@ impl Repo {
         Ok(held)
     }
 
+    /// Deletes the files of a GGUF model, in its revision or else in all of them, and the blobs that
+    /// nothing uses any more. With the last file, the repository goes.
+    pub fn remove_gguf(&self, model: &HubModel) -> Result<u64, HubError> {
+        let failed = |e: io::Error| HubError::Failed(format!("{}: {e}", self.dir.display()));
+        let held = self.hold()?;
+        let (before, _) = self.bytes();
+        while let Some(found) = self.find(model).ok().flatten() {
+            let folder = self.folder(&found.commit);
+            let models = gguf_models(&folder);
+            let picked = gguf_files::pick(&models, model.gguf.as_deref().unwrap_or_default());
+            for file in picked.into_iter().flat_map(|model| &model.files) {
+                fs::remove_file(folder.join(file)).map_err(failed)?;
+            }
+        }
+        if self.linked().is_empty() {
+            drop(held);
+            return self.remove();
+        }
+        self.remove_unlinked().map_err(failed)?;
+        Ok(before - self.bytes().0)
+    }
+
     /// Deletes one revision: its folder, its references, and the blobs that no other revision uses.
     pub fn remove_revision(&self, revision: &str) -> Result<u64, HubError> {
         let references = self.references();
@@ -212,14 +262,20 @@ impl Repo {
             drop(held);
             return self.remove();
         }
+        self.remove_unlinked().map_err(failed)?;
+        Ok(before - self.bytes().0)
+    }
+
+    /// Deletes the complete blobs that no snapshot links to.
+    fn remove_unlinked(&self) -> io::Result<()> {
         let kept = self.linked();
         for entry in fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_none_or(|e| e != PARTIAL) && !kept.contains(&path) {
-                fs::remove_file(&path).map_err(failed)?;
+                fs::remove_file(&path)?;
             }
         }
-        Ok(before - self.bytes().0)
+        Ok(())
     }
 
     /// Blobs that a snapshot links to.
@@ -283,21 +339,46 @@ pub fn shards(index: &[u8]) -> Result<BTreeSet<String>> {
     Ok(out)
 }
 
-/// The folder of a hub model in a cache folder, or an error that says how to get it.
-pub fn folder_in(cache: &Path, id: &str, revision: Option<&str>) -> Result<PathBuf> {
-    let repo = Repo::new(cache, id);
-    let get = format!("dmschat models pull {id} downloads it");
+/// A hub model in a cache folder, or an error that says how to get it.
+pub fn find_in(cache: &Path, model: &HubModel) -> Result<Cached> {
+    let (id, repo) = (&model.id, Repo::new(cache, &model.id));
+    let name = model.name();
     if !repo.dir.is_dir() {
         let near = near::suggestion(id, &ids(cache));
-        bail!("{id} is not in the Hugging Face cache ({}): {get}{near}", cache.display());
+        bail!(
+            "{id} is not in the Hugging Face cache ({}): dmschat models pull {name} downloads it{near}",
+            cache.display()
+        );
     }
-    let wanted = revision.unwrap_or(MAIN);
-    let snapshot = repo.snapshot(wanted)?;
-    snapshot.with_context(|| {
-        let at = revision.map(|r| format!("@{r}")).unwrap_or_default();
-        let get = get.replace(" downloads", &format!("{at} downloads"));
-        format!("{id} is in the Hugging Face cache ({}) without revision {wanted}: {get}", cache.display())
+    repo.find(model)?.with_context(|| {
+        let at = model.revision.as_ref().map(|r| format!("@{r}")).unwrap_or_default();
+        let without = match &model.gguf {
+            Some(gguf) if repo.snapshot(model.revision()).is_ok_and(|folder| folder.is_some()) => gguf.clone(),
+            _ => format!("revision {}", model.revision()),
+        };
+        let cache = cache.display();
+        format!(
+            "{id} is in the Hugging Face cache ({cache}) without {without}: dmschat models pull {name}{at} downloads it"
+        )
     })
+}
+
+/// The GGUF models in the folder of a commit, whose files are all complete.
+pub fn gguf_models(snapshot: &Path) -> Vec<GgufModel> {
+    let mut files = Vec::new();
+    let mut folders = vec![snapshot.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path);
+            } else if let (Ok(name), Ok(about)) = (path.strip_prefix(snapshot), fs::metadata(&path)) {
+                files.push((name.to_string_lossy().replace('\\', "/"), about.len()));
+            }
+        }
+    }
+    files.sort();
+    gguf_files::models(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
 }
 
 /// Ids of the models in a cache folder, sorted.

@@ -34,6 +34,8 @@ pub struct Fetcher<'a> {
     pub meter: Meter,
     /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
+    /// Beginnings of files, by hash. What they are is checked with the rest.
+    heads: BTreeMap<String, Part>,
 }
 
 /// Where the bytes of a file are written.
@@ -115,7 +117,7 @@ enum End {
 
 impl<'a> Fetcher<'a> {
     pub fn new(remote: &'a Remote<'a>, repo: &'a Repo, commit: &'a str) -> Self {
-        Self { remote, repo, commit, meter: Meter::default(), held: BTreeMap::new() }
+        Self { remote, repo, commit, meter: Meter::default(), held: BTreeMap::new(), heads: BTreeMap::new() }
     }
 
     /// Bytes of a file that are in the cache.
@@ -140,6 +142,27 @@ impl<'a> Fetcher<'a> {
             self.held.insert(hash.to_owned(), bytes.into_inner());
         }
         Ok(self.held[hash].clone())
+    }
+
+    /// The first `bytes` of a file, which are kept in memory until [`Self::fetch`] writes them.
+    pub fn head(&mut self, file: &File, bytes: u64, observer: &mut dyn Observer) -> Result<Vec<u8>, HubError> {
+        let hash = file.hash.as_str();
+        if self.is_complete(file) {
+            let read = fs::File::open(self.repo.blob(hash)).and_then(|blob| {
+                let mut head = Vec::new();
+                blob.take(bytes).read_to_end(&mut head).map(|_| head)
+            });
+            return read.map_err(|e| self.repo.failed(&e));
+        }
+        self.meter.file(&file.name, file.bytes);
+        let mut part = self.heads.remove(hash).unwrap_or_else(|| Part::in_memory(file));
+        self.fill(&mut part, file, bytes, observer)?;
+        let head = match &part.to {
+            Sink::Memory(head) => head.get_ref().clone(),
+            Sink::Disk(_) => Vec::new(),
+        };
+        self.heads.insert(hash.to_owned(), part);
+        Ok(head)
     }
 
     /// Downloads a file if it is missing, and links it into the commit's folder.
@@ -191,7 +214,14 @@ impl<'a> Fetcher<'a> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
-        let opened = repo.open_partial(file.hash.as_str()).map_err(disk)?;
+        let mut opened = repo.open_partial(file.hash.as_str()).map_err(disk)?;
+        if let Some(Part { to: Sink::Memory(head), .. }) = self.heads.remove(file.hash.as_str()) {
+            let head = head.get_ref();
+            if opened.metadata().map_err(disk)?.len() < head.len() as u64 {
+                let written = opened.write_all(head).and_then(|()| opened.rewind());
+                written.map_err(disk)?;
+            }
+        }
         if let Some(bytes) = self.held.remove(file.hash.as_str()) {
             let written = opened.set_len(0).and_then(|()| (&opened).write_all(&bytes)).and_then(|()| opened.sync_all());
             written.map_err(disk)?;
@@ -217,7 +247,7 @@ impl<'a> Fetcher<'a> {
         let mut restarted = false;
         loop {
             let resumed = part.at > 0;
-            let pieced = self.fill(part, file, observer)? || resumed;
+            let pieced = self.fill(part, file, file.bytes, observer)? || resumed;
             if part.hasher.clone().matches(&file.hash) {
                 return Ok(());
             }
@@ -261,13 +291,19 @@ impl<'a> Fetcher<'a> {
         Ok(part)
     }
 
-    /// Downloads the missing bytes. Returns whether that took several responses.
-    fn fill(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<bool, HubError> {
+    /// Downloads the missing bytes up to `until`. Returns whether that took several responses.
+    fn fill(
+        &mut self,
+        part: &mut Part,
+        file: &File,
+        until: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, HubError> {
         let mut retries = Retries::new(self.remote.hub, TRIES);
         let mut pieces = 0;
-        while part.at < file.bytes {
+        while part.at < until {
             let from = part.at;
-            let end = self.request(part, file, observer);
+            let end = self.request(part, file, until, observer);
             pieces += u32::from(part.at != from);
             match end {
                 Ok(()) => {}
@@ -284,8 +320,8 @@ impl<'a> Fetcher<'a> {
         Ok(pieces > 1)
     }
 
-    /// Sends one request for all missing bytes.
-    fn request(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), End> {
+    /// Sends one request for all missing bytes, and reads those before `until`.
+    fn request(&mut self, part: &mut Part, file: &File, until: u64, observer: &mut dyn Observer) -> Result<(), End> {
         let host = self.remote.hub.host();
         let mut headers = Vec::new();
         if part.at > 0 {
@@ -316,26 +352,26 @@ impl<'a> Fetcher<'a> {
         // A weak ETag does not identify bytes.
         part.etag = header(&answer, "etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = answer.body_mut().with_config().limit(rest.saturating_add(1)).reader();
-        self.copy(body, part, file, observer)
+        self.copy(body, part, until, observer)
     }
 
     fn copy(
         &mut self,
         mut body: impl Read,
         part: &mut Part,
-        file: &File,
+        until: u64,
         observer: &mut dyn Observer,
     ) -> Result<(), End> {
         let host = self.remote.hub.host();
         part.to.seek(SeekFrom::Start(part.at)).map_err(End::Disk)?;
         let mut buffer = vec![0; BUFFER];
-        while part.at < file.bytes {
+        while part.at < until {
             if observer.stopped() {
                 return Err(End::Stopped);
             }
             let n = match body.read(&mut buffer) {
                 Ok(0) => return Err(End::Fault(passing(format!("{host}: the connection was cut")))),
-                Ok(n) => n.min((file.bytes - part.at) as usize),
+                Ok(n) => n.min((until - part.at) as usize),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(End::Fault(http::cut(&host, e))),
             };

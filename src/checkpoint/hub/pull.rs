@@ -5,10 +5,12 @@
 use super::api::{Listing, Remote};
 use super::cache::{self, CONFIG, INDEX, Repo, SINGLE};
 use super::download::{Fetcher, File};
+use super::gguf_files::{self, GgufModel};
 use super::http::{Client, Origin};
-use super::{Hub, HubError, MAIN, Observer};
+use super::{Hub, HubError, HubModel, Observer};
 use crate::checkpoint::disk::free_bytes;
-use crate::checkpoint::files::{Files, TEXTS, max_text_bytes};
+use crate::checkpoint::files::{Files, TEXTS, max_text_bytes, plain_name};
+use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
 use crate::checkpoint::{ModelConfig, config_of};
 use crate::tensor::SharedBytes;
 use crate::unicode::one_line;
@@ -19,10 +21,14 @@ use std::sync::Arc;
 /// The model card, which states the licence. Optional.
 const CARD: &str = "README.md";
 
+/// Bytes of a GGUF file that are requested for its header at first. Most have 2 to 16 MB.
+const HEAD_BYTES: u64 = 4 << 20;
+
 /// Files to download.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    pub id: String,
+    /// `ORG/NAME`, with `:Q4_K_M` for a GGUF file.
+    pub name: String,
     pub commit: String,
     /// From the model card.
     pub license: Option<String>,
@@ -32,6 +38,8 @@ pub struct Plan {
     pub todo_bytes: u64,
     pub weight_bytes: u64,
     pub config: ModelConfig,
+    /// Whether the weights are in GGUF files.
+    pub is_gguf: bool,
     /// Free bytes on the disk of the cache.
     pub free_bytes: Option<u64>,
 }
@@ -43,62 +51,67 @@ pub struct About {
     pub license: Option<String>,
     pub gated: bool,
     pub model_type: Option<String>,
-    /// Bytes of all safetensors files in the listing.
+    /// Bytes of all safetensors files in the listing, or of the GGUF file.
     pub weight_bytes: u64,
+    /// The GGUF files, if it has any.
+    pub gguf: Option<String>,
 }
 
 impl Hub {
     /// Requests the description of a model.
-    pub fn about(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<About, HubError> {
-        let listing = self.remote(id, revision)?.listing(observer)?;
-        let weights = listing.files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
-        let weight_bytes = weights.filter_map(|(_, file)| file.bytes).sum();
+    pub fn about(&self, model: &HubModel, observer: &mut dyn Observer) -> Result<About, HubError> {
+        let listing = self.remote(model)?.listing(observer)?;
+        let weight_bytes = match &model.gguf {
+            Some(_) => pick(model, &listing)?.bytes,
+            None => {
+                let weights = listing.files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
+                weights.filter_map(|(_, file)| file.bytes).sum()
+            }
+        };
+        let gguf = Some(gguf_files::listed(&gguf_models(&listing))).filter(|files| !files.is_empty());
         let Listing { commit, license, gated, model_type, .. } = listing;
-        Ok(About { commit, license, gated, model_type, weight_bytes })
+        Ok(About { commit, license, gated, model_type, weight_bytes, gguf })
     }
 
     /// Downloads the newest commit of a model, or of a revision, into the cache and returns its
-    /// folder. Complete files are not downloaded again.
-    pub fn pull(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<PathBuf, HubError> {
-        let remote = self.remote(id, revision)?;
+    /// folder, or its GGUF file. Complete files are not downloaded again.
+    pub fn pull(&self, model: &HubModel, observer: &mut dyn Observer) -> Result<PathBuf, HubError> {
+        let remote = self.remote(model)?;
         let listing = remote.listing(observer)?;
-        let repo = self.repo(id);
+        let repo = self.repo(&model.id);
         let folder = repo.folder(&listing.commit);
         let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
-        refuse_gguf(id, &listing)?;
-        let mut texts = pull.files(TEXTS.iter().filter(|name| is_wanted(&listing, name)), observer)?;
-        if texts.first().is_none_or(|file| file.name != CONFIG) {
-            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
-        }
-        let mut early = BTreeMap::new();
-        for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
-            let bytes: SharedBytes = Arc::new(pull.fetcher.small(file, observer)?);
-            early.insert(file.name.clone(), bytes);
-        }
-        let config =
-            config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
-        let weights = pull.weights(&mut texts, observer)?;
-
-        let plan = pull.plan(&texts, &weights, config, &self.cache);
+        let files = match model.gguf {
+            Some(_) => pull.gguf(model, observer)?,
+            None => pull.folder(observer)?,
+        };
+        let path =
+            files.weights.first().filter(|_| model.gguf.is_some()).map_or(folder.clone(), |f| folder.join(&f.name));
+        let plan = pull.plan(model, &files, &self.cache);
         observer.plan(&plan);
         if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
-            let (need, at) = (plan.todo_bytes, self.cache.display());
+            let (name, need, at) = (&plan.name, plan.todo_bytes, self.cache.display());
             return Err(HubError::Failed(format!(
-                "{id} is not downloaded: {need} bytes are needed, and the disk of {at} has {free} free"
+                "{name} is not downloaded: {need} bytes are needed, and the disk of {at} has {free} free"
             )));
         }
         pull.fetcher.meter.expect(plan.bytes);
-        for file in texts.iter().chain(&weights) {
+        for file in files.texts.iter().chain(&files.weights) {
             pull.fetcher.fetch(file, observer)?;
         }
-        repo.set_reference(revision.unwrap_or(MAIN), &listing.commit).map_err(|e| repo.failed(&e))?;
-        Ok(folder)
+        repo.set_reference(model.revision(), &listing.commit).map_err(|e| repo.failed(&e))?;
+        Ok(path)
     }
 
-    fn remote<'a>(&'a self, id: &'a str, revision: Option<&'a str>) -> Result<Remote<'a>, HubError> {
+    fn remote<'a>(&'a self, model: &'a HubModel) -> Result<Remote<'a>, HubError> {
+        let id = &model.id;
         if self.offline {
-            let (cache, near) = (self.cache.display(), self.suggestion(id));
-            let text = format!("HF_HUB_OFFLINE is set and {id} is not in {cache}{near}");
+            let (name, cache, near) = (model.name(), self.cache.display(), self.suggestion(id));
+            let folder = self.repo(id).snapshot(model.revision()).ok().flatten();
+            let here = folder.map(|folder| gguf_files::listed(&cache::gguf_models(&folder)));
+            let here = here.filter(|files| !files.is_empty()).map(|files| format!(", which has {files}"));
+            let here = here.unwrap_or_default();
+            let text = format!("HF_HUB_OFFLINE is set and {name} is not in {cache}{here}{near}");
             return Err(HubError::Wrong(text));
         }
         // A password in it would appear in messages.
@@ -109,18 +122,28 @@ impl Hub {
             let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) contains characters that no such token has";
             return Err(HubError::Wrong(text.to_owned()));
         }
-        Ok(Remote { hub: self, client: Client::new(self), id, revision: revision.unwrap_or(MAIN) })
+        Ok(Remote { hub: self, client: Client::new(self), id, revision: model.revision() })
     }
 }
 
-/// Refuses a repository of GGUF files, which are read by their paths only.
-fn refuse_gguf(id: &str, listing: &Listing) -> Result<(), HubError> {
-    let has = |what: &dyn Fn(&str) -> bool| listing.files.keys().any(|name| what(name));
-    if has(&|name| name.ends_with(".gguf")) && !has(&|name| [SINGLE, INDEX].contains(&name)) {
-        let text = format!("{id} has GGUF files only; download one of them with another program and give its path");
-        return Err(HubError::Wrong(text));
-    }
-    Ok(())
+fn gguf_models(listing: &Listing) -> Vec<GgufModel> {
+    let plain = listing.files.iter().filter(|(name, _)| plain_name(name).is_ok());
+    gguf_files::models(plain.map(|(name, file)| (name.as_str(), file.bytes.unwrap_or(0))))
+}
+
+/// The GGUF file that the name means, or an error that lists those that there are.
+fn pick(model: &HubModel, listing: &Listing) -> Result<GgufModel, HubError> {
+    let (id, models) = (&model.id, gguf_models(listing));
+    let wanted = model.gguf.as_deref().unwrap_or_default();
+    gguf_files::pick(&models, wanted).cloned().ok_or_else(|| {
+        let Some(first) = models.first() else { return HubError::Wrong(format!("{id} has no GGUF files")) };
+        let first = models.iter().find(|m| m.label(&models) == "Q4_K_M").unwrap_or(first).label(&models);
+        let none = match wanted {
+            "" => "its GGUF files are".to_owned(),
+            wanted => format!("{wanted:?} is not the end of one GGUF file's name; they are"),
+        };
+        HubError::Wrong(format!("{id}: {none} {}; choose one: {id}:{first}", gguf_files::listed(&models)))
+    })
 }
 
 /// Whether to download a file: the repository has it, and a model card is not too large.
@@ -134,7 +157,60 @@ struct Pull<'a> {
     listing: &'a Listing,
 }
 
+/// The files of a model, and its configuration.
+struct Wanted {
+    texts: Vec<File>,
+    weights: Vec<File>,
+    config: ModelConfig,
+}
+
 impl Pull<'_> {
+    /// The files of a folder with safetensors.
+    fn folder(&mut self, observer: &mut dyn Observer) -> Result<Wanted, HubError> {
+        let (id, listing) = (self.fetcher.remote.id, self.listing);
+        let has = |name: &str| listing.files.contains_key(name);
+        if !has(SINGLE) && !has(INDEX) && listing.files.keys().any(|name| name.ends_with(".gguf")) {
+            let model = HubModel { id: id.to_owned(), gguf: Some(String::new()), revision: None };
+            pick(&model, listing)?;
+        }
+        let mut texts = self.files(TEXTS.iter().filter(|name| is_wanted(listing, name)), observer)?;
+        if texts.first().is_none_or(|file| file.name != CONFIG) {
+            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
+        }
+        let mut early = BTreeMap::new();
+        for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
+            let bytes: SharedBytes = Arc::new(self.fetcher.small(file, observer)?);
+            early.insert(file.name.clone(), bytes);
+        }
+        let config =
+            config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
+        let weights = self.weights(&mut texts, observer)?;
+        Ok(Wanted { texts, weights, config })
+    }
+
+    /// The parts of a GGUF model, and the configuration in their headers.
+    fn gguf(&mut self, model: &HubModel, observer: &mut dyn Observer) -> Result<Wanted, HubError> {
+        let weights = self.files(pick(model, self.listing)?.files.iter(), observer)?;
+        let heads = weights.iter().map(|file| self.head(file, observer)).collect::<Result<Vec<_>, _>>()?;
+        let config = Gguf::new(heads).and_then(|gguf| config_of(&Files::Gguf(Arc::new(gguf))));
+        let config = config.map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
+        Ok(Wanted { texts: Vec::new(), weights, config })
+    }
+
+    /// The beginning of a GGUF file, with its header.
+    fn head(&mut self, file: &File, observer: &mut dyn Observer) -> Result<Part, HubError> {
+        let most = file.bytes.min(HEADER_BYTES as u64);
+        let mut bytes = HEAD_BYTES.min(most);
+        loop {
+            let head: SharedBytes = Arc::new(self.fetcher.head(file, bytes, observer)?);
+            let part = Part { label: file.name.clone(), bytes: head, file_bytes: file.bytes as usize };
+            if bytes == most || part.has_header() {
+                return Ok(part);
+            }
+            bytes = (4 * bytes).min(most);
+        }
+    }
+
     /// Sizes and hashes of files, from the listing or else from headers.
     fn files<S: AsRef<str>>(
         &self,
@@ -156,7 +232,8 @@ impl Pull<'_> {
                 )));
             };
             // Such files are read into memory when the model is opened.
-            let most = if name.ends_with(".safetensors") { u64::MAX } else { max_text_bytes(name) };
+            let weights = name.ends_with(".safetensors") || name.ends_with(".gguf");
+            let most = if weights { u64::MAX } else { max_text_bytes(name) };
             if bytes > most {
                 let (id, host) = (remote.id, remote.hub.host());
                 return Err(HubError::Wrong(format!(
@@ -190,18 +267,20 @@ impl Pull<'_> {
         self.files(names.iter(), observer)
     }
 
-    fn plan(&self, texts: &[File], weights: &[File], config: ModelConfig, cache: &Path) -> Plan {
+    fn plan(&self, model: &HubModel, wanted: &Wanted, cache: &Path) -> Plan {
+        let Wanted { texts, weights, config } = wanted;
         let sum = |files: &[File]| files.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
         let here = |f: &File| f.bytes - self.fetcher.here(f);
         Plan {
-            id: self.fetcher.remote.id.to_owned(),
+            name: model.name(),
             commit: self.listing.commit.clone(),
             license: self.listing.license.clone(),
             n_files: texts.len() + weights.len(),
             bytes: sum(texts).saturating_add(sum(weights)),
             todo_bytes: texts.iter().chain(weights).map(here).fold(0, u64::saturating_add),
             weight_bytes: sum(weights),
-            config,
+            config: config.clone(),
+            is_gguf: model.gguf.is_some(),
             free_bytes: free_bytes(cache),
         }
     }

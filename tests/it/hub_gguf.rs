@@ -1,0 +1,102 @@
+//! GGUF files from the hub: which file a name means, what is downloaded, and how the model is called afterwards. Against a
+//! hub on loopback ([`crate::fake_hub`]).
+
+use crate::fake_hub::{COMMIT, Do, FakeHub};
+use crate::gguf_file::{GgufFile, Meta};
+use crate::hub::{Home, files, said};
+use dmschat::checkpoint::hub::HubModel;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const ONE: &str = "tiny-Q4_K_M.gguf";
+const PARTS: [&str; 2] = ["big/tiny-Q8_0-00001-of-00002.gguf", "big/tiny-Q8_0-00002-of-00002.gguf"];
+
+/// One model in a file, one in two parts, and a vision tower.
+fn repository() -> BTreeMap<String, Vec<u8>> {
+    let file = GgufFile::tiny();
+    let parts = PARTS.map(str::to_owned).into_iter().zip(crate::gguf::split(&file, 2));
+    let whole = [(ONE.to_owned(), file.bytes()), ("mmproj-F16.gguf".to_owned(), b"GGUF".to_vec())];
+    parts.chain(whole).collect()
+}
+
+fn offline(home: &Home, hub: &FakeHub, model: &str) -> (i32, String, String) {
+    let mut command = home.command(hub, &["-p", "hi", "-m", model, "--max-tokens", "3", "--temperature", "0"]);
+    said(command.env("HF_HUB_OFFLINE", "1").env("DMSCHAT_CACHE_DIR", home.0.path()).spawn().unwrap())
+}
+
+fn names(home: &Home, hub: &FakeHub) -> Vec<String> {
+    let (_, list, _) = home.run(hub, &["models", "list", "--json"]);
+    let list: Vec<Value> = serde_json::from_str(&list).unwrap();
+    list[1..].iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_file_of_a_repository_is_pulled_used_offline_and_removed() {
+    let (hub, home) = (FakeHub::new(repository()), Home::new());
+    let all = "Q8_0 (0.0 GB), Q4_K_M (0.0 GB); choose one: any/model:Q4_K_M";
+    home.refused_as(&hub, "any/model", 2, &["any/model: its GGUF files are", all]);
+    home.refused_as(&hub, "any/model:Q5_K_M", 2, &["\"Q5_K_M\" is not the end of one GGUF file's name", all]);
+
+    let (code, stdout, stderr) = home.run(&hub, &["models", "pull", "any/model:q8_0"]);
+    let first = home.snapshot().join(PARTS[0]);
+    assert_eq!((code, stdout.trim_end()), (0, &*first.display().to_string()), "{stderr}");
+    for part in ["any/model:q8_0 at 01234567: 2 files, ", "licence apache-2.0", "its weights", " tokens of context"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    home.assert_whole(&hub, &PARTS);
+    assert!(!home.snapshot().join(ONE).exists() && hub.asked(ONE).is_empty());
+
+    let (before, commit) = (hub.connections(), format!("any/model:Q8_0@{COMMIT}"));
+    for name in ["any/model:Q8_0", &commit] {
+        let (code, stdout, stderr) = offline(&home, &hub, name);
+        assert!(code == 0 && !stdout.is_empty(), "{stderr}");
+    }
+    let (code, _, stderr) = offline(&home, &hub, "any/model:Q4_K_M");
+    assert!(code == 2 && stderr.contains("any/model:Q4_K_M is not in") && stderr.contains("has Q8_0"), "{stderr}");
+    assert_eq!(names(&home, &hub), ["any/model:Q8_0"]);
+    let (_, info, _) = home.run(&hub, &["models", "info", "any/model:Q8_0", "--json"]);
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!((&info["name"], &info["path"]), (&"any/model:Q8_0".into(), &first.to_str().unwrap().into()));
+    assert_eq!(hub.connections(), before);
+
+    // Another file of the repository; then each goes without the other.
+    assert_eq!(home.run(&hub, &["models", "pull", "any/model:Q4_K_M"]).0, 0);
+    assert_eq!(names(&home, &hub), ["any/model:Q8_0", "any/model:Q4_K_M"]);
+    let (code, _, stderr) = home.run(&hub, &["models", "rm", "any/model:Q8_0"]);
+    assert_eq!((code, names(&home, &hub)), (0, vec!["any/model:Q4_K_M".to_owned()]), "{stderr}");
+    home.assert_whole(&hub, &[ONE]);
+    assert_eq!(home.run(&hub, &["models", "rm", "any/model:Q8_0"]).0, 2);
+    assert_eq!(home.run(&hub, &["models", "rm", "any/model:Q4_K_M"]).0, 0);
+    assert!(!home.repo().exists());
+}
+
+/// The header is read before anything is written, and its bytes are not requested twice.
+#[test]
+fn a_long_header_is_the_beginning_of_the_download() {
+    let mut file = GgufFile::tiny();
+    file.set("general.filler", Meta::Texts(vec!["x".repeat(1 << 20); 6]));
+    file.tensor("unused", &[1 << 20], crate::gguf_file::F32, &vec![0.5; 1 << 20]);
+    let hub = FakeHub::new([(ONE.to_owned(), file.bytes())].into());
+    let home = Home::new();
+    // The first answer is cut inside the header, a later one inside the weights.
+    hub.script("Q4_K_M.gguf?", vec![Do::Cut(2 << 20), Do::Well, Do::Well, Do::Cut(100), Do::Well]);
+    let model = HubModel { id: "any/model".to_owned(), gguf: Some("Q4_K_M".to_owned()), revision: None };
+    home.hub(&hub).pull(&model, &mut crate::hub::Heard::default()).unwrap();
+    home.assert_whole(&hub, &[ONE]);
+    let asked: Vec<_> = hub.seen().into_iter().filter(|s| s.cdn).collect();
+    let from: Vec<&str> = asked.iter().filter_map(|s| s.header("range")).collect();
+    assert_eq!(from.first(), Some(&"bytes=2097152-"), "{from:?}");
+    assert!(from.is_sorted_by_key(|range| range["bytes=".len()..range.len() - 1].parse::<u64>().unwrap()), "{from:?}");
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_its_weights() {
+    let mut file = GgufFile::tiny();
+    file.set("general.architecture", Meta::text("mamba"));
+    let hub = FakeHub::new([(ONE.to_owned(), file.bytes())].into());
+    let home = Home::new();
+    home.refused_as(&hub, "any/model:Q4_K_M", 2, &["any/model:Q4_K_M: ", "architecture \"mamba\" is not supported"]);
+    assert!(!home.repo().exists());
+    let hub = FakeHub::new(files());
+    home.refused_as(&hub, "any/model:Q4_K_M", 2, &["any/model has no GGUF files"]);
+}
