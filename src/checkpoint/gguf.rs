@@ -4,6 +4,7 @@
 mod blocks;
 mod config;
 mod header;
+mod sentencepiece;
 mod tokenizer;
 
 use super::hub::gguf_files;

@@ -160,6 +160,7 @@ pub fn gguf_vocabularies() -> Vec<Example> {
         Meta::Text(text) => json!(text),
         Meta::Texts(all) => json!(all),
         Meta::I32s(all) => json!(all),
+        Meta::F32s(all) => json!(all),
     };
     let meta = GgufFile::tiny().meta;
     json_examples([meta.iter().filter(|(key, _)| is_of(key)).map(|(key, meta)| (key.clone(), value(meta))).collect()])
@@ -178,6 +179,9 @@ pub fn gguf_with(bytes: &[u8]) -> GgufFile {
             Value::Number(n) => Meta::U32(n.as_u64().unwrap_or(u64::MAX) as u32),
             Value::Array(all) if all.iter().all(Value::is_i64) => {
                 Meta::I32s(all.iter().filter_map(Value::as_i64).map(|n| n as i32).collect())
+            }
+            Value::Array(all) if all.iter().all(Value::is_f64) => {
+                Meta::F32s(all.iter().filter_map(Value::as_f64).map(|x| x as f32).collect())
             }
             Value::Array(all) => Meta::Texts(all.iter().map(text).collect()),
             other => Meta::Text(text(&other)),

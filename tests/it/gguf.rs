@@ -234,7 +234,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
         set("tokenizer.ggml.pre", Meta::text("tekken")),
         "x.gguf: pre-tokenizer \"tekken\" is not supported (qwen2, llama-bpe, smollm and gpt-2 are)"
     );
-    assert!(set("tokenizer.ggml.model", Meta::text("llama")).contains("SentencePiece"));
+    assert!(set("tokenizer.ggml.model", Meta::text("t5")).contains("SentencePiece, \"llama\", are"));
     assert_eq!(
         set("tokenizer.ggml.bos_token_id", Meta::U32(264)),
         "x.gguf: tokenizer.ggml.bos_token_id is 264, but there are 264 tokens"
@@ -376,4 +376,49 @@ fn a_model_in_parts_is_opened_by_its_first() {
     std::fs::rename(path(1), &alone).unwrap();
     let said = format!("{:#}", Checkpoint::open(&ModelRef::Folder(alone), &AdapterChoice::None).err().unwrap());
     assert!(said.contains("it is one of 3 parts of a model"), "{said}");
+}
+
+/// Tokens of SentencePiece's own program: tests/golden/gguf/make_sentencepiece.py.
+#[test]
+fn sentencepiece_vocabularies_give_the_tokens_of_sentencepiece() {
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        tokens: Vec<String>,
+        scores: Vec<f32>,
+        types: Vec<i32>,
+        texts: Vec<String>,
+        with_prefix: Vec<Vec<u32>>,
+        without_prefix: Vec<Vec<u32>>,
+    }
+    let golden: Golden = serde_json::from_str(include_str!("../golden/gguf/sentencepiece.json")).unwrap();
+    let n = golden.tokens.len();
+    for (prefix, wanted) in [(true, &golden.with_prefix), (false, &golden.without_prefix)] {
+        let mut file = GgufFile::tiny();
+        file.tensor("token_embd.weight", &[64, n], Q8_0, &vec![0.5; n * 64]);
+        file.set("tokenizer.ggml.model", Meta::text("llama"));
+        file.set("tokenizer.ggml.tokens", Meta::Texts(golden.tokens.clone()));
+        file.set("tokenizer.ggml.scores", Meta::F32s(golden.scores.clone()));
+        file.set("tokenizer.ggml.token_type", Meta::I32s(golden.types.clone()));
+        file.set("tokenizer.ggml.add_space_prefix", Meta::Bool(prefix));
+        file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
+        file.set("tokenizer.ggml.bos_token_id", Meta::U32(1)).set("tokenizer.ggml.eos_token_id", Meta::U32(2));
+        let checkpoint = open(&file).unwrap();
+        assert_eq!((&*checkpoint.bos_token, &*checkpoint.eos_token), ("<s>", "</s>"));
+        let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, n).unwrap();
+        for (text, wanted) in golden.texts.iter().zip(wanted) {
+            assert_eq!(&tokenizer.encode_pieces(&[Piece::Text(text.clone())]).unwrap(), wanted, "{text:?}");
+            if !text.contains('\u{2581}') {
+                assert_eq!(&tokenizer.decode(wanted).unwrap(), text);
+                let mut decoder = tokenizer.decoder();
+                let streamed: String = wanted.iter().map(|id| decoder.push(*id)).collect();
+                assert_eq!(streamed + &decoder.flush(), *text);
+            }
+        }
+        let file_text = tokenizer.encode_text("a").unwrap();
+        assert_eq!((file_text[0], tokenizer.token_for("</s>")), (1, Some(2)));
+    }
+    let short = refusal(|f| {
+        _ = f.set("tokenizer.ggml.model", Meta::text("llama")).set("tokenizer.ggml.scores", Meta::F32s(vec![0.0]))
+    });
+    assert_eq!(short, "x.gguf: tokenizer.ggml.scores has 1 values for 264 tokens");
 }

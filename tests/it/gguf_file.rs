@@ -11,6 +11,7 @@ pub enum Meta {
     Text(String),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
 }
 
 /// A tensor: dimensions, fastest first; ggml's number of its element type; its bytes.
@@ -48,6 +49,9 @@ impl Meta {
             Self::Bool(b) => put(7, &[u8::from(*b)]),
             Self::Text(text) => put(8, &string(text)),
             Self::Texts(all) => put(9, &[array(8, all.len()), all.iter().flat_map(|t| string(t)).collect()].concat()),
+            Self::F32s(all) => {
+                put(9, &[array(6, all.len()), all.iter().flat_map(|x| x.to_le_bytes()).collect()].concat())
+            }
             Self::I32s(all) => {
                 put(9, &[array(5, all.len()), all.iter().flat_map(|n| n.to_le_bytes()).collect()].concat())
             }
@@ -168,6 +172,7 @@ impl GgufFile {
             _ => 1,
         });
         self.set("tokenizer.ggml.token_type", Meta::I32s(types.collect()));
+        self.set("tokenizer.ggml.scores", Meta::F32s(vec![0.0; 264]));
         self.set("tokenizer.ggml.tokens", Meta::Texts(tokens));
         self.set("tokenizer.ggml.merges", Meta::Texts(vec!["h e".to_owned()]));
         self.set("tokenizer.ggml.model", Meta::text("gpt2"));

@@ -192,6 +192,12 @@ impl Array {
         (0..self.len).map(text).collect()
     }
 
+    /// The f32 values of the array.
+    pub fn floats(&self, raw: &[u8]) -> Result<Vec<f32>> {
+        ensure!(self.type_id == FLOAT, "not an array of f32");
+        Ok(raw[self.range.clone()].as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect())
+    }
+
     /// The integers of the array.
     pub fn integers(&self, raw: &[u8]) -> Result<Vec<i64>> {
         let size = scalar_bytes(self.type_id).filter(|_| !matches!(self.type_id, 6 | 7 | 12));
@@ -201,6 +207,7 @@ impl Array {
     }
 }
 
+const FLOAT: u32 = 6;
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 

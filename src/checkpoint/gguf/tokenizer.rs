@@ -1,18 +1,24 @@
 //! The vocabulary of a GGUF file as the `tokenizer.json` and `tokenizer_config.json` that the model
-//! would have as a folder, so that one reader checks and builds both. Byte-level BPE (`gpt2`) is
-//! supported.
+//! would have as a folder, so that one reader checks and builds both: byte-level BPE (`gpt2`), and
+//! SentencePiece's (`llama`, [`sentencepiece`]).
 
 use super::super::bounds;
 use super::header::{Array, Header, Value as Meta};
+use super::sentencepiece::{self, Parts, Vocabulary};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// `tokenizer.ggml.token_type` of tokens that no text encodes to.
+/// `tokenizer.ggml.token_type` of ordinary tokens.
+const NORMAL: i64 = 1;
+/// What SentencePiece gives for characters that it does not have.
+const UNKNOWN: i64 = 2;
+/// Tokens that no text encodes to.
 const CONTROL: i64 = 3;
 /// Tokens such as `<think>`: in a folder, added tokens that are not special.
 const USER_DEFINED: i64 = 4;
@@ -82,58 +88,76 @@ impl Split {
 
 /// The model's `tokenizer.json`; `None` for a file without a vocabulary.
 pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
-    match h.text("tokenizer.ggml.model")? {
-        Some("gpt2") => {}
+    let split = match h.text("tokenizer.ggml.model")? {
+        Some("gpt2") => Some(Split::of(h)?),
+        Some("llama") => None,
         None | Some("no_vocab" | "none") => return Ok(None),
-        Some("llama") => bail!(
-            "its vocabulary is of SentencePiece (\"llama\"), which is not read from GGUF (byte-level BPE, \"gpt2\", is)"
-        ),
-        Some(other) => bail!("tokenizer {other:?} is not supported (byte-level BPE, \"gpt2\", is)"),
-    }
-    let split = Split::of(h)?;
+        Some(other) => {
+            bail!("tokenizer {other:?} is not supported (byte-level BPE, \"gpt2\", and SentencePiece, \"llama\", are)")
+        }
+    };
     let (tokens, types) = vocabulary(h, raw)?;
-    let n_added = types.iter().filter(|kind| matches!(**kind, CONTROL | USER_DEFINED)).count();
+    let added = |kind: i64| matches!(kind, CONTROL | USER_DEFINED) || split.is_none() && kind == UNKNOWN;
+    let n_added = types.iter().filter(|kind| added(**kind)).count();
     ensure!(
         n_added <= bounds::ADDED_TOKENS,
         "{TYPES} names {n_added} tokens that are not split, expected at most {}",
         bounds::ADDED_TOKENS
     );
-    let merges = array(h, MERGES, bounds::MERGES)?.with_context(|| format!("{MERGES} is missing"))?;
-    let merges = merges.texts(raw).context(MERGES)?;
-    let mut vocab = Map::new();
-    let mut added = Vec::new();
+    let (mut vocab, mut special) = (Map::new(), Vec::new());
     for (id, (token, kind)) in tokens.iter().zip(&types).enumerate() {
         if *kind == UNUSED || vocab.contains_key(*token) {
             continue;
         }
         vocab.insert((*token).to_owned(), id.into());
-        if matches!(*kind, CONTROL | USER_DEFINED) {
-            added.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": *kind == CONTROL}));
+        if added(*kind) {
+            special.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": *kind != USER_DEFINED}));
         }
     }
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    let parts = match split {
+        Some(split) => byte_level(h, raw, split, vocab)?,
+        None => {
+            let scores = array(h, SCORES, tokens.len())?.with_context(|| format!("{SCORES} is missing"))?;
+            let scores = scores.floats(raw).context(SCORES)?;
+            ensure!(scores.len() == tokens.len(), "{SCORES} has {} values for {} tokens", scores.len(), tokens.len());
+            let ordinary: Vec<bool> = types.iter().map(|kind| *kind == NORMAL).collect();
+            let unknown = types.iter().position(|kind| *kind == UNKNOWN).map(|id| tokens[id]);
+            let space_prefix = flag(h, "tokenizer.ggml.add_space_prefix").unwrap_or(true);
+            let (scores, ordinary, tokens) = (&scores, &ordinary, &tokens);
+            sentencepiece::parts(&Vocabulary { tokens, scores, ordinary, unknown, space_prefix }, vocab)?
+        }
+    };
     Ok(Some(json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added,
-        "normalizer": (split == Split::Qwen2).then(|| json!({"type": "NFC"})),
-        "pre_tokenizer": split.pre_tokenizer(),
+        "added_tokens": special,
+        "normalizer": parts.normalizer,
+        "pre_tokenizer": split.map(Split::pre_tokenizer),
         "post_processor": bos_processor(h, &tokens, split)?,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": split == Split::Llama3, "vocab": vocab, "merges": merges},
+        "decoder": parts.decoder,
+        "model": parts.model,
     })))
 }
 
+fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -> Result<Parts> {
+    let merges = array(h, MERGES, bounds::MERGES)?.with_context(|| format!("{MERGES} is missing"))?;
+    let merges = merges.texts(raw).context(MERGES)?;
+    let normalizer = (split == Split::Qwen2).then(|| json!({"type": "NFC"}));
+    Ok(Parts {
+        normalizer: normalizer.into(),
+        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        model: json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": split == Split::Llama3, "vocab": vocab, "merges": merges}),
+    })
+}
+
 /// Puts the BOS in front of a file's text, where the model was trained so.
-fn bos_processor(h: &Header, tokens: &[&str], split: Split) -> Result<Value> {
-    let add = match h.metadata.get("tokenizer.ggml.add_bos_token") {
-        Some(Meta::Bool(add)) => *add,
-        _ => split == Split::Llama3,
-    };
+fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Value> {
+    let usual = matches!(split, None | Some(Split::Llama3));
+    let add = flag(h, "tokenizer.ggml.add_bos_token").unwrap_or(usual);
     let Some(bos) = literal(h, tokens, "bos")?.filter(|_| add) else { return Ok(Value::Null) };
     let id = h.opt_size("tokenizer.ggml.bos_token_id")?;
     let special = json!({"SpecialToken": {"id": bos, "type_id": 0}});
@@ -184,6 +208,14 @@ fn literal<'a>(h: &Header, tokens: &[&'a str], name: &str) -> Result<Option<&'a 
     let Some(id) = h.opt_size(&key)? else { return Ok(None) };
     let token = tokens.get(id).with_context(|| format!("{key} is {id}, but there are {} tokens", tokens.len()))?;
     Ok(Some(token))
+}
+
+/// A truth value, if the key has one.
+fn flag(h: &Header, key: &str) -> Option<bool> {
+    match h.metadata.get(key) {
+        Some(Meta::Bool(value)) => Some(*value),
+        _ => None,
+    }
 }
 
 /// An array of at most `most` values, if the key exists.
