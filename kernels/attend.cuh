@@ -337,6 +337,7 @@ struct Shared {
   } of[WARPS];
   OwnToken own;
   float scratch[ROW_STRIDE];
+  float hidden[WARPS];  // shares of a predictor's hidden units
   int unseen;  // slot of the token that leaves the window, -1: none
   bool last;
 };
@@ -424,6 +425,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
   bool pinned = looks && kv.pinned[span.start];
   if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
+  bool has_units = !Mode::SCORES && head_params.units > 0;
+  if (has_units && looks) prefetch_hidden_units(head_params, split.head, lane);
   // `select_pages` lets this kernel start when all work in front of it is done.
   if (!Mode::PAGES) wait_previous();
 
@@ -447,12 +450,21 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     if (r <= group) rotate(s.rows[r], angles, d, r < head_params.borrowed, lane);
     if (r >= group) stage_row<Codec>(kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
   }
+  // One warp would take microseconds for some hundred units.
+  float hidden = 0.0f;
+  if (has_units) {
+    float units = warp_sum(hidden_units(head_params, span.start, split.head, heads, threadIdx.x, THREADS));
+    if (lane == 0) s.hidden[warp] = units;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) hidden += s.hidden[w];
+  }
   if (looks) {
     float decision = 0.0f;
     bool decides = own && !Mode::SCORES;
     if (decides || assignment.needs_decision())
       decision = decision_of<!Mode::SCORES>(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
-                                            span.start, pinned, kv, lane);
+                                            span.start, pinned, hidden, kv, lane);
     s.unseen = assignment.overwritten(dms, decision);
     if (decides && lane == 0) {
       *(float*)meta_at(kv, staged, staged_row) = decision;

@@ -81,35 +81,47 @@ __device__ __forceinline__ float borrowed_decision(const HeadParams& params, con
 // The exact form.
 __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
 
-// The decision of a predictor about a row in a KV head. By a warp. Reads the row's columns of all hidden units.
-__device__ __forceinline__ float predicted_decision(const HeadParams& params, int row, int head, int heads, int lane) {
-  if (params.per_layer) head = 0;
-  const float* columns = params.columns + (u64)row * params.columns_width;
-  auto column = [&](int c) {
-    float sum = columns[c];
-    return params.copies > 1 ? sum + columns[params.stride + c] : sum;
-  };
+// Column c of a predictor's columns of a row.
+__device__ __forceinline__ float predictor_column(const HeadParams& params, int row, int c) {
+  const float* at = params.columns + (u64)row * params.columns_width + c;
+  return params.copies > 1 ? at[0] + at[params.stride] : at[0];
+}
+
+// A thread's share of what the hidden units of a predictor add to a row's score in a KV head: every `threads`-th unit.
+__device__ __forceinline__ float hidden_units(const HeadParams& params, int row, int head, int heads, int thread,
+                                              int threads) {
+  const float* weight = params.mlp_weight + (params.per_layer ? 0 : head) * params.units;
+  int first = params.linear ? heads : 0;
   float score = 0.0f;
-  if (params.units > 0) {
-    const float* weight = params.mlp_weight + head * params.units;
-    float bias = params.mlp_bias[head];
-    int first = params.linear ? heads : 0;
 #pragma unroll 1
-    for (int u = lane; u < params.units; u += 32) score += gelu(column(first + u)) * weight[u];
-    score = warp_sum(score) + bias;
-  }
-  if (params.linear) score += column(head);
+  for (int u = thread; u < params.units; u += threads)
+    score += gelu(predictor_column(params, row, first + u)) * weight[u];
+  return score;
+}
+
+// Starts loading what a predictor has for a KV head beside its columns. By a warp.
+__device__ __forceinline__ void prefetch_hidden_units(const HeadParams& params, int head, int lane) {
+  const float* weight = params.mlp_weight + (params.per_layer ? 0 : head) * params.units;
+  for (int u = 32 * lane; u < params.units; u += 32 * 32) prefetch(weight + u);
+}
+
+// The decision of a predictor about a row in a KV head, whose hidden units add `hidden`.
+__device__ __forceinline__ float predicted_decision(const HeadParams& params, int row, int head, float hidden) {
+  if (params.per_layer) head = 0;
+  float score = params.units > 0 ? hidden + params.mlp_bias[head] : 0.0f;
+  if (params.linear) score += predictor_column(params, row, head);
   return __fsub_rn(__fmul_rn(score, params.scale), params.offset);
 }
 
 // The decision of a row of the step in a KV head: read from `decisions`, predicted, or borrowed from the query head, which is
-// normed in `scratch`; minus infinity in a `pinned` row. By a warp. `PREDICTS`: whether there may be a predictor.
+// normed in `scratch`; minus infinity in a `pinned` row. By a warp. `PREDICTS`: whether there may be a predictor, whose hidden
+// units add `hidden`.
 template <bool PREDICTS>
 __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& params, const float* q_norm,
                                              const float* qkv_row, const float* decisions, int head, int row, bool pinned,
-                                             const Kv& kv, int lane) {
+                                             float hidden, const Kv& kv, int lane) {
   if (pinned) return NEG_INFINITY;
-  if (PREDICTS && params.columns) return predicted_decision(params, row, head, kv.n_kv_heads, lane);
+  if (PREDICTS && params.columns) return predicted_decision(params, row, head, hidden);
   if (!params.borrowed) return decisions[row * kv.n_kv_heads + head];
   int first = params.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
   load_row(scratch, qkv_row + first * kv.head_dim, q_norm, params.eps, kv.head_dim, lane);

@@ -52,7 +52,8 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
     if (head + gridDim.x < heads) x.load(at + step, d, lane, 0.0f);
     bool decides = (head_params.borrowed || head_params.columns) && warp == 0;
     if (decides) {
-      if (head_params.columns) decision = predicted_decision(head_params, row, head, heads, lane);
+      if (head_params.columns)
+        decision = predicted_decision(head_params, row, head, warp_sum(hidden_units(head_params, row, head, heads, lane, 32)));
       else if (!head_params.per_layer || head == 0) decision = borrowed_decision(head_params, s, d);
       if (lane == 0) p.decisions[row * heads + head] = decision;
       __syncwarp();
