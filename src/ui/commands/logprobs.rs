@@ -69,8 +69,9 @@ impl Logprobs {
         let unsure = tokens.iter().filter(|t| is_unsure(t)).count();
         let share = UNSURE * 100.0;
         format!(
-            "{}, mean {mean:.3}, perplexity {:.2}; {unsure} below {share:.0} %",
+            "{}, mean {:.3}, perplexity {:.2}; {unsure} below {share:.0} %",
             plural(tokens.len() as u64, "token"),
+            thousandths(mean),
             (-mean).exp(),
         )
     }
@@ -100,13 +101,18 @@ fn percent(token: &Likely) -> String {
 
 const HEAD: &str = "log p";
 
+/// Rounded, so that almost nothing is shown as 0.000 and not as -0.000.
+fn thousandths(x: f64) -> f64 {
+    (1000.0 * x).round() / 1000.0 + 0.0
+}
+
 /// A token with its log-probability and its probability, and the likeliest others.
 fn token_row(app: &App, token: &TokenChoice, columns: usize) -> Line<'static> {
     let theme = &app.theme;
     let (sign, role) = if is_unsure(token) { ("?", Role::Warning) } else { (" ", Role::Text) };
     let text = truncate(&quoted(app, &token.said), TOKEN);
     let pad = " ".repeat(TOKEN - width(&text));
-    let said = format!("{sign} {text}{pad} {:>8.3} {:>8}", token.said.logprob, percent(&token.said));
+    let said = format!("{sign} {text}{pad} {:>8.3} {:>8}", thousandths(token.said.logprob), percent(&token.said));
     let others = token.others.iter().map(|other| format!("{} {}", quoted(app, other), percent(other)));
     let room = columns.saturating_sub(width(&said) + 3);
     let others = truncate(&others.collect::<Vec<_>>().join("  "), room);
@@ -195,5 +201,6 @@ mod tests {
         press(&mut app, KeyCode::End);
         assert!(screen(&mut app).contains("word19") && !screen(&mut app).contains("word0"));
         assert!(press(&mut app, KeyCode::Esc).is_empty() && app.overlays.is_empty());
+        assert_eq!(format!("{:.3}", thousandths(-0.0001)), "0.000");
     }
 }
