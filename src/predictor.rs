@@ -23,6 +23,8 @@ use std::thread;
 use std::time::Duration;
 use texts::Piece;
 
+/// Tokens of a sequence: a text, its repetition and the template around them.
+pub const CONTEXT: usize = 2304;
 /// Units of the hidden layer.
 const UNITS: usize = 256;
 /// Bytes that the rows of all layers may take.

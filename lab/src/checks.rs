@@ -86,6 +86,7 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     check!(ops::linears());
     check!(ops::linear_swiglu());
     check!(rows::ropes());
+    check!(rows::importance());
     check!(rows::round_trips());
     check!(sampling::all());
     histories(history::all(), b, &cpu, report);

@@ -9,6 +9,7 @@
 //! | [`check`], [`checks`] | `check` | every kernel of a GPU against the CPU's op, cache histories, whole models |
 //! | [`gpu`] | | opens the GPU that `check` and `speed` work on |
 //! | [`speed`] | `speed` | time of every op alone, at the shapes of a model |
+//! | [`train`] | `train` | time of making a predictor for a model of a known shape |
 //! | [`importance`] | `importance` | which columns of a model's matrices matter, for `--importance` |
 
 mod check;
@@ -21,6 +22,7 @@ mod importance;
 mod schedule;
 mod score;
 mod speed;
+mod train;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -57,6 +59,9 @@ enum Command {
     /// Measure on a text which columns of a model's matrices matter, and write a file for dmschat's
     /// --importance
     Importance(importance::ImportanceArgs),
+    /// Measure how long `dmschat adapter train` takes, on random weights in the shape of a known
+    /// model
+    Train(train::TrainArgs),
 }
 
 /// The ids of dmschat's flags that a command uses.
@@ -70,7 +75,7 @@ fn flags_of(command: &str) -> Option<Vec<&'static str>> {
             sampling,
             answer,
         ],
-        "check" | "speed" => &[&["device"]],
+        "check" | "speed" | "train" => &[&["device"]],
         "importance" => &[&["adapter", "device", "config"]],
         _ => &[],
     };
@@ -103,6 +108,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     match command {
         Command::Score(args) => score::run(&settings(&common)?, &args, common.json),
         Command::Compare(args) => compare::run(&settings(&common)?, &args, &common),
+        Command::Train(args) => train::run(&settings(&common)?, &args),
         Command::Importance(args) => importance::run(&settings(&common)?, &args),
         Command::Check(args) => check::run(gpu::index(&common)?, &args),
         Command::Speed => speed::run(gpu::index(&common)?),

@@ -59,6 +59,7 @@ pub struct Acts {
 }
 
 impl Acts {
+    #[cfg(test)]
     pub(crate) fn from_rows(data: Vec<f32>, width: usize) -> Self {
         Self { data, width }
     }

@@ -40,7 +40,7 @@ pub fn observe<B: Measure>(
     let (kv_width, q_width) = (c.n_kv_heads * c.head_dim, c.n_q_heads * c.head_dim);
     let width = q_width + 2 * kv_width;
     let mut hidden = vec![0.0; n * c.hidden];
-    let mut projected = vec![0.0; n * width];
+    let mut projected = vec![0.0; text.tokens.end * width];
     let mut values = vec![0.0; text.tokens.len() * kv_width];
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
     forward_with(b, model, ws, cache, &[span], |l, ws, cache| {

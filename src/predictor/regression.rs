@@ -4,12 +4,14 @@
 use super::random::Random;
 use super::rows::LayerRows;
 use half::bf16;
-use nalgebra::{Cholesky, DMatrix, DVector, Dyn};
+use nalgebra::{Cholesky, DMatrix, DMatrixView, DMatrixViewMut, DVector, Dyn};
 
 /// Weight of the squared norm of the linear map beside the sum of squared errors.
 const LAMBDA: f64 = 1.0;
 /// Rows that are converted at once.
 const BLOCK: usize = 1024;
+/// Columns of a tile of a symmetric matrix.
+const TILE: usize = 256;
 /// Rows of a step of Adam, and how often it sees all rows.
 const BATCH: usize = 256;
 pub const EPOCHS: usize = 12;
@@ -88,7 +90,7 @@ fn ridge(rows: &LayerRows, hidden: usize, heads: usize) -> (Vec<f32>, Vec<f32>) 
         let mut y = DMatrix::from_iterator(heads, y.len() / heads, y.iter().map(|&y| f64::from(y)));
         x.column_iter_mut().for_each(|mut x| x -= &mean);
         y.column_iter_mut().for_each(|mut y| y -= &target);
-        squares.gemm(1.0, &x, &x.transpose(), 1.0);
+        add_products(squares.view_mut((0, 0), (hidden, hidden)), 1.0, &x.as_view());
         products.gemm(1.0, &x, &y.transpose(), 1.0);
     }
     let map = cholesky(squares).solve(&products);
@@ -96,8 +98,34 @@ fn ridge(rows: &LayerRows, hidden: usize, heads: usize) -> (Vec<f32>, Vec<f32>) 
     (map.iter().map(|&w| w as f32).collect(), bias)
 }
 
-fn cholesky(squares: DMatrix<f64>) -> Cholesky<f64, Dyn> {
-    squares.cholesky().expect("a Gram matrix with a positive diagonal added is positive definite")
+/// Adds `factor * x x^T` to the lower half of a square matrix, and to what of its upper half is in tiles on the diagonal.
+fn add_products(mut to: DMatrixViewMut<'_, f64>, factor: f64, x: &DMatrixView<'_, f64>) {
+    let n = to.nrows();
+    for at in (0..n).step_by(TILE) {
+        let columns = TILE.min(n - at);
+        let right = x.rows(at, columns).transpose();
+        to.view_mut((at, at), (n - at, columns)).gemm(factor, &x.rows(at, n - at), &right, 1.0);
+    }
+}
+
+/// The Cholesky factor of a matrix whose lower half is given, by panels, so that nearly all of it is matmuls.
+fn cholesky(mut a: DMatrix<f64>) -> Cholesky<f64, Dyn> {
+    let n = a.nrows();
+    for at in (0..n).step_by(TILE) {
+        let (width, below) = (TILE.min(n - at), at + TILE);
+        let corner = a.view((at, at), (width, width)).into_owned().cholesky();
+        let corner = corner.expect("a Gram matrix with a positive diagonal added is positive definite").unpack();
+        a.view_mut((at, at), (width, width)).copy_from(&corner);
+        if below >= n {
+            break;
+        }
+        let mut inverse = DMatrix::identity(width, width);
+        corner.solve_lower_triangular_mut(&mut inverse);
+        let panel: DMatrix<f64> = a.view((below, at), (n - below, width)) * inverse.transpose();
+        a.view_mut((below, at), (n - below, width)).copy_from(&panel);
+        add_products(a.view_mut((below, below), (n - below, n - below)), -1.0, &panel.as_view());
+    }
+    Cholesky::pack_dirty(a)
 }
 
 /// A hidden layer with GELU, for inputs that are centred and scaled to a variance of 1.

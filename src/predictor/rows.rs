@@ -110,20 +110,28 @@ impl Collector {
         let (grams, rows) = (&self.grams[observed.layer], &mut self.rows.layers[observed.layer]);
         let (tokens, group) = (observed.hidden.len() / hidden, grams.len() / heads);
         let values = DMatrixView::from_slice(observed.values, heads * d, tokens);
-        let mut importance = vec![f32::MIN_POSITIVE; tokens * heads];
-        for (h, gram) in grams.iter().enumerate() {
-            let values = values.rows(h / group * d, d);
-            let products = gram * values;
-            let attention = &observed.attention[h * tokens..(h + 1) * tokens];
-            for (t, attention) in attention.iter().enumerate() {
-                let norm = products.column(t).dot(&values.column(t)).max(0.0).sqrt();
-                let most = &mut importance[t * heads + h / group];
-                *most = most.max(attention * norm);
+        // A KV head's importance is the largest of its query heads'.
+        let of_head = |(head, grams): (usize, &[DMatrix<f32>])| {
+            let values = values.rows(head * d, d);
+            let mut importance = vec![f32::MIN_POSITIVE; tokens];
+            for (gram, attention) in grams.iter().zip(observed.attention[head * group * tokens..].chunks(tokens)) {
+                let products = gram * values;
+                for (t, (most, attention)) in importance.iter_mut().zip(attention).enumerate() {
+                    let norm = products.column(t).dot(&values.column(t)).max(0.0).sqrt();
+                    *most = most.max(attention * norm);
+                }
             }
-        }
+            importance
+        };
+        let importance: Vec<Vec<f32>> = std::thread::scope(|scope| {
+            let of_head = &of_head;
+            let workers: Vec<_> =
+                grams.chunks(group).enumerate().map(|head| scope.spawn(move || of_head(head))).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect()
+        });
         for &t in chosen {
             rows.x.extend(observed.hidden[t * hidden..][..hidden].iter().map(|&x| bf16::from_f32(x)));
-            rows.y.extend(importance[t * heads..][..heads].iter().map(|x| x.ln().max(LEAST)));
+            rows.y.extend(importance.iter().map(|of_head| of_head[t].ln().max(LEAST)));
         }
     }
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
-const MOST_INSTANCES: usize = 126;
-const MOST_CUDA_LINES: usize = 7520;
-const MOST_LINES_OF_SRC: usize = 70_250;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 77_850;
+const MOST_INSTANCES: usize = 128;
+const MOST_CUDA_LINES: usize = 7700;
+const MOST_LINES_OF_SRC: usize = 70_300;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 78_050;
 
 #[derive(Clone)]
 struct Source {

@@ -2,7 +2,7 @@
 //! cover attention itself.
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
-use dmschat::backend::{Alpha, Borrowed, Columns, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Span};
+use dmschat::backend::{Alpha, Borrowed, Columns, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Queries, Span};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
@@ -237,6 +237,48 @@ impl Case for Rope {
         }
         decided.iter_mut().for_each(|d| *d /= 100.0);
         Output { floats: [rows, decided].concat(), exact: vec![] }
+    }
+}
+
+pub struct Importance {
+    head_dim: usize,
+    group: usize,
+    norm: bool,
+}
+
+pub fn importance() -> Vec<Importance> {
+    [(8, 1, true), (64, 3, false), (128, 4, true), (72, 8, false)]
+        .map(|(head_dim, group, norm)| Importance { head_dim, group, norm })
+        .into()
+}
+
+impl Case for Importance {
+    fn name(&self) -> String {
+        let norm = if self.norm { ", norms" } else { "" };
+        format!("importance {} of 2 x {}{norm}", self.head_dim, self.group)
+    }
+    fn limit(&self) -> f32 {
+        2e-5
+    }
+    fn run<B: Measure>(&self, b: &B) -> Output {
+        // More than two tiles of queries and of keys, with ends of their own.
+        let (mut random, d, tokens, queries) = (Random::new(9), self.head_dim, 101, 90..165);
+        let geometry = geometry(Policy::Dense, Codec::Bf16, [d, 2, self.group], [1, 1]);
+        let norms = [0; 2].map(|_| buffer(b, &random.floats(d)));
+        let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
+        let inv_freq = buffer(b, &inv_freq);
+        let rope = QkvRopeArgs {
+            qk_norm: self.norm.then_some([&norms[0], &norms[1]]),
+            rms_eps: 1e-6,
+            rope_scale: 1.25,
+            ..QkvRopeArgs::plain(&inv_freq)
+        };
+        let width = (2 * self.group + 4) * d;
+        let mut qkv = acts(b, width, &random.floats(queries.end * width));
+        let factors: Vec<f32> = random.floats(queries.len()).iter().map(|x| x.abs()).collect();
+        let mut out = vec![f32::NAN; geometry.n_q_heads * tokens];
+        b.importance(&mut out, &mut qkv, &geometry, &rope, &Queries { rows: queries, factors: &factors });
+        Output { floats: out, exact: vec![] }
     }
 }
 

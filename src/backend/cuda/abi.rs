@@ -24,6 +24,7 @@ impl Param for DecodeParams {}
 impl Param for PrefillParams {}
 impl Param for RopeParams {}
 impl Param for MergeParams {}
+impl Param for ImportanceParams {}
 impl Param for TensorMap {}
 impl Param for Norm {}
 
@@ -238,6 +239,23 @@ pub struct RopeParams {
     pub unused: i32,
 }
 layout!(RopeParams: 352 { heads: 216, qkv: 312 });
+
+/// Parameters of `importance.cu`: `ImportanceParams` there.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct ImportanceParams {
+    pub heads: HeadParams,
+    pub qkv: u64,
+    pub factors: u64,
+    pub out: u64,
+    pub n_q_heads: i32,
+    pub n_kv_heads: i32,
+    pub head_dim: i32,
+    pub first: i32,
+    pub end: i32,
+    pub tokens: i32,
+}
+layout!(ImportanceParams: 144 { qkv: 96, n_q_heads: 120 });
 
 /// Parameters of `merge.cu`: `MergeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]

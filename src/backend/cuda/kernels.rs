@@ -84,8 +84,8 @@ impl Source {
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
         match self.name {
-            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
-            "linear" | "packed_gemm" => false,
+            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; training.
+            "linear" | "packed_gemm" | "importance" => false,
             // As `kv::decode_kernel` chooses them.
             "attend" => !scored && !paged,
             "attend_scores" | "place_scores" => scored,
@@ -255,6 +255,9 @@ kernels! {
     RateSlots "rate_slots"
     SlotMetas "slot_metas"
     Presence "presence"
+    /// Of a predictor's training.
+    ImportanceRows "importance_rows"
+    Importance "importance"
     MovePages "move_pages"
     RenamePages "rename_pages"
     StagePages "stage_pages"

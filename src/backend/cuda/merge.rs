@@ -65,7 +65,7 @@ pub(super) fn fork(kv: &mut KvTables<Cuda>, from: usize, to: usize) {
     }
 }
 
-fn head_params(qkv: &Acts, rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
+pub(super) fn head_params(qkv: &Acts, rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
     let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
     let Borrowed { heads, alpha } = rope.borrowed.unwrap_or_default();
     let mut params = HeadParams {

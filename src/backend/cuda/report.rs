@@ -1,18 +1,23 @@
 //! Reports of the GPU about itself and its work: names, notices, timings, memory.
 
-use super::super::cpu::{self, Cpu};
 use super::super::report::median;
 use super::super::{
     About, Device, KvGeometry, KvTables, Measure, MemoryUse, QkvRopeArgs, Queries, Report, TIMED_ROUNDS,
 };
-use super::Cuda;
+use super::abi::{Arg, ImportanceParams};
 use super::cublaslt::CublasLt;
+use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
+use super::{Cuda, merge};
+use std::ops::Range;
 
 /// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better and share what packed weights take to unpack, and need
 /// more scratch.
 const MAX_CHUNK: usize = 4096;
 const MIN_CHUNK: usize = 128;
+/// Warps of a block of `importance.cu`, and queries of its tiles.
+const IMPORTANCE_WARPS: usize = 8;
+const IMPORTANCE_TILE: usize = 32;
 
 impl Report for Cuda {
     fn about(&self) -> About {
@@ -57,7 +62,6 @@ impl Measure for Cuda {
         kv.pool.refs()
     }
 
-    /// Composed on the host: only the regression of a predictor needs it, and the copies take less time than the forward pass.
     fn importance(
         &self,
         out: &mut [f32],
@@ -66,26 +70,29 @@ impl Measure for Cuda {
         rope: &QkvRopeArgs<'_, Self>,
         queries: &Queries<'_>,
     ) {
-        let g = geometry;
-        let copy = |values: &Buf<f32>, len: usize| {
-            let mut copy = vec![0.0; len];
-            self.read(values, 0, &mut copy);
-            copy
+        let (g, Range { start, end }) = (geometry, queries.rows.clone());
+        qkv.holds_f32(end);
+        let buffer = |len| self.alloc::<f32>(len).expect("memory for the importance of tokens");
+        let (mut factors, most) = (buffer(queries.factors.len()), buffer(out.len()));
+        self.write(&mut factors, 0, queries.factors);
+        let params = ImportanceParams {
+            heads: merge::head_params(qkv, rope),
+            qkv: qkv.ptr(),
+            factors: factors.ptr(),
+            out: most.ptr(),
+            n_q_heads: g.n_q_heads as i32,
+            n_kv_heads: g.n_kv_heads as i32,
+            head_dim: g.head_dim as i32,
+            first: start as i32,
+            end: end as i32,
+            tokens: (out.len() / g.n_q_heads) as i32,
         };
-        let norms = rope.qk_norm.map(|norms| norms.map(|norm| copy(norm, g.head_dim)));
-        let inv_freq = copy(rope.inv_freq, g.head_dim / 2);
-        let on_host = QkvRopeArgs {
-            qk_norm: norms.as_ref().map(|[q, k]| [q, k]),
-            rms_eps: rope.rms_eps,
-            rope_scale: rope.rope_scale,
-            borrowed: rope.borrowed,
-            ..QkvRopeArgs::plain(&inv_freq)
-        };
-        let width = (g.n_q_heads + 2 * g.n_kv_heads) * g.head_dim;
-        let mut rows = vec![0.0; queries.rows.end * width];
-        self.read_acts(qkv, &mut rows);
-        let cpu = Cpu::new(0);
-        cpu.importance(out, &mut cpu::Acts::from_rows(rows, width), g, &on_host, queries);
+        let args = [Arg::of(&params)];
+        let heads = (g.n_q_heads + g.n_kv_heads).div_ceil(IMPORTANCE_WARPS);
+        self.driver.launch(Kernel::ImportanceRows, [heads, end, 1], 32 * IMPORTANCE_WARPS, &args);
+        let tiles = (end - start).div_ceil(IMPORTANCE_TILE);
+        self.driver.launch(Kernel::Importance, [tiles, g.n_q_heads, 1], 32 * IMPORTANCE_WARPS, &args);
+        self.read(&most, 0, out);
     }
 
     fn synchronize(&self) {

@@ -15,7 +15,7 @@ use crate::policy::PolicyKind;
 use crate::predictor::file::to_bytes;
 use crate::predictor::search::{self, Found, Goal};
 use crate::predictor::texts::{self, Piece, Pieces, Text};
-use crate::predictor::{self, Fitted, Frame, Progress};
+use crate::predictor::{self, CONTEXT, Fitted, Frame, Progress};
 use crate::protocol::Piece as TextPiece;
 use crate::regular_file;
 use crate::regular_file::temporary::Temporary;
@@ -27,8 +27,6 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Tokens of a sequence: a text, its repetition and the template around them.
-const CONTEXT: usize = 2304;
 /// Bytes of a text that the user gives.
 const MAX_TEXT: u64 = 64 << 20;
 /// What is asked for behind a text.
