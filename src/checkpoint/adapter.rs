@@ -2,11 +2,13 @@
 //! version 2, and KVzap's. All end as tensors of [`names`](super::names) and a [`DmsConfig`].
 
 pub mod card;
+pub mod known;
 pub mod kvzap;
 
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
 use super::files::Files;
+use super::model_names::Names;
 use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
 use super::{bounds, mapped};
@@ -48,6 +50,8 @@ pub struct Source {
     pub card: Option<Card>,
     /// Whether nobody asked for it by name.
     pub found: bool,
+    /// Whether it was made for another model of the same shapes.
+    pub is_anothers: bool,
 }
 
 impl Adapter {
@@ -85,9 +89,27 @@ impl Adapter {
         Ok(Self { label: folder.display().to_string(), name, file, form: Form::KvZap(config) })
     }
 
+    /// What `--adapter` names: a file, a folder, or a hub id whose predictor is in the cache.
+    pub fn named(path: &Path) -> Result<Self> {
+        match known::hub_model(path) {
+            Some(model) => known::from_hub(&model),
+            None => Self::open(path, None),
+        }
+    }
+
+    /// The adapter of a model that nobody named one for: of those in `folder` the one that was made for it, a built-in one,
+    /// or a published one that is in the hub's cache.
+    pub fn find(folder: Option<&Path>, names: &Names, config: &ModelConfig) -> Result<Option<Self>> {
+        if let Some(own) = folder.and_then(|folder| Self::find_in(folder, names, config)) {
+            return Ok(Some(own));
+        }
+        let built_in = Self::built_in(names.first(), config)?;
+        Ok(built_in.or_else(|| known::cached(names, config)))
+    }
+
     /// Returns the built-in adapter for this model, if there is one: of those that fit its shapes,
     /// the one made for a model of that name, else the first.
-    pub fn find(model: &str, config: &ModelConfig) -> Result<Option<Self>> {
+    fn built_in(model: &str, config: &ModelConfig) -> Result<Option<Self>> {
         let mut found: Option<Self> = None;
         for (name, bytes) in builtin::ADAPTERS {
             let adapter = Self::new(name, Arc::new(*bytes))?;
@@ -102,10 +124,13 @@ impl Adapter {
         Ok(found)
     }
 
-    /// The adapter in a folder that was made for a model of this name and fits it.
-    pub fn find_in(folder: &Path, model: &str, config: &ModelConfig) -> Option<Self> {
-        let fits = |(_, adapter): &(PathBuf, Self)| adapter.is_for(model) && adapter.fits(model, config).is_ok();
-        Self::all_in(folder).into_iter().find(fits).map(|(_, adapter)| adapter)
+    /// The adapter in a folder that was made for this model and fits it: rather by the name that users see than by another.
+    fn find_in(folder: &Path, names: &Names, config: &ModelConfig) -> Option<Self> {
+        let all = Self::all_in(folder).into_iter().map(|(_, adapter)| adapter);
+        let mut fitting: Vec<Self> = all.filter(|adapter| adapter.fits(names.first(), config).is_ok()).collect();
+        let at = fitting.iter().position(|adapter| adapter.is_for(names.first()));
+        let at = at.or_else(|| fitting.iter().position(|adapter| adapter.base().is_some_and(|base| names.has(base))));
+        at.map(|at| fitting.swap_remove(at))
     }
 
     /// The adapter files of a folder that can be read, by name.
@@ -234,7 +259,7 @@ impl Adapter {
     }
 
     /// What users and records call it. `tensors` are its own.
-    pub fn source(&self, tensors: &[Tensor], found: bool) -> Source {
+    pub fn source(&self, tensors: &[Tensor], found: bool, names: &Names) -> Source {
         let (kind, card) = match &self.form {
             Form::Version1 => ("adapter", None),
             Form::Version2(header) => ("predictor", Some(header.card.clone())),
@@ -242,7 +267,11 @@ impl Adapter {
         };
         let tensors = tensors.iter().map(|t| (t.name.clone(), t.clone())).collect();
         let hash = super::fingerprint(&self.identity(), &tensors);
-        Source { kind, name: self.name.clone(), base: self.base().map(str::to_owned), hash, card, found }
+        let base = self.base().map(str::to_owned);
+        let is_anothers = base.as_ref().is_some_and(|base| !names.has(base));
+        // A hub id is shown without its owner.
+        let name = self.name.rsplit('/').next().unwrap_or_default().to_owned();
+        Source { kind, name, base, hash, card, found, is_anothers }
     }
 
     /// What it says beside its tensors, for the model's fingerprint.

@@ -9,6 +9,7 @@ mod tokenizer;
 
 use super::hub::gguf_files;
 use super::mapped;
+use super::model_names::{MAX_NAME, Names};
 use super::names::TensorSpec;
 use crate::tensor::{DType, Rows, SharedBytes, Tensor};
 use crate::unicode;
@@ -180,6 +181,14 @@ impl Gguf {
             out += &format!(", {chunks} chunks");
         }
         Some(out)
+    }
+
+    /// The model's own name and those of the models that it was made of, as the file states them.
+    pub fn names(&self) -> Names {
+        let text = |key: &str| self.header.text(key).ok().flatten().filter(|text| text.len() <= MAX_NAME);
+        let of = |keys: &[&str]| keys.iter().filter_map(|key| text(key)).map(str::to_owned).collect();
+        let bases = ["general.base_model.0.name", "general.base_model.0.repo_url", "general.base_model.1.name"];
+        Names { own: of(&["general.name"]), bases: of(&bases) }
     }
 
     /// The tensor of that Hugging Face name. Quantized matrices become [`Rows`].

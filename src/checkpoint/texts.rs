@@ -2,6 +2,7 @@
 
 use super::files::Files;
 use super::json;
+use super::model_names::MAX_NAME;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
@@ -45,6 +46,19 @@ pub fn licence(card: &[u8]) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
+/// The `base_model` of a model card's front matter: a name, or a list of them.
+pub fn bases(card: &[u8]) -> Vec<String> {
+    const MOST: usize = 8;
+    let card = String::from_utf8_lossy(&card[..card.len().min(64 << 10)]);
+    let matter = card.strip_prefix("---").and_then(|rest| rest.split("\n---").next()).unwrap_or_default();
+    let mut lines = matter.lines().skip_while(|line| !line.starts_with("base_model:"));
+    let first = lines.next().and_then(|line| line.strip_prefix("base_model:")).unwrap_or_default();
+    let listed = lines.map_while(|line| line.trim_start().strip_prefix("- "));
+    let plain = |text: &str| text.trim().trim_matches(['"', '\'', '[', ']']).to_owned();
+    let names = first.split(',').chain(listed).map(plain);
+    names.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).take(MOST).collect()
+}
+
 fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
     Ok(json::optional(files, name)?.unwrap_or_default())
 }
@@ -65,4 +79,18 @@ fn template_text(value: Option<&Value>) -> Option<String> {
 fn token_literal(value: Option<&Value>) -> Option<String> {
     let value = value?;
     value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_names_what_a_model_was_made_of() {
+        let of = |front: &str| bases(format!("---\n{front}\nlicense: mit\n---\nbase_model: no").as_bytes());
+        assert_eq!(of("base_model: Qwen/Qwen3-8B"), ["Qwen/Qwen3-8B"]);
+        assert_eq!(of("base_model:\n- a/b\n  - \"c/d\"\ntags:\n- e"), ["a/b", "c/d"]);
+        assert_eq!(of("base_model: [a/b, 'c/d']"), ["a/b", "c/d"]);
+        assert!(of("base_model_relation: finetune").is_empty() && bases(b"base_model: a").is_empty());
+    }
 }

@@ -5,10 +5,13 @@ use super::devices;
 use super::interrupts::Interrupts;
 use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
+use crate::checkpoint;
+use crate::checkpoint::adapter::known::{self, Published};
+use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::convert::loaded_bytes;
-use crate::checkpoint::hub::cache::Extent;
+use crate::checkpoint::hub::cache::{Cached, Extent};
 use crate::checkpoint::hub::{Hub, HubError, HubModel, ModelRef, Observer, Plan, Progress};
-use crate::config::{Device, Settings};
+use crate::config::{Adapter, Device, Settings};
 use crate::engine::Loading;
 use crate::protocol::{Download, Event};
 use crate::quant::Weights;
@@ -41,8 +44,20 @@ pub fn missing(name: &str) -> Result<Option<Missing>> {
     Ok(needed.then_some(Missing { hub, model, usable: extent == Extent::Weights }))
 }
 
-/// Downloads the model of the settings if it is missing, with progress on stderr.
+/// The predictor that `--adapter` names by its hub id, if it is not in the cache.
+fn missing_adapter(settings: &Settings) -> Result<Option<Missing>> {
+    let Adapter::File(path) = &settings.adapter else { return Ok(None) };
+    let Some(model) = known::hub_model(path) else { return Ok(None) };
+    let hub = Hub::from_env()?;
+    let is_here = hub.repo(&model.id).find(&model)?.is_some_and(|cached| cached.extent >= Extent::Weights);
+    Ok((!is_here).then_some(Missing { hub, model, usable: false }))
+}
+
+/// Downloads the model of the settings and its predictor if they are missing, with progress on stderr.
 pub fn ensure(settings: &Settings) -> Result<()> {
+    if let Some(missing) = missing_adapter(settings).map_err(output::as_wrong_use)? {
+        pull(missing, settings.device)?;
+    }
     let Some(missing) = missing(&settings.model).map_err(output::as_wrong_use)? else { return Ok(()) };
     let usable = missing.usable;
     match pull(missing, settings.device) {
@@ -54,15 +69,27 @@ pub fn ensure(settings: &Settings) -> Result<()> {
     }
 }
 
-/// `models pull`: downloads what is missing or newer on the hub, and returns the folder or the GGUF
-/// file.
-pub fn newest(name: &str, device: Device) -> Result<PathBuf> {
+/// `models pull`: downloads a model and the published predictor for it, as far as they are missing or newer on the hub.
+/// Returns their folders.
+pub fn newest(model: &str, settings: &Settings) -> Result<(PathBuf, Option<PathBuf>)> {
+    let folder = newest_of(model, settings.device)?;
+    // A predictor itself has none.
+    let name = model.split('@').next().unwrap_or(model);
+    let published = checkpoint::summary(&ModelRef::Folder(folder.clone()), name);
+    let published = published.ok().and_then(|summary| summary.published).filter(|_| settings.adapter == Adapter::Auto);
+    let Some(Published { id, .. }) = published else { return Ok((folder, None)) };
+    let predictor = newest_of(&id, settings.device)?;
+    Ok((folder, Some(predictor)))
+}
+
+/// Downloads what is missing or newer of one repository, and returns the folder or the GGUF file.
+fn newest_of(name: &str, device: Device) -> Result<PathBuf> {
     let ModelRef::Hub(model) = ModelRef::parse(name).map_err(output::as_wrong_use)? else {
         return Err(wrong_use(format!("{name} is not a hub id (ORG/NAME), so there is nothing to download")));
     };
     let hub = Hub::from_env().map_err(output::as_wrong_use)?;
     let cached = hub.repo(&model.id).find(&model).ok().flatten();
-    let cached = cached.filter(|cached| cached.extent == Extent::Whole);
+    let cached = cached.filter(is_whole);
     if let (Some(cached), true) = (&cached, hub.offline) {
         notice(&format!("HF_HUB_OFFLINE is set: {} is in the cache and was not checked for updates", model.name()));
         return Ok(cached.path.clone());
@@ -74,6 +101,11 @@ pub fn newest(name: &str, device: Device) -> Result<PathBuf> {
         }
         _ => error,
     })
+}
+
+/// Whether all is there that the repository is for: a predictor has no tokenizer.
+fn is_whole(cached: &Cached) -> bool {
+    cached.extent == Extent::Whole || cached.extent == Extent::Weights && kvzap::is_at(&cached.path)
 }
 
 /// Downloads on its own thread, while this one waits for Ctrl+C.
@@ -123,8 +155,11 @@ pub fn with_exit_code(error: HubError) -> anyhow::Error {
 /// Downloads for the chat, on the engine's thread: reports by events, and stops when the chat does
 /// not wait any more.
 pub fn for_chat(settings: &Settings, loading: &Loading) -> Result<()> {
-    let Some(missing) = missing(&settings.model)? else { return Ok(()) };
     let mut observer = Events { device: settings.device, loading };
+    if let Some(Missing { hub, model, .. }) = missing_adapter(settings)? {
+        hub.pull(&model, &mut observer)?;
+    }
+    let Some(missing) = missing(&settings.model)? else { return Ok(()) };
     match missing.hub.pull(&missing.model, &mut observer) {
         Err(error) if missing.usable && loading.is_wanted() => {
             observer.notice(&format!("{error}; using the copy in the cache"));
@@ -227,9 +262,12 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     };
     let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
     let size = format!("{name} at {commit}: {files}, {}{here}; licence {license}{disk}", bytes(plan.bytes));
-    let loaded = |weights| match weights {
-        Weights::Bf16 if !plan.is_gguf => plan.weight_bytes,
-        weights => loaded_bytes(&plan.config, weights, DType::Bf16.size_bytes()),
-    };
-    [Some(size), devices::fit(loaded, Some(&plan.config), device)].into_iter().flatten().collect()
+    let fit = plan.config.as_ref().and_then(|config| {
+        let loaded = |weights| match weights {
+            Weights::Bf16 if !plan.is_gguf => plan.weight_bytes,
+            weights => loaded_bytes(config, weights, DType::Bf16.size_bytes()),
+        };
+        devices::fit(loaded, Some(config), device)
+    });
+    [Some(size), fit].into_iter().flatten().collect()
 }

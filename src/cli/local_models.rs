@@ -2,6 +2,7 @@
 
 use super::models::{self, Found};
 use super::{devices, reference};
+use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
@@ -35,7 +36,8 @@ impl Models for Local {
         for path in used {
             models::add(&mut found, path);
         }
-        found.into_iter().map(|model| entry(model, free)).collect()
+        let is_model = |found: &Found| !found.path.as_deref().is_some_and(kvzap::is_at);
+        found.into_iter().filter(is_model).map(|model| entry(model, free)).collect()
     }
 }
 

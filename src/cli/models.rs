@@ -5,7 +5,7 @@ use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
 use super::{devices, download, quantized, spawn};
-use crate::checkpoint::adapter::Adapter;
+use crate::checkpoint::adapter::{Adapter, kvzap};
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
@@ -48,11 +48,13 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
         ModelsCommand::Path => output::out(&format!("{}\n", hub()?.cache.display()))?,
         ModelsCommand::List => list(common)?,
         ModelsCommand::Pull { id } => {
-            let path = download::newest(id, settings(common)?.device)?;
+            let (path, predictor) = download::newest(id, &settings(common)?)?;
             if common.json {
-                output::out_json(&json!({"name": id, "path": path}))?;
+                output::out_json(&json!({"name": id, "path": path, "predictor": predictor}))?;
             } else {
-                output::out(&format!("{}\n", path.display()))?;
+                for path in std::iter::once(path).chain(predictor) {
+                    output::out(&format!("{}\n", path.display()))?;
+                }
             }
         }
         ModelsCommand::Rm { id } if common.weights.is_some() => remove_quantized(id, common)?,
@@ -123,11 +125,15 @@ fn list(common: &Common) -> Result<()> {
             None => "built in".to_owned(),
             Some(path) => {
                 let partial = if model.partial { "  (incomplete)" } else { "" };
+                let evicts = match predictor(model) {
+                    Some(name) => format!(", predictor {name}"),
+                    None if kvzap::is_at(path) => ", a predictor".to_owned(),
+                    None => String::new(),
+                };
                 // The name of a GGUF file is its path.
                 let path = path.display().to_string();
                 let path = if path == model.name { "" } else { &path };
                 let quantized: String = of(model).iter().map(|c| format!(", {}", quantized::describe(c))).collect();
-                let evicts = predictor(model).map_or(String::new(), |name| format!(", predictor {name}"));
                 format!("{:>8}{quantized}{evicts}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
             }
         };

@@ -1,6 +1,7 @@
 //! The model that a session file names: writes its reference and finds it again. Opens no connection.
 
 use super::download;
+use crate::checkpoint::adapter::known;
 use crate::checkpoint::hub::Hub;
 use crate::checkpoint::hub::cache;
 use crate::checkpoint::{self, ModelRef};
@@ -25,6 +26,7 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
     let adapter = match &settings.adapter {
         Adapter::Auto => "auto".to_owned(),
         Adapter::None => "none".to_owned(),
+        Adapter::File(path) if known::hub_model(path).is_some() => path.to_str()?.to_owned(),
         Adapter::File(path) => absolute(path)?,
     };
     let budget = settings.policy_request().budget();
@@ -38,7 +40,8 @@ pub fn find(model: &ModelIdentity) -> Result<ModelReference, String> {
     let unknown =
         || ModelReference { model: model.name.clone(), adapter: "auto".to_owned(), ..ModelReference::default() };
     let wanted = model.reference.clone().unwrap_or_else(unknown);
-    if !matches!(&*wanted.adapter, "auto" | "none") && !Path::new(&wanted.adapter).exists() {
+    let adapter = Path::new(&wanted.adapter);
+    if !matches!(&*wanted.adapter, "auto" | "none") && !adapter.exists() && known::hub_model(adapter).is_none() {
         return Err(format!("its adapter file {} does not exist", wanted.adapter));
     }
     cache_policy(&wanted)?;

@@ -149,8 +149,8 @@ sampling_table!(settings {
 
         /// What makes a dense model evict: a predictor or adapter, or `none`
         ///
-        /// A file of ours, or a folder with a KVzap predictor.
-        #[arg(long, value_name = "FOLDER|FILE|none", value_hint = ValueHint::AnyPath, hide_short_help = true)]
+        /// A file of ours, or the folder or hub id of a KVzap predictor, such as nvidia/KVzap-mlp-Qwen3-8B.
+        #[arg(long, value_name = "FILE|FOLDER|ORG/NAME|none", value_hint = ValueHint::AnyPath, hide_short_help = true)]
         #[arg(help_heading = "Model")]
         adapter: Adapter = Adapter::Auto;
 

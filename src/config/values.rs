@@ -155,7 +155,7 @@ pub enum Gemm {
 
 words! { Gemm, "a GEMM method", { Auto = "auto", Own = "own", CublasLt = "cublaslt" } }
 
-/// The adapter to use with the model: `auto`, `none` or a file.
+/// The adapter to use with the model: `auto`, `none`, a file, a folder or a hub id.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Adapter {
     /// No adapter file: the model's own DMS, or a built-in one, if any.
@@ -295,7 +295,7 @@ impl fmt::Display for ByteSize {
 
 text_serde!(OnOff, "true or false, \"on\" or \"off\"");
 text_serde!(Auto<Codec>, "\"auto\" or the name of a KV format");
-text_serde!(Adapter, "\"none\" or a file");
+text_serde!(Adapter, "\"none\", a file, a folder or a hub id");
 text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
 text_serde!(Width, "a number of chains, or \"auto\"");
 text_serde!(ByteSize, "bytes, such as \"512MiB\"");

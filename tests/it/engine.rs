@@ -16,9 +16,11 @@ const QUESTION: &str = "a question of some forty characters or so";
 
 #[test]
 fn six_turns_with_toggles_are_one_prefill_of_their_log() {
-    let forms = [Form::Borrowed, Form::Metadata, Form::Adapter, Form::Sidecar { shift: 1 }, Form::Plain];
+    let predictor = Form::Predictor { linear: true, units: 8 };
+    let forms = [Form::Borrowed, Form::Metadata, Form::Adapter, Form::Sidecar { shift: 1 }, Form::Plain, predictor];
     for (i, form) in forms.into_iter().enumerate() {
-        let tiny = talker(form, 200 + i as u64);
+        // Seeds whose decisions are not near a threshold.
+        let tiny = talker(form, 200 + i as u64 + u64::from(form == predictor));
         let mut s = Session::new(&tiny);
         s.max_tokens = 40;
         let mut fed = 0;

@@ -68,6 +68,8 @@ impl Seen {
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, Vec<u8>>,
+    /// Those of any model of `nvidia`.
+    predictor: BTreeMap<String, Vec<u8>>,
     /// Keys of the listing that are not as usual.
     listing: Value,
     /// By a part of the path.
@@ -122,6 +124,12 @@ impl FakeHub {
 
     pub fn file(&self, name: &str, bytes: &[u8]) -> &Self {
         self.state.lock().unwrap().files.insert(name.to_owned(), bytes.to_vec());
+        self
+    }
+
+    /// Serves these files, none of them large, as any model of `nvidia`.
+    pub fn predictor(&self, files: BTreeMap<String, Vec<u8>>) -> &Self {
+        self.state.lock().unwrap().predictor = files;
         self
     }
 
@@ -256,14 +264,15 @@ impl Reply {
 
 impl State {
     fn hub(&self, path: &str) -> Reply {
+        let files = if path.contains("/nvidia/") { &self.predictor } else { &self.files };
         if path.starts_with("/api/models/") {
-            return Reply::of(self.list().to_string().into_bytes());
+            return Reply::of(self.list(files).to_string().into_bytes());
         }
         if let Some(name) = path.strip_prefix("/cache/") {
             return Reply::of(self.files[name].clone());
         }
         let name = path.split_once(&format!("/resolve/{COMMIT}/")).map_or("", |(_, name)| name);
-        let Some(bytes) = self.files.get(name) else { return Reply::none() };
+        let Some(bytes) = files.get(name) else { return Reply::none() };
         let linked = |to: String, status| {
             let headers = vec![
                 ("Location", to),
@@ -286,7 +295,7 @@ impl State {
         self.files.get(name).map_or_else(Reply::none, |bytes| Reply::of(bytes.clone()))
     }
 
-    fn list(&self) -> Value {
+    fn list(&self, files: &BTreeMap<String, Vec<u8>>) -> Value {
         let file = |(name, bytes): (&String, &Vec<u8>)| {
             let mut file = json!({"rfilename": name, "size": bytes.len(), "blobId": git_hash(bytes)});
             if bytes.len() > LARGE {
@@ -296,7 +305,7 @@ impl State {
         };
         let mut list = json!({
             "id": "any/model", "sha": COMMIT, "gated": false, "tags": ["license:apache-2.0"],
-            "config": {"model_type": "qwen3"}, "siblings": self.files.iter().map(file).collect::<Vec<_>>(),
+            "config": {"model_type": "qwen3"}, "siblings": files.iter().map(file).collect::<Vec<_>>(),
         });
         for (key, value) in self.listing.as_object().into_iter().flatten() {
             list[key] = value.clone();

@@ -76,7 +76,9 @@ fn restored_under<'a>(
 
 #[test]
 fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
-    let own = [Form::Borrowed, Form::Metadata, Form::Plain, Form::Dmc].map(|form| (form, PolicyRequest::default()));
+    let predictor = Form::Predictor { linear: true, units: 8 };
+    let own = [Form::Borrowed, Form::Metadata, Form::Plain, Form::Dmc, predictor];
+    let own = own.map(|form| (form, PolicyRequest::default()));
     let pooled = (Form::Plain, PolicyKind::Pool.with(Budget::of_ratio(5.0)));
     for (i, (form, policy)) in own.into_iter().chain([pooled]).enumerate() {
         let tiny = talker(form, 900 + i as u64);

@@ -28,6 +28,7 @@ mod names;
 mod policies;
 mod policy_reference;
 mod pool;
+mod predictors;
 mod program;
 mod pty;
 mod quantized;

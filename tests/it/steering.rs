@@ -42,7 +42,10 @@ fn ask_with(s: &mut Session, question: &str, pin: Option<&str>) -> TurnReport {
 #[test]
 fn a_turn_goes_on_one_page_short_and_is_resumed_as_it_was() {
     let question = long_question();
-    for (form, when) in [(Form::Borrowed, WhenFull::Forget), (Form::Plain, WhenFull::Window)] {
+    let predictor = Form::Predictor { linear: true, units: 8 };
+    for (form, when) in
+        [(Form::Borrowed, WhenFull::Forget), (Form::Plain, WhenFull::Window), (predictor, WhenFull::Forget)]
+    {
         let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, form) }, 340);
         let mut roomy = Session::new(&tiny);
         assert_eq!(ask(&mut roomy, &question).forgotten_slots, 0);
@@ -220,10 +223,18 @@ fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
 
 #[test]
 fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
-    let tiny = talker(345);
+    dial(&talker(345));
+    let spec = talker(345).spec;
+    dial(&Tiny::new(
+        Spec { form: Form::Predictor { linear: true, units: 8 }, scale: -1.0, offset: -0.25, ..spec },
+        346,
+    ));
+}
+
+fn dial(tiny: &Tiny) {
     let folder = tempfile::tempdir().unwrap();
     let dials = |o: &mut EngineOptions| o.dial_folder = Some(folder.path().to_owned());
-    let mut s = Session::with(&tiny, dials);
+    let mut s = Session::with(tiny, dials);
     let set = |s: &mut Session, keep| {
         s.send(Command::SetDial(keep));
         s.wait(|e| if let Event::DialSet { ratio, trained, .. } = e { Some((*ratio, *trained)) } else { None })
@@ -237,12 +248,12 @@ fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
     assert!((more / ratio - 1.4).abs() < 0.1, "{more}");
     assert_eq!(set(&mut s, Dial::Trained).0, trained);
     // A conversation that is resumed keeps its dial, and measures nothing.
-    let mut again = Session::with(&tiny, dials);
+    let mut again = Session::with(tiny, dials);
     again.send(Command::Restore(Box::new(RestoreRequest { log, ..Default::default() })));
     let resumed = again.wait(|e| if let Event::DialSet { ratio, .. } = e { Some(*ratio) } else { None });
     assert!((resumed - ratio).abs() < 1e-6);
     // Without the dial the same question leaves less.
-    let mut plain = Session::new(&tiny);
+    let mut plain = Session::new(tiny);
     assert!(ask(&mut plain, &long_question()).kv.ratio.unwrap() > kept);
     s.send(Command::SetDial(Dial::Ratio(0.5)));
     s.wait(|e| matches!(e, Event::Refused { command: "forget", why } if why.contains("out of range")).then_some(()));

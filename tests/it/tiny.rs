@@ -269,7 +269,7 @@ impl Tiny {
         if sidecar {
             let (mut header, data) = layout(&apart);
             header["__metadata__"] = json!({
-                "format": "dmschat-adapter-1", "base": "tests/tiny", "model_type": spec.family(),
+                "format": "dmschat-adapter-1", "base": folder.path().file_name().unwrap().to_str(), "model_type": spec.family(),
                 "num_hidden_layers": spec.n_layers.to_string(), "hidden_size": spec.hidden.to_string(),
                 "num_key_value_heads": spec.n_kv_heads.to_string(), "vocab_size": spec.vocab.to_string(),
                 "window": spec.window.to_string(), "shift": spec.shift().to_string(),

@@ -1,11 +1,13 @@
 //! NVIDIA's KVzap predictors (arXiv 2601.07891): a folder with `config.json` and `model.safetensors`, as kvpress saves them.
 
+use super::super::bounds;
 use super::super::config::{ModelConfig, Predictor};
 use super::super::files::Files;
 use super::super::json::{self, Fields};
 use super::super::safetensors::TensorFile;
-use super::super::{bounds, hub};
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::path::Path;
 
 /// Threshold of the paper and of the model cards.
 pub const THRESHOLD: f32 = -4.0;
@@ -15,8 +17,20 @@ pub const WINDOW: usize = 128;
 /// strong eviction loses the attention sink.
 pub const SINKS: usize = 4;
 
+const WEIGHTS: &str = "model.safetensors";
 /// The `model_type` in `config.json`.
 const MODEL_TYPE: &str = "kvzap";
+
+/// Whether `config.json` is that of a predictor.
+pub fn is_predictor(files: &Files) -> bool {
+    let config = json::optional(files, "config.json").ok().flatten().unwrap_or_default();
+    config.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
+}
+
+/// Whether a folder holds a predictor.
+pub fn is_at(folder: &Path) -> bool {
+    Files::folder(folder).is_ok_and(|files| is_predictor(&files))
+}
 
 /// What `config.json` says.
 pub struct KvZap {
@@ -31,14 +45,13 @@ pub struct KvZap {
 impl KvZap {
     /// Opens the predictor in a folder; `None` if it holds something else.
     pub fn open(files: &Files) -> Result<Option<(Self, TensorFile)>> {
-        let place = files.label("config.json");
-        let Some(map) = json::optional(files, "config.json")? else { return Ok(None) };
-        let config = Fields::new(&place, &map);
-        if config.opt_str("model_type")? != Some(MODEL_TYPE) {
+        if !is_predictor(files) {
             return Ok(None);
         }
-        let label = files.label(hub::cache::SINGLE);
-        let bytes = files.bytes(hub::cache::SINGLE)?.with_context(|| format!("{label} is missing"))?;
+        let (place, map) = (files.label("config.json"), json::optional(files, "config.json")?.unwrap_or_default());
+        let config = Fields::new(&place, &map);
+        let label = files.label(WEIGHTS);
+        let bytes = files.bytes(WEIGHTS)?.with_context(|| format!("{label} is missing"))?;
         let file = TensorFile::new(&label, bytes)?;
         let units = config.opt_size_to("hidden_dim", bounds::FFN)?;
         ensure!(units != Some(0), "{place}: hidden_dim is 0, expected null or a number of units");

@@ -8,6 +8,7 @@ use super::download::{Fetcher, File};
 use super::gguf_files::{self, GgufModel};
 use super::http::{Client, Origin};
 use super::{Hub, HubError, HubModel, Observer};
+use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::disk::free_bytes;
 use crate::checkpoint::files::{Files, TEXTS, max_text_bytes, plain_name};
 use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
@@ -37,7 +38,8 @@ pub struct Plan {
     pub bytes: u64,
     pub todo_bytes: u64,
     pub weight_bytes: u64,
-    pub config: ModelConfig,
+    /// `None` for a predictor, which is no model.
+    pub config: Option<ModelConfig>,
     /// Whether the weights are in GGUF files.
     pub is_gguf: bool,
     /// Free bytes on the disk of the cache.
@@ -161,7 +163,8 @@ struct Pull<'a> {
 struct Wanted {
     texts: Vec<File>,
     weights: Vec<File>,
-    config: ModelConfig,
+    /// `None` for a predictor.
+    config: Option<ModelConfig>,
 }
 
 impl Pull<'_> {
@@ -182,8 +185,11 @@ impl Pull<'_> {
             let bytes: SharedBytes = Arc::new(self.fetcher.small(file, observer)?);
             early.insert(file.name.clone(), bytes);
         }
-        let config =
-            config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
+        let early = Files::Memory(early);
+        let config = match kvzap::is_predictor(&early) {
+            true => None,
+            false => Some(config_of(&early).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
+        };
         let weights = self.weights(&mut texts, observer)?;
         Ok(Wanted { texts, weights, config })
     }
@@ -194,7 +200,7 @@ impl Pull<'_> {
         let heads = weights.iter().map(|file| self.head(file, observer)).collect::<Result<Vec<_>, _>>()?;
         let config = Gguf::new(heads).and_then(|gguf| config_of(&Files::Gguf(Arc::new(gguf))));
         let config = config.map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
-        Ok(Wanted { texts: Vec::new(), weights, config })
+        Ok(Wanted { texts: Vec::new(), weights, config: Some(config) })
     }
 
     /// The beginning of a GGUF file, with its header.

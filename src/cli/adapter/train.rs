@@ -62,9 +62,8 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
     temporary.file.write_all(&draft).with_context(|| folder.display().to_string())?;
     settings.adapter = Adapter::File(temporary.path().to_owned());
     let mut found = None;
-    let find = Find { fitted: &fitted, goal, work: &mut work, out: &mut found };
+    let find = Find { fitted: &fitted, goal, work: &mut work, draft: temporary, out: &mut found };
     with_options(&settings, options, find)?;
-    drop(temporary);
     let found = found.context("no threshold was found")?;
     work.line.clear();
     let whole = fitted.file(&found)?;
@@ -199,12 +198,16 @@ struct Find<'a> {
     fitted: &'a FittedModel,
     goal: Goal,
     work: &'a mut Work,
+    /// The predictor's file while it is loaded.
+    draft: Temporary,
     out: &'a mut Option<Found>,
 }
 
 impl ModelJob for Find<'_> {
     fn run<B: Measure>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
-        let Self { fitted, goal, work, out } = self;
+        let Self { fitted, goal, work, draft, out } = self;
+        // Nothing that Ctrl+C ends the process at leaves a file behind.
+        drop(draft);
         let scores = predictor::sorted_scores(&fitted.layers);
         let total = search::passes(fitted.measured.len(), goal);
         let mut done = 0;
