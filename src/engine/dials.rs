@@ -66,8 +66,11 @@ impl<B: Backend> Loaded<B> {
 
     fn dial_file(&self) -> Option<PathBuf> {
         let name = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
-        let (model, weights) = (name(&self.info.identity.model_fingerprint), name(&self.info.weights.format));
-        self.dial_folder.as_ref().map(|folder| dial_file::path(folder, &model, &weights))
+        let (model, mut of) = (name(&self.info.identity.model_fingerprint), name(&self.info.weights.format));
+        // A table's decisions are those at the threshold in use, which is no part of the fingerprint.
+        let threshold = self.info.identity.decisions.as_ref().and_then(|decisions| decisions.threshold);
+        threshold.into_iter().for_each(|threshold| of += &format!("-{:08x}", threshold.to_bits()));
+        self.dial_folder.as_ref().map(|folder| dial_file::path(folder, &model, &of))
     }
 
     /// Keeps a table that was measured. Returns a notice if no file holds it.

@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, GenerationDefaults};
-use crate::policy::DialTable;
+use crate::policy::{DialTable, Policy};
 use crate::protocol::{
     Decisions, LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit,
     Token, WeightsInfo, WhenFull,
@@ -170,6 +170,7 @@ fn model_info<B: Backend>(
         window: g.policy.dropping().map(|rule| rule.window),
         dms: c.dms.as_ref().map_or("none", |dms| dms.variant.name()).to_owned(),
         adapter: checkpoint.adapter.as_ref().and_then(|source| source.base.clone()),
+        evicts_by: checkpoint.evicts_by().filter(|_| matches!(g.policy, Policy::Dms(_))),
         weights: weights_info(checkpoint),
         slot_bytes: g.slot_bytes(),
         page_slots: g.page_slots,

@@ -140,9 +140,11 @@ pub struct ModelInfo {
     pub budget: Option<Budget>,
     /// Window W in tokens, where tokens leave the cache after one.
     pub window: Option<usize>,
-    /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
+    /// Source of the eviction decisions: `borrowed`, `adapter`, `predictor` or `none`.
     pub dms: String,
     pub adapter: Option<String>,
+    /// Who evicts if not the model itself, and what that is measured to do: `evicts by KVzap-mlp-Qwen3-8B, about 3.1x, ...`.
+    pub evicts_by: Option<String>,
     pub weights: WeightsInfo,
     pub slot_bytes: usize,
     pub page_slots: usize,

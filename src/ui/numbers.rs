@@ -102,7 +102,7 @@ pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
 /// Returns the cache's settings in parts: `dms`, `window 64`, `f32`, `eviction on`.
 pub fn cache_settings(app: &App) -> Vec<String> {
     let Some(info) = &app.engine.info else { return Vec::new() };
-    let mut parts = vec![info.policy.to_string()];
+    let mut parts = vec![policy(info)];
     match (info.budget, info.window) {
         (Some(budget), _) => parts.push(format!("budget {budget}")),
         (None, Some(window)) => parts.push(format!("window {}", count(window as u64))),
@@ -117,6 +117,21 @@ pub fn cache_settings(app: &App) -> Vec<String> {
     }
     parts.push(format!("weights {}", weights(info)));
     parts
+}
+
+/// The policy, and whose decisions it follows: `dms, KVzap-mlp-Qwen3-8B`.
+fn policy(info: &ModelInfo) -> String {
+    let by = match (info.policy, info.dms.as_str()) {
+        (PolicyKind::Dms, "adapter") => Some(info.adapter.as_deref().map_or("adapter", short_name)),
+        (PolicyKind::Dms, "predictor") => info.identity.decisions.as_ref().map(|source| source.name.as_str()),
+        _ => None,
+    };
+    by.map_or_else(|| info.policy.to_string(), |by| format!("{}, {}", info.policy, clean_line(by)))
+}
+
+/// A model's name without its owner.
+fn short_name(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
 }
 
 /// `int4 4.7 GB`
@@ -149,18 +164,9 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     if let Some(info) = &app.engine.info {
         rows.push(("device", clean_line(&info.identity.device)));
         rows.extend(plan_rows(&info.plan));
-        let policy = match (info.policy, info.dms.as_str()) {
-            (PolicyKind::Dms, "adapter") => {
-                info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}"))
-            }
-            (PolicyKind::Dms, "predictor") => {
-                let name = info.identity.decisions.as_ref().map_or("a predictor", |source| source.name.as_str());
-                format!("dms, {name}")
-            }
-            (PolicyKind::Dms, how) if how != "none" => format!("dms, {how}"),
-            (policy, _) => policy.to_string(),
-        };
-        rows.push(("policy", clean_line(&policy)));
+        let own = info.policy == PolicyKind::Dms && info.dms == "borrowed";
+        rows.push(("policy", if own { "dms, borrowed".to_owned() } else { policy(info) }));
+        rows.extend(info.evicts_by.as_ref().map(|text| ("", clean_line(text))));
         if let Some(budget) = info.budget {
             rows.push(("budget", budget.to_string()));
         }

@@ -65,6 +65,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         budget: None,
         window: Some(64),
         dms: "borrowed".into(),
+        evicts_by: None,
         adapter: None,
         weights: WeightsInfo { format: "f32".into(), bits: 32.0, bytes: 1000, cached: false },
         slot_bytes: 260,

@@ -297,7 +297,7 @@ fn nothing_from_outside_reaches_the_terminal_as_it_is() {
         app.setup.plain = plain;
         let mut info = model(8, 4);
         (info.identity.name, info.identity.device) = (nasty.into(), nasty.into());
-        info.adapter = Some(nasty.into());
+        (info.dms, info.adapter, info.evicts_by) = ("adapter".into(), Some(nasty.into()), Some(nasty.into()));
         update(&mut app, AppEvent::ModelReady(Arc::new(info)));
         update(&mut app, AppEvent::Paste(nasty.into()));
         screen(&mut app);

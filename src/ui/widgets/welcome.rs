@@ -70,7 +70,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     out
 }
 
-/// The model and how long a conversation may be; the rest is in /stats.
+/// The model, how long a conversation may be, and who evicts; the rest is in /stats.
 fn model(app: &App) -> String {
     let tokens = super::message::tokens;
     let Some(info) = &app.engine.info else {
@@ -88,7 +88,8 @@ fn model(app: &App) -> String {
         fits => format!(", at least {} of them fit", tokens(fits)),
     };
     let separator = app.theme.glyphs().separator;
-    format!("{} {separator} context {} tokens{fits}", clean_line(&info.identity.name), tokens(info.context))
+    let evicts = info.evicts_by.as_ref().map_or(String::new(), |text| format!(" {separator} {}", clean_line(text)));
+    format!("{} {separator} context {} tokens{fits}{evicts}", clean_line(&info.identity.name), tokens(info.context))
 }
 
 /// The keys that matter, in one column or two.
