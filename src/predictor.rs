@@ -63,13 +63,16 @@ pub fn regress(rows: Rows, threads: usize, on: &mut dyn FnMut(Progress)) -> Resu
     let layers: Vec<Mutex<Option<LayerRows>>> = rows.layers.into_iter().map(|layer| Mutex::new(Some(layer))).collect();
     let fitted: Vec<Mutex<Option<Fitted>>> = (0..total).map(|_| Mutex::default()).collect();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // The last layers, which are fewer than the threads, share them.
+    let last = total % threads.max(1);
+    let threads_of = |l: usize| if l < total - last { 1 } else { threads / last };
     let work = || {
         while let l = next.fetch_add(1, Ordering::Relaxed)
             && let Some(layer) = layers.get(l)
         {
             let rows = layer.lock().ok().and_then(|mut rows| rows.take());
             if let (Some(rows), Ok(mut fitted)) = (rows, fitted[l].lock()) {
-                *fitted = Some(fit(&rows, hidden, heads, UNITS));
+                *fitted = Some(fit(&rows, hidden, heads, UNITS, threads_of(l)));
             }
             done.fetch_add(1, Ordering::Relaxed);
         }

@@ -36,9 +36,9 @@ pub struct Fitted {
     pub explained: [f64; 2],
 }
 
-/// Fits one layer.
-pub fn fit(rows: &LayerRows, hidden: usize, heads: usize, units: usize) -> Fitted {
-    let linear = ridge(rows, hidden, heads);
+/// Fits one layer on `threads` threads.
+pub fn fit(rows: &LayerRows, hidden: usize, heads: usize, units: usize, threads: usize) -> Fitted {
+    let linear = ridge(rows, hidden, heads, threads);
     let n = rows.y.len() / heads;
     let mut residual = rows.y.clone();
     for (x, y) in rows.x.chunks_exact(hidden).zip(residual.chunks_exact_mut(heads)) {
@@ -57,7 +57,7 @@ pub fn fit(rows: &LayerRows, hidden: usize, heads: usize, units: usize) -> Fitte
     let total = variance(&rows.y).max(f64::MIN_POSITIVE);
     let by_linear = 1.0 - variance(&residual) / total;
     let mut network = Network::new(rows, hidden, heads, units);
-    let left = network.train(rows, &residual);
+    let left = network.train(rows, &residual, threads);
     let scores: Vec<f32> = rows.y.iter().zip(&left).map(|(y, left)| y - left).collect();
     let by_all = 1.0 - variance(&left) / total;
     let (inner, inner_bias) = network.unscaled();
@@ -74,7 +74,7 @@ pub fn fit(rows: &LayerRows, hidden: usize, heads: usize, units: usize) -> Fitte
 }
 
 /// The linear map `[heads, hidden]` and its bias, by normal equations of centred rows.
-fn ridge(rows: &LayerRows, hidden: usize, heads: usize) -> (Vec<f32>, Vec<f32>) {
+fn ridge(rows: &LayerRows, hidden: usize, heads: usize, threads: usize) -> (Vec<f32>, Vec<f32>) {
     let n = rows.y.len() / heads;
     let mut mean = DVector::<f64>::zeros(hidden);
     rows.x.chunks_exact(hidden).for_each(|x| mean.iter_mut().zip(x).for_each(|(m, x)| *m += x.to_f64()));
@@ -82,17 +82,29 @@ fn ridge(rows: &LayerRows, hidden: usize, heads: usize) -> (Vec<f32>, Vec<f32>) 
     let mut target = DVector::<f64>::zeros(heads);
     rows.y.chunks_exact(heads).for_each(|y| target.iter_mut().zip(y).for_each(|(m, &y)| *m += f64::from(y)));
     target /= n as f64;
-    let mut squares = DMatrix::<f64>::identity(hidden, hidden) * LAMBDA;
-    let mut products = DMatrix::<f64>::zeros(hidden, heads);
-    for (x, y) in rows.x.chunks(BLOCK * hidden).zip(rows.y.chunks(BLOCK * heads)) {
-        // Columns of these matrices are rows of the regression.
-        let mut x = DMatrix::from_iterator(hidden, x.len() / hidden, x.iter().map(|x| x.to_f64()));
-        let mut y = DMatrix::from_iterator(heads, y.len() / heads, y.iter().map(|&y| f64::from(y)));
-        x.column_iter_mut().for_each(|mut x| x -= &mean);
-        y.column_iter_mut().for_each(|mut y| y -= &target);
-        add_products(squares.view_mut((0, 0), (hidden, hidden)), 1.0, &x.as_view());
-        products.gemm(1.0, &x, &y.transpose(), 1.0);
-    }
+    let sums = |x: &[bf16], y: &[f32]| {
+        let mut squares = DMatrix::<f64>::zeros(hidden, hidden);
+        let mut products = DMatrix::<f64>::zeros(hidden, heads);
+        for (x, y) in x.chunks(BLOCK * hidden).zip(y.chunks(BLOCK * heads)) {
+            // Columns of these matrices are rows of the regression.
+            let mut x = DMatrix::from_iterator(hidden, x.len() / hidden, x.iter().map(|x| x.to_f64()));
+            let mut y = DMatrix::from_iterator(heads, y.len() / heads, y.iter().map(|&y| f64::from(y)));
+            x.column_iter_mut().for_each(|mut x| x -= &mean);
+            y.column_iter_mut().for_each(|mut y| y -= &target);
+            add_products(squares.view_mut((0, 0), (hidden, hidden)), 1.0, &x.as_view());
+            products.gemm(1.0, &x, &y.transpose(), 1.0);
+        }
+        (squares, products)
+    };
+    let share = n.div_ceil(threads.max(1));
+    let (mut squares, products) = std::thread::scope(|scope| {
+        let sums = &sums;
+        let parts = rows.x.chunks(share * hidden).zip(rows.y.chunks(share * heads));
+        let workers: Vec<_> = parts.map(|(x, y)| scope.spawn(move || sums(x, y))).collect();
+        let parts = workers.into_iter().map(|worker| worker.join().expect("a sum of products"));
+        parts.reduce(|(a, b), (c, d)| (a + c, b + d)).expect("there are rows")
+    });
+    (0..hidden).for_each(|i| squares[(i, i)] += LAMBDA);
     let map = cholesky(squares).solve(&products);
     let bias = (0..heads).map(|h| (target[h] - map.column(h).dot(&mean)) as f32).collect();
     (map.iter().map(|&w| w as f32).collect(), bias)
@@ -213,7 +225,7 @@ impl Network {
     }
 
     /// Minimises the squared error to `target [rows, heads]`. Returns what is left of the target.
-    fn train(&mut self, rows: &LayerRows, target: &[f32]) -> Vec<f32> {
+    fn train(&mut self, rows: &LayerRows, target: &[f32], threads: usize) -> Vec<f32> {
         let heads = self.out_bias.len();
         let n = target.len() / heads;
         let mut order: Vec<usize> = (0..n).collect();
@@ -226,7 +238,8 @@ impl Network {
             for batch in order.chunks(BATCH) {
                 step += 1;
                 let x = self.inputs(&rows.x, batch);
-                let before = Self::affine(&self.inner, &self.inner_bias, &x);
+                let mut before = times(&self.inner, &x, threads);
+                before.column_iter_mut().for_each(|mut before| before += &self.inner_bias);
                 let unit = before.map(gelu);
                 let mut error = Self::affine(&self.out, &self.out_bias, &unit);
                 for (mut error, &row) in error.column_iter_mut().zip(batch) {
@@ -236,7 +249,7 @@ impl Network {
                 let out = &error * unit.transpose();
                 let mut unit = self.out.transpose() * &error;
                 unit.zip_apply(&before, |u, x| *u *= gelu_slope(x));
-                let inner = &unit * x.transpose();
+                let inner = times(&unit, &x.transpose(), threads);
                 let (inner_bias, out_bias) = (unit.column_sum(), error.column_sum());
                 // A cosine from the full rate to none.
                 let rate = RATE * 0.5 * (1.0 + (std::f32::consts::PI * step as f32 / steps).cos());
@@ -265,6 +278,24 @@ impl Network {
         let bias = self.inner_bias.iter().enumerate().map(|(unit, bias)| bias - shift(unit)).collect();
         (inner.as_slice().to_vec(), bias)
     }
+}
+
+/// `a b`, whose rows are computed on several threads.
+fn times(a: &DMatrix<f32>, b: &DMatrix<f32>, threads: usize) -> DMatrix<f32> {
+    if threads < 2 {
+        return a * b;
+    }
+    let share = a.nrows().div_ceil(threads);
+    let mut out = DMatrix::zeros(a.nrows(), b.ncols());
+    std::thread::scope(|scope| {
+        let part = |at: usize| (at, scope.spawn(move || a.rows(at, share.min(a.nrows() - at)) * b));
+        let parts: Vec<_> = (0..a.nrows()).step_by(share).map(part).collect();
+        for (at, part) in parts {
+            let part: DMatrix<f32> = part.join().expect("a product");
+            out.rows_mut(at, part.nrows()).copy_from(&part);
+        }
+    });
+    out
 }
 
 /// `x` times the normal distribution's share below `x`.
@@ -301,12 +332,12 @@ mod tests {
     #[test]
     fn a_linear_target_is_found_and_a_curved_one_needs_the_hidden_layer() {
         let linear = rows(600, 8, |x| [3.0 * x[0] - x[5] - 7.0, x[2] + 1.0]);
-        let (map, bias) = ridge(&linear, 8, 2);
+        let (map, bias) = ridge(&linear, 8, 2, 3);
         let close = |a: f32, b: f32| (a - b).abs() < 0.02;
         assert!(close(map[0], 3.0) && close(map[5], -1.0) && close(bias[0], -7.0), "{map:?} {bias:?}");
         assert!(close(map[8 + 2], 1.0) && close(bias[1], 1.0));
         let curved = rows(16_000, 8, |x| [x[0] + 2.0 * (x[1] * 2.0).sin(), x[3] - x[2] * x[2]]);
-        let fitted = fit(&curved, 8, 2, 64);
+        let fitted = fit(&curved, 8, 2, 64, 1);
         assert!(fitted.explained[0] < 0.6 && fitted.explained[1] > 0.9, "{:?}", fitted.explained);
         // The parts give the scores, for inputs as they are.
         for (x, scores) in curved.x.chunks_exact(8).zip(fitted.scores.chunks_exact(2)).take(50) {
@@ -318,6 +349,23 @@ mod tests {
                 let want = dot(&fitted.weight[h * 8..][..8]) + fitted.bias[h] + out + fitted.out_bias[h];
                 assert!((score - want).abs() < 1e-3, "{score} {want}");
             }
+        }
+    }
+
+    #[test]
+    fn tiles_and_threads_change_nothing() {
+        let (n, mut random) = (TILE + 70, Random::new(5));
+        let x = DMatrix::from_fn(n, n + 30, |_, _| f64::from(random.signed()));
+        let whole = &x * x.transpose() + DMatrix::identity(n, n);
+        let mut half = DMatrix::identity(n, n);
+        add_products(half.view_mut((0, 0), (n, n)), 1.0, &x.as_view());
+        let right = DVector::from_fn(n, |i, _| i as f64);
+        let left = &whole * cholesky(half).solve(&right) - &right;
+        assert!(left.amax() < 1e-6, "{}", left.amax());
+        let curved = rows(2_000, 8, |x| [x[0] + (x[1] * 2.0).sin(), x[3] - x[2] * x[2]]);
+        let [one, three] = [1, 3].map(|threads| fit(&curved, 8, 2, 20, threads));
+        for (a, b) in one.scores.iter().zip(&three.scores) {
+            assert!((a - b).abs() < 1e-2, "{a} {b}");
         }
     }
 
