@@ -418,7 +418,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   auto norm_of = [&](int r) { return r < group ? head_params.q_norm : r == group ? head_params.k_norm : nullptr; };
   for (int r = warp; r < rows; r += WARPS) prefetch_norm(norm_of(r), d, lane);
   RopeAngles angles;
-  if (warp < min(rows, group + 1)) angles.compute(head_params, position, d, lane);
+  if (warp < min(rows, group + 1)) angles.compute(head_params, position, lane);
   // The last warp has no query, or the fewest pages: it looks up which slot leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
@@ -447,7 +447,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   for (int r = warp; r < rows; r += WARPS) {
     int column = r < group ? first_head + r : kv.n_q_heads + split.head + (r > group ? heads : 0);
     load_row(s.rows[r], row + column * d, norm_of(r), head_params.eps, d, lane);
-    if (r <= group) rotate(s.rows[r], angles, d, r < head_params.borrowed, lane);
+    if (r <= group) rotate(s.rows[r], angles, d, head_params.rotary, r < head_params.borrowed, lane);
     if (r >= group) stage_row<Codec>(kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
   }
   // One warp would take microseconds for some hundred units.

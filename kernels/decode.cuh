@@ -25,8 +25,8 @@ struct DecodeParams {
   int2* chosen;
   int* chosen_slots;
 };
-static_assert(sizeof(DecodeParams) == 416 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 312 &&
-                  OFFSET_OF(DecodeParams, layer) == 372 && OFFSET_OF(DecodeParams, logits) == 384,
+static_assert(sizeof(DecodeParams) == 424 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 320 &&
+                  OFFSET_OF(DecodeParams, layer) == 380 && OFFSET_OF(DecodeParams, logits) == 392,
               "backend::cuda::abi::DecodeParams has another layout");
 
 // What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose

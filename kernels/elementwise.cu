@@ -2,16 +2,16 @@
 // f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
 #include "image.cuh"
 
-// out[i, width] = table[tokens[i], width] for n tokens. Grid n, any block. Reads n rows of the table, writes n rows of f32.
+// out[i, width] = scale * table[tokens[i], width] for n tokens. Grid n, any block. Reads n rows of the table, writes n rows of f32.
 // CPU twin: `embed`.
-KERNEL embed(float* out, const void* table, int dtype, const u32* tokens, int width) {
+KERNEL embed(float* out, const void* table, int dtype, const u32* tokens, float scale, int width) {
   after_previous();
   u64 from = (u64)tokens[blockIdx.x] * width;
   float* to = out + (u64)blockIdx.x * width;
   for (int i = threadIdx.x; i < width; i += blockDim.x)
-    to[i] = dtype == F32   ? weight_at<F32>(table, from + i)
-            : dtype == F16 ? weight_at<F16>(table, from + i)
-                           : weight_at<BF16>(table, from + i);
+    to[i] = scale * (dtype == F32   ? weight_at<F32>(table, from + i)
+                     : dtype == F16 ? weight_at<F16>(table, from + i)
+                                    : weight_at<BF16>(table, from + i));
 }
 
 // acc[len] += x[len]. One thread per value. Moves 12 bytes per value. CPU twin: `add`.

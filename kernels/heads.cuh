@@ -10,7 +10,7 @@
 // What heads go through before attention. Mirrors `backend::cuda::abi::HeadParams`.
 struct HeadParams {
   const float *q_norm, *k_norm;  // [head_dim] weights of the per-head RMS norms; null: none
-  const float* inv_freq;         // [head_dim / 2] radians per position
+  const float* inv_freq;         // [rotary / 2] radians per position
   float eps;                     // of the norms
   float rope_factor;             // on cos and sin (YaRN)
   // First query heads of a KV head whose last channel is borrowed, and zero in attention. That of the first one, or of the
@@ -24,8 +24,10 @@ struct HeadParams {
   const float *mlp_weight, *mlp_bias;  // [n_kv_heads, units] and [n_kv_heads] of the hidden units after GELU
   int columns_width, linear, units, stride, copies;
   int qkv_width;  // floats from row to row of the projection
+  int rotary;     // channels of a head that RoPE rotates, its first ones; 0: none
+  int unused;
 };
-static_assert(sizeof(HeadParams) == 96 && OFFSET_OF(HeadParams, eps) == 24 && OFFSET_OF(HeadParams, columns) == 48 &&
+static_assert(sizeof(HeadParams) == 104 && OFFSET_OF(HeadParams, eps) == 24 && OFFSET_OF(HeadParams, columns) == 48 &&
                   OFFSET_OF(HeadParams, qkv_width) == 92,
               "backend::cuda::abi::HeadParams has another layout");
 
@@ -33,13 +35,13 @@ static_assert(sizeof(HeadParams) == 96 && OFFSET_OF(HeadParams, eps) == 24 && OF
 struct RopeAngles {
   float cosine[MAX_HEAD_DIM / 64], sine[MAX_HEAD_DIM / 64];
 
-  __device__ __forceinline__ void compute(const HeadParams& params, int position, int d, int lane) {
+  __device__ __forceinline__ void compute(const HeadParams& params, int position, int lane) {
 #pragma unroll
     for (int k = 0; k < MAX_HEAD_DIM / 64; k++) {
       int i = lane + 32 * k;
       // In half turns, and in f64 until whole turns are gone: at position 40,000 an f32 product is off by a thousandth
       // of a turn.
-      double turns = i < d / 2 ? (double)position * params.inv_freq[i] * 0.31830988618379067 : 0.0;
+      double turns = i < params.rotary / 2 ? (double)position * params.inv_freq[i] * 0.31830988618379067 : 0.0;
       sincospif((float)(turns - 2.0 * rint(0.5 * turns)), &sine[k], &cosine[k]);
       cosine[k] *= params.rope_factor, sine[k] *= params.rope_factor;
     }
@@ -128,9 +130,9 @@ __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& p
   return borrowed_decision(params, scratch, kv.head_dim);
 }
 
-// RoPE of a row in halves; with `zero_last` the last channel is zero before and after.
-__device__ __forceinline__ void rotate(float* s, const RopeAngles& angles, int d, bool zero_last, int lane) {
-  int half = d / 2;
+// RoPE of a row's first `rotary` channels in halves; with `zero_last` the last channel of the row is zero before and after.
+__device__ __forceinline__ void rotate(float* s, const RopeAngles& angles, int d, int rotary, bool zero_last, int lane) {
+  int half = rotary / 2;
   if (zero_last && lane == 0) s[d - 1] = 0.0f;
   __syncwarp();
 #pragma unroll

@@ -17,8 +17,8 @@ struct ImportanceParams {
   int first, end;            // rows of the queries
   int tokens;
 };
-static_assert(sizeof(ImportanceParams) == 144 && OFFSET_OF(ImportanceParams, qkv) == 96 &&
-                  OFFSET_OF(ImportanceParams, n_q_heads) == 120,
+static_assert(sizeof(ImportanceParams) == 152 && OFFSET_OF(ImportanceParams, qkv) == 104 &&
+                  OFFSET_OF(ImportanceParams, n_q_heads) == 128,
               "backend::cuda::abi::ImportanceParams has another layout");
 
 // Norms and RoPE of query and key heads, in place. Grid (ceil(heads / WARPS), end), a warp a head. Reads and writes each row once.
@@ -30,9 +30,9 @@ KERNEL __launch_bounds__(32 * WARPS) importance_rows(ImportanceParams p) {
   bool is_q = head < p.n_q_heads;
   float *x = p.qkv + (u64)row * p.heads.qkv_width + head * d, *s = shared[warp];
   RopeAngles angles;
-  angles.compute(p.heads, row, d, lane);
+  angles.compute(p.heads, row, lane);
   load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
-  rotate(s, angles, d, is_q && head % (p.n_q_heads / p.n_kv_heads) < p.heads.borrowed, lane);
+  rotate(s, angles, d, p.heads.rotary, is_q && head % (p.n_q_heads / p.n_kv_heads) < p.heads.borrowed, lane);
   for (int i = lane; i < d; i += 32) x[i] = s[i];
 }
 

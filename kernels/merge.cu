@@ -1,5 +1,5 @@
 // Merging of a step's rows under a policy that merges tokens: norms, borrowed decisions and weights, the means of slots, RoPE. What
-// comes after gets rows that are ready but for the codec: no norms, angles of 0, and decisions of the eviction rule with a
+// comes after gets rows that are ready but for the codec: no norms, no RoPE, and decisions of the eviction rule with a
 // window of 0. CPU twins: `policy::merge`, `backend::cpu::merge`, bit for bit but for norms, weights and RoPE.
 #include "heads.cuh"
 
@@ -22,8 +22,8 @@ struct MergeParams {
   float weight_scale, weight_offset;  // of the last channel of a KV head's second query head
   int unused;
 };
-static_assert(sizeof(MergeParams) == 192 && OFFSET_OF(MergeParams, qkv) == 96 && OFFSET_OF(MergeParams, layer) == 152 &&
-                  OFFSET_OF(MergeParams, weight_scale) == 180,
+static_assert(sizeof(MergeParams) == 200 && OFFSET_OF(MergeParams, qkv) == 104 && OFFSET_OF(MergeParams, layer) == 160 &&
+                  OFFSET_OF(MergeParams, weight_scale) == 188,
               "backend::cuda::abi::MergeParams has another layout");
 
 __device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head) {
@@ -56,8 +56,8 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   }
   if (is_q) {
     RopeAngles angles;
-    angles.compute(p.heads, position, d, lane);
-    rotate(s, angles, d, warp < p.heads.borrowed, lane);
+    angles.compute(p.heads, position, lane);
+    rotate(s, angles, d, p.heads.rotary, warp < p.heads.borrowed, lane);
   }
   for (int i = lane; i < d; i += 32) x[i] = s[i];
 }
@@ -126,8 +126,8 @@ KERNEL __launch_bounds__(32 * WARPS) merge_rows(MergeParams p) {
           if (i < d) s[i] = __fdiv_rn(k_sum, weight), to_v[i] = __fdiv_rn(v_sum, weight);
         }
         RopeAngles angles;
-        angles.compute(p.heads, base + first + j, d, lane);
-        rotate(s, angles, d, false, lane);
+        angles.compute(p.heads, base + first + j, lane);
+        rotate(s, angles, d, p.heads.rotary, false, lane);
         for (int i = lane; i < d; i += 32) to_k[i] = s[i];
         __syncwarp();
         if (lane == 0) p.decisions[(start + j) * heads + head] = joins[j] ? 1.0f : NEG_INFINITY;

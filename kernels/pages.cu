@@ -111,13 +111,13 @@ __device__ __forceinline__ void estimate_pages(const DecodeParams& p, float (*ro
   tile.look_up(kv, slots.pages, page + step, lane);
   const float* norm = prefetch_norm(head_params.q_norm, d, lane);
   RopeAngles angles;
-  angles.compute(head_params, position, d, lane);
+  angles.compute(head_params, position, lane);
   wait_previous();
 
   const float* row = p.qkv + (u64)span.start * head_params.qkv_width;
   for (int h = warp; h < group; h += ESTIMATE_WARPS) {
     load_row(rows[h], row + (head * group + h) * d, norm, head_params.eps, d, lane);
-    rotate(rows[h], angles, d, h < head_params.borrowed, lane);
+    rotate(rows[h], angles, d, head_params.rotary, h < head_params.borrowed, lane);
   }
   __syncthreads();
   Queries<D> queries;

@@ -12,7 +12,7 @@ struct RopeParams {
   const int* span_of_row;   // [n]
   int codec, unused;        // CodecNumber
 };
-static_assert(sizeof(RopeParams) == 352 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 312,
+static_assert(sizeof(RopeParams) == 360 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 320,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -24,7 +24,7 @@ struct Shared {
 // n_kv_heads, n): blocks stride over KV heads, one block where a layer has one decision. A warp for each query head of the
 // group, for K and for V. Reads and writes each row once.
 template <class Codec>
-__device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, int d) {
+__device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, int d, int rotary) {
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
   weights.load(norm, d, lane, 1.0f);
   int pinned = kv.pinned[row];
   RopeAngles angles;
-  angles.compute(head_params, kv.seq_len[span.seq] + row - span.start, d, lane);
+  angles.compute(head_params, kv.seq_len[span.seq] + row - span.start, lane);
   wait_previous();
   // This warp's row of a KV head, and that of the head after it.
   int step = (is_q ? group : 1) * d;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
       __syncwarp();
     }
     if (pinned && threadIdx.x == 0) p.decisions[row * heads + head] = NEG_INFINITY;
-    if (!is_v) rotate(s, angles, d, warp < head_params.borrowed, lane);
+    if (!is_v) rotate(s, angles, d, rotary, warp < head_params.borrowed, lane);
     if (!is_q) {
       u32 side = encode_row<Codec>(is_v, shared.codes[is_v], s, d, lane);
       write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);
@@ -71,8 +71,8 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
 // Few enough registers for 30 warps on an SM. The usual head size as a constant takes half the instructions.
 template <class Codec>
 __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared) {
-  if (p.kv.head_dim == 128) rope_rows<Codec>(p, shared, 128);
-  else rope_rows<Codec>(p, shared, p.kv.head_dim);
+  if (p.kv.head_dim == 128 && p.heads.rotary == 128) rope_rows<Codec>(p, shared, 128, 128);
+  else rope_rows<Codec>(p, shared, p.kv.head_dim, p.heads.rotary);
 }
 KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3) qkv_rope(RopeParams params) {
   __shared__ Shared shared;

@@ -26,16 +26,16 @@ __device__ __forceinline__ float decode(int code, u32 word) {
   return f16_value(CODE::scales(word)) * 0.5f * (float)(2 * code - CODE::twice_zero(word));
 }
 
-// out[i, width] = table[tokens[i], width] in f32. Grid n, any block. CPU twin: `embed`.
+// out[i, width] = scale * table[tokens[i], width] in f32. Grid n, any block. CPU twin: `embed`.
 template <class CODE>
-__device__ __forceinline__ void embed_row(float* out, const u8* table, const u32* tokens, int width) {
+__device__ __forceinline__ void embed_row(float* out, const u8* table, const u32* tokens, float scale, int width) {
   Layout<CODE> at(width);
   u32 token = tokens[blockIdx.x];
   int row = token % STRIP_ROWS;
   const u8* strip = table + at.strip_bytes * (token / STRIP_ROWS);
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
     u32 words = words_at<CODE>(strip, at, row % 8, i / TILE_COLS);
-    out[(u64)blockIdx.x * width + i] = decode<CODE>(code_at<CODE>(strip, at, row, i), words >> (row / 8 * 16));
+    out[(u64)blockIdx.x * width + i] = scale * decode<CODE>(code_at<CODE>(strip, at, row, i), words >> (row / 8 * 16));
   }
 }
 
@@ -70,10 +70,10 @@ __device__ __forceinline__ void unpack_strips(u16* out, const u8* weight, int fi
 }
 
 // `planes`: those of the code.
-KERNEL embed_packed(float* out, const u8* table, const u32* tokens, int width, int planes) {
+KERNEL embed_packed(float* out, const u8* table, const u32* tokens, float scale, int width, int planes) {
   after_previous();
-  if (planes == 1) embed_row<Q4>(out, table, tokens, width);
-  else embed_row<Q8>(out, table, tokens, width);
+  if (planes == 1) embed_row<Q4>(out, table, tokens, scale, width);
+  else embed_row<Q8>(out, table, tokens, scale, width);
 }
 KERNEL __launch_bounds__(128) unpack(u16* out, const u8* weight, int first, int second, int strips, int cols, int planes) {
   after_previous();

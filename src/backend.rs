@@ -44,7 +44,8 @@ pub struct QkvRopeArgs<'a, B: Device> {
     /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
     pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
     pub rms_eps: f32,
-    /// `[head_dim / 2]` radians per position.
+    /// Radians per position, one for each pair of channels that is rotated: channels i and `len + i` of a head. Those behind
+    /// `2 len` are not rotated; none are where it is empty.
     pub inv_freq: &'a B::Buf<f32>,
     /// Factor on cos and sin (YaRN); 1 elsewhere.
     pub rope_scale: f32,
@@ -254,8 +255,8 @@ pub trait Ops: Pages {
     }
     /// Adds a step's tokens to their sequences' bit sets: see [`SampleArgs::seen`].
     fn mark_seen(&self, seen: &mut Self::Buf<u32>, vocab: usize, tokens: &Self::Buf<Token>, spans: &[Span]);
-    /// `out[i] = table[tokens[i]]`
-    fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, n: usize);
+    /// `out[i] = scale * table[tokens[i]]`
+    fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, scale: f32, n: usize);
     /// `out = rms_norm(x)`
     fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.

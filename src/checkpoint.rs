@@ -29,6 +29,7 @@ mod rope;
 mod safetensors;
 mod shards;
 mod source;
+mod spec;
 mod stacked;
 mod texts;
 mod tuning;
@@ -39,6 +40,7 @@ pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope,
 pub use described::EXACT_FIRST;
 pub use family::Family;
 pub use hub::ModelRef;
+pub use spec::{LayerKind, Spec};
 pub use stacked::Stacked;
 pub use tuning::Tuning;
 

@@ -238,6 +238,7 @@ pub fn resolve_context<B: Backend>(
     if wanted > native {
         checkpoint.config.extend_yarn(wanted)?;
     }
+    checkpoint.config.rope.set_context(wanted);
     let goal = if asked.is_some() { wanted } else { wanted.min(planner::USUAL_CONTEXT) };
     let smaller = choose_codec(b, checkpoint, options, goal);
     let open_step = options.max_step.is_none();

@@ -1,5 +1,5 @@
 //! The transformer. There is one forward pass for prefill chunks, decode steps and batches: a step is a list of
-//! [`Span`]s. Model families (Qwen3, Llama, SmolLM2) and the variants of DMS differ in configuration fields only.
+//! [`Span`]s. What a layer computes is data ([`Spec`](crate::checkpoint::Spec)); nothing here asks for the family.
 
 mod decisions;
 mod observe;
@@ -33,8 +33,8 @@ fn forward_with<B: Backend>(
 ) {
     let n: usize = spans.iter().map(|s| s.len).sum();
     assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
-    b.embed(&mut ws.x, &model.embed, &ws.tokens, n);
-    let eps = model.config.rms_eps;
+    b.embed(&mut ws.x, &model.embed, &ws.tokens, model.embedding_scale(), n);
+    let eps = model.eps();
     for (l, layer) in model.layers.iter().enumerate() {
         before(l, ws, cache);
         attention(b, model, layer, ws, cache, l, spans, n);
@@ -66,9 +66,8 @@ fn attention<B: Backend>(
     spans: &[Span],
     n: usize,
 ) {
-    let c = &model.config;
     let policy = cache.geometry().policy;
-    let norm = Norm { weight: &layer.input_norm, eps: c.rms_eps, layer: l, non_finite: &mut ws.non_finite };
+    let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
     let qkv = Linear {
         weight: &layer.qkv,
         bias: layer.qkv_bias.as_ref(),
@@ -78,12 +77,12 @@ fn attention<B: Backend>(
     b.linear(&mut ws.qkv, &ws.x, qkv, n);
     let alpha = model.alpha().filter(|_| policy.uses_decisions());
     if alpha.is_some() {
-        layer.decisions.project(b, ws, c.rms_eps, l, n);
+        layer.decisions.project(b, ws, model.eps(), l, n);
     }
     let args = QkvRopeArgs {
         qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
-        rms_eps: c.rms_eps,
-        inv_freq: &model.inv_freq,
+        rms_eps: model.config.rms_eps,
+        inv_freq: model.inv_freq(layer),
         rope_scale: model.rope_scale,
         borrowed: model.borrowed(&policy),
         predictor: alpha.and_then(|alpha| layer.decisions.predictor(&ws.raw, alpha)),

@@ -1,7 +1,7 @@
 //! A named, typed, read-only block of a model file. `checkpoint` makes tensors, `model` chooses
 //! them by name, a backend loads them.
 
-use crate::quant::Code;
+use crate::quant::{Code, TILE_ROWS};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -49,6 +49,31 @@ pub trait Rows: Send + Sync {
     /// whether it did.
     fn exact_strip(&self, _code: Code, _strip: usize, _out: &mut [u8]) -> bool {
         false
+    }
+}
+
+/// Some rows of a matrix.
+struct SomeRows {
+    whole: Arc<dyn Rows>,
+    rows: Range<usize>,
+}
+
+impl Rows for SomeRows {
+    fn name(&self) -> &str {
+        self.whole.name()
+    }
+    fn bits(&self) -> f32 {
+        self.whole.bits()
+    }
+    fn decode(&self, row: usize, out: &mut [f32]) {
+        self.whole.decode(self.rows.start + row, out);
+    }
+    fn is_finite(&self, row: usize) -> bool {
+        self.whole.is_finite(self.rows.start + row)
+    }
+    fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
+        let whole_strips = [self.rows.start, self.rows.end].iter().all(|row| row.is_multiple_of(TILE_ROWS));
+        whole_strips && self.whole.exact_strip(code, self.rows.start / TILE_ROWS + strip, out)
     }
 }
 
@@ -126,6 +151,23 @@ impl Tensor {
         let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
         let len = bytes.len();
         Self::new(name, DType::F32, shape, Arc::new(bytes), 0..len)
+    }
+
+    /// Some rows, under a name of their own. Strips are not divided.
+    pub fn rows(&self, name: &str, rows: Range<usize>) -> Self {
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        match &self.format {
+            Format::Plain(dtype) => {
+                let row = self.range.len() / self.shape[0].max(1);
+                let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
+                Self::new(name, *dtype, shape, self.bytes.clone(), range)
+            }
+            Format::Rows(whole) => {
+                Self::from_rows(name, [shape[0], shape[1]], Arc::new(SomeRows { whole: whole.clone(), rows }))
+            }
+            Format::Packed(_) => panic!("tensor {}: strips cannot be divided", self.name),
+        }
     }
 
     /// Its bytes; none of [`Format::Rows`].

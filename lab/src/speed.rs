@@ -213,7 +213,7 @@ impl<B: Measure> Table<'_, B> {
             let tokens: Vec<u32> = (0..n).map(|_| random.below(c.vocab) as u32).collect();
             let (tokens, out) = (buffer(b, &tokens), b.acts(n, c.hidden, Use::Any)?);
             let calls = self.sizes.calls;
-            let us = self.time(calls, out, |out, _| b.embed(out, &table, &tokens, n));
+            let us = self.time(calls, out, |out, _| b.embed(out, &table, &tokens, 1.0, n));
             self.report("embed", n, us, Work::Bytes(n * c.hidden * 6));
             let x = acts(b, c.hidden, &random.floats(n * c.hidden));
             let state = (self.matmul_input(n, c.hidden, &table)?, b.alloc::<i32>(1)?);
@@ -339,7 +339,7 @@ impl<B: Measure> Table<'_, B> {
         let inv_freq = buffer(b, &vec![0.01f32; c.head_dim / 2]);
         let norm = buffer(b, &vec![1.0f32; c.head_dim]);
         let rope = QkvRopeArgs {
-            qk_norm: c.family.qk_norm.then_some([&norm, &norm]),
+            qk_norm: c.spec.qk_norm.then_some([&norm, &norm]),
             rms_eps: c.rms_eps,
             ..QkvRopeArgs::plain(&inv_freq)
         };

@@ -253,8 +253,13 @@ impl Ops for Cpu {
         }
     }
 
-    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, n: usize) {
-        self.rows(out, n, |out, i| table.row_to_f32(self.isa, tokens[i] as usize, out));
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, scale: f32, n: usize) {
+        self.rows(out, n, |out, i| {
+            table.row_to_f32(self.isa, tokens[i] as usize, out);
+            if scale != 1.0 {
+                maths::scale(self.isa, out, scale);
+            }
+        });
     }
 
     fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {

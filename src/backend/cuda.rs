@@ -264,14 +264,15 @@ impl Ops for Cuda {
         self.driver.launch(Kernel::MarkSeen, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
-    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
         self.settle();
         out.holds_f32(n);
         let dtype = match table.stored {
-            Stored::Packed(code) => return packed::embed(self, code, out, table, tokens, n),
+            Stored::Packed(code) => return packed::embed(self, code, out, table, tokens, scale, n),
             Stored::Plain(dtype) => dtype_number(dtype),
         };
-        let args = [Ptr(out.ptr()), Ptr(table.ptr()), I32(dtype), Ptr(tokens.ptr()), I32(out.width as i32)];
+        let (tokens, width) = (Ptr(tokens.ptr()), I32(out.width as i32));
+        let args = [Ptr(out.ptr()), Ptr(table.ptr()), I32(dtype), tokens, F32(scale), width];
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 

@@ -1,7 +1,7 @@
 //! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata.
 //! Families differ in these fields, not in code.
 
-use super::Family;
+use super::{Family, Spec};
 use crate::policy::{Dmc, Dms, Policy, PolicyKind, PolicyRequest, Trained};
 use anyhow::{Context as _, Result};
 
@@ -19,9 +19,8 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// Biases of q, k, v and o; those of q, k and v also where the family always has them.
-    pub attention_bias: bool,
-    pub mlp_bias: bool,
+    /// What its layers compute.
+    pub spec: Spec,
     pub rope: Rope,
     /// `max_position_embeddings`, tokens.
     pub context: usize,
@@ -58,6 +57,8 @@ impl ModelConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     pub theta: f64,
+    /// Share of a head's channels that are rotated, its first ones.
+    pub share: f64,
     pub scaling: RopeScaling,
 }
 
@@ -83,6 +84,15 @@ pub enum RopeScaling {
         mscale: Option<f64>,
         mscale_all_dim: Option<f64>,
         truncate: bool,
+    },
+    /// Frequencies are divided by factors of their own, one list for contexts of up to `original_context` tokens and one for
+    /// longer ones.
+    LongRope {
+        short: Vec<f64>,
+        long: Vec<f64>,
+        original_context: usize,
+        attention_factor: f64,
+        is_long: bool,
     },
 }
 

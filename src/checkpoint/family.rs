@@ -17,6 +17,14 @@ pub struct Family {
     pub window_in_use: bool,
     /// Whether its model cards document YaRN beyond the context that was trained on.
     pub yarn: bool,
+    /// Whether q, k and v are one tensor, and gate and up.
+    pub fused: bool,
+    /// Whether `partial_rotary_factor` may leave channels unrotated.
+    pub partial_rope: bool,
+    /// Whether there are layers without RoPE: `no_rope_layers`, or every fourth.
+    pub no_rope: bool,
+    /// Whether embeddings, residuals, scores and logits may have factors.
+    pub scaled: bool,
     /// Whether rows of q and k are interleaved in GGUF files: llama.cpp rotates neighbouring channels there, and channels half
     /// a head apart, as Hugging Face does, in later architectures; its converter permutes the rows to match.
     pub interleaved: bool,
@@ -31,15 +39,22 @@ const PLAIN: Family = Family {
     plain_heads: false,
     window_in_use: false,
     yarn: false,
+    fused: false,
+    partial_rope: false,
+    no_rope: false,
+    scaled: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 4] = [
+const FAMILIES: [Family; 7] = [
     Family { name: "qwen3", qk_norm: true, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, plain_heads: true, yarn: true, ..PLAIN },
     Family { name: "mistral", plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
+    Family { name: "phi3", plain_heads: true, window_in_use: true, fused: true, partial_rope: true, ..PLAIN },
+    Family { name: "smollm3", mlp_bias: true, plain_heads: true, no_rope: true, interleaved: true, ..PLAIN },
+    Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
 impl Family {

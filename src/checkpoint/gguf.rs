@@ -24,17 +24,19 @@ use std::sync::Arc;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 11] = [
+const LAYER_NAMES: [(&str, &str); 13] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
+    ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
 const MODEL_NAMES: [(&str, &str); 3] =
@@ -148,9 +150,9 @@ impl Gguf {
     /// The file of this name that a model folder would have, made from the metadata.
     pub fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let (h, raw) = (&self.header, self.raw());
-        let rope_freqs = h.tensors.get("rope_freqs.weight").and_then(|entry| self.data(entry));
+        let data = |name: &str| h.tensors.get(name).and_then(|entry| self.data(entry));
         let value = match name {
-            "config.json" => config::config(h, rope_freqs).map(|map| Some(map.into())),
+            "config.json" => config::config(h, &data).map(|map| Some(map.into())),
             "generation_config.json" => config::generation(h, raw).map(|map| Some(map.into())),
             "tokenizer_config.json" => tokenizer::texts(h, raw).map(|map| Some(map.into())),
             "tokenizer.json" => tokenizer::tokenizer(h, raw),

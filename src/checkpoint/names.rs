@@ -83,20 +83,18 @@ pub fn lm_head(c: &ModelConfig) -> Option<TensorSpec> {
 
 impl LayerSpec {
     pub fn new(c: &ModelConfig, layer: usize) -> Self {
-        let (q, kv) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let (q, kv, spec) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim, &c.spec);
         let name = |name: &str| format!("model.layers.{layer}.{name}");
         let vector = |part: &str, len: usize| tensor(&name(&format!("{part}.weight")), &[len]);
         let attention = |part: &str, out, from, bias| linear(&name(&format!("self_attn.{part}")), out, from, bias);
-        let qkv_bias = c.attention_bias || c.family.qkv_bias;
-        let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, c.mlp_bias);
+        let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, spec.mlp_bias);
         Self {
             input_norm: vector("input_layernorm", c.hidden),
-            q: attention("q_proj", q, c.hidden, qkv_bias),
-            k: attention("k_proj", kv, c.hidden, qkv_bias),
-            v: attention("v_proj", kv, c.hidden, qkv_bias),
-            o: attention("o_proj", c.hidden, q, c.attention_bias),
-            qk_norm: c
-                .family
+            q: attention("q_proj", q, c.hidden, spec.qkv_bias),
+            k: attention("k_proj", kv, c.hidden, spec.qkv_bias),
+            v: attention("v_proj", kv, c.hidden, spec.qkv_bias),
+            o: attention("o_proj", c.hidden, q, spec.o_bias),
+            qk_norm: spec
                 .qk_norm
                 .then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, c.head_dim))),
             post_norm: vector("post_attention_layernorm", c.hidden),
@@ -127,7 +125,7 @@ impl DecisionSpec {
             DmsVariant::Adapter => {
                 let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
                 Some(Self {
-                    linear: Some(linear(&name, c.n_kv_heads, c.hidden, c.attention_bias)),
+                    linear: Some(linear(&name, c.n_kv_heads, c.hidden, c.spec.o_bias)),
                     norm: Some(tensor(&format!("{name}_norm.weight"), &[c.hidden])),
                     mlp: None,
                 })
@@ -166,6 +164,25 @@ impl LinearSpec {
 pub fn all(c: &ModelConfig) -> impl Iterator<Item = TensorSpec> {
     let layers = (0..c.n_layers).flat_map(move |layer| LayerSpec::new(c, layer).into_tensors());
     std::iter::once(embedding(c)).chain(layers).chain([final_norm(c)]).chain(lm_head(c))
+}
+
+/// The tensor of which this one is some rows, and the first of them, in families that fuse q, k and v, and gate and up.
+pub fn fused(c: &ModelConfig, spec: &TensorSpec) -> Option<(TensorSpec, usize)> {
+    let (q, kv) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+    let parts = [
+        ("self_attn.q_proj", 0),
+        ("self_attn.k_proj", q),
+        ("self_attn.v_proj", q + kv),
+        ("mlp.gate_proj", 0),
+        ("mlp.up_proj", c.ffn),
+    ];
+    parts.iter().filter(|_| c.family.fused).find_map(|&(part, first)| {
+        let (layer, kind) = spec.name.split_once(part)?;
+        let (whole, rows) =
+            if part.starts_with("mlp") { ("mlp.gate_up_proj", 2 * c.ffn) } else { ("self_attn.qkv_proj", q + 2 * kv) };
+        let shape = std::iter::once(rows).chain(spec.shape[1..].iter().copied()).collect();
+        Some((TensorSpec { name: format!("{layer}{whole}{kind}"), shape }, first))
+    })
 }
 
 fn tensor(name: &str, shape: &[usize]) -> TensorSpec {

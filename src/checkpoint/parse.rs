@@ -8,17 +8,17 @@ use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
+use super::spec::{LayerKind, Spec};
 use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
 /// Keys of models that extend Llama's computation, unless they are null or missing.
-const FOREIGN_KEYS: [&str; 8] = [
+const FOREIGN_KEYS: [&str; 7] = [
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "query_pre_attn_scalar",
-    "no_rope_layers",
     "num_experts",
     "num_local_experts",
     "attention_chunk_size",
@@ -54,12 +54,19 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     );
     ensure!(head_dim % 2 == 0, "{}: head_dim {head_dim} is odd, so it cannot be rotated", config.place());
     let context = config.size_to("max_position_embeddings", bounds::CONTEXT)?;
-    let mlp_bias = config.bool_or("mlp_bias", false)?;
-    ensure!(family.mlp_bias || !mlp_bias, "{}: mlp_bias is not part of {}", config.place(), family.name);
     let rms_eps = config.positive("rms_norm_eps")? as f32;
     ensure!(rms_eps > 0.0 && rms_eps < 1.0, "{}: rms_norm_eps is not between 0 and 1 in 32 bits", config.place());
-    let rope = rope::parse(config, context)?;
+    let rope = rope::parse(config, family, context)?;
+    let channels = rope.channels(head_dim);
+    ensure!(channels > 0 && channels % 2 == 0, "{}: {channels} channels of a head cannot be rotated", config.place());
     let (angles, scale) = rope.frequencies(head_dim);
+    ensure!(
+        angles.len() == channels / 2,
+        "{}: {} channels of a head are rotated, but there are RoPE factors for {}",
+        config.place(),
+        channels,
+        2 * angles.len()
+    );
     ensure!(
         angles.iter().all(|a| a.is_finite()) && scale.is_finite() && scale > 0.0,
         "{}: its RoPE parameters give angles that are not numbers",
@@ -86,13 +93,55 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         vocab: config.size_to("vocab_size", bounds::VOCAB)?,
         rms_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        attention_bias: config.bool_or("attention_bias", false)?,
-        mlp_bias,
+        spec: spec(config, family)?,
         rope,
         context: context.min(bounds::POSITIONS),
         dms,
         dmc,
     })
+}
+
+/// What the layers compute.
+fn spec(config: &Fields, family: &Family) -> Result<Spec> {
+    let bias = config.bool_or("attention_bias", false)?;
+    let mlp_bias = config.bool_or("mlp_bias", false)?;
+    ensure!(family.mlp_bias || !mlp_bias, "{}: mlp_bias is not part of {}", config.place(), family.name);
+    let mut spec =
+        Spec { qk_norm: family.qk_norm, qkv_bias: bias || family.qkv_bias, o_bias: bias, mlp_bias, ..Spec::default() };
+    if family.scaled {
+        let factor = |key| Ok::<_, anyhow::Error>(config.opt_positive(key)?.unwrap_or(1.0) as f32);
+        spec.embedding_scale = factor("embedding_multiplier")?;
+        spec.residual_scale = factor("residual_multiplier")?;
+        spec.logit_scale = 1.0 / factor("logits_scaling")?;
+        spec.score_scale = Some(factor("attention_multiplier")?);
+        let factors = [spec.embedding_scale, spec.residual_scale, spec.logit_scale, factor("attention_multiplier")?];
+        ensure!(
+            factors.iter().all(|factor| (1e-6..=1e6).contains(factor)),
+            "{}: its multipliers {factors:?} are out of range",
+            config.place()
+        );
+    }
+    if family.no_rope {
+        spec.layers = unrotated(config)?;
+    }
+    Ok(spec)
+}
+
+/// Layers of which some do not rotate q and k: those with a 0 in `no_rope_layers`, or every fourth.
+fn unrotated(config: &Fields) -> Result<Vec<LayerKind>> {
+    let n = config.size_to("num_hidden_layers", bounds::LAYERS)?;
+    let of = |rotates| LayerKind { rotates };
+    let Some(listed) = config.get("no_rope_layers") else {
+        let interval = config.opt_size("no_rope_layer_interval")?.unwrap_or(4).max(1);
+        return Ok((1..=n).map(|layer| of(layer % interval != 0)).collect());
+    };
+    let layers: Option<Vec<_>> = listed
+        .as_array()
+        .and_then(|list| list.iter().take(n).map(|rotates| Some(of(rotates.as_u64()? != 0))).collect());
+    match layers.filter(|layers| layers.len() == n) {
+        Some(layers) => Ok(layers),
+        None => bail!("{}: no_rope_layers is not a list of {n} numbers", config.place()),
+    }
 }
 
 impl ModelConfig {
@@ -124,11 +173,17 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     for key in FOREIGN_KEYS {
         ensure!(config.get(key).is_none(), "{place}: {key} is set, which is not supported");
     }
+    ensure!(
+        family.no_rope || config.get("no_rope_layers").is_none(),
+        "{place}: no_rope_layers is set, which is not supported"
+    );
     if let Some(act) = config.opt_str("hidden_act")? {
         ensure!(matches!(act, "silu" | "swish"), "{place}: hidden_act {act:?} is not supported (silu is)");
     }
     let window = config.get("sliding_window").is_some();
-    let sliding = config.bool_or("use_sliding_window", family.window_in_use && window)? && window;
+    // A window as long as the context hides nothing.
+    let hides = config.opt_size("sliding_window").ok().flatten() < config.opt_size("max_position_embeddings")?;
+    let sliding = config.bool_or("use_sliding_window", family.window_in_use && window)? && window && hides;
     let layer_types = config.get("layer_types").and_then(Value::as_array);
     let other = layer_types.into_iter().flatten().find(|t| t.as_str() != Some("full_attention"));
     if let Some(other) = other {
@@ -137,7 +192,7 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     ensure!(!sliding, "{place}: sliding window attention is not supported");
     for key in ["embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"] {
         let factor = config.opt_f64(key)?.unwrap_or(1.0);
-        ensure!(factor == 1.0, "{place}: {key} {factor} is not supported (1 is)");
+        ensure!(family.scaled || factor == 1.0, "{place}: {key} {factor} is not supported (1 is)");
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, TensorSpec};
-use super::{Checkpoint, Family, GenerationDefaults, builtin, mapped};
+use super::{Checkpoint, Family, GenerationDefaults, Spec, builtin, mapped};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{DType, Tensor};
 use anyhow::{Context, Result, bail, ensure};
@@ -179,9 +179,8 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         vocab,
         rms_eps: 1e-6,
         tied: false,
-        attention_bias: false,
-        mlp_bias: false,
-        rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
+        spec: Spec { qk_norm: true, ..Spec::default() },
+        rope: Rope { theta: 1e6, share: 1.0, scaling: RopeScaling::Default },
         context: 40_960,
         dms: None,
         dmc: None,
@@ -191,6 +190,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         n_kv_heads,
         rms_eps: 1e-5,
         tied: true,
+        spec: Spec::default(),
         ..qwen3(n_layers, hidden, n_q_heads, 64, ffn, vocab)
     };
     let dms = |variant, window, shift| {
@@ -213,6 +213,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
             context: 131_072,
             rope: Rope {
                 theta: 5e5,
+                share: 1.0,
                 scaling: RopeScaling::Llama3 {
                     factor: 32.0,
                     low_freq_factor: 1.0,
@@ -225,7 +226,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         },
         "smollm2-135m" => ModelConfig {
             context: 8192,
-            rope: Rope { theta: 1e5, scaling: RopeScaling::Default },
+            rope: Rope { theta: 1e5, share: 1.0, scaling: RopeScaling::Default },
             dms: dms(DmsVariant::Adapter, 128, Shift::Previous),
             ..llama(30, 576, 9, 3, 1536, 49_152)
         },

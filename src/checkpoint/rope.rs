@@ -1,9 +1,12 @@
 //! Rotary embedding: parses both forms of the configuration into [`Rope`], and computes frequencies
 //! as transformers' `modeling_rope_utils` does. Refuses other kinds of scaling.
 
+use super::Family;
+use super::bounds;
 use super::config::{ModelConfig, Rope, RopeScaling};
 use super::json::Fields;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
 use std::f64::consts::PI;
 
 /// `rope_theta` of configurations that state none, as in transformers.
@@ -11,7 +14,7 @@ const THETA: f64 = 10_000.0;
 
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
 /// `max_position_embeddings`, YaRN's original context if the config states none.
-pub fn parse(config: &Fields, context: usize) -> Result<Rope> {
+pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
     let place = config.place();
     // As in transformers, a non-empty rope_scaling takes precedence over rope_parameters.
     let given = |key| Ok::<_, anyhow::Error>(config.opt_object(key)?.filter(|f| f.keys().next().is_some()));
@@ -27,16 +30,20 @@ pub fn parse(config: &Fields, context: usize) -> Result<Rope> {
     let elsewhere = config.opt_object("rope_parameters")?.map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
     let theta = inner.or(outer).or(elsewhere).unwrap_or(THETA);
     ensure!(theta > 1.0, "{place}: rope_theta {theta} is not above 1");
+    let mut share = None;
     for fields in fields.iter().chain([config]) {
-        let part = fields.opt_f64("partial_rotary_factor")?.unwrap_or(1.0);
-        ensure!(part == 1.0, "{}: partial_rotary_factor {part} is not supported (1 is)", fields.place());
+        let part = fields.opt_f64("partial_rotary_factor")?;
+        let known = part.is_none_or(|part| part == 1.0 || family.partial_rope && 0.0 < part && part < 1.0);
+        let shown = part.unwrap_or_default();
+        ensure!(known, "{}: partial_rotary_factor {shown} is not supported in {}", fields.place(), family.name);
+        share = share.or(part);
     }
     ensure!(!config.bool_or("rope_interleaved", false)?, "{place}: rope_interleaved is not supported");
     let scaling = match fields {
         Some(fields) => parse_scaling(&fields, config, context)?,
         None => RopeScaling::Default,
     };
-    Ok(Rope { theta, scaling })
+    Ok(Rope { theta, share: share.unwrap_or(1.0), scaling })
 }
 
 fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScaling> {
@@ -75,16 +82,47 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
                 truncate: f.bool_or("truncate", true)?,
             })
         }
-        other => bail!("{}: rope type {other:?} is not supported (default, linear, llama3, yarn are)", f.place()),
+        "longrope" | "su" => longrope(f, original.unwrap_or(context), context),
+        other => {
+            bail!("{}: rope type {other:?} is not supported (default, linear, llama3, yarn, longrope are)", f.place())
+        }
     }
 }
 
+fn longrope(f: &Fields, original_context: usize, context: usize) -> Result<RopeScaling> {
+    let factors = |key| {
+        let list = f.get(key).and_then(Value::as_array).filter(|list| list.len() <= bounds::HEAD_DIM);
+        let numbers = list
+            .and_then(|list| list.iter().map(|n| Some(f64::from(n.as_f64()? as f32))).collect::<Option<Vec<f64>>>());
+        numbers.with_context(|| format!("{}: {key} is not a list of numbers", f.place()))
+    };
+    let factor = f.opt_positive("factor")?.unwrap_or(context as f64 / original_context as f64);
+    let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_context as f64).ln()).sqrt() };
+    let attention_factor = f64::from(f.opt_positive("attention_factor")?.unwrap_or(usual) as f32);
+    let (short, long) = (factors("short_factor")?, factors("long_factor")?);
+    Ok(RopeScaling::LongRope { short, long, original_context, attention_factor, is_long: context > original_context })
+}
+
 impl Rope {
-    /// Inverse frequencies `[head_dim / 2]`, radians per token, and the factor on cos and sin.
-    /// Frequencies are rounded to f32 as in transformers. Channels i and `i + head_dim / 2` of a
+    /// Channels of a head that are rotated.
+    pub fn channels(&self, head_dim: usize) -> usize {
+        (head_dim as f64 * self.share) as usize
+    }
+
+    /// Takes the frequencies for a context of that many tokens, where they depend on it: as llama.cpp, for all of a
+    /// conversation, since stored keys cannot change theirs.
+    pub fn set_context(&mut self, context: usize) {
+        if let RopeScaling::LongRope { original_context, is_long, .. } = &mut self.scaling {
+            *is_long = context > *original_context;
+        }
+    }
+
+    /// Inverse frequencies `[channels / 2]`, radians per token, and the factor on cos and sin.
+    /// Frequencies are rounded to f32 as in transformers. Channels i and `i + channels / 2` of a
     /// head are rotated by `position * inv_freq[i]`.
     pub fn frequencies(&self, head_dim: usize) -> (Vec<f64>, f32) {
-        let plain = (0..head_dim / 2).map(|i| self.theta.powf(-((2 * i) as f64) / head_dim as f64));
+        let channels = self.channels(head_dim);
+        let plain = (0..channels / 2).map(|i| self.theta.powf(-((2 * i) as f64) / channels as f64));
         let (freqs, scale): (Vec<f64>, f64) = match &self.scaling {
             RopeScaling::Default => (plain.collect(), 1.0),
             RopeScaling::Linear { factor } => (plain.map(|f| f / factor).collect(), 1.0),
@@ -94,9 +132,13 @@ impl Rope {
                 (plain.map(smooth).collect(), 1.0)
             }
             yarn @ RopeScaling::Yarn { factor, .. } => {
-                let kept = yarn.kept_share(self.theta, head_dim);
+                let kept = yarn.kept_share(self.theta, channels);
                 let mixed = plain.zip(kept).map(|(f, keep)| f / factor * (1.0 - keep) + f * keep);
                 (mixed.collect(), yarn.attention_scale())
+            }
+            RopeScaling::LongRope { short, long, attention_factor, is_long, .. } => {
+                let factors = if *is_long { long } else { short };
+                (plain.zip(factors).map(|(f, factor)| f / factor).collect(), *attention_factor)
             }
         };
         (freqs.into_iter().map(|f| f as f32 as f64).collect(), scale as f32)
@@ -168,7 +210,7 @@ impl ModelConfig {
             RopeScaling::Default if self.context == QWEN3_CONTEXT => QWEN3_TRAINED,
             RopeScaling::Default => self.context,
             RopeScaling::Yarn { original_context, .. } => *original_context,
-            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 0,
+            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0,
         };
         ensure!(
             self.family.yarn && trained > 0,

@@ -52,7 +52,14 @@ impl Source {
         }
     }
 
-    fn get(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
+    /// A tensor, which may be some rows of one in the files.
+    fn get(&self, config: &ModelConfig, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        let Some((whole, first)) = names::fused(config, spec) else { return self.whole(spec) };
+        let tensor = self.whole(&whole)?.map(|tensor| whole.check(Some(tensor), self.label())).transpose()?;
+        Ok(tensor.map(|tensor| tensor.rows(&spec.name, first..first + spec.shape[0])))
+    }
+
+    fn whole(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
         match self {
             Self::Gguf(gguf) => gguf.tensor(spec).map(Some),
             Self::Safetensors { shards, quantization: Some(quantization) } => {
@@ -67,7 +74,7 @@ impl Source {
 
     /// Every tensor of the configuration, with its shape checked. The first is the embedding.
     pub fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let tensors = names::all(config).map(|spec| spec.check(self.get(&spec)?, self.label()));
+        let tensors = names::all(config).map(|spec| spec.check(self.get(config, &spec)?, self.label()));
         let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
         if config.tied
             && let Self::Safetensors { shards, .. } = self

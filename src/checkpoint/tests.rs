@@ -33,7 +33,7 @@ fn rope_frequencies_are_transformers() {
     let llama3 =
         RopeScaling::Llama3 { factor: 32.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };
     let check = |theta, head_dim, scaling, want_scale: f32, want: &[(usize, f64)]| {
-        let (freqs, scale) = Rope { theta, scaling }.frequencies(head_dim);
+        let (freqs, scale) = Rope { theta, share: 1.0, scaling }.frequencies(head_dim);
         assert_eq!((freqs.len(), scale), (head_dim / 2, want_scale));
         for &(i, f) in want {
             assert!((freqs[i] / f - 1.0).abs() < 1e-6, "{theta} channel {i}: {} is not {f}", freqs[i]);

@@ -45,7 +45,7 @@ pub fn observe<B: Measure>(
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
     forward_with(b, model, ws, cache, &[span], |l, ws, cache| {
         let layer = &model.layers[l];
-        let norm = Norm { weight: &layer.input_norm, eps: c.rms_eps, layer: l, non_finite: &mut ws.non_finite };
+        let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
         b.rms_norm(&mut ws.h, &ws.x, norm, n);
         b.read_acts(&ws.h, &mut hidden);
         let qkv = Linear { bias: layer.qkv_bias.as_ref(), ..Linear::plain(&layer.qkv) };
@@ -61,7 +61,7 @@ pub fn observe<B: Measure>(
             rms_eps: c.rms_eps,
             rope_scale: model.rope_scale,
             borrowed: model.borrowed(&Policy::Dense),
-            ..QkvRopeArgs::plain(&model.inv_freq)
+            ..QkvRopeArgs::plain(model.inv_freq(layer))
         };
         let queries = Queries { rows: text.queries.clone(), factors: &factors };
         b.importance(&mut most, &mut ws.qkv, cache.geometry(), &rope, &queries);

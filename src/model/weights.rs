@@ -4,7 +4,7 @@
 use super::decisions::{Decisions, Own, Second};
 use crate::backend::{Alpha, Backend, Borrowed, Columns};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig, Stacked};
+use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Stacked};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
@@ -19,12 +19,14 @@ pub struct Model<B: Backend> {
     pub(super) norm: B::Buf<f32>,
     /// Output head `[vocab, hidden]`; `None` if tied to the embedding.
     pub(super) head: Option<B::Weight>,
-    /// RoPE frequencies `[head_dim / 2]`, radians per position.
-    pub(super) inv_freq: B::Buf<f32>,
+    /// RoPE frequencies, radians per position, and those of layers without RoPE: none.
+    inv_freq: B::Buf<f32>,
+    no_rope: B::Buf<f32>,
     pub(super) rope_scale: f32,
 }
 
 pub(super) struct Layer<B: Backend> {
+    pub kind: LayerKind,
     pub input_norm: B::Buf<f32>,
     /// Stacked q, k, v and a predictor's rows `[(n_q_heads + 2 n_kv_heads) * head_dim + columns, hidden]`.
     pub qkv: B::Weight,
@@ -72,13 +74,29 @@ impl<B: Backend> Model<B> {
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
         let embed = loader.stacked(&[&names::embedding(c)])?;
         let layers = (0..c.n_layers).map(|l| loader.layer(l)).collect::<Result<Vec<_>>>()?;
-        let norm = loader.vector(&names::final_norm(c))?;
+        let norm = loader.scaled(&names::final_norm(c), c.spec.logit_scale)?;
         let head = names::lm_head(c).map(|head| loader.stacked(&[&head])).transpose()?;
         let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
-        let inv_freq: Vec<f32> = inv_freq.iter().map(|&f| f as f32).collect();
-        let mut buffer = b.alloc(inv_freq.len())?;
-        b.write(&mut buffer, 0, &inv_freq);
-        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq: buffer, rope_scale })
+        let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
+        // The factor of the scores is the norm's of q, or the square of that of cos and sin.
+        let rope_scale = if c.spec.qk_norm { rope_scale } else { rope_scale * c.score_factor().sqrt() };
+        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, no_rope: b.alloc(0)?, rope_scale })
+    }
+
+    /// RoPE frequencies of a layer.
+    pub(super) fn inv_freq(&self, layer: &Layer<B>) -> &B::Buf<f32> {
+        if layer.kind.rotates { &self.inv_freq } else { &self.no_rope }
+    }
+
+    /// Factor of embedding rows. The residual stream is divided by the factor of what blocks add to it, so that they add
+    /// theirs as it is; norms, which undo that, have [`Self::eps`].
+    pub(super) fn embedding_scale(&self) -> f32 {
+        self.config.spec.embedding_scale / self.config.spec.residual_scale
+    }
+
+    /// Epsilon of the norms of the residual stream.
+    pub(super) fn eps(&self) -> f32 {
+        self.config.rms_eps / (self.config.spec.residual_scale * self.config.spec.residual_scale)
     }
 
     pub(super) fn alpha(&self) -> Option<Alpha> {
@@ -113,12 +131,15 @@ impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, l: usize) -> Result<Layer<B>> {
         let t = LayerSpec::new(&self.checkpoint.config, l);
         let (qkv, qkv_bias, decisions) = self.projection(&t)?;
+        let config = &self.checkpoint.config;
+        let (kind, score_factor) = (config.layer(l), config.score_factor());
         Ok(Layer {
+            kind,
             input_norm: self.vector(&t.input_norm)?,
             qkv,
             qkv_bias,
             qk_norm: match &t.qk_norm {
-                Some([q, k]) => Some((self.vector(q)?, self.vector(k)?)),
+                Some([q, k]) => Some((self.scaled(q, score_factor)?, self.vector(k)?)),
                 None => None,
             },
             o: self.matrix(&[&t.o])?,
@@ -198,7 +219,13 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn vector(&mut self, spec: &TensorSpec) -> Result<B::Buf<f32>> {
-        let values = self.tensor(spec)?.to_f32();
+        self.scaled(spec, 1.0)
+    }
+
+    /// A vector times a factor, in f32.
+    fn scaled(&mut self, spec: &TensorSpec, factor: f32) -> Result<B::Buf<f32>> {
+        let mut values = self.tensor(spec)?.to_f32();
+        values.iter_mut().for_each(|value| *value *= factor);
         self.upload(&values)
     }
 

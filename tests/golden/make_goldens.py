@@ -20,7 +20,8 @@ import sys
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
+                          Qwen3Config, SmolLM3Config)
 
 N_TOKENS = 80
 N_GREEDY = 24
@@ -60,6 +61,24 @@ MODELS = [
         hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=None,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON), torch.bfloat16, None),
+    # Partial rotation, and factors that differ beyond 32 tokens: the prompt is longer.
+    ("phi3_longrope", Phi3Config(
+        hidden_size=64, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, original_max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        sliding_window=128,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                         "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4], "long_factor": [1.1, 1.5, 2.5, 4.0, 8.0, 12.0],
+                         "original_max_position_embeddings": 32},
+        **COMMON), torch.bfloat16, None),
+    ("smollm3", SmolLM3Config(
+        hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 2e6}, **dict(COMMON, num_hidden_layers=4)), torch.bfloat16, None),
+    ("granite", GraniteConfig(
+        hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, embedding_multiplier=2.5, residual_multiplier=0.6,
+        attention_multiplier=0.2, logits_scaling=0.7,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **COMMON), torch.bfloat16, None),
 ]
 
 # Frequencies only: published configurations and the corners of YaRN.
@@ -146,7 +165,8 @@ def make_model(out, name, config, dtype, shard, seed):
     logits = logits_of(model, tokens)
     with open(os.path.join(folder, "logits.f32"), "wb") as f:
         f.write(logits.contiguous().numpy().astype("<f4").tobytes())
-    inv_freq, scale = rope_of(model.config)
+    rope = model.model.rotary_emb  # as the logits have left it: longrope depends on the length
+    inv_freq, scale = rope.inv_freq.float().tolist(), float(rope.attention_scaling)
     golden = {
         "versions": versions(), "tokens": tokens, "vocab": config.vocab_size, "prompt_tokens": 40,
         "greedy": continuation, "smallest_gap": gap, "inv_freq": inv_freq, "attention_scale": scale,

@@ -41,7 +41,7 @@ fn a_healthy_folder_is_read_and_not_copied() {
         &json!({"chat_template": "T", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}),
     );
     let c = opened(&folder);
-    assert_eq!((c.config.n_layers, c.config.head_dim, c.config.tied, c.config.family.qk_norm), (2, 4, true, false));
+    assert_eq!((c.config.n_layers, c.config.head_dim, c.config.tied, c.config.spec.qk_norm), (2, 4, true, false));
     assert_eq!((c.generation.eos.clone(), c.generation.sampling.top_k), (vec![7], Some(20)));
     assert_eq!((c.chat_template.as_deref(), c.bos_token.as_str(), c.eos_token.as_str()), (Some("T"), "<s>", "</s>"));
     assert_eq!(c.n_params * 2, c.weight_bytes);
@@ -241,7 +241,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         assert_eq!(refusal(&folder), format!("DIR/config.json has no {key}, which is needed"));
     }
     let cases = [
-        (json!({"model_type": "phi3"}), "model_type \"phi3\" is not supported (qwen3, llama, qwen2, mistral are)"),
+        (json!({"model_type": "gemma2"}), "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, granite are)"),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
             "architecture LlamaForSequenceClassification is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
@@ -252,7 +252,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
             json!({"layer_types": ["full_attention", "sliding_attention"]}),
             "layer type \"sliding_attention\" is not supported (full_attention is)",
         ),
-        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported (1 is)"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported in llama"),
         (
             json!({"quantization_config": {}}),
             "quantization_config names no quant_method (fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)",
@@ -268,7 +268,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"eos_token_id": 11}), "eos_token_id 11 is not a token of a vocabulary of 11"),
         (
             json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
-            "rope_scaling: rope type \"dynamic\" is not supported (default, linear, llama3, yarn are)",
+            "rope_scaling: rope type \"dynamic\" is not supported (default, linear, llama3, yarn, longrope are)",
         ),
         (json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters: rope_theta is 5, but outside of it 10000"),
         (json!({"dms_window_size": 4, "dms_alpha_per": "token"}), "dms_alpha_per \"token\" is unknown (head, layer)"),

@@ -1,7 +1,7 @@
 //! GGUF files as checkpoints: the same model as the folder it was converted from, and one clear line for each thing that
 //! can be wrong with one.
 
-use crate::gguf_file::{BF16, F32, GgufFile, Meta, Q8_0};
+use crate::gguf_file::{BF16, Data, F32, GgufFile, Meta, Q8_0};
 use dmschat::checkpoint::calibration::Calibration;
 use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::names;
@@ -91,6 +91,21 @@ fn converted(c: &Checkpoint) -> GgufFile {
         file.set(&key("rope.scaling.factor"), Meta::F32(factor as f32));
         file.set(&key("rope.scaling.original_context_length"), Meta::U32(original_context as u32));
     }
+    if let RopeScaling::LongRope { short, long, original_context, attention_factor, .. } = &m.rope.scaling {
+        file.set(&key("rope.dimension_count"), Meta::U32(m.rope.channels(m.head_dim) as u32));
+        file.set(&key("rope.scaling.original_context_length"), Meta::U32(*original_context as u32));
+        file.set(&key("rope.scaling.attn_factor"), Meta::F32(*attention_factor as f32));
+        for (name, factors) in [("rope_factors_short.weight", short), ("rope_factors_long.weight", long)] {
+            let factors: Vec<f32> = factors.iter().map(|&factor| factor as f32).collect();
+            file.tensor(name, &[factors.len()], F32, &factors);
+        }
+    }
+    if let Some(scale) = m.spec.score_scale {
+        file.set(&key("attention.scale"), Meta::F32(scale));
+        file.set(&key("embedding_scale"), Meta::F32(m.spec.embedding_scale));
+        file.set(&key("residual_scale"), Meta::F32(m.spec.residual_scale));
+        file.set(&key("logit_scale"), Meta::F32(1.0 / m.spec.logit_scale));
+    }
     for spec in names::all(m) {
         let tensor = c.tensor(&spec).unwrap();
         let (stem, kind) = spec.name.rsplit_once('.').unwrap();
@@ -99,13 +114,25 @@ fn converted(c: &Checkpoint) -> GgufFile {
             None => (String::new(), stem),
         };
         let mut values = tensor.to_f32();
-        if arch == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
+        if ["llama", "smollm3", "granite"].contains(&arch) && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
             values = interleave(&values, spec.shape[0], m.head_dim);
         }
         let theirs = NAMES.iter().find(|n| n.0 == part).unwrap().1;
         let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
         let element = if dims.len() == 2 && tensor.format.name() == "bf16" { BF16 } else { F32 };
         file.tensor(&format!("{prefix}{theirs}.{kind}"), &dims, element, &values);
+    }
+    for layer in (0..m.n_layers).filter(|_| arch == "phi3") {
+        for (whole, parts) in [("attn_qkv", &["attn_q", "attn_k", "attn_v"][..]), ("ffn_up", &["ffn_gate", "ffn_up"])] {
+            let name = |part: &str| format!("blk.{layer}.{part}.weight");
+            let parts = parts.iter().map(|part| file.tensors.remove(&name(part)).unwrap());
+            let fused = parts.reduce(|a, b| Data {
+                dims: vec![a.dims[0], a.dims[1] + b.dims[1]],
+                bytes: [a.bytes, b.bytes].concat(),
+                ..a
+            });
+            file.tensors.insert(name(whole), fused.unwrap());
+        }
     }
     file
 }
@@ -115,10 +142,11 @@ fn golden(name: &str) -> Checkpoint {
     Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap()
 }
 
-/// Biases of all layers and of some, several shards, YaRN, a tied head; and q and k whose rows llama.cpp permutes.
+/// Biases of all layers and of some, several shards, YaRN, a tied head; q and k whose rows llama.cpp permutes; fused tensors,
+/// partial longrope, factors.
 #[test]
 fn a_converted_folder_is_the_same_model() {
-    for name in ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded", "qwen2"] {
+    for name in ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded", "qwen2", "phi3_longrope", "smollm3", "granite"] {
         let folder = golden(name);
         let file = open(&converted(&folder)).unwrap_or_else(|e| panic!("{name}: {e:#}"));
         assert_eq!(file.config, folder.config, "{name}");
@@ -206,7 +234,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma3")),
-        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral are)"
+        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

@@ -125,6 +125,21 @@ fn mistral_with_heads_of_a_size_of_their_own() {
     holds("mistral");
 }
 
+#[test]
+fn phi3_with_fused_tensors_and_partial_longrope() {
+    holds("phi3_longrope");
+}
+
+#[test]
+fn smollm3_with_a_layer_without_rope() {
+    holds("smollm3");
+}
+
+#[test]
+fn granite_with_its_factors() {
+    holds("granite");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,

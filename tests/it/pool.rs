@@ -252,7 +252,7 @@ impl Bench {
     /// The attention op over a layer, `[n, HEADS, DIM]`.
     fn attend(&mut self, layer: usize, rows: &[u32], decisions: &[f32], spans: &[Span]) -> Vec<f32> {
         let Self { b, cache, qkv, out, .. } = self;
-        b.embed(qkv, &self.table, &rows.to_vec(), rows.len());
+        b.embed(qkv, &self.table, &rows.to_vec(), 1.0, rows.len());
         let inv_freq = vec![0.0; DIM / 2];
         let rope = QkvRopeArgs::plain(&inv_freq);
         cache.attention(b, out, qkv, &mut decisions.to_vec(), layer, spans, &rope);

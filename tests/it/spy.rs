@@ -255,8 +255,8 @@ impl Ops for Spy {
         self.cpu.mark_seen(&mut changed(seen), vocab, &tokens.borrow(), spans);
     }
 
-    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
-        self.cpu.embed(out, table, &tokens.borrow(), n);
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
+        self.cpu.embed(out, table, &tokens.borrow(), scale, n);
     }
 
     fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {

@@ -8,7 +8,7 @@ use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{Checkpoint, DmcConfig};
+use dmschat::checkpoint::{Checkpoint, DmcConfig, LayerKind, ModelConfig};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Dmc, PolicyKind, PolicyRequest};
@@ -34,12 +34,15 @@ const OTHER_SLOTS: usize = 4;
 /// An offset below every decision logit.
 const MARKS_ALL: f32 = -1e6;
 
-/// Whether a model's cache merges tokens, and how.
+/// What a model or its cache does otherwise.
 #[derive(Clone, Copy, PartialEq)]
-enum Merges {
+enum Other {
     No,
+    /// Tokens are merged.
     Pool,
     Dmc,
+    /// Layers are not those of Llama.
+    Layers,
 }
 
 /// The results of a run.
@@ -57,13 +60,17 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     report: &mut Report<'_>,
 ) -> Result<()> {
     let answer = if report.is_short() { SHORT_ANSWER } else { ANSWER };
-    let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Merges::No));
-    for (shape, in_f32, merges) in own.into_iter().chain([("demo", true, Merges::Pool), ("demo", true, Merges::Dmc)]) {
+    let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Other::No));
+    let others = [Other::Pool, Other::Dmc, Other::Layers].map(|other| ("demo", true, other));
+    for (shape, in_f32, merges) in own.into_iter().chain(others) {
         let mut checkpoint = Checkpoint::random(shape)?;
         if report.is_short() {
             checkpoint.config.n_layers = SHORT_LAYERS;
         }
-        if merges == Merges::Dmc {
+        if merges == Other::Layers {
+            vary(&mut checkpoint.config);
+        }
+        if merges == Other::Dmc {
             checkpoint.config.dms = None;
             let rule = Dmc::default();
             checkpoint.config.dmc = Some(DmcConfig { rule, alpha_scale: 100.0, alpha_offset: 5.0, target_ratio: None });
@@ -73,11 +80,11 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         } else if let Some(dms) = &mut checkpoint.config.dms {
             dms.alpha_offset = MARKS_ALL;
         }
-        let policy = if merges == Merges::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
-        let policy_name = ["", " pool", " dmc"][merges as usize];
+        let policy = if merges == Other::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
+        let policy_name = ["", " pool", " dmc", " of other layers"][merges as usize];
         let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
-        let decides = in_f32 && merges != Merges::Pool;
-        for &codec in if merges == Merges::No { CODECS } else { &[Codec::Bf16] } {
+        let decides = in_f32 && merges != Other::Pool;
+        for &codec in if merges == Other::No { CODECS } else { &[Codec::Bf16] } {
             if !report.takes() {
                 continue;
             }
@@ -94,6 +101,15 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         }
     }
     Ok(())
+}
+
+/// Gives a model what families have that it has not: partial RoPE, layers without it, factors.
+fn vary(config: &mut ModelConfig) {
+    config.rope.share = 0.5;
+    let spec = &mut config.spec;
+    spec.layers = [true, false].map(|rotates| LayerKind { rotates }).to_vec();
+    (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
+    spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
 }
 
 /// Feeds a prompt in the given parts, then feeds the given tokens, or decodes so many greedily.

@@ -30,7 +30,7 @@ impl Case for Embed {
         let mut tokens = b.alloc(5).expect("memory");
         b.write(&mut tokens, 0, &[52u32, 0, 47, 48, 7]);
         let (mut out, mut chosen) = (poisoned(b, 5, width), poisoned(b, 3, width));
-        b.embed(&mut out, &table, &tokens, 5);
+        b.embed(&mut out, &table, &tokens, 1.5, 5);
         b.select_rows(&mut chosen, &out, &[4, 0, 4]);
         let (mut from, mut to) = (matmul_input(b, 5, width), matmul_input(b, 3, width));
         b.write_acts(&mut from, &rounded(random.floats(5 * width)));

@@ -181,7 +181,9 @@ impl Case for Rope {
     fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, d) = (Random::new(5), self.head_dim);
         let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
-        let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
+        // Some heads are rotated in part, and some not at all.
+        let rotated = [d, d, d / 2, 0][self.group % 4];
+        let inv_freq: Vec<f32> = (0..rotated / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / rotated as f32)).collect();
         let columns = self.decisions.columns(self.heads);
         let mlp = [self.heads * columns.units, self.heads].map(|len| buffer(b, &random.floats(len.max(1))));
         let own = acts(b, self.heads, &random.floats(ROWS * self.heads));

@@ -411,7 +411,7 @@ mod tests {
             }
             let [got, want] = [&packed, &plain].map(|weight| {
                 let mut out = cpu.acts(n_rows, cols, Use::Any).unwrap();
-                cpu.embed(&mut out, weight, &(0..n_rows as u32).collect(), n_rows);
+                cpu.embed(&mut out, weight, &(0..n_rows as u32).collect(), 1.0, n_rows);
                 out.data
             });
             assert_eq!(got, want);
@@ -423,7 +423,7 @@ mod tests {
         let cpu = Cpu::new(2);
         let (weight, values) = weight([3, 4, 5], 72);
         let mut out = cpu.acts(12, 72, Use::Any).unwrap();
-        cpu.embed(&mut out, &weight, &(0..12).collect(), 12);
+        cpu.embed(&mut out, &weight, &(0..12).collect(), 1.0, 12);
         assert_eq!(out.data, values);
     }
 }

@@ -10,7 +10,7 @@ pub(super) struct Angles {
     positions: Vec<usize>,
     inv_freq: Vec<f32>,
     factor: f32,
-    /// `[n, head_dim / 2]` each.
+    /// `[n, inv_freq.len()]` each.
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -102,13 +102,21 @@ pub(super) fn rotate_heads(
     let (d, group, n) = (g.head_dim, g.n_q_heads / g.n_kv_heads, positions.len());
     let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
     let mut angles = cpu.angles();
-    angles.update(positions, args.inv_freq, args.rope_scale);
-    let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);
+    let half = args.inv_freq.len();
+    if half > 0 {
+        angles.update(positions, args.inv_freq, args.rope_scale);
+    }
+    let (cos, sin) = (&angles.cos, &angles.sin);
     let borrowed_heads = args.borrowed.unwrap_or_default().heads;
     cpu.rows(qkv, n, |row, i| {
         zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
-        for head in row[..qk_width].chunks_exact_mut(d) {
-            maths::rotate(cpu.isa, head, &cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
+        for head in row[..qk_width].chunks_exact_mut(d).filter(|_| half > 0) {
+            maths::rotate(
+                cpu.isa,
+                &mut head[..2 * half],
+                &cos[i * half..(i + 1) * half],
+                &sin[i * half..(i + 1) * half],
+            );
         }
         zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
     });

@@ -175,8 +175,10 @@ pub struct HeadParams {
     pub stride: i32,
     pub copies: i32,
     pub qkv_width: i32,
+    pub rotary: i32,
+    pub unused: i32,
 }
-layout!(HeadParams: 96 { eps: 24, columns: 48, qkv_width: 92 });
+layout!(HeadParams: 104 { eps: 24, columns: 48, qkv_width: 92 });
 
 /// Parameters of `attend.cu`, of its instances under other policies, and of the kernels beside those: `DecodeParams` in `decode.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -201,7 +203,7 @@ pub struct DecodeParams {
     pub chosen: u64,
     pub chosen_slots: u64,
 }
-layout!(DecodeParams: 416 { heads: 216, out: 312, layer: 372, logits: 384 });
+layout!(DecodeParams: 424 { heads: 216, out: 320, layer: 380, logits: 392 });
 
 /// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -238,7 +240,7 @@ pub struct RopeParams {
     pub codec: i32,
     pub unused: i32,
 }
-layout!(RopeParams: 352 { heads: 216, qkv: 312 });
+layout!(RopeParams: 360 { heads: 216, qkv: 320 });
 
 /// Parameters of `importance.cu`: `ImportanceParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -255,7 +257,7 @@ pub struct ImportanceParams {
     pub end: i32,
     pub tokens: i32,
 }
-layout!(ImportanceParams: 144 { qkv: 96, n_q_heads: 120 });
+layout!(ImportanceParams: 152 { qkv: 104, n_q_heads: 128 });
 
 /// Parameters of `merge.cu`: `MergeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -280,7 +282,7 @@ pub struct MergeParams {
     pub weight_offset: f32,
     pub unused: i32,
 }
-layout!(MergeParams: 192 { qkv: 96, layer: 152, weight_scale: 180 });
+layout!(MergeParams: 200 { qkv: 104, layer: 160, weight_scale: 188 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

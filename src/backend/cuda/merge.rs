@@ -53,7 +53,7 @@ pub(super) fn prepare(
     let args = [Arg::of(&params)];
     cuda.driver.launch(Kernel::MergeHeads, [g.n_kv_heads, shape.n_rows, 1], threads, &args);
     cuda.driver.launch(Kernel::MergeRows, [g.n_kv_heads, shape.n_spans, 1], ROWS_THREADS, &args);
-    HeadParams { q_norm: 0, k_norm: 0, inv_freq: kv.pool.zeros.ptr(), rope_factor: 1.0, borrowed: 0, ..heads }
+    HeadParams { q_norm: 0, k_norm: 0, rotary: 0, borrowed: 0, ..heads }
 }
 
 /// Copies the sums of the newest slots of a sequence.
@@ -76,6 +76,7 @@ pub(super) fn head_params(qkv: &Acts, rope: &QkvRopeArgs<'_, Cuda>) -> HeadParam
         rope_factor: rope.rope_scale,
         borrowed: heads as i32,
         qkv_width: qkv.width as i32,
+        rotary: 2 * rope.inv_freq.len() as i32,
         ..bytemuck::Zeroable::zeroed()
     };
     let mut alpha = alpha;

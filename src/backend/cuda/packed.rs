@@ -4,7 +4,7 @@
 
 use super::super::OutOfMemory;
 use super::Cuda;
-use super::abi::Arg::{self, I32, Ptr};
+use super::abi::Arg::{self, F32, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
@@ -92,9 +92,17 @@ impl Unpacked {
 }
 
 /// Rows `[n, width]` of a packed embedding.
-pub(super) fn embed(cuda: &Cuda, code: Code, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+pub(super) fn embed(
+    cuda: &Cuda,
+    code: Code,
+    out: &mut Acts,
+    table: &Weight,
+    tokens: &Buf<Token>,
+    scale: f32,
+    n: usize,
+) {
     let (width, planes) = (I32(out.width as i32), I32(code.planes() as i32));
-    let args = [Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), width, planes];
+    let args = [Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), F32(scale), width, planes];
     cuda.driver.launch(Kernel::EmbedPacked, [n, 1, 1], super::BLOCK, &args);
 }
 

@@ -4,7 +4,6 @@
 //! granules become empty.
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
-use super::MAX_HEAD_DIM;
 use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
 use super::kernels::padded;
@@ -74,8 +73,6 @@ pub struct Pool {
     pub(super) decode_blocks: usize,
     /// Output of `slot_metas`, the slots of one lane, and of `presence`, a word for each position and lane.
     pub(super) metas: Buf<i32>,
-    /// RoPE frequencies of rows that are rotated already.
-    pub(super) zeros: Buf<f32>,
     /// Pages that decode tokens read, where the policy reads pages.
     pub(super) choices: Option<Choices>,
     /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
@@ -122,7 +119,6 @@ impl Pool {
         let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
-        let zeros = Buf::new(driver, MAX_HEAD_DIM / 2)?;
         let choices = g.policy.quest().map(|_| Choices::new(driver, g)).transpose()?;
         let unpacked = match unpacks(driver, g, max_step) {
             true => {
@@ -163,7 +159,6 @@ impl Pool {
             max_blocks,
             decode_blocks,
             metas,
-            zeros,
             choices,
             unpacked,
         })

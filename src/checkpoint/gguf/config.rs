@@ -19,6 +19,9 @@ const LLAMA3_LOW: f64 = 1.0;
 const LLAMA3_HIGH: f64 = 4.0;
 const LLAMA3_CONTEXT: f64 = 8192.0;
 
+/// The bytes of the tensor of a name.
+type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
+
 /// The family. Fails for anything but a whole model of a supported architecture.
 pub fn architecture(h: &Header) -> Result<&'static Family> {
     if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
@@ -28,9 +31,8 @@ pub fn architecture(h: &Header) -> Result<&'static Family> {
     Family::named(named).with_context(|| format!("architecture {named:?} is not supported ({} are)", Family::names()))
 }
 
-/// The model's `config.json`. Sizes are checked by its parser. `rope_freqs` are the bytes of that
-/// tensor, if there is one.
-pub fn config(h: &Header, rope_freqs: Option<&[u8]>) -> Result<Map<String, Value>> {
+/// The model's `config.json`. Sizes are checked by its parser. `data` returns the bytes of a tensor.
+pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> {
     let family = architecture(h)?;
     let arch = family.name;
     let key = |name: &str| format!("{arch}.{name}");
@@ -48,9 +50,14 @@ pub fn config(h: &Header, rope_freqs: Option<&[u8]>) -> Result<Map<String, Value
     if let Some(last) = last.filter(|last| *last >= layers) {
         bail!("{} is {layers}, but there are tensors of layer {last}", key("block_count"));
     }
-    for name in ["attention.value_length", "rope.dimension_count"] {
-        let other = h.opt_size(&key(name))?.unwrap_or(head_dim);
-        ensure!(other == head_dim, "{} {other} is not supported (the head size {head_dim} is)", key(name));
+    let size = |name: &str| Ok::<_, anyhow::Error>(h.opt_size(&key(name))?.unwrap_or(head_dim));
+    let rotated = size("rope.dimension_count")?;
+    let partial = family.partial_rope && rotated < head_dim;
+    for (name, other) in
+        [("attention.value_length", size("attention.value_length")?), ("rope.dimension_count", rotated)]
+    {
+        let fits = other == head_dim || name.starts_with("rope") && partial;
+        ensure!(fits, "{} {other} is not supported (the head size {head_dim} is)", key(name));
     }
     let embedding = h.tensors.get("token_embd.weight").context("tensor token_embd.weight is missing")?;
     let [vocab, _] = embedding.shape[..] else { bail!("tensor token_embd.weight is not a matrix") };
@@ -70,8 +77,13 @@ pub fn config(h: &Header, rope_freqs: Option<&[u8]>) -> Result<Map<String, Value
         "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias") && !family.qkv_bias,
         "mlp_bias": h.tensors.contains_key("blk.0.ffn_gate.bias"),
     });
+    if partial {
+        out["partial_rotary_factor"] = (rotated as f64 / head_dim as f64).into();
+    }
     if family.window_in_use {
-        out["sliding_window"] = h.number(&key("attention.sliding_window"))?.into();
+        // Files of Phi-4 state 0: none.
+        let window = h.opt_size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
+        out["sliding_window"] = window.into();
     }
     // Factors of models that extend Llama's computation; their parser refuses all but 1.
     for (ours, theirs) in [
@@ -84,7 +96,7 @@ pub fn config(h: &Header, rope_freqs: Option<&[u8]>) -> Result<Map<String, Value
             out[ours] = factor.into();
         }
     }
-    out["rope_scaling"] = rope_scaling(h, arch, head_dim, &out["rope_theta"], rope_freqs)?;
+    out["rope_scaling"] = rope_scaling(h, arch, rotated, &out["rope_theta"], data)?;
     match out {
         Value::Object(map) => Ok(map),
         _ => bail!("no configuration"),
@@ -117,17 +129,21 @@ pub fn interleaved(h: &Header) -> Result<Option<usize>> {
 
 /// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is
 /// none.
-fn rope_scaling(h: &Header, arch: &str, head_dim: usize, theta: &Value, freqs: Option<&[u8]>) -> Result<Value> {
+fn rope_scaling<'a>(h: &Header, arch: &str, channels: usize, theta: &Value, data: Data<'_, 'a>) -> Result<Value> {
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
-    if let Some((tensor, freqs)) = h.tensors.get("rope_freqs.weight").zip(freqs) {
-        let kind = tensor.kind.ok().context("tensor rope_freqs.weight has an element type that is not supported")?;
-        ensure!(tensor.shape == [head_dim / 2], "tensor rope_freqs.weight has shape {:?}", tensor.shape);
-        let mut factors = vec![0.0; head_dim / 2];
-        kind.decode(freqs, &mut factors);
+    if let (Some(long), Some(short)) = (
+        factors(h, "rope_factors_long.weight", channels, data)?,
+        factors(h, "rope_factors_short.weight", channels, data)?,
+    ) {
+        return Ok(json!({"rope_type": "longrope", "long_factor": long, "short_factor": short,
+            "attention_factor": h.number(&key("attn_factor"))?,
+            "original_max_position_embeddings": h.opt_size(&key("original_context_length"))?}));
+    }
+    if let Some(factors) = factors(h, "rope_freqs.weight", channels, data)? {
         let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
         let theta = theta.as_f64().unwrap_or_default();
         let same = (0..).zip(&factors).all(|(i, &f)| {
-            let wavelength = 2.0 * PI * theta.powf(f64::from(2 * i) / head_dim as f64);
+            let wavelength = 2.0 * PI * theta.powf(f64::from(2 * i) / channels as f64);
             (f64::from(f) / llama3_factor(wavelength, factor) - 1.0).abs() < 1e-3
         });
         ensure!(same, "the factors in rope_freqs.weight are not those of Llama 3, which alone are supported");
@@ -144,6 +160,16 @@ fn rope_scaling(h: &Header, arch: &str, head_dim: usize, theta: &Value, freqs: O
             "beta_slow": h.number(&key("yarn_beta_slow"))?,
         })),
     }
+}
+
+/// Factors of RoPE, one for each pair of channels, if the file has that tensor.
+fn factors<'a>(h: &Header, name: &str, channels: usize, data: Data<'_, 'a>) -> Result<Option<Vec<f32>>> {
+    let Some((tensor, raw)) = h.tensors.get(name).zip(data(name)) else { return Ok(None) };
+    let kind = tensor.kind.ok().with_context(|| format!("tensor {name} has an element type that is not supported"))?;
+    ensure!(tensor.shape == [channels / 2], "tensor {name} has shape {:?}", tensor.shape);
+    let mut factors = vec![0.0; channels / 2];
+    kind.decode(raw, &mut factors);
+    Ok(Some(factors))
 }
 
 /// How much longer Llama 3's scaling makes a wavelength, in tokens.
