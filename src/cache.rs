@@ -111,8 +111,9 @@ impl<B: Backend> KvCache<B> {
         self.limit
     }
 
-    /// Creates an empty sequence.
+    /// Creates an empty sequence. The window of a model's own attention is always in force.
     pub fn create(&mut self, b: &B, eviction: bool) -> Result<SeqId, CacheError> {
+        let eviction = eviction || self.geometry().policy.models_window().is_some();
         let n = self.seqs.len();
         let row = self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(n))?;
         self.fork_groups += 1;
@@ -157,7 +158,7 @@ impl<B: Backend> KvCache<B> {
     /// Returns the number of slots dropped.
     pub fn set_eviction(&mut self, b: &B, seq: SeqId, on: bool) -> Result<u64, CacheError> {
         let was = self.seqs[seq.0].eviction;
-        if on == was {
+        if on == was || self.geometry().policy.models_window().is_some() {
             return Ok(0);
         }
         let mut dropped = 0;

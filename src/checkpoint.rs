@@ -439,6 +439,7 @@ fn choose_adapter(choice: &AdapterChoice, names: &Names, config: &ModelConfig) -
             let own = match config.trained() {
                 Some(Trained::Dms(_)) => "DMS",
                 Some(Trained::Dmc(_)) => "DMC",
+                Some(Trained::Window(_)) => "a sliding window",
                 None => return Adapter::named(path).map(Some),
             };
             bail!("{model} has {own} of its own, so --adapter {label} is refused");

@@ -63,6 +63,8 @@ pub enum Policy {
 pub enum Trained {
     Dms(Dms),
     Dmc(Dmc),
+    /// Attention that sees so many of the newest tokens.
+    Window(usize),
 }
 
 impl Trained {
@@ -138,9 +140,15 @@ impl Policy {
         }
     }
 
-    /// The rule of [`Self::rule`] where a mark means that a token is dropped: only there tokens can be pinned.
+    /// The rule of [`Self::rule`] where a mark means that a token is dropped which attention could still see: only there tokens can
+    /// be pinned.
     pub fn dropping(&self) -> Option<Dms> {
-        self.rule().filter(|_| self.merging().is_none())
+        self.rule().filter(|_| self.merging().is_none() && self.models_window().is_none())
+    }
+
+    /// The newest tokens that the model's attention sees, where that is all that the policy does.
+    pub fn models_window(&self) -> Option<usize> {
+        if let Policy::Window(window) = self { window.is_of_model().then_some(window.budget) } else { None }
     }
 
     /// The rule by which attention weights drop tokens; `None` where they do not.

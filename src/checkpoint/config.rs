@@ -34,11 +34,20 @@ impl ModelConfig {
     /// Eviction or merging that the model was trained for.
     pub fn trained(&self) -> Option<Trained> {
         let dmc = self.dmc.map(|dmc| Trained::Dmc(dmc.rule));
-        self.dms.as_ref().map(|dms| Trained::Dms(dms.rule)).or(dmc)
+        self.dms.as_ref().map(|dms| Trained::Dms(dms.rule)).or(dmc).or(self.spec.window.map(Trained::Window))
     }
 
     /// Resolves the cache's policy. Fails for DMS and DMC if the model was not trained with it.
     pub fn policy(&self, asked: PolicyRequest) -> Result<Policy> {
+        if let Some(tokens) = self.spec.window {
+            let why = || {
+                format!(
+                    "policy {}: this model's attention sees its newest {tokens} tokens only; it takes --policy window, or none",
+                    asked.kind.name()
+                )
+            };
+            return asked.resolve(self.trained()).with_context(why);
+        }
         let untrained = if asked.kind == PolicyKind::Dmc {
             "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens"
         } else {

@@ -121,10 +121,28 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
             config.place()
         );
     }
+    spec.window = window(config, family)?;
     if family.no_rope {
         spec.layers = unrotated(config)?;
     }
     Ok(spec)
+}
+
+/// The newest tokens that every layer sees. A window as long as the context hides nothing.
+fn window(config: &Fields, family: &Family) -> Result<Option<usize>> {
+    let place = config.place();
+    if config.get("sliding_window").is_none() {
+        return Ok(None);
+    }
+    let window = config.size_to("sliding_window", bounds::CONTEXT)?;
+    let hides = window < config.size("max_position_embeddings")?;
+    if !hides || !config.bool_or("use_sliding_window", family.window_in_use)? {
+        return Ok(None);
+    }
+    ensure!(family.window_in_use, "{place}: sliding window attention is not supported in {}", family.name);
+    let evicts = config.keys().any(|key| key.starts_with("dms_") || key.starts_with("dmc_"));
+    ensure!(!evicts, "{place}: a sliding window beside DMS or DMC is not supported");
+    Ok(Some(window))
 }
 
 /// Layers of which some do not rotate q and k: those with a 0 in `no_rope_layers`, or every fourth.
@@ -180,16 +198,11 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     if let Some(act) = config.opt_str("hidden_act")? {
         ensure!(matches!(act, "silu" | "swish"), "{place}: hidden_act {act:?} is not supported (silu is)");
     }
-    let window = config.get("sliding_window").is_some();
-    // A window as long as the context hides nothing.
-    let hides = config.opt_size("sliding_window").ok().flatten() < config.opt_size("max_position_embeddings")?;
-    let sliding = config.bool_or("use_sliding_window", family.window_in_use && window)? && window && hides;
     let layer_types = config.get("layer_types").and_then(Value::as_array);
     let other = layer_types.into_iter().flatten().find(|t| t.as_str() != Some("full_attention"));
     if let Some(other) = other {
         bail!("{place}: layer type {other} is not supported (full_attention is)");
     }
-    ensure!(!sliding, "{place}: sliding window attention is not supported");
     for key in ["embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"] {
         let factor = config.opt_f64(key)?.unwrap_or(1.0);
         ensure!(family.scaled || factor == 1.0, "{place}: {key} {factor} is not supported (1 is)");

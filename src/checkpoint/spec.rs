@@ -16,6 +16,8 @@ pub struct Spec {
     pub logit_scale: f32,
     /// Factor of the products of q and k; `None`: 1 / sqrt(head_dim).
     pub score_scale: Option<f32>,
+    /// The newest tokens that attention sees in every layer; `None`: all.
+    pub window: Option<usize>,
     /// The layers in their order, which repeats where the model has more.
     pub layers: Vec<LayerKind>,
 }
@@ -39,6 +41,7 @@ impl Default for Spec {
             residual_scale: 1.0,
             logit_scale: 1.0,
             score_scale: None,
+            window: None,
             layers: vec![LayerKind { rotates: true }],
         }
     }

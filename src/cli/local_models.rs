@@ -71,6 +71,7 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
             out.dms = match (c.trained(), s.adapter) {
                 (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
                 (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),
+                (Some(Trained::Window(tokens)), _) => format!("sliding window of {tokens}"),
                 (None, Some(base)) => format!("adapter for {base}"),
                 (None, None) => "dense".to_owned(),
             };

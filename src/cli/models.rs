@@ -347,6 +347,7 @@ fn policies(trained: Option<Trained>) -> String {
     let own: &[&str] = match trained {
         Some(Trained::Dms(_)) => &["dms", "dms+quest"],
         Some(Trained::Dmc(_)) => &["dmc"],
+        Some(Trained::Window(_)) => return "window".to_owned(),
         None => &[],
     };
     [&["dense", "window", "tova", "h2o", "quest", "pool"], own].concat().join(", ")

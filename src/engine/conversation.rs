@@ -400,6 +400,11 @@ impl<B: Backend> Conversation<B> {
         if !m.has_policy() {
             return events.notice("the cache keeps everything: its policy is dense, and the switch does nothing");
         }
+        if let Some(tokens) = m.runner.cache.geometry().policy.models_window() {
+            let text =
+                format!("the model's attention sees its newest {tokens} tokens only, and the switch does nothing");
+            return events.notice(text);
+        }
         self.eviction = on;
         let at_token = self.chain.context.len(&m.runner);
         self.disk.changed();

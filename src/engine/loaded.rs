@@ -49,6 +49,7 @@ impl<B: Backend> Loaded<B> {
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
         let think = tokenizer.token_for("<think>").zip(tokenizer.token_for("</think>"));
         let disabled = checkpoint.config.dms.as_ref().is_some_and(|d| d.disabled);
+        let window_is_models = runner.cache.geometry().policy.models_window().is_some();
         let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, think.is_some()));
         Ok(Self {
             identity: identity(&runner, checkpoint, &info),
@@ -60,7 +61,7 @@ impl<B: Backend> Loaded<B> {
                 eos: checkpoint.generation.eos.clone(),
                 think: think.map(|(open, close)| ThinkTags { open, close }),
             },
-            eviction: options.eviction.unwrap_or(!disabled),
+            eviction: options.eviction.unwrap_or(!disabled) || window_is_models,
             dial: 0.0,
             dials: None,
             dial_folder: options.dial_folder.clone(),

@@ -117,7 +117,11 @@ impl<B: Backend> Conversation<B> {
         }
         let policy = m.runner.cache.geometry().policy;
         if policy.dropping().is_none() {
-            let how = if policy.merging().is_some() { "merges tokens" } else { "drops tokens by their attention" };
+            let how = match policy.models_window() {
+                Some(_) => "is the model's own attention",
+                None if policy.merging().is_some() => "merges tokens",
+                None => "drops tokens by their attention",
+            };
             return Some(format!("policy {} {how}: it has no pins", policy.name()));
         }
         let working = "tokens cannot be pinned while the model works; try again after the answer";

@@ -129,16 +129,29 @@ impl PolicyRequest {
         self.budget.or(self.kind.default_budget())
     }
 
+    /// The window of a model whose attention sees the newest `tokens`: its own, or a shorter one.
+    fn within(self, tokens: usize) -> Option<Window> {
+        match (self.kind, self.budget()) {
+            (PolicyKind::Auto, _) => Some(Window::of_model(tokens)),
+            (PolicyKind::Window, Some(budget)) if budget.at(0) < tokens => Some(Window::new(budget.at(0))),
+            (PolicyKind::Window, _) => Some(Window::of_model(tokens)),
+            _ => None,
+        }
+    }
+
     /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a
-    /// model without it. The budget is one that [`PolicyKind::budget_refusal`] allows.
+    /// model without it, and where a model with a sliding window cannot have it. The budget is one that [`PolicyKind::budget_refusal`] allows.
     pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
+        if let Some(Trained::Window(tokens)) = trained {
+            return self.within(tokens).map(Policy::Window);
+        }
         let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
         let budget = self.budget().unwrap_or(Budget::Slots(0));
         match self.kind {
             PolicyKind::Auto => dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(Some(Policy::Dense)),
             PolicyKind::Dense => Some(Policy::Dense),
             PolicyKind::Dms => dms.map(Policy::Dms),
-            PolicyKind::Window => Some(Policy::Window(Window { budget: budget.at(0) })),
+            PolicyKind::Window => Some(Policy::Window(Window::new(budget.at(0)))),
             PolicyKind::Tova => Some(Policy::Tova(Tova { budget })),
             PolicyKind::H2o => Some(Policy::H2o(H2o { budget })),
             PolicyKind::Quest => Some(Policy::Quest(Quest { budget, dms: None })),

@@ -6,19 +6,36 @@ use super::dms::{Dms, Shift};
 /// First tokens of a sequence that are kept.
 pub const SINKS: usize = 4;
 
-/// A lane stores at most `budget` slots: [`SINKS`] first tokens and the newest ones. Keys keep
+/// A lane stores at most `budget` slots: the first `sinks` tokens and the newest ones. Keys keep
 /// their true positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Slots of a lane, more than [`SINKS`].
+    /// Slots of a lane, more than `sinks`.
     pub budget: usize,
+    /// First tokens of a sequence that are kept: [`SINKS`], and none in a window that is the model's own.
+    pub sinks: usize,
 }
 
 impl Window {
     /// The decision of every token.
     pub const DECISION: f32 = 1.0;
 
+    /// A window that the user chooses.
+    pub fn new(budget: usize) -> Self {
+        Self { budget, sinks: SINKS }
+    }
+
+    /// What attention of a model with a sliding window sees: the newest `tokens`.
+    pub fn of_model(tokens: usize) -> Self {
+        Self { budget: tokens, sinks: 0 }
+    }
+
+    /// Whether it is the model's own. It cannot be switched off, and nothing outlives it.
+    pub fn is_of_model(&self) -> bool {
+        self.sinks == 0
+    }
+
     pub fn rule(&self) -> Dms {
-        Dms { window: self.budget - SINKS - 1, shift: Shift::Same, sinks: SINKS, dial: 0.0 }
+        Dms { window: self.budget - self.sinks - 1, shift: Shift::Same, sinks: self.sinks, dial: 0.0 }
     }
 }

@@ -79,6 +79,10 @@ MODELS = [
         rms_norm_eps=1e-5, tie_word_embeddings=False, embedding_multiplier=2.5, residual_multiplier=0.6,
         attention_multiplier=0.2, logits_scaling=0.7,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **COMMON), torch.bfloat16, None),
+    ("mistral_sliding", MistralConfig(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=21,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **COMMON), torch.bfloat16, None),
 ]
 
 # Frequencies only: published configurations and the corners of YaRN.

@@ -241,13 +241,16 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         assert_eq!(refusal(&folder), format!("DIR/config.json has no {key}, which is needed"));
     }
     let cases = [
-        (json!({"model_type": "gemma2"}), "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, granite are)"),
+        (
+            json!({"model_type": "gemma2"}),
+            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, granite are)",
+        ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
             "architecture LlamaForSequenceClassification is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
         ),
         (json!({"hidden_act": "gelu"}), "hidden_act \"gelu\" is not supported (silu is)"),
-        (json!({"sliding_window": 32}), "sliding window attention is not supported"),
+        (json!({"sliding_window": 8, "dms_cr": 4}), "a sliding window beside DMS or DMC is not supported"),
         (
             json!({"layer_types": ["full_attention", "sliding_attention"]}),
             "layer type \"sliding_attention\" is not supported (full_attention is)",

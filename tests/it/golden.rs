@@ -126,6 +126,11 @@ fn mistral_with_heads_of_a_size_of_their_own() {
 }
 
 #[test]
+fn mistral_with_a_sliding_window() {
+    holds("mistral_sliding");
+}
+
+#[test]
 fn phi3_with_fused_tensors_and_partial_longrope() {
     holds("phi3_longrope");
 }

@@ -69,7 +69,7 @@ fn quest(slots: usize, dms: Option<Dms>) -> Policy {
 /// Every group size, alternating head sizes, policies and codecs; then the head size that has kernels of its own on some
 /// GPUs, with and without eviction.
 pub fn all() -> Vec<Chunks> {
-    let window = Policy::Window(Window { budget: 60 });
+    let window = Policy::Window(Window::new(60));
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
     let case = |group: usize| {
         let codec = CODECS[(group + group / 4) % CODECS.len()];

@@ -81,7 +81,7 @@ fn policies() -> [Policy; 7] {
         dms(0, Shift::Previous),
         dms(16, Shift::Previous),
         dms(3, Shift::Same),
-        Policy::Window(Window { budget: 12 }),
+        Policy::Window(Window::new(12)),
     ]
 }
 

@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn errors_are_those_of_shares_and_lengths_of_budgets_stand_alone() {
         let (yes, no) = (record(&[(5, Some("1"), true); 4]), record(&[(5, Some("2"), false); 4]));
-        let setting = Setting { policy: Policy::Window(Window { budget: 32 }), cr: 2.0, length: Some(64) };
+        let setting = Setting { policy: Policy::Window(Window::new(32)), cr: 2.0, length: Some(64) };
         let rows = rows("t", &setting, &[&yes, &no, &no, &yes], &axes(), None);
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|r| r.length == 64 && r.accuracy == 0.5 && r.error == 0.25 && r.draw_error == 0.0));

@@ -282,6 +282,7 @@ fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<PolicyKind>>
             PolicyKind::Auto => match trained {
                 Some(Trained::Dms(_)) => vec![PolicyKind::Dense, PolicyKind::Dms],
                 Some(Trained::Dmc(_)) => vec![PolicyKind::Dense, PolicyKind::Dmc],
+                Some(Trained::Window(_)) => vec![PolicyKind::Window],
                 None => vec![PolicyKind::Dense],
             },
             PolicyKind::Dms | PolicyKind::DmsQuest if !matches!(trained, Some(Trained::Dms(_))) => {

@@ -307,7 +307,7 @@ mod tests {
         let prompts: [&[Token]; 2] = [&prompt, &[400, 30]];
         let mut same = runner(6, PolicyRequest::default());
         let trained = same.cache.geometry().policy;
-        let (budget, window) = (Budget::Slots(24), Window { budget: 32 });
+        let (budget, window) = (Budget::Slots(24), Window::new(32));
         for (choice, policy) in [
             (PolicyKind::Window.with(Budget::Slots(window.budget)), Policy::Window(window)),
             (PolicyRequest::default(), trained),

@@ -33,6 +33,39 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     assert!((figures[0] - figures[1]).abs() < 16.8 + 2.2, "{plan}");
 }
 
+/// Models of other families than those above, as transformers wrote them.
+#[test]
+fn families_score_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let tokens: Vec<usize> = (0..90).map(|i| i * 7919 % 128).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), serde_json::to_string(&tokens).unwrap()).unwrap();
+    let window = &["--policy", "window", "--budget", "18"];
+    for (name, policy) in [
+        ("phi3_longrope", &[][..]),
+        ("smollm3", window),
+        ("granite", &[]),
+        ("mistral_sliding", &[]),
+        ("mistral_sliding", window),
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
+        let score = |device| {
+            let (model, file) = (folder.to_str().unwrap(), file.path().to_str().unwrap());
+            let schedule = "prefill:50,decode:3,prefill:33,decode:4";
+            let args = ["score", "--json", "--tokens-file", file, "--schedule", schedule, "--kv", "bf16"];
+            dmslab(gpu, &[], &[&args[..], policy, &["--model", model, "--device", device]].concat()).json()
+        };
+        let (cpu, cuda) = (score("cpu"), score("cuda"));
+        assert_eq!(cuda["live"], cpu["live"], "{name} {policy:?}");
+        let rows = |score: &Value| score["logprobs"].as_array().unwrap().iter().map(Value::as_f64).collect::<Vec<_>>();
+        // Inputs of these bf16 weights are rounded to bf16, and attention is sharp: families that are older differ as much.
+        let (got, wanted) = (rows(&cuda), rows(&cpu));
+        let apart = got.iter().flatten().zip(wanted.iter().flatten()).map(|(a, b)| (a - b).abs());
+        let mean = apart.clone().sum::<f64>() / wanted.len() as f64;
+        assert!(mean < 0.12 && apart.clone().all(|apart| apart < 0.6), "{name} {policy:?}: {mean} on average");
+    }
+}
+
 /// Chunks, decodes and toggles on models with random weights: log-probabilities near the CPU's, live slots
 /// the same; with the kernels of all GPUs, and with Hopper's.
 #[test]

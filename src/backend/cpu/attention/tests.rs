@@ -97,7 +97,7 @@ fn attention_matches_the_plain_loops() {
         Policy::Dense,
         Policy::Dms(Dms { window: 16, shift: Shift::Previous, sinks: 0, dial: 0.0 }),
         Policy::Dms(Dms { window: 9, shift: Shift::Same, sinks: 0, dial: 0.0 }),
-        Policy::Window(Window { budget: 24 }),
+        Policy::Window(Window::new(24)),
     ];
     for policy in policies {
         for codec in Codec::ALL {
@@ -164,8 +164,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
 #[test]
 fn rows_have_the_same_bits_in_prefill_and_decode() {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
-    for policy in [Policy::Dense, dms(16, Shift::Previous), dms(9, Shift::Same), Policy::Window(Window { budget: 24 })]
-    {
+    for policy in [Policy::Dense, dms(16, Shift::Previous), dms(9, Shift::Same), Policy::Window(Window::new(24))] {
         for codec in Codec::ALL {
             check_bits(policy, codec, 64, 3);
         }
