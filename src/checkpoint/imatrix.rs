@@ -46,14 +46,16 @@ pub fn to_bytes(importance: &Importance) -> Vec<u8> {
 }
 
 fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
-    let mut entries = if Gguf::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
+    let entries = if Gguf::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
     let mut out = Importance::new();
     for spec in names::all(config).filter(|spec| spec.shape.len() == 2) {
-        let Some(name) = gguf::gguf_name(&spec.name) else { continue };
-        let Some(columns) = entries.remove(&name) else { continue };
+        // That of a fused matrix holds for its parts.
+        let whole = names::fused(config, &spec).map(|(whole, _)| whole.name);
+        let names = [Some(spec.name.clone()), whole].into_iter().flatten().filter_map(|name| gguf::gguf_name(&name));
+        let Some((name, columns)) = names.filter_map(|name| entries.get_key_value(&name)).next() else { continue };
         let (has, wanted) = (columns.len(), spec.shape[1]);
         ensure!(has == wanted, "it is of another model: {name} has {has} columns, and the model's {wanted}");
-        out.insert(spec.name, columns);
+        out.insert(spec.name, columns.clone());
     }
     ensure!(!out.is_empty(), "it has none of the model's matrices");
     Ok(out)
@@ -129,7 +131,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::Checkpoint;
+    use crate::checkpoint::{Checkpoint, Family};
 
     fn entry(name: &str, calls: i32, values: &[f32]) -> Vec<u8> {
         let numbers = |n: i32| n.to_le_bytes().to_vec();
@@ -152,6 +154,18 @@ mod tests {
         let columns = &read["model.layers.7.mlp.down_proj.weight"];
         assert_eq!((read.len(), columns.len(), columns[0]), (1, 1536, 2.0));
         assert!(columns[3] > 0.0 && columns[3] < 1e-5);
+    }
+
+    /// llama.cpp has one entry for q, k and v of Phi, and one for gate and up.
+    #[test]
+    fn parts_of_a_fused_matrix_share_its_importance() {
+        let family = Family::named("phi3").unwrap();
+        let config = ModelConfig { family, ..Checkpoint::shape("smollm2-135m").unwrap() };
+        let values = vec![2.0; 576];
+        let raw = file(&[entry("blk.3.attn_qkv.weight", 1, &values), entry("blk.3.ffn_up.weight", 1, &values)]);
+        let read = importance(&raw, &config).unwrap();
+        let parts = ["mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj"];
+        assert!(read.keys().eq(&parts.map(|part| format!("model.layers.3.{part}.weight"))), "{:?}", read.keys());
     }
 
     #[test]
