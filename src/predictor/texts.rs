@@ -68,7 +68,7 @@ impl Pieces {
     }
 }
 
-/// Splits the user's own texts into those that are fitted and those that are measured, by lines.
+/// Splits a text of the user's at lines.
 pub fn of_user(kind: &str, text: &str) -> Vec<Text> {
     // About 4 bytes a token.
     let mut parts = vec![String::new()];
@@ -78,7 +78,34 @@ pub fn of_user(kind: &str, text: &str) -> Vec<Text> {
         }
         parts.last_mut().into_iter().for_each(|part| part.push_str(line));
     }
-    let measured = |i: usize| i % MEASURED_EACH == MEASURED_EACH / 2;
-    let text = |(i, text)| Text { kind: kind.to_owned(), text, held_out: measured(i) };
-    parts.into_iter().enumerate().map(text).collect()
+    parts.into_iter().map(|text| Text { kind: kind.to_owned(), text, held_out: false }).collect()
+}
+
+/// Chooses which of the user's texts are measured and not fitted: every eighth of the long ones, and at least one of two.
+/// Returns whether there are enough.
+pub fn hold_out(texts: &mut [Text]) -> bool {
+    let long: Vec<&mut Text> = texts.iter_mut().filter(|text| text.text.len() > 3 * MEASURED_TOKENS).collect();
+    let (n, first) = (long.len(), long.len().saturating_sub(1).min(MEASURED_EACH / 2));
+    long.into_iter().enumerate().for_each(|(i, text)| text.held_out = n > 1 && i % MEASURED_EACH == first);
+    n > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_of_the_users_long_texts_are_held_out() {
+        let line = "a line of a text that is long enough to be cut into parts\n";
+        let held = |files: &[usize]| -> Option<Vec<usize>> {
+            let texts = files.iter().flat_map(|bytes| of_user("x", &line.repeat(bytes / line.len() + 1)));
+            let mut texts: Vec<Text> = texts.collect();
+            let enough = hold_out(&mut texts);
+            enough.then(|| (0..texts.len()).filter(|&i| texts[i].held_out).collect())
+        };
+        assert_eq!((held(&[9_000]), held(&[1_000, 2_000])), (None, None));
+        // Two files of one part each, and short ones between them.
+        assert_eq!(held(&[8_000, 1_000, 8_000]), Some(vec![2]));
+        assert_eq!(held(&[150_000]), Some(vec![4, 12]));
+    }
 }

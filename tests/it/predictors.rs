@@ -102,7 +102,7 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     let (hub, home) = (healthy(), Home::new());
     let folder = tiny.folder.path().to_str().unwrap();
     let text = home.0.path().join("text.txt");
-    let lines: String = (0..1250).map(|n| format!("line {n} tells of number {}\n", n * n % 9973)).collect();
+    let lines: String = (0..550).map(|n| format!("line {n} tells of number {}\n", n * n % 9973)).collect();
     fs::write(&text, lines).unwrap();
     let text = text.to_str().unwrap();
     let train = ["adapter", "train", "-m", folder, "--device", "cpu", "--ratio", "2", "--text", text];

@@ -32,6 +32,7 @@ const MAX_TEXT: u64 = 64 << 20;
 /// What is asked for behind a text.
 const REPEAT: &str = "\n\nRepeat the previous context exactly.";
 const RATIO: f64 = 3.0;
+const TOO_SHORT: &str = "the texts are too short to learn from: about 20 kB are needed, and more is better; every eighth 8 kB are only measured";
 
 pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8> {
     let goal = goal(args)?;
@@ -112,10 +113,8 @@ fn user_texts(files: &[PathBuf]) -> Result<Vec<Text>> {
         let kind = path.file_stem().map_or_else(|| name.clone(), |stem| stem.to_string_lossy().into_owned());
         out.extend(texts::of_user(&kind, &text));
     }
-    if !out.iter().any(|text| text.held_out) {
-        return Err(wrong_use(
-            "the texts are too short to learn from: about 40 kB are needed, of which every eighth part is only measured",
-        ));
+    if !texts::hold_out(&mut out) {
+        return Err(wrong_use(TOO_SHORT));
     }
     Ok(out)
 }
@@ -175,6 +174,9 @@ impl ModelJob for Fit<'_> {
         let frame = frame(checkpoint, &tokenizer, runner.context())?;
         let around = frame.before.len() + frame.after.len();
         let pieces = Pieces::new(texts, &tokenizer, runner.context(), around)?;
+        if pieces.fitted.is_empty() || pieces.measured.is_empty() {
+            return Err(wrong_use(TOO_SHORT));
+        }
         work.plan(checkpoint, &pieces, goal);
         let rows = predictor::observe(runner, &pieces.fitted, &frame, &mut |progress| work.show(0, progress))?;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
