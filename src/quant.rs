@@ -1,5 +1,6 @@
 //! How a weight matrix is stored in 8 or 4 bits. One file per code: what a group's 16-bit word
-//! means and how its codes are chosen. Pure maths. CUDA twin: `kernels/codes.cuh`; the f32 kernels
+//! means and how its codes are chosen. [`file`] has the codes of GGUF files, whose groups are
+//! others. Pure maths. CUDA twin: `kernels/codes.cuh`; the f32 kernels
 //! of the CPU: `backend/cpu/simd/packed.rs`.
 //!
 //! A group is 64 columns of one row. Its values are `scale * (code - zero)`, in f32 with one
@@ -17,12 +18,14 @@
 //! words   [cols / 256, rounded up] x [g] x [4 tiles] x { row g, row g + 8 }; words of tiles that do not exist are 0
 //! ```
 
+pub mod file;
 mod layout;
 mod q4;
 mod q8;
 mod vectorize;
 
 use crate::words::words;
+use file::{FileCode, Runs};
 use layout::{STRIP_TILE_BYTES, word_bytes};
 use q4::Q4;
 use q8::Q8;
@@ -39,6 +42,8 @@ pub enum Code {
     Q8,
     /// 4-bit codes, an 11-bit scale and a zero point in half steps: 4.25 bits per weight.
     Q4,
+    /// The codes of a GGUF file, in the same tiles with words of their own.
+    File(FileCode),
 }
 
 /// Codes of one group with their scale and zero point.
@@ -61,23 +66,36 @@ trait GroupCode {
 }
 
 impl Code {
+    /// The codes that are chosen for values.
     pub const ALL: [Code; 2] = [Code::Q8, Code::Q4];
+
+    /// Every code that a file of weights may have.
+    pub fn stored() -> impl Iterator<Item = Code> {
+        Self::ALL.into_iter().chain(FileCode::ALL.map(Code::File))
+    }
 
     fn rules(self) -> &'static dyn GroupCode {
         match self {
             Code::Q8 => &Q8,
             Code::Q4 => &Q4,
+            Code::File(code) => panic!("{} is not chosen for values", code.name()),
         }
     }
 
     /// As tensors of a quantized file are called: `NAME.weight.q4`.
     pub fn name(self) -> &'static str {
-        self.rules().name()
+        match self {
+            Code::File(code) => code.name(),
+            code => code.rules().name(),
+        }
     }
 
     /// Planes of nibbles: 2 for q8, 1 for q4.
     pub fn planes(self) -> usize {
-        self.rules().planes()
+        match self {
+            Code::File(code) => code.planes(),
+            code => code.rules().planes(),
+        }
     }
 
     /// Bits of a code.
@@ -92,7 +110,11 @@ impl Code {
 
     /// Bytes of a strip of 16 rows; `cols` is a multiple of 64.
     pub fn strip_bytes(self, cols: usize) -> usize {
-        self.planes() * (cols / GROUP) * STRIP_TILE_BYTES + word_bytes(cols)
+        let words = match self {
+            Code::File(code) => code.word_bytes(cols),
+            _ => word_bytes(cols),
+        };
+        self.planes() * (cols / GROUP) * STRIP_TILE_BYTES + words
     }
 
     /// Bytes of a matrix.
@@ -116,6 +138,7 @@ impl Code {
                 #[inline(always)]
                 || pack(&Q4, rows, importance, strip),
             ),
+            Code::File(code) => panic!("{} is not chosen for values", code.name()),
         }
     }
 
@@ -145,8 +168,15 @@ impl Code {
         let size = self.strip_bytes(cols);
         let strip = layout::Strip::new(self, cols, &bytes[row / TILE_ROWS * size..][..size]);
         let (groups, _) = out.as_chunks_mut::<GROUP>();
+        let (row, mut runs) = (row % TILE_ROWS, Runs::ZERO);
         for (i, out) in groups.iter_mut().enumerate() {
-            let (codes, word) = strip.get(row % TILE_ROWS, first + i);
+            if let Code::File(code) = self {
+                let tile = first + i;
+                code.decode(strip.words(), tile / 4, row % 8, &mut runs);
+                code.values(&strip.codes(row, tile), &runs, row, tile, out);
+                continue;
+            }
+            let (codes, word) = strip.get(row, first + i);
             let (scale, zero) = self.rules().scale_zero(word);
             out.iter_mut().zip(codes).for_each(|(out, c)| *out = scale * (c as f32 - zero));
         }
@@ -186,24 +216,31 @@ pub enum Weights {
     Int8,
     /// Matrices as [`Code::Q4`], embedding and head as [`Code::Q8`].
     Int4,
+    /// As in a GGUF file: the codes of its matrices ([`file`]).
+    Own,
 }
 
-words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4" } }
+words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4", Own = "own" } }
 
 impl Weights {
-    /// Code of the projections of the layers; `None` where they stay as they are.
+    /// Whether matrices are packed.
+    pub const fn is_packed(self) -> bool {
+        matches!(self, Weights::Int8 | Weights::Int4 | Weights::Own)
+    }
+
+    /// Code that is chosen for the projections of the layers; `None` where none is.
     pub const fn code(self) -> Option<Code> {
         match self {
-            Weights::Auto | Weights::Bf16 => None,
+            Weights::Auto | Weights::Bf16 | Weights::Own => None,
             Weights::Int8 => Some(Code::Q8),
             Weights::Int4 => Some(Code::Q4),
         }
     }
 
-    /// Code of the embedding and the output head.
+    /// Code that is chosen for the embedding and the output head.
     pub const fn embedding_code(self) -> Option<Code> {
         match self {
-            Weights::Auto | Weights::Bf16 => None,
+            Weights::Auto | Weights::Bf16 | Weights::Own => None,
             Weights::Int8 | Weights::Int4 => Some(Code::Q8),
         }
     }

@@ -45,6 +45,10 @@ pub trait Rows: Send + Sync {
     fn is_finite(&self, _row: usize) -> bool {
         true
     }
+    /// The code that [`Self::exact_strip`] keeps with its scales and minima, if there is one.
+    fn own_code(&self) -> Option<Code> {
+        None
+    }
     /// Packs rows `16 strip ..` into `out` without loss, if `code` can hold their codes. Returns
     /// whether it did.
     fn exact_strip(&self, _code: Code, _strip: usize, _out: &mut [u8]) -> bool {
@@ -56,6 +60,12 @@ pub trait Rows: Send + Sync {
 struct SomeRows {
     whole: Arc<dyn Rows>,
     rows: Range<usize>,
+}
+
+impl SomeRows {
+    fn are_whole_strips(&self) -> bool {
+        [self.rows.start, self.rows.end].iter().all(|row| row.is_multiple_of(TILE_ROWS))
+    }
 }
 
 impl Rows for SomeRows {
@@ -71,9 +81,11 @@ impl Rows for SomeRows {
     fn is_finite(&self, row: usize) -> bool {
         self.whole.is_finite(self.rows.start + row)
     }
+    fn own_code(&self) -> Option<Code> {
+        self.whole.own_code().filter(|_| self.are_whole_strips())
+    }
     fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
-        let whole_strips = [self.rows.start, self.rows.end].iter().all(|row| row.is_multiple_of(TILE_ROWS));
-        whole_strips && self.whole.exact_strip(code, self.rows.start / TILE_ROWS + strip, out)
+        self.are_whole_strips() && self.whole.exact_strip(code, self.rows.start / TILE_ROWS + strip, out)
     }
 }
 

@@ -32,6 +32,8 @@ pub struct About {
     /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
     /// same state.
     pub chunk_tokens: Option<usize>,
+    /// Whether it computes with the codes of GGUF files ([`crate::quant::file`]).
+    pub own_codes: bool,
 }
 
 /// What a backend says about itself, for notices, the planner and the panel.

@@ -52,6 +52,27 @@ pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
     out
 }
 
+/// [`codes`] of this checkpoint, which under [`Weights::Own`] are those of its files. Matrices in
+/// formats without a code of ours have 8 bits. Plain ones stay, and so does a stack with one.
+pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code> {
+    if weights != Weights::Own {
+        return codes(&source.config, weights);
+    }
+    let own = |name: &str| match &source.tensors.get(name)?.format {
+        Format::Rows(rows) => Some(rows.own_code().unwrap_or(Code::Q8)),
+        _ => None,
+    };
+    let mut out = codes(&source.config, Weights::Int8);
+    for layer in (0..source.config.n_layers).map(|l| LayerSpec::new(&source.config, l)) {
+        for stack in [&[&layer.q, &layer.k, &layer.v][..], &[&layer.gate, &layer.up]] {
+            if stack.iter().any(|linear| own(&linear.weight.name).is_none()) {
+                out.retain(|name, _| stack.iter().all(|linear| linear.weight.name != *name));
+            }
+        }
+    }
+    out.into_keys().filter_map(|name| own(&name).map(|code| (name, code))).collect()
+}
+
 /// Whether a conversion chooses 4-bit codes: not if there are none, or if it keeps those of the
 /// files.
 pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
@@ -61,7 +82,7 @@ pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
         }
         _ => true,
     };
-    let converts = !source.builtin && source.weights.code().is_none();
+    let converts = !source.builtin && !source.weights.is_packed();
     converts && codes(&source.config, weights).iter().any(|(name, code)| *code == Code::Q4 && chooses((name, code)))
 }
 
@@ -109,16 +130,19 @@ pub fn convert(
     threads: usize,
     mut progress: impl FnMut(u64, u64) -> bool,
 ) -> Result<Checkpoint> {
-    let codes = codes(&checkpoint.config, weights);
-    if checkpoint.builtin && weights.code().is_some() {
+    let codes = codes_of(&checkpoint, weights);
+    if checkpoint.builtin && weights.is_packed() {
         checkpoint.kept =
             Some(format!("the built-in model is small and stays bf16; --weights {} is not used", weights.name()));
         return Ok(checkpoint);
     }
-    if checkpoint.weights.code().is_some() {
+    if checkpoint.weights.is_packed() {
         return Ok(checkpoint);
     }
-    if weights.code().is_some() && codes.is_empty() {
+    if weights == Weights::Own && codes.is_empty() {
+        bail!("--weights own keeps the codes of a GGUF file, and {} has none that can be kept", checkpoint.name);
+    }
+    if weights.is_packed() && codes.is_empty() {
         bail!(
             "--weights {}: no matrix of {} has a number of columns that is divisible by 64",
             weights.name(),
@@ -146,7 +170,7 @@ pub fn convert(
     let n_params = checkpoint.n_params;
     checkpoint.take_tensors(tensors);
     checkpoint.n_params = n_params;
-    checkpoint.weights = if weights.code().is_some() { weights } else { Weights::Bf16 };
+    checkpoint.weights = if weights.is_packed() { weights } else { Weights::Bf16 };
     Ok(checkpoint)
 }
 

@@ -14,10 +14,10 @@ impl Checkpoint {
     /// Whether the weights can be stored in `weights`. The built-in model and quantized checkpoints
     /// have one format.
     pub fn can_be(&self, weights: Weights) -> bool {
-        match (self.builtin, self.weights.code()) {
+        match (self.builtin, self.weights.is_packed()) {
             (true, _) => weights == Weights::Bf16,
-            (_, Some(_)) => weights == self.weights,
-            _ => weights == Weights::Bf16 || !convert::codes(&self.config, weights).is_empty(),
+            (_, true) => weights == self.weights,
+            _ => weights == Weights::Bf16 || !convert::codes_of(self, weights).is_empty(),
         }
     }
 
@@ -48,10 +48,19 @@ impl Checkpoint {
         }
     }
 
+    /// Whether the codes of most weights can be kept as they are: [`Weights::Own`].
+    pub fn has_own_codes(&self) -> bool {
+        let kept = convert::codes_of(self, Weights::Own);
+        let own = |t: &&Tensor| matches!(kept.get(&t.name), Some(Code::File(_)));
+        let count = |n: usize, t: &Tensor| n + t.len();
+        !self.weights.is_packed()
+            && 2 * self.tensors.values().filter(own).fold(0, count) > self.tensors.values().fold(0, count)
+    }
+
     /// The checkpoint that a conversion to `weights` would make, for plans: its packed matrices
     /// have no bytes to read.
     pub fn described(&self, weights: Weights) -> Result<Checkpoint> {
-        let codes = if self.can_be(weights) { convert::codes(&self.config, weights) } else { BTreeMap::new() };
+        let codes = if self.can_be(weights) { convert::codes_of(self, weights) } else { BTreeMap::new() };
         let format = |t: &Tensor| match (codes.get(&t.name), &t.format) {
             (Some(&code), Format::Plain(_) | Format::Rows(_)) => Format::Packed(code),
             (None, Format::Rows(_)) => Format::Plain(DType::Bf16),

@@ -2,6 +2,7 @@
 //! tensors under their Hugging Face names. [`header`] checks the file, [`blocks`] decodes it.
 
 mod blocks;
+mod codes;
 mod config;
 mod header;
 mod sentencepiece;
@@ -11,6 +12,7 @@ use super::hub::gguf_files;
 use super::mapped;
 use super::model_names::{MAX_NAME, Names};
 use super::names::TensorSpec;
+use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Rows, SharedBytes, Tensor};
 use crate::unicode;
 use anyhow::{Context, Result, bail, ensure};
@@ -327,6 +329,22 @@ impl Rows for Blocks {
 
     fn is_finite(&self, row: usize) -> bool {
         self.kind.has_finite_scales(self.row(row))
+    }
+
+    fn own_code(&self) -> Option<Code> {
+        codes::code(self.kind).map(Code::File)
+    }
+
+    fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
+        let Code::File(file) = code else { return false };
+        if self.own_code() != Some(code) || !Code::fits(self.cols) {
+            return false;
+        }
+        let (_, bytes) = self.kind.block();
+        let rows = self.range.len() / (self.cols / self.kind.block().0 * bytes);
+        let rows = (strip * TILE_ROWS..rows).map(|row| self.row(row));
+        codes::pack(self.kind, file, rows, self.cols, out);
+        true
     }
 }
 

@@ -210,7 +210,7 @@ struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     /// `None` for a checkpoint without files of its own.
     fn new(cache: &'a WeightCache, source: &Checkpoint, weights: Weights, calibration: &Calibration) -> Option<Self> {
-        let origin = source.origin.clone().filter(|_| source.weights.code().is_none())?;
+        let origin = source.origin.clone().filter(|_| !source.weights.is_packed())?;
         let entries = entries(source, weights);
         if !entries.iter().any(|e| matches!(e.stored, Stored::Packed(_))) {
             return None;
@@ -406,7 +406,7 @@ impl<'a> Wanted<'a> {
 /// The tensors of a model's file of converted weights: all but those of a sidecar adapter, so that
 /// the file serves with and without one.
 fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
-    let codes = convert::codes(&source.config, weights);
+    let codes = convert::codes_of(source, weights);
     let own =
         ModelConfig { dms: source.config.dms.clone().filter(|_| source.adapter.is_none()), ..source.config.clone() };
     let entry = |spec: TensorSpec| {
@@ -426,7 +426,7 @@ pub fn convert_in_memory(
     calibration: &Calibration,
     report: OnReport,
 ) -> Result<Checkpoint> {
-    if weights.code().is_none() && source.tensors.values().all(|t| t.dtype().is_some()) {
+    if !weights.is_packed() && source.tensors.values().all(|t| t.dtype().is_some()) {
         return Ok(source);
     }
     convert::check_scales(&source)?;

@@ -325,6 +325,6 @@ fn packed_as(text: &str, spec: &TensorSpec) -> Result<Code> {
     let (code, shape) = text.split_once(' ').unwrap_or((text, ""));
     let wanted = spec.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
     ensure!(shape == wanted, "its matrix {} is {shape}, and the model's is {wanted}", spec.name);
-    let known = Code::ALL.into_iter().find(|c| c.name() == code);
+    let known = Code::stored().find(|c| c.name() == code);
     known.with_context(|| format!("its matrix {} has the unknown code {code:?}", spec.name))
 }

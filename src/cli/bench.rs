@@ -257,6 +257,9 @@ impl Lists {
         let sampling = settings.sampling.over(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
         target.check_kv(&kv)?;
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
+        if target != Target::Cpu && weights.contains(&Weights::Own) {
+            return Err(wrong_use("--weights own is for the CPU (--device cpu)"));
+        }
         // What fits decides nothing here: random weights stay as they are.
         let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
         let policy = settings.policy_request();

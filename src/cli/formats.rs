@@ -3,6 +3,7 @@
 
 use super::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::{quantized, spawn};
+use crate::backend::Report;
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::codec::Codec;
 use crate::config::Settings;
@@ -101,7 +102,9 @@ impl DeviceJob for Plans<'_> {
             };
             Ok(Offer { weights, plan, codec, fits, cached: None })
         };
-        EXACT_FIRST.into_iter().filter(|weights| self.checkpoint.can_be(*weights)).map(offer).collect()
+        let own = (b.about().own_codes && self.checkpoint.has_own_codes()).then_some(Weights::Own);
+        let formats = EXACT_FIRST.into_iter().filter(|weights| self.checkpoint.can_be(*weights));
+        own.into_iter().chain(formats).map(offer).collect()
     }
 }
 

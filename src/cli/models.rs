@@ -161,11 +161,11 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
     download::ensure(&settings)?;
     let checkpoint = spawn::open(&settings).map_err(output::as_wrong_use)?;
     let options = spawn::weight_options(&settings, &checkpoint.config).map_err(output::as_wrong_use)?;
-    if !checkpoint.can_be(weights) || checkpoint.weights.code().is_some() {
-        return Err(wrong_use(match checkpoint.weights.code() {
+    if !checkpoint.can_be(weights) || checkpoint.weights.is_packed() {
+        return Err(wrong_use(match checkpoint.weights.is_packed() {
             _ if checkpoint.builtin => format!("{model} is built in and stays bf16"),
-            Some(_) => format!("{model} is quantized already: {}", checkpoint.weights.name()),
-            None => format!("{model} cannot be quantized: all its matrices have columns that are not multiples of 64"),
+            true => format!("{model} is quantized already: {}", checkpoint.weights.name()),
+            false => format!("{model} cannot be quantized: all its matrices have columns that are not multiples of 64"),
         }));
     }
     let mut progress = Quantizing::default();

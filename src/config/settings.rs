@@ -172,10 +172,11 @@ sampling_table!(settings {
         #[arg(long, value_name = "DEVICE", help_heading = "Model")]
         device: Device = Device::Auto;
 
-        /// Format of the weights: auto, bf16, int8 or int4
+        /// Format of the weights: auto, bf16, int8, int4 or own
         ///
         /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory. auto is the first of
-        /// them that is expected to fit with the context. Quantized weights are kept in the cache folder for the next start.
+        /// them that is expected to fit with the context. own keeps the codes of a GGUF file (on the CPU, where auto takes it
+        /// for such files). Quantized weights are kept in the cache folder for the next start.
         #[arg(long, value_name = "FORMAT", help_heading = "Model")]
         weights: List<Weights> = List::of(Weights::Auto);
 

@@ -223,7 +223,7 @@ pub fn weights_info(checkpoint: &Checkpoint) -> WeightsInfo {
 /// Returns the format of the matrices. Norms and adapters may differ.
 fn weight_format(checkpoint: &Checkpoint) -> &str {
     match checkpoint.weights {
-        Weights::Int8 | Weights::Int4 => checkpoint.weights.name(),
+        Weights::Int8 | Weights::Int4 | Weights::Own => checkpoint.weights.name(),
         _ => checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.format.name()),
     }
 }

@@ -8,7 +8,7 @@ use crate::checkpoint::weight_cache::{WeightCache, convert_in_memory};
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::protocol::{Plan, bytes, count};
 use crate::quant::Weights;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// How the weights are stored.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +65,10 @@ fn choose<B: Backend>(
     notice: &mut dyn FnMut(String),
 ) -> Result<Weights> {
     let asked = options.weights.choice;
-    if source.weights.code().is_some() {
+    if [asked, source.weights].contains(&Weights::Own) && !b.about().own_codes {
+        bail!("--weights own is for the CPU; a GPU runs the codes of GGUF files as int8 or int4 (or --device cpu)");
+    }
+    if source.weights.is_packed() {
         if ![Weights::Auto, source.weights].contains(&asked) {
             let (name, is) = (&source.name, source.weights.name());
             notice(format!("the weights of {name} are {is} and stay so; --weights {} is not used", asked.name()));
@@ -81,7 +84,10 @@ fn choose<B: Backend>(
     let natural = source.natural_weights();
     let wanted = options.context.unwrap_or_else(|| source.config.context.min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
-    let candidates = EXACT_FIRST.into_iter().skip_while(|w| *w != natural).filter(|w| source.can_be(*w));
+    // Another format than the file's own only where that does not fit.
+    let own = (b.about().own_codes && source.has_own_codes()).then_some(Weights::Own);
+    let smaller = EXACT_FIRST.into_iter().skip_while(|w| *w != own.map_or(natural, |_| Weights::Int4));
+    let candidates = own.into_iter().chain(smaller).filter(|w| source.can_be(*w));
     let mut fits = Vec::new();
     for weights in candidates {
         fits.push(Fit::new(b, source, &options, weights)?);
@@ -111,7 +117,7 @@ fn choose<B: Backend>(
 /// Says what becomes of a quantized model file whose codes the engine does not keep, before its
 /// weights are made.
 fn requantized(source: &Checkpoint, weights: Weights, made: &Checkpoint, options: &WeightOptions) -> Option<String> {
-    let again = weights.code().is_some() && source.weights.code().is_none() && source.stored_as.contains('Q');
+    let again = weights.code().is_some() && !source.weights.is_packed() && source.stored_as.contains('Q');
     let cache = options.cache.as_ref();
     let cached = cache.and_then(|cache| cache.file_of(source, weights, &options.calibration));
     (again && cached.is_none()).then(|| {
@@ -134,9 +140,9 @@ pub fn prepare<B: Backend>(
     let mut described = checkpoint.described(weights)?;
     let resolved = resolve_context(b, &mut described, options, |text| notices.push(text));
     notices.extend(requantized(&checkpoint, weights, &described, &options.weights));
-    let plan = match weights.code() {
-        Some(_) => resolved.with_context(|| format!("weights {}", weights.name()))?,
-        None => resolved?,
+    let plan = match weights.is_packed() {
+        true => resolved.with_context(|| format!("weights {}", weights.name()))?,
+        false => resolved?,
     };
     let WeightOptions { cache, calibration, .. } = &options.weights;
     // Files that turn out to be damaged are an error without notices before it.

@@ -52,6 +52,12 @@ impl<'a> Strip<'a> {
 
     /// Codes and word of one group.
     pub fn get(&self, row: usize, tile: usize) -> ([u8; GROUP], u16) {
+        let at = 2 * word_index(row, tile);
+        let words = self.words();
+        (self.codes(row, tile), u16::from_le_bytes([words[at], words[at + 1]]))
+    }
+
+    pub fn codes(&self, row: usize, tile: usize) -> [u8; GROUP] {
         let mut codes = [0; GROUP];
         for plane in 0..self.planes {
             let tile = &self.bytes[(plane * self.tiles + tile) * STRIP_TILE_BYTES..][..STRIP_TILE_BYTES];
@@ -61,8 +67,11 @@ impl<'a> Strip<'a> {
                 codes.iter_mut().enumerate().for_each(|(c, code)| *code = *code << 4 | nibble(w, c));
             }
         }
-        let at = self.planes * self.tiles * STRIP_TILE_BYTES + 2 * word_index(row, tile);
-        (codes, u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]))
+        codes
+    }
+
+    pub fn words(&self) -> &'a [u8] {
+        &self.bytes[self.planes * self.tiles * STRIP_TILE_BYTES..]
     }
 }
 
@@ -83,15 +92,25 @@ impl<'a> StripMut<'a> {
 
     #[inline(always)]
     pub fn put(&mut self, row: usize, tile: usize, group: &Group) {
+        self.put_codes(row, tile, &group.codes);
+        let at = 2 * word_index(row, tile);
+        self.words()[at..at + 2].copy_from_slice(&group.word.to_le_bytes());
+    }
+
+    #[inline(always)]
+    pub fn put_codes(&mut self, row: usize, tile: usize, codes: &[u8; GROUP]) {
         for plane in 0..self.planes {
             let shift = 4 * (self.planes - 1 - plane);
             let to = &mut self.bytes[(plane * self.tiles + tile) * STRIP_TILE_BYTES..][..STRIP_TILE_BYTES];
-            for (eight, codes) in group.codes.chunks_exact(8).enumerate() {
+            for (eight, codes) in codes.chunks_exact(8).enumerate() {
                 let at = chunk(row, eight / 2) + eight % 2 * 4;
                 to[at..at + 4].copy_from_slice(&pack_u32(|c| codes[c] >> shift & 15).to_le_bytes());
             }
         }
-        let at = self.planes * self.tiles * STRIP_TILE_BYTES + 2 * word_index(row, tile);
-        self.bytes[at..at + 2].copy_from_slice(&group.word.to_le_bytes());
+    }
+
+    #[inline(always)]
+    pub fn words(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.planes * self.tiles * STRIP_TILE_BYTES..]
     }
 }

@@ -369,7 +369,7 @@ fn a_file_is_run_from_the_command_line() {
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    for weights in ["auto", "bf16", "int8", "int4"] {
+    for weights in ["auto", "bf16", "int8", "int4", "own"] {
         let (code, said) = run(&["--weights", weights]);
         assert_eq!(code, Some(0), "{weights}: {said}");
     }

@@ -245,14 +245,15 @@ fn smollm2_answers_a_question() {
     let tokenizer = Tokenizer::new(&fs::read(folder.join("tokenizer.json")).unwrap(), 49_152).expect("read");
     let end = tokenizer.token_for("<|im_end|>").expect("an end token");
     let answer = case.greedy.iter().position(|&t| t == end).expect("an end");
-    for model in [folder, gguf.join(format!("{GGUF}.gguf"))] {
+    let gguf = gguf.join(format!("{GGUF}.gguf"));
+    for (model, weights) in [(&folder, "bf16"), (&gguf, "bf16"), (&gguf, "own")] {
         let home = tempfile::tempdir().unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_dmschat"))
             .args([
                 "--device",
                 "cpu",
                 "--weights",
-                "bf16",
+                weights,
                 "--eviction",
                 "off",
                 "--temperature",
@@ -261,9 +262,10 @@ fn smollm2_answers_a_question() {
                 &case.prompt,
                 "-m",
             ])
-            .arg(&model)
+            .arg(model)
             .env("DMSCHAT_CONFIG_DIR", home.path())
             .env("DMSCHAT_DATA_DIR", home.path())
+            .env("DMSCHAT_CACHE_DIR", home.path())
             .stdin(std::process::Stdio::null())
             .output()
             .unwrap();

@@ -9,8 +9,8 @@ const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
 const MOST_INSTANCES: usize = 128;
 const MOST_CUDA_LINES: usize = 7650;
-const MOST_LINES_OF_SRC: usize = 71_200;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 78_950;
+const MOST_LINES_OF_SRC: usize = 72_092;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 79_878;
 
 #[derive(Clone)]
 struct Source {

@@ -52,7 +52,7 @@ impl Observer {
     }
 }
 
-/// Matrices of equal width, stacked by rows: all packed with one code, or none packed.
+/// Matrices of equal width, stacked by rows: all packed, or none.
 pub struct Weight {
     parts: Vec<Tensor>,
     rows: usize,
@@ -63,13 +63,10 @@ impl Weight {
     pub(super) fn new(parts: &[Tensor]) -> Self {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
-        let kind = |p: &Tensor| match p.format {
-            tensor::Format::Plain(_) | tensor::Format::Rows(_) => None,
-            tensor::Format::Packed(code) => Some(code),
-        };
-        assert!(parts.iter().all(|p| kind(p) == kind(&parts[0])), "stacked weights differ in format");
+        let packed = |p: &Tensor| matches!(p.format, tensor::Format::Packed(_));
+        assert!(parts.iter().all(|p| packed(p) == packed(&parts[0])), "stacked weights differ in format");
         let strips = parts[..parts.len() - 1].iter().all(|p| p.shape[0].is_multiple_of(TILE_ROWS));
-        assert!(strips || kind(&parts[0]).is_none(), "stacked packed weights are whole strips");
+        assert!(strips || !packed(&parts[0]), "stacked packed weights are whole strips");
         Self { parts: parts.to_vec(), rows: parts.iter().map(|p| p.shape[0]).sum(), cols }
     }
 

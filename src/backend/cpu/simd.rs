@@ -11,6 +11,7 @@
 //! computed in it.
 
 pub(super) mod dots;
+mod file_codes;
 #[cfg(target_arch = "x86_64")]
 mod integer;
 pub(super) mod maths;

@@ -213,6 +213,7 @@ impl Weight {
         let rows = parts.iter().map(|p| p.shape[0]).sum();
         let stored = |part: &Tensor| match part.format {
             Format::Plain(dtype) => Stored::Plain(dtype),
+            Format::Packed(Code::File(code)) => panic!("{} is {}, which has no kernels", part.name, code.name()),
             Format::Packed(code) => Stored::Packed(code),
             Format::Rows(_) => panic!("{} was not converted", part.name),
         };

@@ -258,7 +258,7 @@ impl Wide {
 fn wides(code: Code) -> [Wide; 2] {
     let k_groups = match code {
         Code::Q4 => 4,
-        Code::Q8 => 3,
+        Code::Q8 | Code::File(_) => 3,
     };
     [Wide { name: "wide", row_groups: 3, k_groups: 1 }, Wide { name: "narrow", row_groups: 1, k_groups }]
 }

@@ -219,51 +219,62 @@ fn q3_k(b: &[u8], y: &mut [f32]) {
 }
 
 /// Scale and minimum of 6 bits of run `j` of 8, in the 12 bytes of Q4_K and Q5_K.
-fn scale_min(q: &[u8], j: usize) -> (f32, f32) {
-    let (scale, min) = if j < 4 {
+pub fn scale_min(q: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
         (q[j] & 63, q[j + 4] & 63)
     } else {
         (q[j + 4] & 15 | q[j - 4] >> 6 << 4, q[j + 4] >> 4 | q[j] >> 6 << 4)
-    };
-    (f32::from(scale), f32::from(min))
+    }
 }
 
-fn q4_k(b: &[u8], y: &mut [f32]) {
-    let (d, min, scales, qs) = (half(b, 0), half(b, 2), &b[4..16], &b[16..]);
-    for (run, y) in y.chunks_exact_mut(32).enumerate() {
-        let (scale, m) = scale_min(scales, run);
-        let (d1, m1) = (d * scale, min * m);
-        for (y, q) in y.iter_mut().zip(&qs[run / 2 * 32..]) {
-            *y = d1 * f32::from(q >> (run % 2 * 4) & 15) - m1;
+/// The codes of 256 values: nibbles, and a plane of fifth bits if there is one.
+pub fn five_bits(qs: &[u8], high: Option<&[u8]>, codes: &mut [u8]) {
+    for (run, codes) in codes.chunks_exact_mut(32).enumerate() {
+        for (i, code) in codes.iter_mut().enumerate() {
+            let fifth = high.map_or(0, |high| high[i] >> run & 1);
+            *code = (qs[run / 2 * 32 + i] >> (run % 2 * 4) & 15) | fifth << 4;
         }
     }
 }
 
+/// Q4_K, or Q5_K with a plane of fifth bits.
+fn with_minima(b: &[u8], high: Option<&[u8]>, y: &mut [f32]) {
+    let (d, min, mut codes) = (half(b, 0), half(b, 2), [0; 256]);
+    five_bits(&b[b.len() - 128..], high, &mut codes);
+    for (run, (y, codes)) in y.chunks_exact_mut(32).zip(codes.chunks_exact(32)).enumerate() {
+        let (scale, m) = scale_min(&b[4..16], run);
+        let (d1, m1) = (d * f32::from(scale), min * f32::from(m));
+        y.iter_mut().zip(codes).for_each(|(y, q)| *y = d1 * f32::from(*q) - m1);
+    }
+}
+
+fn q4_k(b: &[u8], y: &mut [f32]) {
+    with_minima(b, None, y);
+}
+
 fn q5_k(b: &[u8], y: &mut [f32]) {
-    let (d, min, scales, high, qs) = (half(b, 0), half(b, 2), &b[4..16], &b[16..48], &b[48..]);
-    for (run, y) in y.chunks_exact_mut(32).enumerate() {
-        let (scale, m) = scale_min(scales, run);
-        let (d1, m1) = (d * scale, min * m);
-        let values = qs[run / 2 * 32..].iter().zip(high);
-        for (y, (q, high)) in y.iter_mut().zip(values) {
-            let q = (q >> (run % 2 * 4) & 15) | (high >> run & 1) << 4;
-            *y = d1 * f32::from(q) - m1;
+    with_minima(b, Some(&b[16..48]), y);
+}
+
+/// The codes of the 256 values of a block of Q6_K, around 32.
+pub fn six_bits(b: &[u8], codes: &mut [u8]) {
+    let (low, high) = (&b[..128], &b[128..192]);
+    for (run, codes) in codes.chunks_exact_mut(16).enumerate() {
+        // Runs 0..8 are the first 128 values: four quarters of 32 that share 32 bytes of high bits.
+        let (half, quarter, at) = (run / 8, run % 8 / 2, run % 2 * 16);
+        let low = &low[half * 64 + quarter % 2 * 32 + at..];
+        for (code, (low, high)) in codes.iter_mut().zip(low.iter().zip(&high[half * 32 + at..])) {
+            *code = low >> (quarter / 2 * 4) & 15 | (high >> (quarter * 2) & 3) << 4;
         }
     }
 }
 
 fn q6_k(b: &[u8], y: &mut [f32]) {
-    let (low, high, scales, d) = (&b[..128], &b[128..192], &b[192..208], half(b, 208));
-    for (run, y) in y.chunks_exact_mut(16).enumerate() {
+    let (scales, d, mut codes) = (&b[192..208], half(b, 208), [0; 256]);
+    six_bits(b, &mut codes);
+    for (run, (y, codes)) in y.chunks_exact_mut(16).zip(codes.chunks_exact(16)).enumerate() {
         let scale = d * f32::from(scales[run] as i8);
-        // Runs 0..8 are the first 128 values: four quarters of 32 that share 32 bytes of high bits.
-        let (half, quarter, at) = (run / 8, run % 8 / 2, run % 2 * 16);
-        let low = &low[half * 64 + quarter % 2 * 32 + at..];
-        let values = low.iter().zip(&high[half * 32 + at..]);
-        for (y, (low, high)) in y.iter_mut().zip(values) {
-            let q = low >> (quarter / 2 * 4) & 15 | (high >> (quarter * 2) & 3) << 4;
-            *y = scale * f32::from(q as i8 - 32);
-        }
+        y.iter_mut().zip(codes).for_each(|(y, q)| *y = scale * f32::from(*q as i8 - 32));
     }
 }
 

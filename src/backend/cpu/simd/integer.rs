@@ -14,7 +14,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::thread_pool::Tile;
-use super::strip::{Line, Ordered, Strip, WORDS, put, round};
+use super::strip::{Line, Ordered, Strip, WORDS, put, put_runs, round};
 use crate::quant::GROUP;
 use std::arch::x86_64::*;
 
@@ -38,23 +38,24 @@ const EVEN: [i8; 16] = [0, 4, 1, 5, 8, 12, 9, 13, 0, 4, 1, 5, 8, 12, 9, 13];
 const ODD: [i8; 16] = [2, 6, 3, 7, 10, 14, 11, 15, 2, 6, 3, 7, 10, 14, 11, 15];
 
 /// Rounds `x` to bf16 and then to 16 bits, and stores it with the scale and the sum of each group.
-pub(super) fn order(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mut [f32]) {
+pub(super) fn order(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mut [f32], runs: &mut [f32]) {
     #[target_feature(enable = "avx2,fma")]
-    fn avx2(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mut [f32]) {
+    fn avx2(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mut [f32], runs: &mut [f32]) {
         for (tile, (x, lines)) in x.as_chunks::<GROUP>().0.iter().zip(lines.as_chunks_mut::<LINES>().0).enumerate() {
-            let (scale, sum) = order_group(x, lines);
+            let (scale, totals) = order_group(x, lines);
             put(scales, tile, scale);
-            put(sums, tile, sum);
+            put(sums, tile, scale * totals.iter().sum::<i32>() as f32);
+            put_runs(runs, tile, totals.map(|total| scale * total as f32));
         }
     }
     // SAFETY: the method exists only where AVX2 was detected.
-    unsafe { avx2(x, lines, scales, sums) }
+    unsafe { avx2(x, lines, scales, sums, runs) }
 }
 
-/// Returns scale and sum.
+/// Returns the scale, and the sums of 16 columns each.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, f32) {
+fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, [i32; 4]) {
     let rounded = x.map(round);
     let mut most = [0f32; 8];
     // A sum of zeros, unless a value is not finite.
@@ -68,13 +69,13 @@ fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, f32) {
     let largest = most.iter().fold(0f32, |a, &b| if b > a { b } else { a });
     let scale = largest / MOST + bad.iter().sum::<f32>();
     let inverse = if largest > 0.0 { MOST / largest } else { 0.0 };
-    let (mut high, mut low, mut total) = ([0i8; GROUP], [0i8; GROUP], 0);
+    let (mut high, mut low, mut totals) = ([0i8; GROUP], [0i8; GROUP], [0; 4]);
     for i in 0..GROUP {
         // The nearest integer is in the low bits of a float of this size.
         let value = (rounded[i] * inverse + 12_582_912.0).to_bits() as i16;
         low[i] = value as i8;
         high[i] = ((value - low[i] as i16) >> 8) as i8;
-        total += value as i32;
+        totals[i / 16] += value as i32;
     }
     for (i, (bytes, places)) in [(&high, EVEN), (&high, ODD), (&low, EVEN), (&low, ODD)].into_iter().enumerate() {
         for t in 0..GROUP / 16 {
@@ -86,34 +87,54 @@ fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, f32) {
             }
         }
     }
-    (scale, scale * total as f32)
+    (scale, totals)
 }
 
-/// Dot products of one strip with all rows of activations.
-pub(super) fn strip(bytes: Bytes, job: Strip<'_>, out: &mut Tile<'_>) {
+/// Work with the dot products of an instruction set.
+pub(super) trait Work {
+    /// The instructions of `D` are enabled.
+    unsafe fn run<D: Dot>(self);
+}
+
+/// Runs `work` with its instructions enabled.
+pub(super) fn enable(bytes: Bytes, work: impl Work) {
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn avx2(job: Strip<'_>, out: &mut Tile<'_>) {
+    unsafe fn avx2(work: impl Work) {
         // SAFETY: the instruction set is enabled.
-        unsafe { run::<Avx2>(job, out) }
+        unsafe { work.run::<Avx2>() }
     }
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-    unsafe fn avx_vnni(job: Strip<'_>, out: &mut Tile<'_>) {
+    unsafe fn avx_vnni(work: impl Work) {
         // SAFETY: the instruction set is enabled.
-        unsafe { run::<AvxVnni>(job, out) }
+        unsafe { work.run::<AvxVnni>() }
     }
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    unsafe fn avx512_vnni(job: Strip<'_>, out: &mut Tile<'_>) {
+    unsafe fn avx512_vnni(work: impl Work) {
         // SAFETY: the instruction set is enabled.
-        unsafe { run::<Avx512Vnni>(job, out) }
+        unsafe { work.run::<Avx512Vnni>() }
     }
     // SAFETY: the method exists only where its instructions were detected.
     unsafe {
         match bytes {
-            Bytes::Avx2 => avx2(job, out),
-            Bytes::AvxVnni => avx_vnni(job, out),
-            Bytes::Avx512Vnni => avx512_vnni(job, out),
+            Bytes::Avx2 => avx2(work),
+            Bytes::AvxVnni => avx_vnni(work),
+            Bytes::Avx512Vnni => avx512_vnni(work),
         }
     }
+}
+
+/// Dot products of one strip with all rows of activations.
+pub(super) fn strip(bytes: Bytes, job: Strip<'_>, out: &mut Tile<'_>) {
+    struct Job<'a, 'b, 'c>(Strip<'a>, &'b mut Tile<'c>);
+
+    impl Work for Job<'_, '_, '_> {
+        #[inline(always)]
+        unsafe fn run<D: Dot>(self) {
+            // SAFETY: the caller's contract.
+            unsafe { run::<D>(self.0, self.1) }
+        }
+    }
+    enable(bytes, Job(job, out));
 }
 
 /// Floats of the scales of four tiles, each pair of rows as `[g, g, g + 8, g + 8]`.
@@ -126,7 +147,7 @@ fn scales_at(quad: usize, g: usize, t: usize) -> usize {
 }
 
 /// Vectors of one instruction set.
-trait Dot {
+pub(super) trait Dot {
     type Sums: Copy;
     unsafe fn zero() -> Self::Sums;
     /// Of the words of four tiles, with the lines of scales and of sums of one row of activations:
@@ -147,12 +168,19 @@ trait Dot {
         x: *const Line,
         scales: *const f32,
     ) -> Self::Sums;
+    /// As [`Dot::add`], with scales of their own for each 16 columns of both rows.
+    unsafe fn add_runs<const PLANES: usize>(
+        sums: Self::Sums,
+        planes: [*const u8; PLANES],
+        x: *const Line,
+        scales: __m256,
+    ) -> Self::Sums;
     /// The sums of row g and of row g + 8.
     unsafe fn rows(sums: Self::Sums) -> [f32; 2];
 }
 
 /// Rows of activations that are multiplied together.
-const MOST_ROWS: usize = 4;
+pub(super) const MOST_ROWS: usize = 4;
 
 /// The dot products of all rows of activations. The order of a row's sums does not depend on the
 /// others.
@@ -291,26 +319,22 @@ impl Dot for Avx512Vnni {
         scales: *const f32,
     ) -> __m512 {
         unsafe {
-            let low_nibbles = _mm512_set1_epi32(0x0f0f_0f0f);
-            let last = _mm512_loadu_si512(planes[PLANES - 1].cast());
-            let shifted = _mm512_srli_epi32::<4>(last);
-            let [even, odd] = if PLANES == 1 {
-                [_mm512_and_si512(last, low_nibbles), _mm512_and_si512(shifted, low_nibbles)]
-            } else {
-                // mask ? low plane : high plane
-                let high = _mm512_loadu_si512(planes[0].cast());
-                let up = _mm512_slli_epi32::<4>(high);
-                [
-                    _mm512_ternarylogic_epi32::<0xca>(low_nibbles, last, up),
-                    _mm512_ternarylogic_epi32::<0xca>(low_nibbles, shifted, high),
-                ]
-            };
-            let x: [__m512i; LINES] = std::array::from_fn(|i| _mm512_load_si512(x.add(i).cast()));
-            let zero = _mm512_setzero_si512();
-            let high = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[0]), odd, x[1]);
-            let low = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[2]), odd, x[3]);
-            let dot = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
-            _mm512_fmadd_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(scales)), _mm512_cvtepi32_ps(dot), sums)
+            let dot = dot_512(planes, x);
+            _mm512_fmadd_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(scales)), dot, sums)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_runs<const PLANES: usize>(
+        sums: __m512,
+        planes: [*const u8; PLANES],
+        x: *const Line,
+        scales: __m256,
+    ) -> __m512 {
+        unsafe {
+            let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+            let scales = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(scales));
+            _mm512_fmadd_ps(scales, dot_512(planes, x), sums)
         }
     }
 
@@ -320,6 +344,32 @@ impl Dot for Avx512Vnni {
             let half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps::<1>(sums));
             rows_of_halves(half)
         }
+    }
+}
+
+/// Dot products of 64 bytes of codes of each plane with the activations of a tile, by lane.
+#[inline(always)]
+unsafe fn dot_512<const PLANES: usize>(planes: [*const u8; PLANES], x: *const Line) -> __m512 {
+    unsafe {
+        let low_nibbles = _mm512_set1_epi32(0x0f0f_0f0f);
+        let last = _mm512_loadu_si512(planes[PLANES - 1].cast());
+        let shifted = _mm512_srli_epi32::<4>(last);
+        let [even, odd] = if PLANES == 1 {
+            [_mm512_and_si512(last, low_nibbles), _mm512_and_si512(shifted, low_nibbles)]
+        } else {
+            // mask ? low plane : high plane
+            let high = _mm512_loadu_si512(planes[0].cast());
+            let up = _mm512_slli_epi32::<4>(high);
+            [
+                _mm512_ternarylogic_epi32::<0xca>(low_nibbles, last, up),
+                _mm512_ternarylogic_epi32::<0xca>(low_nibbles, shifted, high),
+            ]
+        };
+        let x: [__m512i; LINES] = std::array::from_fn(|i| _mm512_load_si512(x.add(i).cast()));
+        let zero = _mm512_setzero_si512();
+        let high = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[0]), odd, x[1]);
+        let low = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[2]), odd, x[3]);
+        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))
     }
 }
 
@@ -359,6 +409,16 @@ unsafe fn scaled_256(sums: __m256, high: __m256i, low: __m256i, scales: *const f
     }
 }
 
+/// Adds half a tile, with its two runs' scales of both rows.
+#[inline(always)]
+unsafe fn scaled_runs_256(sums: __m256, [high, low]: [__m256i; 2], scales: __m256, half: usize) -> __m256 {
+    unsafe {
+        let dot = _mm256_add_epi32(_mm256_slli_epi32::<8>(high), low);
+        let twice = _mm256_add_epi32(_mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3), _mm256_set1_epi32(4 * half as i32));
+        _mm256_fmadd_ps(_mm256_permutevar8x32_ps(scales, twice), _mm256_cvtepi32_ps(dot), sums)
+    }
+}
+
 /// [`Dot::scales`] in vectors of 8.
 #[inline(always)]
 unsafe fn scales_256<const PLANES: usize>(
@@ -389,9 +449,18 @@ unsafe fn scales_256<const PLANES: usize>(
     }
 }
 
-struct AvxVnni;
+/// Vectors of 256 bits.
+trait Halves {
+    /// Adds the dot products of half a tile with the high and with the low bytes of the activations.
+    unsafe fn half<const PLANES: usize>(
+        sums: [__m256i; 2],
+        planes: [*const u8; PLANES],
+        x: *const Line,
+        half: usize,
+    ) -> [__m256i; 2];
+}
 
-impl Dot for AvxVnni {
+impl<H: Halves> Dot for H {
     type Sums = __m256;
 
     #[inline(always)]
@@ -418,14 +487,25 @@ impl Dot for AvxVnni {
         scales: *const f32,
     ) -> __m256 {
         unsafe {
-            let (mut high, mut low) = (_mm256_setzero_si256(), _mm256_setzero_si256());
-            for half in 0..2 {
-                let [even, odd] = codes_256(planes, half);
-                let x = |line: usize| _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half));
-                high = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(high, even, x(0)), odd, x(1));
-                low = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(low, even, x(2)), odd, x(3));
-            }
+            let zero = [_mm256_setzero_si256(); 2];
+            let [high, low] = H::half(H::half(zero, planes, x, 0), planes, x, 1);
             scaled_256(sums, high, low, scales)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_runs<const PLANES: usize>(
+        mut sums: __m256,
+        planes: [*const u8; PLANES],
+        x: *const Line,
+        scales: __m256,
+    ) -> __m256 {
+        unsafe {
+            for half in 0..2 {
+                let dots = H::half([_mm256_setzero_si256(); 2], planes, x, half);
+                sums = scaled_runs_256(sums, dots, scales, half);
+            }
+            sums
         }
     }
 
@@ -435,57 +515,51 @@ impl Dot for AvxVnni {
     }
 }
 
-struct Avx2;
+struct AvxVnni;
 
-impl Dot for Avx2 {
-    type Sums = __m256;
-
+impl Halves for AvxVnni {
     #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn scales<const PLANES: usize>(
-        words: *const u8,
-        of_x: &Line,
-        sums: &Line,
-        scales: *mut f32,
-        zeros: &mut [f32; WORDS],
-    ) {
-        unsafe { scales_256::<PLANES>(words, of_x, sums, scales, zeros) }
-    }
-
-    /// Products of a byte and a nibble: two of them, even four, fit in 16 bits.
-    #[inline(always)]
-    unsafe fn add<const PLANES: usize>(
-        sums: __m256,
+    unsafe fn half<const PLANES: usize>(
+        [high, low]: [__m256i; 2],
         planes: [*const u8; PLANES],
         x: *const Line,
-        scales: *const f32,
-    ) -> __m256 {
+        half: usize,
+    ) -> [__m256i; 2] {
         unsafe {
-            let (mut high, mut low) = (_mm256_setzero_si256(), _mm256_setzero_si256());
-            for half in 0..2 {
-                let x = |line: usize| _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half));
-                for plane in 0..PLANES {
-                    let [even, odd] = codes_256([planes[plane]], half);
-                    let factor = _mm256_set1_epi16(if plane + 1 < PLANES { 16 } else { 1 });
-                    let pairs = |even_x, odd_x| {
-                        let pairs =
-                            _mm256_add_epi16(_mm256_maddubs_epi16(even, even_x), _mm256_maddubs_epi16(odd, odd_x));
-                        _mm256_madd_epi16(pairs, factor)
-                    };
-                    high = _mm256_add_epi32(high, pairs(x(0), x(1)));
-                    low = _mm256_add_epi32(low, pairs(x(2), x(3)));
-                }
-            }
-            scaled_256(sums, high, low, scales)
+            let [even, odd] = codes_256(planes, half);
+            let x = |line: usize| _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half));
+            [
+                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(high, even, x(0)), odd, x(1)),
+                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(low, even, x(2)), odd, x(3)),
+            ]
         }
     }
+}
 
+struct Avx2;
+
+impl Halves for Avx2 {
+    /// Products of a byte and a nibble: two of them, even four, fit in 16 bits.
     #[inline(always)]
-    unsafe fn rows(sums: __m256) -> [f32; 2] {
-        unsafe { rows_of_halves(sums) }
+    unsafe fn half<const PLANES: usize>(
+        [mut high, mut low]: [__m256i; 2],
+        planes: [*const u8; PLANES],
+        x: *const Line,
+        half: usize,
+    ) -> [__m256i; 2] {
+        unsafe {
+            let x = |line: usize| _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half));
+            for plane in 0..PLANES {
+                let [even, odd] = codes_256([planes[plane]], half);
+                let factor = _mm256_set1_epi16(if plane + 1 < PLANES { 16 } else { 1 });
+                let pairs = |even_x, odd_x| {
+                    let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(even, even_x), _mm256_maddubs_epi16(odd, odd_x));
+                    _mm256_madd_epi16(pairs, factor)
+                };
+                high = _mm256_add_epi32(high, pairs(x(0), x(1)));
+                low = _mm256_add_epi32(low, pairs(x(2), x(3)));
+            }
+            [high, low]
+        }
     }
 }

@@ -12,9 +12,10 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::thread_pool::Tile;
+use super::file_codes;
 #[cfg(target_arch = "x86_64")]
 use super::integer::{self, Bytes};
-use super::strip::{Line, Ordered, Strip, TILE_BYTES, WORDS, put, round};
+use super::strip::{Line, Ordered, STEPS, Strip, TILE_BYTES, WORDS, put, put_runs, round};
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
@@ -65,6 +66,12 @@ unsafe fn unpack_body<V: Vector>(
     stride: usize,
     out: &mut [f32],
 ) {
+    if let Code::File(_) = code {
+        for (row, out) in rows.zip(out.chunks_mut(stride)) {
+            code.unpack_groups(bytes, width, row, cols.start / GROUP, &mut out[..cols.len()]);
+        }
+        return;
+    }
     let (tiles, size) = (width / GROUP, code.strip_bytes(width));
     for (row, out) in rows.zip(out.chunks_mut(stride)) {
         let out = &mut out[..cols.len()];
@@ -155,13 +162,14 @@ impl Input {
         for row in 0..n {
             let lines = &mut ordered.lines[row * tiles * method.lines()..][..tiles * method.lines()];
             let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut ordered.sums[row * quads..][..quads]);
+            let runs: &mut [f32] = bytemuck::cast_slice_mut(&mut ordered.runs[2 * row * quads..][..2 * quads]);
             let x = &x[row * cols..(row + 1) * cols];
             match method {
-                Method::F32 => order_f32(x, lines, sums),
+                Method::F32 => order_f32(x, lines, sums, runs),
                 #[cfg(target_arch = "x86_64")]
                 Method::Bytes(_) => {
                     let scales = bytemuck::cast_slice_mut(&mut ordered.scales[row * quads..][..quads]);
-                    integer::order(x, lines, scales, sums);
+                    integer::order(x, lines, scales, sums, runs);
                 }
             }
         }
@@ -173,12 +181,9 @@ fn round_all(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = round(*x));
 }
 
-/// Steps of a tile in f32, one for each nibble of a u32.
-const STEPS: usize = 8;
-
 /// Line k of a tile holds the columns of nibble k: lane 4 t + u is column 16 t + 8 (u mod 2) + 2 k,
 /// or 2 (k - 4) + 1.
-fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32]) {
+fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32], runs: &mut [f32]) {
     for (tile, (x, lines)) in x.as_chunks::<GROUP>().0.iter().zip(lines.as_chunks_mut::<STEPS>().0).enumerate() {
         let mut rounded = *x;
         round_all(&mut rounded);
@@ -190,6 +195,8 @@ fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32]) {
             }
         }
         put(sums, tile, rounded.iter().sum());
+        let runs_of = rounded.as_chunks::<16>().0;
+        put_runs(runs, tile, std::array::from_fn(|run| runs_of[run].iter().sum()));
     }
 }
 
@@ -213,10 +220,13 @@ pub(in super::super) fn tile_dots(
         let rows = TILE_ROWS.min(strips.len() - row);
         let job = Strip { code, strip: &bytes[strip * size..][..size], tiles: cols / GROUP, scales: scratch, x };
         let mut tile = out.narrow(row..row + rows);
-        match method {
-            Method::F32 => f32_strip(isa, job, &mut tile),
+        match (method, code) {
+            (Method::F32, Code::File(code)) => file_codes::f32_strip(isa, code, job, &mut tile),
+            (Method::F32, _) => f32_strip(isa, job, &mut tile),
             #[cfg(target_arch = "x86_64")]
-            Method::Bytes(bytes) => integer::strip(bytes, job, &mut tile),
+            (Method::Bytes(bytes), Code::File(code)) => file_codes::integer_strip(bytes, code, job, &mut tile),
+            #[cfg(target_arch = "x86_64")]
+            (Method::Bytes(bytes), _) => integer::strip(bytes, job, &mut tile),
         }
     }
 }
@@ -353,12 +363,20 @@ impl Strip<'_> {
 mod tests {
     use super::super::maths::tests::random;
     use super::*;
+    use crate::quant::file::random_strip;
 
     /// A packed matrix of random codes, scales and zero points, and its values.
     fn packed(code: Code, rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
         let mut values = random(rows.next_multiple_of(TILE_ROWS) * cols, rows as u64);
         values[rows * cols..].fill(0.0);
         let mut bytes = vec![0; code.bytes(rows, cols)];
+        if let Code::File(file) = code {
+            let strips = bytes.chunks_exact_mut(code.strip_bytes(cols)).enumerate();
+            strips.for_each(|(i, out)| random_strip(file, cols, i as u32, out));
+            let mut out = vec![0.0; rows * cols];
+            out.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| code.unpack_row(&bytes, rows, cols, row, out));
+            return (bytes, out);
+        }
         let strips = bytes.chunks_exact_mut(code.strip_bytes(cols)).zip(values.chunks_exact(TILE_ROWS * cols));
         strips.for_each(|(out, values)| code.pack_strip(values, cols, None, out));
         let mut out = vec![0.0; rows * cols];
@@ -373,7 +391,7 @@ mod tests {
 
     #[test]
     fn tile_dots_match_an_f64_loop_with_every_method() {
-        for code in Code::ALL {
+        for code in Code::stored() {
             for (rows, cols) in [(16, 64), (37, 192), (48, 576), (16, 1536)] {
                 let (bytes, w) = packed(code, rows, cols);
                 for n in [1, 2, 3, 4, 7] {
@@ -416,7 +434,7 @@ mod tests {
 
     #[test]
     fn blocks_are_unpacked_as_their_rows() {
-        for code in Code::ALL {
+        for code in Code::stored() {
             let (bytes, values) = packed(code, 37, 320);
             for isa in Isa::available() {
                 let mut out = vec![f32::NAN; 5 * 128];

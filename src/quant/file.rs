@@ -1,0 +1,282 @@
+//! Codes of GGUF files, kept as they are: the same nibbles and scales in strips of 16 rows. A code
+//! of up to 8 bits has two planes; each group of 32 or 16 columns has a scale, and some a minimum:
+//! `value = scale * code - minimum`, or `scale * (code - zero)`.
+//!
+//! Words belong to 256 columns (a quad of tiles) of the rows g and g + 8 of a strip; a strip's
+//! words are `[quads][g]`, padded to 128 bytes. Groups of 32 are in the order `[8 groups]{g, g + 8}`.
+//!
+//! ```text
+//! Halves      16 f16 scales                                           32 bytes
+//! Pairs       16 f16 scales, 16 f16 minima                            64 bytes
+//! Super       f16 factors of scales {g, g + 8}, of minima; 16 bytes   32 bytes
+//!             scale | low 2 bits of minimum << 6; nibbles of the minima's upper bits, i and i + 8 in a byte
+//! Sixteenths  f16 factors {g, g + 8}; 32 i8 scales of 16 columns      36 bytes
+//! ```
+
+use super::layout::StripMut;
+use super::{Code, GROUP};
+
+/// Columns that share words.
+pub const QUAD: usize = 256;
+/// Pairs of rows of a strip.
+const PAIRS: usize = 8;
+/// Runs of 16 columns of two rows in a quad.
+pub const RUNS: usize = 32;
+const WORD_ALIGN: usize = 128;
+
+/// A code of GGUF files, by llama.cpp's name. Q5_0 is stored as Q8_0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FileCode {
+    Q4_0,
+    Q4_1,
+    Q4K,
+    Q5_1,
+    Q5K,
+    Q6K,
+    Q8_0,
+}
+
+/// How words hold scales and minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Words {
+    Halves,
+    Pairs,
+    Super,
+    Sixteenths,
+}
+
+/// Scales and minima of 16 columns each: `[16 runs]{row g, row g + 8}`.
+#[derive(Clone, Copy)]
+pub struct Runs {
+    pub scales: [f32; RUNS],
+    pub minima: [f32; RUNS],
+}
+
+impl Runs {
+    pub const ZERO: Self = Self { scales: [0.0; RUNS], minima: [0.0; RUNS] };
+}
+
+impl FileCode {
+    pub const ALL: [Self; 7] = [Self::Q4_0, Self::Q4_1, Self::Q4K, Self::Q5_1, Self::Q5K, Self::Q6K, Self::Q8_0];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q4K => "q4_k",
+            Self::Q5_1 => "q5_1",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// Planes of nibbles.
+    pub fn planes(self) -> usize {
+        if matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q4K) { 1 } else { 2 }
+    }
+
+    #[inline(always)]
+    pub fn words(self) -> Words {
+        match self {
+            Self::Q4_0 | Self::Q8_0 => Words::Halves,
+            Self::Q4_1 | Self::Q5_1 => Words::Pairs,
+            Self::Q4K | Self::Q5K => Words::Super,
+            Self::Q6K => Words::Sixteenths,
+        }
+    }
+
+    /// The code of 0, where there are no minima.
+    #[inline(always)]
+    pub fn zero(self) -> Option<f32> {
+        match self {
+            Self::Q4_0 => Some(8.0),
+            Self::Q6K => Some(32.0),
+            Self::Q8_0 => Some(128.0),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the words of two rows in a quad.
+    #[inline(always)]
+    pub fn pair_bytes(self) -> usize {
+        match self.words() {
+            Words::Halves | Words::Super => 32,
+            Words::Pairs => 64,
+            Words::Sixteenths => 36,
+        }
+    }
+
+    /// Bytes of a strip's words.
+    pub fn word_bytes(self, cols: usize) -> usize {
+        (cols.div_ceil(QUAD) * PAIRS * self.pair_bytes()).next_multiple_of(WORD_ALIGN)
+    }
+
+    /// Decodes the words of rows g and g + 8 in a quad.
+    #[inline(always)]
+    pub fn decode(self, words: &[u8], quad: usize, g: usize, out: &mut Runs) {
+        let at = (quad * PAIRS + g) * self.pair_bytes();
+        let words = &words[at..at + self.pair_bytes()];
+        match self.words() {
+            Words::Halves => spread(&halves(&words[..32]), &mut out.scales),
+            Words::Pairs => {
+                spread(&halves(&words[..32]), &mut out.scales);
+                spread(&halves(&words[32..64]).map(|m| -m), &mut out.minima);
+            }
+            Words::Super => decode_super(words, out),
+            Words::Sixteenths => {
+                let d = [half(words, 0), half(words, 2)];
+                for i in 0..RUNS {
+                    out.scales[i] = d[i % 2] * f32::from(words[4 + i] as i8);
+                }
+            }
+        }
+        if let Some(zero) = self.zero() {
+            for i in 0..RUNS {
+                out.minima[i] = out.scales[i] * zero;
+            }
+        }
+    }
+
+    /// Decodes 64 codes of a row; `runs` are those of its quad.
+    pub fn values(self, codes: &[u8; GROUP], runs: &Runs, row: usize, tile: usize, out: &mut [f32; GROUP]) {
+        for (i, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
+            let run = (tile % 4 * 4 + i / 16) * 2 + row / PAIRS;
+            let (scale, code) = (runs.scales[run], f32::from(code));
+            *out = match self.zero() {
+                Some(zero) => scale * (code - zero),
+                None => scale * code - runs.minima[run],
+            };
+        }
+    }
+}
+
+#[inline(always)]
+fn decode_super(words: &[u8], out: &mut Runs) {
+    let (d, min) = ([half(words, 0), half(words, 2)], [half(words, 4), half(words, 6)]);
+    let (mut scales, mut minima) = ([0.0; 16], [0.0; 16]);
+    for i in 0..16 {
+        let (low, high) = (words[8 + i], words[24 + i % 8] >> (i / 8 * 4) & 15);
+        scales[i] = d[i % 2] * f32::from(low & 63);
+        minima[i] = min[i % 2] * f32::from(low >> 6 | high << 2);
+    }
+    spread(&scales, &mut out.scales);
+    spread(&minima, &mut out.minima);
+}
+
+/// From groups of 32 columns to runs of 16.
+#[inline(always)]
+fn spread(groups: &[f32; 16], runs: &mut [f32; RUNS]) {
+    for i in 0..RUNS {
+        runs[i] = groups[i / 4 * 2 + i % 2];
+    }
+}
+
+#[inline(always)]
+fn halves(raw: &[u8]) -> [f32; 16] {
+    std::array::from_fn(|i| half(raw, 2 * i))
+}
+
+/// A finite f16: its bits moved into an f32 whose exponent is 112 too low, then scaled. One that is
+/// not finite is NaN.
+#[inline(always)]
+fn half(raw: &[u8], at: usize) -> f32 {
+    let bits = u32::from(u16::from_le_bytes([raw[at], raw[at + 1]]));
+    let value = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let value = if bits & 0x7c00 == 0x7c00 { f32::NAN } else { value };
+    f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
+}
+
+/// A strip that is being packed.
+pub struct FileStrip<'a> {
+    code: FileCode,
+    strip: StripMut<'a>,
+}
+
+impl<'a> FileStrip<'a> {
+    /// Clears `bytes`.
+    pub fn new(code: FileCode, cols: usize, bytes: &'a mut [u8]) -> Self {
+        Self { code, strip: StripMut::new(Code::File(code), cols, bytes) }
+    }
+
+    /// Codes of columns `64 tile ..`.
+    pub fn codes(&mut self, row: usize, tile: usize, codes: &[u8; GROUP]) {
+        self.strip.put_codes(row, tile, codes);
+    }
+
+    /// The words of a row's pair, and which of the two rows it is.
+    fn words(&mut self, row: usize, quad: usize) -> (&mut [u8], usize) {
+        let at = (quad * PAIRS + row % PAIRS) * self.code.pair_bytes();
+        (&mut self.strip.words()[at..], row / PAIRS)
+    }
+
+    /// f16 scale, and minimum if there is one, of a group of 32 columns.
+    pub fn group(&mut self, row: usize, group: usize, scale: [u8; 2], minimum: Option<[u8; 2]>) {
+        let (words, second) = self.words(row, group / 8);
+        let at = 2 * (group % 8 * 2 + second);
+        words[at..at + 2].copy_from_slice(&scale);
+        if let Some(minimum) = minimum {
+            words[32 + at..34 + at].copy_from_slice(&minimum);
+        }
+    }
+
+    /// Factors of scales and minima, and both of 6 bits of the 8 groups of a quad.
+    pub fn super_block(&mut self, row: usize, quad: usize, factors: [[u8; 2]; 2], groups: [(u8, u8); 8]) {
+        let (words, second) = self.words(row, quad);
+        words[2 * second..2 * second + 2].copy_from_slice(&factors[0]);
+        words[4 + 2 * second..6 + 2 * second].copy_from_slice(&factors[1]);
+        for (j, (scale, minimum)) in groups.into_iter().enumerate() {
+            let i = 2 * j + second;
+            words[8 + i] = scale | minimum << 6;
+            words[24 + i % 8] |= minimum >> 2 << (i / 8 * 4);
+        }
+    }
+
+    /// Factor and scales of the 16 runs of a quad.
+    pub fn sixteenths(&mut self, row: usize, quad: usize, factor: [u8; 2], scales: &[u8; 16]) {
+        let (words, second) = self.words(row, quad);
+        words[2 * second..2 * second + 2].copy_from_slice(&factor);
+        for (i, scale) in scales.iter().enumerate() {
+            words[4 + 2 * i + second] = *scale;
+        }
+    }
+}
+
+/// A strip of random codes, for tests.
+#[cfg(test)]
+pub fn random_strip(code: FileCode, cols: usize, seed: u32, out: &mut [u8]) {
+    let mut state = seed | 1;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) as u8
+    };
+    let mut strip = FileStrip::new(code, cols, out);
+    for row in 0..super::TILE_ROWS {
+        for tile in 0..cols / GROUP {
+            let most = match code {
+                FileCode::Q6K => 63,
+                FileCode::Q5_1 | FileCode::Q5K => 31,
+                FileCode::Q8_0 => 255,
+                _ => 15,
+            };
+            strip.codes(row, tile, &std::array::from_fn(|_| next() & most));
+        }
+        let mut half =
+            |sign: bool| half::f16::from_f32((f32::from(next()) / 256.0 - if sign { 0.5 } else { 0.0 }) / 16.0);
+        let halves: Vec<[u8; 2]> = (0..2 * cols / 32).map(|i| half(i % 2 == 1).to_le_bytes()).collect();
+        for quad in 0..cols.div_ceil(QUAD) {
+            let factors = [halves[2 * quad], halves[2 * quad + 1]];
+            match code.words() {
+                Words::Super => {
+                    strip.super_block(row, quad, factors, std::array::from_fn(|_| (next() & 63, next() & 63)))
+                }
+                Words::Sixteenths => strip.sixteenths(row, quad, factors[1], &std::array::from_fn(|_| next())),
+                Words::Halves | Words::Pairs => {}
+            }
+        }
+        if matches!(code.words(), Words::Halves | Words::Pairs) {
+            let minimum = |j: usize| (code.words() == Words::Pairs).then_some(halves[2 * j]);
+            (0..cols / 32).for_each(|j| strip.group(row, j, halves[2 * j + 1], minimum(j)));
+        }
+    }
+}
