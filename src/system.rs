@@ -3,6 +3,7 @@
 //! control had stopped the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,18 +31,29 @@ pub fn forget_variables(names: &[&str]) {
     }
 }
 
-/// The system allocator, except that a failed small allocation ends the process with one line. A
-/// failed large one returns null to its caller, which may use `try_reserve`; otherwise Rust prints
-/// a line and aborts.
+/// The system allocator, except that a failed allocation of usual size ends the process with one
+/// line, unless [`may_fail`] asks for it. A failed larger one returns null to its caller, which may
+/// be a reader that reports it; otherwise Rust prints two lines and aborts.
 struct Allocator;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// Callers of `try_reserve` ask for more than this.
-const SMALL_BYTES: usize = 64 << 10;
+const USUAL_BYTES: usize = 1 << 20;
 
-// SAFETY: every call is the system allocator's; a small one that fails does not return.
+thread_local! {
+    static MAY_FAIL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Allocates by `try_reserve` or the like, whose caller goes on if there is no memory.
+pub fn may_fail<T>(allocate: impl FnOnce() -> T) -> T {
+    MAY_FAIL.set(true);
+    let allocated = allocate();
+    MAY_FAIL.set(false);
+    allocated
+}
+
+// SAFETY: every call is the system allocator's; one that fails may not return.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller guarantees the layout.
@@ -65,7 +77,7 @@ unsafe impl GlobalAlloc for Allocator {
 }
 
 fn checked(at: *mut u8, bytes: usize) -> *mut u8 {
-    if at.is_null() && bytes < SMALL_BYTES {
+    if at.is_null() && bytes < USUAL_BYTES && !MAY_FAIL.try_with(Cell::get).unwrap_or(false) {
         imp::end_with(b"dmschat: out of memory\n");
     }
     at

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
+use crate::system;
 use crate::tensor::Tensor;
 pub use linear::{OnInput, Weight};
 pub use pool::Pool;
@@ -159,7 +160,7 @@ impl Cpu {
 
 fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
     let mut v = Vec::new();
-    v.try_reserve_exact(len)
+    system::may_fail(|| v.try_reserve_exact(len))
         .map_err(|_| OutOfMemory { what: "host", needed_bytes: (len * std::mem::size_of::<T>()) as u64 })?;
     v.resize(len, T::default());
     Ok(v)
