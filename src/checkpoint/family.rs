@@ -13,7 +13,7 @@ pub struct Family {
     /// Whether sizes of heads may be missing: `head_dim` then follows from the hidden size, and there are as many key-value
     /// heads as query heads. Elsewhere the defaults of transformers are arbitrary.
     pub plain_heads: bool,
-    /// Whether a stated `sliding_window` is in use without `use_sliding_window`.
+    /// Whether a stated `sliding_window` is in use. Elsewhere transformers ignores it.
     pub window_in_use: bool,
     /// Whether its model cards document YaRN beyond the context that was trained on.
     pub yarn: bool,
@@ -49,7 +49,7 @@ const PLAIN: Family = Family {
 /// Mistral is `llama` in GGUF files.
 const FAMILIES: [Family; 7] = [
     Family { name: "qwen3", qk_norm: true, yarn: true, ..PLAIN },
-    Family { name: "llama", mlp_bias: true, plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
+    Family { name: "llama", mlp_bias: true, plain_heads: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, plain_heads: true, yarn: true, ..PLAIN },
     Family { name: "mistral", plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
     Family { name: "phi3", plain_heads: true, window_in_use: true, fused: true, partial_rope: true, ..PLAIN },

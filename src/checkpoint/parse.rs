@@ -178,7 +178,7 @@ fn family(config: &Fields) -> Result<&'static Family> {
     let names: Vec<&str> = architectures.into_iter().flatten().filter_map(Value::as_str).collect();
     ensure!(
         names.is_empty() || names.iter().any(|n| n.contains("ForCausalLM")),
-        "{}: architecture {} is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
+        "{}: architecture {} is not a supported language model (those whose name ends in ForCausalLM are)",
         config.place(),
         names.join(", ")
     );

@@ -247,10 +247,17 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
-            "architecture LlamaForSequenceClassification is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
+            "architecture LlamaForSequenceClassification is not a supported language model (those whose name ends in ForCausalLM are)",
         ),
         (json!({"hidden_act": "gelu"}), "hidden_act \"gelu\" is not supported (silu is)"),
-        (json!({"sliding_window": 8, "dms_cr": 4}), "a sliding window beside DMS or DMC is not supported"),
+        (
+            json!({"model_type": "mistral", "sliding_window": 8, "dms_cr": 4}),
+            "a sliding window beside DMS or DMC is not supported",
+        ),
+        (
+            json!({"sliding_window": 8, "use_sliding_window": true}),
+            "sliding window attention is not supported in llama",
+        ),
         (
             json!({"layer_types": ["full_attention", "sliding_attention"]}),
             "layer type \"sliding_attention\" is not supported (full_attention is)",
