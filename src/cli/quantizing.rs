@@ -14,7 +14,7 @@ pub struct Quantizing {
 impl Quantizing {
     /// Shows layers measured or quantized so far, of `total`.
     pub fn layers(&mut self, measuring: bool, done: usize, total: usize) {
-        let doing = if measuring { "measuring which weights matter" } else { "quantizing" };
+        let doing = if measuring { "measuring which weights matter" } else { "packing the weights" };
         if std::io::stderr().is_terminal() {
             self.line.show(&format!("dmschat: {doing}, layer {done} of {total}"));
         } else if self.begun != Some(doing) {

@@ -79,7 +79,7 @@ fn quantized_weights_are_made_once_and_stand_in_for_the_original() {
     assert_eq!((&plain["weights"]["format"], &plain["weights"]["cached"]), (&"bf16".into(), &false.into()), "{plain}");
     let (first, said) = home.answer(&["--weights", "int4"]);
     assert!(
-        said.contains("measuring which weights matter: 2 layers") && said.contains("quantizing: 2 layers"),
+        said.contains("measuring which weights matter: 2 layers") && said.contains("packing the weights: 2 layers"),
         "{said}"
     );
     let weights = &first["weights"];
@@ -89,7 +89,7 @@ fn quantized_weights_are_made_once_and_stand_in_for_the_original() {
     let (second, said) = home.answer(&["--weights", "int4"]);
     assert_eq!((said.as_str(), &second["answer"], &second["weights"]), ("", &first["answer"], &first["weights"]));
     let (in_memory, said) = home.answer(&["--weights", "int4", "--no-weight-cache"]);
-    assert!(said.contains("quantizing"), "{said}");
+    assert!(said.contains("packing the weights"), "{said}");
     assert_eq!((&in_memory["answer"], &in_memory["weights"]["cached"]), (&first["answer"], &false.into()));
 
     let (list, _) = home.json(&["models", "list"]);

@@ -90,7 +90,7 @@ fn progress(app: &App, stop: &str) -> Option<String> {
                 format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} twice stops)")
             }
             Some(Progress::Quantizing { measuring, done, total }) => {
-                let what = if *measuring { "measuring which weights matter" } else { "quantizing" };
+                let what = if *measuring { "measuring which weights matter" } else { "packing the weights" };
                 format!("loading {name}: {what}, layer {done} of {total} ({stop} twice stops)")
             }
             Some(Progress::Weights { done_bytes, total_bytes: total }) => {
@@ -339,7 +339,7 @@ mod tests {
         update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: true, done: 2, total: 36 }));
         assert_eq!(said(&app), "loading demo: measuring which weights matter, layer 2 of 36 (Esc twice stops)");
         update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: false, done: 12, total: 36 }));
-        assert_eq!(said(&app), "loading demo: quantizing, layer 12 of 36 (Esc twice stops)");
+        assert_eq!(said(&app), "loading demo: packing the weights, layer 12 of 36 (Esc twice stops)");
         update(&mut app, AppEvent::Progress(Progress::Weights { done_bytes: 1, total_bytes: 2 }));
         assert!(said(&app).starts_with("loading demo: 50 %"));
     }
