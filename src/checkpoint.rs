@@ -11,7 +11,7 @@ mod described;
 pub mod dial_file;
 mod disk;
 mod family;
-mod files;
+pub(crate) mod files;
 mod fp8;
 mod gguf;
 pub mod hub;
@@ -52,7 +52,7 @@ use crate::unicode;
 use adapter::Adapter;
 use adapter::known;
 use anyhow::{Context, Result, bail};
-use files::Files;
+use files::{CARD, Files};
 use json::Fields;
 use model_names::{MAX_NAME, Names};
 use names::TensorSpec;
@@ -365,9 +365,6 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     let config = parse::model_config(&Fields::new(&label, &map), metadata_fields.as_ref())?;
     Ok((config, map, metadata))
 }
-
-/// The model card, which states the licence and what the model was made of.
-const CARD: &str = "README.md";
 
 /// A description of a model without its weights.
 pub struct Summary {

@@ -13,7 +13,7 @@ pub use regression::Fitted;
 pub use rows::Frame;
 
 use crate::backend::Measure;
-use crate::engine::Runner;
+use crate::engine::{EngineOptions, Runner};
 use anyhow::{Context, Result};
 use regression::fit;
 use rows::{Collector, LayerRows, Rows};
@@ -39,6 +39,18 @@ pub struct Progress {
     pub doing: &'static str,
     pub done: usize,
     pub total: usize,
+}
+
+/// What an engine needs for it: one sequence of texts, or one with and one without eviction.
+pub fn options(options: EngineOptions) -> EngineOptions {
+    EngineOptions {
+        context: Some(CONTEXT),
+        max_step: Some(CONTEXT),
+        max_logits: 64,
+        max_seqs: 3,
+        eviction: None,
+        ..options
+    }
 }
 
 /// Runs the texts through a dense model, and collects what a predictor is fitted to.

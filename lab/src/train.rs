@@ -12,7 +12,7 @@ use dmschat::config::{Auto, Settings};
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::predictor::search::{self, Goal};
 use dmschat::predictor::texts::{MEASURED_TOKENS, Piece};
-use dmschat::predictor::{self, CONTEXT, Frame, file};
+use dmschat::predictor::{self, Frame, file};
 use dmschat::sampler::uniform;
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,17 +38,8 @@ pub struct TrainArgs {
 pub fn run(settings: &Settings, args: &TrainArgs) -> Result<u8> {
     let target = Target::new(settings)?;
     let config = ModelConfig { dms: None, ..Checkpoint::shape(&args.shape).map_err(as_wrong_use)? };
-    let checkpoint = match target.copies_weights() {
-        true => Checkpoint::random_shared_of(&args.shape, config)?,
-        false => Checkpoint::random_of(&args.shape, config)?,
-    };
-    let options = EngineOptions {
-        context: Some(CONTEXT),
-        max_step: Some(CONTEXT),
-        max_logits: 64,
-        max_seqs: 3,
-        ..EngineOptions::new(target.codec(Auto::Auto))
-    };
+    let checkpoint = target.random_weights(&args.shape, config)?;
+    let options = predictor::options(EngineOptions::new(target.codec(Auto::Auto)));
     target.run(DeviceOptions::from(settings), Job { checkpoint, options, args })
 }
 

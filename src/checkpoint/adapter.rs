@@ -7,7 +7,7 @@ pub mod kvzap;
 
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
-use super::files::Files;
+use super::files::{Files, WEIGHTS};
 use super::model_names::Names;
 use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
@@ -73,7 +73,7 @@ impl Adapter {
     /// A file of ours, or a folder with a KVzap predictor. `name` is what users call it, if not as the file is called.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self> {
         let label = path.display().to_string();
-        let folder = match path.file_name().is_some_and(|name| name == super::hub::cache::SINGLE) {
+        let folder = match path.file_name().is_some_and(|name| name == WEIGHTS) {
             true => path.parent().filter(|folder| folder.join("config.json").is_file()),
             false => Some(path).filter(|path| path.is_dir()),
         };

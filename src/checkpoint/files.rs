@@ -17,11 +17,18 @@ pub fn max_text_bytes(name: &str) -> u64 {
     const MIB: u64 = 1 << 20;
     match name {
         "tokenizer.json" => 128 * MIB,
-        "model.safetensors.index.json" => 32 * MIB,
+        INDEX => 32 * MIB,
         "tokenizer_config.json" => 16 * MIB,
         _ => 4 * MIB,
     }
 }
+
+/// The weights of a folder, where one file holds them all.
+pub const WEIGHTS: &str = "model.safetensors";
+/// Where several do, which file holds which tensor.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// The model card, which states the licence and what the model was made of.
+pub const CARD: &str = "README.md";
 
 /// Files beside the weights that a checkpoint is opened from, where they exist. The first two
 /// decide whether the model can run.
@@ -32,7 +39,7 @@ pub const TEXTS: [&str; 9] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "README.md",
+    CARD,
     "chat_template.jinja",
     "chat_template.json",
 ];

@@ -1,6 +1,6 @@
 //! The safetensors files of a folder as one set of tensors.
 
-use super::files::{self, Files};
+use super::files::{self, Files, INDEX, WEIGHTS};
 use super::json::{self, Fields};
 use super::names::TensorSpec;
 use super::origin::SourceFile;
@@ -8,9 +8,6 @@ use super::safetensors::{RawTensor, TensorFile};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
-
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 
 /// The safetensors files of a folder, and the file of each tensor.
 pub struct Shards {
@@ -23,13 +20,13 @@ pub struct Shards {
 impl Shards {
     /// `model.safetensors`, else the shards of `model.safetensors.index.json`.
     pub fn open(files: &Files) -> Result<Self> {
-        if let Some(bytes) = files.bytes(SINGLE)? {
-            let file = TensorFile::new(&files.label(SINGLE), bytes)?;
+        if let Some(bytes) = files.bytes(WEIGHTS)? {
+            let file = TensorFile::new(&files.label(WEIGHTS), bytes)?;
             let owner = file.names().map(|n| (n.to_owned(), 0)).collect();
-            return Ok(Self { label: files.label(SINGLE), files: vec![file], owner });
+            return Ok(Self { label: files.label(WEIGHTS), files: vec![file], owner });
         }
         let Some(index) = json::optional(files, INDEX)? else {
-            bail!("{} is missing, and so is {INDEX}; only safetensors weights are read", files.label(SINGLE));
+            bail!("{} is missing, and so is {INDEX}; only safetensors weights are read", files.label(WEIGHTS));
         };
         let place = files.label(INDEX);
         let map = Fields::new(&place, &index).opt_object("weight_map")?;

@@ -35,15 +35,16 @@ impl Checkpoint {
         let (stride, cols) = (rows.next_multiple_of(TILE_ROWS), maps[0].shape[1]);
         let all = |is: &dyn Fn(&Format) -> bool| above.iter().all(is);
         let of = |parts: Vec<Tensor>| Stacked { copies: parts.len(), parts, stride };
-        // No code of a file is chosen for values.
-        let code = |code| if let Code::File(_) = code { Code::Q8 } else { code };
-        let first = if let Format::Packed(first) = above[0] { Format::Packed(code(first)) } else { above[0].clone() };
-        match first {
-            Format::Packed(code) if self.is_description => {
+        match above[0] {
+            Format::Packed(code) => {
+                // No code of a file is chosen for values.
+                let code = if let Code::File(_) = code { Code::Q8 } else { code };
                 let nothing = |_| described(code, stride, cols);
-                Ok(of((0..copies(code)).map(nothing).collect::<Result<_>>()?))
+                Ok(of(match self.is_description {
+                    true => (0..copies(code)).map(nothing).collect::<Result<_>>()?,
+                    false => packed(code, &values(maps, stride), stride, cols)?,
+                }))
             }
-            Format::Packed(code) => Ok(of(packed(code, &values(maps, stride), stride, cols)?)),
             Format::Plain(dtype) if all(&|f| matches!(f, Format::Plain(d) if *d == dtype)) => {
                 if maps.iter().all(|map| map.dtype() == Some(dtype)) {
                     return Ok(as_they_are(maps, stride, cols, dtype));
@@ -74,8 +75,8 @@ fn values(maps: &[Tensor], stride: usize) -> Vec<f32> {
 /// Copies that decisions need: two of 4 bits each are as exact as one of 8.
 fn copies(code: Code) -> usize {
     match code {
-        Code::Q8 | Code::File(_) => 1,
         Code::Q4 => 2,
+        _ => 1,
     }
 }
 

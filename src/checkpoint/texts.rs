@@ -39,8 +39,7 @@ pub fn read(files: &Files) -> Result<ChatTexts> {
 /// The `license` of a model card's front matter.
 pub fn licence(card: &[u8]) -> Option<String> {
     const MAX_LEN: usize = 60;
-    let card = String::from_utf8_lossy(&card[..card.len().min(64 << 10)]);
-    let matter = card.strip_prefix("---")?.split("\n---").next()?;
+    let matter = front_matter(card);
     let line = matter.lines().find_map(|l| l.strip_prefix("license:"))?;
     let name: String = line.trim().trim_matches(['"', '\'']).chars().take(MAX_LEN).collect();
     (!name.is_empty()).then_some(name)
@@ -49,14 +48,20 @@ pub fn licence(card: &[u8]) -> Option<String> {
 /// The `base_model` of a model card's front matter: a name, or a list of them.
 pub fn bases(card: &[u8]) -> Vec<String> {
     const MOST: usize = 8;
-    let card = String::from_utf8_lossy(&card[..card.len().min(64 << 10)]);
-    let matter = card.strip_prefix("---").and_then(|rest| rest.split("\n---").next()).unwrap_or_default();
+    let matter = front_matter(card);
     let mut lines = matter.lines().skip_while(|line| !line.starts_with("base_model:"));
     let first = lines.next().and_then(|line| line.strip_prefix("base_model:")).unwrap_or_default();
     let listed = lines.map_while(|line| line.trim_start().strip_prefix("- "));
     let plain = |text: &str| text.trim().trim_matches(['"', '\'', '[', ']']).to_owned();
     let names = first.split(',').chain(listed).map(plain);
     names.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).take(MOST).collect()
+}
+
+/// What stands between the first two lines of `---`; nothing if the card does not begin with one.
+fn front_matter(card: &[u8]) -> String {
+    const MAX_BYTES: usize = 64 << 10;
+    let card = String::from_utf8_lossy(&card[..card.len().min(MAX_BYTES)]);
+    card.strip_prefix("---").and_then(|rest| rest.split("\n---").next()).unwrap_or_default().to_owned()
 }
 
 fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {

@@ -116,12 +116,7 @@ fn random(shape: &str, settings: &Settings, target: Target) -> Result<Checkpoint
         }
         Adapter::Auto | Adapter::None => Checkpoint::shape(shape)?,
     };
-    // Tensors that are copied to a device may share their bytes on the host.
-    if target.copies_weights() {
-        Checkpoint::random_shared_of(shape, config)
-    } else {
-        Checkpoint::random_of(shape, config)
-    }
+    target.random_weights(shape, config)
 }
 
 /// Sets the offset of the eviction decisions as `--keep-ratio` or `--offset` ask, and returns it if one of them is given.

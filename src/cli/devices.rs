@@ -7,7 +7,7 @@ use super::output::{notice, wrong_use};
 use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
-use crate::checkpoint::{EXACT_FIRST, ModelConfig};
+use crate::checkpoint::{Checkpoint, EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{Auto, Device, Gemm, Settings};
 use crate::engine::dense_context;
@@ -139,6 +139,14 @@ impl Target {
     /// Whether weights are copied to the device, so that the host's copy is short-lived.
     pub fn copies_weights(self) -> bool {
         matches!(self, Self::Cuda(_))
+    }
+
+    /// Random weights for this device in a known shape. Tensors that are copied to a device may share their bytes on the host.
+    pub fn random_weights(self, shape: &str, config: ModelConfig) -> Result<Checkpoint> {
+        match self.copies_weights() {
+            true => Checkpoint::random_shared_of(shape, config),
+            false => Checkpoint::random_of(shape, config),
+        }
     }
 
     /// The codec that `--kv` selects on this device.

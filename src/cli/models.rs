@@ -6,6 +6,7 @@ use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
 use super::{devices, download, quantized, spawn};
 use crate::checkpoint::adapter::{Adapter, kvzap};
+use crate::checkpoint::files::INDEX;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
@@ -236,7 +237,7 @@ fn in_cache(hub: &Hub) -> Vec<Found> {
 }
 
 fn has_weights(folder: &Path) -> bool {
-    weight_bytes(folder) > 0 || folder.join(cache::INDEX).exists()
+    weight_bytes(folder) > 0 || folder.join(INDEX).exists()
 }
 
 /// Bytes of the weight files of a folder, or of a GGUF file.
@@ -265,12 +266,8 @@ fn remove(name: &str, common: &Common) -> Result<()> {
         let (at, near) = (hub.cache.display(), hub.suggestion(id));
         return Err(wrong_use(format!("{id} is not in the Hugging Face cache ({at}){near}")));
     }
-    let here = match (&model.gguf, &model.revision) {
-        (None, None) => true,
-        (None, Some(revision)) => repo.snapshot(revision).map_err(output::as_wrong_use)?.is_some(),
-        _ => repo.find(&model).map_err(output::as_wrong_use)?.is_some(),
-    };
-    if !here {
+    let whole = model.gguf.is_none() && model.revision.is_none();
+    if !whole && repo.find(&model).map_err(output::as_wrong_use)?.is_none() {
         let what = model.gguf.clone().unwrap_or_else(|| format!("revision {}", model.revision()));
         return Err(wrong_use(format!("{id} is in the Hugging Face cache without {what}")));
     }

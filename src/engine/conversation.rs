@@ -40,6 +40,16 @@ pub(super) enum Halt {
     Error(String),
 }
 
+impl Halt {
+    /// Why a probe has no answer. `failed` says what could not be done.
+    pub fn without_answer(self, failed: &str) -> String {
+        match self {
+            Self::Cancelled => "stopped".to_owned(),
+            Self::CacheFull(why) | Self::ContextFull(why) | Self::Error(why) => format!("{failed}: {why}"),
+        }
+    }
+}
+
 impl<E: Into<StepError>> From<E> for Halt {
     fn from(error: E) -> Self {
         match error.into() {

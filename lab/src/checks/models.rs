@@ -62,15 +62,15 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     let answer = if report.is_short() { SHORT_ANSWER } else { ANSWER };
     let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Other::No));
     let others = [Other::Pool, Other::Dmc, Other::Layers].map(|other| ("demo", true, other));
-    for (shape, in_f32, merges) in own.into_iter().chain(others) {
+    for (shape, in_f32, other) in own.into_iter().chain(others) {
         let mut checkpoint = Checkpoint::random(shape)?;
         if report.is_short() {
             checkpoint.config.n_layers = SHORT_LAYERS;
         }
-        if merges == Other::Layers {
+        if other == Other::Layers {
             vary(&mut checkpoint.config);
         }
-        if merges == Other::Dmc {
+        if other == Other::Dmc {
             checkpoint.config.dms = None;
             let rule = Dmc::default();
             checkpoint.config.dmc = Some(DmcConfig { rule, alpha_scale: 100.0, alpha_offset: 5.0, target_ratio: None });
@@ -80,11 +80,11 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         } else if let Some(dms) = &mut checkpoint.config.dms {
             dms.alpha_offset = MARKS_ALL;
         }
-        let policy = if merges == Other::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
-        let policy_name = ["", " pool", " dmc", " of other layers"][merges as usize];
+        let policy = if other == Other::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
+        let policy_name = ["", " pool", " dmc", " of other layers"][other as usize];
         let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
-        let decides = in_f32 && merges != Other::Pool;
-        for &codec in if merges == Other::No { CODECS } else { &[Codec::Bf16] } {
+        let decides = in_f32 && other != Other::Pool;
+        for &codec in if other == Other::No { CODECS } else { &[Codec::Bf16] } {
             if !report.takes() {
                 continue;
             }

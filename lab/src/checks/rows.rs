@@ -183,7 +183,7 @@ impl Case for Rope {
         let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
         // Some heads are rotated in part, and some not at all.
         let rotated = [d, d, d / 2, 0][self.group % 4];
-        let inv_freq: Vec<f32> = (0..rotated / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / rotated as f32)).collect();
+        let inv_freq = inv_freq(rotated);
         let columns = self.decisions.columns(self.heads);
         let mlp = [self.heads * columns.units, self.heads].map(|len| buffer(b, &random.floats(len.max(1))));
         let own = acts(b, self.heads, &random.floats(ROWS * self.heads));
@@ -267,8 +267,7 @@ impl Case for Importance {
         let (mut random, d, tokens, queries) = (Random::new(9), self.head_dim, 101, 90..165);
         let geometry = geometry(Policy::Dense, Codec::Bf16, [d, 2, self.group], [1, 1]);
         let norms = [0; 2].map(|_| buffer(b, &random.floats(d)));
-        let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
-        let inv_freq = buffer(b, &inv_freq);
+        let inv_freq = buffer(b, &inv_freq(d));
         let rope = QkvRopeArgs {
             qk_norm: self.norm.then_some([&norms[0], &norms[1]]),
             rms_eps: 1e-6,
@@ -328,4 +327,9 @@ impl Case for RoundTrip {
         }
         Output { floats, exact }
     }
+}
+
+/// RoPE frequencies of `rotated` channels.
+fn inv_freq(rotated: usize) -> Vec<f32> {
+    (0..rotated / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / rotated as f32)).collect()
 }

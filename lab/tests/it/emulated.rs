@@ -37,9 +37,7 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
 #[test]
 fn families_score_as_on_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
-    let tokens: Vec<usize> = (0..90).map(|i| i * 7919 % 128).collect();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), serde_json::to_string(&tokens).unwrap()).unwrap();
+    let file = tokens_file(90, 128);
     let window = &["--policy", "window", "--budget", "18"];
     for (name, policy) in [
         ("phi3_longrope", &[][..]),
@@ -71,9 +69,7 @@ fn families_score_as_on_the_cpu() {
 #[test]
 fn scores_are_those_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
-    let tokens: Vec<usize> = (0..120).map(|i| i * 7919 % 256).collect();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), serde_json::to_string(&tokens).unwrap()).unwrap();
+    let file = tokens_file(120, 256);
     let shapes = [
         (Spec::new(true, Form::Borrowed), "bf16", &[][..]),
         (Spec { bias: true, ..Spec::new(false, Form::Adapter) }, "bf16", &[]),
@@ -150,4 +146,12 @@ fn every_op_is_timed() {
     }
     let small = dmslab(gpu, &[("SOFTWARE_GPU_MEMORY_MIB", "1024")], &["speed"]);
     assert!(small.code == 0 && small.stdout.contains("ops are not timed"), "{}", small.stdout);
+}
+
+/// A file of `n` tokens below `vocab`.
+fn tokens_file(n: usize, vocab: usize) -> tempfile::NamedTempFile {
+    let tokens: Vec<usize> = (0..n).map(|i| i * 7919 % vocab).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), serde_json::to_string(&tokens).unwrap()).unwrap();
+    file
 }

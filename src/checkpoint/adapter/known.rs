@@ -1,4 +1,4 @@
-//! Which predictors belong to a model, by its names: those in a folder of the user's, and those that NVIDIA has published.
+//! Which predictor that NVIDIA has published belongs to a model, by the model's names.
 
 use super::super::hub::{self, HubModel};
 use super::super::model_names::{Names, same};

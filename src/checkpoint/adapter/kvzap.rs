@@ -2,11 +2,11 @@
 
 use super::super::bounds;
 use super::super::config::{ModelConfig, Predictor};
-use super::super::files::Files;
+use super::super::files::{Files, WEIGHTS};
 use super::super::json::{self, Fields};
 use super::super::safetensors::TensorFile;
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Threshold of the paper and of the model cards.
@@ -17,13 +17,15 @@ pub const WINDOW: usize = 128;
 /// strong eviction loses the attention sink.
 pub const SINKS: usize = 4;
 
-const WEIGHTS: &str = "model.safetensors";
 /// The `model_type` in `config.json`.
 const MODEL_TYPE: &str = "kvzap";
 
 /// Whether `config.json` is that of a predictor.
 pub fn is_predictor(files: &Files) -> bool {
-    let config = json::optional(files, "config.json").ok().flatten().unwrap_or_default();
+    json::optional(files, "config.json").is_ok_and(|config| config.is_some_and(|config| is_kvzap(&config)))
+}
+
+fn is_kvzap(config: &Map<String, Value>) -> bool {
     config.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
 }
 
@@ -45,10 +47,8 @@ pub struct KvZap {
 impl KvZap {
     /// Opens the predictor in a folder; `None` if it holds something else.
     pub fn open(files: &Files) -> Result<Option<(Self, TensorFile)>> {
-        if !is_predictor(files) {
-            return Ok(None);
-        }
-        let (place, map) = (files.label("config.json"), json::optional(files, "config.json")?.unwrap_or_default());
+        let Some(map) = json::optional(files, "config.json")?.filter(is_kvzap) else { return Ok(None) };
+        let place = files.label("config.json");
         let config = Fields::new(&place, &map);
         let label = files.label(WEIGHTS);
         let bytes = files.bytes(WEIGHTS)?.with_context(|| format!("{label} is missing"))?;

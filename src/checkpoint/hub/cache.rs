@@ -4,7 +4,7 @@
 
 use super::gguf_files::{self, GgufModel};
 use super::{HubError, HubModel, is_hub_id, is_plain, near};
-use crate::checkpoint::files;
+use crate::checkpoint::files::{self, INDEX, WEIGHTS};
 use crate::checkpoint::gguf::Gguf;
 use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
@@ -16,8 +16,6 @@ use std::path::{Path, PathBuf};
 
 pub const CONFIG: &str = "config.json";
 pub const TOKENIZER: &str = "tokenizer.json";
-pub const SINGLE: &str = "model.safetensors";
-pub const INDEX: &str = "model.safetensors.index.json";
 const PARTIAL: &str = "incomplete";
 /// Largest reference, which holds the name of a commit.
 const MAX_REFERENCE_BYTES: u64 = 4096;
@@ -315,7 +313,7 @@ pub fn extent(snapshot: &Path) -> Extent {
         let names = raw.ok().and_then(|raw| shards(&raw).ok());
         names.is_some_and(|names| !names.is_empty() && names.iter().all(|name| there(name)))
     };
-    if !there(CONFIG) || !(there(SINGLE) || sharded()) {
+    if !there(CONFIG) || !(there(WEIGHTS) || sharded()) {
         Extent::Part
     } else if there(TOKENIZER) {
         Extent::Whole

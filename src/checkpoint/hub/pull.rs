@@ -3,14 +3,14 @@
 //! or that does not fit on the disk, is refused before a byte is written.
 
 use super::api::{Listing, Remote};
-use super::cache::{self, CONFIG, INDEX, Repo, SINGLE};
+use super::cache::{self, CONFIG, Repo};
 use super::download::{Fetcher, File};
 use super::gguf_files::{self, GgufModel};
 use super::http::{Client, Origin};
 use super::{Hub, HubError, HubModel, Observer};
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::disk::free_bytes;
-use crate::checkpoint::files::{Files, TEXTS, max_text_bytes, plain_name};
+use crate::checkpoint::files::{CARD, Files, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
 use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
 use crate::checkpoint::{ModelConfig, config_of};
 use crate::tensor::SharedBytes;
@@ -18,9 +18,6 @@ use crate::unicode::one_line;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The model card, which states the licence. Optional.
-const CARD: &str = "README.md";
 
 /// Bytes of a GGUF file that are requested for its header at first. Most have 2 to 16 MB.
 const HEAD_BYTES: u64 = 4 << 20;
@@ -172,7 +169,7 @@ impl Pull<'_> {
     fn folder(&mut self, observer: &mut dyn Observer) -> Result<Wanted, HubError> {
         let (id, listing) = (self.fetcher.remote.id, self.listing);
         let has = |name: &str| listing.files.contains_key(name);
-        if !has(SINGLE) && !has(INDEX) && listing.files.keys().any(|name| name.ends_with(".gguf")) {
+        if !has(WEIGHTS) && !has(INDEX) && listing.files.keys().any(|name| name.ends_with(".gguf")) {
             let model = HubModel { id: id.to_owned(), gguf: Some(String::new()), revision: None };
             pick(&model, listing)?;
         }
@@ -255,12 +252,12 @@ impl Pull<'_> {
     fn weights(&mut self, texts: &mut Vec<File>, observer: &mut dyn Observer) -> Result<Vec<File>, HubError> {
         let id = self.fetcher.remote.id;
         let files = &self.listing.files;
-        if files.contains_key(SINGLE) {
-            return self.files([SINGLE].iter(), observer);
+        if files.contains_key(WEIGHTS) {
+            return self.files([WEIGHTS].iter(), observer);
         }
         if !files.contains_key(INDEX) {
             return Err(HubError::Wrong(format!(
-                "{id} has neither {SINGLE} nor {INDEX}, and only safetensors weights are read"
+                "{id} has neither {WEIGHTS} nor {INDEX}, and only safetensors weights are read"
             )));
         }
         let index = self.files([INDEX].iter(), observer)?;

@@ -10,12 +10,12 @@ use crate::checkpoint::adapter::EXTENSION;
 use crate::checkpoint::adapter::card::{Card, Figure, Header};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::config::{Adapter, Settings};
-use crate::engine::{EngineOptions, Runner, template_spec};
+use crate::engine::{Runner, template_spec};
 use crate::policy::PolicyKind;
 use crate::predictor::file::to_bytes;
 use crate::predictor::search::{self, Found, Goal};
 use crate::predictor::texts::{self, Piece, Pieces, Text};
-use crate::predictor::{self, CONTEXT, Fitted, Frame, Progress};
+use crate::predictor::{self, Fitted, Frame, Progress};
 use crate::protocol::Piece as TextPiece;
 use crate::regular_file;
 use crate::regular_file::temporary::Temporary;
@@ -54,7 +54,7 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
     };
     let mut fitted = None;
     let fit = Fit { texts: &texts, goal, work: &mut work, out: &mut fitted };
-    with_options(&settings, options, fit)?;
+    with_options(&settings, predictor::options, fit)?;
     let fitted = fitted.context("nothing was fitted")?;
     // The model is loaded again, with the predictor at a threshold of 0, which the dial then moves.
     let folder = settings.dirs.adapters();
@@ -64,7 +64,7 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
     settings.adapter = Adapter::File(temporary.path().to_owned());
     let mut found = None;
     let find = Find { fitted: &fitted, goal, work: &mut work, draft: temporary, out: &mut found };
-    with_options(&settings, options, find)?;
+    with_options(&settings, predictor::options, find)?;
     let found = found.context("no threshold was found")?;
     work.line.clear();
     let whole = fitted.file(&found)?;
@@ -117,18 +117,6 @@ fn user_texts(files: &[PathBuf]) -> Result<Vec<Text>> {
         return Err(wrong_use(TOO_SHORT));
     }
     Ok(out)
-}
-
-/// One sequence of texts, or one with and one without eviction.
-fn options(options: EngineOptions) -> EngineOptions {
-    EngineOptions {
-        context: Some(CONTEXT),
-        max_step: Some(CONTEXT),
-        max_logits: 64,
-        max_seqs: 3,
-        eviction: None,
-        ..options
-    }
 }
 
 /// What was fitted, and the texts it is measured on.

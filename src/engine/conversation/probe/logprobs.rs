@@ -112,10 +112,7 @@ impl<B: Backend> Conversation<B> {
         self.leave(m, chain);
         let result = match halt {
             None => Ok(logprobs.report(&m.vocabulary.tokenizer)),
-            Some(Halt::Cancelled) => Err("stopped".to_owned()),
-            Some(Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why)) => {
-                Err(format!("no room to read it again: {why}"))
-            }
+            Some(halt) => Err(halt.without_answer("no room to read it again")),
         };
         events.event(Event::Found(Finding::Logprobs(result)));
     }

@@ -40,10 +40,7 @@ impl<B: Backend> Conversation<B> {
     ) {
         let table = match halt {
             None => table_of(&m.runner, chain.context.seq).ok_or_else(|| TOO_SHORT.to_owned()),
-            Some(Halt::Cancelled) => Err("stopped".to_owned()),
-            Some(Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why)) => {
-                Err(format!("it cannot be measured now: {why}"))
-            }
+            Some(halt) => Err(halt.without_answer("it cannot be measured now")),
         };
         self.leave(m, chain);
         let not_kept = table.map(|table| m.keep_table(table));
