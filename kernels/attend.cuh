@@ -178,20 +178,34 @@ template <int D, class Codec>
 struct OnlineSoftmax {
   using K = typename Page<D, Codec>::K;
   using V = typename Page<D, Codec>::V;
-  u32 q[D / 16][2], weights[2];
+  u32 weights[2];
   float acc[D / 16][4], rescale[2], max[2], sum[2], offset[2];
+#if MAX_HEAD_DIM > 128
+  // A page of wide heads leaves no registers for q: its rows in shared memory, for every page again.
+  const float (*rows)[ROW_STRIDE];
+  int group, d;
+#else
+  u32 q[D / 16][2];
+#endif
+
+  // Fragment i of the queries: four channels as the two pairs in which K has them.
+  static __device__ __forceinline__ void load_query(u32 (&q)[2], const float (*rows)[ROW_STRIDE], int group, int d,
+                                                    int i, int lane) {
+    const float by = Codec::QUERY_FACTOR;
+    int channel = K::channel(4 * i, lane % 4);
+    float4 x = {0, 0, 0, 0};
+    if (lane / 4 < group && channel < d) x = *(const float4*)(rows[lane / 4] + channel);
+    if (!K::ACROSS) x = float4{x.x, x.z, x.y, x.w};
+    q[0] = round_pair(x.x * by, x.y * by), q[1] = round_pair(x.z * by, x.w * by);
+  }
 
   __device__ __forceinline__ void init(const float (*rows)[ROW_STRIDE], int group, int d, int lane) {
-    const float by = Codec::QUERY_FACTOR;
-    // four channels as the two pairs in which K has them
+#if MAX_HEAD_DIM > 128
+    this->rows = rows, this->group = group, this->d = d;
+#else
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-      int channel = K::channel(4 * i, lane % 4);
-      float4 x = {0, 0, 0, 0};
-      if (lane / 4 < group && channel < d) x = *(const float4*)(rows[lane / 4] + channel);
-      if (!K::ACROSS) x = float4{x.x, x.z, x.y, x.w};
-      q[i][0] = round_pair(x.x * by, x.y * by), q[i][1] = round_pair(x.z * by, x.w * by);
-    }
+    for (int i = 0; i < D / 16; i++) load_query(q[i], rows, group, d, i, lane);
+#endif
 #pragma unroll
     for (int j = 0; j < D / 16; j++)
 #pragma unroll
@@ -209,11 +223,21 @@ struct OnlineSoftmax {
     int g = lane / 4;
     // S = K Q^T, in two independent chains of mma
     float scores[4] = {}, others[4] = {};
+#if MAX_HEAD_DIM > 128
+    // Keeps the compiler from reading q before the loop over pages.
+    asm volatile("" ::: "memory");
+#endif
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
       auto pair = [&](int half, int p) { return Codec::K::pair(page.k[half][p / K::HALF], p % K::HALF); };
       u32 a[4] = {pair(0, 2 * i), pair(1, 2 * i), pair(0, 2 * i + 1), pair(1, 2 * i + 1)};
+#if MAX_HEAD_DIM > 128
+      u32 b[2];
+      load_query(b, rows, group, d, i, lane);
+      mma(i % 2 ? others : scores, a, b);
+#else
       mma(i % 2 ? others : scores, a, q[i]);
+#endif
     }
     // scale and mask
 #pragma unroll
@@ -347,7 +371,11 @@ struct Shared {
 // once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones.
 template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p) {
+#if MAX_HEAD_DIM > 128
+  Shared<D>& s = *(Shared<D>*)dynamic_shared_memory<sizeof(Shared<D>)>();
+#else
   __shared__ __align__(16) Shared<D> s;
+#endif
   next_may_begin();
   if (Mode::SCORES && p.in_order) wait_previous();
   const Kv& kv = p.kv;
@@ -571,12 +599,14 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   __syncthreads();
   if (warp < group) {
     unrotate_row(s.rows[warp], d, lane);
-    if (4 * lane < d) put_out(p, span.start, (first_head + warp) * d + 4 * lane, *(const float4*)&s.rows[warp][4 * lane]);
+#pragma unroll
+    for (int i = 4 * lane; i < MAX_HEAD_DIM; i += 128)
+      if (i < d) put_out(p, span.start, (first_head + warp) * d + i, *(const float4*)&s.rows[warp][i]);
   }
 }
 
-// Instances by head size (up to 64 and up to 128 channels) and codec. Two blocks fit an SM, but for one of the widest rows.
+// Instances by head size (up to 64, 128 and 256 channels) and codec. Two blocks fit an SM, but for one of the widest rows.
 #define ATTEND(name, D, Codec, Mode)                                                                     \
-  KERNEL __launch_bounds__(THREADS, D == 128 && !Codec::PACKED ? 1 : 2) name(DecodeParams params) {      \
+  KERNEL __launch_bounds__(THREADS, D > 128 || (D > 64 && !Codec::PACKED) ? 1 : 2) name(DecodeParams params) {      \
     attend<D, Codec, Mode>(params);                                                                      \
   }

@@ -2,23 +2,26 @@
 #pragma once
 #include "codec_int8.cuh"
 
-// Signs of the rotation: channel i's is bit i % 32 of word i / 32.
+// Signs of the rotation: channel i's is bit i % 32 of word i / 32 % 4.
 __device__ __forceinline__ float flip_value(float x, int channel) {
-  int word = channel / 32;
+  int word = MAX_HEAD_DIM > 128 ? channel / 32 % 4 : channel / 32;
   u32 signs = word == 0 ? 0x243f6a88u : word == 1 ? 0x85a308d3u : word == 2 ? 0x13198a2eu : 0x03707344u;
   return __uint_as_float(__float_as_uint(x) ^ (signs >> (channel % 32) << 31));
 }
 
-// 1 / sqrt of a block of the Hadamard transform: the largest power of 2 that divides d.
+// Channels of a block of the Hadamard transform: the largest power of 2 that divides d, 128 at most.
+__device__ __forceinline__ int hadamard_block(int d) { return MAX_HEAD_DIM > 128 ? min(d & -d, 128) : d & -d; }
+
+// 1 / sqrt of a block.
 __device__ __forceinline__ float hadamard_factor(int d) {
-  int block = d & -d;
+  int block = hadamard_block(d);
   float by = block >= 64 ? 0.125f : block >= 16 ? 0.25f : 0.5f;
   return block == 128 || block == 32 || block == 8 ? by * 0.70710678f : by;
 }
 
 // Hadamard transform of a row, of which a warp lane holds channels lane + 32 k. Blocks of at least 8 channels.
 __device__ __forceinline__ void hadamard(float x[MAX_HEAD_DIM / 32], int d, int lane) {
-  int block = d & -d;
+  int block = hadamard_block(d);
 #pragma unroll
   for (int stride = 1; stride < 32; stride *= 2) {
     if (stride >= block) break;
@@ -67,7 +70,7 @@ __device__ __forceinline__ void unrotate_row(float* s, int d, int lane) { turn_r
 // 8 j + 2 (lane % 4) and the next. By a whole warp.
 template <int D>
 __device__ __forceinline__ void unrotate_fragment(float (*x)[2], int d, int lane) {
-  int block = d & -d;
+  int block = hadamard_block(d);
 #pragma unroll
   for (int j = 0; j < D / 8; j++) {
     float a = x[j][0], b = x[j][1];

@@ -11,7 +11,10 @@ typedef unsigned long long u64;
 #define FULL 0xffffffffu
 #define NEG_INFINITY __int_as_float(0xff800000)
 #define LOG2E 1.44269504f
-#define MAX_HEAD_DIM 128  // channels of a head that kernels have room for
+// Channels of a head that the kernels of a file have room for: more in files whose name says so.
+#ifndef MAX_HEAD_DIM
+#define MAX_HEAD_DIM 128
+#endif
 
 // Offset of a field, for the layouts that `backend::cuda::abi` asserts too.
 #ifdef SOFTWARE_GPU

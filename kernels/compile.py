@@ -49,6 +49,8 @@ SPILLS = {
     r"attend_tiles_128_bf16": 256,
     r"attend_tiles_128_(fp8|int8)": 128,
     r"attend_tiles_128_k8v4": 144,
+    # Of the widest heads, once for a page.
+    r"attend_256_bf16": 16,
 }
 
 # Registers that a thread may take where the kernel is not named: more leave an SM with few warps.
@@ -65,6 +67,8 @@ REGISTERS = {
     r"attend_128_(fp8|int8|k8v4)": 128,
     # A page of bf16: one block of 256 threads on an SM.
     r"attend_(pages_|scores_)?128_bf16": 176,
+    # A page of twice as many channels: likewise.
+    r"attend_256_.*": 255,
     # The sums of 64 x 256 to four warps: 9 warps on an SM.
     r"gemm_wgmma_256": 224,
     # The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on an SM.
@@ -72,7 +76,7 @@ REGISTERS = {
 }
 
 # Files that convert to or from fp8, for which compute capability 8.9 has instructions. Attention's own loads shift bits instead.
-CONVERT_FP8 = {"attend", "attend_pages", "attend_scores", "pages", "rope"}
+CONVERT_FP8 = {"attend", "attend_256", "attend_pages", "attend_scores", "pages", "rope", "rope_256"}
 
 # Static shared memory that any block has room for, and all of a block on Hopper.
 STATIC_BYTES = 48 << 10

@@ -1,5 +1,6 @@
 // Importance of tokens: the largest weighted attention that chosen queries of a sequence pay to each of its first tokens. Only the
 // training of a predictor needs it. CPU twin: `backend::cpu::attention::importance`.
+#define MAX_HEAD_DIM 256
 #include "heads.cuh"
 
 #define WARPS 8

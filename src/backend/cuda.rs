@@ -42,7 +42,7 @@ use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 pub use error::NoCuda;
 use graph::Graphs;
-pub use kernels::{ENTRIES, Kernel, SOURCES, TARGETS};
+pub use kernels::{ENTRIES, Kernel, SOURCES, TARGETS, check_policy};
 use matmul::Pending;
 pub use memory::{Acts, Buf, Weight};
 use memory::{Stored, dtype_number};
@@ -65,7 +65,7 @@ const SMALL_GPU_BYTES: u64 = 12 << 30;
 /// Words that a step copies to the host: the non-finite flag, the number of free pages, a token for each sequence.
 const MAILBOX_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels are instantiated for.
-pub const MAX_HEAD_DIM: usize = 128;
+pub const MAX_HEAD_DIM: usize = 256;
 pub const MAX_GROUP: usize = 8;
 
 /// One GPU.
@@ -216,6 +216,7 @@ impl Device for Cuda {
     }
 
     fn load_kernels(&self, needs: &KernelNeeds, on_files: &mut dyn FnMut(usize, usize) -> bool) -> anyhow::Result<()> {
+        check_policy(needs)?;
         Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, needs), on_files)?)
     }
 

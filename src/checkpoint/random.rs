@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 4] = ["qwen3-8b", "llama-3.2-1b", "smollm2-135m", "demo"];
+pub const SHAPES: [&str; 5] = ["qwen3-8b", "qwen3-8b-wide", "llama-3.2-1b", "smollm2-135m", "demo"];
 
 /// Alignment of tensors, for any vector load.
 const ALIGN_BYTES: usize = 64;
@@ -209,6 +209,8 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
             dms: dms(DmsVariant::Borrowed, 512, Shift::Previous),
             ..qwen3(36, 4096, 32, 128, 12_288, 151_936)
         },
+        // The same sizes with half as many heads, twice as wide.
+        "qwen3-8b-wide" => ModelConfig { n_q_heads: 16, n_kv_heads: 4, head_dim: 256, ..shape_config("qwen3-8b")? },
         "llama-3.2-1b" => ModelConfig {
             context: 131_072,
             rope: Rope {

@@ -2,7 +2,7 @@
 //! compiler: `kernels/compile.py` writes both files, and checks what only the PTX can tell (registers, spills, waits).
 
 use dmschat::backend::KernelNeeds;
-use dmschat::backend::cuda::{ENTRIES, Kernel, SOURCES, TARGETS};
+use dmschat::backend::cuda::{ENTRIES, Kernel, SOURCES, TARGETS, check_policy};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Policy, Pool, Quest, Tova};
 use sha2::{Digest, Sha256};
@@ -106,4 +106,20 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
     assert_eq!(of_policy(Policy::Tova(Tova { budget })), ["attend_scores", "place_scores"]);
     let quest = Policy::Quest(Quest { budget, dms: None });
     assert_eq!(of_policy(quest), ["attend_pages", "pages"]);
+}
+
+/// Wide heads load their own files in place of the usual ones, and policies without such files are refused.
+#[test]
+fn wide_heads_have_files_of_their_own() {
+    let needs = |head_dim, policy| KernelNeeds { head_dim, codec: Codec::Int8, code: None, policy };
+    let files = |head_dim| {
+        let needed = SOURCES.iter().filter(move |s| s.is_needed((9, 0), &needs(head_dim, Policy::Dense)));
+        needed.map(|s| s.name).filter(|name| name.starts_with("attend") || name.starts_with("rope"))
+    };
+    assert_eq!(files(128).collect::<Vec<_>>(), ["attend", "attend_wgmma", "rope"]);
+    assert_eq!(files(136).collect::<Vec<_>>(), ["attend_256", "attend_tiles_256", "rope_256"]);
+    let tova = Policy::Tova(Tova { budget: Budget::Slots(64) });
+    assert!(check_policy(&needs(256, Policy::Dense)).is_ok() && check_policy(&needs(128, tova)).is_ok());
+    let refused = check_policy(&needs(256, tova)).unwrap_err().to_string();
+    assert!(refused.starts_with("policy tova: ") && refused.contains("this model's have 256"), "{refused}");
 }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
-const MOST_INSTANCES: usize = 128;
-const MOST_CUDA_LINES: usize = 7650;
-const MOST_LINES_OF_SRC: usize = 72_092;
+const MOST_INSTANCES: usize = 137;
+const MOST_CUDA_LINES: usize = 7714;
+const MOST_LINES_OF_SRC: usize = 72_098;
 const MOST_LINES_OF_SRC_AND_LAB: usize = 79_878;
 
 #[derive(Clone)]

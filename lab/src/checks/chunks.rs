@@ -66,8 +66,8 @@ fn quest(slots: usize, dms: Option<Dms>) -> Policy {
     Policy::Quest(Quest { budget: Budget::Slots(slots), dms })
 }
 
-/// Every group size, alternating head sizes, policies and codecs; then the head size that has kernels of its own on some
-/// GPUs, with and without eviction.
+/// Every group size, alternating head sizes, policies and codecs; then the head sizes that have kernels of their own, some on
+/// some GPUs only, with and without eviction.
 pub fn all() -> Vec<Chunks> {
     let window = Policy::Window(Window::new(60));
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
@@ -76,14 +76,18 @@ pub fn all() -> Vec<Chunks> {
         Chunks::new(Kind::Chunk, policies[group % 5], (codec, [32, 64, 128][group % 3], 1 + group % 2, group))
     };
     let wide = [
-        (Codec::Bf16, Policy::Dense, 4),
-        (Codec::Bf16, dms(40, Shift::Previous), 2),
-        (Codec::Fp8, Policy::Dense, 3),
-        (Codec::Fp8, dms(150, Shift::Same), 7),
-        (Codec::Int8, Policy::Dense, 1),
-        (Codec::Int8, dms(7, Shift::Previous), 8),
+        (Codec::Bf16, 128, Policy::Dense, 4),
+        (Codec::Bf16, 128, dms(40, Shift::Previous), 2),
+        (Codec::Fp8, 128, Policy::Dense, 3),
+        (Codec::Fp8, 128, dms(150, Shift::Same), 7),
+        (Codec::Int8, 128, Policy::Dense, 1),
+        (Codec::Int8, 128, dms(7, Shift::Previous), 8),
+        (Codec::Bf16, 256, dms(40, Shift::Previous), 4),
+        (Codec::Fp8, 200, Policy::Dense, 3),
+        (Codec::Int8, 256, Policy::Dense, 6),
+        (Codec::K8V4, 256, window, 8),
     ];
-    let wide = wide.map(|(codec, policy, group)| Chunks::new(Kind::Chunk, policy, (codec, 128, 2, group)));
+    let wide = wide.map(|(codec, d, policy, group)| Chunks::new(Kind::Chunk, policy, (codec, d, 2, group)));
     (1..=8).map(case).chain(wide).collect()
 }
 
@@ -96,6 +100,8 @@ pub fn deep() -> Vec<Chunks> {
         (Codec::Int8, 128, 4),
         (Codec::K8V4, 128, 4),
         (Codec::K8V4, 40, 2),
+        (Codec::Bf16, 256, 4),
+        (Codec::Int8, 256, 6),
     ];
     // From a page in 60 to a page in 4, and more than there are.
     let paged = [

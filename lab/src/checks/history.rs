@@ -115,6 +115,12 @@ pub fn all() -> Vec<History> {
             out.push(History::new(policy, codec, [head_dim, 1 + at % 3, group], at as u64));
         }
     }
+    // Heads with kernels of their own.
+    let wide = [(256, 4), (256, 6), (200, 8), (256, 1)].into_iter().zip(CODECS).zip([4, 1, 2, 6]);
+    let case = |(((head_dim, group), codec), policy): ((_, &Codec), usize)| {
+        History::new(policies[policy], *codec, [head_dim, 2, group], 90 + policy as u64)
+    };
+    out.extend(wide.map(case));
     out
 }
 

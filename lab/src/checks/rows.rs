@@ -144,8 +144,8 @@ enum Tokens {
 
 pub fn ropes() -> Vec<Rope> {
     let mut out = Vec::new();
-    for head_dim in [8, 32, 64, 128] {
-        for group in 1..=8 {
+    for (head_dim, groups) in [(8, 1..=8), (32, 1..=8), (64, 1..=8), (128, 1..=8), (256, 4..=6), (200, 8..=8)] {
+        for group in groups {
             let heads = 1 + group % 3;
             let decisions = [
                 Decisions::Given,
@@ -249,7 +249,7 @@ pub struct Importance {
 }
 
 pub fn importance() -> Vec<Importance> {
-    [(8, 1, true), (64, 3, false), (128, 4, true), (72, 8, false)]
+    [(8, 1, true), (64, 3, false), (128, 4, true), (72, 8, false), (256, 4, true)]
         .map(|(head_dim, group, norm)| Importance { head_dim, group, norm })
         .into()
 }
@@ -292,7 +292,7 @@ pub struct RoundTrip {
 pub fn round_trips() -> Vec<RoundTrip> {
     let mut out = Vec::new();
     for &codec in CODECS {
-        for head_dim in [8, 32, 64, 128] {
+        for head_dim in [8, 32, 64, 128, 200, 256] {
             out.extend([false, true].map(|single| RoundTrip { codec, head_dim, single }));
         }
     }

@@ -205,7 +205,7 @@ pub struct DecodeParams {
 }
 layout!(DecodeParams: 424 { heads: 216, out: 320, layer: 380, logits: 392 });
 
-/// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
+/// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct PrefillParams {
@@ -226,7 +226,7 @@ pub struct PrefillParams {
 }
 layout!(PrefillParams: 296 { out: 216, layer: 268, unpacked: 280 });
 
-/// Parameters of `rope.cu`: `RopeParams` there.
+/// Parameters of `rope.cuh`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct RopeParams {

@@ -23,12 +23,26 @@ pub const TARGETS: [Target; 4] = [
 /// The first target with programmatic dependent launch (`after_previous` in `common.cuh`).
 pub const PDL_TARGET: usize = 2;
 
-/// Channels of a head that the narrower and the wider instance of a kernel have room for.
-const HEAD_DIMS: [usize; 2] = [64, super::MAX_HEAD_DIM];
+/// Channels of a head that the instances of a kernel have room for. Wider heads than [`USUAL_HEAD_DIM`] have files of their own.
+const HEAD_DIMS: [usize; 3] = [64, USUAL_HEAD_DIM, super::MAX_HEAD_DIM];
+pub const USUAL_HEAD_DIM: usize = 128;
 
 /// Channels that the instance for a head size has room for.
 pub fn padded(head_dim: usize) -> usize {
-    HEAD_DIMS[(head_dim > HEAD_DIMS[0]) as usize]
+    HEAD_DIMS.into_iter().find(|room| head_dim <= *room).expect("a head size that `Target::check_model` admits")
+}
+
+/// Refuses policies that have no kernels for the model's heads.
+pub fn check_policy(needs: &KernelNeeds) -> anyhow::Result<()> {
+    let KernelNeeds { head_dim, policy, .. } = *needs;
+    let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
+    anyhow::ensure!(
+        head_dim <= USUAL_HEAD_DIM || !other,
+        "policy {}: on a GPU it needs heads of at most {USUAL_HEAD_DIM} channels, and this model's have {head_dim}; use \
+         --policy dms, window or dense, or --device cpu",
+        policy.name()
+    );
+    Ok(())
 }
 
 /// Target that a file of kernels is compiled for.
@@ -82,19 +96,21 @@ impl Source {
         let KernelNeeds { head_dim, codec, code, policy } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
-        let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
+        let (wgmma, wide) = (hopper && head_dim == 128 && codec != Codec::K8V4, head_dim > USUAL_HEAD_DIM);
         match self.name {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; training.
             "linear" | "packed_gemm" | "importance" => false,
             // As `kv::decode_kernel` chooses them.
-            "attend" => !scored && !paged,
+            "attend" => !scored && !paged && !wide,
+            "attend_256" | "attend_tiles_256" | "rope_256" => wide,
+            "rope" => !wide,
             "attend_scores" | "place_scores" => scored,
             "pages" | "attend_pages" => paged,
             "merge" => policy.merging().is_some(),
             "gemv" | "gemm_decode" => code.is_none(),
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
-            "attend_tiles" => !wgmma,
+            "attend_tiles" => !wgmma && !wide,
             _ => true,
         }
     }
@@ -237,7 +253,6 @@ kernels! {
     MakeImage "make_image"
     MergeHeads "merge_heads"
     MergeRows "merge_rows"
-    QkvRope "qkv_rope"
     PlaceScores "place_scores"
     Estimate "estimate"
     SelectPages "select_pages"
@@ -288,6 +303,8 @@ kernels! {
     PackedWgmma(Code, &'static str)
     /// Decode attention; channels that a head has room for, as [`padded`] says.
     Attend(Mode, usize, Codec)
+    /// What prefill does to rows before attention: whether heads are wider than usual.
+    QkvRope(bool)
     /// Prefill attention, and that on Hopper for heads of 128 channels.
     AttendTiles(usize, Codec)
     AttendWgmma(Codec)
@@ -318,10 +335,12 @@ impl Kernel {
         for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::F32) {
             all.extend((codec != Codec::K8V4).then_some(AttendWgmma(codec)));
             for head_dim in HEAD_DIMS {
-                all.push(AttendTiles(head_dim, codec));
-                all.extend([Mode::Ordinary, Mode::Scores, Mode::Pages].map(|mode| Attend(mode, head_dim, codec)));
+                all.extend([AttendTiles(head_dim, codec), Attend(Mode::Ordinary, head_dim, codec)]);
+                let others = [Mode::Scores, Mode::Pages].map(|mode| Attend(mode, head_dim, codec));
+                all.extend(others.into_iter().filter(|_| head_dim <= USUAL_HEAD_DIM));
             }
         }
+        all.extend([false, true].map(QkvRope));
         all
     }
 
@@ -340,6 +359,7 @@ impl Kernel {
                 let mode = ["", "scores_", "pages_"][mode as usize];
                 format!("attend_{mode}{head_dim}_{}", codec.name())
             }
+            QkvRope(wide) => ["qkv_rope", "qkv_rope_256"][wide as usize].to_owned(),
             AttendTiles(head_dim, codec) => format!("attend_tiles_{head_dim}_{}", codec.name()),
             AttendWgmma(codec) => format!("attend_wgmma_128_{}", codec.name()),
             single => SINGLES.iter().find(|entry| entry.0 == single).expect("a kernel of one instance").1.to_owned(),

@@ -4,7 +4,7 @@ use super::super::{KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, Presence
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, PrefillParams, RopeParams};
 use super::driver::Driver;
-use super::kernels::{Kernel, Mode, padded};
+use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
@@ -18,8 +18,6 @@ use std::ops::Range;
 const ROPE_BLOCKS_PER_SM: usize = 4;
 /// Most splits of the keys of one tile.
 const MAX_TILE_SPLITS: usize = 32;
-/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cu` and `attend_wgmma.cu`.
-pub(super) const TILE_QUERIES: usize = 128;
 /// Threads of a block of `attend`, of `place_scores`, and lanes to a block of `append`.
 const DECODE_THREADS: usize = 256;
 const PLACE_SCORES_THREADS: usize = 384;
@@ -122,6 +120,11 @@ fn decode_kernel(g: &KvGeometry) -> Kernel {
 /// Whether the codes that a step of `rows` rows attends to are unpacked first.
 pub(super) fn unpacks(driver: &Driver, g: &KvGeometry, rows: usize) -> bool {
     rows >= UNPACK_ROWS && g.codec != Codec::Bf16 && attend_wgmma(driver, g).is_some()
+}
+
+/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cuh` and `attend_wgmma.cu`.
+pub(super) fn tile_queries(g: &KvGeometry) -> usize {
+    if g.head_dim > USUAL_HEAD_DIM { 64 } else { 128 }
 }
 
 /// Blocks of decode attention that an SM runs at once. Refuses geometries that there are no kernels for; f32 is refused where the
@@ -263,7 +266,8 @@ fn qkv_rope(
         unused: 0,
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
-    driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
+    let kernel = Kernel::QkvRope(g.head_dim > USUAL_HEAD_DIM);
+    driver.launch(kernel, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
@@ -278,7 +282,7 @@ fn attend(
 ) {
     let (g, shape, pool) = (&kv.geometry, cuda.send(spans), &kv.pool);
     out.fills(shape.n_rows);
-    let tile_tokens = TILE_QUERIES / (g.n_q_heads / g.n_kv_heads);
+    let tile_tokens = tile_queries(g) / (g.n_q_heads / g.n_kv_heads);
     let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_tokens)).sum();
     let driver = &cuda.driver;
     let wgmma = attend_wgmma(driver, g);

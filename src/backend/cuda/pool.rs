@@ -7,7 +7,7 @@ use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
 use super::kernels::padded;
-use super::kv::{TILE_QUERIES, attend_blocks, unpacks};
+use super::kv::{attend_blocks, tile_queries, unpacks};
 use super::memory::Buf;
 use super::pages::Choices;
 use super::tensor_map::page_map;
@@ -55,7 +55,7 @@ pub struct Pool {
     pub(super) staged: Buf<u8>,
     /// Layers, from the first on, in which the running step has staged decode tokens that are not in the cache yet.
     pub(super) staged_layers: Cell<usize>,
-    /// Partial softmax results of the splits of a prefill step's keys (`attend_tiles.cu`, `attend_wgmma.cu`).
+    /// Partial softmax results of the splits of a prefill step's keys (`attend_tiles.cuh`, `attend_wgmma.cu`).
     pub(super) partials: Buf<f32>,
     /// Softmax states of the splits of decode attention: `states` in `decode.cuh`.
     pub(super) states: Buf<f32>,
@@ -108,7 +108,7 @@ impl Pool {
         let decode_pages = (g.n_layers * g.n_lanes()).div_ceil(PAGE_SLOTS);
         let staged_pages = (max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads).max(decode_pages);
         let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_pages * stride))?;
-        let partial_sums = max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8);
+        let partial_sums = max_blocks * tile_queries(g) * (padded(g.head_dim) + 8);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let group = g.n_q_heads / g.n_kv_heads;
         let splits = g.n_seqs * (g.n_kv_heads + 1) + decode_blocks;
