@@ -18,7 +18,7 @@ pub use crate::protocol::SamplingState;
 use crate::protocol::Token;
 pub(crate) use crate::protocol::bytes as in_units;
 use crate::tensor::Tensor;
-pub use kv::{KvGeometry, KvTables, PageLayout, Pages, PoolStats, PresenceCounts, Span};
+pub use kv::{DeltaGeometry, KvGeometry, KvTables, PageLayout, Pages, PoolStats, PresenceCounts, Span};
 pub use report::{About, KernelNeeds, Measure, MemoryUse, Queries, Report, TIMED_ROUNDS};
 
 /// Elements a device buffer may hold.
@@ -53,12 +53,14 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub borrowed: Option<Borrowed>,
     /// Set for models whose decisions are read from columns behind v.
     pub predictor: Option<Predictor<'a, B>>,
+    /// Whether `n_q_heads * head_dim` columns directly behind v are a gate of the output (Qwen3.5).
+    pub gated: bool,
 }
 
 impl<'a, B: Device> QkvRopeArgs<'a, B> {
     /// RoPE alone: no norms, nothing borrowed.
     pub fn plain(inv_freq: &'a B::Buf<f32>) -> Self {
-        Self { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale: 1.0, borrowed: None, predictor: None }
+        Self { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale: 1.0, borrowed: None, predictor: None, gated: false }
     }
 }
 
@@ -127,6 +129,21 @@ pub struct SampleArgs<'a, B: Device> {
     pub seq_len: &'a B::Buf<i32>,
     /// Whether all rows are [greedy](SamplingState::is_greedy).
     pub greedy: bool,
+}
+
+/// What [`Ops::delta_net`] needs beside rows and state. Sizes are those of [`KvGeometry::delta`].
+pub struct DeltaNetArgs<'a, B: Device> {
+    /// Rows `[b | a]`, `[n, 2 * value_heads]`.
+    pub gates: &'a B::Acts,
+    /// Weights of the convolution `[kernel, channels]`, those of the oldest input first.
+    pub conv: &'a B::Buf<f32>,
+    /// `[value_heads]`: -exp(A_log).
+    pub decay: &'a B::Buf<f32>,
+    /// `[value_heads]`
+    pub dt_bias: &'a B::Buf<f32>,
+    /// Weight of the norm of a head's output `[value_dim]`, and its epsilon.
+    pub norm: &'a B::Buf<f32>,
+    pub rms_eps: f32,
 }
 
 /// `u32` words of a bit set of tokens.
@@ -261,8 +278,8 @@ pub trait Ops: Pages {
     fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
-    /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | a
-    /// predictor's columns]`, which it may overwrite; `out` is `[n, n_q_heads * head_dim]`. In this order:
+    /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | gate of the
+    /// output | a predictor's columns]`, which it may overwrite; `out` is `[n, n_q_heads * head_dim]`. In this order:
     ///
     /// 1. Per-head norms of q and k. Decisions `[n, n_kv_heads]` are read from the borrowed channel (last of each group's first
     ///    query head), or computed from a predictor's columns, and are minus infinity where `kv.pinned` says so. Where the policy merges tokens, K and V become the means of
@@ -275,6 +292,8 @@ pub trait Ops: Pages {
     ///    added to `kv.reads`.
     /// 3. Every token gets a slot, token after token by [`Policy::store`](crate::policy::Policy::store): `kv.slots`, marks,
     ///    rings, live counts and slot metadata are written, pages taken, and shared ones copied. K and V are encoded into the slots.
+    ///
+    /// 4. Where rows are [gated](QkvRopeArgs::gated), `out *= sigmoid(gate)`.
     ///
     /// Under a policy whose victims the weights choose, 2 and 3 are done row after row: each attends to the slots as the row before it
     /// left them and to itself, its weights change `kv.score`, and it takes the slot that
@@ -292,6 +311,30 @@ pub trait Ops: Pages {
         layer: usize,
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
+    );
+    /// Gated delta net of one layer: mixes each sequence's rows with its state, and leaves the state behind the last one.
+    /// `rows` is `[n, channels + value_width]`: `[q heads | k heads | v heads | z heads]`, and may be overwritten; `out` is
+    /// `[n, value_width]`. All is f32. `layer` counts layers of this kind. For each row of a span, in order:
+    ///
+    /// 1. `[q k v] = silu(sum over t of conv[t] * input[t])`, by channel, over the newest `kernel` inputs: those in
+    ///    `kv.delta_inputs`, then the span's own `[q | k | v]` as they are in `rows`.
+    /// 2. q and k of each key head become `x / sqrt(sum(x^2) + 1e-6)`, and q is divided by sqrt(key_dim) as well.
+    /// 3. By value head h, with q and k of its [key head](DeltaGeometry::key_head), `beta = sigmoid(b[h])`, `g = decay[h] *
+    ///    softplus(a[h] + dt_bias[h])` and S its state `[key_dim, value_dim]` in `kv.delta_state`:
+    ///    `S *= exp(g); S += k (beta * (v - S^T k))^T; o = S^T q`.
+    /// 4. `out[h] = rms_norm(o) * silu(z[h])`, the norm over `value_dim` with `args.norm`.
+    ///
+    /// A sequence whose `kv.seq_len` is 0 begins with inputs and a state of zeros. `kv.delta_inputs` gets the newest inputs.
+    /// Spans of a step are of different sequences. A backend may sum in another order, as over chunks of a prefill; on the CPU
+    /// a row's result has the same bits in any chunks.
+    fn delta_net(
+        &self,
+        out: &mut Self::Acts,
+        rows: &mut Self::Acts,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        args: &DeltaNetArgs<'_, Self>,
     );
     /// Ends the layers of a step: `seq_len += len` for every span; `peak` counts the live slots, and for spans of one token
     /// `reads` does too, unless attention has counted them.

@@ -9,6 +9,7 @@
 mod error;
 pub mod file;
 mod image;
+mod state;
 
 pub use error::CacheError;
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
@@ -315,7 +316,6 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot fail.
-    ///
     /// A decode step reserves the worst case over all table states, which needs no device read. Prefills, and decode
     /// steps for which the worst case does not fit, reserve the bound from the live counts.
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {

@@ -40,7 +40,7 @@ pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope,
 pub use described::EXACT_FIRST;
 pub use family::Family;
 pub use hub::ModelRef;
-pub use spec::{LayerKind, Spec};
+pub use spec::{DeltaNet, LayerKind, Mixer, Spec};
 pub use stacked::Stacked;
 pub use tuning::Tuning;
 
@@ -242,6 +242,13 @@ impl Checkpoint {
         }
     }
 
+    /// What its files hold and nothing here computes: `333 tensors of the vision tower`.
+    pub fn unused(&self) -> Option<String> {
+        let source = Source::open(&self.origin.as_ref()?.files).ok()?;
+        let unused = source.unused().into_iter().map(|(part, n)| format!("{n} tensors of {part}"));
+        Some(unused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
+    }
+
     /// Notices about what is not as the files say.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         let own = self.ignored.clone().into_iter().chain(self.kept.clone());
@@ -359,7 +366,7 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     let label = files.label("config.json");
     let raw =
         files.text("config.json")?.with_context(|| format!("{label} is missing, so this is not a model folder"))?;
-    let map = json::object(&label, &raw)?;
+    let map = parse::text_part(json::object(&label, &raw)?);
     let metadata = metadata_object(files)?;
     let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
     let config = parse::model_config(&Fields::new(&label, &map), metadata_fields.as_ref())?;

@@ -38,7 +38,7 @@ mod worker;
 
 pub use dials::measure_dials;
 pub use loaded::{default_sampling, template_spec, weights_info};
-pub use planner::{CHAT_LOGITS, dense_context, host_bytes};
+pub use planner::{CHAT_LOGITS, dense_context, host_bytes, state_bytes};
 pub use prompt::ends_thinking;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use threads::join_all;

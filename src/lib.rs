@@ -53,6 +53,7 @@
 //! | ring | slots of the newest W + 1 tokens of a lane |
 //! | sinks | first tokens of a sequence that are never marked |
 //! | importance | of a token to a KV head: the largest attention that a repetition of the text pays to it, times the norm of its value behind the output projection, over that of the query's hidden state |
+//! | state | what a sequence has in a layer that is a gated delta net instead of attention: a matrix per head, of fixed size |
 //! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
 //! | policy | which slots live: [`policy`] |
 //! | budget | slots that a policy lets a lane store, or a query read |

@@ -10,9 +10,9 @@ pub use observe::{Observed, Text, observe, output_columns};
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{After, Backend, Linear, Norm, QkvRopeArgs, Span};
+use crate::backend::{After, Backend, DeltaNetArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
-use weights::Layer;
+use weights::{Attention, DeltaNet, Layer, Mixer};
 
 /// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the cache. Leaves the final,
 /// normalised hidden states `[n, hidden]` in `ws.h`, where [`logits`] reads them.
@@ -37,7 +37,10 @@ fn forward_with<B: Backend>(
     let eps = model.eps();
     for (l, layer) in model.layers.iter().enumerate() {
         before(l, ws, cache);
-        attention(b, model, layer, ws, cache, l, spans, n);
+        match &layer.mixer {
+            Mixer::Attention(mixer) => attention(b, model, (l, layer, mixer), ws, cache, spans, n),
+            Mixer::DeltaNet(mixer) => delta_net(b, model, (l, layer, mixer), ws, cache, spans, n),
+        }
         let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
         let gate_up = Linear {
             weight: &layer.gate_up,
@@ -54,42 +57,69 @@ fn forward_with<B: Backend>(
     cache.advance(b, spans);
 }
 
-/// Computes one attention block and adds it to the residual stream `ws.x`.
-#[allow(clippy::too_many_arguments)]
+/// Computes the attention block of layer `l` and adds it to the residual stream `ws.x`.
 fn attention<B: Backend>(
     b: &B,
     model: &Model<B>,
-    layer: &Layer<B>,
+    (l, layer, mixer): (usize, &Layer<B>, &Attention<B>),
     ws: &mut Workspace<B>,
     cache: &mut KvCache<B>,
-    l: usize,
     spans: &[Span],
     n: usize,
 ) {
     let policy = cache.geometry().policy;
     let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
     let qkv = Linear {
-        weight: &layer.qkv,
-        bias: layer.qkv_bias.as_ref(),
+        weight: &mixer.qkv,
+        bias: mixer.qkv_bias.as_ref(),
         before: Some((norm, &mut ws.h)),
         after: After::Store,
     };
     b.linear(&mut ws.qkv, &ws.x, qkv, n);
     let alpha = model.alpha().filter(|_| policy.uses_decisions());
     if alpha.is_some() {
-        layer.decisions.project(b, ws, model.eps(), l, n);
+        mixer.decisions.project(b, ws, model.eps(), l, n);
     }
     let args = QkvRopeArgs {
-        qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
+        qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
         rms_eps: model.config.rms_eps,
-        inv_freq: model.inv_freq(layer),
+        inv_freq: model.inv_freq(mixer),
         rope_scale: model.rope_scale,
         borrowed: model.borrowed(&policy),
-        predictor: alpha.and_then(|alpha| layer.decisions.predictor(&ws.raw, alpha)),
+        predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
+        gated: model.config.spec.output_gate,
     };
-    cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
-    let (weight, bias, after) = (&layer.o, layer.o_bias.as_ref(), After::Add(&mut ws.proj));
+    cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, mixer.index, spans, &args);
+    let (weight, bias, after) = (&mixer.o, mixer.o_bias.as_ref(), After::Add(&mut ws.proj));
     b.linear(&mut ws.x, &ws.att, Linear { weight, bias, before: None, after }, n);
+}
+
+/// As [`attention`], for a gated delta net.
+fn delta_net<B: Backend>(
+    b: &B,
+    model: &Model<B>,
+    (l, layer, mixer): (usize, &Layer<B>, &DeltaNet<B>),
+    ws: &mut Workspace<B>,
+    cache: &mut KvCache<B>,
+    spans: &[Span],
+    n: usize,
+) {
+    for (out, weight) in [(&mut ws.delta_rows, &mixer.qkvz), (&mut ws.delta_gates, &mixer.gates)] {
+        let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
+        let before = Some((norm, &mut ws.h));
+        b.linear(out, &ws.x, Linear { before, ..Linear::plain(weight) }, n);
+    }
+    let args = DeltaNetArgs {
+        gates: &ws.delta_gates,
+        conv: &mixer.conv,
+        decay: &mixer.decay,
+        dt_bias: &mixer.dt_bias,
+        norm: &mixer.norm,
+        rms_eps: model.config.rms_eps,
+    };
+    cache.delta_net(b, &mut ws.delta_out, &mut ws.delta_rows, mixer.index, spans, &args);
+    let out = Linear { after: After::Add(&mut ws.proj), ..Linear::plain(&mixer.out) };
+    b.linear(&mut ws.x, &ws.delta_out, out, n);
 }
 
 /// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.

@@ -56,15 +56,34 @@ pub trait Rows: Send + Sync {
     }
 }
 
-/// Some rows of a matrix.
+/// Some rows of a matrix: runs of `run` rows from `first` on, whose first rows are `stride` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowRuns {
+    pub first: usize,
+    pub run: usize,
+    pub stride: usize,
+}
+
+impl RowRuns {
+    /// `n` rows from `first` on.
+    pub fn one(first: usize, n: usize) -> Self {
+        Self { first, run: n.max(1), stride: n }
+    }
+
+    fn source(self, row: usize) -> usize {
+        self.first + row / self.run * self.stride + row % self.run
+    }
+}
+
+/// A matrix of some rows of another.
 struct SomeRows {
     whole: Arc<dyn Rows>,
-    rows: Range<usize>,
+    runs: RowRuns,
 }
 
 impl SomeRows {
     fn are_whole_strips(&self) -> bool {
-        [self.rows.start, self.rows.end].iter().all(|row| row.is_multiple_of(TILE_ROWS))
+        [self.runs.first, self.runs.run, self.runs.stride].iter().all(|row| row.is_multiple_of(TILE_ROWS))
     }
 }
 
@@ -76,16 +95,16 @@ impl Rows for SomeRows {
         self.whole.bits()
     }
     fn decode(&self, row: usize, out: &mut [f32]) {
-        self.whole.decode(self.rows.start + row, out);
+        self.whole.decode(self.runs.source(row), out);
     }
     fn is_finite(&self, row: usize) -> bool {
-        self.whole.is_finite(self.rows.start + row)
+        self.whole.is_finite(self.runs.source(row))
     }
     fn own_code(&self) -> Option<Code> {
         self.whole.own_code().filter(|_| self.are_whole_strips())
     }
     fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
-        self.are_whole_strips() && self.whole.exact_strip(code, self.rows.start / TILE_ROWS + strip, out)
+        self.are_whole_strips() && self.whole.exact_strip(code, self.runs.source(strip * TILE_ROWS) / TILE_ROWS, out)
     }
 }
 
@@ -165,18 +184,23 @@ impl Tensor {
         Self::new(name, DType::F32, shape, Arc::new(bytes), 0..len)
     }
 
-    /// Some rows, under a name of their own. Strips are not divided.
-    pub fn rows(&self, name: &str, rows: Range<usize>) -> Self {
+    /// `n` of its rows, under a name of their own: shared, or copied where they are not one run. Strips are not divided.
+    pub fn rows(&self, name: &str, n: usize, runs: RowRuns) -> Self {
         let mut shape = self.shape.clone();
-        shape[0] = rows.len();
+        shape[0] = n;
         match &self.format {
             Format::Plain(dtype) => {
                 let row = self.range.len() / self.shape[0].max(1);
-                let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
-                Self::new(name, *dtype, shape, self.bytes.clone(), range)
+                if runs.run >= n {
+                    let first = self.range.start + runs.first * row;
+                    return Self::new(name, *dtype, shape, self.bytes.clone(), first..first + n * row);
+                }
+                let mut bytes = Vec::with_capacity(n * row);
+                (0..n).for_each(|i| bytes.extend_from_slice(&self.bytes()[runs.source(i) * row..][..row]));
+                Self::new(name, *dtype, shape, Arc::new(bytes), 0..n * row)
             }
             Format::Rows(whole) => {
-                Self::from_rows(name, [shape[0], shape[1]], Arc::new(SomeRows { whole: whole.clone(), rows }))
+                Self::from_rows(name, [n, shape[1]], Arc::new(SomeRows { whole: whole.clone(), runs }))
             }
             Format::Packed(_) => panic!("tensor {}: strips cannot be divided", self.name),
         }

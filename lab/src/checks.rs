@@ -337,6 +337,7 @@ pub(super) fn geometry(
         max_pages: 0,
         codec,
         policy,
+        delta: None,
     }
 }
 

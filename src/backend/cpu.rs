@@ -2,6 +2,7 @@
 //! ones. Only `simd` and `thread_pool` hold `unsafe`.
 
 mod attention;
+mod delta;
 mod kv;
 mod linear;
 mod merge;
@@ -12,8 +13,8 @@ mod simd;
 pub(super) mod thread_pool;
 
 use super::{
-    About, After, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, Queries,
-    Report, SampleArgs, Span, StepResult, Use, seen_words,
+    About, After, DeltaNetArgs, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain,
+    QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
@@ -313,12 +314,31 @@ impl Ops for Cpu {
         rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
         self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
         if kv.geometry.policy.scored().is_some() {
-            return attention::attend_in_order(self, out, qkv, kv, layer, spans);
+            attention::attend_in_order(self, out, qkv, kv, layer, spans);
+        } else {
+            attention::attend(self, out, qkv, decisions, kv, layer, spans);
+            attention::count_reads(self, kv, spans);
+            kv::place(kv, decisions, layer, spans);
+            kv::store(kv, qkv, layer, spans);
         }
-        attention::attend(self, out, qkv, decisions, kv, layer, spans);
-        attention::count_reads(self, kv, spans);
-        kv::place(kv, decisions, layer, spans);
-        kv::store(kv, qkv, layer, spans);
+        if rope.gated {
+            let g = &kv.geometry;
+            let behind_v = (g.n_q_heads + 2 * g.n_kv_heads) * g.head_dim;
+            let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
+            self.rows(out, n, |out, i| maths::gate(self.isa, out, &qkv.row(i)[behind_v..]));
+        }
+    }
+
+    fn delta_net(
+        &self,
+        out: &mut Acts,
+        rows: &mut Acts,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        args: &DeltaNetArgs<'_, Self>,
+    ) {
+        delta::delta_net(self, out, rows, kv, layer, spans, args);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -30,8 +30,8 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    Device, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, SampleArgs, Span, StepKind,
-    StepResult, Use, seen_words,
+    DeltaNetArgs, Device, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, SampleArgs, Span,
+    StepKind, StepResult, Use, seen_words,
 };
 use crate::protocol::Token;
 use crate::tensor::Tensor;
@@ -67,6 +67,8 @@ const MAILBOX_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels are instantiated for.
 pub const MAX_HEAD_DIM: usize = 256;
 pub const MAX_GROUP: usize = 8;
+/// Whether there are kernels of [`Ops::delta_net`], and of gated attention.
+pub const HAS_DELTA_NET: bool = false;
 
 /// One GPU.
 pub struct Cuda {
@@ -310,6 +312,18 @@ impl Ops for Cuda {
             return kv::prefill(self, out, qkv, decisions, kv, layer, &longer, rope);
         }
         kv::prefill(self, out, qkv, decisions, kv, layer, spans, rope);
+    }
+
+    fn delta_net(
+        &self,
+        _: &mut Acts,
+        _: &mut Acts,
+        _: &mut KvTables<Self>,
+        _: usize,
+        _: &[Span],
+        _: &DeltaNetArgs<'_, Self>,
+    ) {
+        unreachable!("HAS_DELTA_NET says that models with it are refused");
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

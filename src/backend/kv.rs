@@ -20,6 +20,7 @@ pub struct Span {
 /// Fixed properties of a KV cache.
 #[derive(Clone, Copy, Debug)]
 pub struct KvGeometry {
+    /// Layers with attention.
     pub n_layers: usize,
     pub n_q_heads: usize,
     pub n_kv_heads: usize,
@@ -32,6 +33,54 @@ pub struct KvGeometry {
     pub max_pages: usize,
     pub codec: Codec,
     pub policy: Policy,
+    /// Layers with a state beside those above; `None`: there are none.
+    pub delta: Option<DeltaGeometry>,
+}
+
+/// Sizes of the layers that are a gated delta net, all alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaGeometry {
+    pub n_layers: usize,
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Rows that the convolution mixes: the newest one and `kernel - 1` before it.
+    pub kernel: usize,
+    /// Whether value head h has key head `h % key_heads`; else it has `h / (value_heads / key_heads)`.
+    pub tiled: bool,
+}
+
+impl DeltaGeometry {
+    /// Channels of v.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Channels of q, k and v, which the convolution mixes.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+
+    /// The key head of a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        if self.tiled { value_head % self.key_heads } else { value_head / (self.value_heads / self.key_heads) }
+    }
+
+    /// Floats of one sequence in one layer of [`KvTables::delta_inputs`].
+    pub fn inputs_len(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+
+    /// Floats of one sequence in one layer of [`KvTables::delta_state`].
+    pub fn state_len(&self) -> usize {
+        self.value_width() * self.key_dim
+    }
+
+    /// Bytes of one sequence in all layers.
+    pub fn seq_bytes(&self) -> usize {
+        self.n_layers * (self.inputs_len() + self.state_len()) * size_of::<f32>()
+    }
 }
 
 impl KvGeometry {
@@ -210,6 +259,11 @@ pub struct KvTables<B: Pages> {
     /// `[n_layers, n_lanes, sums_len]` sums of each lane's newest slot: [`crate::policy::merge`]. Those of an empty lane have no
     /// meaning.
     pub sums: B::Buf<f32>,
+    /// `[delta layers, n_seqs, kernel - 1, channels]` the newest inputs of the convolution, the oldest first; and
+    /// `[delta layers, n_seqs, value_heads, key_dim, value_dim]` the state: [`Ops::delta_net`](super::Ops::delta_net). A sequence
+    /// that was fed nothing has zeros, whatever is here: [`Pages::release`] clears nothing.
+    pub delta_inputs: B::Buf<f32>,
+    pub delta_state: B::Buf<f32>,
     /// `[n_seqs]` tokens fed before the step that is running.
     pub seq_len: B::Buf<i32>,
     /// `[n_seqs]` 1 where eviction is on.
@@ -235,6 +289,7 @@ impl<B: Pages> KvTables<B> {
         geometry.max_pages = context.div_ceil(geometry.page_slots);
         let g = geometry;
         let lanes = g.n_layers * g.n_lanes();
+        let delta = |len: fn(&DeltaGeometry) -> usize| g.delta.map_or(0, |d| d.n_layers * g.n_seqs * len(&d));
         // Two sequences that write to a page they share may both copy it: one is free again after the step.
         let copies = if g.n_seqs > 1 { g.policy.most_written(max_step, false).min(g.max_pages) } else { 0 };
         let mut page_table = b.alloc(lanes * g.max_pages)?;
@@ -250,6 +305,8 @@ impl<B: Pages> KvTables<B> {
             ring: b.alloc(lanes * g.policy.ring_len())?,
             score: b.alloc(lanes * g.score_slots())?,
             sums: b.alloc(lanes * g.sums_len())?,
+            delta_inputs: b.alloc(delta(DeltaGeometry::inputs_len))?,
+            delta_state: b.alloc(delta(DeltaGeometry::state_len))?,
             seq_len: b.alloc(g.n_seqs)?,
             eviction: b.alloc(g.n_seqs)?,
             dial: b.alloc(g.n_seqs)?,
@@ -273,7 +330,8 @@ pub trait Pages: Device {
     /// Returns unused memory to the system. A backend may move pages for that.
     fn trim(&self, kv: &mut KvTables<Self>);
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
-    /// Makes the empty sequence `to` a copy of `from` that shares all its pages.
+    /// Makes the empty sequence `to` a copy of `from` that shares all its pages and has a copy of its
+    /// [`KvTables::delta_state`] and [`KvTables::delta_inputs`].
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
     /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);

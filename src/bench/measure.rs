@@ -91,7 +91,7 @@ impl Line {
             decode_tok_s,
             kv_bytes: last.kv_bytes,
             live_slots: last.live_slots,
-            dense_slots: (case.parallel * (case.ctx.max(1) + case.n) * c.n_layers * c.n_kv_heads) as u64,
+            dense_slots: (case.parallel * (case.ctx.max(1) + case.n) * c.attention_layers() * c.n_kv_heads) as u64,
             bytes_per_token,
             host_us: last.device_bytes.map(|_| Spread::of(runs.iter().map(|r| r.host_us)).median),
             device_bytes: runs.iter().filter_map(|r| r.device_bytes).max(),

@@ -58,6 +58,9 @@ pub struct Identity {
     pub page_slots: usize,
     /// The metadata of a marked slot of position 5 and strength 3: differs between layouts of it.
     pub slot_meta: u32,
+    /// Sizes of the states beside, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<String>,
 }
 
 impl Identity {
@@ -74,6 +77,7 @@ impl Identity {
             head_dim: g.head_dim,
             page_slots: g.page_slots,
             slot_meta: SlotMeta::new(5, 3, true).0,
+            delta: g.delta.map(|delta| format!("{delta:?}")),
         }
     }
 }

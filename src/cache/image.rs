@@ -1,5 +1,5 @@
 //! A sequence as bytes, layer by layer, so that it can be kept outside the device and come back as
-//! it was: the same slots in the same order, with their marks. A layer's image is
+//! it was: the same slots in the same order, with their marks. The image of a layer with attention is
 //!
 //! ```text
 //! | u32 layer | heads x i32 live | heads x ring_len x i32 ring | heads x sums_len x f32 sums | pages of head 0 | ... | scores |
@@ -9,8 +9,10 @@
 //! them; so are the sums of a lane's newest slot. Rows of a page beyond the lane's slots, ring
 //! entries of positions that do not exist, and sums of an empty lane are zero. The numbers of K and
 //! V are finite. An image comes from outside: only [`LayerCheck`] makes the [`CheckedLayer`] that
-//! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold.
+//! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold. Images of
+//! [`state`](super::state) follow them.
 
+use super::state::{self, LAYER_BYTES};
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
 use crate::policy::{MOST_MEMBERS, Scope};
@@ -48,6 +50,7 @@ pub struct LayerCheck {
 }
 
 /// The image of a layer that a sequence of a cache could have.
+#[derive(Default)]
 pub struct CheckedLayer {
     layer: usize,
     /// Stored slots of each lane, and the rings of all lanes.
@@ -57,6 +60,8 @@ pub struct CheckedLayer {
     sums: Vec<f32>,
     /// Of each row of each page, if the policy has them.
     scores: Vec<f32>,
+    /// All that the image of a state has.
+    state: Vec<f32>,
     bytes: Vec<u8>,
 }
 
@@ -66,9 +71,6 @@ impl CheckedLayer {
         self.bytes
     }
 }
-
-/// Bytes of the layer's number, with which an image begins.
-pub(super) const LAYER_BYTES: usize = size_of::<u32>();
 
 /// Bytes of the tables in a layer's image, before its pages.
 fn table_bytes(g: &KvGeometry) -> usize {
@@ -106,18 +108,28 @@ impl<B: Backend> KvCache<B> {
             reads: stats.reads,
             peak: stats.peak,
         };
-        (head, stats.live.iter().map(bytes).collect())
+        let states = g.delta.iter().flat_map(|delta| vec![state::bytes(delta) as u64; delta.n_layers]);
+        (head, stats.live.iter().map(bytes).chain(states).collect())
+    }
+
+    /// Images of a sequence: one of each layer.
+    pub fn n_images(&self) -> usize {
+        self.geometry().n_layers + self.geometry().delta.map_or(0, |delta| delta.n_layers)
     }
 
     /// Most bytes that a layer's image of a sequence of `len` tokens may have.
     pub fn max_layer_bytes(&self, len: usize) -> u64 {
         let g = self.geometry();
-        (table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * page_bytes(g)) as u64
+        let attention = table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * page_bytes(g);
+        attention.max(g.delta.as_ref().map_or(0, state::bytes)) as u64
     }
 
     /// Replaces `out` by the image of one layer of a sequence. Waits for the device.
     pub fn export_layer(&mut self, b: &B, seq: SeqId, layer: usize, out: &mut Vec<u8>) {
         let g = *self.geometry();
+        if let Some(of_state) = layer.checked_sub(g.n_layers) {
+            return self.export_state(b, seq, layer, of_state, out);
+        }
         let (heads, ring_len, row) = (g.n_kv_heads, g.policy.ring_len(), g.row(layer, seq.0, 0));
         let mut live = vec![0; heads];
         let mut ring = vec![0; heads * ring_len];
@@ -187,7 +199,11 @@ impl<B: Backend> KvCache<B> {
     /// in any order, each once, and [`KvCache::end_import`] follows the last.
     pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
         let g = *self.geometry();
-        let CheckedLayer { layer, live, rings, sums, scores, bytes } = image;
+        let CheckedLayer { layer, live, rings, sums, scores, state, bytes } = image;
+        if let Some(of_state) = layer.checked_sub(g.n_layers) {
+            self.import_state(b, seq, of_state, state);
+            return Ok(());
+        }
         let held = |live: &i32| (*live as usize).div_ceil(g.page_slots);
         let n_pages: usize = live.iter().map(held).sum();
         let pages = &bytes[table_bytes(&g)..][..n_pages * g.page_bytes()];
@@ -224,16 +240,22 @@ impl LayerCheck {
     pub fn check(&self, layer: usize, image: Vec<u8>) -> Result<CheckedLayer, InvalidImage> {
         let Self { g, len } = self;
         let invalid = |what| InvalidImage { layer, what };
-        if layer >= g.n_layers || *len > g.max_pages * g.page_slots {
+        let of_state = layer.checked_sub(g.n_layers);
+        let fits = of_state.is_none_or(|layer| g.delta.is_some_and(|delta| layer < delta.n_layers));
+        if !fits || *len > g.max_pages * g.page_slots {
             return Err(invalid("more than the cache holds"));
+        }
+        if !image.starts_with(&(layer as u32).to_ne_bytes()) {
+            return Err(invalid("it is the image of another layer"));
+        }
+        if let (Some(delta), Some(_)) = (&g.delta, of_state) {
+            let state = state::check(delta, &image).map_err(invalid)?;
+            return Ok(CheckedLayer { layer, state, bytes: image, ..CheckedLayer::default() });
         }
         let Some((tables, pages)) = image.split_at_checked(table_bytes(g)) else {
             return Err(invalid("shorter than its tables"));
         };
-        let (number, tables) = tables.split_at(LAYER_BYTES);
-        if number != (layer as u32).to_ne_bytes() {
-            return Err(invalid("it is the image of another layer"));
-        }
+        let (_, tables) = tables.split_at(LAYER_BYTES);
         let (tables, sums) = tables.split_at(tables.len() - g.n_kv_heads * g.sums_len() * size_of::<f32>());
         let mut live: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
         let rings = live.split_off(g.n_kv_heads);
@@ -266,7 +288,7 @@ impl LayerCheck {
         {
             return Err(invalid("its heads store different tokens, or score them differently"));
         }
-        Ok(CheckedLayer { layer, live, rings, sums, scores, bytes: image })
+        Ok(CheckedLayer { layer, live, rings, sums, scores, state: Vec::new(), bytes: image })
     }
 
     /// Whether all lanes of the layer have the slots and the scores of the first, as where tokens

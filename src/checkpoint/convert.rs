@@ -45,9 +45,7 @@ pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
         add(&[&head], weights.embedding_code());
     }
     for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
-        for stack in [&[&layer.q, &layer.k, &layer.v][..], &[&layer.o], &[&layer.gate, &layer.up], &[&layer.down]] {
-            add(&stack.iter().map(|linear| &linear.weight).collect::<Vec<_>>(), weights.code());
-        }
+        layer.stacks().iter().for_each(|stack| add(stack, weights.code()));
     }
     out
 }
@@ -64,9 +62,9 @@ pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code>
     };
     let mut out = codes(&source.config, Weights::Int8);
     for layer in (0..source.config.n_layers).map(|l| LayerSpec::new(&source.config, l)) {
-        for stack in [&[&layer.q, &layer.k, &layer.v][..], &[&layer.gate, &layer.up]] {
-            if stack.iter().any(|linear| own(&linear.weight.name).is_none()) {
-                out.retain(|name, _| stack.iter().all(|linear| linear.weight.name != *name));
+        for stack in layer.stacks() {
+            if stack.iter().any(|matrix| own(&matrix.name).is_none()) {
+                out.retain(|name, _| stack.iter().all(|matrix| matrix.name != *name));
             }
         }
     }

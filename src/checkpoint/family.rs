@@ -25,6 +25,8 @@ pub struct Family {
     pub no_rope: bool,
     /// Whether embeddings, residuals, scores and logits may have factors.
     pub scaled: bool,
+    /// Whether most layers are gated delta nets, attention's output is gated, and norms store their weights less 1.
+    pub hybrid: bool,
     /// Whether rows of q and k are interleaved in GGUF files: llama.cpp rotates neighbouring channels there, and channels half
     /// a head apart, as Hugging Face does, in later architectures; its converter permutes the rows to match.
     pub interleaved: bool,
@@ -43,17 +45,19 @@ const PLAIN: Family = Family {
     partial_rope: false,
     no_rope: false,
     scaled: false,
+    hybrid: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     Family { name: "qwen3", qk_norm: true, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, plain_heads: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, plain_heads: true, yarn: true, ..PLAIN },
     Family { name: "mistral", plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
     Family { name: "phi3", plain_heads: true, window_in_use: true, fused: true, partial_rope: true, ..PLAIN },
     Family { name: "smollm3", mlp_bias: true, plain_heads: true, no_rope: true, interleaved: true, ..PLAIN },
+    Family { name: "qwen3_5_text", qk_norm: true, hybrid: true, partial_rope: true, yarn: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 

@@ -2,7 +2,8 @@
 //! a checkpoint, making random weights and loading a model all read it.
 
 use super::config::{DmsVariant, ModelConfig, Predictor};
-use crate::tensor::Tensor;
+use super::spec::{DeltaNet, Mixer};
+use crate::tensor::{RowRuns, Tensor};
 use anyhow::{Context, Result, ensure};
 
 /// Name and shape of one tensor.
@@ -41,18 +42,50 @@ pub struct LinearSpec {
 /// The tensors of one transformer layer.
 pub struct LayerSpec {
     pub input_norm: TensorSpec,
-    pub q: LinearSpec,
-    pub k: LinearSpec,
-    pub v: LinearSpec,
-    pub o: LinearSpec,
-    /// Norms of q and of k, each `[head_dim]`.
-    pub qk_norm: Option<[TensorSpec; 2]>,
+    pub mixer: MixerSpec,
     pub post_norm: TensorSpec,
     pub gate: LinearSpec,
     pub up: LinearSpec,
     pub down: LinearSpec,
+}
+
+pub enum MixerSpec {
+    Attention(Box<AttentionSpec>),
+    DeltaNet(Box<DeltaNetSpec>),
+}
+
+/// The tensors of an attention block.
+pub struct AttentionSpec {
+    pub q: LinearSpec,
+    pub k: LinearSpec,
+    pub v: LinearSpec,
+    /// The output gate, whose rows the files have among those of q.
+    pub gate: Option<LinearSpec>,
+    pub o: LinearSpec,
+    /// Norms of q and of k, each `[head_dim]`.
+    pub qk_norm: Option<[TensorSpec; 2]>,
     /// Tensors that compute eviction decisions, if the model has its own.
     pub decisions: Option<DecisionSpec>,
+}
+
+/// The tensors of a gated delta net.
+pub struct DeltaNetSpec {
+    /// `[channels, hidden]`
+    pub qkv: LinearSpec,
+    /// The output gate `[value_width, hidden]`.
+    pub z: LinearSpec,
+    /// `[value_heads, hidden]`: before the sigmoid that makes beta, and before the softplus of the decay.
+    pub b: LinearSpec,
+    pub a: LinearSpec,
+    /// `[channels, 1, kernel]`
+    pub conv: TensorSpec,
+    /// `[value_heads]`
+    pub a_log: TensorSpec,
+    pub dt_bias: TensorSpec,
+    /// `[value_dim]`
+    pub norm: TensorSpec,
+    /// `[hidden, value_width]`
+    pub out: LinearSpec,
 }
 
 /// The tensors that compute a layer's eviction decisions, from the checkpoint or from an adapter
@@ -83,34 +116,95 @@ pub fn lm_head(c: &ModelConfig) -> Option<TensorSpec> {
 
 impl LayerSpec {
     pub fn new(c: &ModelConfig, layer: usize) -> Self {
-        let (q, kv, spec) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim, &c.spec);
         let name = |name: &str| format!("model.layers.{layer}.{name}");
-        let vector = |part: &str, len: usize| tensor(&name(&format!("{part}.weight")), &[len]);
-        let attention = |part: &str, out, from, bias| linear(&name(&format!("self_attn.{part}")), out, from, bias);
-        let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, spec.mlp_bias);
+        let norm = |part: &str| tensor(&name(&format!("{part}.weight")), &[c.hidden]);
+        let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, c.spec.mlp_bias);
         Self {
-            input_norm: vector("input_layernorm", c.hidden),
-            q: attention("q_proj", q, c.hidden, spec.qkv_bias),
-            k: attention("k_proj", kv, c.hidden, spec.qkv_bias),
-            v: attention("v_proj", kv, c.hidden, spec.qkv_bias),
-            o: attention("o_proj", c.hidden, q, spec.o_bias),
-            qk_norm: spec
-                .qk_norm
-                .then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, c.head_dim))),
-            post_norm: vector("post_attention_layernorm", c.hidden),
+            input_norm: norm("input_layernorm"),
+            mixer: match (c.layer(layer).mixer, &c.spec.delta_net) {
+                (Mixer::DeltaNet, Some(sizes)) => {
+                    MixerSpec::DeltaNet(DeltaNetSpec::new(sizes, c.hidden, &name("linear_attn")).into())
+                }
+                _ => MixerSpec::Attention(AttentionSpec::new(c, layer).into()),
+            },
+            post_norm: norm("post_attention_layernorm"),
             gate: mlp("gate_proj", c.ffn, c.hidden),
             up: mlp("up_proj", c.ffn, c.hidden),
             down: mlp("down_proj", c.hidden, c.ffn),
+        }
+    }
+
+    /// The matrices that may be packed. Those of a stack have the same input, and one code.
+    pub fn stacks(&self) -> Vec<Vec<&TensorSpec>> {
+        let [first, out] = match &self.mixer {
+            MixerSpec::Attention(mixer) => [mixer.projections(), vec![&mixer.o]],
+            MixerSpec::DeltaNet(mixer) => [vec![&mixer.qkv, &mixer.z], vec![&mixer.out]],
+        };
+        let stacks = [first, out, vec![&self.gate, &self.up], vec![&self.down]];
+        stacks.map(|stack: Vec<&LinearSpec>| stack.iter().map(|linear| &linear.weight).collect()).into()
+    }
+
+    fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
+        let (mixer, decisions) = match self.mixer {
+            MixerSpec::Attention(mixer) => mixer.into_tensors(),
+            MixerSpec::DeltaNet(mixer) => (mixer.into_tensors(), None),
+        };
+        let mlp = [self.gate, self.up, self.down].into_iter().flat_map(LinearSpec::into_tensors);
+        let before = std::iter::once(self.input_norm).chain(mixer).chain([self.post_norm]);
+        before.chain(mlp).chain(decisions.into_iter().flat_map(DecisionSpec::into_tensors))
+    }
+}
+
+impl AttentionSpec {
+    fn new(c: &ModelConfig, layer: usize) -> Self {
+        let (q, kv, spec) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim, &c.spec);
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
+        let rows = |part: &str, rows| linear(&name(part), rows, c.hidden, spec.qkv_bias);
+        let norm = |part: &str| tensor(&name(&format!("{part}.weight")), &[c.head_dim]);
+        Self {
+            q: rows("q_proj", q),
+            k: rows("k_proj", kv),
+            v: rows("v_proj", kv),
+            gate: spec.output_gate.then(|| rows("q_gate", q)),
+            o: linear(&name("o_proj"), c.hidden, q, spec.o_bias),
+            qk_norm: spec.qk_norm.then(|| ["q_norm", "k_norm"].map(norm)),
             decisions: DecisionSpec::new(c, layer),
         }
     }
 
-    fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
-        let attention = [self.q, self.k, self.v, self.o].into_iter().flat_map(LinearSpec::into_tensors);
-        let mlp = [self.gate, self.up, self.down].into_iter().flat_map(LinearSpec::into_tensors);
-        let decisions = self.decisions.into_iter().flat_map(DecisionSpec::into_tensors);
-        let before = std::iter::once(self.input_norm).chain(attention).chain(self.qk_norm.into_iter().flatten());
-        before.chain([self.post_norm]).chain(mlp).chain(decisions)
+    /// Linear layers with the block's input, in the order in which they are stacked.
+    pub fn projections(&self) -> Vec<&LinearSpec> {
+        [&self.q, &self.k, &self.v].into_iter().chain(&self.gate).collect()
+    }
+
+    fn into_tensors(self) -> (Vec<TensorSpec>, Option<DecisionSpec>) {
+        let linears = [self.q, self.k, self.v, self.o].into_iter().chain(self.gate);
+        let tensors = linears.flat_map(LinearSpec::into_tensors).chain(self.qk_norm.into_iter().flatten());
+        (tensors.collect(), self.decisions)
+    }
+}
+
+impl DeltaNetSpec {
+    fn new(sizes: &DeltaNet, hidden: usize, name: &str) -> Self {
+        let rows = |part: &str, rows| linear(&format!("{name}.{part}"), rows, hidden, false);
+        let vector = |part: &str, len| tensor(&format!("{name}.{part}"), &[len]);
+        let (width, heads) = (sizes.value_width(), sizes.value_heads);
+        Self {
+            qkv: rows("in_proj_qkv", sizes.channels()),
+            z: rows("in_proj_z", width),
+            b: rows("in_proj_b", heads),
+            a: rows("in_proj_a", heads),
+            conv: tensor(&format!("{name}.conv1d.weight"), &[sizes.channels(), 1, sizes.kernel]),
+            a_log: vector("A_log", heads),
+            dt_bias: vector("dt_bias", heads),
+            norm: vector("norm.weight", sizes.value_dim),
+            out: linear(&format!("{name}.out_proj"), hidden, width, false),
+        }
+    }
+
+    fn into_tensors(self) -> Vec<TensorSpec> {
+        let linears = [self.qkv, self.z, self.b, self.a, self.out].into_iter().flat_map(LinearSpec::into_tensors);
+        linears.chain([self.conv, self.a_log, self.dt_bias, self.norm]).collect()
     }
 }
 
@@ -118,9 +212,11 @@ impl LayerSpec {
 pub const PREDICTOR: &str = "predictor.";
 
 impl DecisionSpec {
-    /// `None` for models whose decisions need no tensors.
+    /// `None` for models whose decisions need no tensors, and in layers without attention. The maps of a predictor are
+    /// numbered by layers with attention.
     pub fn new(c: &ModelConfig, layer: usize) -> Option<Self> {
         match c.dms.as_ref()?.variant {
+            _ if c.layer(layer).mixer != Mixer::Attention => None,
             DmsVariant::Borrowed => None,
             DmsVariant::Adapter => {
                 let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
@@ -131,7 +227,7 @@ impl DecisionSpec {
                 })
             }
             DmsVariant::Predictor(Predictor { linear: is_linear, units }) => {
-                let name = format!("{PREDICTOR}layers.{layer}");
+                let name = format!("{PREDICTOR}layers.{}", c.mixer_index(layer));
                 let mlp = || {
                     [
                         linear(&format!("{name}.0"), units, c.hidden, true),
@@ -166,22 +262,26 @@ pub fn all(c: &ModelConfig) -> impl Iterator<Item = TensorSpec> {
     std::iter::once(embedding(c)).chain(layers).chain([final_norm(c)]).chain(lm_head(c))
 }
 
-/// The tensor of which this one is some rows, and the first of them, in families that fuse q, k and v, and gate and up.
-pub fn fused(c: &ModelConfig, spec: &TensorSpec) -> Option<(TensorSpec, usize)> {
-    let (q, kv) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-    let parts = [
-        ("self_attn.q_proj", 0),
-        ("self_attn.k_proj", q),
-        ("self_attn.v_proj", q + kv),
-        ("mlp.gate_proj", 0),
-        ("mlp.up_proj", c.ffn),
+/// The tensor of which this one is some rows, and which, in families that fuse q, k and v, and gate and up, or that have the
+/// output gate among the rows of q.
+pub fn fused(c: &ModelConfig, spec: &TensorSpec) -> Option<(TensorSpec, RowRuns)> {
+    let (q, kv, d) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.head_dim);
+    let (qkv, gate_up) = (("self_attn.qkv_proj", q + 2 * kv), ("mlp.gate_up_proj", 2 * c.ffn));
+    let gated_q = ("self_attn.q_proj", 2 * q);
+    let of_head = |first| RowRuns { first, run: d, stride: 2 * d };
+    let fused = [
+        ("self_attn.q_proj", qkv, RowRuns::one(0, q)),
+        ("self_attn.k_proj", qkv, RowRuns::one(q, kv)),
+        ("self_attn.v_proj", qkv, RowRuns::one(q + kv, kv)),
+        ("mlp.gate_proj", gate_up, RowRuns::one(0, c.ffn)),
+        ("mlp.up_proj", gate_up, RowRuns::one(c.ffn, c.ffn)),
     ];
-    parts.iter().filter(|_| c.family.fused).find_map(|&(part, first)| {
+    let gated = [("self_attn.q_proj", gated_q, of_head(0)), ("self_attn.q_gate", gated_q, of_head(d))];
+    let parts = fused.iter().filter(|_| c.family.fused).chain(gated.iter().filter(|_| c.spec.output_gate));
+    parts.into_iter().find_map(|&(part, (whole, rows), runs)| {
         let (layer, kind) = spec.name.split_once(part)?;
-        let (whole, rows) =
-            if part.starts_with("mlp") { ("mlp.gate_up_proj", 2 * c.ffn) } else { ("self_attn.qkv_proj", q + 2 * kv) };
         let shape = std::iter::once(rows).chain(spec.shape[1..].iter().copied()).collect();
-        Some((TensorSpec { name: format!("{layer}{whole}{kind}"), shape }, first))
+        Some((TensorSpec { name: format!("{layer}{whole}{kind}"), shape }, runs))
     })
 }
 

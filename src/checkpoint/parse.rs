@@ -8,11 +8,11 @@ use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
-use super::spec::{LayerKind, Spec};
+use super::spec::{DeltaNet, LayerKind, Mixer, Spec};
 use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Keys of models that extend Llama's computation, unless they are null or missing.
 const FOREIGN_KEYS: [&str; 7] = [
@@ -24,6 +24,21 @@ const FOREIGN_KEYS: [&str; 7] = [
     "attention_chunk_size",
     "kv_lora_rank",
 ];
+
+/// The configuration of the language model, where it is a part of another one: `text_config`, with what is beside it.
+pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
+    if config.get("model_type").is_none_or(|kind| kind != "qwen3_5") {
+        return config;
+    }
+    let Some(Value::Object(mut text)) = config.remove("text_config") else { return config };
+    // The model's architecture is that of the whole, and so is what ties the head.
+    config.remove("architectures");
+    if config.contains_key("tie_word_embeddings") {
+        text.remove("tie_word_embeddings");
+    }
+    config.extend(text);
+    config
+}
 
 /// Parses the configuration. `dms_metadata` (already unwrapped) takes precedence over `dms_*` keys.
 pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<ModelConfig> {
@@ -125,7 +140,53 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
     if family.no_rope {
         spec.layers = unrotated(config)?;
     }
+    if family.hybrid {
+        // Files of other programs have the 1 in the weights: their readers say so.
+        spec.norm_offset = if config.bool_or("norms_are_whole", false)? { 0.0 } else { 1.0 };
+        spec.output_gate = true;
+        spec.delta_net = Some(delta_net(config)?);
+        spec.layers = mixers(config)?;
+    }
     Ok(spec)
+}
+
+/// Sizes of the layers that are a gated delta net.
+fn delta_net(config: &Fields) -> Result<DeltaNet> {
+    let place = config.place();
+    ensure!(config.bool_or("attn_output_gate", true)?, "{place}: attn_output_gate false is not supported");
+    let sizes = DeltaNet {
+        key_heads: config.size_to("linear_num_key_heads", bounds::HEADS)?,
+        value_heads: config.size_to("linear_num_value_heads", bounds::HEADS)?,
+        key_dim: config.size_to("linear_key_head_dim", bounds::HEAD_DIM)?,
+        value_dim: config.size_to("linear_value_head_dim", bounds::HEAD_DIM)?,
+        kernel: config.size_to("linear_conv_kernel_dim", bounds::KERNEL)?,
+        tiled: config.bool_or("linear_value_heads_are_tiled", false)?,
+    };
+    let DeltaNet { key_heads, value_heads, .. } = sizes;
+    ensure!(
+        value_heads.is_multiple_of(key_heads),
+        "{place}: {value_heads} value heads do not share {key_heads} key heads evenly"
+    );
+    Ok(sizes)
+}
+
+/// Layers of attention and of gated delta nets: `layer_types`, or attention in every fourth.
+fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
+    let (n, place) = (config.size_to("num_hidden_layers", bounds::LAYERS)?, config.place());
+    let of = |is_attention| LayerKind {
+        mixer: if is_attention { Mixer::Attention } else { Mixer::DeltaNet },
+        ..LayerKind::ATTENTION
+    };
+    let layers: Vec<LayerKind> = match config.get("layer_types").and_then(Value::as_array) {
+        Some(listed) => listed.iter().take(n).map(|kind| of(kind == "full_attention")).collect(),
+        None => {
+            let interval = config.opt_size("full_attention_interval")?.unwrap_or(4).max(1);
+            (1..=n).map(|layer| of(layer % interval == 0)).collect()
+        }
+    };
+    ensure!(layers.len() == n, "{place}: layer_types is not a list of {n} names");
+    ensure!(layers.contains(&of(true)), "{place}: it has no layer of attention, which is not supported");
+    Ok(layers)
 }
 
 /// The newest tokens that every layer sees. A window as long as the context hides nothing.
@@ -148,7 +209,7 @@ fn window(config: &Fields, family: &Family) -> Result<Option<usize>> {
 /// Layers of which some do not rotate q and k: those with a 0 in `no_rope_layers`, or every fourth.
 fn unrotated(config: &Fields) -> Result<Vec<LayerKind>> {
     let n = config.size_to("num_hidden_layers", bounds::LAYERS)?;
-    let of = |rotates| LayerKind { rotates };
+    let of = |rotates| LayerKind { rotates, ..LayerKind::ATTENTION };
     let Some(listed) = config.get("no_rope_layers") else {
         let interval = config.opt_size("no_rope_layer_interval")?.unwrap_or(4).max(1);
         return Ok((1..=n).map(|layer| of(layer % interval != 0)).collect());
@@ -165,7 +226,7 @@ fn unrotated(config: &Fields) -> Result<Vec<LayerKind>> {
 impl ModelConfig {
     /// Parses a `config.json` without its folder. `place` names it in error messages.
     pub fn from_json(place: &str, raw: &[u8]) -> Result<Self> {
-        model_config(&Fields::new(place, &json::object(place, raw)?), None)
+        model_config(&Fields::new(place, &text_part(json::object(place, raw)?)), None)
     }
 }
 
@@ -199,9 +260,10 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
         ensure!(matches!(act, "silu" | "swish"), "{place}: hidden_act {act:?} is not supported (silu is)");
     }
     let layer_types = config.get("layer_types").and_then(Value::as_array);
-    let other = layer_types.into_iter().flatten().find(|t| t.as_str() != Some("full_attention"));
-    if let Some(other) = other {
-        bail!("{place}: layer type {other} is not supported (full_attention is)");
+    let is_known = |t: &Value| t == "full_attention" || family.hybrid && t == "linear_attention";
+    if let Some(other) = layer_types.into_iter().flatten().find(|t| !is_known(t)) {
+        let known = if family.hybrid { "full_attention and linear_attention are" } else { "full_attention is" };
+        bail!("{place}: layer type {other} is not supported ({known})");
     }
     for key in ["embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"] {
         let factor = config.opt_f64(key)?.unwrap_or(1.0);

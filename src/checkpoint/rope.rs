@@ -43,7 +43,9 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
         Some(fields) => parse_scaling(&fields, config, context)?,
         None => RopeScaling::Default,
     };
-    Ok(Rope { theta, share: share.unwrap_or(1.0), scaling })
+    // What transformers takes for one that is not stated.
+    let usual = if family.hybrid { 0.25 } else { 1.0 };
+    Ok(Rope { theta, share: share.unwrap_or(usual), scaling })
 }
 
 fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScaling> {

@@ -62,11 +62,30 @@ impl Shards {
 
     /// The tensor of that name and shape, in F32, F16 or BF16.
     pub fn plain(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
-        self.owner.get(&spec.name).map_or(Ok(None), |&at| self.files[at].tensor(spec))
+        let Some((name, at)) = self.stored(&spec.name) else { return Ok(None) };
+        let mut tensor = self.files[at].tensor(&TensorSpec { name, shape: spec.shape.clone() })?;
+        tensor.iter_mut().for_each(|tensor| tensor.name.clone_from(&spec.name));
+        Ok(tensor)
     }
 
     /// The tensor of that name, in any element type.
     pub fn raw(&self, name: &str) -> Option<RawTensor> {
-        self.files[*self.owner.get(name)?].raw(name)
+        let (name, at) = self.stored(name)?;
+        self.files[at].raw(&name)
+    }
+
+    /// The name that a tensor has in the files, and its file: in those of a model that sees, the language model's are under
+    /// a name of their own.
+    fn stored(&self, name: &str) -> Option<(String, usize)> {
+        let part = || Some(format!("model.language_model.{}", name.strip_prefix("model.")?));
+        let found = |name: String| self.owner.get(&name).map(|&at| (name, at));
+        found(name.to_owned()).or_else(|| found(part()?))
+    }
+
+    /// What the files hold beside the language model, with the number of its tensors.
+    pub fn unused(&self) -> Vec<(&'static str, usize)> {
+        let parts = [("model.visual.", "the vision tower"), ("mtp.", "multi-token prediction")];
+        let count = |prefix: &str| self.owner.keys().filter(|name| name.starts_with(prefix)).count();
+        parts.into_iter().map(|(prefix, part)| (part, count(prefix))).filter(|(_, n)| *n > 0).collect()
     }
 }

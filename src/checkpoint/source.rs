@@ -44,6 +44,14 @@ impl Source {
         }
     }
 
+    /// What the files hold beside the language model, with the number of its tensors.
+    pub fn unused(&self) -> Vec<(&'static str, usize)> {
+        match self {
+            Self::Safetensors { shards, .. } => shards.unused(),
+            Self::Gguf(_) => Vec::new(),
+        }
+    }
+
     /// Names the files in error messages.
     fn label(&self) -> &str {
         match self {
@@ -54,9 +62,9 @@ impl Source {
 
     /// A tensor, which may be some rows of one in the files.
     fn get(&self, config: &ModelConfig, spec: &TensorSpec) -> Result<Option<Tensor>> {
-        let Some((whole, first)) = names::fused(config, spec) else { return self.whole(spec) };
+        let Some((whole, runs)) = names::fused(config, spec) else { return self.whole(spec) };
         let tensor = self.whole(&whole)?.map(|tensor| whole.check(Some(tensor), self.label())).transpose()?;
-        Ok(tensor.map(|tensor| tensor.rows(&spec.name, first..first + spec.shape[0])))
+        Ok(tensor.map(|tensor| tensor.rows(&spec.name, spec.shape[0], runs)))
     }
 
     fn whole(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {

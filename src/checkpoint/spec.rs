@@ -10,6 +10,10 @@ pub struct Spec {
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub mlp_bias: bool,
+    /// What is added to the stored weights of norms, but to those inside a delta net.
+    pub norm_offset: f32,
+    /// Whether attention's output is multiplied by the sigmoid of a gate: each head's rows of q are followed by as many of it.
+    pub output_gate: bool,
     /// Factors of embedding rows, of what a block adds to the residual stream, and of logits.
     pub embedding_scale: f32,
     pub residual_scale: f32,
@@ -18,6 +22,8 @@ pub struct Spec {
     pub score_scale: Option<f32>,
     /// The newest tokens that attention sees in every layer; `None`: all.
     pub window: Option<usize>,
+    /// Sizes of layers of [`Mixer::DeltaNet`]; `None`: there are none.
+    pub delta_net: Option<DeltaNet>,
     /// The layers in their order, which repeats where the model has more.
     pub layers: Vec<LayerKind>,
 }
@@ -25,8 +31,48 @@ pub struct Spec {
 /// What may set a layer apart from the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerKind {
+    pub mixer: Mixer,
     /// Whether q and k are rotated by their positions.
     pub rotates: bool,
+}
+
+/// What mixes the tokens of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    Attention,
+    /// Linear attention with a state of fixed size: Gated Delta Networks (arXiv 2412.06464).
+    DeltaNet,
+}
+
+/// Sizes of a gated delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNet {
+    /// Heads of q and k, of which each serves several value heads.
+    pub key_heads: usize,
+    pub value_heads: usize,
+    /// Channels of a head of q or k, and of one of v.
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Tokens that the convolution sees.
+    pub kernel: usize,
+    /// Whether value head h has key head `h % key_heads`, as in GGUF files, and not `h / (value_heads / key_heads)`.
+    pub tiled: bool,
+}
+
+impl DeltaNet {
+    /// Channels of v.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Channels of q, k and v, which the convolution mixes.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+}
+
+impl LayerKind {
+    pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true };
 }
 
 impl Default for Spec {
@@ -37,12 +83,15 @@ impl Default for Spec {
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
+            norm_offset: 0.0,
+            output_gate: false,
             embedding_scale: 1.0,
             residual_scale: 1.0,
             logit_scale: 1.0,
             score_scale: None,
             window: None,
-            layers: vec![LayerKind { rotates: true }],
+            delta_net: None,
+            layers: vec![LayerKind::ATTENTION],
         }
     }
 }
@@ -50,6 +99,31 @@ impl Default for Spec {
 impl ModelConfig {
     pub fn layer(&self, layer: usize) -> LayerKind {
         self.spec.layers[layer % self.spec.layers.len()]
+    }
+
+    /// Number of the layers before this one that have its mixer: its number in the cache's tables.
+    pub fn mixer_index(&self, layer: usize) -> usize {
+        self.count(layer, self.layer(layer).mixer)
+    }
+
+    /// Layers with attention: those of the KV cache.
+    pub fn attention_layers(&self) -> usize {
+        self.count(self.n_layers, Mixer::Attention)
+    }
+
+    /// Layers with a state of fixed size.
+    pub fn delta_layers(&self) -> usize {
+        self.count(self.n_layers, Mixer::DeltaNet)
+    }
+
+    fn count(&self, layers: usize, mixer: Mixer) -> usize {
+        (0..layers).filter(|&layer| self.layer(layer).mixer == mixer).count()
+    }
+
+    /// Columns of projected rows of attention: q, k, v and the output gate.
+    pub fn qkv_width(&self) -> usize {
+        let gates = if self.spec.output_gate { self.n_q_heads } else { 0 };
+        (self.n_q_heads + 2 * self.n_kv_heads + gates) * self.head_dim
     }
 
     /// What [`Spec::score_scale`] is of the usual 1 / sqrt(head_dim).

@@ -1,7 +1,7 @@
 //! Rows of a predictor below those of q, k and v, so that one matmul makes them all: in the format of q, k and v, in which a
 //! second copy holds what the first one rounds away.
 
-use super::names::{LayerSpec, LinearSpec};
+use super::names::{AttentionSpec, LinearSpec};
 use super::{Checkpoint, convert, mapped};
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Format, Tensor};
@@ -20,13 +20,13 @@ pub struct Stacked {
 
 impl Checkpoint {
     /// The rows that a layer's predictor has below q, k and v; `None` if it has no predictor.
-    pub fn stacked_decisions(&self, layer: &LayerSpec) -> Result<Option<Stacked>> {
+    pub fn stacked_decisions(&self, layer: &AttentionSpec) -> Result<Option<Stacked>> {
         let Some(decisions) = layer.decisions.as_ref().filter(|d| d.norm.is_none()) else { return Ok(None) };
         let first = decisions.mlp.as_ref().map(|[first, _]| first);
         let maps = decisions.linear.iter().chain(first).map(|map| self.tensor(&map.weight));
         let maps = maps.collect::<Result<Vec<_>>>()?;
         let above = |linear: &LinearSpec| self.tensor(&linear.weight).map(|tensor| tensor.format);
-        let formats = [above(&layer.q)?, above(&layer.k)?, above(&layer.v)?];
+        let formats = layer.projections().into_iter().map(above).collect::<Result<Vec<_>>>()?;
         self.stacked(&maps, &formats).map(Some)
     }
 

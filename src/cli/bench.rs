@@ -31,7 +31,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         }
         None => {
             download::ensure(settings)?;
-            spawn::open_on_target(settings).map_err(as_wrong_use)?
+            spawn::open_or_say(settings).map_err(as_wrong_use)?
         }
     };
     interrupts::end_on_interrupt("interrupted")?;

@@ -175,14 +175,17 @@ impl Target {
         }
     }
 
-    /// Refuses models whose heads this device's kernels do not support.
+    /// Fails with the reason where this device's kernels do not support the model.
     pub fn check_model(self, c: &ModelConfig) -> Result<()> {
+        if matches!(self, Self::Cuda(_)) && c.spec.delta_net.is_some() && !cuda::HAS_DELTA_NET {
+            bail!("the CUDA backend does not compute the gated delta nets of {}", c.family.name);
+        }
         let group = c.n_q_heads / c.n_kv_heads.max(1);
         let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;
         if matches!(self, Self::Cuda(_)) && !fits {
             bail!(
                 "head_dim {} and {group} query heads per KV head: the CUDA backend supports multiples of 8 up to {}, \
-                 and up to {}; use --device cpu",
+                 and up to {}",
                 c.head_dim,
                 cuda::MAX_HEAD_DIM,
                 cuda::MAX_GROUP

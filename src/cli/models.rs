@@ -10,7 +10,7 @@ use crate::checkpoint::files::INDEX;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
-use crate::checkpoint::{self, ModelRef};
+use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
 use crate::policy::Trained;
 use crate::quant::Weights;
@@ -319,7 +319,7 @@ fn info(model: &str, common: &Common) -> Result<()> {
 }
 
 fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
-    let (checkpoint, target) = spawn::open_on_target(settings).map_err(output::as_wrong_use)?;
+    let (checkpoint, target) = spawn::open_or_say(settings).map_err(output::as_wrong_use)?;
     let formats = Formats::new(settings, &checkpoint, target)?;
     let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
@@ -330,13 +330,20 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let dms = c.dms.as_ref();
     let about = json!({
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
-        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
+        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "weight_bytes": checkpoint.weight_bytes,
+        "not_used": checkpoint.unused(), "layers": c.n_layers, "layers_with_state": layers_with_state(c),
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| d.variant.name()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),
         "dmc": c.dmc.is_some(), "cache_policies": policies(c.trained()),
     });
     Ok((object(about), formats))
+}
+
+/// The layers without attention, if there are any.
+fn layers_with_state(c: &ModelConfig) -> Option<String> {
+    let n = c.delta_layers();
+    (n > 0).then(|| format!("{n}, of fixed size (gated delta net)"))
 }
 
 /// Values of `--policy` for a model.

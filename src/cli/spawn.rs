@@ -15,8 +15,8 @@ use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning, imatrix};
 use crate::config::{Adapter, Device, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
-use crate::protocol::{EngineHandle, MAX_AUTO_WIDTH, WhenFull};
-use anyhow::Result;
+use crate::protocol::{EngineHandle, Event, MAX_AUTO_WIDTH, WhenFull};
+use anyhow::{Result, bail};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
@@ -37,7 +37,7 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         download::for_chat(&settings, &loading).inspect_err(|error| {
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
-        let (checkpoint, target) = open_on_target(&settings)?;
+        let (checkpoint, target) = open_on_target(&settings, |text| loading.event(Event::Notice(text)))?;
         let options = options(&settings, &checkpoint.config, target)?;
         let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
         let options = EngineOptions {
@@ -97,7 +97,7 @@ pub fn with_options(
     devices::check(settings)?;
     download::ensure(settings)?;
     interrupts::end_on_interrupt("interrupted")?;
-    let (checkpoint, target) = open_on_target(settings).map_err(as_wrong_use)?;
+    let (checkpoint, target) = open_or_say(settings).map_err(as_wrong_use)?;
     let options = adjust(options(settings, &checkpoint.config, target).map_err(as_wrong_use)?);
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
@@ -151,14 +151,24 @@ pub fn tuning(settings: &Settings) -> Tuning {
     Tuning { threshold, window: settings.window, sinks: settings.sinks }
 }
 
-/// The checkpoint and its device. `--device auto` falls back to the CPU if the GPU's kernels do not support the model.
-pub fn open_on_target(settings: &Settings) -> Result<(Checkpoint, Target)> {
+/// The checkpoint and its device. `--device auto` falls back to the CPU if the GPU's kernels do not support the model, which
+/// `notice` is told.
+pub fn open_on_target(settings: &Settings, notice: impl FnOnce(String)) -> Result<(Checkpoint, Target)> {
     let checkpoint = open(settings)?;
     let target = Target::new(settings)?;
     match target.check_model(&checkpoint.config) {
-        Err(_) if settings.device == Device::Auto => Ok((checkpoint, Target::Cpu)),
-        checked => checked.map(|()| (checkpoint, target)),
+        Ok(()) => Ok((checkpoint, target)),
+        Err(why) if settings.device == Device::Auto => {
+            notice(format!("the model runs on the CPU: {why}"));
+            Ok((checkpoint, Target::Cpu))
+        }
+        Err(why) => bail!("{why}; use --device cpu"),
     }
+}
+
+/// As [`open_on_target`], with the notice on stderr.
+pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
+    open_on_target(settings, |text| notice(&text))
 }
 
 /// The engine's options for these settings.

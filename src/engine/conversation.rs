@@ -464,7 +464,7 @@ impl<B: Backend> Conversation<B> {
 
     fn inspect(&self, m: &Loaded<B>, events: &EventSender, layer: usize, head: usize) {
         let config = m.runner.config();
-        if layer >= config.n_layers || head >= config.n_kv_heads {
+        if layer >= config.attention_layers() || head >= config.n_kv_heads {
             return;
         }
         let metas = m.runner.cache.slot_metas(m.runner.backend(), self.chain.context.seq, layer, head);

@@ -113,7 +113,7 @@ impl<B: Backend> Loaded<B> {
 
 /// Calls `each` with the number of the lane and the metadata of each slot of a sequence.
 pub(super) fn for_each_slot<B: Backend>(runner: &Runner<B>, seq: SeqId, mut each: impl FnMut(usize, SlotMeta)) {
-    let (layers, heads) = (runner.config().n_layers, runner.config().n_kv_heads);
+    let (layers, heads) = (runner.config().attention_layers(), runner.config().n_kv_heads);
     for lane in 0..layers * heads {
         let metas = runner.cache.slot_metas(runner.backend(), seq, lane / heads, lane % heads);
         metas.into_iter().for_each(|meta| each(lane, meta));

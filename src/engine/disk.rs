@@ -283,7 +283,7 @@ fn open<B: Backend>(
     }
     m.runner.cache.check_head(sequence, total).map_err(|what| format!("it is damaged ({what})"))?;
     let most = m.runner.cache.max_layer_bytes(total);
-    if layer_bytes.len() != identity.n_layers || layer_bytes.iter().any(|&bytes| bytes > most) {
+    if layer_bytes.len() != m.runner.cache.n_images() || layer_bytes.iter().any(|&bytes| bytes > most) {
         return Err("it is damaged (the sizes of its layers)".to_owned());
     }
     let header = opened.header.clone();

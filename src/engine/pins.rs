@@ -39,7 +39,7 @@ fn positions(
 /// Share of the slots at these positions, over all heads, that are still stored.
 fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) -> f64 {
     let lanes = lanes_with(runner, seq, positions.clone());
-    let all = lanes.len() * runner.config().n_layers * runner.config().n_kv_heads;
+    let all = lanes.len() * runner.config().attention_layers() * runner.config().n_kv_heads;
     if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
 }
 

@@ -1,9 +1,9 @@
 //! Memory planning before anything is loaded: pure arithmetic over sizes.
 
 use super::EngineOptions;
-use crate::backend::seen_words;
+use crate::backend::{DeltaGeometry, seen_words};
 use crate::cache::PAGE_SLOTS;
-use crate::checkpoint::{Checkpoint, ModelConfig};
+use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
 use crate::policy::{Budget, POSITION_BITS, Policy, sums_len};
@@ -42,7 +42,7 @@ fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
 
 /// Bytes per token of a dense cache.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
-    (c.n_layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+    (c.attention_layers() * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
 }
 
 /// Bytes of tables per token of context, used or not: one entry of the page table per page in every
@@ -50,7 +50,7 @@ pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
 fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     let scores = policy(c, options).scored().map_or(0, |_| size_of::<f32>());
     let slot = size_of::<i32>() as f64 / PAGE_SLOTS as f64 + scores as f64;
-    (c.n_layers * c.n_kv_heads * options.max_seqs) as f64 * slot
+    (c.attention_layers() * c.n_kv_heads * options.max_seqs) as f64 * slot
 }
 
 /// Tokens of a dense cache in `bytes` of memory, less what is left to other programs: an estimate
@@ -60,16 +60,29 @@ pub fn dense_context(c: &ModelConfig, codec: Codec, bytes: u64) -> usize {
     usize::try_from(room / dense_token_bytes(c, codec).max(1)).unwrap_or(usize::MAX)
 }
 
+/// Bytes of the states of one sequence in the layers that have no attention.
+pub fn state_bytes(c: &ModelConfig) -> u64 {
+    delta_geometry(c).map_or(0, |delta| delta.seq_bytes() as u64)
+}
+
+/// Sizes of the layers that have no attention.
+pub(super) fn delta_geometry(c: &ModelConfig) -> Option<DeltaGeometry> {
+    let DeltaNet { key_heads, value_heads, key_dim, value_dim, kernel, tiled } = c.spec.delta_net?;
+    let n_layers = c.delta_layers();
+    Some(DeltaGeometry { n_layers, key_heads, value_heads, key_dim, value_dim, kernel, tiled })
+}
+
 /// Bytes of page tables for `context` tokens.
 pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     (table_token_bytes(c, options) * context as f64) as u64
 }
 
 /// Bytes of host memory that a model needs beside weights and pages: page tables, rings, sums of
-/// slots that merge, the bit sets of fed tokens, and the workspace of a step.
+/// slots that merge, states of layers without attention, the bit sets of fed tokens, and the workspace of a step.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
-    let lanes = c.n_layers * c.n_kv_heads * options.max_seqs;
+    let lanes = c.attention_layers() * c.n_kv_heads * options.max_seqs;
     let policy = policy(c, options);
+    let states = state_bytes(c) * options.max_seqs as u64;
     let sums = policy.merging().map_or(0, |_| sums_len(c.head_dim));
     let rings = size_of::<i32>() * lanes * (policy.ring_len() + 1 + sums);
     let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
@@ -77,7 +90,7 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     let rows = options.max_logits.max(options.max_seqs);
     let logits = size_of::<f32>() * c.vocab * rows;
     let scratch = step_token_bytes(c) * step.max(rows);
-    table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
+    states + table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
 }
 
 /// The most sequences for which tables and workspace leave memory free, and fewer than are asked

@@ -96,7 +96,7 @@ impl<B: Backend> Allocations<B> {
             options.max_step.unwrap_or_else(|| planner::step_tokens(checkpoint, options, b.about().step_tokens));
         let max_step = wanted.min(context).max(1);
         let geometry = KvGeometry {
-            n_layers: c.n_layers,
+            n_layers: c.attention_layers(),
             n_q_heads: c.n_q_heads,
             n_kv_heads: c.n_kv_heads,
             head_dim: c.head_dim,
@@ -105,6 +105,7 @@ impl<B: Backend> Allocations<B> {
             max_pages: 0,
             codec: options.codec,
             policy: c.policy(options.policy)?,
+            delta: planner::delta_geometry(c),
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
         let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits))?;

@@ -1,6 +1,7 @@
 //! A forward pass that shows what a predictor of importance is fitted to: each layer's normed input, its values, and
 //! how much attention chosen queries pay to each token.
 
+use super::weights::Mixer;
 use super::{Model, Workspace, forward_with};
 use crate::backend::{Linear, Measure, Norm, QkvRopeArgs, Queries, Span};
 use crate::cache::KvCache;
@@ -15,8 +16,9 @@ pub struct Text {
     pub queries: Range<usize>,
 }
 
-/// What a layer shows of `Text::tokens`.
+/// What a layer with attention shows of `Text::tokens`.
 pub struct Observed<'a> {
+    /// Its number among the layers with attention.
     pub layer: usize,
     /// `[tokens, hidden]`: the layer's input after its norm.
     pub hidden: &'a [f32],
@@ -26,7 +28,7 @@ pub struct Observed<'a> {
     pub attention: &'a [f32],
 }
 
-/// Runs a dense forward pass of one sequence and calls `each` for every layer. The layers' projections are computed twice.
+/// Runs a dense forward pass of one sequence and calls `each` for every layer with attention. The layers' projections are computed twice.
 pub fn observe<B: Measure>(
     b: &B,
     model: &Model<B>,
@@ -38,17 +40,18 @@ pub fn observe<B: Measure>(
 ) {
     let (c, n) = (&model.config, span.len);
     let (kv_width, q_width) = (c.n_kv_heads * c.head_dim, c.n_q_heads * c.head_dim);
-    let width = q_width + 2 * kv_width;
+    let width = c.qkv_width();
     let mut hidden = vec![0.0; n * c.hidden];
     let mut projected = vec![0.0; text.tokens.end * width];
     let mut values = vec![0.0; text.tokens.len() * kv_width];
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
     forward_with(b, model, ws, cache, &[span], |l, ws, cache| {
         let layer = &model.layers[l];
+        let Mixer::Attention(mixer) = &layer.mixer else { return };
         let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
         b.rms_norm(&mut ws.h, &ws.x, norm, n);
         b.read_acts(&ws.h, &mut hidden);
-        let qkv = Linear { bias: layer.qkv_bias.as_ref(), ..Linear::plain(&layer.qkv) };
+        let qkv = Linear { bias: mixer.qkv_bias.as_ref(), ..Linear::plain(&mixer.qkv) };
         b.linear(&mut ws.qkv, &ws.h, qkv, n);
         b.read_acts(&ws.qkv, &mut projected);
         for (values, i) in values.chunks_exact_mut(kv_width).zip(text.tokens.clone()) {
@@ -57,26 +60,27 @@ pub fn observe<B: Measure>(
         let norm_of = |i: usize| hidden[i * c.hidden..][..c.hidden].iter().map(|x| x * x).sum::<f32>().sqrt();
         let factors: Vec<f32> = text.queries.clone().map(|i| 1.0 / norm_of(i).max(f32::MIN_POSITIVE)).collect();
         let rope = QkvRopeArgs {
-            qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
+            qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
             rms_eps: c.rms_eps,
             rope_scale: model.rope_scale,
             borrowed: model.borrowed(&Policy::Dense),
-            ..QkvRopeArgs::plain(model.inv_freq(layer))
+            ..QkvRopeArgs::plain(model.inv_freq(mixer))
         };
         let queries = Queries { rows: text.queries.clone(), factors: &factors };
         b.importance(&mut most, &mut ws.qkv, cache.geometry(), &rope, &queries);
         attention.clear();
         most.chunks_exact(text.tokens.end).for_each(|head| attention.extend_from_slice(&head[text.tokens.clone()]));
         let hidden = &hidden[text.tokens.start * c.hidden..text.tokens.end * c.hidden];
-        each(Observed { layer: l, hidden, values: &values, attention: &attention });
+        each(Observed { layer: mixer.index, hidden, values: &values, attention: &attention });
     });
 }
 
-/// Columns of a layer's output projection `[n_q_heads * head_dim, hidden]`, in any format of weights: what the projection makes
-/// of unit rows.
+/// Columns of the output projection `[n_q_heads * head_dim, hidden]` of a layer with attention, in any format of weights: what the
+/// projection makes of unit rows.
 pub fn output_columns<B: Measure>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, layer: usize) -> Vec<f32> {
     let (cols, hidden) = (model.config.n_q_heads * model.config.head_dim, model.config.hidden);
     let mut out = vec![0.0; cols * hidden];
+    let mixer = model.attentions().nth(layer).expect("a layer with attention");
     let mut units = Vec::new();
     for first in (0..cols).step_by(ws.max_tokens) {
         let rows = ws.max_tokens.min(cols - first);
@@ -84,7 +88,7 @@ pub fn output_columns<B: Measure>(b: &B, model: &Model<B>, ws: &mut Workspace<B>
         units.resize(rows * cols, 0.0);
         (0..rows).for_each(|i| units[i * cols + first + i] = 1.0);
         b.write_acts(&mut ws.att, &units);
-        b.linear(&mut ws.proj, &ws.att, Linear::plain(&model.layers[layer].o), rows);
+        b.linear(&mut ws.proj, &ws.att, Linear::plain(&mixer.o), rows);
         b.read_acts(&ws.proj, &mut out[first * hidden..(first + rows) * hidden]);
     }
     out

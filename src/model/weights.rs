@@ -3,8 +3,8 @@
 
 use super::decisions::{Decisions, Own, Second};
 use crate::backend::{Alpha, Backend, Borrowed, Columns};
-use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Stacked};
+use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
+use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig, Stacked};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
@@ -26,16 +26,8 @@ pub struct Model<B: Backend> {
 }
 
 pub(super) struct Layer<B: Backend> {
-    pub kind: LayerKind,
     pub input_norm: B::Buf<f32>,
-    /// Stacked q, k, v and a predictor's rows `[(n_q_heads + 2 n_kv_heads) * head_dim + columns, hidden]`.
-    pub qkv: B::Weight,
-    pub qkv_bias: Option<B::Buf<f32>>,
-    /// Norms of q and k `[head_dim]` (Qwen3).
-    pub qk_norm: Option<(B::Buf<f32>, B::Buf<f32>)>,
-    /// Output projection `[hidden, n_q_heads * head_dim]`.
-    pub o: B::Weight,
-    pub o_bias: Option<B::Buf<f32>>,
+    pub mixer: Mixer<B>,
     pub post_norm: B::Buf<f32>,
     /// Stacked gate and up projections `[2 ffn, hidden]`.
     pub gate_up: B::Weight,
@@ -43,7 +35,43 @@ pub(super) struct Layer<B: Backend> {
     /// Down projection `[hidden, ffn]`.
     pub down: B::Weight,
     pub down_bias: Option<B::Buf<f32>>,
+}
+
+pub(super) enum Mixer<B: Backend> {
+    Attention(Attention<B>),
+    DeltaNet(DeltaNet<B>),
+}
+
+pub(super) struct Attention<B: Backend> {
+    /// Its layer of the KV cache.
+    pub index: usize,
+    pub rotates: bool,
+    /// Stacked q, k, v, the output gate if there is one, and a predictor's rows
+    /// `[(n_q_heads + 2 n_kv_heads) * head_dim + .. + columns, hidden]`.
+    pub qkv: B::Weight,
+    pub qkv_bias: Option<B::Buf<f32>>,
+    /// Norms of q and k `[head_dim]` (Qwen3).
+    pub qk_norm: Option<(B::Buf<f32>, B::Buf<f32>)>,
+    /// Output projection `[hidden, n_q_heads * head_dim]`.
+    pub o: B::Weight,
+    pub o_bias: Option<B::Buf<f32>>,
     pub decisions: Decisions<B>,
+}
+
+/// What is not explained here is in [`DeltaNetArgs`](crate::backend::DeltaNetArgs).
+pub(super) struct DeltaNet<B: Backend> {
+    /// Its layer among those with a state.
+    pub index: usize,
+    /// Stacked q, k, v and the output gate z `[channels + value_width, hidden]`.
+    pub qkvz: B::Weight,
+    /// Stacked b and a `[2 value_heads, hidden]`: never packed.
+    pub gates: B::Weight,
+    pub conv: B::Buf<f32>,
+    pub decay: B::Buf<f32>,
+    pub dt_bias: B::Buf<f32>,
+    pub norm: B::Buf<f32>,
+    /// Output projection `[hidden, value_width]`.
+    pub out: B::Weight,
 }
 
 impl<B: Backend> Model<B> {
@@ -57,14 +85,25 @@ impl<B: Backend> Model<B> {
         self.layers.iter().map(of).collect()
     }
 
-    /// Decision projections of all layers that have one.
-    pub(super) fn adapters(&self) -> Vec<&B::Weight> {
-        self.layers.iter().filter_map(|l| l.decisions.own.as_ref()).map(|own| &own.proj).collect()
+    /// The layers with attention.
+    pub(super) fn attentions(&self) -> impl Iterator<Item = &Attention<B>> {
+        self.layers.iter().filter_map(|l| if let Mixer::Attention(mixer) = &l.mixer { Some(mixer) } else { None })
     }
 
-    /// Columns of a predictor in projected rows.
-    pub(super) fn columns(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.decisions.stacked_width())
+    /// The layers that are a gated delta net.
+    pub(super) fn delta_nets(&self) -> impl Iterator<Item = &DeltaNet<B>> {
+        self.layers.iter().filter_map(|l| if let Mixer::DeltaNet(mixer) = &l.mixer { Some(mixer) } else { None })
+    }
+
+    /// Decision projections of all layers that have one.
+    pub(super) fn adapters(&self) -> Vec<&B::Weight> {
+        self.attentions().filter_map(|l| l.decisions.own.as_ref()).map(|own| &own.proj).collect()
+    }
+
+    /// Columns of projected rows of attention: q, k, v, the output gate, a predictor's.
+    pub(super) fn qkv_width(&self) -> usize {
+        let predictor = self.attentions().next().map_or(0, |layer| layer.decisions.stacked_width());
+        self.config.qkv_width() + predictor
     }
 
     /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to
@@ -74,7 +113,7 @@ impl<B: Backend> Model<B> {
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
         let embed = loader.stacked(&[&names::embedding(c)])?;
         let layers = (0..c.n_layers).map(|l| loader.layer(l)).collect::<Result<Vec<_>>>()?;
-        let norm = loader.scaled(&names::final_norm(c), c.spec.logit_scale)?;
+        let norm = loader.norm(&names::final_norm(c), c.spec.logit_scale)?;
         let head = names::lm_head(c).map(|head| loader.stacked(&[&head])).transpose()?;
         let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
         let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
@@ -84,8 +123,8 @@ impl<B: Backend> Model<B> {
     }
 
     /// RoPE frequencies of a layer.
-    pub(super) fn inv_freq(&self, layer: &Layer<B>) -> &B::Buf<f32> {
-        if layer.kind.rotates { &self.inv_freq } else { &self.no_rope }
+    pub(super) fn inv_freq(&self, layer: &Attention<B>) -> &B::Buf<f32> {
+        if layer.rotates { &self.inv_freq } else { &self.no_rope }
     }
 
     /// Factor of embedding rows. The residual stream is divided by the factor of what blocks add to it, so that they add
@@ -130,35 +169,61 @@ struct Loader<'a, B: Backend> {
 impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, l: usize) -> Result<Layer<B>> {
         let t = LayerSpec::new(&self.checkpoint.config, l);
-        let (qkv, qkv_bias, decisions) = self.projection(&t)?;
-        let config = &self.checkpoint.config;
-        let (kind, score_factor) = (config.layer(l), config.score_factor());
         Ok(Layer {
-            kind,
-            input_norm: self.vector(&t.input_norm)?,
-            qkv,
-            qkv_bias,
-            qk_norm: match &t.qk_norm {
-                Some([q, k]) => Some((self.scaled(q, score_factor)?, self.vector(k)?)),
-                None => None,
+            input_norm: self.norm(&t.input_norm, 1.0)?,
+            mixer: match &t.mixer {
+                MixerSpec::Attention(t) => Mixer::Attention(self.attention(t, l)?),
+                MixerSpec::DeltaNet(t) => Mixer::DeltaNet(self.delta_net(t, l)?),
             },
-            o: self.matrix(&[&t.o])?,
-            o_bias: self.bias(&[&t.o])?,
-            post_norm: self.vector(&t.post_norm)?,
+            post_norm: self.norm(&t.post_norm, 1.0)?,
             gate_up: self.matrix(&[&t.gate, &t.up])?,
             gate_up_bias: self.bias(&[&t.gate, &t.up])?,
             down: self.matrix(&[&t.down])?,
             down_bias: self.bias(&[&t.down])?,
+        })
+    }
+
+    fn attention(&mut self, t: &AttentionSpec, l: usize) -> Result<Attention<B>> {
+        let (qkv, qkv_bias, decisions) = self.projection(t)?;
+        let config = &self.checkpoint.config;
+        Ok(Attention {
+            index: config.mixer_index(l),
+            rotates: config.layer(l).rotates,
+            qkv,
+            qkv_bias,
+            qk_norm: match &t.qk_norm {
+                Some([q, k]) => Some((self.norm(q, config.score_factor())?, self.norm(k, 1.0)?)),
+                None => None,
+            },
+            o: self.matrix(&[&t.o])?,
+            o_bias: self.bias(&[&t.o])?,
             decisions,
         })
     }
 
-    /// Stacked q, k and v with the rows of a predictor, their biases, and what else decisions need.
+    fn delta_net(&mut self, t: &DeltaNetSpec, l: usize) -> Result<DeltaNet<B>> {
+        // By channel in the file, by token on the device.
+        let (conv, kernel) = (self.tensor(&t.conv)?.to_f32(), t.conv.shape[2]);
+        let conv: Vec<f32> = (0..kernel).flat_map(|i| conv.iter().skip(i).step_by(kernel).copied()).collect();
+        let decay: Vec<f32> = self.tensor(&t.a_log)?.to_f32().iter().map(|&log| -f64::from(log).exp() as f32).collect();
+        Ok(DeltaNet {
+            index: self.checkpoint.config.mixer_index(l),
+            qkvz: self.matrix(&[&t.qkv, &t.z])?,
+            gates: self.matrix(&[&t.b, &t.a])?,
+            conv: self.upload(&conv)?,
+            decay: self.upload(&decay)?,
+            dt_bias: self.vector(&t.dt_bias)?,
+            norm: self.vector(&t.norm)?,
+            out: self.matrix(&[&t.out])?,
+        })
+    }
+
+    /// Stacked q, k, v and output gate with the rows of a predictor, their biases, and what else decisions need.
     #[allow(clippy::type_complexity)]
-    fn projection(&mut self, t: &LayerSpec) -> Result<(B::Weight, Option<B::Buf<f32>>, Decisions<B>)> {
-        let linears = [&t.q, &t.k, &t.v];
+    fn projection(&mut self, t: &AttentionSpec) -> Result<(B::Weight, Option<B::Buf<f32>>, Decisions<B>)> {
+        let linears = &t.projections()[..];
         let Some(rows) = self.checkpoint.stacked_decisions(t)? else {
-            return Ok((self.matrix(&linears)?, self.bias(&linears)?, self.adapter(t)?));
+            return Ok((self.matrix(linears)?, self.bias(linears)?, self.adapter(t)?));
         };
         let decisions = t.decisions.as_ref().context("rows of a predictor")?;
         let mut parts = Vec::new();
@@ -191,7 +256,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok((self.b.weight(&parts)?, Some(self.upload(&bias)?), Decisions { columns, mlp, own: None }))
     }
 
-    fn adapter(&mut self, t: &LayerSpec) -> Result<Decisions<B>> {
+    fn adapter(&mut self, t: &AttentionSpec) -> Result<Decisions<B>> {
         let Some((norm, proj)) = t.decisions.as_ref().and_then(|d| d.norm.as_ref().zip(d.linear.as_ref())) else {
             return Ok(Decisions::NONE);
         };
@@ -219,13 +284,14 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn vector(&mut self, spec: &TensorSpec) -> Result<B::Buf<f32>> {
-        self.scaled(spec, 1.0)
+        let values = self.tensor(spec)?.to_f32();
+        self.upload(&values)
     }
 
-    /// A vector times a factor, in f32.
-    fn scaled(&mut self, spec: &TensorSpec, factor: f32) -> Result<B::Buf<f32>> {
-        let mut values = self.tensor(spec)?.to_f32();
-        values.iter_mut().for_each(|value| *value *= factor);
+    /// The weights of a norm as they are used, times a factor, in f32.
+    fn norm(&mut self, spec: &TensorSpec, factor: f32) -> Result<B::Buf<f32>> {
+        let (mut values, offset) = (self.tensor(spec)?.to_f32(), self.checkpoint.config.spec.norm_offset);
+        values.iter_mut().for_each(|value| *value = (*value + offset) * factor);
         self.upload(&values)
     }
 

@@ -2,7 +2,7 @@
 
 use super::Model;
 use crate::backend::{Backend, OutOfMemory, Use};
-use crate::checkpoint::ModelConfig;
+use crate::checkpoint::{DeltaNet, ModelConfig};
 use crate::protocol::Token;
 
 pub struct Workspace<B: Backend> {
@@ -20,10 +20,16 @@ pub struct Workspace<B: Backend> {
     pub(super) x: B::Acts,
     /// Normalised input of the next block and, after the pass, of the output head `[max_tokens, hidden]`.
     pub(super) h: B::Acts,
-    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, with a predictor's columns behind them.
+    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, with the output gate and a predictor's columns
+    /// behind them.
     pub(super) qkv: B::Acts,
     /// Attention output `[max_tokens, n_q_heads * head_dim]`.
     pub(super) att: B::Acts,
+    /// Projections of a delta net `[max_tokens, channels + value_width]` and `[max_tokens, 2 value_heads]`, and its output
+    /// `[max_tokens, value_width]`; empty where there is none.
+    pub(super) delta_rows: B::Acts,
+    pub(super) delta_gates: B::Acts,
+    pub(super) delta_out: B::Acts,
     /// Block output before it is added to the residual stream `[max_tokens, hidden]`.
     pub(super) proj: B::Acts,
     /// Gate and up projections `[max_tokens, 2 ffn]`; unused by backends that fuse SwiGLU into the GEMM.
@@ -43,8 +49,8 @@ pub struct Workspace<B: Backend> {
 /// Bytes of workspace per token of a step, counted in f32.
 pub fn step_token_bytes(c: &ModelConfig) -> usize {
     let heads = c.n_q_heads * c.head_dim;
-    let qkv = heads + 2 * c.n_kv_heads * c.head_dim;
-    size_of::<f32>() * (4 * c.hidden + qkv + heads + 3 * c.ffn)
+    let delta = c.spec.delta_net.map_or(0, |d| d.channels() + 2 * d.value_width() + 2 * d.value_heads);
+    size_of::<f32>() * (4 * c.hidden + c.qkv_width() + heads + delta + 3 * c.ffn)
 }
 
 impl<B: Backend> Workspace<B> {
@@ -53,7 +59,14 @@ impl<B: Backend> Workspace<B> {
         let (c, rows) = (&model.config, max_tokens.max(max_logits));
         let mut non_finite = b.alloc(1)?;
         b.write(&mut non_finite, 0, &[i32::MAX]);
-        let of_h = [&model.each(|l| &l.qkv)[..], &model.each(|l| &l.gate_up), &[model.head()]].concat();
+        let projections =
+            model.attentions().map(|l| &l.qkv).chain(model.delta_nets().flat_map(|l| [&l.qkvz, &l.gates]));
+        let of_h: Vec<_> = projections.chain(model.each(|l| &l.gate_up)).chain([model.head()]).collect();
+        let (of_att, of_delta): (Vec<_>, Vec<_>) =
+            (model.attentions().map(|l| &l.o).collect(), model.delta_nets().map(|l| &l.out).collect());
+        let delta = c.spec.delta_net.filter(|_| !of_delta.is_empty());
+        let delta_rows = delta.map_or(0, |_| rows);
+        let delta_width = |of: fn(&DeltaNet) -> usize| delta.as_ref().map_or(0, of);
         let of_act = model.each(|l| &l.down);
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
@@ -68,8 +81,11 @@ impl<B: Backend> Workspace<B> {
             tokens: b.alloc(rows)?,
             non_finite,
             x: b.acts(rows, c.hidden, Use::Any)?,
-            qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim + model.columns(), Use::Any)?,
-            att: b.acts(rows, c.n_q_heads * c.head_dim, Use::Input(&model.each(|l| &l.o)))?,
+            qkv: b.acts(rows, model.qkv_width(), Use::Any)?,
+            att: b.acts(rows, c.n_q_heads * c.head_dim, Use::Input(&of_att))?,
+            delta_rows: b.acts(delta_rows, delta_width(|d| d.channels() + d.value_width()), Use::Any)?,
+            delta_gates: b.acts(delta_rows, delta_width(|d| 2 * d.value_heads), Use::Any)?,
+            delta_out: b.acts(delta_rows, delta_width(DeltaNet::value_width), Use::Input(&of_delta))?,
             proj: b.acts(rows, c.hidden, Use::Any)?,
             gate_up: b.acts(rows, 2 * c.ffn, Use::GateUp(&[&of_h[..], &of_act].concat()))?,
             chosen: b.acts(max_logits, c.hidden, Use::Input(&of_h))?,

@@ -58,7 +58,7 @@ pub struct LayerRows {
 impl Rows {
     /// Bytes of a row in all layers.
     pub fn bytes(config: &ModelConfig) -> usize {
-        config.n_layers * (config.hidden * size_of::<bf16>() + config.n_kv_heads * size_of::<f32>())
+        config.attention_layers() * (config.hidden * size_of::<bf16>() + config.n_kv_heads * size_of::<f32>())
     }
 }
 
@@ -85,9 +85,9 @@ impl Collector {
             };
             columns.chunks_exact(c.head_dim * c.hidden).map(of_head).collect()
         };
-        let layers = (0..c.n_layers).map(|_| LayerRows::default()).collect();
+        let layers = (0..c.attention_layers()).map(|_| LayerRows::default()).collect();
         Self {
-            grams: (0..c.n_layers).map(grams).collect(),
+            grams: (0..c.attention_layers()).map(grams).collect(),
             rows: Rows { hidden: c.hidden, heads: c.n_kv_heads, layers },
             rows_per_text,
             head_dim: c.head_dim,

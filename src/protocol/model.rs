@@ -126,7 +126,11 @@ pub struct ModelInfo {
     pub identity: ModelIdentity,
     pub family: String,
     pub n_params: u64,
+    /// Layers with attention: those of the cache.
     pub n_layers: usize,
+    /// Layers with a state of fixed size instead, and the bytes of all their states in one sequence.
+    pub state_layers: usize,
+    pub state_bytes: u64,
     pub n_q_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,

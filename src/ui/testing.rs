@@ -55,6 +55,8 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
+        state_layers: 0,
+        state_bytes: 0,
         n_q_heads: n_kv_heads,
         n_kv_heads,
         head_dim: 32,

@@ -30,6 +30,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         max_pages: 0,
         codec: Codec::Int8,
         policy: Policy::Dms(rule),
+        delta: None,
     };
     KvCache::new(b, geometry, 64, TOKENS).expect("memory")
 }

@@ -21,7 +21,7 @@ import sys
 import torch
 import transformers
 from transformers import (AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
-                          Qwen3Config, SmolLM3Config)
+                          Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 N_TOKENS = 80
 N_GREEDY = 24
@@ -83,6 +83,14 @@ MODELS = [
         hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=21,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **COMMON), torch.bfloat16, None),
+    # Key heads that serve several value heads, heads of other sizes than these, and attention in the middle.
+    ("qwen3_5", Qwen3_5TextConfig(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=24,
+        max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+        **dict(COMMON, num_hidden_layers=5)), torch.bfloat16, None),
 ]
 
 # Frequencies only: published configurations and the corners of YaRN.
@@ -116,6 +124,11 @@ def rope_of(config):
     return [float(x) for x in module.inv_freq.float().tolist()], float(module.attention_scaling)
 
 
+def zero_centred(model, name):
+    """Whether 1 is added to the weights of this norm."""
+    return "qwen3_5" in model.config.model_type and "linear_attn" not in name
+
+
 def fill(model, seed):
     """Random weights that make attention sharp and logits far apart; norms and biases too."""
     g = torch.Generator().manual_seed(seed)
@@ -123,7 +136,13 @@ def fill(model, seed):
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=g)
             if "norm" in name:
-                p.copy_(1.0 + 0.2 * noise)
+                p.copy_((0.0 if zero_centred(model, name) else 1.0) + 0.2 * noise)
+            elif name.endswith("A_log"):
+                p.copy_(0.7 * noise)
+            elif name.endswith("dt_bias"):
+                p.copy_(noise - 2.0)
+            elif "conv1d" in name:
+                p.copy_(0.6 * noise)
             elif name.endswith(".bias"):
                 p.copy_(0.3 * noise)
             elif "embed" in name or "lm_head" in name:

@@ -234,7 +234,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma3")),
-        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, granite are)"
+        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

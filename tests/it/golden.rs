@@ -145,6 +145,11 @@ fn granite_with_its_factors() {
     holds("granite");
 }
 
+#[test]
+fn qwen3_5_with_gated_delta_nets() {
+    holds("qwen3_5");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,

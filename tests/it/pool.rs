@@ -66,6 +66,7 @@ impl Bench {
             max_pages: 0,
             codec,
             policy,
+            delta: None,
         };
         let cache = KvCache::new(&b, geometry, CONTEXT, MAX_STEP).unwrap();
         // Powers of two with a one in every head: no codec changes them.

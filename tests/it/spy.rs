@@ -3,8 +3,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, Device, DeviceLost, KvGeometry, KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats,
-    Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
+    About, DeltaNetArgs, Device, DeviceLost, KvGeometry, KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain,
+    PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -92,6 +92,8 @@ impl Spy {
             ring: kv.ring.take(),
             score: kv.score.take(),
             sums: kv.sums.take(),
+            delta_inputs: kv.delta_inputs.take(),
+            delta_state: kv.delta_state.take(),
             seq_len: kv.seq_len.take(),
             eviction: kv.eviction.take(),
             dial: kv.dial.take(),
@@ -107,6 +109,8 @@ impl Spy {
         kv.ring.replace(own.ring);
         kv.score.replace(own.score);
         kv.sums.replace(own.sums);
+        kv.delta_inputs.replace(own.delta_inputs);
+        kv.delta_state.replace(own.delta_state);
         kv.seq_len.replace(own.seq_len);
         kv.eviction.replace(own.eviction);
         kv.dial.replace(own.dial);
@@ -300,12 +304,28 @@ impl Ops for Spy {
             rope_scale: rope.rope_scale,
             borrowed: rope.borrowed,
             predictor,
+            gated: rope.gated,
         };
         self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
         if let Some(all) = &mut self.watch.seen().decisions {
             let n: usize = spans.iter().map(|span| span.len).sum();
             all.extend(&decisions.borrow()[..n * kv.geometry.n_kv_heads]);
         }
+    }
+
+    fn delta_net(
+        &self,
+        out: &mut Acts,
+        rows: &mut Acts,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        args: &DeltaNetArgs<'_, Self>,
+    ) {
+        let [conv, decay, dt_bias, norm] = [args.conv, args.decay, args.dt_bias, args.norm].map(|buf| buf.borrow());
+        let (gates, rms_eps) = (args.gates, args.rms_eps);
+        let args = DeltaNetArgs { gates, conv: &*conv, decay: &*decay, dt_bias: &*dt_bias, norm: &*norm, rms_eps };
+        self.lent(kv, |kv| self.cpu.delta_net(out, rows, kv, layer, spans, &args));
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -107,7 +107,7 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
 fn vary(config: &mut ModelConfig) {
     config.rope.share = 0.5;
     let spec = &mut config.spec;
-    spec.layers = [true, false].map(|rotates| LayerKind { rotates }).to_vec();
+    spec.layers = [true, false].map(|rotates| LayerKind { rotates, ..LayerKind::ATTENTION }).to_vec();
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
 }

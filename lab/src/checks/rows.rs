@@ -208,6 +208,7 @@ impl Case for Rope {
             rope_scale: 1.25,
             borrowed,
             predictor,
+            gated: false,
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };

@@ -137,7 +137,7 @@ impl Run {
         let (problems, file) = problems(args, seed)?;
         devices::check(settings)?;
         download::ensure(settings)?;
-        let (checkpoint, target) = spawn::open_on_target(settings).map_err(as_wrong_use)?;
+        let (checkpoint, target) = spawn::open_or_say(settings).map_err(as_wrong_use)?;
         let context = settings.ctx_size.unwrap_or(checkpoint.config.context).min(checkpoint.config.context);
         let language = Language::new(&checkpoint, context, settings.think, settings.system.clone())?;
         let sampling = settings.sampling.over(&default_sampling(&checkpoint.generation));
@@ -168,7 +168,7 @@ impl Run {
             let settings = settings_of(&policies, &args.ratios, &lengths, &prompts, trained, ratio)?;
             tasks.push(TaskProblems { name, problems, prompts, settings });
         }
-        let lanes = checkpoint.config.n_layers * checkpoint.config.n_kv_heads;
+        let lanes = checkpoint.config.attention_layers() * checkpoint.config.n_kv_heads;
         Ok(Self {
             tasks,
             policies,

@@ -255,6 +255,12 @@ impl Pages for Cpu {
                 *lane.pool.order_mut(b) = order;
             }
         }
+        for layer in 0..g.delta.map_or(0, |d| d.n_layers) {
+            let (len, state) = g.delta.map_or((0, 0), |d| (d.inputs_len(), d.state_len()));
+            let row = |seq: usize| layer * g.n_seqs + seq;
+            kv.delta_inputs.copy_within(row(from) * len..(row(from) + 1) * len, row(to) * len);
+            kv.delta_state.copy_within(row(from) * state..(row(from) + 1) * state, row(to) * state);
+        }
         kv.seq_len[to] = kv.seq_len[from];
         kv.eviction[to] = kv.eviction[from];
         kv.dial[to] = kv.dial[from];

@@ -2,7 +2,7 @@
 //! checksums of one thread are slower than a GPU takes the layers.
 
 use super::super::InvalidImage;
-use super::super::image::LAYER_BYTES;
+use super::super::state::LAYER_BYTES;
 use super::{CHECKSUM_BYTES, FileError, Opened, layer_checksum, whole};
 use std::fs::File;
 use std::io;

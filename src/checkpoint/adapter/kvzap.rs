@@ -73,7 +73,7 @@ impl KvZap {
     /// Fails unless the sizes are the model's. The error names the first difference.
     pub fn fits(&self, label: &str, model: &str, c: &ModelConfig) -> Result<()> {
         for (key, theirs, ours) in [
-            ("n_modules", self.n_modules, c.n_layers),
+            ("n_modules", self.n_modules, c.attention_layers()),
             ("input_dim", self.input_dim, c.hidden),
             ("output_dim", self.output_dim, c.n_kv_heads),
         ] {

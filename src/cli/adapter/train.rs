@@ -311,7 +311,7 @@ impl Work {
         let (fitted, measured) = (tokens(&pieces.fitted), tokens(&pieces.measured));
         self.parts = [
             1.3 * 2.0 * fitted * weights,
-            fitted * (c.n_layers * c.hidden) as f64 * predictor::FIT_OPS,
+            fitted * (c.attention_layers() * c.hidden) as f64 * predictor::FIT_OPS,
             measured / pieces.measured.len().max(1) as f64
                 * weights
                 * search::passes(pieces.measured.len(), goal) as f64,

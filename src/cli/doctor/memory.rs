@@ -29,7 +29,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
         }
         None => {
             download::ensure(&settings)?;
-            spawn::open_on_target(&settings).map_err(as_wrong_use)?
+            spawn::open_or_say(&settings).map_err(as_wrong_use)?
         }
     };
     let options =

@@ -18,6 +18,8 @@ pub(super) fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         ring: vec![0; rows * geometry.policy.ring_len()],
         score: vec![0.0; rows * geometry.score_slots()],
         sums: vec![0.0; rows * geometry.sums_len()],
+        delta_inputs: Vec::new(),
+        delta_state: Vec::new(),
         seq_len: vec![0; geometry.n_seqs],
         eviction: vec![1; geometry.n_seqs],
         dial: vec![0.0; geometry.n_seqs],
@@ -56,6 +58,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         max_pages: 64,
         codec,
         policy,
+        delta: None,
     };
     let mut kv = tables(&cpu, geometry);
     let width = (q_heads + 2 * heads) * head_dim;
@@ -125,6 +128,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         max_pages: 64,
         codec,
         policy,
+        delta: None,
     };
     let (prefill, decode) = (Cpu::new(2), Cpu::new(3));
     let (mut chunks, mut steps) = (tables(&prefill, geometry), tables(&decode, geometry));
@@ -187,6 +191,7 @@ fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
         max_pages: 8,
         codec: Codec::F32,
         policy: Policy::Dense,
+        delta: None,
     };
     let width = (n_q_heads + 2 * n_kv_heads) * d;
     let data: Vec<f32> = random(n * width, 5).into_iter().map(|v| 3.0 * v).collect();

@@ -163,6 +163,90 @@ plain_by_isa! {
 }
 
 #[inline(always)]
+fn gate_body(out: &mut [f32], gate: &[f32]) {
+    for (o, &g) in out.iter_mut().zip(gate) {
+        *o *= 1.0 / (1.0 + exp(-g));
+    }
+}
+
+plain_by_isa! {
+    /// `out *= sigmoid(gate)`
+    gate = gate_body(out: &mut [f32], gate: &[f32])
+}
+
+#[inline(always)]
+fn add_products_body(acc: &mut [f32], x: &[f32], y: &[f32]) {
+    for ((a, &x), &y) in acc.iter_mut().zip(x).zip(y) {
+        *a += x * y;
+    }
+}
+
+plain_by_isa! {
+    /// `acc += x * y`
+    add_products = add_products_body(acc: &mut [f32], x: &[f32], y: &[f32])
+}
+
+#[inline(always)]
+fn silu_body(x: &mut [f32]) {
+    x.iter_mut().for_each(|v| *v /= 1.0 + exp(-*v));
+}
+
+plain_by_isa! {
+    /// `x = silu(x)`
+    silu = silu_body(x: &mut [f32])
+}
+
+#[inline(always)]
+fn unit_body(x: &mut [f32], eps: f32, factor: f32) {
+    let scale = factor / (fold(x, 0.0, |a, v| a + v * v, |a, b| a + b) + eps).sqrt();
+    x.iter_mut().for_each(|v| *v *= scale);
+}
+
+plain_by_isa! {
+    /// `x = factor * x / sqrt(sum(x^2) + eps)`
+    unit = unit_body(x: &mut [f32], eps: f32, factor: f32)
+}
+
+/// `ln(1 + e^x)`, the same bits on every machine.
+pub(in super::super) fn softplus(x: f32) -> f32 {
+    let y = exp(-x.abs());
+    // ln(1 + y) = 2 atanh(y / (2 + y)), whose argument is at most 1/3.
+    let s = y / (2.0 + y);
+    let square = s * s;
+    let series = (0..8).rev().fold(0.0, |sum, i| sum * square + 1.0 / (2 * i + 1) as f32);
+    x.max(0.0) + 2.0 * s * series
+}
+
+#[inline(always)]
+fn delta_rule_body(out: &mut [f32], state: &mut [f32], q: &[f32], k: &[f32], v: &mut [f32], gates: [f32; 2]) {
+    let [decay, beta] = gates;
+    let width = out.len();
+    out.fill(0.0);
+    for (row, &k) in state.chunks_exact_mut(width).zip(k) {
+        for (s, o) in row.iter_mut().zip(&mut *out) {
+            *s *= decay;
+            *o += *s * k;
+        }
+    }
+    for (v, o) in v.iter_mut().zip(&mut *out) {
+        *v = beta * (*v - *o);
+        *o = 0.0;
+    }
+    for ((row, &k), &q) in state.chunks_exact_mut(width).zip(k).zip(q) {
+        for ((s, &v), o) in row.iter_mut().zip(&*v).zip(&mut *out) {
+            *s += k * v;
+            *o += *s * q;
+        }
+    }
+}
+
+plain_by_isa! {
+    /// A token of the gated delta rule: `S *= decay; S += k (beta (v - S^T k))^T; out = S^T q`, with the state S
+    /// `[q.len(), v.len()]`. `v` is overwritten.
+    delta_rule = delta_rule_body(out: &mut [f32], state: &mut [f32], q: &[f32], k: &[f32], v: &mut [f32], gates: [f32; 2])
+}
+
+#[inline(always)]
 fn rms_norm_body(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) -> f32 {
     let mean = fold(x, 0.0, |a, v| a + v * v, |a, b| a + b) / x.len() as f32;
     let scale = 1.0 / (mean + eps).sqrt();
@@ -227,6 +311,11 @@ pub(in super::super) mod tests {
             assert!(x < -87.0 || (got / want - 1.0).abs() < 3e-7, "{x}: {got} {want}");
         }
         assert_eq!((exp(0.0), exp(f32::NEG_INFINITY), exp(-200.0)), (1.0, 0.0, 0.0));
+        for i in -300..300 {
+            let x = i as f32 * 0.1 + 0.03;
+            let (got, want) = (softplus(x) as f64, (x as f64).exp().ln_1p());
+            assert!((got / want - 1.0).abs() < 1e-6, "{x}: {got} {want}");
+        }
         assert!(exp(f32::NAN).is_nan() && exp(1e9) > 1e38);
     }
 

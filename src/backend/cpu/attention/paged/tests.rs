@@ -109,6 +109,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 max_pages: 64,
                 codec,
                 policy: Policy::Quest(Quest { budget: Budget::Slots(48), dms }),
+                delta: None,
             };
             let mut kv = tables(&cpu, geometry);
             for (i, n) in [37, 1, 1, 90, 1, 1, 1, 1, 1, 1, 6, 1, 1].into_iter().enumerate() {
