@@ -172,7 +172,9 @@ impl Code {
         for (i, out) in groups.iter_mut().enumerate() {
             if let Code::File(code) = self {
                 let tile = first + i;
-                code.decode(strip.words(), tile / 4, row % 8, &mut runs);
+                if i == 0 || tile.is_multiple_of(4) {
+                    code.decode(strip.words(), tile / 4, row % 8, &mut runs);
+                }
                 code.values(&strip.codes(row, tile), &runs, row, tile, out);
                 continue;
             }
