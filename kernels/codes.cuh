@@ -17,9 +17,13 @@
 #define WORD_BYTES 128                      // of a group of tiles
 #define NIBBLES 0x0f0f0f0fu
 
+// A code says how many planes of nibbles it has, how many scales a row of a tile, and the bytes that words of a group of tiles take.
+
 // 4-bit codes. A word is bits 14 to 4 of the scale as f16, then twice the zero point in 5 bits.
 struct Q4 {
   static constexpr int PLANES = 1;
+  static constexpr int PARTS = 1, MOST_WORD_BYTES = WORD_BYTES;
+  static constexpr __device__ int group_bytes() { return WORD_BYTES; }
   static __device__ __forceinline__ u32 scales(u32 words) { return (words >> 1) & 0x7ff07ff0u; }
   static __device__ __forceinline__ int twice_zero(u32 word) { return word & 31; }
   // What decoding adds to the zero point: nibbles become bf16 as 128 + code.
@@ -29,22 +33,24 @@ struct Q4 {
 // 8-bit codes around 128. A word is the scale as f16.
 struct Q8 {
   static constexpr int PLANES = 2;
+  static constexpr int PARTS = 1, MOST_WORD_BYTES = WORD_BYTES;
+  static constexpr __device__ int group_bytes() { return WORD_BYTES; }
   static __device__ __forceinline__ u32 scales(u32 words) { return words; }
   static __device__ __forceinline__ int twice_zero(u32) { return 256; }
   // 16 (128 + high) + (128 + low) = code + 2,176.
   static __device__ __forceinline__ float offset(u32) { return 16 * 128.0f + 128.0f + 128.0f; }
 };
 
-// Sizes of a packed matrix.
+// Sizes of a packed matrix. The words of a group of tiles take `group_bytes`, those of a strip a multiple of 128.
 template <class CODE>
 struct Layout {
   int tiles, groups;
   u64 plane_bytes, strip_bytes;
-  __device__ __forceinline__ explicit Layout(int cols) {
+  __device__ __forceinline__ explicit Layout(int cols, int group_bytes = WORD_BYTES) {
     tiles = cols / TILE_COLS;
     groups = (tiles + GROUP_TILES - 1) / GROUP_TILES;
     plane_bytes = (u64)tiles * TILE_BYTES;
-    strip_bytes = CODE::PLANES * plane_bytes + (u64)groups * WORD_BYTES;
+    strip_bytes = CODE::PLANES * plane_bytes + (((u64)groups * group_bytes + WORD_BYTES - 1) & ~(u64)(WORD_BYTES - 1));
   }
 };
 

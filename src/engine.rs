@@ -110,8 +110,8 @@ impl EngineOptions {
 
     /// What decides which kernels a checkpoint needs under these options. Fails for a policy that it was not trained for.
     fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
-        let (config, code) = (&checkpoint.config, checkpoint.weights.code());
-        Ok(KernelNeeds { head_dim: config.head_dim, codec: self.codec, code, policy: config.policy(self.policy)? })
+        let (config, weights) = (&checkpoint.config, checkpoint.weights);
+        Ok(KernelNeeds { head_dim: config.head_dim, codec: self.codec, weights, policy: config.policy(self.policy)? })
     }
 }
 

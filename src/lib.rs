@@ -81,8 +81,7 @@
 //!   are placed by DMS's rule; `policy::Quest` says which pages a query reads. The policy is data of the cache's view
 //!   on a GPU and no template parameter, so that kernels have one instance per codec and head size.
 //! - A *code* ([`quant`]) answers for one group of 64 weights: its word, and how its codes are chosen. No op of a backend
-//!   knows about formats of weights.
-//!   [`quant::file`] has the codes of GGUF files, which are kept where a backend computes with them ([`backend::About::own_codes`]).
+//!   knows about formats of weights. [`quant::file`] has the codes of GGUF files.
 //! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
 //!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
 //! - [`backend::Ops::attention`] and [`backend::Ops::linear`] say what a layer computes. The CPU composes it of plain loops; how

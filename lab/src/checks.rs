@@ -19,6 +19,7 @@ use dmschat::cache::PAGE_SLOTS;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy};
+use dmschat::quant::file::random_strip;
 use dmschat::quant::{Code, GROUP, TILE_ROWS};
 use dmschat::tensor::{DType, Tensor};
 pub use report::{Part, Report};
@@ -80,6 +81,7 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     check!(ops::packed_embeds(), exact);
     check!(ops::packed_linears(), exact);
     check!(ops::packed_swiglu(), exact);
+    check!(ops::stacks(), exact);
     check!(ops::residuals(), exact);
     check!(ops::embeds());
     check!(ops::norms());
@@ -212,6 +214,10 @@ impl Random {
             let (present, out) = (TILE_ROWS.min(rows - strip * TILE_ROWS), &mut out[..strip_bytes]);
             if strip >= DRAWN_STRIPS && present == TILE_ROWS {
                 out.copy_from_slice(&drawn[strip % DRAWN_STRIPS * strip_bytes..][..strip_bytes]);
+                continue;
+            }
+            if let Code::File(file) = code {
+                random_strip(file, cols, 0.5, self.next() as u32, out);
                 continue;
             }
             let (mut codes, mut scales) = (vec![0; TILE_ROWS * cols], vec![0.0; TILE_ROWS * groups]);

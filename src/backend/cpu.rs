@@ -171,7 +171,7 @@ impl Report for Cpu {
     fn about(&self) -> About {
         let threads = self.threads();
         let name = format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name());
-        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None, own_codes: true }
+        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None }
     }
 }
 

@@ -190,11 +190,13 @@ impl Device for Cuda {
     }
 
     fn acts(&self, rows: usize, width: usize, used: Use<'_, Weight>) -> Result<Acts, OutOfMemory> {
+        let are_stacked = |around: &[&Weight]| around.iter().any(|w| w.rows == width && w.parts.len() > 1);
         let on_tensor_cores = |readers: &[&Weight]| !readers.is_empty() && readers.iter().all(|w| w.on_tensor_cores());
         let rows = match used {
             Use::Input(readers) if on_tensor_cores(readers) => return self.bf16_input(rows, width, readers),
-            // Our own kernels fuse SwiGLU; after the library's GEMM it is applied to a few rows at a time.
-            Use::GateUp(around) if on_tensor_cores(around) && self.cublaslt.is_none() => 0,
+            // Our own kernels fuse SwiGLU where gate and up have one code; after the library's GEMM it is applied to a few rows at
+            // a time.
+            Use::GateUp(around) if on_tensor_cores(around) && self.cublaslt.is_none() && !are_stacked(around) => 0,
             Use::GateUp(around) if on_tensor_cores(around) => rows.min(gemm::SWIGLU_ROWS),
             Use::Logits => {
                 self.sampling.borrow_mut().reserve(&self.driver, rows)?;
@@ -271,7 +273,7 @@ impl Ops for Cuda {
         self.settle();
         out.holds_f32(n);
         let dtype = match table.stored {
-            Stored::Packed(code) => return packed::embed(self, code, out, table, tokens, scale, n),
+            Stored::Packed => return packed::embed(self, out, table, tokens, scale, n),
             Stored::Plain(dtype) => dtype_number(dtype),
         };
         let (tokens, width) = (Ptr(tokens.ptr()), I32(out.width as i32));

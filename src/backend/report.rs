@@ -3,7 +3,7 @@
 use super::{Backend, KvGeometry, KvTables, QkvRopeArgs};
 use crate::codec::Codec;
 use crate::policy::Policy;
-use crate::quant::Code;
+use crate::quant::Weights;
 use std::ops::{Range, RangeInclusive};
 
 /// Facts that decide which kernels the steps of a model launch.
@@ -13,8 +13,8 @@ pub struct KernelNeeds {
     pub head_dim: usize,
     /// Format of K and V in the cache.
     pub codec: Codec,
-    /// Code of packed weights.
-    pub code: Option<Code>,
+    /// Format of the weights.
+    pub weights: Weights,
     /// Policy of the cache.
     pub policy: Policy,
 }
@@ -32,8 +32,6 @@ pub struct About {
     /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
     /// same state.
     pub chunk_tokens: Option<usize>,
-    /// Whether it computes with the codes of GGUF files ([`crate::quant::file`]).
-    pub own_codes: bool,
 }
 
 /// What a backend says about itself, for notices, the planner and the panel.

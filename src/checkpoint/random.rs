@@ -3,12 +3,15 @@
 
 use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
-use super::names::{self, TensorSpec};
-use super::{Checkpoint, Family, GenerationDefaults, Spec, builtin, mapped};
+use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
+use super::{Checkpoint, Family, GenerationDefaults, Spec, builtin, convert, mapped};
 use crate::policy::{Dms, Shift};
-use crate::tensor::{DType, Tensor};
+use crate::quant::file::{FileCode, random_strip};
+use crate::quant::{Code, Weights};
+use crate::tensor::{DType, SharedBytes, Tensor};
 use anyhow::{Context, Result, bail, ensure};
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
 pub const SHAPES: [&str; 5] = ["qwen3-8b", "qwen3-8b-wide", "llama-3.2-1b", "smollm2-135m", "demo"];
@@ -19,6 +22,9 @@ const ALIGN_BYTES: usize = 64;
 /// Number and distance of the offsets at which tensors that share bytes start.
 const SHIFTS: usize = 61;
 const SHIFT_BYTES: usize = 1 << 20;
+
+/// Strips of random codes that differ: a prime.
+const DRAWN_STRIPS: usize = 61;
 
 /// Weights per chunk.
 const CHUNK: usize = 1 << 18;
@@ -114,6 +120,40 @@ impl Checkpoint {
         Ok(Self::with_tensors(name, config, tensors))
     }
 
+    /// The same shape with random codes of GGUF files, in the mix of llama.cpp's Q4_K_M. Where matrices may share their bytes, those
+    /// of one code and width do.
+    pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
+        let six = six_bits(&self.config);
+        let packed = convert::codes(&self.config, Weights::Int8);
+        let mut filled = HashMap::new();
+        let mut tensors = Vec::new();
+        // The tallest first: its bytes are enough for all of its width.
+        let mut tallest: Vec<_> = self.tensors.values().collect();
+        tallest.sort_by_key(|tensor| std::cmp::Reverse(tensor.shape[0]));
+        for tensor in tallest {
+            if !packed.contains_key(&tensor.name) {
+                tensors.push(tensor.clone());
+                continue;
+            }
+            let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+            let file = if six.contains(&tensor.name) { FileCode::Q6K } else { FileCode::Q4K };
+            let (code, own) = (Code::File(file), if shared { 0 } else { tensors.len() });
+            let len = code.bytes(rows, cols);
+            let bytes = match filled.entry((file, cols, own)) {
+                Entry::Occupied(entry) => SharedBytes::clone(entry.get()),
+                Entry::Vacant(entry) => {
+                    let bytes = mapped::buffer(len, |all| fill_codes(all, file, cols, own))?;
+                    SharedBytes::clone(entry.insert(bytes))
+                }
+            };
+            tensors.push(Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len));
+        }
+        let mut out = Self { weights: Weights::Own, ..self.clone() };
+        out.take_tensors(tensors);
+        out.n_params = self.n_params;
+        Ok(out)
+    }
+
     fn with_tensors(name: &str, config: ModelConfig, tensors: Vec<Tensor>) -> Self {
         let mut checkpoint = Self::empty(name, config);
         checkpoint.generation = GenerationDefaults { do_sample: Some(false), ..Default::default() };
@@ -131,6 +171,29 @@ fn bytes_of(shape: &[usize]) -> usize {
 /// ones.
 fn width(shape: &[usize]) -> usize {
     if shape.len() == 1 { 0 } else { shape[1] }
+}
+
+/// The matrices that have Q6_K in Q4_K_M: the output head, and v and down of half of the layers.
+fn six_bits(c: &ModelConfig) -> HashSet<String> {
+    let eighth = c.n_layers / 8;
+    let more = |l: &usize| *l < eighth || *l >= 7 * eighth || (l - eighth) % 3 == 2;
+    let layers = (0..c.n_layers).filter(more).map(|l| LayerSpec::new(c, l));
+    let head = names::lm_head(c).unwrap_or_else(|| names::embedding(c));
+    let six = |layer: LayerSpec| {
+        let v = if let MixerSpec::Attention(mixer) = layer.mixer { Some(mixer.v) } else { None };
+        v.into_iter().chain([layer.down]).map(|linear| linear.weight.name)
+    };
+    layers.flat_map(six).chain([head.name]).collect()
+}
+
+/// Fills strips with random codes; from some number of strips on they repeat.
+fn fill_codes(all: &mut [u8], code: FileCode, cols: usize, seed: usize) {
+    let size = Code::File(code).strip_bytes(cols);
+    let (drawn, rest) = all.split_at_mut((DRAWN_STRIPS * size).min(all.len()));
+    let strips = drawn.chunks_exact_mut(size).enumerate();
+    let deviation = (cols as f32).sqrt().recip();
+    strips.for_each(|(i, out)| random_strip(code, cols, deviation, (seed * DRAWN_STRIPS + i) as u32 * 2, out));
+    rest.chunks_mut(drawn.len().max(1)).for_each(|out| out.copy_from_slice(&drawn[..out.len()]));
 }
 
 /// Fills one tensor: a norm with ones, a matrix with uniform values of variance 1/inputs.

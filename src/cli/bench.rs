@@ -53,7 +53,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };
     if args.resume_cache {
         for &weights in &lists.weights {
-            let checkpoint = &convert(&checkpoint, weights)?;
+            let checkpoint = &convert(&checkpoint, weights, args, target)?;
             target.run(options, ResumeJob { checkpoint, lists: &lists, args, offset, longest, json })?;
         }
         return Ok(0);
@@ -63,7 +63,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     }
     let (mut results, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), None);
     for &weights in &lists.weights {
-        let converted = convert(&checkpoint, weights)?;
+        let converted = convert(&checkpoint, weights, args, target)?;
         let (weights, info) = (converted.weights, weights_info(&converted));
         weight_bytes.push((weights.name(), bench::weight_bytes(&converted)));
         let bench = Bench {
@@ -136,7 +136,10 @@ fn set_decisions(checkpoint: &mut Checkpoint, args: &BenchArgs) -> Result<Option
 }
 
 /// The checkpoint with its matrices in that format, in memory.
-fn convert(checkpoint: &Checkpoint, weights: Weights) -> Result<Checkpoint> {
+fn convert(checkpoint: &Checkpoint, weights: Weights, args: &BenchArgs, target: Target) -> Result<Checkpoint> {
+    if weights == Weights::Own && args.shape.is_some() {
+        return checkpoint.with_random_codes(target.copies_weights());
+    }
     let converted =
         convert::convert(checkpoint.clone(), weights, &Importance::new(), 0, |_, _| true).map_err(as_wrong_use)?;
     converted.kept.iter().for_each(|text| notice(text));
@@ -252,9 +255,6 @@ impl Lists {
         let sampling = settings.sampling.over(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
         target.check_kv(&kv)?;
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
-        if target != Target::Cpu && weights.contains(&Weights::Own) {
-            return Err(wrong_use("--weights own is for the CPU (--device cpu)"));
-        }
         // What fits decides nothing here: random weights stay as they are.
         let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
         let policy = settings.policy_request();

@@ -242,11 +242,6 @@ pub fn free_bytes(device: Device) -> Option<u64> {
     Target::guess(device).free_bytes()
 }
 
-/// Whether the codes of GGUF files stay as they are where a model would run.
-pub fn keeps_own_codes(device: Device) -> bool {
-    Target::guess(device) == Target::Cpu
-}
-
 /// The most exact format in which weights fit into `free` bytes. `loaded` gives their size in a format.
 pub fn first_that_fits(loaded: impl Fn(Weights) -> u64, free: u64) -> Option<Weights> {
     EXACT_FIRST.into_iter().find(|weights| loaded(*weights) < free)

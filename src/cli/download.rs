@@ -264,7 +264,7 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     let size = format!("{name} at {commit}: {files}, {}{here}; licence {license}{disk}", bytes(plan.bytes));
     let fit = plan.config.as_ref().and_then(|config| {
         let loaded = |weights| match weights {
-            Weights::Bf16 if !plan.is_gguf || devices::keeps_own_codes(device) => plan.weight_bytes,
+            Weights::Bf16 => plan.weight_bytes,
             weights => loaded_bytes(config, weights, DType::Bf16.size_bytes()),
         };
         devices::fit(loaded, Some(config), device)

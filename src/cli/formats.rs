@@ -3,7 +3,6 @@
 
 use super::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::{quantized, spawn};
-use crate::backend::Report;
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::codec::Codec;
 use crate::config::Settings;
@@ -102,7 +101,7 @@ impl DeviceJob for Plans<'_> {
             };
             Ok(Offer { weights, plan, codec, fits, cached: None })
         };
-        let own = (b.about().own_codes && self.checkpoint.has_own_codes()).then_some(Weights::Own);
+        let own = self.checkpoint.has_own_codes().then_some(Weights::Own);
         let formats = EXACT_FIRST.into_iter().filter(|weights| self.checkpoint.can_be(*weights));
         own.into_iter().chain(formats).map(offer).collect()
     }

@@ -8,7 +8,7 @@ use crate::checkpoint::weight_cache::{WeightCache, convert_in_memory};
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::protocol::{Plan, bytes, count};
 use crate::quant::Weights;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 /// How the weights are stored.
 #[derive(Clone, Debug, Default)]
@@ -65,9 +65,6 @@ fn choose<B: Backend>(
     notice: &mut dyn FnMut(String),
 ) -> Result<Weights> {
     let asked = options.weights.choice;
-    if [asked, source.weights].contains(&Weights::Own) && !b.about().own_codes {
-        bail!("--weights own is for the CPU; a GPU runs the codes of GGUF files as int8 or int4 (or --device cpu)");
-    }
     if source.weights.is_packed() {
         if ![Weights::Auto, source.weights].contains(&asked) {
             let (name, is) = (&source.name, source.weights.name());
@@ -85,7 +82,7 @@ fn choose<B: Backend>(
     let wanted = options.context.unwrap_or_else(|| source.config.context.min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     // Another format than the file's own only where that does not fit.
-    let own = (b.about().own_codes && source.has_own_codes()).then_some(Weights::Own);
+    let own = source.has_own_codes().then_some(Weights::Own);
     let smaller = EXACT_FIRST.into_iter().skip_while(|w| *w != own.map_or(natural, |_| Weights::Int4));
     let candidates = own.into_iter().chain(smaller).filter(|w| source.can_be(*w));
     let mut fits = Vec::new();

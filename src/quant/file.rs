@@ -242,41 +242,47 @@ impl<'a> FileStrip<'a> {
     }
 }
 
-/// A strip of random codes, for tests.
-#[cfg(test)]
-pub fn random_strip(code: FileCode, cols: usize, seed: u32, out: &mut [u8]) {
+/// Fills a strip with random codes whose values have about that standard deviation, for benchmarks and checks.
+pub fn random_strip(code: FileCode, cols: usize, deviation: f32, seed: u32, out: &mut [u8]) {
     let mut state = seed | 1;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 16) as u8
     };
+    let most = match code {
+        FileCode::Q4_0 | FileCode::Q4_1 | FileCode::Q4K => 15,
+        FileCode::Q5_1 | FileCode::Q5K => 31,
+        FileCode::Q6K => 63,
+        FileCode::Q8_0 => 255,
+    };
+    // Codes are uniform, scales between a half and one and a half of `step`.
+    let (step, middle) = (deviation * 12f32.sqrt() / f32::from(most), 0.5 * f32::from(most));
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
     let mut strip = FileStrip::new(code, cols, out);
     for row in 0..super::TILE_ROWS {
         for tile in 0..cols / GROUP {
-            let most = match code {
-                FileCode::Q6K => 63,
-                FileCode::Q5_1 | FileCode::Q5K => 31,
-                FileCode::Q8_0 => 255,
-                _ => 15,
-            };
             strip.codes(row, tile, &std::array::from_fn(|_| next() & most));
         }
-        let mut half =
-            |sign: bool| half::f16::from_f32((f32::from(next()) / 256.0 - if sign { 0.5 } else { 0.0 }) / 16.0);
-        let halves: Vec<[u8; 2]> = (0..2 * cols / 32).map(|i| half(i % 2 == 1).to_le_bytes()).collect();
-        for quad in 0..cols.div_ceil(QUAD) {
-            let factors = [halves[2 * quad], halves[2 * quad + 1]];
-            match code.words() {
-                Words::Super => {
-                    strip.super_block(row, quad, factors, std::array::from_fn(|_| (next() & 63, next() & 63)))
+        match code.words() {
+            Words::Halves | Words::Pairs => {
+                for group in 0..cols / 32 {
+                    let scale = step * (0.5 + f32::from(next()) / 255.0);
+                    let minimum = (code.words() == Words::Pairs).then(|| half(-middle * scale));
+                    strip.group(row, group, half(scale), minimum);
                 }
-                Words::Sixteenths => strip.sixteenths(row, quad, factors[1], &std::array::from_fn(|_| next())),
-                Words::Halves | Words::Pairs => {}
             }
-        }
-        if matches!(code.words(), Words::Halves | Words::Pairs) {
-            let minimum = |j: usize| (code.words() == Words::Pairs).then_some(halves[2 * j]);
-            (0..cols / 32).for_each(|j| strip.group(row, j, halves[2 * j + 1], minimum(j)));
+            Words::Super => {
+                for quad in 0..cols.div_ceil(QUAD) {
+                    let groups = std::array::from_fn(|_| (16 + next() % 32, next() % 4)).map(|(s, more)| (s, s + more));
+                    strip.super_block(row, quad, [half(step / 32.0), half(middle * step / 32.0)], groups);
+                }
+            }
+            Words::Sixteenths => {
+                for quad in 0..cols.div_ceil(QUAD) {
+                    let scale = |n: u8| if n & 1 == 0 { 32 + n / 4 } else { (32 + n / 4).wrapping_neg() };
+                    strip.sixteenths(row, quad, half(step / 64.0), &std::array::from_fn(|_| scale(next())));
+                }
+            }
         }
     }
 }

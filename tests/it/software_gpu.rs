@@ -57,11 +57,11 @@ fn a_card_that_is_small_or_lost_is_named() {
 #[test]
 fn several_sequences_are_measured() {
     let Some(gpu) = software_gpu() else { return };
-    let cases = ["--ctx", "0,20", "--gen", "3", "--parallel", "1,2", "--runs", "1"];
+    let cases = ["--weights", "bf16,own", "--ctx", "0,20", "--gen", "3", "--parallel", "1,2", "--runs", "1"];
     let report = dmschat(gpu, &[], &[&["bench", "--shape", "demo", "--device", "cuda", "--json"], &cases[..]].concat());
     let report = report.json();
     let results = report["results"].as_array().unwrap();
-    assert_eq!(results.len(), 4);
+    assert_eq!(results.len(), 8);
     let config = dmschat::checkpoint::Checkpoint::random_shared("demo").unwrap().config;
     for result in results {
         let number = |key: &str| result[key].as_u64().unwrap() as usize;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
-const MOST_INSTANCES: usize = 137;
-const MOST_CUDA_LINES: usize = 7714;
-const MOST_LINES_OF_SRC: usize = 73_013;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 80_788;
+const MOST_INSTANCES: usize = 149;
+const MOST_CUDA_LINES: usize = 8070;
+const MOST_LINES_OF_SRC: usize = 73_180;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 81_026;
 
 #[derive(Clone)]
 struct Source {

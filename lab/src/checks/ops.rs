@@ -3,6 +3,7 @@
 use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, rounded, values};
 use dmschat::backend::{After, Linear, Measure, Norm, Use};
 use dmschat::quant::Code;
+use dmschat::quant::file::FileCode;
 use dmschat::tensor::{DType, Tensor};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -14,7 +15,7 @@ pub fn embeds() -> Vec<Embed> {
 }
 
 pub fn packed_embeds() -> Vec<Embed> {
-    Code::ALL.iter().flat_map(|&code| [64, 192, 576].map(|width| Embed(Stored::Packed(code), width))).collect()
+    Code::stored().flat_map(|code| [64, 192, 576].map(|width| Embed(Stored::Packed(code), width))).collect()
 }
 
 impl Case for Embed {
@@ -155,6 +156,12 @@ pub fn packed_linears() -> Vec<Matmul> {
             }
         }
     }
+    // Codes of files.
+    for code in Code::stored().filter(|code| !Code::ALL.contains(code)) {
+        for (n, rows, cols) in [(1, [32, 21], 192), (1, [400, 112], 576), (9, [48, 21], 576), (33, [32, 21], 192)] {
+            out.push(Matmul { stored: Stored::Packed(code), rows, cols, n, bias: n == 1, matmul_input: true });
+        }
+    }
     let wide = |code, n, rows, cols| Matmul {
         stored: Stored::Packed(code),
         rows: [rows, 0],
@@ -181,6 +188,8 @@ impl Case for Matmul {
             // Tensor cores truncate their sums.
             Stored::Plain(DType::Bf16) => 5e-6,
             Stored::Plain(_) => 2e-6,
+            // Small batches round values of these codes to bf16.
+            Stored::Packed(Code::File(_)) if self.n > 1 => BF16_STEP,
             // x has 15 bits at least, with one factor per 64 columns, and the offset of the codes
             // is subtracted after the sum.
             Stored::Packed(_) if self.n <= 32 => 3e-5,
@@ -244,6 +253,11 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
         let whole = |n, ffn, cols| FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 17 };
         out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256)]);
     }
+    for code in [FileCode::Q4K, FileCode::Q8_0].map(Code::File) {
+        for (n, ffn, cols) in [(1, 48, 192), (3, 208, 576), (33, 48, 192)] {
+            out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 3 });
+        }
+    }
     out
 }
 
@@ -256,6 +270,7 @@ impl Case for FusedSwiglu {
         match self.stored {
             Stored::Plain(DType::F32) => 4e-6,
             // Gate and up may both be off by the rounding of unpacked weights.
+            Stored::Packed(Code::File(_)) => 2.0 * BF16_STEP,
             Stored::Packed(_) if self.n > 32 => 2.0 * BF16_STEP,
             _ => BF16_STEP,
         }
@@ -282,6 +297,55 @@ impl Case for FusedSwiglu {
     }
 }
 
+/// Linear layers of a stack of matrices with several codes, without and with a norm before and SwiGLU behind them.
+pub struct Stack {
+    codes: [Code; 3],
+    n: usize,
+}
+
+pub fn stacks() -> Vec<Stack> {
+    let [four, six, eight] = [FileCode::Q4K, FileCode::Q6K, FileCode::Q5_1].map(Code::File);
+    let all = [[four, four, six], [four, eight, Code::Q8]];
+    all.into_iter().flat_map(|codes| [1, 9, 33].map(|n| Stack { codes, n })).collect()
+}
+
+impl Case for Stack {
+    fn name(&self) -> String {
+        format!("linear layers of a stack of {}, {} rows", self.codes.map(Code::name).join(", "), self.n)
+    }
+    fn limit(&self) -> f32 {
+        2.0 * BF16_STEP
+    }
+    fn run<B: Measure>(&self, b: &B) -> Output {
+        const COLS: usize = 320;
+        let (mut random, n) = (Random::new(15), self.n);
+        let mut stack = |rows: [usize; 3]| {
+            let parts =
+                self.codes.into_iter().zip(rows).map(|(code, rows)| random.tensor(Stored::Packed(code), rows, COLS));
+            b.weight(&parts.collect::<Vec<_>>()).expect("memory")
+        };
+        let (weight, gate_up) = (stack([96, 32, 21]), stack([64, 48, 16]));
+        let reader = b.weight(&[random.tensor(DType::Bf16, 1, 64)]).expect("memory");
+        let mut x = b.acts(n, COLS, Use::Input(&[&weight, &gate_up])).expect("memory");
+        let rows = rounded(random.floats(n * COLS));
+        b.write_acts(&mut x, &rows);
+        let (bias, scale) = (buffer(b, &random.floats(149)), buffer(b, &random.floats(COLS)));
+        let (mut plain, mut normed) = (poisoned(b, n, 149), poisoned(b, n, 149));
+        b.linear(&mut plain, &x, Linear { bias: Some(&bias), ..Linear::plain(&weight) }, n);
+        let mut gates = b.acts(n, 128, Use::GateUp(&[&weight, &gate_up, &reader])).expect("memory");
+        let mut act = b.acts(n, 64, Use::Input(&[&reader])).expect("memory");
+        let (residual, mut non_finite) = (acts(b, COLS, &rows), buffer(b, &[9]));
+        let norm = Norm { weight: &scale, eps: 1e-5, layer: 7, non_finite: &mut non_finite };
+        b.linear(&mut normed, &residual, Linear { before: Some((norm, &mut x)), ..Linear::plain(&weight) }, n);
+        let norm = Norm { weight: &scale, eps: 1e-5, layer: 7, non_finite: &mut non_finite };
+        let (before, after) = (Some((norm, &mut x)), After::Swiglu(&mut gates));
+        b.linear(&mut act, &residual, Linear { before, after, ..Linear::plain(&gate_up) }, n);
+        let [plain, normed, act] = [(&plain, 149, 1.0), (&normed, 149, 1.0), (&act, 64, 8.0)]
+            .map(|(a, width, by)| values(b, a, n * width).into_iter().map(|v| v / by).collect::<Vec<_>>());
+        Output { floats: [plain, normed, act].concat(), exact: vec![] }
+    }
+}
+
 /// The ops around a residual stream: a projection added to it, its norm and the projections of
 /// that.
 pub struct Residual {
@@ -295,7 +359,8 @@ pub struct Residual {
 }
 
 pub fn residuals() -> Vec<Residual> {
-    let stored = [DType::F32.into(), DType::Bf16.into(), Stored::Packed(Code::Q8), Stored::Packed(Code::Q4)];
+    let codes = [Code::Q8, Code::Q4, Code::File(FileCode::Q4K), Code::File(FileCode::Q6K)].map(Stored::Packed);
+    let stored = [DType::F32.into(), DType::Bf16.into()].into_iter().chain(codes);
     let one = |stored| [(1, false), (1, true), (3, false), (33, false)].map(|(n, bad)| (stored, n, bad));
     let all = stored.into_iter().flat_map(one);
     let residual = |(i, (stored, n, bad))| Residual { stored, hidden: 576, ffn: 1040, n, bias: i % 3 == 0, bad };

@@ -7,7 +7,7 @@ use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::kernels::{Fused, Kernel};
-use super::memory::{Acts, Buf, UNSCALED_ROWS, Weight, dtype_number};
+use super::memory::{Acts, Buf, Part, UNSCALED_ROWS, Weight, dtype_number};
 use super::tensor_map::tensor_map;
 use super::{BLOCK, Cuda};
 use crate::tensor::DType;
@@ -132,6 +132,13 @@ pub(super) fn swiglu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, 
 pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {
     let (n, k) = (weight.rows, weight.cols);
     Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n, k, ld: n }
+}
+
+/// Its part of a matmul with a packed weight, out in f32.
+pub(super) fn of_part(gemm: &Gemm, part: &Part) -> Gemm {
+    let moved = |address: u64| if address == 0 { 0 } else { address + (part.first * size_of::<f32>()) as u64 };
+    let (out, bias, weight) = (moved(gemm.out), moved(gemm.bias), gemm.weight + part.at as u64);
+    Gemm { out, bias, weight, n: part.rows, ..*gemm }
 }
 
 /// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take a norm or SwiGLU

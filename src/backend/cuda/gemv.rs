@@ -2,7 +2,7 @@
 
 use super::super::Norm;
 use super::Cuda;
-use super::abi::Arg::{F32, I32, Ptr};
+use super::abi::Arg::{self, F32, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::kernels::{Fused, Kernel};
 use super::memory::{Stored, Weight};
@@ -18,6 +18,36 @@ const MOST_ROUNDS: usize = 4;
 const COLS: usize = 16;
 const MOST_THREADS: usize = 256;
 
+/// Of a packed weight: a kernel for each part.
+fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, args: &[Arg<'_>], fused: Fused) -> bool {
+    // Decode of one row has SwiGLU with the norm before it, and gate and up in one kernel.
+    let swiglu = fused == Fused::NormSwiglu;
+    if fused == Fused::Swiglu || swiglu && weight.parts.len() > 1 {
+        return false;
+    }
+    let driver = &cuda.driver;
+    let mut launches = Vec::new();
+    for part in &weight.parts {
+        let own = packed::is_own(weight, part.code);
+        let planes = part.code.planes() as u8;
+        let kernel = if own { Kernel::OwnGemv(planes, fused) } else { Kernel::PackedGemv(part.code, fused) };
+        // With less shared memory (99 KB) blocks have half the warps.
+        let most = kernel.entry().threads;
+        let threads = [most, most / 2].into_iter().find(|&threads| driver.supports_width(kernel, threads, gemm.k));
+        let Some(threads) = threads else { return false };
+        launches.push((gemm::of_part(gemm, part), kernel, threads, own.then(|| packed::words(part.code))));
+    }
+    for (part, kernel, threads, words) in launches {
+        let mut args = args.to_vec();
+        let n = args.len() - 2;
+        (args[0], args[2], args[3], args[n]) = (Ptr(part.out), Ptr(part.weight), Ptr(part.bias), I32(part.n as i32));
+        args.extend(words);
+        let blocks = packed::even_blocks(cuda, &part, swiglu);
+        driver.launch_of_width(kernel, [blocks, 1, 1], threads, gemm.k, &args);
+    }
+    true
+}
+
 /// `out = x weight^T + bias`, x in bf16, and what is fused; or, with a norm, of `rms_norm(x)`, x in f32. False if this GPU has no
 /// kernel for it.
 pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, fused: Fused) -> bool {
@@ -28,19 +58,8 @@ pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&
         args.splice(4..4, scale);
     }
     let driver = &cuda.driver;
-    if let Stored::Packed(code) = weight.stored {
-        // Decode of one row has SwiGLU with the norm before it.
-        if fused == Fused::Swiglu {
-            return false;
-        }
-        let kernel = Kernel::PackedGemv(code, fused);
-        // With less shared memory (99 KB) blocks have half the warps.
-        let most = kernel.entry().threads;
-        let threads = [most, most / 2].into_iter().find(|&threads| driver.supports_width(kernel, threads, gemm.k));
-        let Some(threads) = threads else { return false };
-        let blocks = packed::even_blocks(cuda, gemm, fused == Fused::NormSwiglu);
-        driver.launch_of_width(kernel, [blocks, 1, 1], threads, gemm.k, &args);
-        return true;
+    if let Stored::Packed = weight.stored {
+        return multiply_packed(cuda, weight, gemm, &args, fused);
     }
     let whole = gemm.k <= COLS * MOST_THREADS;
     if norm.is_some() && !whole {

@@ -3,7 +3,7 @@
 
 use super::super::KernelNeeds;
 use crate::codec::Codec;
-use crate::quant::Code;
+use crate::quant::{Code, Weights};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::sync::LazyLock;
@@ -93,7 +93,7 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. What is needed for other
     /// shapes alone is left to its first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, code, policy } = *needs;
+        let KernelNeeds { head_dim, codec, weights, policy } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && codec != Codec::K8V4, head_dim > USUAL_HEAD_DIM);
@@ -107,8 +107,9 @@ impl Source {
             "attend_scores" | "place_scores" => scored,
             "pages" | "attend_pages" => paged,
             "merge" => policy.merging().is_some(),
-            "gemv" | "gemm_decode" => code.is_none(),
-            "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
+            "gemv" | "gemm_decode" => !weights.is_packed(),
+            "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => weights.code().is_some(),
+            "own_gemv" | "own_gemm" | "own_unpack" => weights == Weights::Own,
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma && !wide,
             _ => true,
@@ -250,6 +251,8 @@ kernels! {
     GemmTilesSmall "gemm_tiles_small"
     EmbedPacked "embed_packed"
     Unpack "unpack"
+    EmbedOwn "embed_own"
+    UnpackOwn "unpack_own"
     MakeImage "make_image"
     MergeHeads "merge_heads"
     MergeRows "merge_rows"
@@ -296,6 +299,9 @@ kernels! {
     GemmWgmma(u16, Fused)
     /// One row by a packed weight.
     PackedGemv(Code, Fused)
+    /// The same, and a small batch, with codes of GGUF files: planes of nibbles.
+    OwnGemv(u8, Fused)
+    OwnGemm(u8)
     /// Small-batch GEMMs with a packed weight: most rows of activations.
     PackedGemm(Code, u8)
     PackedResident(Code, u8)
@@ -332,6 +338,10 @@ impl Kernel {
             all.extend([8, 16, 32].into_iter().flat_map(|m| [PackedGemm(code, m), PackedResident(code, m)]));
             all.extend(["wide", "narrow"].map(|form| PackedWgmma(code, form)));
         }
+        for planes in [1, 2] {
+            all.extend(of_one_row.map(|fused| OwnGemv(planes, fused)));
+            all.push(OwnGemm(planes));
+        }
         for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::F32) {
             all.extend((codec != Codec::K8V4).then_some(AttendWgmma(codec)));
             for head_dim in HEAD_DIMS {
@@ -352,6 +362,8 @@ impl Kernel {
             GemmDecode(m, form, fused) => format!("gemm_decode_{m}{form}{}", fused.suffix()),
             GemmWgmma(width, fused) => format!("gemm_wgmma_{width}{}", fused.suffix()),
             PackedGemv(code, fused) => format!("packed_gemv_{}{}", code.name(), fused.suffix()),
+            OwnGemv(planes, fused) => format!("own_gemv_{}{}", 4 * planes, fused.suffix()),
+            OwnGemm(planes) => format!("own_gemm_{}", 4 * planes),
             PackedGemm(code, m) => format!("packed_gemm_{}_{m}", code.name()),
             PackedResident(code, m) => format!("packed_resident_{}_{m}", code.name()),
             PackedWgmma(code, form) => format!("packed_wgmma_{}_{form}", code.name()),

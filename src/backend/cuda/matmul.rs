@@ -151,7 +151,7 @@ pub(super) fn store(cuda: &Cuda, out: &mut Acts, x: &Acts, weight: &Weight, bias
         return;
     }
     match weight.stored {
-        Stored::Packed(code) => packed::matmul(cuda, code, &gemm, x),
+        Stored::Packed => packed::matmul(cuda, weight, &gemm, x),
         Stored::Plain(_) if x.bf16 => gemm::bf16(cuda, &gemm),
         Stored::Plain(dtype) => gemm::plain(cuda, &gemm, dtype),
     }
@@ -190,7 +190,7 @@ fn fused_swiglu(
         return;
     }
     match weight.stored {
-        Stored::Packed(code) => packed::fused_swiglu(cuda, code, &gemm, out, scratch, x),
+        Stored::Packed => packed::fused_swiglu(cuda, weight, &gemm, out, scratch, x),
         Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
     }
 }

@@ -193,8 +193,17 @@ impl Acts {
 pub(super) enum Stored {
     /// Row-major elements.
     Plain(DType),
-    /// Strips of 16 rows: `crate::quant`.
-    Packed(Code),
+    /// Strips of 16 rows (`crate::quant`), of the codes that its [`Part`]s have.
+    Packed,
+}
+
+/// Rows of a packed weight, one after the other, that have one code.
+pub(super) struct Part {
+    pub code: Code,
+    pub first: usize,
+    pub rows: usize,
+    /// Offset of its strips.
+    pub at: usize,
 }
 
 /// A weight matrix `[rows, cols]` in the checkpoint's format; in f32 if stacked plain tensors differ in dtype.
@@ -203,30 +212,28 @@ pub struct Weight {
     pub(super) stored: Stored,
     pub(super) rows: usize,
     pub(super) cols: usize,
+    /// If it is packed, its parts: neighbours have different codes.
+    pub(super) parts: Vec<Part>,
 }
 
 impl Weight {
-    /// Copies `parts`, stacked by rows, straight from the mapped file. They are all plain, or all packed with one code.
+    /// Copies `parts`, stacked by rows, straight from the mapped file. They are all plain, or all packed.
     pub(super) fn new(driver: &Rc<Driver>, parts: &[Tensor]) -> Result<Self, OutOfMemory> {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
         let rows = parts.iter().map(|p| p.shape[0]).sum();
         let stored = |part: &Tensor| match part.format {
             Format::Plain(dtype) => Stored::Plain(dtype),
-            Format::Packed(Code::File(code)) => panic!("{} is {}, which has no kernels", part.name, code.name()),
-            Format::Packed(code) => Stored::Packed(code),
+            Format::Packed(_) => Stored::Packed,
             Format::Rows(_) => panic!("{} was not converted", part.name),
         };
         let same = parts.iter().all(|p| stored(p) == stored(&parts[0]));
         let stored = if same { stored(&parts[0]) } else { Stored::Plain(DType::F32) };
         let bytes = match stored {
             Stored::Plain(dtype) => rows * cols * dtype.size_bytes(),
-            Stored::Packed(code) => code.bytes(rows, cols),
+            Stored::Packed => parts.iter().map(|p| p.format.bytes(&p.shape)).sum(),
         };
-        if let Stored::Packed(_) = stored {
-            let whole = parts[..parts.len() - 1].iter().all(|p| p.shape[0].is_multiple_of(TILE_ROWS));
-            assert!(whole, "stacked packed weights are whole strips");
-        }
+        let of_codes = packed_parts(parts);
         let mut buf = Buf::new(driver, bytes)?;
         let mut at = 0;
         for part in parts {
@@ -239,7 +246,7 @@ impl Weight {
                 at += part.len() * DType::F32.size_bytes();
             }
         }
-        Ok(Self { buf, stored, rows, cols })
+        Ok(Self { buf, stored, rows, cols, parts: of_codes })
     }
 
     pub(super) fn ptr(&self) -> u64 {
@@ -250,9 +257,25 @@ impl Weight {
     pub(super) fn on_tensor_cores(&self) -> bool {
         match self.stored {
             Stored::Plain(dtype) => dtype == DType::Bf16 && self.cols.is_multiple_of(8),
-            Stored::Packed(_) => true,
+            Stored::Packed => true,
         }
     }
+}
+
+/// The codes of stacked matrices, none if they are plain.
+fn packed_parts(parts: &[Tensor]) -> Vec<Part> {
+    let (mut out, mut at, mut first): (Vec<Part>, usize, usize) = (Vec::new(), 0, 0);
+    for part in parts {
+        let Format::Packed(code) = part.format else { return Vec::new() };
+        assert!(first.is_multiple_of(TILE_ROWS), "stacked packed weights are whole strips");
+        let rows = part.shape[0];
+        match out.last_mut() {
+            Some(last) if last.code == code => last.rows += rows,
+            _ => out.push(Part { code, first, rows, at }),
+        }
+        (at, first) = (at + code.bytes(rows, part.shape[1]), first + rows);
+    }
+    out
 }
 
 /// The value of `DType` in `common.cuh`.

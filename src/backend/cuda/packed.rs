@@ -9,8 +9,9 @@ use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
 use super::kernels::Kernel;
-use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Stored, Weight};
+use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Part, Stored, Weight};
 use crate::protocol::Token;
+use crate::quant::file::Words;
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::DType;
 use std::rc::Rc;
@@ -37,6 +38,8 @@ const MAX_BLOCKS_OF_K: usize = 4;
 const MIN_GROUPS: usize = 4;
 /// Most blocks that divide the rows of such a weight.
 const MAX_DIVIDED: usize = 128;
+/// Rows of activations of [`Kernel::OwnGemm`].
+const OWN_ROWS: usize = 8;
 
 /// Strips in bf16 between two kernels, and behind them the biases of their rows; or sums of blocks of `packed_wgmma.cu`.
 #[derive(Default)]
@@ -91,29 +94,48 @@ impl Unpacked {
     }
 }
 
+/// Whether the kernels for codes of GGUF files (`own.cuh`) multiply a part of the weight in steps of decode: those of our codes
+/// write whole rows of the output.
+pub(super) fn is_own(weight: &Weight, code: Code) -> bool {
+    matches!(code, Code::File(_)) || weight.parts.len() > 1
+}
+
+/// How the words of a code hold scales and minima: `OwnWords` in `own.cuh`.
+pub(super) fn words<'a>(code: Code) -> Arg<'a> {
+    I32(match code {
+        Code::File(code) => code.words() as i32,
+        Code::Q8 => Words::Sixteenths as i32 + 1,
+        Code::Q4 => panic!("q4 is stacked with other codes"),
+    })
+}
+
 /// Rows `[n, width]` of a packed embedding.
-pub(super) fn embed(
-    cuda: &Cuda,
-    code: Code,
-    out: &mut Acts,
-    table: &Weight,
-    tokens: &Buf<Token>,
-    scale: f32,
-    n: usize,
-) {
-    let (width, planes) = (I32(out.width as i32), I32(code.planes() as i32));
-    let args = [Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), F32(scale), width, planes];
-    cuda.driver.launch(Kernel::EmbedPacked, [n, 1, 1], super::BLOCK, &args);
+pub(super) fn embed(cuda: &Cuda, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
+    let [part] = &table.parts[..] else { panic!("an embedding has one code") };
+    let (width, planes) = (I32(out.width as i32), I32(part.code.planes() as i32));
+    let mut args = vec![Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), F32(scale), width, planes];
+    let own = is_own(table, part.code);
+    args.extend(own.then(|| words(part.code)));
+    let kernel = if own { Kernel::EmbedOwn } else { Kernel::EmbedPacked };
+    cuda.driver.launch(kernel, [n, 1, 1], super::BLOCK, &args);
 }
 
 /// `out = x weight^T + bias` in f32; x is bf16 or, where some reader of it is not on tensor cores, f32.
-pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
-    if x.bf16 && gemm.m <= MAX_DECODE_ROWS {
-        if !wide(cuda, code, gemm, x, None) {
-            decode(cuda, code, gemm, false);
+pub(super) fn matmul(cuda: &Cuda, weight: &Weight, gemm: &Gemm, x: &Acts) {
+    for part in &weight.parts {
+        let gemm = &gemm::of_part(gemm, part);
+        if !x.bf16 || gemm.m > MAX_DECODE_ROWS {
+            prefill(cuda, part.code, gemm, x);
+        } else if is_own(weight, part.code) {
+            decode_own(cuda, part.code, gemm, false);
+        } else if !wide(cuda, part.code, gemm, x, None) {
+            decode(cuda, part.code, gemm, false);
         }
-        return;
     }
+}
+
+/// More rows than those of decode: strips of the weight are unpacked before they are multiplied.
+fn prefill(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count);
     for first in (0..gemm.n).step_by(most) {
         let n = most.min(gemm.n - first);
@@ -128,17 +150,31 @@ pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
 }
 
 /// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, x and out in bf16. `scratch` is used where a library
-/// multiplies.
-pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, out: &Acts, scratch: &mut Acts, x: &Acts) {
+/// multiplies, or where gate and up have different codes.
+pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut Acts, scratch: &mut Acts, x: &Acts) {
+    let [Part { code, .. }] = weight.parts[..] else {
+        for row in (0..gemm.m).step_by(scratch.rows()) {
+            let m = scratch.rows().min(gemm.m - row);
+            matmul(cuda, weight, &Gemm { out: scratch.ptr(), x: x.row(row), m, ..*gemm }, x);
+            gemm::swiglu(cuda, out, row, scratch, m);
+        }
+        return;
+    };
     let ffn = gemm.n / 2;
     let gemm = &Gemm { ld: ffn, ..*gemm };
     assert!(gemm.n.is_multiple_of(2 * TILE_ROWS), "gate and up of {ffn} rows are not whole strips");
-    if gemm.m <= MAX_DECODE_ROWS {
-        if !wide(cuda, code, gemm, x, Some(out)) {
-            decode(cuda, code, gemm, true);
-        }
-        return;
+    if gemm.m > MAX_DECODE_ROWS {
+        prefill_swiglu(cuda, code, gemm, scratch);
+    } else if is_own(weight, code) {
+        decode_own(cuda, code, gemm, true);
+    } else if !wide(cuda, code, gemm, x, Some(out)) {
+        decode(cuda, code, gemm, true);
     }
+}
+
+/// The same of more rows than those of decode, where gate and up have one code.
+fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
+    let ffn = gemm.n / 2;
     // Rows of gate, and of up.
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count) / 2;
     let library = !cuda.driver.supports(gemm::WGMMA) && cuda.cublaslt.is_some() && scratch.rows() > 0;
@@ -168,8 +204,12 @@ pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, out: &Acts, scr
 fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize, halves: usize) -> u64 {
     let to = cuda.unpacked.borrow().at();
     let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
-    let args = [Ptr(to), Ptr(gemm.weight), gate, up, I32(strips as i32), I32(gemm.k as i32), I32(code.planes() as i32)];
-    cuda.driver.launch(Kernel::Unpack, [gemm.k / GROUP, halves * strips, 1], 128, &args);
+    let [n, cols, planes] = [strips, gemm.k, code.planes()].map(|n| I32(n as i32));
+    let mut args = vec![Ptr(to), Ptr(gemm.weight), gate, up, n, cols, planes];
+    let own = matches!(code, Code::File(_));
+    args.extend(own.then(|| words(code)));
+    let kernel = if own { Kernel::UnpackOwn } else { Kernel::Unpack };
+    cuda.driver.launch(kernel, [gemm.k / GROUP, halves * strips, 1], 128, &args);
     to
 }
 
@@ -203,9 +243,23 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], kernel.entry().threads, &args);
 }
 
+/// The same by the kernel for codes of GGUF files, [`OWN_ROWS`] rows at a time.
+fn decode_own(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
+    let kernel = Kernel::OwnGemm(code.planes() as u8);
+    // A block has half the shared memory of a large GPU's SM.
+    let blocks = outs(gemm, fused).div_ceil(outs(gemm, fused).div_ceil(2 * cuda.driver.sm_count));
+    for row in (0..gemm.m).step_by(OWN_ROWS) {
+        let (value, of_x) = (if fused { size_of::<u16>() } else { size_of::<f32>() }, size_of::<u16>());
+        let (out, x) = (gemm.out + (row * gemm.ld * value) as u64, gemm.x + (row * gemm.k * of_x) as u64);
+        let mut args = gemm::arguments(&Gemm { out, x, m: OWN_ROWS.min(gemm.m - row), ..*gemm });
+        args.extend([I32(fused as i32), words(code)]);
+        cuda.driver.launch(kernel, [blocks, 1, 1], kernel.entry().threads, &args);
+    }
+}
+
 /// Whether kernels that read images multiply activations of that shape: all their readers are packed.
 pub(super) fn reads_images(driver: &Driver, rows: usize, width: usize, readers: &[&Weight]) -> bool {
-    let packed = readers.iter().all(|w| matches!(w.stored, Stored::Packed(_)));
+    let packed = readers.iter().all(|w| w.parts.len() == 1 && !is_own(w, w.parts[0].code));
     let fits = width.is_multiple_of(IMAGE_COLS) && width <= MAX_IMAGE_COLS && rows >= *IMAGE_RANGE.start();
     packed && fits && driver.supports(Kernel::PackedWgmma(Code::Q4, "wide"))
 }
@@ -265,6 +319,11 @@ fn wides(code: Code) -> [Wide; 2] {
 
 /// Blocks that walk over strips: at most one to an SM, all with the same number of strips but for the last ones.
 pub(super) fn even_blocks(cuda: &Cuda, gemm: &Gemm, fused: bool) -> usize {
-    let outs = gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 };
+    let outs = outs(gemm, fused);
     outs.div_ceil(outs.div_ceil(cuda.driver.sm_count))
+}
+
+/// Strips of the output.
+fn outs(gemm: &Gemm, fused: bool) -> usize {
+    gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 }
 }

@@ -29,7 +29,6 @@ impl Report for Cuda {
             library: self.cublaslt.as_ref().map(CublasLt::describe),
             step_tokens: MIN_CHUNK..=MAX_CHUNK,
             chunk_tokens: Some(chunk),
-            own_codes: false,
         }
     }
 

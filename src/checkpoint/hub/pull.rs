@@ -37,8 +37,6 @@ pub struct Plan {
     pub weight_bytes: u64,
     /// `None` for a predictor, which is no model.
     pub config: Option<ModelConfig>,
-    /// Whether the weights are in GGUF files.
-    pub is_gguf: bool,
     /// Free bytes on the disk of the cache.
     pub free_bytes: Option<u64>,
 }
@@ -283,7 +281,6 @@ impl Pull<'_> {
             todo_bytes: texts.iter().chain(weights).map(here).fold(0, u64::saturating_add),
             weight_bytes: sum(weights),
             config: config.clone(),
-            is_gguf: model.gguf.is_some(),
             free_bytes: free_bytes(cache),
         }
     }

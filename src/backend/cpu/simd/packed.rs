@@ -372,7 +372,7 @@ mod tests {
         let mut bytes = vec![0; code.bytes(rows, cols)];
         if let Code::File(file) = code {
             let strips = bytes.chunks_exact_mut(code.strip_bytes(cols)).enumerate();
-            strips.for_each(|(i, out)| random_strip(file, cols, i as u32, out));
+            strips.for_each(|(i, out)| random_strip(file, cols, 0.5, i as u32, out));
             let mut out = vec![0.0; rows * cols];
             out.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| code.unpack_row(&bytes, rows, cols, row, out));
             return (bytes, out);

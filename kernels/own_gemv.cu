@@ -1,0 +1,82 @@
+// GEMV with the codes of GGUF files (`own.cuh`).
+#include "own.cuh"
+#include "packed_gemv.cuh"
+
+// The scales of a warp lane's parts of a group of tiles, in rows g and g + 8, times the steps of x; sums -= minima times sums of x.
+template <int WORDS, int PARTS>
+__device__ __forceinline__ void scale_parts(float (&scales)[PARTS][2], float (&sums)[2], const u8* pair, const PartOfX* of_x, int t,
+                                            float zero) {
+#pragma unroll
+  for (int q = 0; q < PARTS; q++) {
+    float minima[2];
+    scale_run<WORDS>(scales[q], minima, pair, (4 * q + t) * (4 / PARTS), zero);
+    PartOfX x = of_x[4 * q + t];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      sums[h] = fmaf(-minima[h], x.sum, sums[h]);
+      scales[q][h] *= x.step;
+    }
+  }
+}
+
+// sums += the products of rows g and g + 8 of a group of tiles with a warp lane's parts of x: lane 4 g + t has parts 4 q + t, q below
+// PARTS. `from`: the group's codes, then its words, all in shared memory; `planes` and `of_x`: of the group.
+//
+// One token leaves 7 of 8 columns of `mma` empty. B number q has the high and the low bytes of x of four parts in its columns, each with
+// zeros where other parts are: columns 2 i and 2 i + 1 are those of part 4 q + i. Sums of a part are exact.
+template <int P>
+__device__ __forceinline__ void multiply_parts(Own<P> code, float (&sums)[2], const u8* from, const u8* planes, const PartOfX* of_x,
+                                               int lane) {
+  constexpr int PARTS = Own<P>::PARTS, TILES_OF_B = 4 / PARTS, CODE_BYTES = P * GROUP_TILES * TILE_BYTES;
+  int g = lane / 4, t = lane % 4;
+  const u8* pair = from + CODE_BYTES + g * code.pair_bytes();
+  float scales[PARTS][2];
+  BY_WORDS(P, code, scale_parts, scales, sums, pair, of_x, t, code.zero())
+  // Column g of B has the bytes of this lane's 16 columns, or zeros.
+  bool mine = t * PARTS / 4 == g / 2 % PARTS;
+  const u8* bytes = planes + g / 2 / PARTS * 128 + g % 2 * 64 + t * 16;
+#pragma unroll
+  for (int q = 0; q < PARTS; q++) {
+    uint4 b = mine ? *(const uint4*)(bytes + q * TILES_OF_B * 128) : uint4{0, 0, 0, 0};
+    int c[TILES_OF_B][4];
+#pragma unroll
+    for (int i = 0; i < TILES_OF_B; i++) {
+      const u8* tile = from + (q * TILES_OF_B + i) * TILE_BYTES + lane * 16;
+      uint4 high = *(const uint4*)tile, low = high;
+      if (P == 2) low = *(const uint4*)(tile + GROUP_TILES * TILE_BYTES);
+      c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
+      u32 a[4] = {even_bytes<Own<P>>(high.x, low.x), even_bytes<Own<P>>(high.z, low.z),
+                  odd_bytes<Own<P>>(high.x, low.x), odd_bytes<Own<P>>(high.z, low.z)};
+      u32 more[4] = {even_bytes<Own<P>>(high.y, low.y), even_bytes<Own<P>>(high.w, low.w),
+                     odd_bytes<Own<P>>(high.y, low.y), odd_bytes<Own<P>>(high.w, low.w)};
+      mma_bytes(c[i], a, b.x, b.y);
+      mma_bytes(c[i], more, b.z, b.w);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      int dot[TILES_OF_B];
+#pragma unroll
+      for (int i = 0; i < TILES_OF_B; i++) dot[i] = 256 * c[i][2 * h] + c[i][2 * h + 1];
+      sums[h] = fmaf(scales[q][h], (float)(t & 2 ? dot[TILES_OF_B - 1] : dot[0]), sums[h]);
+    }
+  }
+}
+
+#define OWN_GEMV(name, P, STAGES, ADD)                                                                                  \
+  KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                          \
+      name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols, int words) {              \
+    BY_WARPS(Own<P>{words}, Own<P>, STAGES, false, ADD, false, out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, cols) \
+  }
+#define OWN_NORM_GEMV(name, P, STAGES, SWIGLU)                                                                          \
+  KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                          \
+      name(void* out, const float* x, const u8* weight, const float* bias, const float* norm, float eps,                \
+           int layer, int* non_finite, int rows, int cols, int words) {                                                 \
+    BY_WARPS(Own<P>{words}, Own<P>, STAGES, SWIGLU, false, true, out, x, weight, bias, norm, eps, layer, non_finite, rows, cols) \
+  }
+#define OWN_GEMVS(name, P, STAGES)                \
+  OWN_GEMV(name, P, STAGES, false)                \
+  OWN_GEMV(name##_add, P, STAGES, true)           \
+  OWN_NORM_GEMV(name##_norm, P, STAGES, false)    \
+  OWN_NORM_GEMV(name##_norm_swiglu, P, STAGES, true)
+OWN_GEMVS(own_gemv_4, 1, 3)
+OWN_GEMVS(own_gemv_8, 2, 2)
