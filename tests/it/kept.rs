@@ -80,8 +80,12 @@ fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
     let own = [Form::Borrowed, Form::Metadata, Form::Plain, Form::Dmc, predictor];
     let own = own.map(|form| (form, PolicyRequest::default()));
     let pooled = (Form::Plain, PolicyKind::Pool.with(Budget::of_ratio(5.0)));
-    for (i, (form, policy)) in own.into_iter().chain([pooled]).enumerate() {
-        let tiny = talker(form, 900 + i as u64);
+    let hybrid = (Form::Borrowed, PolicyRequest::default());
+    for (i, (form, policy)) in own.iter().copied().chain([pooled, hybrid]).enumerate() {
+        let mut tiny = talker(form, 900 + i as u64);
+        if i > own.len() {
+            tiny = Tiny::new(Spec { hybrid: true, n_layers: 5, ..tiny.spec }, 900 + i as u64);
+        }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sessions").join("a.cache");
         let mut s = Session::with(&tiny, |o| o.policy = policy);

@@ -19,6 +19,7 @@ mod harness;
 mod hub;
 mod hub_gguf;
 mod hub_hostile;
+mod hybrids;
 mod kept;
 mod kernels;
 mod limits;

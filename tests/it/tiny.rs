@@ -6,6 +6,13 @@ use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
+/// Heads of a gated delta net, their channels, and the tokens of its convolution.
+const KEY_HEADS: usize = 2;
+const VALUE_HEADS: usize = 4;
+const KEY_DIM: usize = 8;
+const VALUE_DIM: usize = 12;
+const KERNEL: usize = 4;
+
 /// splitmix64: small, and the same everywhere.
 pub struct Rng(pub u64);
 
@@ -59,6 +66,8 @@ pub enum Form {
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub qwen: bool,
+    /// Whether every other layer is a gated delta net. The reference has none: tests compare such a model with itself.
+    pub hybrid: bool,
     pub tied: bool,
     pub bias: bool,
     pub n_layers: usize,
@@ -93,6 +102,7 @@ impl Spec {
         };
         Self {
             qwen,
+            hybrid: false,
             tied: !qwen,
             bias: false,
             n_layers: 2,
@@ -160,11 +170,31 @@ impl Spec {
         if self.form == Form::Adapter {
             c["dms_separate_alpha"] = json!(true);
         }
+        if self.hybrid {
+            let kind = |l| if self.has_attention(l) { "full_attention" } else { "linear_attention" };
+            c["architectures"] = json!(["Qwen3_5ForCausalLM"]);
+            c["layer_types"] = (0..self.n_layers).map(kind).collect();
+            c["partial_rotary_factor"] = json!(0.25);
+            for (key, n) in [("num_key_heads", KEY_HEADS), ("num_value_heads", VALUE_HEADS), ("key_head_dim", KEY_DIM)]
+            {
+                c[format!("linear_{key}")] = json!(n);
+            }
+            c["linear_value_head_dim"] = json!(VALUE_DIM);
+            c["linear_conv_kernel_dim"] = json!(KERNEL);
+        }
         c
     }
 
     fn family(&self) -> &'static str {
-        if self.qwen { "qwen3" } else { "llama" }
+        match (self.hybrid, self.qwen) {
+            (true, _) => "qwen3_5_text",
+            (_, true) => "qwen3",
+            (_, false) => "llama",
+        }
+    }
+
+    fn has_attention(&self, layer: usize) -> bool {
+        !self.hybrid || layer % 2 == 1
     }
 
     fn shapes(&self) -> Vec<(String, Vec<usize>)> {
@@ -174,8 +204,25 @@ impl Spec {
             let mut push = |name: &str, shape: &[usize]| out.push((format!("model.layers.{l}.{name}"), shape.to_vec()));
             push("input_layernorm.weight", &[self.hidden]);
             push("post_attention_layernorm.weight", &[self.hidden]);
+            push("mlp.gate_proj.weight", &[self.ffn, self.hidden]);
+            push("mlp.up_proj.weight", &[self.ffn, self.hidden]);
+            push("mlp.down_proj.weight", &[self.hidden, self.ffn]);
+            if !self.has_attention(l) {
+                let (width, channels) = (VALUE_HEADS * VALUE_DIM, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM);
+                push("linear_attn.in_proj_qkv.weight", &[channels, self.hidden]);
+                push("linear_attn.in_proj_z.weight", &[width, self.hidden]);
+                push("linear_attn.in_proj_b.weight", &[VALUE_HEADS, self.hidden]);
+                push("linear_attn.in_proj_a.weight", &[VALUE_HEADS, self.hidden]);
+                push("linear_attn.conv1d.weight", &[channels, 1, KERNEL]);
+                push("linear_attn.A_log", &[VALUE_HEADS]);
+                push("linear_attn.dt_bias", &[VALUE_HEADS]);
+                push("linear_attn.norm.weight", &[VALUE_DIM]);
+                push("linear_attn.out_proj.weight", &[self.hidden, width]);
+                continue;
+            }
+            let q_rows = if self.hybrid { 2 * q } else { q };
             for (name, rows, cols) in
-                [("q", q, self.hidden), ("k", kv, self.hidden), ("v", kv, self.hidden), ("o", self.hidden, q)]
+                [("q", q_rows, self.hidden), ("k", kv, self.hidden), ("v", kv, self.hidden), ("o", self.hidden, q)]
             {
                 push(&format!("self_attn.{name}_proj.weight"), &[rows, cols]);
                 if self.bias {
@@ -186,9 +233,6 @@ impl Spec {
                 push("self_attn.q_norm.weight", &[self.head_dim]);
                 push("self_attn.k_norm.weight", &[self.head_dim]);
             }
-            push("mlp.gate_proj.weight", &[self.ffn, self.hidden]);
-            push("mlp.up_proj.weight", &[self.ffn, self.hidden]);
-            push("mlp.down_proj.weight", &[self.hidden, self.ffn]);
             if self.adapter() {
                 push("self_attn.dms_proj_alpha.weight", &[self.n_kv_heads, self.hidden]);
                 push("self_attn.dms_proj_alpha_norm.weight", &[self.hidden]);
@@ -198,7 +242,7 @@ impl Spec {
             }
         }
         if let Form::Predictor { linear, units } = self.form {
-            for l in 0..self.n_layers {
+            for l in 0..(0..self.n_layers).filter(|&l| self.has_attention(l)).count() {
                 let mut push = |name: &str, out_of: usize, from: usize| {
                     out.push((format!("layers.{l}.{name}weight"), vec![out_of, from]));
                     out.push((format!("layers.{l}.{name}bias"), vec![out_of]));
@@ -314,6 +358,9 @@ fn weight(rng: &mut Rng, name: &str, shape: &[usize]) -> f64 {
     let x = rng.signed();
     match name {
         _ if name.ends_with(".bias") => 0.3 * x,
+        // States that remember for some ten tokens.
+        _ if name.ends_with("A_log") => 0.5 * x - 1.0,
+        _ if name.ends_with("dt_bias") => x - 1.0,
         _ if shape.len() == 1 => 1.0 + 0.4 * x,
         "model.embed_tokens.weight" => 1.7 * x,
         "lm_head.weight" => 5.0 * x / (shape[1] as f64).sqrt(),

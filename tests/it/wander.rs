@@ -163,9 +163,11 @@ fn session<'a>(tiny: &'a Tiny, folder: &Path, when_full: Option<WhenFull>, evict
 #[test]
 fn whatever_is_done_to_a_conversation_its_log_makes_the_same_cache() {
     let mut taken = [0; 12];
-    let cases = [(Form::Borrowed, 1), (Form::Adapter, 3), (Form::Plain, 4)];
-    for (form, seed) in cases {
-        let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) }, 380 + seed);
+    let cases =
+        [(Form::Borrowed, 1, false), (Form::Adapter, 3, false), (Form::Plain, 4, false), (Form::Borrowed, 5, true)];
+    for (form, seed, hybrid) in cases {
+        let spec = Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) };
+        let tiny = Tiny::new(Spec { hybrid, n_layers: if hybrid { 4 } else { 2 }, ..spec }, 380 + seed);
         let folder = tempfile::tempdir().unwrap();
         let s = session(&tiny, folder.path(), Some(WhenFull::Window), true);
         let mut w = Wanderer { s, rng: Rng(seed), eviction: true, asked: 0, taken: [0; 12] };
