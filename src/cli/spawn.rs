@@ -24,6 +24,8 @@ use std::sync::{Arc, Once};
 const OLDER_TURNS: usize = 5;
 /// Chains that a chat has sequences for unasked.
 const USUAL_CHAINS: usize = 8;
+/// Share of the free memory that states of sequences for earlier turns and chains may take.
+const STATE_SHARE: u64 = 16;
 /// Free memory of a GPU from which on tables of sequences do not matter.
 const AMPLE_BYTES: u64 = 16 << 30;
 
@@ -43,13 +45,33 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let options = EngineOptions {
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
-            max_seqs: options.max_seqs + max_older.max(chain_rows(&settings, target, options.memory_bytes)),
+            max_seqs: options.max_seqs
+                + extra_rows(&settings, &checkpoint.config, target, options.memory_bytes, max_older),
             max_older,
             checkpoint_bytes: settings.checkpoints,
             ..options
         };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
+}
+
+/// Sequences beside those that every conversation needs: for earlier turns or chains. States that are large take a small share
+/// of the memory, unless they are of chains that were asked for: earlier turns are then given up sooner.
+fn extra_rows(
+    settings: &Settings,
+    config: &ModelConfig,
+    target: Target,
+    free_bytes: Option<u64>,
+    max_older: usize,
+) -> usize {
+    let chains = chain_rows(settings, target, free_bytes);
+    let asked = if settings.width == Width::Chains(1) { 1 } else { chains };
+    let state_bytes = engine::state_bytes(config);
+    let most = match free_bytes {
+        Some(free) if state_bytes > 0 => usize::try_from(free / STATE_SHARE / state_bytes).unwrap_or(usize::MAX),
+        _ => usize::MAX,
+    };
+    max_older.max(chains).min(most.max(asked))
 }
 
 /// Sequences for chains. Each takes tables in proportion to the context, so that a small GPU has them only when asked.

@@ -109,6 +109,9 @@ pub fn cache_settings(app: &App) -> Vec<String> {
         (None, None) => {}
     }
     parts.push(info.codec.to_string());
+    if info.state_layers > 0 {
+        parts.push(format!("{} layers have a state of fixed size", info.state_layers));
+    }
     if !info.policy.keeps_all() {
         parts.push(format!("eviction {}", eviction_word(app)));
     }
@@ -172,6 +175,10 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         }
         if let Some(window) = info.window {
             rows.push(("window", plural(window as u64, "token")));
+        }
+        if info.state_layers > 0 {
+            let layers = format!("{} layers have a state of fixed size", info.state_layers);
+            rows.push(("state", format!("{} in each sequence: {layers}", bytes(info.state_bytes))));
         }
         rows.push(("weights", weights(info)));
         rows.push(("codec", info.codec.to_string()));

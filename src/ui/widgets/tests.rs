@@ -112,7 +112,7 @@ fn the_panel_agrees_with_its_headline() {
     }
     let at = |text: &str| shown.find(text).unwrap();
     assert!(at("cache 2.5") < at("L7") && at("L7") < at("kept for undo") && at("reserved") < at("dms · window"));
-    assert!(!shown.contains("18.6 MB") && !shown.contains("24.0 MB"), "{shown}");
+    assert!(!shown.contains("18.6 MB") && !shown.contains("24.0 MB") && !shown.contains("state"), "{shown}");
     // The help explains every name.
     let names = crate::ui::numbers::also_held(&app);
     assert!(names.iter().all(|(name, _)| crate::ui::numbers::LEGEND.iter().any(|(word, _)| word == name)), "{names:?}");
@@ -120,6 +120,13 @@ fn the_panel_agrees_with_its_headline() {
     for row in ["cache           2.5 MB", "dense           13.9 MB", "ratio           5.6x", "reserved        5.4 MB"] {
         assert!(stats.contains(row), "{row}: {stats}");
     }
+    // A hybrid: the panel has its layers with attention alone.
+    let info = app.engine.info.as_ref().unwrap();
+    let (state_layers, state_bytes) = (24, 52_000_000);
+    app.engine.info = Some(Arc::new(crate::protocol::ModelInfo { state_layers, state_bytes, ..(**info).clone() }));
+    assert!(screen(&mut app).contains("24 layers have a state of fixed size"));
+    let stats = crate::ui::numbers::stats_note(&app);
+    assert!(stats.contains("state           52.0 MB in each sequence: 24 layers"), "{stats}");
 }
 
 /// The first screen says what this is and names the help at every size; the machine's figures are
