@@ -61,9 +61,22 @@ const FAMILIES: [Family; 8] = [
     Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
+/// A family with another name in GGUF files, and that.
+const QWEN35: [&str; 2] = ["qwen3_5_text", "qwen35"];
+
 impl Family {
     pub fn named(name: &str) -> Option<&'static Self> {
         FAMILIES.iter().find(|family| family.name == name)
+    }
+
+    /// The family of a value of `general.architecture` in a GGUF file.
+    pub fn of_gguf(architecture: &str) -> Option<&'static Self> {
+        Self::named(if architecture == QWEN35[1] { QWEN35[0] } else { architecture })
+    }
+
+    /// As [`Self::names`], of GGUF files.
+    pub fn gguf_names() -> String {
+        Self::names().replace(QWEN35[0], QWEN35[1])
     }
 
     /// The names of all families, for a message.

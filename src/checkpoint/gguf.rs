@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 13] = [
+const LAYER_NAMES: [(&str, &str); 22] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -40,7 +40,18 @@ const LAYER_NAMES: [(&str, &str); 13] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
 ];
+/// Another name of `ffn_norm`, where a model has no norm behind its attention.
+const POST_NORM: &str = "post_attention_norm";
 const MODEL_NAMES: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
 
@@ -187,6 +198,14 @@ impl Gguf {
         Some(out)
     }
 
+    /// What the files hold beside the language model, with the number of its tensors.
+    pub fn unused(&self) -> Vec<(&'static str, usize)> {
+        let Ok([layers, _]) = config::layers(&self.header) else { return Vec::new() };
+        let beyond = |name: &&String| config::layer_of(name).is_some_and(|layer| layer >= layers);
+        let n = self.header.tensors.keys().filter(beyond).count();
+        if n > 0 { vec![("multi-token prediction", n)] } else { Vec::new() }
+    }
+
     /// The model's own name and those of the models that it was made of, as the file states them.
     pub fn names(&self) -> Names {
         let text = |key: &str| self.header.text(key).ok().flatten().filter(|text| text.len() <= MAX_NAME);
@@ -197,7 +216,33 @@ impl Gguf {
 
     /// The tensor of that Hugging Face name. Quantized matrices become [`Rows`].
     pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
-        let name = gguf_name(&spec.name).unwrap_or_else(|| spec.name.clone());
+        if let [channels, 1, kernel] = spec.shape[..] {
+            let mut tensor = self.tensor(&TensorSpec { name: spec.name.clone(), shape: vec![channels, kernel] })?;
+            tensor.shape.clone_from(&spec.shape);
+            return Ok(tensor);
+        }
+        let tensor = self.stored(spec)?;
+        if !spec.name.ends_with(".A_log") {
+            return Ok(tensor);
+        }
+        // Files have -exp(A_log).
+        let values: Vec<f32> = tensor.to_f32().iter().map(|&a| f64::from(-a).ln() as f32).collect();
+        ensure!(
+            values.iter().all(|a| a.is_finite()),
+            "{}: tensor of {} has a value of 0 or more",
+            self.label(),
+            spec.name
+        );
+        Ok(Tensor::from_f32(&spec.name, spec.shape.clone(), &values))
+    }
+
+    /// The tensor of that Hugging Face name as it is in the file.
+    fn stored(&self, spec: &TensorSpec) -> Result<Tensor> {
+        let mut name = gguf_name(&spec.name).unwrap_or_else(|| spec.name.clone());
+        let other = name.replace(".ffn_norm.", &format!(".{POST_NORM}."));
+        if self.header.tensors.contains_key(&other) {
+            name = other;
+        }
         let Some(entry) = self.header.tensors.get(&name) else {
             bail!("{}: tensor {name} {:?} is missing", self.label(), spec.shape);
         };
@@ -279,13 +324,17 @@ pub fn floats(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
 
 /// The name in a GGUF file of a tensor of a model folder.
 pub fn gguf_name(name: &str) -> Option<String> {
-    let (stem, kind) = name.rsplit_once('.')?;
+    let (stem, kind) = match name.rsplit_once('.')? {
+        (_, "A_log") => (name, ""),
+        (_, "dt_bias") => (name, ".bias"),
+        (stem, kind) => (stem, &name[name.len() - kind.len() - 1..]),
+    };
     let (layer, names, stem) = match stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
         Some((layer, part)) => (format!("blk.{layer}."), &LAYER_NAMES[..], part),
         None => (String::new(), &MODEL_NAMES[..], stem),
     };
     let (_, theirs) = names.iter().find(|(ours, _)| *ours == stem)?;
-    Some(format!("{layer}{theirs}.{kind}"))
+    Some(format!("{layer}{theirs}{kind}"))
 }
 
 /// Where a row of a matrix is in the file.

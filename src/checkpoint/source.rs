@@ -48,7 +48,7 @@ impl Source {
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
         match self {
             Self::Safetensors { shards, .. } => shards.unused(),
-            Self::Gguf(_) => Vec::new(),
+            Self::Gguf(gguf) => gguf.unused(),
         }
     }
 

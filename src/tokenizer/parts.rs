@@ -262,9 +262,10 @@ fn check_regex(regex: &str) -> Result<()> {
 
 /// Patterns in which no match spans a single space between two ASCII letters, and matches before it
 /// do not depend on what follows: a run of letters ends before the space, which starts the next
-/// match. Those of Qwen2 and 3, Llama 3, and the built-in model.
+/// match. Those of Qwen2 and 3, Qwen3.5, Llama 3, and the built-in model.
 const SPLIT_AT_SPACES: &[&str] = &[
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"\n|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\s",
 ];

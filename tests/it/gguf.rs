@@ -2,11 +2,15 @@
 //! can be wrong with one.
 
 use crate::gguf_file::{BF16, Data, F32, GgufFile, Meta, Q8_0};
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::backend::cpu::Cpu;
 use dmschat::checkpoint::calibration::Calibration;
 use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::names;
 use dmschat::checkpoint::weight_cache::convert_in_memory;
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef, RopeScaling};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, DeltaNet, ModelRef, RopeScaling};
+use dmschat::codec::Codec;
+use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::Piece;
 use dmschat::quant::Weights;
 use dmschat::tensor::SharedBytes;
@@ -66,9 +70,58 @@ fn interleave(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
     heads.flat_map(|head| (0..head_dim).flat_map(|i| head[i / 2 + i % 2 * head_dim / 2].to_vec())).collect()
 }
 
+/// What llama.cpp's converter makes of a tensor of a delta net: its values, and its name and kind. The value heads of a key head
+/// are `key_heads` apart.
+fn as_converted(d: &DeltaNet, shape: &mut Vec<usize>, values: &mut [f32], name: &str) -> (&'static str, String) {
+    let tile = |values: &mut [f32], run: usize| {
+        let (old, per_key) = (values.to_vec(), d.value_heads / d.key_heads);
+        for (at, head) in values.chunks_mut(run).enumerate() {
+            let from = at % d.key_heads * per_key + at / d.key_heads;
+            head.copy_from_slice(&old[from * run..][..run]);
+        }
+    };
+    let (keys, width) = (2 * d.key_heads * d.key_dim, *shape.last().unwrap());
+    let (name, kind) = match name {
+        ".A_log" => {
+            values.iter_mut().for_each(|a| *a = -a.exp());
+            tile(values, 1);
+            ("ssm_a", "")
+        }
+        ".dt_bias" => {
+            tile(values, 1);
+            ("ssm_dt", ".bias")
+        }
+        ".norm.weight" => ("ssm_norm", ".weight"),
+        ".conv1d.weight" => {
+            shape.remove(1);
+            tile(&mut values[keys * width..], d.value_dim * width);
+            ("ssm_conv1d", ".weight")
+        }
+        ".in_proj_qkv.weight" => {
+            tile(&mut values[keys * width..], d.value_dim * width);
+            ("attn_qkv", ".weight")
+        }
+        ".in_proj_z.weight" => {
+            tile(values, d.value_dim * width);
+            ("attn_gate", ".weight")
+        }
+        ".in_proj_b.weight" | ".in_proj_a.weight" => {
+            tile(values, width);
+            (if name.contains("_b") { "ssm_beta" } else { "ssm_alpha" }, ".weight")
+        }
+        ".out_proj.weight" => {
+            values.chunks_mut(width).for_each(|row| tile(row, d.value_dim));
+            ("ssm_out", ".weight")
+        }
+        other => panic!("{other}"),
+    };
+    (name, kind.to_owned())
+}
+
 /// A folder as llama.cpp would convert it, without a vocabulary.
 fn converted(c: &Checkpoint) -> GgufFile {
-    let (m, arch) = (&c.config, c.config.family.name);
+    let hybrid = c.config.spec.delta_net;
+    let (m, arch) = (&c.config, if hybrid.is_some() { "qwen35" } else { c.config.family.name });
     let mut file = GgufFile::default();
     let key = |name: &str| format!("{arch}.{name}");
     for (name, n) in [
@@ -82,6 +135,19 @@ fn converted(c: &Checkpoint) -> GgufFile {
         ("attention.value_length", m.head_dim),
     ] {
         file.set(&key(name), Meta::U32(n as u32));
+    }
+    if let Some(d) = hybrid {
+        file.set(&key("rope.dimension_count"), Meta::U32(m.rope.channels(m.head_dim) as u32));
+        for (name, n) in [
+            ("ssm.conv_kernel", d.kernel),
+            ("ssm.state_size", d.key_dim),
+            ("ssm.group_count", d.key_heads),
+            ("ssm.time_step_rank", d.value_heads),
+            ("ssm.inner_size", d.value_heads * d.value_dim),
+            ("full_attention_interval", 2),
+        ] {
+            file.set(&key(name), Meta::U32(n as u32));
+        }
     }
     file.set("general.architecture", Meta::text(arch));
     file.set(&key("attention.layer_norm_rms_epsilon"), Meta::F32(m.rms_eps));
@@ -106,7 +172,9 @@ fn converted(c: &Checkpoint) -> GgufFile {
         file.set(&key("residual_scale"), Meta::F32(m.spec.residual_scale));
         file.set(&key("logit_scale"), Meta::F32(1.0 / m.spec.logit_scale));
     }
-    for spec in names::all(m) {
+    let names = names::all(m).filter(|spec| !spec.name.contains("self_attn.q_gate"));
+    for mut spec in names {
+        let gate = c.tensors.get(&spec.name.replace("q_proj", "q_gate")).filter(|_| spec.name.contains("q_proj"));
         let tensor = c.tensor(&spec).unwrap();
         let (stem, kind) = spec.name.rsplit_once('.').unwrap();
         let (prefix, part) = match stem.strip_prefix("model.layers.").and_then(|s| s.split_once('.')) {
@@ -117,10 +185,25 @@ fn converted(c: &Checkpoint) -> GgufFile {
         if ["llama", "smollm3", "granite"].contains(&arch) && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
             values = interleave(&values, spec.shape[0], m.head_dim);
         }
-        let theirs = NAMES.iter().find(|n| n.0 == part).unwrap().1;
+        // Each head's rows of q, then its gate's.
+        if let Some(gate) = gate {
+            let head = m.head_dim * m.hidden;
+            let gate = gate.to_f32();
+            let heads = values.chunks(head).zip(gate.chunks(head)).flat_map(|(q, gate)| [q, gate].concat());
+            (values, spec.shape[0]) = (heads.collect(), 2 * spec.shape[0]);
+        }
+        let (part, kind) = match part.strip_prefix("linear_attn") {
+            Some(part) => as_converted(&hybrid.unwrap(), &mut spec.shape, &mut values, &format!("{part}.{kind}")),
+            None if hybrid.is_some() && part.contains("norm") => {
+                values.iter_mut().for_each(|w| *w += 1.0);
+                (if part.starts_with("post") { "post_attention_norm" } else { part }, format!(".{kind}"))
+            }
+            None => (part, format!(".{kind}")),
+        };
+        let theirs = NAMES.iter().find(|n| n.0 == part).map_or(part, |n| n.1);
         let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
         let element = if dims.len() == 2 && tensor.format.name() == "bf16" { BF16 } else { F32 };
-        file.tensor(&format!("{prefix}{theirs}.{kind}"), &dims, element, &values);
+        file.tensor(&format!("{prefix}{theirs}{kind}"), &dims, element, &values);
     }
     for layer in (0..m.n_layers).filter(|_| arch == "phi3") {
         for (whole, parts) in [("attn_qkv", &["attn_q", "attn_k", "attn_v"][..]), ("ffn_up", &["ffn_gate", "ffn_up"])] {
@@ -155,6 +238,31 @@ fn a_converted_folder_is_the_same_model() {
             assert!(file.tensors[tensor].to_f32() == ours.to_f32(), "{name}: {tensor}");
         }
     }
+}
+
+/// Norms with their 1, decays in place of their logarithms, value heads in another order, a block for multi-token prediction.
+#[test]
+fn a_converted_hybrid_computes_the_same() {
+    let tiny = Tiny::new(Spec { hybrid: true, n_layers: 4, ..Spec::new(true, Form::Plain) }, 9);
+    let folder = tiny.checkpoint();
+    let mut file = converted(&folder);
+    file.set("qwen35.block_count", Meta::U32(5)).set("qwen35.nextn_predict_layers", Meta::U32(1));
+    file.tensor("blk.4.nextn.eh_proj.weight", &[2, 2], F32, &[0.0; 4]);
+    let file = open(&file).unwrap();
+    assert_eq!(file.unused().unwrap(), "1 tensors of multi-token prediction");
+    let mut config = file.config.clone();
+    config.spec.norm_offset = 1.0;
+    config.spec.delta_net.as_mut().unwrap().tiled = false;
+    assert_eq!(config, folder.config);
+    let logits = |c: &Checkpoint| {
+        let mut runner = Runner::new(Cpu::new(1), c, &EngineOptions::new(Codec::F32), |_, _| true).unwrap();
+        let (seq, mut all) = (runner.create(true).unwrap(), Vec::new());
+        runner.feed(seq, &[5, 9, 200, 31, 5, 17, 44, 2]).unwrap();
+        runner.logits(0..8, |_, row| all.extend_from_slice(row)).unwrap();
+        all
+    };
+    let worst = logits(&file).iter().zip(logits(&folder)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-4, "logits differ by {worst}");
 }
 
 /// Files have the factors of Llama 3's RoPE alone.
@@ -204,6 +312,12 @@ fn a_vocabulary_in_the_metadata_is_a_tokenizer() {
     assert_eq!(t.token_for("<think>"), Some(260));
     assert_eq!(t.encode_text("<|im_end|>h").unwrap(), [259, 71]);
     assert_eq!((t.literal(262), t.token_for("[PAD262]")), (String::new(), None));
+    // Marks are parts of words.
+    let mut newer = file.clone();
+    let c = open(newer.set("tokenizer.ggml.pre", Meta::text("qwen35"))).unwrap();
+    let newer = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+    assert!(String::from_utf8_lossy(&c.tokenizer_json).contains(r"[\\p{L}\\p{M}]+"));
+    assert_eq!(newer.decode(&newer.encode_text("he \u{915}\u{93f}5 x").unwrap()).unwrap(), "he \u{915}\u{93f}5 x");
     file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
     let c = open(&file).unwrap();
     let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
@@ -234,7 +348,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma3")),
-        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, granite are)"
+        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

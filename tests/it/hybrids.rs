@@ -1,6 +1,7 @@
 //! Models whose layers are gated delta nets but for some: a sequence's state goes where the sequence goes.
 
 use crate::folder::{assemble, merged};
+use crate::program::{program, said};
 use crate::rule::runner_with;
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
@@ -74,6 +75,35 @@ fn chunks_forks_and_images_give_the_bits_of_single_tokens() {
         for seq in [fork, copy] {
             assert!(fed(&mut runner, seq, &log[50..], &[5, 1, 64]) == wanted[50..], "case {i}: {seq:?}");
         }
+    }
+}
+
+/// In every format of weights, with and without eviction, with several chains.
+#[test]
+fn a_hybrid_answers_a_prompt() {
+    let spec =
+        Spec { hidden: 64, ffn: 128, tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) };
+    let tiny = Tiny::new(Spec { hybrid: true, n_layers: 4, ..spec }, 740);
+    let (home, folder) = (tempfile::tempdir().unwrap(), tiny.folder.path().to_str().unwrap());
+    let ask = |more: &[&str]| -> Value {
+        let fixed =
+            ["-m", folder, "-p", "a question", "--device", "cpu", "--seed", "5", "--max-tokens", "40", "--json"];
+        let output = program(env!("CARGO_BIN_EXE_dmschat"), &home).args([&fixed[..], more].concat()).output().unwrap();
+        let (code, stdout, stderr) = said(&output);
+        assert_eq!(code, 0, "{more:?}: {stderr}");
+        serde_json::from_str(&stdout).unwrap()
+    };
+    let evicting = ask(&[]);
+    assert_eq!(evicting["answer_tokens"], 40);
+    let live = evicting["kv"]["live"].as_array().unwrap();
+    assert!(live.len() == 2 && evicting["kv"]["ratio"].as_f64().unwrap() > 1.0, "{evicting}");
+    assert_eq!(ask(&["--eviction", "off"])["kv"]["ratio"], 1.0);
+    assert_eq!(ask(&["--policy", "window", "--budget", "24"])["kv"]["live"], json!([[24, 24], [24, 24]]));
+    let chains = ask(&["--width", "3", "--early-stop", "off"]);
+    assert_eq!(chains["chains"][0]["answer"], evicting["answer"], "chain 0 is the ordinary answer");
+    for format in ["int8", "int4"] {
+        let answer = ask(&["--weights", format]);
+        assert_eq!((&answer["weights"]["format"], &answer["answer_tokens"]), (&json!(format), &json!(40)));
     }
 }
 

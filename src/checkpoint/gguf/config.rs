@@ -22,19 +22,28 @@ const LLAMA3_CONTEXT: f64 = 8192.0;
 /// The bytes of the tensor of a name.
 type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
 
-/// The family. Fails for anything but a whole model of a supported architecture.
-pub fn architecture(h: &Header) -> Result<&'static Family> {
+/// The family and its name here, with which keys begin. Fails for anything but a whole model of a supported architecture.
+pub fn architecture(h: &Header) -> Result<(&'static Family, &str)> {
     if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
         bail!("it holds a {kind:?}, not a model");
     }
     let named = h.text("general.architecture")?.context("general.architecture is missing")?;
-    Family::named(named).with_context(|| format!("architecture {named:?} is not supported ({} are)", Family::names()))
+    let unsupported = || format!("architecture {named:?} is not supported ({} are)", Family::gguf_names());
+    Ok((Family::of_gguf(named).with_context(unsupported)?, named))
+}
+
+/// Layers of the model, and of all blocks: the last ones may be for multi-token prediction.
+pub fn layers(h: &Header) -> Result<[usize; 2]> {
+    let (family, arch) = architecture(h)?;
+    let key = format!("{arch}.block_count");
+    let blocks = h.opt_size(&key)?.with_context(|| format!("{key} is missing"))?;
+    let next = h.opt_size(&format!("{arch}.nextn_predict_layers"))?.filter(|_| family.hybrid).unwrap_or(0);
+    Ok([blocks.saturating_sub(next), blocks])
 }
 
 /// The model's `config.json`. Sizes are checked by its parser. `data` returns the bytes of a tensor.
 pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> {
-    let family = architecture(h)?;
-    let arch = family.name;
+    let (family, arch) = architecture(h)?;
     let key = |name: &str| format!("{arch}.{name}");
     let head_dim = head_dim(h, arch)?;
     let need =
@@ -44,11 +53,10 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         "{} is set: models with experts are not supported",
         key("expert_count")
     );
-    let (heads, layers) = (need("attention.head_count")?, need("block_count")?);
-    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
-    let last = h.tensors.keys().filter_map(|name| layer(name)).max();
-    if let Some(last) = last.filter(|last| *last >= layers) {
-        bail!("{} is {layers}, but there are tensors of layer {last}", key("block_count"));
+    let (heads, [layers, blocks]) = (need("attention.head_count")?, layers(h)?);
+    let last = h.tensors.keys().filter_map(|name| layer_of(name)).max();
+    if let Some(last) = last.filter(|last| *last >= blocks) {
+        bail!("{} is {blocks}, but there are tensors of layer {last}", key("block_count"));
     }
     let size = |name: &str| Ok::<_, anyhow::Error>(h.opt_size(&key(name))?.unwrap_or(head_dim));
     let rotated = size("rope.dimension_count")?;
@@ -62,7 +70,7 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
     let embedding = h.tensors.get("token_embd.weight").context("tensor token_embd.weight is missing")?;
     let [vocab, _] = embedding.shape[..] else { bail!("tensor token_embd.weight is not a matrix") };
     let mut out = json!({
-        "model_type": arch,
+        "model_type": family.name,
         "num_hidden_layers": layers,
         "hidden_size": need("embedding_length")?,
         "intermediate_size": need("feed_forward_length")?,
@@ -77,6 +85,23 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias") && !family.qkv_bias,
         "mlp_bias": h.tensors.contains_key("blk.0.ffn_gate.bias"),
     });
+    if family.hybrid {
+        let (width, heads) = (need("ssm.inner_size")?, need("ssm.time_step_rank")?);
+        ensure!(heads > 0 && width % heads == 0, "{} {width} is not {heads} heads", key("ssm.inner_size"));
+        for (ours, n) in [
+            ("linear_num_key_heads", need("ssm.group_count")?),
+            ("linear_num_value_heads", heads),
+            ("linear_key_head_dim", need("ssm.state_size")?),
+            ("linear_value_head_dim", width / heads),
+            ("linear_conv_kernel_dim", need("ssm.conv_kernel")?),
+            ("full_attention_interval", h.opt_size(&key("full_attention_interval"))?.unwrap_or(4)),
+        ] {
+            out[ours] = n.into();
+        }
+        // The converter adds the 1, and reorders the heads.
+        out["norms_are_whole"] = true.into();
+        out["linear_value_heads_are_tiled"] = true.into();
+    }
     if partial {
         out["partial_rotary_factor"] = (rotated as f64 / head_dim as f64).into();
     }
@@ -103,6 +128,11 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
     }
 }
 
+/// The layer that a tensor is of.
+pub fn layer_of(tensor: &str) -> Option<usize> {
+    tensor.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
 /// Values per head: stated, or the embedding's divided by the number of heads. Tables are made of
 /// it, so it is bounded here.
 fn head_dim(h: &Header, arch: &str) -> Result<usize> {
@@ -123,8 +153,8 @@ fn head_dim(h: &Header, arch: &str) -> Result<usize> {
 
 /// The head size if the file's rows of q and k are interleaved.
 pub fn interleaved(h: &Header) -> Result<Option<usize>> {
-    let family = architecture(h)?;
-    family.interleaved.then(|| head_dim(h, family.name)).transpose()
+    let (family, arch) = architecture(h)?;
+    family.interleaved.then(|| head_dim(h, arch)).transpose()
 }
 
 /// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is

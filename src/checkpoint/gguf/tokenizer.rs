@@ -27,22 +27,26 @@ const UNUSED: i64 = 5;
 
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How a text is split before BPE, by `tokenizer.ggml.pre`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
     Qwen2,
+    /// As Qwen2, with marks as parts of words.
+    Qwen35,
     Llama3,
     /// Single digits, then GPT-2's pattern.
     Digits,
     Gpt2,
 }
 
-const SPLITS: [(&str, Split); 18] = [
+const SPLITS: [(&str, Split); 19] = [
     ("qwen2", Split::Qwen2),
     ("deepseek-r1-qwen", Split::Qwen2),
     ("megrez", Split::Qwen2),
+    ("qwen35", Split::Qwen35),
     ("llama-bpe", Split::Llama3),
     ("llama3", Split::Llama3),
     ("llama-v3", Split::Llama3),
@@ -78,6 +82,7 @@ impl Split {
         let split = |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
         let parts = match self {
             Self::Qwen2 => vec![split(QWEN2), byte_level(false)],
+            Self::Qwen35 => vec![split(QWEN35), byte_level(false)],
             Self::Llama3 => vec![split(LLAMA3), byte_level(false)],
             Self::Digits => vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)],
             Self::Gpt2 => vec![byte_level(true)],
@@ -144,7 +149,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
 fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -> Result<Parts> {
     let merges = array(h, MERGES, bounds::MERGES)?.with_context(|| format!("{MERGES} is missing"))?;
     let merges = merges.texts(raw).context(MERGES)?;
-    let normalizer = (split == Split::Qwen2).then(|| json!({"type": "NFC"}));
+    let normalizer = matches!(split, Split::Qwen2 | Split::Qwen35).then(|| json!({"type": "NFC"}));
     Ok(Parts {
         normalizer: normalizer.into(),
         decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
