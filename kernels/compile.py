@@ -69,6 +69,8 @@ REGISTERS = {
     r"attend_(pages_|scores_)?128_bf16": 176,
     # A page of twice as many channels: likewise.
     r"attend_256_.*": 255,
+    # Columns of a state, and the next tokens' inputs: one block of 128 threads on an SM.
+    r"delta_chunk": 224,
     # The sums of 64 x 256 to four warps: 9 warps on an SM.
     r"gemm_wgmma_256": 224,
     # The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on an SM.

@@ -111,7 +111,13 @@ impl EngineOptions {
     /// What decides which kernels a checkpoint needs under these options. Fails for a policy that it was not trained for.
     fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
-        Ok(KernelNeeds { head_dim: config.head_dim, codec: self.codec, weights, policy: config.policy(self.policy)? })
+        Ok(KernelNeeds {
+            head_dim: config.head_dim,
+            codec: self.codec,
+            weights,
+            policy: config.policy(self.policy)?,
+            delta_net: config.spec.delta_net.is_some(),
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 
 pub mod answers;
 mod chunks;
+mod delta;
 mod history;
 pub mod memory;
 pub mod models;
@@ -90,6 +91,7 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     check!(rows::ropes());
     check!(rows::importance());
     check!(rows::round_trips());
+    check!(delta::all());
     check!(sampling::all());
     histories(history::all(), b, &cpu, report);
     histories(history::wide(), b, &cpu, report);

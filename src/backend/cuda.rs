@@ -9,6 +9,7 @@
 
 mod abi;
 mod cublaslt;
+mod delta;
 mod driver;
 mod error;
 mod gemm;
@@ -38,6 +39,7 @@ use crate::tensor::Tensor;
 use abi::Arg::{F32, I32, Ptr};
 use cublaslt::CublasLt;
 pub use cublaslt::cublaslt;
+pub use delta::has_delta_net;
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 pub use error::NoCuda;
@@ -67,8 +69,6 @@ const MAILBOX_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels are instantiated for.
 pub const MAX_HEAD_DIM: usize = 256;
 pub const MAX_GROUP: usize = 8;
-/// Whether there are kernels of [`Ops::delta_net`], and of gated attention.
-pub const HAS_DELTA_NET: bool = false;
 
 /// One GPU.
 pub struct Cuda {
@@ -300,32 +300,22 @@ impl Ops for Cuda {
         rope: &QkvRopeArgs<'_, Self>,
     ) {
         self.settle();
-        if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
-            return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
+        kv::attention(self, out, qkv, decisions, kv, layer, spans, rope);
+        if rope.gated {
+            delta::gate(self, out, qkv, &kv.geometry, spans);
         }
-        if kv.geometry.policy.quest().is_some() {
-            // Single tokens choose what they read. Their rows are done with before the other ops change them.
-            let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
-            if !single.is_empty() {
-                kv::decode(self, out, qkv, decisions, kv, layer, &single, rope);
-                // The other rows are staged where these are.
-                kv::append(self, kv, layer, &single);
-            }
-            return kv::prefill(self, out, qkv, decisions, kv, layer, &longer, rope);
-        }
-        kv::prefill(self, out, qkv, decisions, kv, layer, spans, rope);
     }
 
     fn delta_net(
         &self,
-        _: &mut Acts,
-        _: &mut Acts,
-        _: &mut KvTables<Self>,
-        _: usize,
-        _: &[Span],
-        _: &DeltaNetArgs<'_, Self>,
+        out: &mut Acts,
+        rows: &mut Acts,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        args: &DeltaNetArgs<'_, Self>,
     ) {
-        unreachable!("HAS_DELTA_NET says that models with it are refused");
+        delta::delta_net(self, out, rows, kv, layer, spans, args);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -17,6 +17,8 @@ pub struct KernelNeeds {
     pub weights: Weights,
     /// Policy of the cache.
     pub policy: Policy,
+    /// Whether layers are gated delta nets.
+    pub delta_net: bool,
 }
 
 /// Facts about a device that do not change.

@@ -4,7 +4,7 @@
 use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
-use super::{Checkpoint, Family, GenerationDefaults, Spec, builtin, convert, mapped};
+use super::{Checkpoint, DeltaNet, Family, GenerationDefaults, LayerKind, Mixer, Spec, builtin, convert, mapped};
 use crate::policy::{Dms, Shift};
 use crate::quant::file::{FileCode, random_strip};
 use crate::quant::{Code, Weights};
@@ -14,7 +14,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 5] = ["qwen3-8b", "qwen3-8b-wide", "llama-3.2-1b", "smollm2-135m", "demo"];
+pub const SHAPES: [&str; 6] = ["qwen3-8b", "qwen3-8b-wide", "qwen3.5-9b", "llama-3.2-1b", "smollm2-135m", "demo"];
 
 /// Alignment of tensors, for any vector load.
 const ALIGN_BYTES: usize = 64;
@@ -274,6 +274,26 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         },
         // The same sizes with half as many heads, twice as wide.
         "qwen3-8b-wide" => ModelConfig { n_q_heads: 16, n_kv_heads: 4, head_dim: 256, ..shape_config("qwen3-8b")? },
+        "qwen3.5-9b" => {
+            let sizes =
+                DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4, tiled: false };
+            let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false };
+            ModelConfig {
+                family: family("qwen3_5_text"),
+                n_kv_heads: 4,
+                spec: Spec {
+                    qk_norm: true,
+                    norm_offset: 1.0,
+                    output_gate: true,
+                    delta_net: Some(sizes),
+                    layers: vec![delta, delta, delta, LayerKind::ATTENTION],
+                    ..Spec::default()
+                },
+                rope: Rope { theta: 1e7, share: 0.25, scaling: RopeScaling::Default },
+                context: 262_144,
+                ..qwen3(32, 4096, 16, 256, 12_288, 248_320)
+            }
+        }
         "llama-3.2-1b" => ModelConfig {
             context: 131_072,
             rope: Rope {

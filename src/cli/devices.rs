@@ -7,7 +7,7 @@ use super::output::{notice, wrong_use};
 use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
-use crate::checkpoint::{Checkpoint, EXACT_FIRST, ModelConfig};
+use crate::checkpoint::{Checkpoint, DeltaNet, EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{Auto, Device, Gemm, Settings};
 use crate::engine::dense_context;
@@ -177,8 +177,11 @@ impl Target {
 
     /// Fails with the reason where this device's kernels do not support the model.
     pub fn check_model(self, c: &ModelConfig) -> Result<()> {
-        if matches!(self, Self::Cuda(_)) && c.spec.delta_net.is_some() && !cuda::HAS_DELTA_NET {
-            bail!("the CUDA backend does not compute the gated delta nets of {}", c.family.name);
+        let has = |d: &DeltaNet| cuda::has_delta_net(d.kernel, d.key_dim, d.value_dim);
+        if matches!(self, Self::Cuda(_)) && c.spec.delta_net.as_ref().is_some_and(|d| !has(d)) {
+            bail!(
+                "the CUDA backend computes gated delta nets with heads of up to 128 channels and a convolution of 4 tokens"
+            );
         }
         let group = c.n_q_heads / c.n_kv_heads.max(1);
         let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;

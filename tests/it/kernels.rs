@@ -95,7 +95,7 @@ fn the_kernels_of_the_host_are_those_of_the_archive() {
 fn the_files_of_the_policy_are_loaded_with_the_model() {
     let budget = Budget::Slots(64);
     let of_policy = |policy| {
-        let needs = KernelNeeds { head_dim: 128, codec: Codec::Bf16, weights: Weights::Bf16, policy };
+        let needs = KernelNeeds { head_dim: 128, codec: Codec::Bf16, weights: Weights::Bf16, policy, delta_net: false };
         let names = SOURCES.iter().filter(|s| s.is_needed((9, 0), &needs)).map(|s| s.name);
         let of_decode = |name: &&str| {
             *name != "attend_wgmma" && ["attend", "place_scores", "pages", "merge"].iter().any(|p| name.starts_with(p))
@@ -112,7 +112,13 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
 /// Wide heads load their own files in place of the usual ones, and policies without such files are refused.
 #[test]
 fn wide_heads_have_files_of_their_own() {
-    let needs = |head_dim, policy| KernelNeeds { head_dim, codec: Codec::Int8, weights: Weights::Bf16, policy };
+    let needs = |head_dim, policy| KernelNeeds {
+        head_dim,
+        codec: Codec::Int8,
+        weights: Weights::Bf16,
+        policy,
+        delta_net: false,
+    };
     let files = |head_dim| {
         let needed = SOURCES.iter().filter(move |s| s.is_needed((9, 0), &needs(head_dim, Policy::Dense)));
         needed.map(|s| s.name).filter(|name| name.starts_with("attend") || name.starts_with("rope"))

@@ -8,7 +8,7 @@ use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{Checkpoint, DmcConfig, LayerKind, ModelConfig};
+use dmschat::checkpoint::{Checkpoint, DeltaNet, DmcConfig, LayerKind, Mixer, ModelConfig};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Dmc, PolicyKind, PolicyRequest};
@@ -43,6 +43,8 @@ enum Other {
     Dmc,
     /// Layers are not those of Llama.
     Layers,
+    /// Every other layer is a gated delta net, and attention is gated.
+    Hybrid,
 }
 
 /// The results of a run.
@@ -61,9 +63,13 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
 ) -> Result<()> {
     let answer = if report.is_short() { SHORT_ANSWER } else { ANSWER };
     let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Other::No));
-    let others = [Other::Pool, Other::Dmc, Other::Layers].map(|other| ("demo", true, other));
-    for (shape, in_f32, other) in own.into_iter().chain(others) {
-        let mut checkpoint = Checkpoint::random(shape)?;
+    let others = [Other::Pool, Other::Dmc, Other::Layers, Other::Hybrid].map(|other| ("demo", true, other));
+    for (shape, in_f32, other) in own.into_iter().chain(others).chain([("demo", false, Other::Hybrid)]) {
+        let mut config = Checkpoint::shape(shape)?;
+        if other == Other::Hybrid {
+            mix(&mut config);
+        }
+        let mut checkpoint = Checkpoint::random_of(shape, config)?;
         if report.is_short() {
             checkpoint.config.n_layers = SHORT_LAYERS;
         }
@@ -81,7 +87,7 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
             dms.alpha_offset = MARKS_ALL;
         }
         let policy = if other == Other::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
-        let policy_name = ["", " pool", " dmc", " of other layers"][other as usize];
+        let policy_name = ["", " pool", " dmc", " of other layers", " of a hybrid"][other as usize];
         let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
         let decides = in_f32 && other != Other::Pool;
         for &codec in if other == Other::No { CODECS } else { &[Codec::Bf16] } {
@@ -110,6 +116,15 @@ fn vary(config: &mut ModelConfig) {
     spec.layers = [true, false].map(|rotates| LayerKind { rotates, ..LayerKind::ATTENTION }).to_vec();
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
+}
+
+/// Makes a model one of both kinds of layers.
+fn mix(config: &mut ModelConfig) {
+    let spec = &mut config.spec;
+    let sizes = DeltaNet { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, kernel: 4, tiled: false };
+    (spec.delta_net, spec.output_gate, spec.norm_offset) = (Some(sizes), true, 1.0);
+    let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false };
+    spec.layers = vec![delta, LayerKind::ATTENTION];
 }
 
 /// Feeds a prompt in the given parts, then feeds the given tokens, or decodes so many greedily.
@@ -143,7 +158,7 @@ fn trace<B: Measure>(
         }
     }
     let c = runner.config();
-    for (layer, head) in (0..c.n_layers).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h))) {
+    for (layer, head) in (0..c.attention_layers()).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h))) {
         let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
         trace.slots.push(metas.iter().map(|meta| (meta.position(), meta.marked())).collect());
     }

@@ -19,7 +19,8 @@ struct Step {
     /// Tokens fed to each sequence before.
     fed: Vec<i32>,
     spans: Vec<Span>,
-    /// Columns of a predictor behind v.
+    /// Whether an output gate is behind v, and columns of a predictor behind that.
+    gated: bool,
     columns: usize,
     /// Rows whose results are compared of a step that has single tokens: those of its first spans.
     single: usize,
@@ -27,7 +28,8 @@ struct Step {
 
 impl Step {
     fn width(&self) -> usize {
-        (self.n_q_heads + 2 * self.heads) * self.head_dim + self.columns
+        let gates = if self.gated { self.n_q_heads } else { 0 };
+        (self.n_q_heads + 2 * self.heads + gates) * self.head_dim + self.columns
     }
 
     /// Rows as `qkv_rope` leaves them, or what single tokens attend to, in this step and a second one, after `stored` rows of
@@ -173,7 +175,8 @@ impl Case for Rope {
             Tokens::Single => ", single tokens",
             Tokens::Mixed => ", single tokens beside a chunk",
         };
-        format!("rope {} of {} x {}{norm}{dms}{single}", self.head_dim, self.heads, self.group)
+        let gated = if self.group % 4 == 2 { ", gated" } else { "" };
+        format!("rope {} of {} x {}{norm}{dms}{gated}{single}", self.head_dim, self.heads, self.group)
     }
     fn limit(&self) -> f32 {
         if self.tokens == Tokens::Chunks { 4e-6 } else { BF16_STEP }
@@ -208,7 +211,7 @@ impl Case for Rope {
             rope_scale: 1.25,
             borrowed,
             predictor,
-            gated: false,
+            gated: self.group % 4 == 2,
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };
@@ -227,6 +230,7 @@ impl Case for Rope {
             codec: Codec::Bf16,
             fed,
             spans,
+            gated: rope.gated,
             columns: stacked,
             single,
         };
@@ -313,8 +317,17 @@ impl Case for RoundTrip {
         let span = |i: usize| Span { seq: i, start: i, len: 1 };
         let spans = if self.single { (0..n).map(span).collect() } else { vec![Span { seq: 0, start: 0, len: n }] };
         let single = if self.single { n } else { 0 };
-        let step =
-            Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans, columns: 0, single };
+        let step = Step {
+            n_q_heads: 4,
+            heads: 2,
+            head_dim: d,
+            codec: self.codec,
+            fed: vec![0; n],
+            spans,
+            gated: false,
+            columns: 0,
+            single,
+        };
         let mut rows = random.floats(n * step.width());
         // Values of all magnitudes, and a head of zeros.
         rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));

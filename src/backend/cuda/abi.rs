@@ -23,6 +23,7 @@ impl Param for Kv {}
 impl Param for DecodeParams {}
 impl Param for PrefillParams {}
 impl Param for RopeParams {}
+impl Param for DeltaParams {}
 impl Param for MergeParams {}
 impl Param for ImportanceParams {}
 impl Param for TensorMap {}
@@ -258,6 +259,34 @@ pub struct ImportanceParams {
     pub tokens: i32,
 }
 layout!(ImportanceParams: 152 { qkv: 104, n_q_heads: 128 });
+
+/// Parameters of `delta_net.cu`: `DeltaParams` there.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct DeltaParams {
+    pub rows: u64,
+    pub gates: u64,
+    pub conv: u64,
+    pub decay: u64,
+    pub dt_bias: u64,
+    pub norm: u64,
+    pub inputs: u64,
+    pub state: u64,
+    pub arrivals: u64,
+    pub seq_len: u64,
+    pub spans: u64,
+    pub out: u64,
+    pub image: u64,
+    pub out_is_bf16: i32,
+    pub key_heads: i32,
+    pub value_heads: i32,
+    pub key_dim: i32,
+    pub value_dim: i32,
+    pub tiled: i32,
+    pub eps: f32,
+    pub n: i32,
+}
+layout!(DeltaParams: 136 { inputs: 48, out: 88, eps: 128 });
 
 /// Parameters of `merge.cu`: `MergeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]

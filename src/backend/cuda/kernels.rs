@@ -93,13 +93,14 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. What is needed for other
     /// shapes alone is left to its first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, weights, policy } = *needs;
+        let KernelNeeds { head_dim, codec, weights, policy, delta_net } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && codec != Codec::K8V4, head_dim > USUAL_HEAD_DIM);
         match self.name {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; training.
             "linear" | "packed_gemm" | "importance" => false,
+            "delta_net" => delta_net,
             // As `kv::decode_kernel` chooses them.
             "attend" => !scored && !paged && !wide,
             "attend_256" | "attend_tiles_256" | "rope_256" => wide,
@@ -280,6 +281,10 @@ kernels! {
     RenamePages "rename_pages"
     StagePages "stage_pages"
     KvScatter "kv_scatter"
+    DeltaStep "delta_step"
+    DeltaChunk "delta_chunk"
+    DeltaNorm "delta_norm"
+    GateRows "gate_rows"
     MarkSeen "mark_seen"
     Argmax "argmax"
     GreedyToken "greedy_token"

@@ -8,7 +8,7 @@ use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
-use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool};
+use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool, delta};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
 use crate::protocol::LaneFilter;
@@ -137,11 +137,39 @@ pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
     driver.blocks_per_sm(decode_kernel(g), DECODE_THREADS)
 }
 
+/// Attention of any step, but for the output gate.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn attention(
+    cuda: &Cuda,
+    out: &mut Acts,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    layer: usize,
+    spans: &[Span],
+    rope: &QkvRopeArgs<'_, Cuda>,
+) {
+    if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
+        return decode(cuda, out, qkv, decisions, kv, layer, spans, rope);
+    }
+    if kv.geometry.policy.quest().is_some() {
+        // Single tokens choose what they read. Their rows are done with before the other ops change them.
+        let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
+        if !single.is_empty() {
+            decode(cuda, out, qkv, decisions, kv, layer, &single, rope);
+            // The other rows are staged where these are.
+            append(cuda, kv, layer, &single);
+        }
+        return prefill(cuda, out, qkv, decisions, kv, layer, &longer, rope);
+    }
+    prefill(cuda, out, qkv, decisions, kv, layer, spans, rope);
+}
+
 /// Fused attention of a decode step: split-KV attention over the stored slots and the tokens themselves, which are staged; they
 /// enter the cache by [`append`], all layers at once in [`advance`]. Under a policy with scores of any step, one row of each
 /// sequence after the other: each changes the slots that the next one sees.
 #[allow(clippy::too_many_arguments)]
-pub(super) fn decode(
+fn decode(
     cuda: &Cuda,
     out: &mut Acts,
     qkv: &mut Acts,
@@ -209,7 +237,7 @@ fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
 }
 
 /// Appends the tokens that [`decode`] has staged in the layers from `first` on to the cache.
-pub(super) fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
+fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
     let (g, layers) = (&kv.geometry, kv.pool.staged_layers.take() - first);
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), I32(g.codec as i32)];
@@ -222,7 +250,7 @@ pub(super) fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: 
 
 /// Attention of any step in four kernels, under a policy whose victims the weights do not choose.
 #[allow(clippy::too_many_arguments)]
-pub(super) fn prefill(
+fn prefill(
     cuda: &Cuda,
     out: &mut Acts,
     qkv: &mut Acts,
@@ -416,6 +444,7 @@ impl Pages for Cuda {
         assert_eq!(len[0], 0, "fork into a sequence that is not empty");
         over_lanes(self, kv, Kernel::Fork, BLOCK, &[from, to]);
         merge::fork(kv, from, to);
+        delta::fork(kv, from, to);
     }
 
     fn release(&self, kv: &mut KvTables<Self>, seq: usize) {

@@ -62,6 +62,8 @@ pub struct Pool {
     /// Counts of splits that are done (prefill) or have begun (decode), and of the heads that `place_scores` is done with; all zero
     /// between launches.
     pub(super) arrivals: Buf<i32>,
+    /// `[delta layers, n_seqs, key_heads]` `arrivals` in `delta_net.cu`. Empty where there is no such layer.
+    pub(super) delta_arrivals: Buf<i32>,
     /// Of each query head of a decode token, its largest logit and the token's own: `peaks` in `decode.cuh`. Empty where the policy
     /// has no scores.
     pub(super) peaks: Buf<[f32; 2]>,
@@ -115,6 +117,7 @@ impl Pool {
         let state_words = splits * group * padded(g.head_dim) / 64 * UNIT_WORDS;
         let states = driver.allocating("softmax states of splits", || Buf::new(driver, state_words))?;
         let arrivals = Buf::new(driver, max_blocks.max(g.n_lanes()))?;
+        let delta_arrivals = Buf::new(driver, g.delta.map_or(0, |d| d.n_layers * g.n_seqs * d.key_heads))?;
         let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
         let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
@@ -154,6 +157,7 @@ impl Pool {
             partials,
             states,
             arrivals,
+            delta_arrivals,
             peaks,
             logits,
             max_blocks,

@@ -79,7 +79,7 @@ pub struct ShowArgs {
 /// `--weights`, `--eviction` and `--kv` accept several values here, such as `on,off`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// Use random weights in the shape of qwen3-8b, qwen3-8b-wide, llama-3.2-1b, smollm2-135m or demo instead of --model
+    /// Use random weights in the shape of qwen3-8b, qwen3-8b-wide, qwen3.5-9b, llama-3.2-1b, smollm2-135m or demo instead of --model
     #[arg(long, value_name = "NAME")]
     pub shape: Option<String>,
     /// Tokens in the cache before decoding starts
@@ -136,7 +136,7 @@ pub struct DoctorArgs {
     /// Load the model and show where every MiB of the device's memory goes
     #[arg(long)]
     pub memory: bool,
-    /// With --memory: use random weights in the shape of qwen3-8b, qwen3-8b-wide, llama-3.2-1b, smollm2-135m or demo instead of --model
+    /// With --memory: use random weights in the shape of qwen3-8b, qwen3-8b-wide, qwen3.5-9b, llama-3.2-1b, smollm2-135m or demo instead of --model
     #[arg(long, value_name = "SHAPE", requires = "memory")]
     pub shape: Option<String>,
 }
