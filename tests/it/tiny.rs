@@ -197,6 +197,19 @@ impl Spec {
         !self.hybrid || layer % 2 == 1
     }
 
+    fn delta_net(hidden: usize, mut push: impl FnMut(&str, &[usize])) {
+        let (width, channels) = (VALUE_HEADS * VALUE_DIM, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM);
+        push("linear_attn.in_proj_qkv.weight", &[channels, hidden]);
+        push("linear_attn.in_proj_z.weight", &[width, hidden]);
+        push("linear_attn.in_proj_b.weight", &[VALUE_HEADS, hidden]);
+        push("linear_attn.in_proj_a.weight", &[VALUE_HEADS, hidden]);
+        push("linear_attn.conv1d.weight", &[channels, 1, KERNEL]);
+        push("linear_attn.A_log", &[VALUE_HEADS]);
+        push("linear_attn.dt_bias", &[VALUE_HEADS]);
+        push("linear_attn.norm.weight", &[VALUE_DIM]);
+        push("linear_attn.out_proj.weight", &[hidden, width]);
+    }
+
     fn shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (q, kv) = (self.n_q_heads * self.head_dim, self.n_kv_heads * self.head_dim);
         let mut out = vec![("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden])];
@@ -204,36 +217,25 @@ impl Spec {
             let mut push = |name: &str, shape: &[usize]| out.push((format!("model.layers.{l}.{name}"), shape.to_vec()));
             push("input_layernorm.weight", &[self.hidden]);
             push("post_attention_layernorm.weight", &[self.hidden]);
-            push("mlp.gate_proj.weight", &[self.ffn, self.hidden]);
-            push("mlp.up_proj.weight", &[self.ffn, self.hidden]);
-            push("mlp.down_proj.weight", &[self.hidden, self.ffn]);
-            if !self.has_attention(l) {
-                let (width, channels) = (VALUE_HEADS * VALUE_DIM, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM);
-                push("linear_attn.in_proj_qkv.weight", &[channels, self.hidden]);
-                push("linear_attn.in_proj_z.weight", &[width, self.hidden]);
-                push("linear_attn.in_proj_b.weight", &[VALUE_HEADS, self.hidden]);
-                push("linear_attn.in_proj_a.weight", &[VALUE_HEADS, self.hidden]);
-                push("linear_attn.conv1d.weight", &[channels, 1, KERNEL]);
-                push("linear_attn.A_log", &[VALUE_HEADS]);
-                push("linear_attn.dt_bias", &[VALUE_HEADS]);
-                push("linear_attn.norm.weight", &[VALUE_DIM]);
-                push("linear_attn.out_proj.weight", &[self.hidden, width]);
-                continue;
-            }
             let q_rows = if self.hybrid { 2 * q } else { q };
-            for (name, rows, cols) in
-                [("q", q_rows, self.hidden), ("k", kv, self.hidden), ("v", kv, self.hidden), ("o", self.hidden, q)]
-            {
+            let parts =
+                [("q", q_rows, self.hidden), ("k", kv, self.hidden), ("v", kv, self.hidden), ("o", self.hidden, q)];
+            for (name, rows, cols) in parts.into_iter().filter(|_| self.has_attention(l)) {
                 push(&format!("self_attn.{name}_proj.weight"), &[rows, cols]);
                 if self.bias {
                     push(&format!("self_attn.{name}_proj.bias"), &[rows]);
                 }
             }
-            if self.qwen {
+            if self.qwen && self.has_attention(l) {
                 push("self_attn.q_norm.weight", &[self.head_dim]);
                 push("self_attn.k_norm.weight", &[self.head_dim]);
             }
-            if self.adapter() {
+            push("mlp.gate_proj.weight", &[self.ffn, self.hidden]);
+            push("mlp.up_proj.weight", &[self.ffn, self.hidden]);
+            push("mlp.down_proj.weight", &[self.hidden, self.ffn]);
+            if !self.has_attention(l) {
+                Self::delta_net(self.hidden, push);
+            } else if self.adapter() {
                 push("self_attn.dms_proj_alpha.weight", &[self.n_kv_heads, self.hidden]);
                 push("self_attn.dms_proj_alpha_norm.weight", &[self.hidden]);
                 if self.bias {
