@@ -245,7 +245,8 @@ impl Checkpoint {
     /// What its files hold and nothing here computes: `333 tensors of the vision tower`.
     pub fn unused(&self) -> Option<String> {
         let source = Source::open(&self.origin.as_ref()?.files).ok()?;
-        let unused = source.unused().into_iter().map(|(part, n)| format!("{n} tensors of {part}"));
+        let tensors = |n| if n == 1 { "1 tensor".to_owned() } else { format!("{n} tensors") };
+        let unused = source.unused().into_iter().map(|(part, n)| format!("{} of {part}", tensors(n)));
         Some(unused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
     }
 

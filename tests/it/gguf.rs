@@ -249,7 +249,7 @@ fn a_converted_hybrid_computes_the_same() {
     file.set("qwen35.block_count", Meta::U32(5)).set("qwen35.nextn_predict_layers", Meta::U32(1));
     file.tensor("blk.4.nextn.eh_proj.weight", &[2, 2], F32, &[0.0; 4]);
     let file = open(&file).unwrap();
-    assert_eq!(file.unused().unwrap(), "1 tensors of multi-token prediction");
+    assert_eq!(file.unused().unwrap(), "1 tensor of multi-token prediction");
     let mut config = file.config.clone();
     config.spec.norm_offset = 1.0;
     config.spec.delta_net.as_mut().unwrap().tiled = false;

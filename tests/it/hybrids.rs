@@ -9,6 +9,7 @@ use dmschat::cache::SeqId;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
+use dmschat::model::{Observed, Text};
 use dmschat::policy::{Budget, PolicyKind};
 use dmschat::protocol::Token;
 use dmschat::tensor::SharedBytes;
@@ -113,6 +114,32 @@ fn exported(runner: &mut Runner<Cpu>, seq: SeqId, layer: usize) -> Vec<u8> {
     image
 }
 
+/// What predictors are fitted to: the layers with attention, by their numbers in the cache.
+#[test]
+fn layers_with_attention_are_observed() {
+    let tiny = Tiny::new(Spec { hybrid: true, n_layers: 5, ..Spec::new(true, Form::Plain) }, 730);
+    let mut runner = runner_with(1, &tiny, EngineOptions::new(Codec::F32));
+    let (tokens, text) = ([3, 5, 7, 9, 11, 13], Text { tokens: 1..3, queries: 3..6 });
+    let seq = runner.create(false).unwrap();
+    let (mut seen, mut values) = (Vec::new(), Vec::new());
+    let collect = |o: Observed<'_>| {
+        assert!(o.attention.iter().chain(o.hidden).all(|x| x.is_finite()));
+        seen.push((o.layer, o.hidden.len(), o.values.len(), o.attention.len()));
+        values.extend(o.values.to_vec());
+    };
+    runner.observe(seq, &tokens, &text, collect).unwrap();
+    let Spec { hidden, n_q_heads, n_kv_heads, head_dim, .. } = tiny.spec;
+    let sizes = |layer| (layer, 2 * hidden, 2 * n_kv_heads * head_dim, 2 * n_q_heads);
+    assert_eq!(seen, [sizes(0), sizes(1)]);
+    // Values as the cache stores them, in pages of 16 rows behind the tables of a layer's image.
+    let image = exported(&mut runner, seq, 0);
+    let (g, at) = (*runner.cache.geometry(), 4 + 4 * n_kv_heads);
+    let row = &image[at + g.page().v(1).start..][..4 * head_dim];
+    let stored: Vec<f32> = row.chunks(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
+    assert_eq!(stored, values[..head_dim]);
+    assert_eq!(runner.output_columns(1).len(), n_q_heads * head_dim * hidden);
+}
+
 #[test]
 fn images_of_states_are_checked() {
     let tiny = Tiny::new(Spec { hybrid: true, n_layers: 5, ..Spec::new(true, Form::Plain) }, 720);
@@ -167,7 +194,7 @@ fn the_language_model_is_found_inside_of_one_that_sees() {
     for (name, tensor) in &plain.tensors {
         assert!(inside.tensors[name].to_f32() == tensor.to_f32(), "{name}");
     }
-    let unused = "2 tensors of the vision tower, 1 tensors of multi-token prediction";
+    let unused = "2 tensors of the vision tower, 1 tensor of multi-token prediction";
     assert_eq!((inside.unused().as_deref(), plain.unused()), (Some(unused), None));
     for (change, wanted) in [
         (json!({"layer_types": ["linear_attention"]}), "config.json: layer_types is not a list of 5 names"),
