@@ -154,6 +154,8 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
 fn delta_net(config: &Fields) -> Result<DeltaNet> {
     let place = config.place();
     ensure!(config.bool_or("attn_output_gate", true)?, "{place}: attn_output_gate false is not supported");
+    let gate = config.opt_str("output_gate_type")?.unwrap_or("swish");
+    ensure!(matches!(gate, "swish" | "silu"), "{place}: output_gate_type {gate:?} is not supported (swish is)");
     let sizes = DeltaNet {
         key_heads: config.size_to("linear_num_key_heads", bounds::HEADS)?,
         value_heads: config.size_to("linear_num_value_heads", bounds::HEADS)?,

@@ -202,6 +202,7 @@ fn the_language_model_is_found_inside_of_one_that_sees() {
         (json!({"linear_num_value_heads": 3}), "3 value heads do not share 2 key heads evenly"),
         (json!({"linear_conv_kernel_dim": 17}), "linear_conv_kernel_dim is 17, expected at most 16"),
         (json!({"attn_output_gate": false}), "attn_output_gate false is not supported"),
+        (json!({"output_gate_type": "sigmoid"}), "output_gate_type \"sigmoid\" is not supported (swish is)"),
         (json!({"linear_key_head_dim": 8}), "linear_attn.in_proj_qkv.weight has shape [208, 48], expected [176, 48]"),
     ] {
         let text = merged(whole["text_config"].clone(), change);
