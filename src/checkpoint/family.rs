@@ -13,8 +13,9 @@ pub struct Family {
     /// Whether sizes of heads may be missing: `head_dim` then follows from the hidden size, and there are as many key-value
     /// heads as query heads. Elsewhere the defaults of transformers are arbitrary.
     pub plain_heads: bool,
-    /// Whether a stated `sliding_window` is in use. Elsewhere transformers ignores it.
-    pub window_in_use: bool,
+    pub window: WindowIn,
+    /// `rope_theta` of configurations that state none, as in transformers.
+    pub rope_theta: f64,
     /// Whether its model cards document YaRN beyond the context that was trained on.
     pub yarn: bool,
     /// Whether q, k and v are one tensor, and gate and up.
@@ -32,6 +33,15 @@ pub struct Family {
     pub interleaved: bool,
 }
 
+/// Layers in which a stated `sliding_window` is in use, as in transformers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WindowIn {
+    NoLayer,
+    /// Those that `layer_types` lists, which have to be all or none here.
+    ListedLayers,
+    AllLayers,
+}
+
 /// What most families have of it: nothing.
 const PLAIN: Family = Family {
     name: "",
@@ -39,7 +49,8 @@ const PLAIN: Family = Family {
     qkv_bias: false,
     mlp_bias: false,
     plain_heads: false,
-    window_in_use: false,
+    window: WindowIn::NoLayer,
+    rope_theta: 10_000.0,
     yarn: false,
     fused: false,
     partial_rope: false,
@@ -51,12 +62,21 @@ const PLAIN: Family = Family {
 
 /// Mistral is `llama` in GGUF files.
 const FAMILIES: [Family; 8] = [
-    Family { name: "qwen3", qk_norm: true, yarn: true, ..PLAIN },
+    Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, plain_heads: true, interleaved: true, ..PLAIN },
-    Family { name: "qwen2", qkv_bias: true, plain_heads: true, yarn: true, ..PLAIN },
-    Family { name: "mistral", plain_heads: true, window_in_use: true, interleaved: true, ..PLAIN },
-    Family { name: "phi3", plain_heads: true, window_in_use: true, fused: true, partial_rope: true, ..PLAIN },
-    Family { name: "smollm3", mlp_bias: true, plain_heads: true, no_rope: true, interleaved: true, ..PLAIN },
+    Family { name: "qwen2", qkv_bias: true, plain_heads: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
+    Family { name: "mistral", plain_heads: true, window: WindowIn::AllLayers, interleaved: true, ..PLAIN },
+    Family { name: "phi3", plain_heads: true, window: WindowIn::AllLayers, fused: true, partial_rope: true, ..PLAIN },
+    Family {
+        name: "smollm3",
+        mlp_bias: true,
+        plain_heads: true,
+        window: WindowIn::ListedLayers,
+        rope_theta: 2_000_000.0,
+        no_rope: true,
+        interleaved: true,
+        ..PLAIN
+    },
     Family { name: "qwen3_5_text", qk_norm: true, hybrid: true, partial_rope: true, yarn: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
 ];

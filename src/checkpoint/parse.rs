@@ -1,10 +1,10 @@
 //! Parses `config.json`, `dms_metadata.json` and `generation_config.json`. Refuses settings that
 //! the forward pass would compute wrongly.
 
-use super::Family;
 use super::GenerationDefaults;
 use super::bounds;
 use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
+use super::family::{Family, WindowIn};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
@@ -191,18 +191,26 @@ fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
     Ok(layers)
 }
 
+/// Whether `layer_types` lists nothing but sliding windows.
+fn all_slide(config: &Fields) -> bool {
+    let layers = config.get("layer_types").and_then(Value::as_array);
+    layers.is_some_and(|layers| !layers.is_empty() && layers.iter().all(|kind| kind == "sliding_attention"))
+}
+
 /// The newest tokens that every layer sees. A window as long as the context hides nothing.
 fn window(config: &Fields, family: &Family) -> Result<Option<usize>> {
-    let place = config.place();
-    if config.get("sliding_window").is_none() {
+    let (place, all_listed) = (config.place(), all_slide(config));
+    if config.get("sliding_window").is_none() && !all_listed {
         return Ok(None);
     }
     let window = config.size_to("sliding_window", bounds::CONTEXT)?;
     let hides = window < config.size("max_position_embeddings")?;
-    if !hides || !config.bool_or("use_sliding_window", family.window_in_use)? {
+    let everywhere = family.window == WindowIn::AllLayers;
+    if !hides || !all_listed && !config.bool_or("use_sliding_window", everywhere)? {
         return Ok(None);
     }
-    ensure!(family.window_in_use, "{place}: sliding window attention is not supported in {}", family.name);
+    let known = everywhere || all_listed && family.window == WindowIn::ListedLayers;
+    ensure!(known, "{place}: sliding window attention is not supported in {}", family.name);
     let evicts = config.keys().any(|key| key.starts_with("dms_") || key.starts_with("dmc_"));
     ensure!(!evicts, "{place}: a sliding window beside DMS or DMC is not supported");
     Ok(Some(window))
@@ -261,7 +269,7 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     if let Some(act) = config.opt_str("hidden_act")? {
         ensure!(matches!(act, "silu" | "swish"), "{place}: hidden_act {act:?} is not supported (silu is)");
     }
-    let layer_types = config.get("layer_types").and_then(Value::as_array);
+    let layer_types = config.get("layer_types").and_then(Value::as_array).filter(|_| !all_slide(config));
     let is_known = |t: &Value| t == "full_attention" || family.hybrid && t == "linear_attention";
     if let Some(other) = layer_types.into_iter().flatten().find(|t| !is_known(t)) {
         let known = if family.hybrid { "full_attention and linear_attention are" } else { "full_attention is" };

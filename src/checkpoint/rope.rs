@@ -9,9 +9,6 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::f64::consts::PI;
 
-/// `rope_theta` of configurations that state none, as in transformers.
-const THETA: f64 = 10_000.0;
-
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
 /// `max_position_embeddings`, YaRN's original context if the config states none.
 pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
@@ -28,7 +25,7 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
         ensure!(a == b, "{}: rope_theta is {b}, but outside of it {a}", f.place());
     }
     let elsewhere = config.opt_object("rope_parameters")?.map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
-    let theta = inner.or(outer).or(elsewhere).unwrap_or(THETA);
+    let theta = inner.or(outer).or(elsewhere).unwrap_or(family.rope_theta);
     ensure!(theta > 1.0, "{place}: rope_theta {theta} is not above 1");
     let mut share = None;
     for fields in fields.iter().chain([config]) {

@@ -4,7 +4,7 @@
 use crate::folder::{Block, Folder, assemble, blocks, config, layout, merged};
 use dmschat::checkpoint::hub::HubModel;
 use dmschat::checkpoint::names::TensorSpec;
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmcConfig, DmsVariant, ModelRef, RopeScaling};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmcConfig, DmsVariant, ModelConfig, ModelRef, RopeScaling};
 use dmschat::policy::{Dmc, Shift, Trained};
 use serde_json::{Value, json};
 
@@ -262,6 +262,10 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
             json!({"layer_types": ["full_attention", "sliding_attention"]}),
             "layer type \"sliding_attention\" is not supported (full_attention is)",
         ),
+        (
+            json!({"layer_types": ["sliding_attention"], "sliding_window": 8}),
+            "sliding window attention is not supported in llama",
+        ),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported in llama"),
         (
             json!({"quantization_config": {}}),
@@ -330,6 +334,34 @@ fn both_spellings_of_rope_are_one() {
     let b = opened(&Folder::with_config(json!({ "rope_theta": null, "rope_parameters": new }))).config.rope;
     assert_eq!(a, b);
     assert!(matches!(a.scaling, RopeScaling::Yarn { original_context: 16, beta_fast: 20.0, truncate: true, .. }));
+}
+
+/// As transformers' classes have them: a missing `rope_theta`, and a window in all layers that `layer_types` lists.
+#[test]
+fn a_config_without_theta_and_one_whose_layers_all_slide() {
+    let all = json!(["sliding_attention", "sliding_attention"]);
+    let read = |change: Value| {
+        let config = merged(merged(config(), json!({"rope_theta": null})), change);
+        ModelConfig::from_json("x", config.to_string().as_bytes())
+    };
+    let cases = [
+        (json!({"model_type": "smollm3"}), 2e6, None),
+        (json!({"model_type": "granite"}), 1e4, None),
+        (json!({"model_type": "smollm3", "layer_types": all, "sliding_window": 8}), 2e6, Some(8)),
+        (
+            json!({"model_type": "qwen2", "layer_types": all, "sliding_window": 8, "use_sliding_window": true}),
+            1e4,
+            Some(8),
+        ),
+        (json!({"model_type": "mistral", "layer_types": all, "sliding_window": 8}), 1e4, Some(8)),
+        (json!({"model_type": "mistral", "layer_types": all, "sliding_window": 64}), 1e4, None),
+    ];
+    for (change, theta, window) in cases {
+        let config = read(change.clone()).unwrap();
+        assert_eq!((config.rope.theta, config.spec.window), (theta, window), "{change}");
+    }
+    let said = read(json!({"model_type": "mistral", "layer_types": all})).unwrap_err().to_string();
+    assert_eq!(said, "x has no sliding_window, which is needed");
 }
 
 /// The decision tensors of the tiny model.

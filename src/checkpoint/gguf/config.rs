@@ -1,7 +1,8 @@
 //! The metadata of a GGUF file as the `config.json` and `generation_config.json` that the model
 //! would have as a folder, so that one parser checks both.
 
-use super::super::{Family, bounds};
+use super::super::bounds;
+use super::super::family::{Family, WindowIn};
 use super::header::{Header, Value as Meta};
 use super::tokenizer;
 use crate::protocol::SamplingOverrides;
@@ -105,7 +106,7 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
     if partial {
         out["partial_rotary_factor"] = (rotated as f64 / head_dim as f64).into();
     }
-    if family.window_in_use {
+    if family.window == WindowIn::AllLayers {
         // Files of Phi-4 state 0: none.
         let window = h.opt_size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
         out["sliding_window"] = window.into();
