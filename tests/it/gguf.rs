@@ -119,7 +119,7 @@ fn as_converted(d: &DeltaNet, shape: &mut Vec<usize>, values: &mut [f32], name: 
 }
 
 /// A folder as llama.cpp would convert it, without a vocabulary.
-fn converted(c: &Checkpoint) -> GgufFile {
+pub fn converted(c: &Checkpoint) -> GgufFile {
     let hybrid = c.config.spec.delta_net;
     let (m, arch) = (&c.config, if hybrid.is_some() { "qwen35" } else { c.config.family.name });
     let mut file = GgufFile::default();
@@ -182,7 +182,8 @@ fn converted(c: &Checkpoint) -> GgufFile {
             None => (String::new(), stem),
         };
         let mut values = tensor.to_f32();
-        if ["llama", "smollm3", "granite"].contains(&arch) && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
+        let permuted = ["llama", "mistral", "smollm3", "granite"].contains(&arch);
+        if permuted && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
             values = interleave(&values, spec.shape[0], m.head_dim);
         }
         // Each head's rows of q, then its gate's.
@@ -220,7 +221,7 @@ fn converted(c: &Checkpoint) -> GgufFile {
     file
 }
 
-fn golden(name: &str) -> Checkpoint {
+pub fn golden(name: &str) -> Checkpoint {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap()
 }
@@ -318,6 +319,21 @@ fn a_vocabulary_in_the_metadata_is_a_tokenizer() {
     let newer = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
     assert!(String::from_utf8_lossy(&c.tokenizer_json).contains(r"[\\p{L}\\p{M}]+"));
     assert_eq!(newer.decode(&newer.encode_text("he \u{915}\u{93f}5 x").unwrap()).unwrap(), "he \u{915}\u{93f}5 x");
+    // Two pairs that are merged where no split is between them: a capital in a word, two digits.
+    for (pre, counts) in [("qwen2", [1, 2]), ("llama-bpe", [1, 1]), ("tekken", [2, 2]), ("gpt-4o", [2, 1])] {
+        let mut other = file.clone();
+        let merges = ["a B", "1 1"].map(str::to_owned).to_vec();
+        other.set("tokenizer.ggml.pre", Meta::text(pre)).set("tokenizer.ggml.merges", Meta::Texts(merges));
+        if let Some(Meta::Texts(tokens)) = other.meta.get_mut("tokenizer.ggml.tokens") {
+            tokens.splice(262.., ["aB", "11"].map(str::to_owned));
+        }
+        if let Some(Meta::I32s(types)) = other.meta.get_mut("tokenizer.ggml.token_type") {
+            types[262..].fill(1);
+        }
+        let t = Tokenizer::new(&open(&other).unwrap().tokenizer_json, 264).unwrap();
+        let text = |s: &str| t.encode_pieces(&[Piece::Text(s.to_owned())]).unwrap().len();
+        assert_eq!(["aB", "11"].map(text), counts, "{pre}");
+    }
     file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
     let c = open(&file).unwrap();
     let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
@@ -373,8 +389,8 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     );
     assert!(set("llama.block_count", Meta::U32(u32::MAX)).starts_with("x.gguf: num_hidden_layers is 4294967295"));
     assert_eq!(
-        set("tokenizer.ggml.pre", Meta::text("tekken")),
-        "x.gguf: pre-tokenizer \"tekken\" is not supported (qwen2, llama-bpe, smollm and gpt-2 are)"
+        set("tokenizer.ggml.pre", Meta::text("bloom")),
+        "x.gguf: pre-tokenizer \"bloom\" is not supported (qwen2, llama-bpe, tekken, gpt-4o, smollm and gpt-2 are)"
     );
     assert!(set("tokenizer.ggml.model", Meta::text("t5")).contains("SentencePiece, \"llama\", are"));
     assert_eq!(

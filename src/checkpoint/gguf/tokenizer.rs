@@ -29,6 +29,10 @@ const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words begin where a capital follows a small letter; the pattern in the tokenizer files of the mistral-common package.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As that, with contractions in words and numbers of three digits; `o200k_base` of the tiktoken package.
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How a text is split before BPE, by `tokenizer.ggml.pre`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +41,16 @@ enum Split {
     /// As Qwen2, with marks as parts of words.
     Qwen35,
     Llama3,
+    /// Of Mistral Nemo and Small.
+    Tekken,
+    /// Of GPT-4o, Phi-4-mini.
+    Gpt4o,
     /// Single digits, then GPT-2's pattern.
     Digits,
     Gpt2,
 }
 
-const SPLITS: [(&str, Split); 19] = [
+const SPLITS: [(&str, Split); 21] = [
     ("qwen2", Split::Qwen2),
     ("deepseek-r1-qwen", Split::Qwen2),
     ("megrez", Split::Qwen2),
@@ -52,6 +60,8 @@ const SPLITS: [(&str, Split); 19] = [
     ("llama-v3", Split::Llama3),
     ("dbrx", Split::Llama3),
     ("smaug-bpe", Split::Llama3),
+    ("tekken", Split::Tekken),
+    ("gpt-4o", Split::Gpt4o),
     ("smollm", Split::Digits),
     ("starcoder", Split::Digits),
     ("refact", Split::Digits),
@@ -67,7 +77,7 @@ const SPLITS: [(&str, Split); 19] = [
 impl Split {
     fn of(h: &Header) -> Result<Self> {
         const PRE: &str = "tokenizer.ggml.pre";
-        let known = "qwen2, llama-bpe, smollm and gpt-2 are";
+        let known = "qwen2, llama-bpe, tekken, gpt-4o, smollm and gpt-2 are";
         let Some(pre) = h.text(PRE)? else {
             bail!(
                 "{PRE} is missing, so its texts cannot be split into tokens; convert the model with a newer llama.cpp"
@@ -84,6 +94,8 @@ impl Split {
             Self::Qwen2 => vec![split(QWEN2), byte_level(false)],
             Self::Qwen35 => vec![split(QWEN35), byte_level(false)],
             Self::Llama3 => vec![split(LLAMA3), byte_level(false)],
+            Self::Tekken => vec![split(TEKKEN), byte_level(false)],
+            Self::Gpt4o => vec![split(GPT4O), byte_level(false)],
             Self::Digits => vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)],
             Self::Gpt2 => vec![byte_level(true)],
         };
@@ -155,13 +167,13 @@ fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -
         decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
         model: json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": split == Split::Llama3, "vocab": vocab, "merges": merges}),
+            "ignore_merges": matches!(split, Split::Llama3 | Split::Tekken), "vocab": vocab, "merges": merges}),
     })
 }
 
 /// Puts the BOS in front of a file's text, where the model was trained so.
 fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Value> {
-    let usual = matches!(split, None | Some(Split::Llama3));
+    let usual = matches!(split, None | Some(Split::Llama3 | Split::Tekken));
     let add = flag(h, "tokenizer.ggml.add_bos_token").unwrap_or(usual);
     let Some(bos) = literal(h, tokens, "bos")?.filter(|_| add) else { return Ok(Value::Null) };
     let id = h.opt_size("tokenizer.ggml.bos_token_id")?;
