@@ -41,19 +41,21 @@ struct Golden {
     attention_scale: f32,
 }
 
-/// One model of the goldens: frequencies, one prefill, chunks and single steps, a continuation.
 fn holds(name: &str) {
+    computes(name, &Checkpoint::open(&ModelRef::Folder(folder(name)), &AdapterChoice::None).expect("opens"));
+}
+
+/// A model of the goldens, from a folder or another file: frequencies, one prefill, chunks and single steps, a continuation.
+pub fn computes(name: &str, checkpoint: &Checkpoint) {
     let golden: Golden = parsed(&format!("{name}/golden.json"));
     let raw = read(&format!("{name}/logits.f32"));
     let logits: Vec<f32> = raw.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
     assert_eq!(logits.len(), golden.tokens.len() * golden.vocab, "{name}: logits.f32 has another size");
-    let checkpoint = Checkpoint::open(&ModelRef::Folder(folder(name)), &AdapterChoice::None).expect("opens");
     assert_eq!(checkpoint.generation.eos, [1, 2], "{name}");
     let (inv_freq, scale) = checkpoint.config.rope.frequencies(checkpoint.config.head_dim);
     same_frequencies(name, &inv_freq, scale, &golden.inv_freq, golden.attention_scale);
 
-    let mut runner =
-        Runner::new(Cpu::new(2), &checkpoint, &EngineOptions::new(Codec::F32), |_, _| true).expect("loads");
+    let mut runner = Runner::new(Cpu::new(2), checkpoint, &EngineOptions::new(Codec::F32), |_, _| true).expect("loads");
     let n = golden.tokens.len();
     for steps in [vec![n], vec![1, 30, 1, 1, n - 33], vec![1; n]] {
         let seq = runner.create(true).expect("a sequence");

@@ -9,6 +9,7 @@ mod conversations;
 mod emulator;
 mod engine;
 mod fake_hub;
+mod families;
 mod files;
 mod folder;
 mod full;

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Makes NAME.header and families.json: GGUF files of the models in tests/golden, as llama.cpp's converter writes them.
+
+    python3 tests/golden/gguf/make_families.py       # python3 >= 3.10 with venv; 20 MB of downloads
+
+Written by llama.cpp's gguf package, with its names of keys and tensors, as `convert_hf_to_gguf.py --outtype bf16` does for
+each architecture: keys, rows of q and k, factors of RoPE as tensors, pre-tokenizer. The vocabulary is small. A header is all
+before the tensors' data, which the test makes from the model's folder; families.json has the SHA-256 of the data. Tensors
+are in the order of their names.
+"""
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOOLS = ["gguf==0.19.0", "numpy==2.4.6"]
+# Folder, architecture, whether rows of q and k are permuted, pre-tokenizer ("default": SentencePiece).
+FAMILIES = [
+    ("qwen2", "qwen2", False, "qwen2"),
+    ("mistral", "llama", True, "default"),
+    ("phi3_longrope", "phi3", False, "default"),
+    ("smollm3", "smollm3", True, "smaug-bpe"),
+    ("granite", "granite", True, "refact"),
+]
+ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
+PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
+PAIRS = ["th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ti", "es", "or", "te", "of", "ed", "is", "it", "al", "ar",
+         "st", "to", "nt", "ng", "se", "ha", "as", "ou", "io"]
+TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+            "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+
+
+def fetch():
+    """Runs this file again, where gguf and numpy are."""
+    with tempfile.TemporaryDirectory() as work:
+        subprocess.run([sys.executable, "-m", "venv", work], check=True)
+        pip = [f"{work}/bin/pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--no-deps", "--only-binary", ":all:", *TOOLS], check=True)
+        subprocess.run([f"{work}/bin/python", __file__, "make"], check=True)
+
+
+def stored(folder):
+    """-> {name: bf16 words} of a safetensors file."""
+    import numpy as np
+
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    tensors = {}
+    for name, t in json.loads(raw[8:start]).items():
+        if name != "__metadata__":
+            assert t["dtype"] == "BF16"
+            begin, end = t["data_offsets"]
+            tensors[name] = np.frombuffer(raw[start + begin:start + end], "<u2").reshape(t["shape"])
+    return tensors
+
+
+def parameters(w, c, arch):
+    rope, head_dim = c["rope_parameters"], c.get("head_dim")
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(c["intermediate_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv(c["num_key_value_heads"])
+    w.add_rope_freq_base(rope["rope_theta"])
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    w.add_file_type(32)
+    if head_dim:
+        w.add_key_length(head_dim)
+        w.add_value_length(head_dim)
+    if arch in ("llama", "smollm3", "granite"):
+        w.add_vocab_size(c["vocab_size"])
+        w.add_rope_dimension_count(head_dim or c["hidden_size"] // c["num_attention_heads"])
+    if arch == "granite":
+        w.add_attention_scale(c["attention_multiplier"])
+        w.add_embedding_scale(c["embedding_multiplier"])
+        w.add_residual_scale(c["residual_multiplier"])
+        w.add_logit_scale(c["logits_scaling"])
+    if arch == "phi3":
+        original = rope["original_max_position_embeddings"]
+        scale = c["max_position_embeddings"] / original
+        w.add_rope_scaling_orig_ctx_len(original)
+        w.add_rope_dimension_count(int(rope["partial_rotary_factor"] * c["hidden_size"]) // c["num_attention_heads"])
+        w.add_sliding_window(c["sliding_window"] or 0)
+        w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+
+
+def vocabulary(w, pre, size):
+    ordinary, unknown, control, byte = 1, 2, 3, 6
+    if pre == "default":
+        tokens = [("<unk>", unknown), *((t, control) for t in [*ENDS, START]), ("\u2581", ordinary), ("<0x0A>", byte)]
+        tokens += [(t, ordinary) for t in PRINTABLE + PAIRS]
+        w.add_tokenizer_model("llama")
+    else:
+        tokens = [(t, control) for t in [START, *ENDS]] + [(t, ordinary) for t in ["\u0120", "\u010a"] + PRINTABLE + PAIRS]
+        w.add_tokenizer_model("gpt2")
+        w.add_token_merges([" ".join(pair) for pair in PAIRS])
+    tokens = tokens[:size]
+    assert len(tokens) == size
+    w.add_tokenizer_pre(pre)
+    w.add_token_list([t for t, _ in tokens])
+    w.add_token_types([kind for _, kind in tokens])
+    if pre == "default":
+        w.add_token_scores([-float(PAIRS.index(t)) if t in PAIRS else -1000.0 for t, _ in tokens])
+    w.add_eos_token_id([t for t, _ in tokens].index(ENDS[0]))
+    w.add_add_bos_token(False)
+    w.add_chat_template(TEMPLATE)
+
+
+def make(name, arch, permuted, pre, work):
+    import gguf
+    import numpy as np
+
+    folder = HERE.parent / name
+    c = json.loads((folder / "config.json").read_text())
+    path = Path(work) / f"{name}.gguf"
+    w = gguf.GGUFWriter(path, arch)
+    w.add_type("model")
+    w.add_name(name)
+    parameters(w, c, arch)
+    vocabulary(w, pre, c["vocab_size"])
+    w.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    kind = {n: k for k, n in gguf.MODEL_ARCH_NAMES.items()}[arch]
+    names = gguf.get_tensor_name_map(kind, c["num_hidden_layers"])
+    tensors = {names.get_name(n, try_suffixes=(".weight", ".bias")): (n, t) for n, t in stored(folder).items()}
+    for key in ("long", "short") if arch == "phi3" else ():
+        factors = np.array(c["rope_parameters"][f"{key}_factor"], np.float32)
+        tensors[f"rope_factors_{key}.weight"] = ("", factors)
+    for theirs in sorted(tensors):
+        ours, t = tensors[theirs]
+        for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
+            if permuted and part in ours:
+                t = t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
+        if t.ndim == 2:
+            w.add_tensor(theirs, np.ascontiguousarray(t).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        elif t.dtype == np.float32:
+            w.add_tensor(theirs, t)
+        else:
+            w.add_tensor(theirs, (t.astype(np.uint32) << 16).view(np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    raw = path.read_bytes()
+    start = gguf.GGUFReader(path).data_offset
+    (HERE / f"{name}.header").write_bytes(raw[:start])
+    print(f"{name}: {start} bytes before {len(raw) - start} of data")
+    return hashlib.sha256(raw[start:]).hexdigest()
+
+
+def main():
+    if len(sys.argv) == 1:
+        return fetch()
+    sys.modules["yaml"] = types.ModuleType("yaml")  # gguf imports it for model cards
+    with tempfile.TemporaryDirectory() as work:
+        hashes = {family[0]: make(*family, work) for family in FAMILIES}
+    (HERE / "families.json").write_text(json.dumps(hashes, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
