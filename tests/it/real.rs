@@ -120,23 +120,63 @@ fn chats_hold(tokenizer: &Tokenizer, texts: &Texts, spec: &TemplateSpec, thinks:
     let chats: Vec<Chat> = golden("conversations.json");
     assert!(chats.len() == 40 && texts.chats.len() == 40);
     for (at, (chat, (text, ids))) in chats.iter().zip(&texts.chats).enumerate() {
-        let options = RenderOptions {
-            think: chat.think,
-            think_tags: thinks.then(|| ("<think>".into(), "</think>".into())),
-            date: jiff::civil::date(2026, 11, 21).at(4, 0, 0, 0),
-            ..Default::default()
-        };
-        let mut conversation = Conversation::new(chat.system.clone());
-        for m in &chat.messages {
-            match m.role.as_str() {
-                "user" => conversation.push_user(m.content.as_str()),
-                _ => conversation.push_assistant(m.content.as_str(), m.thought.clone()),
-            };
-        }
-        let pieces = render(conversation.system(), &conversation.context_path(), spec, &options).expect("rendered");
-        let plain = flatten(&pieces).replace(['\u{FDD0}', '\u{FDD1}'], "");
+        let (pieces, plain) = rendered(chat, spec, thinks);
         assert_eq!(&plain, text, "conversation {at}");
         assert_eq!(&tokenizer.encode_pieces(&pieces).unwrap(), ids, "conversation {at}: {text:?}");
+    }
+}
+
+/// A conversation as pieces, and as the text that they are.
+fn rendered(chat: &Chat, spec: &TemplateSpec, thinks: bool) -> (Vec<Piece>, String) {
+    let options = RenderOptions {
+        think: chat.think,
+        think_tags: thinks.then(|| ("<think>".into(), "</think>".into())),
+        date: jiff::civil::date(2026, 11, 21).at(4, 0, 0, 0),
+        ..Default::default()
+    };
+    let mut conversation = Conversation::new(chat.system.clone());
+    for m in &chat.messages {
+        match m.role.as_str() {
+            "user" => conversation.push_user(m.content.as_str()),
+            _ => conversation.push_assistant(m.content.as_str(), m.thought.clone()),
+        };
+    }
+    let pieces = render(conversation.system(), &conversation.context_path(), spec, &options).expect("rendered");
+    let plain = flatten(&pieces).replace(['\u{FDD0}', '\u{FDD1}'], "");
+    (pieces, plain)
+}
+
+#[derive(Deserialize)]
+struct Renderings {
+    models: Vec<Rendering>,
+}
+
+/// What transformers makes of the first conversations with a template of tests/golden/templates.
+#[derive(Deserialize)]
+struct Rendering {
+    name: String,
+    thinks: bool,
+    bos: String,
+    eos: String,
+    texts: Vec<String>,
+}
+
+#[test]
+fn published_templates_render_as_by_transformers() {
+    let chats: Vec<Chat> = golden("conversations.json");
+    for model in golden::<Renderings>("../templates/renderings.json").models {
+        let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/templates");
+        let spec = TemplateSpec {
+            source: Some(fs::read_to_string(place.join(format!("{}.jinja", model.name))).unwrap()),
+            bos_token: model.bos,
+            eos_token: model.eos,
+            control: Vec::new(),
+            trusted: true,
+            limit: None,
+        };
+        for (at, (chat, text)) in chats.iter().zip(&model.texts).enumerate() {
+            assert_eq!(&rendered(chat, &spec, model.thinks).1, text, "{}: conversation {at}", model.name);
+        }
     }
 }
 
