@@ -100,6 +100,18 @@ pub fn regress(rows: Rows, threads: usize, on: &mut dyn FnMut(Progress)) -> Resu
     fitted.into_iter().map(layer).collect()
 }
 
+/// What `of` makes of every item, on all threads.
+fn on_threads<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = thread::available_parallelism().map_or(1, |n| n.get());
+    let share = items.len().div_ceil(threads).max(1);
+    thread::scope(|scope| {
+        let of = &of;
+        let part = |items| scope.spawn(move || <[T]>::iter(items).map(of).collect::<Vec<R>>());
+        let parts: Vec<_> = items.chunks(share).map(part).collect();
+        parts.into_iter().flat_map(|part| part.join().expect("no item panics")).collect()
+    })
+}
+
 /// The scores of all fitted rows, in ascending order.
 pub fn sorted_scores(layers: &[Fitted]) -> Vec<f32> {
     let mut scores: Vec<f32> = layers.iter().flat_map(|layer| &layer.scores).copied().collect();

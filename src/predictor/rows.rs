@@ -1,6 +1,7 @@
 //! The rows that a predictor is fitted to: hidden states of tokens, and how important each token is to each KV head, which a
 //! repetition of the text shows.
 
+use super::on_threads;
 use super::random::Random;
 use crate::backend::Measure;
 use crate::checkpoint::ModelConfig;
@@ -83,7 +84,8 @@ impl Collector {
                 let columns = DMatrixView::from_slice(columns, c.hidden, c.head_dim);
                 columns.transpose() * columns
             };
-            columns.chunks_exact(c.head_dim * c.hidden).map(of_head).collect()
+            let columns: Vec<&[f32]> = columns.chunks_exact(c.head_dim * c.hidden).collect();
+            on_threads(&columns, |columns| of_head(columns))
         };
         let layers = (0..c.attention_layers()).map(|_| LayerRows::default()).collect();
         Self {
@@ -123,12 +125,8 @@ impl Collector {
             }
             importance
         };
-        let importance: Vec<Vec<f32>> = std::thread::scope(|scope| {
-            let of_head = &of_head;
-            let workers: Vec<_> =
-                grams.chunks(group).enumerate().map(|head| scope.spawn(move || of_head(head))).collect();
-            workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect()
-        });
+        let heads: Vec<_> = grams.chunks(group).enumerate().collect();
+        let importance = on_threads(&heads, |&head| of_head(head));
         for &t in chosen {
             rows.x.extend(observed.hidden[t * hidden..][..hidden].iter().map(|&x| bf16::from_f32(x)));
             rows.y.extend(importance.iter().map(|of_head| of_head[t].ln().max(LEAST)));

@@ -1,6 +1,7 @@
 //! The threshold of a predictor: forward passes over texts that it was not fitted to, with eviction inside the prompt as in
 //! decoding.
 
+use super::on_threads;
 use super::texts::Piece;
 use crate::backend::Measure;
 use crate::checkpoint::adapter::card::{Figure, over_all};
@@ -163,16 +164,14 @@ fn compare<B: Measure>(
         let mut kl = Vec::new();
         on_pass();
         for chunk in text.tokens.chunks(STEP.min(runner.max_step())) {
-            let rows = (EACH - 1..chunk.len()).step_by(EACH);
-            runner.feed(dense, chunk)?;
-            let mut wanted = Vec::new();
-            runner.logits(rows.clone(), |_, logits| wanted.push(log_softmax(logits)))?;
-            runner.feed(seq, chunk)?;
-            let mut wanted = wanted.iter();
-            runner.logits(rows, |_, logits| {
-                let wanted = wanted.next().map_or(&[][..], |row| row);
-                kl.push(divergence(wanted, &log_softmax(logits)));
-            })?;
+            let mut logits = [dense, seq].map(|seq| (seq, Vec::new()));
+            for (seq, logits) in &mut logits {
+                runner.feed(*seq, chunk)?;
+                runner.logits((EACH - 1..chunk.len()).step_by(EACH), |_, row| logits.push(row.to_vec()))?;
+            }
+            let [(_, wanted), (_, got)] = logits;
+            let pairs: Vec<_> = wanted.iter().zip(&got).collect();
+            kl.extend(on_threads(&pairs, |(wanted, got)| divergence(&log_softmax(wanted), &log_softmax(got))));
         }
         on_pass();
         let stats = runner.cache.stats(runner.backend(), seq);
