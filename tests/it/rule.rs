@@ -139,7 +139,8 @@ fn forms() -> Vec<Spec> {
 
 #[test]
 fn dials_pins_and_full_memory_act_between_chunks_as_between_tokens() {
-    let forms = [(true, Form::Borrowed), (false, Form::Adapter), (true, Form::Metadata)];
+    let predictor = Form::Predictor { linear: true, units: 8 };
+    let forms = [(true, Form::Borrowed), (false, Form::Adapter), (true, Form::Metadata), (false, predictor)];
     for (i, (qwen, form)) in forms.into_iter().enumerate() {
         let tiny = Tiny::new(Spec { window: 6, ..Spec::new(qwen, form) }, 160 + i as u64);
         let mut rng = Rng(9100 + i as u64);

@@ -9,7 +9,11 @@ use dmschat::protocol::{
 };
 
 fn talker() -> Tiny {
-    Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) }, 230)
+    talker_of(Form::Borrowed)
+}
+
+fn talker_of(form: Form) -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) }, 230)
 }
 
 const QUESTION: &str = "a question of some forty characters or so";
@@ -63,8 +67,12 @@ fn answers_and_logits_are_the_same_with_a_twin() {
 /// KL and the first difference follow from the reference with eviction and without it.
 #[test]
 fn a_twin_measures_what_eviction_changes() {
-    let tiny = talker();
-    let mut s = Session::new(&tiny);
+    a_twin_measures_eviction(&talker());
+    a_twin_measures_eviction(&talker_of(Form::Predictor { linear: true, units: 8 }));
+}
+
+fn a_twin_measures_eviction(tiny: &Tiny) {
+    let mut s = Session::new(tiny);
     (s.max_tokens, s.sampling) = (60, SamplingParams::default());
     set(&mut s, true);
     for question in [QUESTION, "and another one"] {
@@ -72,7 +80,7 @@ fn a_twin_measures_what_eviction_changes() {
         let with = s.wanted();
         let mut log = vec![LogEntry::Toggle { eviction: false }];
         log.extend(s.log.iter().filter(|e| matches!(e, LogEntry::Token(_))));
-        let without = reference::run(&tiny, &log, Rounding::None);
+        let without = reference::run(tiny, &log, Rounding::None);
         let twin = report.twin.expect("compared");
         assert_eq!(twin.kl.len(), report.generated.len());
         assert_eq!(twin.bytes % 16, 0);
