@@ -72,7 +72,7 @@ macro_rules! sampling {
             }
         }
 
-        /// Sampling parameters and random state of one sequence in a step, in the layout of `sample.cu`. In device memory, so that
+        /// Sampling parameters and random state of one sequence in a step, in the layout of `sample.cuh`. In device memory, so that
         /// a replayed graph uses the current values.
         #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
         #[repr(C)]

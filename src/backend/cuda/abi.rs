@@ -334,8 +334,8 @@ pub struct Span {
 }
 layout!(Span: 16 { seq: 0, start: 4, len: 8, before: 12 });
 
-// How one row is sampled: `SamplingState` in `sample.cu`. Kernels read an array of them.
+// How one row is sampled: `SamplingState` in `sample.cuh`. Kernels read an array of them.
 layout!(SamplingState: 36 { seed: 0, seq: 8, top_k: 12, temperature: 16, repetition_penalty: 28, top_n_sigma: 32 });
 
-/// Bytes of `Row` in `sample.cu`: what the sampling kernels keep of one row of logits within a step.
+/// Bytes of `Row` in `sample.cuh`: what the sampling kernels keep of one row of logits within a step.
 pub const SAMPLE_ROW_BYTES: usize = 139_328;

@@ -10,7 +10,7 @@ use super::memory::{Acts, Buf};
 use crate::protocol::Token;
 use std::rc::Rc;
 
-// As in `sample.cu`: threads of a block, logits of a block, most logits of a row.
+// As in `sample.cuh`: threads of a block, logits of a block, most logits of a row.
 const THREADS: usize = 512;
 const SPLIT: usize = 8 * THREADS;
 const MOST_LOGITS: usize = 1 << 20;
