@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const FAMILIES: [&str; 5] = ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite"];
+pub const FAMILIES: [&str; 5] = ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite"];
 
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -45,7 +45,7 @@ fn gguf_files_compute_what_transformers_does() {
 }
 
 /// A folder and a GGUF file of a family, both with the file's vocabulary and template.
-fn written(name: &str, into: &Path) -> [PathBuf; 2] {
+pub fn written(name: &str, into: &Path) -> [PathBuf; 2] {
     let (folder, file) = (into.join(name), into.join(format!("{name}.gguf")));
     fs::write(&file, gguf_file(name)).unwrap();
     fs::create_dir(&folder).unwrap();

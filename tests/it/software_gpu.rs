@@ -3,6 +3,7 @@
 //! message, and fail in CI.
 
 use crate::emulator::{Said, run, software_gpu};
+use crate::families;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -33,6 +34,20 @@ fn an_answer_is_that_of_the_cpu() {
         for key in ["live", "live_slots", "dense_slots", "live_bytes", "reads", "peak_slots"] {
             assert_eq!(cuda["kv"][key], cpu["kv"][key], "{kv} {policy:?}: {key}");
         }
+    }
+}
+
+#[test]
+fn each_family_answers_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    for name in families::FAMILIES {
+        let home = tempfile::tempdir().unwrap();
+        let [folder, _] = families::written(name, home.path());
+        let answer = |device| {
+            let args = ["-p", "rain", "--temperature", "0", "--max-tokens", "12", "--json", "--device", device, "-m"];
+            dmschat(gpu, &[], &[&args[..], &[folder.to_str().unwrap()]].concat()).json()["answer"].clone()
+        };
+        assert_eq!(answer("cuda"), answer("cpu"), "{name}");
     }
 }
 
