@@ -13,7 +13,10 @@ fn random_checkpoints_have_every_tensor() {
     let again = Checkpoint::random("smollm2-135m").unwrap();
     assert_eq!(again.tensors["model.embed_tokens.weight"].bytes(), c.tensors["model.embed_tokens.weight"].bytes());
     let message = Checkpoint::random("x").err().unwrap().to_string();
-    assert_eq!(message, "no shape named \"x\" (qwen3-8b, llama-3.2-1b, smollm2-135m, demo are known)");
+    assert_eq!(
+        message,
+        "no shape named \"x\" (qwen3-8b, qwen3-8b-wide, qwen3.5-9b, llama-3.2-1b, smollm2-135m, demo are known)"
+    );
 }
 
 /// Expected values: transformers' formulas evaluated in Python's doubles, by a script that follows

@@ -9,8 +9,8 @@ const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
 const MOST_INSTANCES: usize = 153;
 const MOST_CUDA_LINES: usize = 8375;
-const MOST_LINES_OF_SRC: usize = 73_549;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 81_509;
+const MOST_LINES_OF_SRC: usize = 73_560;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 81_520;
 
 #[derive(Clone)]
 struct Source {

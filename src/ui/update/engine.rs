@@ -51,7 +51,7 @@ pub fn event(app: &mut App, event: Event) {
             app.engine.dial = Some((ratio, trained));
             app.info(format!("from now on keeps {}", numbers::kept((ratio, trained))));
             if ratio > trained * BEYOND_TRAINING {
-                let text = "this is beyond what the model was trained for: it will lose facts; /forget less keeps more";
+                let text = "this is far beyond the default: it will lose facts; /forget less keeps more";
                 app.result(LocalKind::Warning, text);
             }
         }
