@@ -20,7 +20,7 @@
 
 // Mirrors `backend::cuda::abi::DeltaParams`.
 struct DeltaParams {
-  float* rows;          // [n, channels + value width] rows [q heads | k heads | v heads | z heads]; outputs before the norm replace v
+  const float* rows;    // [n, channels + value width] rows [q heads | k heads | v heads | z heads]
   const float* gates;   // [n, 2 value_heads] rows [b | a]
   const float *conv;    // [TAPS, channels]
   const float *decay, *dt_bias;  // [value_heads]
@@ -31,15 +31,18 @@ struct DeltaParams {
   int* arrivals;
   const int* seq_len;   // [n_seqs] tokens before this step
   const Span* spans;    // of the step
+  float* raw;           // [n, raw_width] outputs before the norm: in place of v, or elsewhere where the rows are needed again
   void* out;            // [n, value width], bf16 or f32
   u8* image;            // of `out` too, or null
+  int raw_width;
+  int staged;           // whether inputs and states stay as they are
   int out_is_bf16, key_heads, value_heads, key_dim, value_dim;
   int tiled;            // whether value head h has key head h % key_heads
   float eps;
   int n;                // rows of the step
 };
-static_assert(sizeof(DeltaParams) == 136 && OFFSET_OF(DeltaParams, inputs) == 48 && OFFSET_OF(DeltaParams, out) == 88 &&
-                  OFFSET_OF(DeltaParams, eps) == 128,
+static_assert(sizeof(DeltaParams) == 152 && OFFSET_OF(DeltaParams, inputs) == 48 && OFFSET_OF(DeltaParams, out) == 96 &&
+                  OFFSET_OF(DeltaParams, eps) == 144,
               "backend::cuda::abi::DeltaParams has another layout");
 
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
@@ -234,9 +237,10 @@ __device__ __forceinline__ void mix(const DeltaParams& p) {
       if (sub > 0) continue;
       if (SINGLE) *(float2*)&s.out[own] = out;
       else if (has_column)
-        *(float2*)(p.rows + (u64)(span.start + first + t) * width + channels - (p.value_heads - head) * p.value_dim + column) = out;
+        *(float2*)(p.raw + (u64)(span.start + first + t) * p.raw_width + head * p.value_dim + column) = out;
     }
   }
+  if (!SINGLE && p.staged) return;
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
     int row = State::row(i, sub);
@@ -259,7 +263,7 @@ __device__ __forceinline__ void mix(const DeltaParams& p) {
 KERNEL __launch_bounds__(4 * MOST_DIM) delta_step(DeltaParams params) { mix<MOST_DIM, 1>(params); }
 KERNEL __launch_bounds__(4 * CHUNK_COLUMNS) delta_chunk(DeltaParams params) { mix<CHUNK_COLUMNS, CHUNK>(params); }
 
-// Gated norm of what `delta_chunk` has left in place of v. A warp for each row and value head; grid covers n * value_heads warps.
+// Gated norm of what `delta_chunk` has left in `raw`. A warp for each row and value head; grid covers n * value_heads warps.
 // Reads two values and writes one.
 KERNEL __launch_bounds__(32 * NORM_WARPS) delta_norm(DeltaParams p) {
   after_previous();
@@ -267,13 +271,14 @@ KERNEL __launch_bounds__(32 * NORM_WARPS) delta_norm(DeltaParams p) {
   int row = i / p.value_heads, head = i % p.value_heads, width = p.value_heads * p.value_dim;
   if (row >= p.n) return;
   const float* z_at = p.rows + (u64)row * (channels_of(p) + width) + channels_of(p) + head * p.value_dim;
+  const float* x_at = p.raw + (u64)row * p.raw_width + head * p.value_dim;
   float2 x[MOST_DIM / 64], z[MOST_DIM / 64];
   float squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < MOST_DIM / 64; k++) {
     int c = 2 * lane + 64 * k;
     bool real = c < p.value_dim;
-    x[k] = real ? *(const float2*)(z_at - width + c) : float2{0.0f, 0.0f};
+    x[k] = real ? *(const float2*)(x_at + c) : float2{0.0f, 0.0f};
     z[k] = real ? *(const float2*)(z_at + c) : float2{0.0f, 0.0f};
     squares += x[k].x * x[k].x + x[k].y * x[k].y;
   }

@@ -105,6 +105,18 @@ __device__ __forceinline__ u8* staged_token_at(const Kv& kv, int lane_row) {
   return kv.staged + (u64)(lane_row / PAGE_SLOTS) * kv.stride;
 }
 
+// Where each row of a step is staged as the token of a decode step is, until it is committed: the pages of a row lie `bytes` behind
+// those of the row before it. Mirrors `backend::cuda::abi::Kept`.
+struct Kept {
+  u8* at;  // null: nowhere
+  u64 bytes;
+
+  // As staged_token_at; null where rows are not kept.
+  __device__ __forceinline__ u8* page(const Kv& kv, int row, int lane_row) const {
+    return at ? at + row * bytes + (u64)(lane_row / PAGE_SLOTS) * kv.stride : nullptr;
+  }
+};
+
 // Copies K, V and their side data of one slot by a warp. Rows are multiples of 8 bytes.
 __device__ __forceinline__ void copy_row(const Kv& kv, u8* to, int to_r, u8* from, int from_r, int lane) {
   int k_words = kv.k_bytes / 8, words = k_words + kv.v_bytes / 8;

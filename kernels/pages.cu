@@ -417,7 +417,7 @@ __device__ __forceinline__ void bounds_of_lanes(const Kv& kv, int seq) {
 // again where a token overwrites a slot.
 template <class Rows>
 __device__ __forceinline__ void append_with_bounds(const Kv& kv, const Span* spans, int first_layer) {
-  append_tokens(kv, spans, first_layer, [&](const AppendedSlot& to, int lane) {
+  append_tokens(kv, spans, first_layer, Kept{}, [&](const AppendedSlot& to, int lane) {
     int in_page = to.slot % PAGE_SLOTS;
     if (to.slot == to.live) {
       Bounds bounds;

@@ -97,8 +97,8 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
 }
 
 // Appends the tokens of a decode step: see append_tokens.
-KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append(Kv kv, const Span* spans, int first_layer) {
-  append_tokens(kv, spans, first_layer, [](const AppendedSlot&, int) {});
+KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append(Kv kv, const Span* spans, int first_layer, Kept kept) {
+  append_tokens(kv, spans, first_layer, kept, [](const AppendedSlot&, int) {});
 }
 
 // Ends a step: adds every span's length to its sequence's, counts the slots that live, and lets freed pages join the free list: no

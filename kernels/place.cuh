@@ -90,11 +90,11 @@ struct AppendedSlot {
   int live;           // slots before it was appended
 };
 
-// Appends the tokens of a decode step, which attend.cuh has staged, in the layers from `first_layer` on. `stored(slot)` is called
+// Appends the tokens of a decode step, which attend.cuh has staged, or of rows that were `kept`, in the layers from `first_layer` on. `stored(slot)` is called
 // of each by a whole warp. Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a
 // slot's bytes. Nothing in a decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
 template <class Stored>
-__device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, const Stored& stored) {
+__device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, Kept kept, const Stored& stored) {
   next_may_begin();
   int lane = threadIdx.x % 32, head = blockIdx.x * APPEND_WARPS + threadIdx.x / 32;
   if (head >= kv.n_kv_heads) return;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, i
   Dms dms = dms_of(kv, kv.dial[span.seq]);
   SlotAssignment assignment;
   assignment.load(kv, dms, l, kv.seq_len[span.seq], kv.eviction[span.seq]);
-  u8* staged = staged_token_at(kv, l.row);
+  u8* staged = kept.at ? kept.page(kv, span.start, l.row) : staged_token_at(kv, l.row);
   int row = l.row % PAGE_SLOTS, page;
   wait_previous();
   int slot = assignment.assign(kv, dms, l, *(const float*)meta_at(kv, staged, row), lane, page);

@@ -11,9 +11,11 @@ struct RopeParams {
   float* decisions;         // [n, n_kv_heads]; written where they are borrowed or predicted, and in pinned rows
   const Span* spans;        // of the step
   const int* span_of_row;   // [n]
-  int codec, unused;        // CodecNumber
+  int codec, layer;         // CodecNumber
+  Kept kept;                // where rows are staged that are committed later
 };
-static_assert(sizeof(RopeParams) == 360 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 320,
+static_assert(sizeof(RopeParams) == 376 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 320 &&
+                  OFFSET_OF(RopeParams, kept) == 360,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -60,10 +62,15 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
       __syncwarp();
     }
     if (pinned && threadIdx.x == 0) p.decisions[row * heads + head] = NEG_INFINITY;
+    int own = lane_index(kv, p.layer, span.seq, head);
+    u8* kept = p.kept.page(kv, row, own);
+    if (kept && threadIdx.x == 0)
+      *(float*)meta_at(kv, kept, own % PAGE_SLOTS) = decides && !pinned ? decision : p.decisions[row * heads + head];
     if (!is_v) rotate(s, angles, d, rotary, warp < head_params.borrowed, lane);
     if (!is_q) {
       u32 side = encode_row<Codec>(is_v, shared.codes[is_v], s, d, lane);
       write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);
+      if (kept) write_codes(kv, kept, own % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);
     }
     for (int i = lane; i < d; i += 32) at[i] = s[i];
   }

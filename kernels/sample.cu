@@ -34,9 +34,10 @@ KERNEL greedy_token(u32* sampled, const Row* rows, int splits) {
   if (threadIdx.x == 0) sampled[blockIdx.y] = highest ? id_of(highest) : 0;
 }
 
-// Applies the repetition penalty, and finds the argmax of every split. Grid (splits, n).
+// Applies the repetition penalty, and finds the argmax of every split. The tokens of `ahead` rows up to a row count as fed.
+// Grid (splits, n).
 KERNEL __launch_bounds__(THREADS)
-    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, int vocab, int words) {
+    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, const u32* tokens, int vocab, int words) {
   after_previous();
   Row& row = rows[blockIdx.y];
   int t = blockIdx.x * THREADS + threadIdx.x;
@@ -48,10 +49,15 @@ KERNEL __launch_bounds__(THREADS)
   if (penalty != 1.0f && penalty > 0.0f) {
     logits += (u64)blockIdx.y * vocab;
     seen += (u64)draw.seq * words;
+    auto fed = [&](u32 id) {
+      bool own = false;
+      for (u32 i = 0; i < draw.ahead; i++) own |= tokens[blockIdx.y - i] == id;
+      return own || seen[id / 32] >> (id % 32) & 1;
+    };
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
       int id = job.id(blockIdx.x, j);
-      if (id >= vocab || !(seen[id / 32] >> (id % 32) & 1)) continue;
+      if (id >= vocab || !fed(id)) continue;
       x[j] = x[j] > 0.0f ? __fdiv_rn(x[j], penalty) : __fmul_rn(x[j], penalty);
       logits[id] = x[j];
     }
@@ -228,7 +234,7 @@ KERNEL __launch_bounds__(THREADS)
   sort(items, n);
   auto drawn = [&](int i) { return __uint_as_float((u32)items[i]); };
   double before = 0.0;
-  goal = uniform(draw, (u64)seq_len[draw.seq]);
+  goal = uniform(draw, (u64)(seq_len[draw.seq] + draw.ahead));
   int chosen = find_item(n, &before, &goal, true, false, drawn);
   if (t == 0) sampled[blockIdx.y] = chosen < 0 ? (u32)job.best : ~(u32)(items[chosen] >> 32);
 }
@@ -267,7 +273,7 @@ KERNEL __launch_bounds__(THREADS)
   }
   if (job.cuts() && row.sampled) return;
   u64 least = job.cuts() ? row.least : row.floor;
-  double before = 0.0, goal = uniform(draw, (u64)seq_len[draw.seq]);
+  double before = 0.0, goal = uniform(draw, (u64)(seq_len[draw.seq] + draw.ahead));
   auto mass = [&](int i) { return row.masses[i]; };
   int run = find_item((vocab + SPLIT - 1) / SPLIT * WARPS, &before, &goal, true, false, mass), at = run * RUN;
   auto neighbour = [&](int i) { return at + i < vocab ? kept(job, least, job.logits[at + i], at + i) : 0.0f; };

@@ -26,11 +26,11 @@
 
 // How a row is sampled: mirrors `protocol::SamplingState`.
 struct Draw {
-  u32 seed_low, seed_high, seq, top_k;
+  u32 seed_low, seed_high, seq, ahead, top_k;
   float temperature, top_p, min_p, repetition_penalty, top_n_sigma;
 };
-static_assert(sizeof(Draw) == 36 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 16 &&
-                  OFFSET_OF(Draw, top_n_sigma) == 32,
+static_assert(sizeof(Draw) == 40 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 20 &&
+                  OFFSET_OF(Draw, top_n_sigma) == 36,
               "backend::cuda::abi asserts another layout");
 
 // A bin, and the count and mass of all weights above it.

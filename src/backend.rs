@@ -55,12 +55,23 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub predictor: Option<Predictor<'a, B>>,
     /// Whether `n_q_heads * head_dim` columns directly behind v are a gate of the output (Qwen3.5).
     pub gated: bool,
+    /// Whether the cache stays as it is until [`Ops::commit`].
+    pub staged: bool,
 }
 
 impl<'a, B: Device> QkvRopeArgs<'a, B> {
     /// RoPE alone: no norms, nothing borrowed.
     pub fn plain(inv_freq: &'a B::Buf<f32>) -> Self {
-        Self { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale: 1.0, borrowed: None, predictor: None, gated: false }
+        Self {
+            qk_norm: None,
+            rms_eps: 0.0,
+            inv_freq,
+            rope_scale: 1.0,
+            borrowed: None,
+            predictor: None,
+            gated: false,
+            staged: false,
+        }
     }
 }
 
@@ -125,8 +136,11 @@ pub struct SampleArgs<'a, B: Device> {
     pub draws: &'a B::Buf<SamplingState>,
     /// `[n_seqs, seen_words(vocab)]` bit sets of the tokens fed, for the repetition penalty.
     pub seen: &'a B::Buf<u32>,
-    /// `[n_seqs]` tokens fed: the position of the token to sample.
+    /// `[n_seqs]` tokens fed: the position of the token to sample, less [`SamplingState::ahead`].
     pub seq_len: &'a B::Buf<i32>,
+    /// The tokens of a step whose sequences are only fed later: the last [`SamplingState::ahead`] up to a row itself count as
+    /// fed for it.
+    pub staged: Option<&'a B::Buf<Token>>,
     /// Whether all rows are [greedy](SamplingState::is_greedy).
     pub greedy: bool,
 }
@@ -144,6 +158,9 @@ pub struct DeltaNetArgs<'a, B: Device> {
     /// Weight of the norm of a head's output `[value_dim]`, and its epsilon.
     pub norm: &'a B::Buf<f32>,
     pub rms_eps: f32,
+    /// Whether inputs and state stay as they are. The op run again with the same rows of a span, or the first of them, and
+    /// without this then changes them.
+    pub staged: bool,
 }
 
 /// `u32` words of a bit set of tokens.
@@ -159,6 +176,8 @@ pub enum StepKind {
     Feed,
     /// Computes logits, samples, and starts the copy of the tokens to the host. `greedy`: [`SampleArgs::greedy`].
     Decode { greedy: bool },
+    /// As `Decode`, for every row of spans of several tokens: the sequences are fed none of them until [`Ops::commit`].
+    Verify { greedy: bool },
 }
 
 /// The read-back of a step.
@@ -311,6 +330,16 @@ pub trait Ops: Pages {
         layer: usize,
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
+    );
+    /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its spans, given by `spans`, which
+    /// have the same starts: `rows` and `decisions` are what it left. The caller then calls [`Self::advance`].
+    fn commit(
+        &self,
+        rows: &Self::Acts,
+        decisions: &Self::Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
     );
     /// Gated delta net of one layer: mixes each sequence's rows with its state, and leaves the state behind the last one.
     /// `rows` is `[n, channels + value_width]`: `[q heads | k heads | v heads | z heads]`, and may be overwritten; `out` is

@@ -14,11 +14,11 @@ pub use resume::Resume;
 use crate::backend::{About, Measure};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
-use crate::engine::{EngineOptions, Runner};
+use crate::engine::{Drafts, EngineOptions, Runner};
 use crate::policy::PolicyRequest;
 use crate::protocol::Token;
 use crate::tensor::Tensor;
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 const SEED: u64 = 1;
 
@@ -61,8 +61,17 @@ impl Bench<'_> {
         drop(b);
         for &codec in &self.codecs {
             let (context, max_seqs) = (Some(self.context), self.max_seqs());
-            let options = EngineOptions { context, max_seqs, policy: self.policy, ..EngineOptions::new(codec) };
+            let drafts =
+                Drafts { rows: self.cases.iter().map(Case::draft_rows).max().unwrap_or(0), ..Drafts::default() };
+            let options = EngineOptions { context, max_seqs, policy: self.policy, drafts, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
+            if runner.most_rows() < drafts.rows {
+                let most = runner.most_rows();
+                bail!(
+                    "steps of {} rows are more than there are with this device and policy: at most {most}",
+                    drafts.rows
+                );
+            }
             let mut lines: Vec<Line> = Vec::new();
             for case in &self.cases {
                 let mut line = Line::measure(&mut runner, self.checkpoint, case, self.runs, device.copy_bytes_per_s)?;
@@ -106,7 +115,8 @@ mod tests {
         let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
         for (parallel, ctx, forks) in [(1, 40, false), (3, 40, false), (2, 0, false), (3, 40, true)] {
             let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
-            let case = Case { ctx, n: 4, parallel, forks, eviction: false, sampling, presence: false };
+            let case =
+                Case { ctx, n: 4, parallel, forks, eviction: false, sampling, presence: false, drafts: 0, accept: 0.0 };
             let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
             let c = &checkpoint.config;
             assert_eq!(line.live_slots, (parallel * (ctx.max(1) + 4) * c.n_layers * c.n_kv_heads) as u64);

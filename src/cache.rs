@@ -6,6 +6,7 @@
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 
+mod audit;
 mod error;
 pub mod file;
 mod image;
@@ -14,10 +15,8 @@ mod state;
 pub use error::CacheError;
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
 
-use crate::backend::{
-    Backend, KvGeometry, KvTables, Measure, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span,
-};
-use crate::policy::{STRENGTHS, Scope, Shift, SlotMeta, strength};
+use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span};
+use crate::policy::{STRENGTHS, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
 use std::ops::Range;
 
@@ -316,10 +315,10 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot fail.
-    /// A decode step reserves the worst case over all table states, which needs no device read. Prefills, and decode
-    /// steps for which the worst case does not fit, reserve the bound from the live counts.
+    /// A decode step reserves the worst case over all table states, which needs no device read, and so does one of few tokens
+    /// of each sequence. Prefills, and steps for which the worst case does not fit, reserve the bound from the live counts.
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {
-        if spans.iter().all(|s| s.len == 1) {
+        if spans.iter().all(|s| s.len <= PAGE_SLOTS) {
             let g = self.geometry();
             let worst_case = g.n_layers * g.n_kv_heads * spans.iter().map(|s| self.most_taken(s)).sum::<usize>();
             if self.reserve(b, worst_case).is_ok() {
@@ -354,11 +353,14 @@ impl<B: Backend> KvCache<B> {
         self.live_rows(b, span.seq).map(in_lane).sum()
     }
 
-    /// Upper bound on the pages that a span allocates in a lane, whatever that holds: each token needs one for its slot at most,
-    /// and the mark of the newest stored token may copy one more.
+    /// Upper bound on the pages that a span allocates in a lane, whatever that holds: those that it appends, or where pages may
+    /// be shared one for each token's slot, and one more that the mark of the newest stored token may copy.
     fn most_taken(&self, span: &Span) -> usize {
+        if !self.is_shared(span.seq) {
+            return span.len.div_ceil(self.geometry().page_slots);
+        }
         let marks = self.geometry().policy.marks_stored() && !self.seqs[span.seq].owns_newest;
-        span.len + usize::from(marks && self.is_shared(span.seq))
+        span.len + usize::from(marks)
     }
 
     fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {
@@ -452,6 +454,11 @@ impl<B: Backend> KvCache<B> {
         rope: &QkvRopeArgs<'_, B>,
     ) {
         b.attention(out, qkv, decisions, &mut self.tables, layer, spans, rope);
+    }
+
+    /// Commits rows of one layer of a staged step: [`Ops::commit`](crate::backend::Ops::commit).
+    pub fn commit(&mut self, b: &B, rows: &B::Acts, decisions: &B::Buf<f32>, layer: usize, spans: &[Span]) {
+        b.commit(rows, decisions, &mut self.tables, layer, spans);
     }
 
     /// Device buffer `[n_seqs]` of the tokens fed.
@@ -548,53 +555,5 @@ impl<B: Backend> KvCache<B> {
     /// Positions and marks of the slots stored in a lane, in slot order.
     pub fn slot_metas(&self, b: &B, seq: SeqId, layer: usize, head: usize) -> Vec<SlotMeta> {
         b.slot_metas(&self.tables, layer, seq.0, head)
-    }
-}
-
-impl<B: Measure> KvCache<B> {
-    /// Checks the pool's reference counts against the page tables and returns the number of distinct pages in use.
-    pub fn audit(&self, b: &B) -> Result<usize, String> {
-        let g = self.geometry();
-        let mut table = vec![0; g.n_layers * g.n_lanes() * g.max_pages];
-        b.read(&self.tables.page_table, 0, &mut table);
-        let refs = b.page_refs(&self.tables);
-        let mut counted = vec![0u32; refs.len()];
-        for seq in 0..g.n_seqs {
-            self.audit_layers(b, seq)?;
-            for (live, row) in self.live_rows(b, seq) {
-                let entries = &table[row * g.max_pages..(row + 1) * g.max_pages];
-                let held = live.div_ceil(g.page_slots);
-                for (i, &page) in entries.iter().enumerate() {
-                    match (i < held, page) {
-                        (true, page) if page < 0 || page as usize >= refs.len() => {
-                            return Err(format!("lane {row}: entry {i} names page {page}, which does not exist"));
-                        }
-                        (true, page) => counted[page as usize] += 1,
-                        (false, -1) => {}
-                        (false, page) => {
-                            return Err(format!("lane {row}: entry {i} beyond its slots names page {page}"));
-                        }
-                    }
-                }
-            }
-        }
-        if let Some(page) = (0..refs.len()).find(|&p| refs[p] != counted[p]) {
-            return Err(format!("page {page} is held {} times and counted {}", counted[page], refs[page]));
-        }
-        Ok(counted.iter().filter(|&&c| c > 0).count())
-    }
-
-    /// Fails if the lanes of a layer differ under a policy that drops tokens by layer.
-    fn audit_layers(&self, b: &B, seq: usize) -> Result<(), String> {
-        let g = self.geometry();
-        if g.policy.scored().is_none_or(|rule| rule.scope == Scope::Head) {
-            return Ok(());
-        }
-        let lane = |layer, head| b.slot_metas(&self.tables, layer, seq, head);
-        let differs = |&layer: &usize| (1..g.n_kv_heads).any(|head| lane(layer, head) != lane(layer, 0));
-        match (0..g.n_layers).find(differs) {
-            Some(layer) => Err(format!("the lanes of layer {layer} store other tokens than each other")),
-            None => Ok(()),
-        }
     }
 }

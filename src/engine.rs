@@ -19,6 +19,7 @@ mod context;
 mod conversation;
 mod dials;
 mod disk;
+mod draft;
 mod loaded;
 mod pins;
 mod planner;
@@ -37,10 +38,11 @@ mod weights;
 mod worker;
 
 pub use dials::measure_dials;
+pub use draft::{Draft, Drafter, Drafts, Lookup};
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, dense_context, host_bytes, state_bytes};
 pub use prompt::ends_thinking;
-pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
+pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};
 pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 
@@ -93,6 +95,7 @@ pub struct EngineOptions {
     pub max_step: Option<usize>,
     /// Rows of logits that the workspace has room for, at least one for each sequence.
     pub max_logits: usize,
+    pub drafts: Drafts,
     /// Number of cache sequences. A conversation takes up to four: itself, two snapshots of its last turn and a rebuild.
     pub max_seqs: usize,
     /// Most snapshots of earlier turns that a conversation keeps, each in a sequence of its own, and the bytes of pages that

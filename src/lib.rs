@@ -66,6 +66,8 @@
 //! | probe | what works beside a conversation's answers on a sequence of its own, and changes nothing of it: recall, an answer aside, the dial's trial |
 //! | dial | the threshold of decisions, which steers how much is kept; users set it by `--keep-ratio` and `/forget` |
 //! | preempt | release a chain's pages and feed its log again when there is room |
+//! | draft | a token that may follow, tried in the same step as the token before it |
+//! | staged | of a step's rows: attended to, but not stored until they are committed |
 //! | step | one forward pass over *spans*, runs of tokens of one sequence each |
 //! | fork | a sequence that shares another's pages |
 //! | chains, width | W answers to one question, forks of one prompt that decode together; a vote chooses one |
@@ -96,6 +98,7 @@
 //! - On the CPU, `prefill(T)` equals T decodes bit for bit, for every policy, codec and format of weights, in any chunks and with
 //!   any number of threads: a row's results do not depend on the rows beside it. On a GPU they do, by rounding, and chunks have
 //!   the size that [`backend::About::chunk_tokens`] fixes, so that a log still gives one state.
+//! - A staged step changes nothing but buffers of its own; what it commits is what single steps would have stored.
 //! - A step allocates nothing and reads nothing back but [`backend::Ops::read_step`].
 //! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.

@@ -10,7 +10,7 @@ pub use observe::{Observed, Text, observe, output_columns};
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{After, Backend, DeltaNetArgs, Linear, Norm, QkvRopeArgs, Span};
+use crate::backend::{After, Backend, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use weights::{Attention, DeltaNet, Layer, Mixer};
 
@@ -19,7 +19,39 @@ use weights::{Attention, DeltaNet, Layer, Mixer};
 ///
 /// The caller has reserved the pages ([`KvCache::reserve_step`]), so this cannot fail.
 pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache: &mut KvCache<B>, spans: &[Span]) {
-    forward_with(b, model, ws, cache, spans, |_, _, _| {});
+    forward_with(b, model, ws, cache, (spans, false), |_, _, _| {});
+}
+
+/// As [`forward`], but stores nothing: [`commit`] then feeds as many of the tokens as the caller wants.
+pub fn forward_staged<B: Backend>(
+    b: &B,
+    model: &Model<B>,
+    ws: &mut Workspace<B>,
+    cache: &mut KvCache<B>,
+    spans: &[Span],
+) {
+    forward_with(b, model, ws, cache, (spans, true), |_, _, _| {});
+}
+
+/// Feeds the first tokens of the spans of the last [`forward_staged`], given by `spans`, token after token.
+pub fn commit<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache: &mut KvCache<B>, spans: &[Span]) {
+    for (layer, staged) in model.layers.iter().zip(&mut ws.staged) {
+        if let Mixer::DeltaNet(mixer) = &layer.mixer {
+            let args = mixer.args(&staged.gates, model.config.rms_eps, false);
+            cache.delta_net(b, &mut ws.delta_out, &mut staged.rows, mixer.index, spans, &args);
+        }
+    }
+    let longest = spans.iter().map(|span| span.len).max().unwrap_or(0);
+    for i in 0..longest {
+        let still = spans.iter().filter(|span| i < span.len);
+        let tokens: Vec<Span> = still.map(|span| Span { start: span.start + i, len: 1, ..*span }).collect();
+        for (layer, staged) in model.layers.iter().zip(&ws.staged) {
+            if let Mixer::Attention(mixer) = &layer.mixer {
+                cache.commit(b, &staged.rows, &staged.decisions, mixer.index, &tokens);
+            }
+        }
+        cache.advance(b, &tokens);
+    }
 }
 
 /// As [`forward`], with a call before each layer, whose input is in `ws.x`.
@@ -28,7 +60,7 @@ fn forward_with<B: Backend>(
     model: &Model<B>,
     ws: &mut Workspace<B>,
     cache: &mut KvCache<B>,
-    spans: &[Span],
+    (spans, staged): (&[Span], bool),
     mut before: impl FnMut(usize, &mut Workspace<B>, &KvCache<B>),
 ) {
     let n: usize = spans.iter().map(|s| s.len).sum();
@@ -38,8 +70,8 @@ fn forward_with<B: Backend>(
     for (l, layer) in model.layers.iter().enumerate() {
         before(l, ws, cache);
         match &layer.mixer {
-            Mixer::Attention(mixer) => attention(b, model, (l, layer, mixer), ws, cache, spans, n),
-            Mixer::DeltaNet(mixer) => delta_net(b, model, (l, layer, mixer), ws, cache, spans, n),
+            Mixer::Attention(mixer) => attention(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
+            Mixer::DeltaNet(mixer) => delta_net(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
         }
         let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
         let gate_up = Linear {
@@ -54,7 +86,9 @@ fn forward_with<B: Backend>(
     }
     let norm = Norm { weight: &model.norm, eps, layer: model.layers.len(), non_finite: &mut ws.non_finite };
     b.rms_norm(&mut ws.h, &ws.x, norm, n);
-    cache.advance(b, spans);
+    if !staged {
+        cache.advance(b, spans);
+    }
 }
 
 /// Computes the attention block of layer `l` and adds it to the residual stream `ws.x`.
@@ -64,7 +98,7 @@ fn attention<B: Backend>(
     (l, layer, mixer): (usize, &Layer<B>, &Attention<B>),
     ws: &mut Workspace<B>,
     cache: &mut KvCache<B>,
-    spans: &[Span],
+    (spans, staged): (&[Span], bool),
     n: usize,
 ) {
     let policy = cache.geometry().policy;
@@ -75,7 +109,8 @@ fn attention<B: Backend>(
         before: Some((norm, &mut ws.h)),
         after: After::Store,
     };
-    b.linear(&mut ws.qkv, &ws.x, qkv, n);
+    let rows = if staged { &mut ws.staged[l].rows } else { &mut ws.qkv };
+    b.linear(rows, &ws.x, qkv, n);
     let alpha = model.alpha().filter(|_| policy.uses_decisions());
     if alpha.is_some() {
         mixer.decisions.project(b, ws, model.eps(), l, n);
@@ -88,8 +123,13 @@ fn attention<B: Backend>(
         borrowed: model.borrowed(&policy),
         predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
         gated: model.config.spec.output_gate,
+        staged,
     };
-    cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, mixer.index, spans, &args);
+    let (rows, decisions) = match &mut ws.staged[..] {
+        all if staged => (&mut all[l].rows, &mut all[l].decisions),
+        _ => (&mut ws.qkv, &mut ws.decisions),
+    };
+    cache.attention(b, &mut ws.att, rows, decisions, mixer.index, spans, &args);
     let (weight, bias, after) = (&mixer.o, mixer.o_bias.as_ref(), After::Add(&mut ws.proj));
     b.linear(&mut ws.x, &ws.att, Linear { weight, bias, before: None, after }, n);
 }
@@ -101,23 +141,20 @@ fn delta_net<B: Backend>(
     (l, layer, mixer): (usize, &Layer<B>, &DeltaNet<B>),
     ws: &mut Workspace<B>,
     cache: &mut KvCache<B>,
-    spans: &[Span],
+    (spans, staged): (&[Span], bool),
     n: usize,
 ) {
-    for (out, weight) in [(&mut ws.delta_rows, &mixer.qkvz), (&mut ws.delta_gates, &mixer.gates)] {
+    let (rows, gates) = match &mut ws.staged[..] {
+        all if staged => (&mut all[l].rows, &mut all[l].gates),
+        _ => (&mut ws.delta_rows, &mut ws.delta_gates),
+    };
+    for (out, weight) in [(&mut *rows, &mixer.qkvz), (&mut *gates, &mixer.gates)] {
         let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
         let before = Some((norm, &mut ws.h));
         b.linear(out, &ws.x, Linear { before, ..Linear::plain(weight) }, n);
     }
-    let args = DeltaNetArgs {
-        gates: &ws.delta_gates,
-        conv: &mixer.conv,
-        decay: &mixer.decay,
-        dt_bias: &mixer.dt_bias,
-        norm: &mixer.norm,
-        rms_eps: model.config.rms_eps,
-    };
-    cache.delta_net(b, &mut ws.delta_out, &mut ws.delta_rows, mixer.index, spans, &args);
+    let args = mixer.args(gates, model.config.rms_eps, staged);
+    cache.delta_net(b, &mut ws.delta_out, rows, mixer.index, spans, &args);
     let out = Linear { after: After::Add(&mut ws.proj), ..Linear::plain(&mixer.out) };
     b.linear(&mut ws.x, &ws.delta_out, out, n);
 }

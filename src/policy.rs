@@ -222,6 +222,12 @@ impl Policy {
         self.dropping().is_some() && self.constant_decision().is_none()
     }
 
+    /// Whether tokens can be attended to before they are placed: where attention alone knows what a token replaces, reads, or is
+    /// merged with, they cannot.
+    pub fn stages(&self) -> bool {
+        self.scored().is_none() && self.quest().is_none() && self.merging().is_none()
+    }
+
     /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 where the policy needs none.
     pub fn ring_len(&self) -> usize {
         self.rule().map_or(0, |rule| rule.ring_len())

@@ -4,6 +4,7 @@
 
 mod chains;
 mod download;
+mod draft;
 mod handle;
 mod kv_stats;
 mod log;
@@ -21,6 +22,7 @@ pub use chains::{
     VoteCount,
 };
 pub use download::Download;
+pub use draft::{DraftReport, DraftSource, MAX_DRAFTS};
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
@@ -104,6 +106,8 @@ pub struct Ask {
     pub max_tokens: Option<usize>,
     /// Tokens after which a thought is closed, so that the model answers. `None`: never.
     pub max_think: Option<usize>,
+    /// Most tokens that a step tries beside its own; 0: none. The answer is the same.
+    pub drafts: usize,
 }
 
 /// A turn to answer.
@@ -230,6 +234,9 @@ pub struct TurnReport {
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
+    /// What drafts did, where some were tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftReport>,
     /// The comparison with a twin, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub twin: Option<Box<TwinReport>>,
@@ -434,6 +441,8 @@ pub struct Snapshot {
     /// Bytes mapped by the page pool: `kv.bytes` and free pages.
     pub mapped_bytes: u64,
     pub decode_tok_s: Option<f64>,
+    /// How much faster drafts make the answer: [`DraftReport::gain`].
+    pub draft_gain: Option<f64>,
     /// The chains that answer, if there are several.
     pub chains: Vec<ChainFigures>,
     /// GPU memory of the process as the driver reports it; `None` on the CPU.

@@ -2,7 +2,7 @@
 //! `--all` adds long cache histories, whole models and the speed of every op. `--part` and
 //! `--short` bound the time of a run.
 
-use crate::checks::{self, Finding, Part, Report, answers, memory, models, steps};
+use crate::checks::{self, Finding, Part, Report, answers, drafts, memory, models, steps};
 use crate::{gpu, speed};
 use anyhow::Result;
 use clap::Args;
@@ -57,6 +57,7 @@ pub fn run(index: u32, args: &CheckArgs) -> Result<u8> {
     drop(with_library);
     memory::run_plan(Cuda::open(index, &own(true))?, report)?;
     steps::run_all(|graphs| Cuda::open(index, &own(graphs)), report)?;
+    drafts::run_all(|| Cuda::open(index, &own(true)), report)?;
     if args.all {
         checks::run_long(&Cuda::open(index, &own(true))?, report);
         models::run_all(|| Cuda::open(index, &own(true)), report)?;

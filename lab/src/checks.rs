@@ -5,6 +5,7 @@
 pub mod answers;
 mod chunks;
 mod delta;
+pub mod drafts;
 mod history;
 pub mod memory;
 pub mod models;
@@ -346,6 +347,7 @@ pub(super) fn geometry(
         codec,
         policy,
         delta: None,
+        staged_rows: 0,
     }
 }
 

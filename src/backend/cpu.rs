@@ -171,7 +171,7 @@ impl Report for Cpu {
     fn about(&self) -> About {
         let threads = self.threads();
         let name = format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name());
-        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None }
+        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None, staged_rows: 16 }
     }
 }
 
@@ -318,8 +318,9 @@ impl Ops for Cpu {
         } else {
             attention::attend(self, out, qkv, decisions, kv, layer, spans);
             attention::count_reads(self, kv, spans);
-            kv::place(kv, decisions, layer, spans);
-            kv::store(kv, qkv, layer, spans);
+            if !rope.staged {
+                self.commit(qkv, decisions, kv, layer, spans);
+            }
         }
         if rope.gated {
             let g = &kv.geometry;
@@ -327,6 +328,11 @@ impl Ops for Cpu {
             let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
             self.rows(out, n, |out, i| maths::gate(self.isa, out, &qkv.row(i)[behind_v..]));
         }
+    }
+
+    fn commit(&self, rows: &Acts, decisions: &Vec<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
+        kv::place(kv, decisions, layer, spans);
+        kv::store(kv, rows, layer, spans);
     }
 
     fn delta_net(
@@ -354,10 +360,12 @@ impl Ops for Cpu {
     fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         let (vocab, words) = (logits.width, seen_words(logits.width));
         for (i, draw) in args.draws[..n].iter().enumerate() {
-            let (seq, params) = (draw.seq as usize, draw.params());
+            let (seq, ahead, params) = (draw.seq as usize, draw.ahead as usize, draw.params());
             let seen = &args.seen[seq * words..(seq + 1) * words];
-            let fed = (0..vocab as Token).filter(|&t| seen[t as usize / 32] >> (t % 32) & 1 > 0);
-            sampled[i] = crate::sampler::sample(logits.row_mut(i), &params, fed, draw.seed(), args.seq_len[seq] as u64);
+            let own = args.staged.map_or(&[][..], |tokens| &tokens[i + 1 - ahead..=i]);
+            let fed = (0..vocab as Token).filter(|t| seen[*t as usize / 32] >> (t % 32) & 1 > 0 || own.contains(t));
+            let position = args.seq_len[seq] as usize + ahead;
+            sampled[i] = crate::sampler::sample(logits.row_mut(i), &params, fed, draw.seed(), position as u64);
         }
     }
 

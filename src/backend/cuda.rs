@@ -249,10 +249,15 @@ impl Ops for Cuda {
             self.settle();
         };
         let one_token_each = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
-        if one_token_each && self.graphs.enabled() {
-            self.graphs.run(&self.driver, kind, spans.len(), issue);
-        } else {
-            issue();
+        // What is launched depends on nothing else of the spans.
+        let shape = match (kind, spans) {
+            (StepKind::Verify { .. }, [one]) => Some(one.len),
+            (StepKind::Verify { .. }, _) => None,
+            _ => one_token_each.then_some(spans.len()),
+        };
+        match shape.filter(|_| self.graphs.enabled()) {
+            Some(n) => self.graphs.run(&self.driver, kind, n, issue),
+            None => issue(),
         }
     }
 
@@ -304,6 +309,10 @@ impl Ops for Cuda {
         if rope.gated {
             delta::gate(self, out, qkv, &kv.geometry, spans);
         }
+    }
+
+    fn commit(&self, _: &Acts, _: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
+        kv::commit(kv, layer, spans);
     }
 
     fn delta_net(

@@ -35,6 +35,8 @@ pub struct KvGeometry {
     pub policy: Policy,
     /// Layers with a state beside those above; `None`: there are none.
     pub delta: Option<DeltaGeometry>,
+    /// Most rows of a step that is [committed later](super::Ops::commit).
+    pub staged_rows: usize,
 }
 
 /// Sizes of the layers that are a gated delta net, all alike.

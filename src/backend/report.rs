@@ -34,6 +34,8 @@ pub struct About {
     /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
     /// same state.
     pub chunk_tokens: Option<usize>,
+    /// Most rows of a step that is [committed later](super::Ops::commit); 0 where there is none.
+    pub staged_rows: usize,
 }
 
 /// What a backend says about itself, for notices, the planner and the panel.

@@ -5,15 +5,16 @@ use crate::backend::Measure;
 use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
-use crate::engine::{Decode, Runner};
+use crate::engine::{Decode, Runner, Verify};
 use crate::protocol::{LaneFilter, SamplingParams, Token, WeightsInfo};
 use crate::quant::Weights;
+use crate::sampler::uniform;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Header of the table whose rows [`Line::text`] gives.
-pub const HEADER: &str = "weights  kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB  of one";
+pub const HEADER: &str = "weights  kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB  of one  drafts  tokens/step";
 
 /// Lengths and settings at which speed is measured.
 #[derive(Clone)]
@@ -30,6 +31,9 @@ pub struct Case {
     pub sampling: SamplingParams,
     /// Whether the presence of every token is read while decoding, as often as the memory page of the chat does.
     pub presence: bool,
+    /// Drafts that each sequence tries in a step, and the chance of each to be right.
+    pub drafts: usize,
+    pub accept: f64,
 }
 
 /// Interval between two reads of presence.
@@ -54,9 +58,16 @@ pub struct Line {
     device_bytes: Option<u64>,
     /// Decode speed over that of one sequence, where that was measured before.
     of_one: Option<f64>,
+    /// Mean tokens of a sequence in a step.
+    tokens_per_step: f64,
 }
 
 impl Case {
+    /// Rows of a step that tries drafts; 0 where none does.
+    pub fn draft_rows(&self) -> usize {
+        if self.drafts > 0 { self.parallel * (1 + self.drafts) } else { 0 }
+    }
+
     /// Number of prompts that are prefilled.
     fn prompts(&self) -> usize {
         if self.forks { 1 } else { self.parallel }
@@ -96,6 +107,7 @@ impl Line {
             host_us: last.device_bytes.map(|_| Spread::of(runs.iter().map(|r| r.host_us)).median),
             device_bytes: runs.iter().filter_map(|r| r.device_bytes).max(),
             of_one: None,
+            tokens_per_step: case.n as f64 / last.steps as f64,
             case: case.clone(),
         })
     }
@@ -103,7 +115,7 @@ impl Line {
     /// Compares the decode speed with that of the last line in `lines` of the same case with one sequence.
     pub fn compare_with_one<'a>(&mut self, lines: impl IntoIterator<Item = &'a Line>) {
         let key = |case: &Case| (case.ctx, case.n, case.eviction);
-        let one = |line: &&Line| line.case.parallel == 1 && key(&line.case) == key(&self.case);
+        let one = |line: &&Line| line.case.parallel == 1 && line.case.drafts == 0 && key(&line.case) == key(&self.case);
         let one = lines.into_iter().filter(one).last();
         self.of_one = one.map(|one| self.decode_tok_s.median / one.decode_tok_s.median);
     }
@@ -116,7 +128,7 @@ impl Line {
     /// One row of the table under [`HEADER`].
     pub fn text(&self, weights: Weights, codec: Codec) -> String {
         format!(
-            "{:<7}  {:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}  {:>6}\n",
+            "{:<7}  {:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}  {:>6}  {:>6}  {:>11.2}\n",
             weights.name(),
             codec.name(),
             if self.case.eviction { "on" } else { "off" },
@@ -133,6 +145,8 @@ impl Line {
             self.host_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
             self.device_bytes.map_or("-".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6)),
             self.of_one.map_or("-".to_owned(), |times| format!("{times:.2}x")),
+            self.case.drafts,
+            self.tokens_per_step,
         )
     }
 
@@ -145,6 +159,7 @@ impl Line {
             "bytes_per_token": self.bytes_per_token, "share_of_copy": self.share_of_copy,
             "kv_bytes": self.kv_bytes, "live_slots": self.live_slots, "dense_slots": self.dense_slots,
             "ratio": self.ratio(), "host_us_between_steps": self.host_us, "device_bytes": self.device_bytes,
+            "drafts": self.case.drafts, "accept": self.case.accept, "tokens_per_step": self.tokens_per_step,
         })
     }
 }
@@ -159,6 +174,7 @@ struct Run {
     mean_live: f64,
     /// Median over the steps.
     host_us: f64,
+    steps: usize,
     device_bytes: Option<u64>,
 }
 
@@ -183,7 +199,7 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let prefill = start.elapsed();
     let last = |i: usize| prompts[i % prompts.len()].last().copied();
     let mut tokens: Vec<Token> = (0..seqs.len()).filter_map(last).collect();
-    tokens = step(runner, case, &seqs, &tokens)?;
+    tokens = step(runner, case, &seqs, &tokens, 0)?.0;
     let first_token = start.elapsed();
     let live = |runner: &Runner<B>| -> u64 {
         seqs.iter().map(|&seq| runner.cache.stats(runner.backend(), seq).live_slots).sum()
@@ -191,13 +207,19 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let before = live(runner);
     let (start, mut host) = (Instant::now(), Vec::with_capacity(case.n));
     let mut read = start;
-    for _ in 0..case.n {
+    let (mut steps, mut left) = (0, case.n);
+    while left > 0 {
         if case.presence && read.elapsed() >= PRESENCE_EVERY {
             read = Instant::now();
             runner.cache.presence(runner.backend(), seqs[0], LaneFilter::default(), 0);
         }
         let began = Instant::now();
-        tokens = step(runner, case, &seqs, &tokens)?;
+        // As many in every sequence.
+        let right =
+            (0..case.drafts.min(left - 1)).take_while(|i| uniform(SEED, (steps << 8 | i) as u64) < case.accept as f32);
+        let accepted;
+        (tokens, accepted) = step(runner, case, &seqs, &tokens, right.count())?;
+        (steps, left) = (steps + 1, left - accepted);
         host.push((began.elapsed() - runner.waited()).as_secs_f64() * 1e6);
     }
     let decode = start.elapsed();
@@ -214,12 +236,31 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
         mean_live: (before + live_slots) as f64 / 2.0,
         host_us: Spread::of(host.into_iter()).median,
         device_bytes,
+        steps,
     })
 }
 
-fn step<B: Measure>(runner: &mut Runner<B>, case: &Case, seqs: &[SeqId], tokens: &[Token]) -> Result<Vec<Token>> {
+/// Runs a step, of whose drafts the first `right` are taken for right, whatever the model says. Returns the tokens that follow, and
+/// how many each sequence was fed.
+fn step<B: Measure>(
+    runner: &mut Runner<B>,
+    case: &Case,
+    seqs: &[SeqId],
+    tokens: &[Token],
+    right: usize,
+) -> Result<(Vec<Token>, usize)> {
     let one = |(i, (&seq, &token))| Decode { seq, token, sampling: &case.sampling, seed: SEED + i as u64 };
-    Ok(runner.decode(&seqs.iter().zip(tokens).enumerate().map(one).collect::<Vec<_>>())?)
+    let batch: Vec<Decode<'_>> = seqs.iter().zip(tokens).enumerate().map(one).collect();
+    if case.drafts == 0 {
+        return Ok((runner.decode(&batch)?, 1));
+    }
+    let drafts: Vec<Token> = tokens.iter().cycle().take(case.drafts).copied().collect();
+    let batch: Vec<Verify<'_>> = batch.into_iter().map(|decode| Verify { decode, drafts: &drafts }).collect();
+    let sampled = runner.verify(&batch)?;
+    seqs.iter().for_each(|&seq| (0..=right).for_each(|_| runner.accept(seq)));
+    runner.commit();
+    let next = sampled.into_iter().map(|rows| rows[right]).collect::<Result<_, _>>()?;
+    Ok((next, 1 + right))
 }
 
 /// Median and range over several runs.

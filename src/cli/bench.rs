@@ -40,8 +40,13 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if args.parallel.contains(&0) || args.chains.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
         return Err(wrong_use("--batch, --width, --gen and --runs must be at least 1"));
     }
-    let longest = args.ctx.iter().max().context("a context length")?.saturating_add(args.gen_tokens).saturating_add(1);
+    let most_drafts = args.drafts.iter().max().copied().unwrap_or(0);
+    let beside = args.gen_tokens.saturating_add(1 + most_drafts);
+    let longest = args.ctx.iter().max().context("a context length")?.saturating_add(beside);
     check_sizes(args, longest)?;
+    if !(0.0..=1.0).contains(&args.accept) {
+        return Err(wrong_use("--accept is a share from 0 to 1"));
+    }
     if longest > checkpoint.config.context {
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
@@ -267,8 +272,11 @@ impl Lists {
         for &eviction in &self.eviction {
             for &ctx in &args.ctx {
                 let chains = args.chains.iter().map(|&n| (n, true));
-                for (parallel, forks) in args.parallel().map(|n| (n, false)).chain(chains) {
+                let all = args.parallel().map(|n| (n, false)).chain(chains);
+                for ((parallel, forks), &drafts) in all.flat_map(|of| args.drafts.iter().map(move |n| (of, n))) {
                     cases.push(Case {
+                        drafts,
+                        accept: args.accept,
                         ctx,
                         n: args.gen_tokens,
                         parallel,

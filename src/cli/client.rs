@@ -24,6 +24,7 @@ pub struct Sampling {
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
     pub max_think: Option<usize>,
+    pub drafts: usize,
     /// Several chains, and the command that judges their answers.
     pub chains: Option<ChainsRequest>,
     pub check: Option<String>,
@@ -127,13 +128,13 @@ impl Client {
         let prompt = render(chat.system(), &chat.context_path(), &self.info.template, &self.opts)?;
         let turn = chat.begin_reply(self.opts.think, self.opts.keep_thinking);
         let runtime = &self.runtime;
-        let Sampling { params: sampling, seed, max_tokens, max_think, chains, check } = sampling.clone();
+        let Sampling { params: sampling, seed, max_tokens, max_think, drafts, chains, check } = sampling.clone();
         let mut checks = check.map(|command| Checks::new(&command)).transpose()?;
         // What else these signals end is this process alone: the command that runs would live on.
         let mut kills = checks.as_ref().map(|_| runtime.block_on(async { Kills::new() })).transpose()?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
-            ask: Ask { prompt, sampling, seed, max_tokens, max_think },
+            ask: Ask { prompt, sampling, seed, max_tokens, max_think, drafts },
             pin: chat.system().filter(|_| self.pins_system).map(str::to_owned),
             chains,
         })))?;
@@ -284,6 +285,12 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
     });
     if let Some(decisions) = &info.identity.decisions {
         object["decisions"] = json!(decisions);
+    }
+    if let Some(draft) = &report.draft {
+        let (length, gain) = (draft.accepted_length(), draft.gain());
+        object["draft"] = json!(draft);
+        object["draft"]["accepted_length"] = json!(length);
+        object["draft"]["gain"] = json!(gain);
     }
     if let Some(at) = report.thought_closed_at {
         object["thought_closed_at"] = json!(at);

@@ -4,7 +4,7 @@ use super::args::help;
 use super::output;
 use crate::config::{Gemm, Pin};
 use crate::policy::PolicyKind;
-use crate::protocol::WhenFull;
+use crate::protocol::{DraftSource, WhenFull};
 use crate::quant::Weights;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
@@ -20,6 +20,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ("kv", &["auto", "f32", "bf16", "fp8", "int8", "k8v4"]),
     ("when_full", &WhenFull::WORDS),
     ("pin", &Pin::WORDS),
+    ("draft", &DraftSource::WORDS),
     ("width", &["auto", "2", "4", "8", "16"]),
     ("early_stop", &["on", "off"]),
     ("think", &["on", "off"]),

@@ -46,6 +46,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         seed: settings.seed,
         max_tokens: settings.max_tokens,
         max_think: client.info.max_think(settings.max_think),
+        drafts: client.info.most_drafts,
         chains: settings.width.request(settings.early_stop, common.check.is_some()),
         check: common.check.clone(),
     };

@@ -14,8 +14,8 @@ use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning, imatrix};
 use crate::config::{Adapter, Device, Settings, Width};
-use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
-use crate::protocol::{EngineHandle, Event, MAX_AUTO_WIDTH, WhenFull};
+use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions};
+use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
 use anyhow::{Result, bail};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -193,6 +193,15 @@ pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
     open_on_target(settings, |text| notice(&text))
 }
 
+/// Rows of steps that try drafts.
+fn draft_rows(source: DraftSource, target: Target) -> usize {
+    match source {
+        DraftSource::Off => 0,
+        DraftSource::Auto if target != Target::Cpu => 0,
+        DraftSource::Auto | DraftSource::Lookup => 1 + MAX_DRAFTS,
+    }
+}
+
 /// The engine's options for these settings.
 pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Result<EngineOptions> {
     Ok(EngineOptions {
@@ -209,6 +218,7 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
         }),
         weights: weight_options(settings, config)?,
         policy: settings.policy_request(),
+        drafts: Drafts { rows: draft_rows(settings.draft, target), ..Drafts::default() },
         ..EngineOptions::new(target.codec(settings.kv))
     })
 }

@@ -5,7 +5,7 @@ use super::values::{Adapter, Auto, ByteSize, Device, Gemm, List, OnOff, Pin, Set
 use super::{BUILTIN_MODEL, Dirs};
 use crate::codec::Codec;
 use crate::policy::{Budget, PolicyKind};
-use crate::protocol::{MAX_CONTEXT, SamplingOverrides, WhenFull, sampling_table};
+use crate::protocol::{DraftSource, MAX_CONTEXT, SamplingOverrides, WhenFull, sampling_table};
 use crate::quant::Weights;
 use anyhow::{Result, anyhow, bail};
 use clap::ValueHint;
@@ -277,6 +277,13 @@ sampling_table!(settings {
         /// first is the ordinary answer. In a chat, /parallel changes it.
         #[arg(long, value_name = "N|auto", help_heading = "Answer")]
         width: List<Width> = List::of(Width::Chains(1));
+
+        /// Try several tokens in one step: auto, lookup or off
+        ///
+        /// The answer is the same. lookup tries what followed the newest words where they stood before, as in quotes, code that is
+        /// changed and lists, as far as that is faster. auto is lookup on the CPU. In a chat, /draft changes it.
+        #[arg(long, value_name = "auto|lookup|off", hide_short_help = true, help_heading = "Answer")]
+        draft: DraftSource = DraftSource::Auto;
 
         /// With --width: end once the chains that still run cannot change the vote: on (default) or off
         #[arg(long, value_name = "on|off", hide_short_help = true, help_heading = "Answer")]

@@ -2,7 +2,7 @@
 
 use crate::codec::Codec;
 use crate::policy::{Budget, PolicyKind};
-use crate::protocol::{ChainsRequest, MAX_WIDTH, WhenFull};
+use crate::protocol::{ChainsRequest, DraftSource, MAX_WIDTH, WhenFull};
 use crate::quant::Weights;
 use crate::words::{text_serde, words};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -250,7 +250,7 @@ macro_rules! resolves {
 }
 
 resolves! { OnOff => bool: |on| on.0; ByteSize => u64: |bytes| bytes.0; }
-resolves! { String, PathBuf, usize, u64, f64, Adapter, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, Width }
+resolves! { String, PathBuf, usize, u64, f64, Adapter, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, DraftSource, Width }
 
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

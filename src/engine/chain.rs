@@ -4,9 +4,10 @@
 //! scheduler chooses which.
 
 use super::context::Context;
+use super::draft::{Drafting, Drafts};
 use super::repetition::Repetition;
 use super::reply::{Reply, ThinkTags, Vocabulary};
-use super::runner::{Decode, NonFinite, Runner, StepError};
+use super::runner::{Decode, NonFinite, Runner, StepError, Verify};
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
@@ -51,6 +52,8 @@ pub(super) struct Generation {
     pub stop: Option<StopReason>,
     pub timings: Timings,
     repetition: Repetition,
+    /// `None` where none are wanted.
+    pub drafting: Option<Drafting>,
     /// [`crate::protocol::TurnReport::repeats_at`] and
     /// [`crate::protocol::TurnReport::thought_closed_at`]
     pub repeats_at: Option<usize>,
@@ -74,7 +77,7 @@ pub(super) struct Timings {
 }
 
 impl Generation {
-    pub fn new(ask: &Ask, seed: u64, reply: Reply) -> Self {
+    pub fn new(ask: &Ask, drafts: &Drafts, seed: u64, reply: Reply) -> Self {
         Self {
             sampling: ask.sampling.clone(),
             seed,
@@ -85,6 +88,7 @@ impl Generation {
             stop: None,
             timings: Timings::default(),
             repetition: Repetition::new(),
+            drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts)),
             repeats_at: None,
             thought_closed_at: None,
         }
@@ -272,24 +276,68 @@ impl Chain {
     }
 }
 
-/// Runs one decode step: feeds the pending token of each chain and samples the next. Returns a
-/// result for each chain, in order. On an error nothing has changed.
+/// Runs one decode step: samples the token behind the pending one of each chain, and behind each of its drafts. Returns the
+/// results for each chain, in order: the first is the answer's next token, and each further one is if the token before it is the
+/// draft. [`Chain::accept`] takes them one by one. On an error nothing has changed.
 pub(super) fn decode<B: Backend>(
     runner: &mut Runner<B>,
-    chains: &mut [&mut Chain],
-) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
-    let batch: Vec<Decode<'_>> = chains.iter().filter_map(|chain| chain.next_decode()).collect();
+    chains: &[&mut Chain],
+) -> Result<Vec<Vec<Result<Token, NonFinite>>>, StepError> {
+    let batch: Vec<Verify<'_>> = chains.iter().filter_map(|chain| chain.next_decode()).collect();
     assert_eq!(batch.len(), chains.len(), "only decoding chains are in a batch");
-    let sampled = runner.decode_each(&batch)?;
-    for chain in chains {
-        chain.context.log.extend(chain.context.pending.take().map(LogEntry::Token));
+    if batch.iter().any(|row| !row.drafts.is_empty()) {
+        return runner.verify(&batch);
     }
-    Ok(sampled)
+    let batch: Vec<Decode<'_>> = batch.iter().map(|row| row.decode).collect();
+    Ok(runner.decode_each(&batch)?.into_iter().map(|result| vec![result]).collect())
 }
 
 impl Chain {
-    fn next_decode(&self) -> Option<Decode<'_>> {
+    fn next_decode(&self) -> Option<Verify<'_>> {
         let (generation, token) = self.generation.as_ref().zip(self.context.pending)?;
-        Some(Decode { seq: self.context.seq, token, sampling: &generation.sampling, seed: generation.seed })
+        let decode = Decode { seq: self.context.seq, token, sampling: &generation.sampling, seed: generation.seed };
+        Some(Verify { decode, drafts: self.drafts() })
+    }
+
+    /// Chooses the drafts of the next step, at most `most`. `row`: [`Costs::row`](super::draft::Costs::row).
+    pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, most: usize, row: Option<f64>) {
+        // The last token of an answer is not fed, and every row's is.
+        let most = most.min(self.tokens_to_go().saturating_sub(1));
+        let most = most.min(runner.context().saturating_sub(self.context.len(runner) + 1));
+        let pending = self.context.pending;
+        let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
+        if let (Some(drafting), Some(pending)) = (drafting, pending) {
+            drafting.choose(&self.context.log, pending, most, row);
+        }
+    }
+
+    /// The drafts of the next step.
+    pub fn drafts(&self) -> &[Token] {
+        let drafting = self.generation.as_ref().and_then(|generation| generation.drafting.as_ref());
+        drafting.map_or(&[], |drafting| &drafting.next.tokens)
+    }
+
+    /// Gives up the drafts of the next step. Returns false if there are none.
+    pub fn drop_drafts(&mut self) -> bool {
+        let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
+        drafting.is_some_and(|drafting| !std::mem::take(&mut drafting.next).tokens.is_empty())
+    }
+
+    /// Whether the answer goes on with draft `i` of the step that ran.
+    pub fn follows(&self, i: usize) -> bool {
+        self.stage() == Stage::Decode && self.context.pending == self.drafts().get(i).copied()
+    }
+
+    /// Enters the pending token in the log: it is fed.
+    pub fn accept<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        runner.accept(self.context.seq);
+        self.context.log.extend(self.context.pending.take().map(LogEntry::Token));
+    }
+
+    /// Learns that of the last step's drafts the first `accepted` were right. `cost`: of the step, in steps without drafts.
+    pub fn drafts_ran(&mut self, accepted: usize, cost: f64) {
+        if let Some(drafting) = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut()) {
+            drafting.observe(accepted, cost);
+        }
     }
 }

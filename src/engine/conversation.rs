@@ -20,8 +20,8 @@ use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Command, ConversationId, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo,
-    Token,
+    Command, ConversationId, DraftReport, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence,
+    PresenceRequest, SlotInfo, Token,
 };
 use crate::tokenizer::flatten;
 use chains::Chains;
@@ -380,23 +380,38 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Receives the result of a decode step.
-    pub fn sampled(&mut self, m: &Loaded<B>, sampled: Result<Token, NonFinite>) {
-        let Some(Job { events, halt, work: Work::Answer(turn), .. }) = &mut self.job else { return };
-        match sampled {
-            Ok(token) => {
-                self.forgotten.untold.take().into_iter().for_each(|text| events.notice(text));
-                let Pushed { kind, text, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
-                if !text.is_empty() {
-                    events.event(Event::Text { turn: turn.id, kind, text });
+    /// Receives a token that was sampled for a chain, at row `row` of the step.
+    pub fn take(&mut self, m: &mut Loaded<B>, number: Option<usize>, token: Token, row: usize) {
+        match number {
+            Some(number) => self.chain_sampled(m, number, token),
+            None => {
+                if let Err(error) = self.keep_logits(&mut m.runner, row) {
+                    self.give_up_twin(&mut m.runner, &format!("the twin stopped: {error}"));
                 }
-                if repeats {
-                    events.event(Event::Repeats { turn: turn.id, chain: None });
-                }
-                self.decode_tok_s = self.chain.decode_tok_s();
+                self.sampled(m, token);
             }
-            Err(error) => *halt = Some(Halt::Error(error.to_string())),
         }
+    }
+
+    /// Receives that a chain's step has no token.
+    pub fn not_finite(&mut self, m: &mut Loaded<B>, number: Option<usize>, error: NonFinite) {
+        match number {
+            Some(number) => self.end_chain(m, number, error),
+            None => self.halt(Halt::Error(error.to_string())),
+        }
+    }
+
+    fn sampled(&mut self, m: &Loaded<B>, token: Token) {
+        let Some(Job { events, work: Work::Answer(turn), .. }) = &mut self.job else { return };
+        self.forgotten.untold.take().into_iter().for_each(|text| events.notice(text));
+        let Pushed { kind, text, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
+        if !text.is_empty() {
+            events.event(Event::Text { turn: turn.id, kind, text });
+        }
+        if repeats {
+            events.event(Event::Repeats { turn: turn.id, chain: None });
+        }
+        self.decode_tok_s = self.chain.decode_tok_s();
     }
 
     /// Ends the job because a step failed.
@@ -566,7 +581,20 @@ impl<B: Backend> Conversation<B> {
         figures
     }
 
+    /// How much faster drafts make the answer, over all of its chains.
+    fn draft_gain(&self) -> Option<f64> {
+        let report = |chain: &Chain| Some(chain.generation.as_ref()?.drafting.as_ref()?.report);
+        let chains = self.chains.iter().flat_map(|chains| chains.running());
+        let reports = chains.chain([&self.chain]).filter_map(report);
+        reports.fold(DraftReport::default(), DraftReport::and).gain()
+    }
+
     pub fn publish_figures(&self, m: &Loaded<B>, figures: &Figures) {
-        self.outlet.snapshot(figures.snapshot(self.phase(&m.runner), self.eviction, self.decode_tok_s));
+        self.outlet.snapshot(figures.snapshot(
+            self.phase(&m.runner),
+            self.eviction,
+            self.decode_tok_s,
+            self.draft_gain(),
+        ));
     }
 }

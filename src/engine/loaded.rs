@@ -2,6 +2,7 @@
 
 use super::EngineOptions;
 use super::context::Context;
+use super::draft::Drafts;
 use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
 use super::snapshots::{Snapshots, Worth};
@@ -40,6 +41,7 @@ pub(super) struct Loaded<B: Backend> {
     pub dials: Option<DialTable>,
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
+    pub drafts: Drafts,
     /// Whether at most one conversation has work.
     pub alone: bool,
 }
@@ -66,6 +68,7 @@ impl<B: Backend> Loaded<B> {
             dials: None,
             dial_folder: options.dial_folder.clone(),
             when_full: options.when_full,
+            drafts: options.drafts,
             alone: true,
             runner,
         })
@@ -181,6 +184,7 @@ fn model_info<B: Backend>(
         plan,
         template: template_spec(checkpoint, tokenizer, runner.context()),
         think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
+        most_drafts: runner.most_rows().saturating_sub(1),
         default_sampling: default_sampling(&checkpoint.generation),
     }
 }

@@ -87,10 +87,11 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     let rings = size_of::<i32>() * lanes * (policy.ring_len() + 1 + sums);
     let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
     let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
-    let rows = options.max_logits.max(options.max_seqs);
+    let rows = options.max_logits.max(options.max_seqs).max(options.drafts.rows);
+    let staged = options.drafts.rows * staged_row_bytes(c);
     let logits = size_of::<f32>() * c.vocab * rows;
     let scratch = step_token_bytes(c) * step.max(rows);
-    states + table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
+    states + table_bytes(c, options, context) + (rings + seen + logits + scratch + staged) as u64
 }
 
 /// The most sequences for which tables and workspace leave memory free, and fewer than are asked
@@ -107,6 +108,12 @@ pub fn sequences_that_fit(c: &ModelConfig, options: &EngineOptions, context: usi
         if bytes(middle) < memory { fits = middle } else { too_many = middle }
     }
     (fits > 0).then_some(fits)
+}
+
+/// Bytes of a row that is committed later, in all layers.
+fn staged_row_bytes(c: &ModelConfig) -> usize {
+    let delta = c.spec.delta_net.map_or(0, |d| d.channels() + d.value_width() + 2 * d.value_heads);
+    size_of::<f32>() * (c.attention_layers() * (c.qkv_width() + c.n_kv_heads) + c.delta_layers() * delta)
 }
 
 /// Default tokens of a step on host backends.

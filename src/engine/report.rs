@@ -94,7 +94,13 @@ impl Figures {
         }
     }
 
-    pub fn snapshot(&self, phase: Phase, eviction: bool, decode_tok_s: Option<f64>) -> Snapshot {
+    pub fn snapshot(
+        &self,
+        phase: Phase,
+        eviction: bool,
+        decode_tok_s: Option<f64>,
+        draft_gain: Option<f64>,
+    ) -> Snapshot {
         let page_bytes = self.geometry.page_bytes() as u64;
         Snapshot {
             phase,
@@ -107,6 +113,7 @@ impl Figures {
             chain_bytes: self.chain_pages as u64 * page_bytes,
             mapped_bytes: self.pool.mapped_pages as u64 * page_bytes,
             decode_tok_s,
+            draft_gain,
             chains: self.chains.clone(),
             device_bytes: self.device_bytes,
         }

@@ -3,7 +3,7 @@
 use super::EngineOptions;
 use super::planner::{self, kv_budget};
 use crate::backend::{
-    Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, seen_words,
+    Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult, seen_words,
 };
 use crate::cache::{CacheError, CheckedLayer, KvCache, PAGE_SLOTS, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
@@ -50,6 +50,13 @@ pub struct Decode<'a> {
     pub seed: u64,
 }
 
+/// A row of a decode step, and behind it the tokens that may follow: see [`Runner::verify`].
+#[derive(Clone, Copy, Debug)]
+pub struct Verify<'a> {
+    pub decode: Decode<'a>,
+    pub drafts: &'a [Token],
+}
+
 /// A model with its workspace and cache.
 pub struct Runner<B: Backend> {
     b: B,
@@ -68,6 +75,8 @@ pub struct Runner<B: Backend> {
     sampled: Vec<Token>,
     /// Time that the host waited for the last decode step.
     waited: Duration,
+    /// Of a staged step the sequences and spans, whose lengths are the tokens accepted so far.
+    staged: Vec<(SeqId, Span)>,
 }
 
 /// Everything that loading allocates.
@@ -95,6 +104,7 @@ impl<B: Backend> Allocations<B> {
         let wanted =
             options.max_step.unwrap_or_else(|| planner::step_tokens(checkpoint, options, b.about().step_tokens));
         let max_step = wanted.min(context).max(1);
+        let policy = c.policy(options.policy)?;
         let geometry = KvGeometry {
             n_layers: c.attention_layers(),
             n_q_heads: c.n_q_heads,
@@ -104,16 +114,18 @@ impl<B: Backend> Allocations<B> {
             page_slots: PAGE_SLOTS,
             max_pages: 0,
             codec: options.codec,
-            policy: c.policy(options.policy)?,
+            policy,
             delta: planner::delta_geometry(c),
+            staged_rows: if policy.stages() { options.drafts.rows.min(b.about().staged_rows) } else { 0 },
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
-        let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits))?;
+        let staged = geometry.staged_rows;
+        let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits, staged))?;
         Ok(Self {
             cache: empty_cache(b, &mut ws, geometry, context)?,
             ws,
             seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
-            draws: b.alloc(max_logits)?,
+            draws: b.alloc(max_logits.max(staged))?,
             model,
             context,
             max_step,
@@ -167,6 +179,7 @@ impl<B: Backend> Runner<B> {
             uploaded_draws: Vec::new(),
             sampled: Vec::new(),
             waited: Duration::ZERO,
+            staged: Vec::new(),
         })
     }
 
@@ -303,32 +316,88 @@ impl<B: Backend> Runner<B> {
     pub fn decode_each(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
-        let draws: Vec<SamplingState> =
-            batch.iter().map(|d| SamplingState::new(d.seq.row(), d.seed, d.sampling)).collect();
-        if self.uploaded_draws != draws {
-            self.b.write(&mut self.draws, 0, &draws);
-            self.uploaded_draws = draws;
-        }
-        let greedy = self.uploaded_draws.iter().all(SamplingState::is_greedy);
+        let greedy =
+            self.send_draws(batch.iter().map(|d| SamplingState::new(d.seq.row(), d.seed, d.sampling)).collect());
         self.step(StepKind::Decode { greedy }, &tokens, &spans)?;
         let issued = Instant::now();
         let result = self.b.read_step(&self.ws.tokens, &self.ws.non_finite, self.cache.tables(), batch.len());
         self.waited = issued.elapsed();
         self.sampled.clone_from(&result.tokens);
-        let Some(layer) = result.non_finite else { return Ok(result.tokens.into_iter().map(Ok).collect()) };
+        Ok(self.finite(result))
+    }
+
+    /// Most rows of [`Self::verify`]; 0 where the backend or the policy has no such steps.
+    pub fn most_rows(&self) -> usize {
+        let g = self.cache.geometry();
+        if g.policy.stages() { g.staged_rows } else { 0 }
+    }
+
+    /// Runs a decode step with drafts: of each sequence a row for its token and for each draft, together at most
+    /// [`Self::most_rows`]. Returns the token sampled at every row, which is the one that a decode step would sample if the
+    /// row's token were fed after those before it. Nothing is fed yet: [`Self::accept`] says how many rows are to be, from the
+    /// first one on, and [`Self::commit`] feeds them, before any other step.
+    pub fn verify(&mut self, batch: &[Verify<'_>]) -> Result<Vec<Vec<Result<Token, NonFinite>>>, StepError> {
+        let (mut tokens, mut spans, mut draws) = (Vec::new(), Vec::new(), Vec::new());
+        for Verify { decode, drafts } in batch {
+            spans.push(self.cache.span(decode.seq, tokens.len(), 1 + drafts.len()));
+            let draw = SamplingState::new(decode.seq.row(), decode.seed, decode.sampling);
+            draws.extend((0..=drafts.len()).map(|i| SamplingState { ahead: i as u32 + 1, ..draw }));
+            tokens.push(decode.token);
+            tokens.extend_from_slice(drafts);
+        }
+        assert!(tokens.len() <= self.most_rows(), "{} rows of at most {}", tokens.len(), self.most_rows());
+        let greedy = self.send_draws(draws);
+        self.step(StepKind::Verify { greedy }, &tokens, &spans)?;
+        let issued = Instant::now();
+        let result = self.b.read_step(&self.ws.sampled, &self.ws.non_finite, self.cache.tables(), tokens.len());
+        self.waited = issued.elapsed();
+        let mut sampled = self.finite(result).into_iter();
+        let results = spans.iter().map(|span| sampled.by_ref().take(span.len).collect()).collect();
+        self.staged = batch.iter().zip(spans).map(|(v, span)| (v.decode.seq, Span { len: 0, ..span })).collect();
+        Ok(results)
+    }
+
+    /// Accepts the next row of a sequence of [`Self::verify`]: its token counts as fed from here on. Does nothing after a decode
+    /// step, which has fed it.
+    pub fn accept(&mut self, seq: SeqId) {
+        if let Some((_, span)) = self.staged.iter_mut().find(|(other, _)| *other == seq) {
+            self.cache.fed(&[Span { start: span.start + span.len, len: 1, ..*span }]);
+            span.len += 1;
+        }
+    }
+
+    /// Feeds the rows that were accepted since [`Self::verify`].
+    pub fn commit(&mut self) {
+        let spans: Vec<Span> = self.staged.drain(..).map(|(_, span)| span).filter(|span| span.len > 0).collect();
+        if spans.is_empty() {
+            return;
+        }
+        let Self { b, model, ws, cache, seen, .. } = self;
+        b.mark_seen(seen, model.config.vocab, &ws.tokens, &spans);
+        model::commit(b, model, ws, cache, &spans);
+    }
+
+    /// Uploads how rows are sampled. Returns whether all are greedy.
+    fn send_draws(&mut self, draws: Vec<SamplingState>) -> bool {
+        if self.uploaded_draws != draws {
+            self.b.write(&mut self.draws, 0, &draws);
+            self.uploaded_draws = draws;
+        }
+        self.uploaded_draws.iter().all(SamplingState::is_greedy)
+    }
+
+    /// The sampled tokens of a step, or why a row has none.
+    fn finite(&mut self, result: StepResult) -> Vec<Result<Token, NonFinite>> {
+        let Some(layer) = result.non_finite else { return result.tokens.into_iter().map(Ok).collect() };
         self.clear_non_finite();
         let error = NonFinite { layer, n_layers: self.model.config.n_layers };
-        let mut finite = self.ws.finite_rows(&self.b, batch.len());
+        let mut finite = self.ws.finite_rows(&self.b, result.tokens.len());
         if !finite.contains(&false) {
             // The rows cannot be told apart.
             finite.fill(false);
         }
-        Ok(result
-            .tokens
-            .into_iter()
-            .zip(finite)
-            .map(|(token, finite)| if finite { Ok(token) } else { Err(error) })
-            .collect())
+        let row = |(token, finite)| if finite { Ok(token) } else { Err(error) };
+        result.tokens.into_iter().zip(finite).map(row).collect()
     }
 
     /// Reads and clears the non-finite flag of the steps since it was last read. Waits for the device.
@@ -362,17 +431,28 @@ impl<B: Backend> Runner<B> {
             self.b.write(&mut self.ws.tokens, 0, tokens);
         }
         let Self { b, model, ws, cache, seen, draws, .. } = self;
-        b.step(kind, spans, |b| {
-            b.mark_seen(seen, vocab, &ws.tokens, spans);
-            model::forward(b, model, ws, cache, spans);
-            if let StepKind::Decode { greedy } = kind {
-                model::logits(b, model, ws, spans.len());
-                let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), greedy };
-                b.sample(&mut ws.tokens, &mut ws.logits, &args, spans.len());
-                b.copy_to_host(&ws.tokens, &ws.non_finite, cache.tables(), spans.len());
+        b.step(kind, spans, |b| match kind {
+            StepKind::Verify { greedy } => {
+                model::forward_staged(b, model, ws, cache, spans);
+                model::logits(b, model, ws, tokens.len());
+                let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), staged: Some(&ws.tokens), greedy };
+                b.sample(&mut ws.sampled, &mut ws.logits, &args, tokens.len());
+                b.copy_to_host(&ws.sampled, &ws.non_finite, cache.tables(), tokens.len());
+            }
+            StepKind::Feed | StepKind::Decode { .. } => {
+                b.mark_seen(seen, vocab, &ws.tokens, spans);
+                model::forward(b, model, ws, cache, spans);
+                if let StepKind::Decode { greedy } = kind {
+                    model::logits(b, model, ws, spans.len());
+                    let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), staged: None, greedy };
+                    b.sample(&mut ws.tokens, &mut ws.logits, &args, spans.len());
+                    b.copy_to_host(&ws.tokens, &ws.non_finite, cache.tables(), spans.len());
+                }
             }
         });
-        self.cache.fed(spans);
+        if !matches!(kind, StepKind::Verify { .. }) {
+            self.cache.fed(spans);
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::chain::{self, Chain};
 use super::conversation::{Conversation, Halt};
 use super::disk::Due;
+use super::draft::Costs;
 use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
@@ -18,8 +19,16 @@ use std::time::{Duration, Instant};
 
 /// Minimum interval between snapshots during steps.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
+/// Rows of a step up to which its weights are read about once, where several chains share it.
+const FEW_ROWS: usize = 8;
 /// Polling interval while a prompt is encoded, or answers are checked elsewhere, and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
+
+/// Most drafts of each of `chains` chains in a step of at most `rows` rows.
+fn most_drafts(rows: usize, chains: usize) -> usize {
+    let rows = if chains > 1 { rows.min(FEW_ROWS) } else { rows };
+    (rows / chains.max(1)).saturating_sub(1)
+}
 
 pub(super) struct Worker<B: Backend> {
     model: Loaded<B>,
@@ -29,6 +38,8 @@ pub(super) struct Worker<B: Backend> {
     inbox: Receiver<EngineMessage>,
     conversations: BTreeMap<ConversationId, Conversation<B>>,
     scheduler: Scheduler,
+    /// What decode steps take.
+    costs: Costs,
     last_snapshot: Instant,
     /// When caches that are being written to disk are continued.
     cache_due: Due,
@@ -44,6 +55,7 @@ impl<B: Backend> Worker<B> {
             memory_bytes,
             inbox,
             conversations: BTreeMap::new(),
+            costs: Costs::default(),
             last_snapshot: Instant::now(),
             cache_due: Due::Never,
         }
@@ -208,7 +220,20 @@ impl<B: Backend> Worker<B> {
                 }
             }
         }
-        let sampled = match chain::decode(&mut self.model.runner, &mut chains) {
+        let runner = &mut self.model.runner;
+        let most = most_drafts(runner.most_rows(), chains.len());
+        // A chain's drafts delay all chains, and speed up one.
+        let row = self.costs.row(chains.len()).map(|row| row * chains.len() as f64);
+        chains.iter_mut().for_each(|chain| chain.choose_drafts(runner, most, row));
+        let started = Instant::now();
+        let mut sampled = chain::decode(runner, &chains);
+        if matches!(sampled, Err(StepError::Cache(_)))
+            && chains.iter_mut().map(|chain| chain.drop_drafts()).fold(false, |any, had| any | had)
+        {
+            // Their rows need pages too.
+            sampled = chain::decode(runner, &chains);
+        }
+        let sampled = match sampled {
             Ok(sampled) => sampled,
             Err(StepError::Cache(error)) => return self.make_room(ids, &error),
             Err(error) => {
@@ -216,16 +241,36 @@ impl<B: Backend> Worker<B> {
                 return self.of_step(&rows).for_each(halt);
             }
         };
-        for (row, (id, sampled)) in rows.into_iter().zip(sampled).enumerate() {
-            let Some(conversation) = self.conversations.get_mut(&id.conversation) else { continue };
-            if let Some(number) = id.number {
-                conversation.chain_sampled(&mut self.model, number, sampled);
-                continue;
+        let drafts: usize = chains.iter().map(|chain| chain.drafts().len()).sum();
+        let (mut first, mut accepted, mut failed) = (0, Vec::new(), Vec::new());
+        for (&id, results) in rows.iter().zip(sampled) {
+            let mut taken = 0;
+            for (i, result) in results.iter().enumerate() {
+                let Some(conversation) = self.conversations.get_mut(&id.conversation) else { break };
+                let Some(chain) = conversation.chain_mut(id.number) else { break };
+                if i > 0 && !chain.follows(i - 1) {
+                    break;
+                }
+                chain.accept(&mut self.model.runner);
+                taken += 1;
+                match result {
+                    Ok(token) => conversation.take(&mut self.model, id.number, *token, first + i),
+                    Err(error) => failed.push((id, *error)),
+                }
             }
-            if let Err(error) = conversation.keep_logits(&mut self.model.runner, row) {
-                conversation.give_up_twin(&mut self.model.runner, &format!("the twin stopped: {error}"));
+            first += results.len();
+            accepted.push(taken);
+        }
+        self.model.runner.commit();
+        let cost = self.costs.observe(started.elapsed().as_secs_f64(), drafts);
+        for (&id, taken) in rows.iter().zip(accepted) {
+            let chain = self.conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number));
+            chain.into_iter().for_each(|chain| chain.drafts_ran(taken - 1, cost));
+        }
+        for (id, error) in failed {
+            if let Some(conversation) = self.conversations.get_mut(&id.conversation) {
+                conversation.not_finite(&mut self.model, id.number, error);
             }
-            conversation.sampled(&self.model, sampled);
         }
     }
 

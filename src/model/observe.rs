@@ -45,7 +45,7 @@ pub fn observe<B: Measure>(
     let mut projected = vec![0.0; text.tokens.end * width];
     let mut values = vec![0.0; text.tokens.len() * kv_width];
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
-    forward_with(b, model, ws, cache, &[span], |l, ws, cache| {
+    forward_with(b, model, ws, cache, (&[span], false), |l, ws, cache| {
         let layer = &model.layers[l];
         let Mixer::Attention(mixer) = &layer.mixer else { return };
         let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };

@@ -2,7 +2,7 @@
 //! are checked there.
 
 use super::decisions::{Decisions, Own, Second};
-use crate::backend::{Alpha, Backend, Borrowed, Columns};
+use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs};
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig, Stacked};
 use crate::policy::Policy;
@@ -72,6 +72,13 @@ pub(super) struct DeltaNet<B: Backend> {
     pub norm: B::Buf<f32>,
     /// Output projection `[hidden, value_width]`.
     pub out: B::Weight,
+}
+
+impl<B: Backend> DeltaNet<B> {
+    pub fn args<'a>(&'a self, gates: &'a B::Acts, rms_eps: f32, staged: bool) -> DeltaNetArgs<'a, B> {
+        let Self { conv, decay, dt_bias, norm, .. } = self;
+        DeltaNetArgs { gates, conv, decay, dt_bias, norm, rms_eps, staged }
+    }
 }
 
 impl<B: Backend> Model<B> {

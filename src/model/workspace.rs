@@ -1,6 +1,7 @@
 //! Buffers of a forward pass, allocated once.
 
 use super::Model;
+use super::weights::{Layer, Mixer};
 use crate::backend::{Backend, OutOfMemory, Use};
 use crate::checkpoint::{DeltaNet, ModelConfig};
 use crate::protocol::Token;
@@ -44,6 +45,19 @@ pub struct Workspace<B: Backend> {
     pub(super) raw: B::Acts,
     /// Eviction decisions of one layer `[max_tokens, n_kv_heads]`; a positive one marks the token.
     pub(super) decisions: B::Buf<f32>,
+    /// By layer, what [`commit`](super::commit) needs of a step that is staged.
+    pub(super) staged: Vec<Staged<B>>,
+    /// Tokens sampled in such a step.
+    pub sampled: B::Buf<Token>,
+}
+
+/// Rows of a layer whose tokens are fed later, as `qkv` and `decisions` or `delta_rows` and `delta_gates`. What a layer has not is
+/// empty.
+pub(super) struct Staged<B: Backend> {
+    pub rows: B::Acts,
+    pub decisions: B::Buf<f32>,
+    decisions_len: usize,
+    pub gates: B::Acts,
 }
 
 /// Bytes of workspace per token of a step, counted in f32.
@@ -54,9 +68,17 @@ pub fn step_token_bytes(c: &ModelConfig) -> usize {
 }
 
 impl<B: Backend> Workspace<B> {
-    /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of logits.
-    pub fn new(b: &B, model: &Model<B>, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
-        let (c, rows) = (&model.config, max_tokens.max(max_logits));
+    /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of logits, and for staged steps of up
+    /// to `staged_rows` tokens.
+    pub fn new(
+        b: &B,
+        model: &Model<B>,
+        max_tokens: usize,
+        max_logits: usize,
+        staged_rows: usize,
+    ) -> Result<Self, OutOfMemory> {
+        let (c, max_logits) = (&model.config, max_logits.max(staged_rows));
+        let rows = max_tokens.max(max_logits);
         let mut non_finite = b.alloc(1)?;
         b.write(&mut non_finite, 0, &[i32::MAX]);
         let projections =
@@ -67,6 +89,21 @@ impl<B: Backend> Workspace<B> {
         let delta = c.spec.delta_net.filter(|_| !of_delta.is_empty());
         let delta_rows = delta.map_or(0, |_| rows);
         let delta_width = |of: fn(&DeltaNet) -> usize| delta.as_ref().map_or(0, of);
+        let delta_columns = delta_width(|d| d.channels() + d.value_width());
+        let gate_columns = delta_width(|d| 2 * d.value_heads);
+        let staged = |layer: &Layer<B>| {
+            let attends = matches!(layer.mixer, Mixer::Attention(_));
+            let gates = if attends { 0 } else { gate_columns };
+            let width = if attends { model.qkv_width() } else { delta_columns };
+            let decisions_len = if attends { staged_rows * c.n_kv_heads } else { 0 };
+            Ok(Staged {
+                rows: b.acts(staged_rows, width, Use::Any)?,
+                decisions: b.alloc(decisions_len)?,
+                decisions_len,
+                gates: b.acts(staged_rows, gates, Use::Any)?,
+            })
+        };
+        let staged = model.layers.iter().filter(|_| staged_rows > 0).map(staged).collect::<Result<_, _>>()?;
         let of_act = model.each(|l| &l.down);
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
@@ -83,8 +120,8 @@ impl<B: Backend> Workspace<B> {
             x: b.acts(rows, c.hidden, Use::Any)?,
             qkv: b.acts(rows, model.qkv_width(), Use::Any)?,
             att: b.acts(rows, c.n_q_heads * c.head_dim, Use::Input(&of_att))?,
-            delta_rows: b.acts(delta_rows, delta_width(|d| d.channels() + d.value_width()), Use::Any)?,
-            delta_gates: b.acts(delta_rows, delta_width(|d| 2 * d.value_heads), Use::Any)?,
+            delta_rows: b.acts(delta_rows, delta_columns, Use::Any)?,
+            delta_gates: b.acts(delta_rows, gate_columns, Use::Any)?,
             delta_out: b.acts(delta_rows, delta_width(DeltaNet::value_width), Use::Input(&of_delta))?,
             proj: b.acts(rows, c.hidden, Use::Any)?,
             gate_up: b.acts(rows, 2 * c.ffn, Use::GateUp(&[&of_h[..], &of_act].concat()))?,
@@ -92,6 +129,8 @@ impl<B: Backend> Workspace<B> {
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
             raw: b.acts(adapter_rows, c.n_kv_heads, Use::Any)?,
             decisions: b.alloc(rows * c.n_kv_heads)?,
+            staged,
+            sampled: b.alloc(staged_rows)?,
         })
     }
 
@@ -108,5 +147,8 @@ impl<B: Backend> Workspace<B> {
     pub fn fill_decisions(&mut self, b: &B, decision: f32) {
         let rows = self.max_tokens.max(self.max_logits);
         b.write(&mut self.decisions, 0, &vec![decision; rows * self.n_kv_heads]);
+        for staged in &mut self.staged {
+            b.write(&mut staged.decisions, 0, &vec![decision; staged.decisions_len]);
+        }
     }
 }

@@ -157,6 +157,8 @@ pub struct ModelInfo {
     pub template: TemplateSpec,
     /// Literals that open and close a think block, if the tokenizer has them.
     pub think_tags: Option<(String, String)>,
+    /// Most drafts of a step; 0 where it has none.
+    pub most_drafts: usize,
     /// From `generation_config.json`.
     pub default_sampling: SamplingParams,
 }

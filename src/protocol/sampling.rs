@@ -81,12 +81,14 @@ macro_rules! sampling {
             pub seed: [u32; 2],
             /// Row of the cache's sequence tables.
             pub seq: u32,
+            /// Rows of the step up to this one that the sequence is only fed later: 0 where it has been fed them.
+            pub ahead: u32,
             $(pub $name: $type,)*
         }
 
         impl SamplingState {
             pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
-                Self { seed: [seed as u32, (seed >> 32) as u32], seq: seq as u32, $($name: p.$name,)* }
+                Self { seed: [seed as u32, (seed >> 32) as u32], seq: seq as u32, ahead: 0, $($name: p.$name,)* }
             }
 
             /// The random number is a function of the seed and the token's position.

@@ -6,6 +6,7 @@ mod chains;
 pub mod compact;
 pub mod compare;
 mod copy;
+mod draft;
 pub mod find;
 pub mod help;
 pub mod logprobs;
@@ -35,6 +36,7 @@ pub const ALL: &[Command] = &[
     turns::UNDO,
     chains::PARALLEL,
     chains::CHAINS,
+    draft::DRAFT,
     set::THINK,
     set::SYSTEM,
     copy::COPY,

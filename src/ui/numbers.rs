@@ -5,7 +5,7 @@ use super::state::App;
 use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
 use crate::chat::summary::WAY_OUT;
 use crate::policy::PolicyKind;
-use crate::protocol::{Download, KvStats, ModelInfo, Plan, Snapshot};
+use crate::protocol::{Download, DraftReport, KvStats, ModelInfo, Plan, Snapshot};
 
 /// Returns the tokens that each head of a dense cache would hold.
 pub fn dense_per_head(kv: &KvStats) -> u64 {
@@ -163,6 +163,9 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         );
         rows.push(("reads", text));
     }
+    if let Some(draft) = app.chat.path().last().and_then(|m| m.report.as_ref()?.draft) {
+        rows.push(("drafts", drafts(&draft)));
+    }
     rows.extend(also_held(app));
     if let Some(info) = &app.engine.info {
         rows.push(("device", clean_line(&info.identity.device)));
@@ -188,6 +191,13 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         }
     }
     rows
+}
+
+/// `148 of 150 right in 16 steps: 2.5x as fast`
+fn drafts(report: &DraftReport) -> String {
+    let [right, tried] = [report.accepted, report.drafted].map(count);
+    let gain = report.gain().unwrap_or(1.0);
+    format!("{right} of {tried} right in {}: {gain:.2}x as fast", plural(report.rounds, "step"))
 }
 
 /// What was planned before loading: memory beside the weights, and how many tokens fit.

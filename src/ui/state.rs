@@ -18,7 +18,7 @@ pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
-use crate::protocol::{Command, Download, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot};
+use crate::protocol::{Command, Download, MAX_DRAFTS, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -204,6 +204,8 @@ pub struct ChatOptions {
     pub max_tokens: Option<usize>,
     /// Tokens after which a thought is closed; 0 never, `None`: the model's default.
     pub max_think: Option<usize>,
+    /// Most tokens that a step tries beside its own.
+    pub drafts: usize,
     /// How many chains answer.
     pub width: Width,
     pub kv_limit: Option<u64>,
@@ -291,6 +293,7 @@ impl App {
             seed: settings.seed,
             max_tokens: settings.max_tokens,
             max_think: settings.max_think,
+            drafts: MAX_DRAFTS,
             width: settings.width,
             kv_limit: settings.kv_limit,
         };

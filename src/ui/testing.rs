@@ -80,6 +80,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
             ..TemplateSpec::default()
         },
         think_tags: Some(("<think>".into(), "</think>".into())),
+        most_drafts: 15,
         default_sampling: SamplingParams::default(),
     }
 }
@@ -112,6 +113,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
         twin_bytes: 0,
         chain_bytes: 0,
         mapped_bytes: live_slots * 300,
+        draft_gain: None,
         decode_tok_s: Some(312.4),
         chains: Vec::new(),
         device_bytes: None,
@@ -135,6 +137,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         sampling: SamplingParams::default(),
         eviction: true,
         forgotten_slots: 0,
+        draft: None,
         kv: snapshot(472, 8, 4).kv,
         device_bytes: None,
         twin: None,

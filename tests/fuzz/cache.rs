@@ -31,6 +31,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         codec: Codec::Int8,
         policy: Policy::Dms(rule),
         delta: None,
+        staged_rows: 0,
     };
     KvCache::new(b, geometry, 64, TOKENS).expect("memory")
 }

@@ -58,7 +58,8 @@ fn json_is_one_object_whose_numbers_agree() {
     let (code, stdout, _) = run(&["-p", EQUATION, "--json", "--seed", "7", "--temperature", "0"]);
     assert_eq!((code, stdout.lines().count()), (0, 1));
     let json: Value = serde_json::from_str(&stdout).unwrap();
-    let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    // Whether drafts are tried depends on what steps take.
+    let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).filter(|key| *key != "draft").collect();
     let wanted = [
         "answer",
         "reasoning",

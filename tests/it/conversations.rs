@@ -65,6 +65,7 @@ impl Talk {
                 seed: Some(100 * self.number + turn),
                 max_tokens: Some(ask.max_tokens),
                 max_think: None,
+                drafts: 0,
             },
             pin: None,
             chains: None,

@@ -123,6 +123,7 @@ impl<'a> Session<'a> {
                 seed: Some(self.turns),
                 max_tokens: Some(self.max_tokens),
                 max_think: None,
+                drafts: 0,
             },
             pin: None,
             chains: None,

@@ -6,6 +6,7 @@ mod checkpoint;
 mod cli;
 mod conversations;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
+mod drafts;
 mod emulator;
 mod engine;
 mod fake_hub;

@@ -67,6 +67,7 @@ impl Bench {
             codec,
             policy,
             delta: None,
+            staged_rows: 0,
         };
         let cache = KvCache::new(&b, geometry, CONTEXT, MAX_STEP).unwrap();
         // Powers of two with a one in every head: no codec changes them.

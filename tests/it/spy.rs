@@ -305,12 +305,17 @@ impl Ops for Spy {
             borrowed: rope.borrowed,
             predictor,
             gated: rope.gated,
+            staged: rope.staged,
         };
         self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
         if let Some(all) = &mut self.watch.seen().decisions {
             let n: usize = spans.iter().map(|span| span.len).sum();
             all.extend(&decisions.borrow()[..n * kv.geometry.n_kv_heads]);
         }
+    }
+
+    fn commit(&self, rows: &Acts, decisions: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
+        self.lent(kv, |kv| self.cpu.commit(rows, &decisions.borrow(), kv, layer, spans));
     }
 
     fn delta_net(
@@ -323,8 +328,9 @@ impl Ops for Spy {
         args: &DeltaNetArgs<'_, Self>,
     ) {
         let [conv, decay, dt_bias, norm] = [args.conv, args.decay, args.dt_bias, args.norm].map(|buf| buf.borrow());
-        let (gates, rms_eps) = (args.gates, args.rms_eps);
-        let args = DeltaNetArgs { gates, conv: &*conv, decay: &*decay, dt_bias: &*dt_bias, norm: &*norm, rms_eps };
+        let DeltaNetArgs { gates, rms_eps, staged, .. } = *args;
+        let args =
+            DeltaNetArgs { gates, conv: &*conv, decay: &*decay, dt_bias: &*dt_bias, norm: &*norm, rms_eps, staged };
         self.lent(kv, |kv| self.cpu.delta_net(out, rows, kv, layer, spans, &args));
     }
 
@@ -353,7 +359,9 @@ impl Ops for Spy {
         self.cpu.read_acts(logits, &mut rows);
         self.watch.seen().logits.extend(rows.chunks(logits.width).map(<[f32]>::to_vec));
         let (draws, seen, seq_len) = (args.draws.borrow(), args.seen.borrow(), args.seq_len.borrow());
-        let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len, greedy: args.greedy };
+        let staged = args.staged.map(|tokens| tokens.borrow());
+        let staged = staged.as_deref();
+        let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len, staged, greedy: args.greedy };
         self.cpu.sample(&mut changed(sampled), logits, &args, n);
     }
 

@@ -126,6 +126,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         forgotten_slots: 0,
         kv: KvStats::empty(Codec::F32, 2, 2),
         device_bytes: None,
+        draft: None,
         twin: None,
         chains: None,
         log_base: 0,

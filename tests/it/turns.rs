@@ -54,7 +54,7 @@ fn ask(engine: &mut Client, chat: &mut Conversation, question: &str) -> TurnRepo
 /// As [`ask`], with a limit to the thought.
 fn ask_with(engine: &mut Client, chat: &mut Conversation, question: &str, max_think: Option<usize>) -> TurnReport {
     let (params, seed, max_tokens) = (SamplingParams::default(), Some(1), Some(400));
-    let sampling = Sampling { params, seed, max_tokens, max_think, chains: None, check: None };
+    let sampling = Sampling { params, seed, max_tokens, max_think, drafts: 0, chains: None, check: None };
     chat.push_user(question);
     engine.answer(chat, &sampling, |_, _| Ok(())).unwrap()
 }
@@ -169,7 +169,7 @@ impl Driven {
         let sampling = SamplingParams::default();
         let request = GenerateRequest {
             turn,
-            ask: Ask { prompt, sampling, seed: Some(1), max_tokens: Some(90), max_think: None },
+            ask: Ask { prompt, sampling, seed: Some(1), max_tokens: Some(90), max_think: None, drafts: 0 },
             pin: None,
             chains: None,
         };

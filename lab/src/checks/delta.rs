@@ -71,6 +71,7 @@ impl Case for Delta {
                     dt_bias: &dt_bias,
                     norm: &norm,
                     rms_eps: 1e-6,
+                    staged: false,
                 };
                 b.delta_net(&mut out, &mut rows, &mut kv, layer, &spans, &args);
                 floats.extend(values(b, &out, n * g.value_width()));

@@ -119,7 +119,7 @@ fn vary(config: &mut ModelConfig) {
 }
 
 /// Makes a model one of both kinds of layers.
-fn mix(config: &mut ModelConfig) {
+pub(super) fn mix(config: &mut ModelConfig) {
     let spec = &mut config.spec;
     let sizes = DeltaNet { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, kernel: 4, tiled: false };
     (spec.delta_net, spec.output_gate, spec.norm_offset) = (Some(sizes), true, 1.0);

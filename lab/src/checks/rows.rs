@@ -212,6 +212,7 @@ impl Case for Rope {
             borrowed,
             predictor,
             gated: self.group % 4 == 2,
+            staged: false,
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };

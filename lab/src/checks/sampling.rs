@@ -123,7 +123,7 @@ impl Case for Sample {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
             b.write_acts(&mut logits, &rows);
             b.write(&mut seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
-            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, greedy };
+            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, staged: None, greedy };
             b.sample(&mut sampled, &mut logits, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);

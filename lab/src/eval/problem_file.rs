@@ -34,6 +34,7 @@ pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
         seed: settings.seed,
         max_tokens: settings.max_tokens,
         max_think: settings.max_think.filter(|&tokens| tokens > 0),
+        drafts: client.info.most_drafts,
         chains: None,
         check: None,
     };

@@ -37,11 +37,16 @@ pub(super) fn delta_net(
     cpu.thread_pool.tiles(&mut tiles, n.max(1), g.value_dim, |_, tile| {
         let head = tile.col_range().start / g.value_dim;
         for span in spans {
-            let state = &heads[span.seq * g.value_heads + head];
-            call.head(tile, head, span, &mut state.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut state = heads[span.seq * g.value_heads + head].lock().unwrap_or_else(PoisonError::into_inner);
+            match args.staged {
+                true => call.head(tile, head, span, &mut state.to_vec()),
+                false => call.head(tile, head, span, &mut state),
+            }
         }
     });
-    spans.iter().for_each(|span| keep_inputs(&g, inputs, rows, span));
+    if !args.staged {
+        spans.iter().for_each(|span| keep_inputs(&g, inputs, rows, span));
+    }
 }
 
 /// Arguments of a call, shared by all heads.

@@ -24,6 +24,7 @@ impl Param for DecodeParams {}
 impl Param for PrefillParams {}
 impl Param for RopeParams {}
 impl Param for DeltaParams {}
+impl Param for Kept {}
 impl Param for MergeParams {}
 impl Param for ImportanceParams {}
 impl Param for TensorMap {}
@@ -239,9 +240,19 @@ pub struct RopeParams {
     pub span_of_row: u64,
     /// `CodecNumber` in `codec.cuh`: [`Codec`](crate::codec::Codec) as a number.
     pub codec: i32,
-    pub unused: i32,
+    pub layer: i32,
+    pub kept: Kept,
 }
-layout!(RopeParams: 360 { heads: 216, qkv: 320 });
+layout!(RopeParams: 376 { heads: 216, qkv: 320, kept: 360 });
+
+/// Where rows are staged until they are committed: `Kept` in `kv.cuh`. The default is nowhere.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct Kept {
+    pub at: u64,
+    pub bytes: u64,
+}
+layout!(Kept: 16 { bytes: 8 });
 
 /// Parameters of `importance.cu`: `ImportanceParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -275,8 +286,11 @@ pub struct DeltaParams {
     pub arrivals: u64,
     pub seq_len: u64,
     pub spans: u64,
+    pub raw: u64,
     pub out: u64,
     pub image: u64,
+    pub raw_width: i32,
+    pub staged: i32,
     pub out_is_bf16: i32,
     pub key_heads: i32,
     pub value_heads: i32,
@@ -286,7 +300,7 @@ pub struct DeltaParams {
     pub eps: f32,
     pub n: i32,
 }
-layout!(DeltaParams: 136 { inputs: 48, out: 88, eps: 128 });
+layout!(DeltaParams: 152 { inputs: 48, out: 96, eps: 144 });
 
 /// Parameters of `merge.cu`: `MergeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -335,7 +349,7 @@ pub struct Span {
 layout!(Span: 16 { seq: 0, start: 4, len: 8, before: 12 });
 
 // How one row is sampled: `SamplingState` in `sample.cuh`. Kernels read an array of them.
-layout!(SamplingState: 36 { seed: 0, seq: 8, top_k: 12, temperature: 16, repetition_penalty: 28, top_n_sigma: 32 });
+layout!(SamplingState: 40 { seed: 0, seq: 8, ahead: 12, top_k: 16, temperature: 20, repetition_penalty: 32, top_n_sigma: 36 });
 
 /// Bytes of `Row` in `sample.cuh`: what the sampling kernels keep of one row of logits within a step.
 pub const SAMPLE_ROW_BYTES: usize = 139_328;

@@ -39,6 +39,11 @@ pub(super) fn delta_net(
     rows.holds_f32(n);
     args.gates.holds_f32(n);
     out.fills(n);
+    let (width, behind_k) = (g.value_width(), g.channels() - g.value_width());
+    let (raw, raw_width) = match args.staged {
+        true => (kv.pool.delta_raw.ptr(), width),
+        false => (rows.ptr() + (behind_k * size_of::<f32>()) as u64, rows.width),
+    };
     let params = DeltaParams {
         rows: rows.ptr(),
         gates: args.gates.ptr(),
@@ -51,8 +56,11 @@ pub(super) fn delta_net(
         arrivals: kv.pool.delta_arrivals.from(first * g.key_heads),
         seq_len: kv.seq_len.ptr(),
         spans: shape.spans,
+        raw,
         out: out.ptr(),
         image: out.image_to_fill(n),
+        raw_width: raw_width as i32,
+        staged: args.staged as i32,
         out_is_bf16: out.bf16 as i32,
         key_heads: g.key_heads as i32,
         value_heads: g.value_heads as i32,
@@ -62,8 +70,8 @@ pub(super) fn delta_net(
         eps: args.rms_eps,
         n: n as i32,
     };
-    let args = [Arg::of(&params)];
-    if spans.iter().all(|span| span.len == 1) {
+    let (args, staged) = ([Arg::of(&params)], args.staged);
+    if !staged && spans.iter().all(|span| span.len == 1) {
         return cuda.driver.launch(Kernel::DeltaStep, [1, g.value_heads, shape.n_spans], STEP_THREADS, &args);
     }
     let grid = [g.value_dim.div_ceil(CHUNK_COLUMNS), g.value_heads, shape.n_spans];

@@ -52,7 +52,7 @@ impl Drop for Graph {
 /// The captured steps of one GPU.
 pub(super) struct Graphs {
     enabled: Cell<bool>,
-    /// By kind and number of sequences. `None` after the first run, which makes the driver load all
+    /// By kind and number of sequences, or of rows where one sequence has several. `None` after the first run, which makes the driver load all
     /// kernels.
     captured: RefCell<HashMap<(StepKind, usize), Option<Graph>>>,
     /// Generation of the GPU's memory at the captures.
@@ -89,7 +89,7 @@ impl Graphs {
         self.notice.take()
     }
 
-    /// Runs a step of `kind` for `n` sequences, whose kernels `issue` launches.
+    /// Runs a step of `kind` for `n` sequences or rows, whose kernels `issue` launches.
     pub fn run(&self, driver: &Rc<Driver>, kind: StepKind, n: usize, mut issue: impl FnMut()) {
         let mut captured = self.captured.borrow_mut();
         if self.generation.replace(driver.generation()) != driver.generation() {

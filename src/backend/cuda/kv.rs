@@ -2,12 +2,13 @@
 
 use super::super::{KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
-use super::abi::{self, DecodeParams, PrefillParams, RopeParams};
+use super::abi::{self, DecodeParams, Kept, PrefillParams, RopeParams};
 use super::driver::Driver;
 use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
+use super::spans::Staged;
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool, delta};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
@@ -149,7 +150,7 @@ pub(super) fn attention(
     spans: &[Span],
     rope: &QkvRopeArgs<'_, Cuda>,
 ) {
-    if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
+    if !rope.staged && spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
         return decode(cuda, out, qkv, decisions, kv, layer, spans, rope);
     }
     if kv.geometry.policy.quest().is_some() {
@@ -215,7 +216,7 @@ fn decode(
         }
     };
     if !scored {
-        pool.staged_layers.set(layer + 1);
+        pool.staged_layers.set(Staged { layers: layer + 1, kept: false });
     }
     if spans.iter().all(|s| s.len == 1) {
         return launch(&params, shape.n_spans);
@@ -238,13 +239,14 @@ fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
 
 /// Appends the tokens that [`decode`] has staged in the layers from `first` on to the cache.
 fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
-    let (g, layers) = (&kv.geometry, kv.pool.staged_layers.take() - first);
+    let (g, Staged { layers, kept }) = (&kv.geometry, kv.pool.staged_layers.take());
     let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), I32(g.codec as i32)];
-    let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers];
+    let kept = if kept { kv.pool.kept(g) } else { Kept::default() };
+    let of = |last| [Arg::of(&view), Ptr(shape.spans), I32(first as i32), last];
+    let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers - first];
     match g.policy.quest() {
-        Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &args),
-        None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &args[..3]),
+        Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &of(I32(g.codec as i32))),
+        None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &of(Arg::of(&kept))),
     }
 }
 
@@ -262,8 +264,10 @@ fn prefill(
 ) {
     qkv_rope(cuda, qkv, decisions, kv, layer, spans, rope);
     attend(cuda, out, qkv, decisions, kv, layer, spans);
-    place(cuda, kv, decisions, layer, spans);
-    store(cuda, kv, layer, spans);
+    if !rope.staged {
+        place(cuda, kv, decisions, layer, spans);
+        store(cuda, kv, layer, spans);
+    }
 }
 
 /// Prepares projected rows in place; codes of K and V go to the step's staged pages, over all that is there.
@@ -278,7 +282,7 @@ fn qkv_rope(
 ) {
     let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
-    kv.pool.staged_layers.set(0);
+    kv.pool.staged_layers.take();
     // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
     let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
     let per_layer = rope.borrowed.is_some_and(|b| b.alpha.per_layer);
@@ -291,7 +295,8 @@ fn qkv_rope(
         spans: shape.spans,
         span_of_row: shape.span_of_row,
         codec: g.codec as i32,
-        unused: 0,
+        layer: layer as i32,
+        kept: if rope.staged { kv.pool.kept(g) } else { Kept::default() },
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
     let kernel = Kernel::QkvRope(g.head_dim > USUAL_HEAD_DIM);
@@ -377,12 +382,19 @@ fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
     }
 }
 
+/// Notes that rows of a staged step enter the cache, which [`advance`] lets them do in all layers at once: they were staged as the
+/// tokens of decode steps are.
+pub(super) fn commit(kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
+    assert!(spans.iter().all(|s| s.len == 1), "rows are committed token by token");
+    kv.pool.staged_layers.set(Staged { layers: layer + 1, kept: true });
+}
+
 fn score_scale(g: &KvGeometry) -> f32 {
     1.0 / (g.head_dim as f32).sqrt()
 }
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
-    if kv.pool.staged_layers.get() > 0 {
+    if kv.pool.staged_layers.get().layers > 0 {
         append(cuda, kv, 0, spans);
     }
     let (shape, view) = (cuda.send(spans), view(kv));

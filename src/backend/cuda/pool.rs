@@ -4,12 +4,13 @@
 //! granules become empty.
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
-use super::abi::TensorMap;
+use super::abi::{Kept, TensorMap};
 use super::driver::{Driver, out_of_memory};
 use super::kernels::padded;
 use super::kv::{attend_blocks, tile_queries, unpacks};
 use super::memory::Buf;
 use super::pages::Choices;
+use super::spans::Staged;
 use super::tensor_map::page_map;
 use crate::codec::Codec;
 use bytemuck::Zeroable;
@@ -53,8 +54,12 @@ pub struct Pool {
     /// K and V of a step's tokens, encoded: those of a chunk in one layer, or those of a decode step in all of them (`staged_at`
     /// and `staged_token_at` in `kv.cuh`).
     pub(super) staged: Buf<u8>,
-    /// Layers, from the first on, in which the running step has staged decode tokens that are not in the cache yet.
-    pub(super) staged_layers: Cell<usize>,
+    /// Pages of `staged` in front of those of rows that are committed later.
+    first_kept: usize,
+    /// What the running step has staged and is not in the cache yet.
+    pub(super) staged_layers: Cell<Staged>,
+    /// `[staged_rows, value_width]` outputs of delta nets before their norm, of rows that are committed later.
+    pub(super) delta_raw: Buf<f32>,
     /// Partial softmax results of the splits of a prefill step's keys (`attend_tiles.cuh`, `attend_wgmma.cu`).
     pub(super) partials: Buf<f32>,
     /// Softmax states of the splits of decode attention: `states` in `decode.cuh`.
@@ -108,8 +113,10 @@ impl Pool {
         let (refs, free_list, returned) = (list()?, list()?, list()?);
         let counts = Buf::new(driver, 2)?;
         let decode_pages = (g.n_layers * g.n_lanes()).div_ceil(PAGE_SLOTS);
-        let staged_pages = (max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads).max(decode_pages);
+        let first_kept = (max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads).max(decode_pages);
+        let staged_pages = first_kept + g.staged_rows * decode_pages;
         let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_pages * stride))?;
+        let delta_raw = Buf::new(driver, g.delta.map_or(0, |d| g.staged_rows * d.value_width()))?;
         let partial_sums = max_blocks * tile_queries(g) * (padded(g.head_dim) + 8);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let group = g.n_q_heads / g.n_kv_heads;
@@ -153,7 +160,9 @@ impl Pool {
             counts,
             certain: Cell::new(0),
             staged,
-            staged_layers: Cell::new(0),
+            first_kept,
+            staged_layers: Cell::default(),
+            delta_raw,
             partials,
             states,
             arrivals,
@@ -191,6 +200,13 @@ impl Pool {
         let staged = self.staged.len() / self.stride;
         [(self.base, self.max_pages), (self.staged.ptr(), staged)]
             .map(|(at, n)| page_map(at, n, self.stride, [2 * PAGE_SLOTS, g.head_dim], PAGE_SLOTS))
+    }
+
+    /// Where rows are staged that are committed later.
+    pub(super) fn kept(&self, g: &KvGeometry) -> Kept {
+        let row_pages = (g.n_layers * g.n_lanes()).div_ceil(PAGE_SLOTS);
+        let at = self.staged.ptr() + (self.first_kept * self.stride) as u64;
+        Kept { at, bytes: (row_pages * self.stride) as u64 }
     }
 
     pub(super) fn base(&self) -> u64 {

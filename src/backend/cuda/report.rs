@@ -9,6 +9,7 @@ use super::cublaslt::CublasLt;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
 use super::{Cuda, merge};
+use crate::protocol::MAX_DRAFTS;
 use std::ops::Range;
 
 /// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better and share what packed weights take to unpack, and need
@@ -29,6 +30,7 @@ impl Report for Cuda {
             library: self.cublaslt.as_ref().map(CublasLt::describe),
             step_tokens: MIN_CHUNK..=MAX_CHUNK,
             chunk_tokens: Some(chunk),
+            staged_rows: 1 + MAX_DRAFTS,
         }
     }
 

@@ -41,7 +41,8 @@ impl Sampling {
         let (all, one) = ([vocab.div_ceil(SPLIT), n, 1], [1, n, 1]);
         let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);
         let words = I32(seen_words(vocab) as i32);
-        run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), words]);
+        let (seen, tokens) = (Ptr(args.seen.ptr()), Ptr(args.staged.map_or(0, Buf::ptr)));
+        run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), seen, tokens, count, words]);
         if args.greedy {
             let args = [Ptr(sampled.ptr()), Ptr(rows), I32(vocab.div_ceil(SPLIT) as i32)];
             return driver.launch(Kernel::GreedyToken, one, 32, &args);

@@ -18,6 +18,13 @@ pub(super) struct Shape {
     pub n_rows: usize,
 }
 
+/// Decode tokens that are staged in the layers from the first on; `kept`: as rows of a step that is committed later.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Staged {
+    pub layers: usize,
+    pub kept: bool,
+}
+
 #[derive(Default)]
 pub(super) struct Spans {
     /// Contents of device memory.

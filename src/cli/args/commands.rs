@@ -94,6 +94,12 @@ pub struct BenchArgs {
     /// Chains of --width: forks of one prompt
     #[arg(long, value_name = "N,...", value_delimiter = ',', hide = true)]
     pub chains: Vec<usize>,
+    /// Drafts that each sequence tries in a step; 0 none
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
+    pub drafts: Vec<usize>,
+    /// With --drafts: the chance of each draft to be right, once those before it are
+    #[arg(long, value_name = "SHARE", default_value_t = 0.7)]
+    pub accept: f64,
     /// The inverse of --keep-ratio
     #[arg(long, value_name = "SHARE", conflicts_with = "offset", hide = true)]
     pub keep: Option<f64>,

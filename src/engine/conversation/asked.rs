@@ -105,7 +105,7 @@ impl Asked {
         chain.context.pending = Some(last);
         chain.prefill(todo);
         let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&self.ask.prompt));
-        chain.begin_answer(&m.runner, Generation::new(&self.ask, self.seed, reply));
+        chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, self.seed, reply));
     }
 
     /// What the chain that answers does.
@@ -146,6 +146,7 @@ impl Asked {
             sampling: self.ask.sampling,
             eviction,
             forgotten_slots: 0,
+            draft: g.and_then(|g| Some(g.drafting.as_ref()?.report)).filter(|report| report.rounds > 0),
             kv: figures.kv(),
             device_bytes: figures.device_bytes,
             twin: None,

@@ -86,7 +86,7 @@ fn check_width(wanted: usize, fit: usize) -> Result<(), Halt> {
 }
 
 impl Chains {
-    fn running(&self) -> impl Iterator<Item = &Chain> {
+    pub fn running(&self) -> impl Iterator<Item = &Chain> {
         self.chains.iter().filter_map(|one| one.chain.as_ref())
     }
 
@@ -281,7 +281,7 @@ impl<B: Backend> Conversation<B> {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
             let seed = chain_seed(first.seed, number);
-            chain.begin_answer(&m.runner, Generation::new(&turn.asked.ask, seed, reply));
+            chain.begin_answer(&m.runner, Generation::new(&turn.asked.ask, &m.drafts, seed, reply));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();
@@ -321,30 +321,30 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Receives the result of a chain's decode step.
-    pub fn chain_sampled(&mut self, m: &mut Loaded<B>, number: usize, sampled: Result<Token, NonFinite>) {
+    /// Receives a token that was sampled for a chain.
+    pub fn chain_sampled(&mut self, m: &mut Loaded<B>, number: usize, token: Token) {
         let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
             return;
         };
         let Some(chain) = chains.chain_mut(number) else { return };
-        match sampled {
-            Ok(token) => {
-                let Pushed { kind, text, repeats } = chain.push(token, &m.runner, &m.vocabulary);
-                if repeats && !std::mem::replace(&mut chains.repeats, true) {
-                    events.event(Event::Repeats { turn: turn.id, chain: Some(number) });
-                }
-                if !text.is_empty() {
-                    chains.chains[number].push(kind, &text);
-                    let event = ChainEvent::Text { chain: number, kind, text };
-                    events.event(Event::Chain { turn: turn.id, event });
-                }
-            }
-            Err(error) => {
-                events.notice(format!("chain {} ended: {error}", number + 1));
-                self.end_chains(m, &[number], StopReason::Error);
-            }
+        let Pushed { kind, text, repeats } = chain.push(token, &m.runner, &m.vocabulary);
+        if repeats && !std::mem::replace(&mut chains.repeats, true) {
+            events.event(Event::Repeats { turn: turn.id, chain: Some(number) });
+        }
+        if !text.is_empty() {
+            chains.chains[number].push(kind, &text);
+            let event = ChainEvent::Text { chain: number, kind, text };
+            events.event(Event::Chain { turn: turn.id, event });
         }
         self.decode_tok_s = self.chains.as_ref().and_then(Chains::decode_tok_s);
+    }
+
+    /// Ends a chain whose step failed.
+    pub fn end_chain(&mut self, m: &mut Loaded<B>, number: usize, error: NonFinite) {
+        if let Some(Job { events, .. }) = &self.job {
+            events.notice(format!("chain {} ended: {error}", number + 1));
+        }
+        self.end_chains(m, &[number], StopReason::Error);
     }
 
     /// Ends chains and reports them.

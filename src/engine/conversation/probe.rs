@@ -88,7 +88,9 @@ impl Running {
                 Ok(Some(n))
             }
             (Stage::Decode, kind) => {
-                for sampled in chain::decode(&mut m.runner, &mut [&mut *chain])? {
+                // Without drafts, so that each chain has one token.
+                for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
+                    chain.accept(&mut m.runner);
                     let Pushed { kind: of, text, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
                     if let (Kind::Aside { dense, .. }, false) = (&*kind, text.is_empty()) {
                         events.event(Event::Found(Finding::Text { dense: *dense, kind: of, text }));

@@ -127,7 +127,8 @@ impl Runtime {
     fn ask(&self, max_tokens: Option<usize>, source: &Source) -> Ask {
         let (sampling, seed) = (self.app.sampling(), self.app.options.seed);
         let max_think = source.info.max_think(self.app.options.max_think);
-        Ask { prompt: Vec::new(), sampling, seed, max_tokens, max_think }
+        let drafts = self.app.options.drafts.min(source.info.most_drafts);
+        Ask { prompt: Vec::new(), sampling, seed, max_tokens, max_think, drafts }
     }
 
     /// Renders the rest of the conversation and rewinds the cache to it.

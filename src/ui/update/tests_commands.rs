@@ -149,7 +149,7 @@ fn a_file_named_by_hand_is_attached_at_enter() {
 
 #[test]
 fn the_list_of_commands_fills_the_screen_and_says_how_many_more() {
-    let mut app = app(120, 48, 8, 4);
+    let mut app = app(120, 49, 8, 4);
     type_in(&mut app, "/");
     let shown = screen(&mut app);
     for spec in crate::ui::commands::ALL {
@@ -158,7 +158,7 @@ fn the_list_of_commands_fills_the_screen_and_says_how_many_more() {
     }
     assert!(!shown.contains(" more; ") && shown.contains("the system prompt\n"), "whole texts: {shown}");
     app.size = (80, 24);
-    assert!(screen(&mut app).contains("  16 more; letters narrow the list, Down scrolls it"), "{}", screen(&mut app));
+    assert!(screen(&mut app).contains("  17 more; letters narrow the list, Down scrolls it"), "{}", screen(&mut app));
     press(&mut app, KeyCode::Up);
     assert!(screen(&mut app).contains("/export FILE"), "the last one: {}", screen(&mut app));
     app.input.take();

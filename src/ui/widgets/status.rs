@@ -12,6 +12,8 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Widget};
 
 const MAX_BANNER: usize = 4;
+/// Gain of drafts from which it is shown.
+const WORTH_SAYING: f64 = 1.05;
 /// Most waiting messages that are shown.
 const MAX_QUEUE_ROWS: usize = 3;
 
@@ -253,6 +255,11 @@ fn parts(app: &App) -> Vec<Part> {
         let shown = last.and_then(|r| r.decode_tok_s);
         if let Some(speed) = if app.turn.is_some() { s.decode_tok_s } else { shown } {
             add(4, Role::Status, format!("{speed:.0} tok/s"));
+            let running = s.draft_gain.filter(|_| app.turn.is_some());
+            let gain = running.or_else(|| last.filter(|_| app.turn.is_none())?.draft?.gain());
+            if let Some(gain) = gain.filter(|gain| *gain >= WORTH_SAYING) {
+                add(3, Role::Status, format!("{gain:.1}x drafted"));
+            }
         }
     }
     let last = app.chat.path().iter().rev().find_map(|m| m.stop_reason()).filter(|_| app.session.answered);

@@ -59,6 +59,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         codec,
         policy,
         delta: None,
+        staged_rows: 0,
     };
     let mut kv = tables(&cpu, geometry);
     let width = (q_heads + 2 * heads) * head_dim;
@@ -129,6 +130,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         codec,
         policy,
         delta: None,
+        staged_rows: 0,
     };
     let (prefill, decode) = (Cpu::new(2), Cpu::new(3));
     let (mut chunks, mut steps) = (tables(&prefill, geometry), tables(&decode, geometry));
@@ -192,6 +194,7 @@ fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
         codec: Codec::F32,
         policy: Policy::Dense,
         delta: None,
+        staged_rows: 0,
     };
     let width = (n_q_heads + 2 * n_kv_heads) * d;
     let data: Vec<f32> = random(n * width, 5).into_iter().map(|v| 3.0 * v).collect();

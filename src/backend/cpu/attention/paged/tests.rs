@@ -110,6 +110,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 codec,
                 policy: Policy::Quest(Quest { budget: Budget::Slots(48), dms }),
                 delta: None,
+                staged_rows: 0,
             };
             let mut kv = tables(&cpu, geometry);
             for (i, n) in [37, 1, 1, 90, 1, 1, 1, 1, 1, 1, 6, 1, 1].into_iter().enumerate() {

@@ -1,0 +1,157 @@
+//! Checks of steps that try drafts: tokens, slots and counters are those of single steps on the same device, whatever was tried.
+//! Rows of one step are summed in another order than single ones, which would show with bf16 activations: the weights are f32.
+
+use super::models::mix;
+use super::{CODECS, Finding, Report, widen};
+use anyhow::Result;
+use dmschat::backend::Measure;
+use dmschat::cache::{SeqId, SeqStats};
+use dmschat::checkpoint::Checkpoint;
+use dmschat::codec::Codec;
+use dmschat::engine::{Decode, Drafts, EngineOptions, Runner, Verify};
+use dmschat::policy::{Budget, PolicyKind, PolicyRequest, SlotMeta};
+use dmschat::protocol::{MAX_DRAFTS, SamplingParams, Token};
+use std::time::Instant;
+
+/// Drafts of each round, those that are right, and rows that are accepted.
+const ROUNDS: [[usize; 3]; 10] = [
+    [3, 3, 4],
+    [7, 2, 3],
+    [1, 0, 1],
+    [MAX_DRAFTS, 5, 6],
+    [2, 2, 1],
+    [4, 4, 5],
+    [MAX_DRAFTS, MAX_DRAFTS, 16],
+    [1, 1, 2],
+    [5, 0, 1],
+    [3, 1, 2],
+];
+/// Rounds before which eviction is switched off, a fork is made, eviction is on again, and the fork is released.
+const OFF: usize = 2;
+const FORK: usize = 3;
+const ON: usize = 5;
+const RELEASE: usize = 8;
+const PROMPT: usize = 30;
+/// A small window, so that short sequences evict tokens.
+const WINDOW: usize = 8;
+
+/// The results of a run.
+#[derive(PartialEq)]
+struct Trace {
+    tokens: Vec<Token>,
+    slots: Vec<Vec<SlotMeta>>,
+    stats: SeqStats,
+}
+
+/// Runs the checks. `open` opens a backend for each run.
+pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
+    open: impl Fn() -> Result<B, E>,
+    report: &mut Report<'_>,
+) -> Result<()> {
+    let window = PolicyKind::Window.with(Budget::Slots(18));
+    let own = CODECS.iter().map(|&codec| (PolicyRequest::default(), codec, false));
+    let dense = PolicyKind::Dense.into();
+    for (policy, codec, hybrid) in own.chain([(window, Codec::Bf16, false), (dense, Codec::Int8, false)]).chain([(
+        PolicyRequest::default(),
+        Codec::Bf16,
+        true,
+    )]) {
+        if !report.takes() {
+            continue;
+        }
+        let mut config = Checkpoint::shape("demo")?;
+        config.n_layers = 2;
+        if hybrid {
+            mix(&mut config);
+        }
+        let mut checkpoint = Checkpoint::random_of("demo", config)?;
+        if let Some(dms) = &mut checkpoint.config.dms {
+            dms.rule.window = WINDOW;
+        }
+        widen(&mut checkpoint);
+        let plain = trace(open()?, &checkpoint, policy, codec, None)?;
+        let started = Instant::now();
+        let got = trace(open()?, &checkpoint, policy, codec, Some(&plain.tokens))?;
+        let kind = if hybrid { " of a hybrid" } else { "" };
+        let name = format!("drafts{kind}, {} {}", policy.kind, codec.name());
+        report.add(finding(name, &got, &plain, started));
+    }
+    Ok(())
+}
+
+/// Decodes from a prompt: in rounds with drafts where the tokens to come are `known`, else in single steps.
+fn trace<B: Measure>(
+    b: B,
+    checkpoint: &Checkpoint,
+    policy: PolicyRequest,
+    codec: Codec,
+    known: Option<&[Token]>,
+) -> Result<Trace> {
+    let drafts = Drafts { rows: 1 + MAX_DRAFTS, ..Drafts::default() };
+    let options = EngineOptions { context: Some(96), max_step: Some(64), policy, drafts, ..EngineOptions::new(codec) };
+    let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
+    let vocab = checkpoint.config.vocab;
+    let sampling = SamplingParams { temperature: 1.0, top_k: 40, repetition_penalty: 1.2, ..SamplingParams::default() };
+    let seq = runner.create(true)?;
+    let prompt: Vec<Token> = (0..PROMPT).map(|at| (at * 7919 % vocab) as Token).collect();
+    runner.feed(seq, &prompt)?;
+    let (mut tokens, mut fork): (Vec<Token>, Option<SeqId>) = (vec![3], None);
+    for (round, [tried, right, taken]) in ROUNDS.into_iter().enumerate() {
+        match round {
+            OFF => drop(runner.set_eviction(seq, false)?),
+            FORK => fork = Some(runner.fork(seq)?),
+            ON => drop(runner.set_eviction(seq, true)?),
+            RELEASE => fork.take().into_iter().for_each(|fork| runner.release(fork)),
+            _ => {}
+        }
+        let last = tokens.last().copied().unwrap_or_default();
+        let decode = Decode { seq, token: last, sampling: &sampling, seed: 40 };
+        let Some(known) = known else {
+            for _ in 0..taken {
+                let token = tokens.last().copied().unwrap_or_default();
+                tokens.extend(runner.decode(&[Decode { token, ..decode }])?);
+            }
+            continue;
+        };
+        let next = &known[tokens.len()..];
+        let draft = |i: usize| if i < right { next[i] } else { (next[i.min(taken - 1)] + 1) % vocab as Token };
+        let drafts: Vec<Token> = (0..tried).map(draft).collect();
+        let rows = runner.verify(&[Verify { decode, drafts: &drafts }])?.remove(0);
+        (0..taken).for_each(|_| runner.accept(seq));
+        runner.commit();
+        for row in &rows[..taken] {
+            tokens.push((*row)?);
+        }
+    }
+    let c = runner.config();
+    let lanes = (0..c.attention_layers()).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h)));
+    let slots = lanes.map(|(l, h)| runner.cache.slot_metas(runner.backend(), seq, l, h)).collect();
+    Ok(Trace { tokens, slots, stats: runner.cache.stats(runner.backend(), seq) })
+}
+
+fn finding(name: String, got: &Trace, plain: &Trace, started: Instant) -> Finding {
+    let at = (0..plain.tokens.len()).find(|&at| got.tokens[at] != plain.tokens[at]);
+    let differs = at.map(|at| format!("token {at} is {} instead of {}", got.tokens[at], plain.tokens[at]));
+    let slots = (got.slots != plain.slots).then(|| "other slots are in use".to_owned());
+    let counted = (got.stats != plain.stats).then(|| format!("{:?} instead of {:?}", got.stats, plain.stats));
+    Finding { name, error: 0.0, limit: 0.0, broken: differs.or(slots).or(counted), time: started.elapsed() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Part;
+    use super::*;
+    use dmschat::backend::cpu::Cpu;
+
+    #[test]
+    fn drafts_change_nothing() {
+        let mut seen = 0;
+        let open = || Ok::<_, std::fmt::Error>(Cpu::new(2));
+        let each = &mut |finding: Finding| {
+            seen += 1;
+            assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
+        };
+        run_all(open, &mut Report::new(Part::ALL, false, each)).unwrap();
+        assert_eq!(seen, CODECS.len() + 3);
+    }
+}

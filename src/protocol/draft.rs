@@ -1,0 +1,69 @@
+//! Speculation: tokens that are tried in one step with the token before them.
+
+use crate::words::words;
+use serde::{Deserialize, Serialize};
+
+/// Most drafts of a step.
+pub const MAX_DRAFTS: usize = 15;
+
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftSource {
+    /// [`Self::Lookup`] on the CPU; none on a GPU, where it was not measured yet.
+    #[default]
+    Auto,
+    /// What followed the newest tokens where they stood before.
+    Lookup,
+    /// Every step has one token.
+    Off,
+}
+
+words! { DraftSource, "a source of drafts", {
+    Auto = "auto",
+    Lookup = "lookup",
+    Off = "off",
+} }
+
+/// What drafts did for an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DraftReport {
+    /// Steps that tried drafts, the drafts, and those of them that became part of the answer.
+    pub rounds: u64,
+    pub drafted: u64,
+    pub accepted: u64,
+    /// Tokens of the answer that a step has decided on, and what the steps took, in steps without drafts.
+    pub tokens: u64,
+    pub cost: f64,
+}
+
+impl DraftReport {
+    pub fn observe(&mut self, drafted: usize, accepted: usize, cost: f64) {
+        self.rounds += u64::from(drafted > 0);
+        self.drafted += drafted as u64;
+        self.accepted += accepted as u64;
+        self.tokens += accepted as u64 + 1;
+        self.cost += cost;
+    }
+
+    /// What drafts did for two answers.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds + other.rounds,
+            drafted: self.drafted + other.drafted,
+            accepted: self.accepted + other.accepted,
+            tokens: self.tokens + other.tokens,
+            cost: self.cost + other.cost,
+        }
+    }
+
+    /// How much faster the answer was than without drafts; `None` where none was tried.
+    pub fn gain(&self) -> Option<f64> {
+        (self.rounds > 0 && self.cost > 0.0).then(|| self.tokens as f64 / self.cost)
+    }
+
+    /// Mean tokens of a step that tried drafts.
+    pub fn accepted_length(&self) -> Option<f64> {
+        (self.rounds > 0).then(|| 1.0 + self.accepted as f64 / self.rounds as f64)
+    }
+}

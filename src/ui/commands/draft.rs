@@ -1,0 +1,64 @@
+//! `/draft on|off|N`: whether a step tries tokens that may follow, and how many.
+
+use super::{Args, Command, Group};
+use crate::protocol::{DraftSource, MAX_DRAFTS};
+use crate::ui::refusal::{Done, Refusal};
+use crate::ui::state::App;
+use crate::ui::text::plural;
+
+pub const DRAFT: Command =
+    Command::new(Group::Model, "draft", "on|off|N", "try several tokens in one step; the answer is the same", run)
+        .args(Args {
+            closed: false,
+            ..Args::words(TAKES, &[("on", "as many as are faster"), ("off", "one token a step")])
+        });
+
+const TAKES: &str = "on, off, or the most tokens of a step (1 to 15)";
+
+/// Sets the most drafts of a step, or says how many there are.
+fn run(app: &mut App, argument: &str) -> Done {
+    let info = app.model()?;
+    if info.most_drafts == 0 {
+        let why = match app.setup.settings.draft {
+            DraftSource::Off => "the program was started with --draft off",
+            DraftSource::Auto => "on a GPU they need --draft lookup at the start, and some cache policies have none",
+            DraftSource::Lookup => "this cache policy has none",
+        };
+        return Err(format!("no drafts can be tried: {why}").into());
+    }
+    app.options.drafts = match argument {
+        "" => app.options.drafts,
+        "on" => MAX_DRAFTS,
+        "off" => 0,
+        n => match n.parse() {
+            Ok(n @ 1..=MAX_DRAFTS) => n,
+            _ => return Err(Refusal::Takes),
+        },
+    };
+    app.info(match app.options.drafts {
+        0 => "drafts are off: every step has one token".to_owned(),
+        n => format!("drafts are on: a step tries up to {}, as far as that is faster", plural(n as u64, "token")),
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::protocol::ModelInfo;
+    use crate::ui::testing::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn drafts_are_switched_and_refused_where_there_are_none() {
+        let mut app = app(100, 24, 8, 4);
+        for (argument, drafts) in [("off", 0), ("3", 3), ("", 3), ("on", 15), ("16", 15), ("0", 15)] {
+            say(&mut app, &format!("/draft {argument}"));
+            assert_eq!(app.options.drafts, drafts, "{argument}");
+        }
+        assert!(screen(&mut app).contains("/draft takes on, off, or the most tokens of a step"));
+        let info = app.engine.info.clone().unwrap();
+        app.engine.info = Some(Arc::new(ModelInfo { most_drafts: 0, ..(*info).clone() }));
+        say(&mut app, "/draft on");
+        assert!(screen(&mut app).contains("on a GPU they need --draft lookup"));
+    }
+}
