@@ -163,6 +163,36 @@ pub struct DeltaNetArgs<'a, B: Device> {
     pub staged: bool,
 }
 
+/// Experts of one layer: arguments of [`Ops::experts`].
+pub struct ExpertsArgs<'a, B: Device> {
+    /// `[experts, hidden]`
+    pub router: &'a B::Weight,
+    /// Gate and up of each expert, stacked by rows `[experts * 2 width, hidden]`.
+    pub gate_up: &'a B::Weight,
+    /// `[experts * hidden, width]`
+    pub down: &'a B::Weight,
+    pub per_token: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
+    pub rows: &'a mut ExpertRows<B>,
+}
+
+/// Scratch of [`Ops::experts`] for steps of `n` tokens with `k` experts each; it has no meaning after the op.
+pub struct ExpertRows<B: Device> {
+    /// Logits of the router `[n, experts]`.
+    pub logits: B::Acts,
+    /// Experts of each token `[n, k]`, the likeliest first, and their weights.
+    pub chosen: B::Buf<i32>,
+    pub weights: B::Buf<f32>,
+    /// `[2 n k + experts + 1]`: numbers of pairs of a token and its expert in order of experts, the inverse of that, and where
+    /// each expert's pairs begin.
+    pub order: B::Buf<i32>,
+    /// Rows of pairs in order of experts: gate and up `[n k, 2 width]`, SwiGLU `[n k, width]`, and output `[n k, hidden]`.
+    pub gate_up: B::Acts,
+    pub act: B::Acts,
+    pub out: B::Acts,
+}
+
 /// `u32` words of a bit set of tokens.
 pub fn seen_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
@@ -365,6 +395,10 @@ pub trait Ops: Pages {
         spans: &[Span],
         args: &DeltaNetArgs<'_, Self>,
     );
+    /// Mixture of experts: `x += sum over j of weight[j] * down(silu(gate(h)) * up(h))` of the experts j that the router chooses
+    /// for each row of `h`: the `per_token` likeliest by the softmax of `router h`, of equal ones those of lower numbers. The sum
+    /// runs from the likeliest on.
+    fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize);
     /// Ends the layers of a step: `seq_len += len` for every span; `peak` counts the live slots, and for spans of one token
     /// `reads` does too, unless attention has counted them.
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]);

@@ -10,7 +10,7 @@ pub use observe::{Observed, Text, observe, output_columns};
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{After, Backend, Linear, Norm, QkvRopeArgs, Span};
+use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use weights::{Attention, DeltaNet, Layer, Mixer};
 
@@ -72,6 +72,10 @@ fn forward_with<B: Backend>(
         match &layer.mixer {
             Mixer::Attention(mixer) => attention(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
             Mixer::DeltaNet(mixer) => delta_net(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
+        }
+        if let Some(router) = &layer.router {
+            experts(b, model, (l, layer, router), ws, n);
+            continue;
         }
         let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
         let gate_up = Linear {
@@ -157,6 +161,28 @@ fn delta_net<B: Backend>(
     cache.delta_net(b, &mut ws.delta_out, rows, mixer.index, spans, &args);
     let out = Linear { after: After::Add(&mut ws.proj), ..Linear::plain(&mixer.out) };
     b.linear(&mut ws.x, &ws.delta_out, out, n);
+}
+
+/// Computes the experts of layer `l` and adds their sum to the residual stream `ws.x`.
+fn experts<B: Backend>(
+    b: &B,
+    model: &Model<B>,
+    (l, layer, router): (usize, &Layer<B>, &B::Weight),
+    ws: &mut Workspace<B>,
+    n: usize,
+) {
+    let (Some(sizes), Some(rows)) = (&model.config.spec.experts, &mut ws.experts) else { return };
+    let norm = Norm { weight: &layer.post_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
+    b.rms_norm(&mut ws.h, &ws.x, norm, n);
+    let args = ExpertsArgs {
+        router,
+        gate_up: &layer.gate_up,
+        down: &layer.down,
+        per_token: sizes.per_token,
+        normalized: sizes.normalized,
+        rows,
+    };
+    b.experts(&mut ws.x, &ws.h, args, n);
 }
 
 /// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.

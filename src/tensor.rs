@@ -184,6 +184,14 @@ impl Tensor {
         Self::new(name, DType::F32, shape, Arc::new(bytes), 0..len)
     }
 
+    /// A stack of matrices `[n, rows, cols]` as one `[n * rows, cols]`; anything else as it is.
+    pub fn as_matrix(mut self) -> Self {
+        if let [n, rows, cols] = self.shape[..] {
+            self.shape = vec![n * rows, cols];
+        }
+        self
+    }
+
     /// `n` of its rows, under a name of their own: shared, or copied where they are not one run. Strips are not divided.
     pub fn rows(&self, name: &str, n: usize, runs: RowRuns) -> Self {
         let mut shape = self.shape.clone();

@@ -3,6 +3,7 @@
 
 mod attention;
 mod delta;
+mod experts;
 mod kv;
 mod linear;
 mod merge;
@@ -13,8 +14,8 @@ mod simd;
 pub(super) mod thread_pool;
 
 use super::{
-    About, After, DeltaNetArgs, Device, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory, Plain,
-    QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
+    About, After, DeltaNetArgs, Device, ExpertsArgs, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory,
+    Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
@@ -143,7 +144,7 @@ impl Cpu {
 
     /// `out = x weight^T + bias`
     fn multiply(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Vec<f32>>, n: usize) {
-        linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight, bias.map(Vec::as_slice), n);
+        linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight.all(), bias.map(Vec::as_slice), n);
     }
 
     /// Calls `row(out row, row number)` for the first `n` rows of `out`, in parallel.
@@ -345,6 +346,10 @@ impl Ops for Cpu {
         args: &DeltaNetArgs<'_, Self>,
     ) {
         delta::delta_net(self, out, rows, kv, layer, spans, args);
+    }
+
+    fn experts(&self, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Self>, n: usize) {
+        experts::experts(self, x, h, args, n);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

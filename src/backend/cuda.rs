@@ -31,8 +31,8 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    DeltaNetArgs, Device, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs, SampleArgs, Span,
-    StepKind, StepResult, Use, seen_words,
+    DeltaNetArgs, Device, ExpertsArgs, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs,
+    SampleArgs, Span, StepKind, StepResult, Use, seen_words,
 };
 use crate::protocol::Token;
 use crate::tensor::Tensor;
@@ -325,6 +325,10 @@ impl Ops for Cuda {
         args: &DeltaNetArgs<'_, Self>,
     ) {
         delta::delta_net(self, out, rows, kv, layer, spans, args);
+    }
+
+    fn experts(&self, _: &mut Acts, _: &Acts, _: ExpertsArgs<'_, Self>, _: usize) {
+        panic!("experts are refused before a model is loaded")
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -9,6 +9,8 @@ pub const LAYERS: usize = 1024;
 pub const HEADS: usize = 1024;
 /// 4 times that of any kernel or published model of these families.
 pub const HEAD_DIM: usize = 1024;
+/// Experts of a layer: 4 times those of any published model.
+pub const EXPERTS: usize = 2048;
 /// Tokens of a delta net's convolution: 4 times Qwen3.5.
 pub const KERNEL: usize = 16;
 /// 4 times Llama 3.1 405B.

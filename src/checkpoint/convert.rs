@@ -64,7 +64,9 @@ pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code>
     for layer in (0..source.config.n_layers).map(|l| LayerSpec::new(&source.config, l)) {
         for stack in layer.stacks() {
             if stack.iter().any(|matrix| own(&matrix.name).is_none()) {
-                out.retain(|name, _| stack.iter().all(|matrix| matrix.name != *name));
+                for matrix in stack {
+                    out.remove(&matrix.name);
+                }
             }
         }
     }

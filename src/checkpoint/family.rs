@@ -28,6 +28,8 @@ pub struct Family {
     pub scaled: bool,
     /// Whether most layers are gated delta nets, attention's output is gated, and norms store their weights less 1.
     pub hybrid: bool,
+    /// Whether layers have experts.
+    pub experts: bool,
     /// Whether rows of q and k are interleaved in GGUF files: llama.cpp rotates neighbouring channels there, and channels half
     /// a head apart, as Hugging Face does, in later architectures; its converter permutes the rows to match.
     pub interleaved: bool,
@@ -57,11 +59,12 @@ const PLAIN: Family = Family {
     no_rope: false,
     scaled: false,
     hybrid: false,
+    experts: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, plain_heads: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, plain_heads: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
@@ -78,11 +81,12 @@ const FAMILIES: [Family; 8] = [
         ..PLAIN
     },
     Family { name: "qwen3_5_text", qk_norm: true, hybrid: true, partial_rope: true, yarn: true, ..PLAIN },
+    Family { name: "qwen3_moe", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, experts: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
-/// A family with another name in GGUF files, and that.
-const QWEN35: [&str; 2] = ["qwen3_5_text", "qwen35"];
+/// Families with another name in GGUF files, and that.
+const GGUF_NAMES: [[&str; 2]; 2] = [["qwen3_5_text", "qwen35"], ["qwen3_moe", "qwen3moe"]];
 
 impl Family {
     pub fn named(name: &str) -> Option<&'static Self> {
@@ -91,12 +95,13 @@ impl Family {
 
     /// The family of a value of `general.architecture` in a GGUF file.
     pub fn of_gguf(architecture: &str) -> Option<&'static Self> {
-        Self::named(if architecture == QWEN35[1] { QWEN35[0] } else { architecture })
+        let ours = GGUF_NAMES.iter().find(|[_, theirs]| *theirs == architecture);
+        Self::named(ours.map_or(architecture, |[ours, _]| ours))
     }
 
     /// As [`Self::names`], of GGUF files.
     pub fn gguf_names() -> String {
-        Self::names().replace(QWEN35[0], QWEN35[1])
+        GGUF_NAMES.iter().fold(Self::names(), |names, [ours, theirs]| names.replace(ours, theirs))
     }
 
     /// The names of all families, for a message.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 22] = [
+const LAYER_NAMES: [(&str, &str); 26] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -40,6 +40,10 @@ const LAYER_NAMES: [(&str, &str); 22] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
     ("linear_attn.in_proj_b", "ssm_beta"),
@@ -214,6 +218,11 @@ impl Gguf {
         Names { own: of(&["general.name"]), bases: of(&bases) }
     }
 
+    /// Whether there is a tensor of that Hugging Face name.
+    pub fn has(&self, name: &str) -> bool {
+        gguf_name(name).is_some_and(|name| self.header.tensors.contains_key(&name))
+    }
+
     /// The tensor of that Hugging Face name. Quantized matrices become [`Rows`].
     pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
         if let [channels, 1, kernel] = spec.shape[..] {
@@ -280,9 +289,11 @@ impl Gguf {
         }
         match (dtype, &shape[..]) {
             (Some(dtype), _) => self.plain(name, dtype, shape, (bytes, range), order),
-            (None, &[_, cols]) => {
+            (None, &[.., _, cols]) => {
                 let rows = Blocks { kind, bytes: bytes.clone(), range: range.clone(), cols, order };
-                Ok(Tensor::from_rows(name, [shape[0], cols], Arc::new(rows)))
+                let mut tensor = Tensor::from_rows(name, [shape[0], cols], Arc::new(rows));
+                tensor.shape.clone_from(shape);
+                Ok(tensor)
             }
             (None, _) => {
                 bail!("{}: tensor {theirs} is a {} of shape {shape:?}, expected a matrix", self.label(), kind.name())

@@ -2,7 +2,7 @@
 //! a checkpoint, making random weights and loading a model all read it.
 
 use super::config::{DmsVariant, ModelConfig, Predictor};
-use super::spec::{DeltaNet, Mixer};
+use super::spec::{DeltaNet, Mixer, Mlp};
 use crate::tensor::{RowRuns, Tensor};
 use anyhow::{Context, Result, ensure};
 
@@ -44,9 +44,17 @@ pub struct LayerSpec {
     pub input_norm: TensorSpec,
     pub mixer: MixerSpec,
     pub post_norm: TensorSpec,
-    pub gate: LinearSpec,
-    pub up: LinearSpec,
-    pub down: LinearSpec,
+    pub mlp: MlpSpec,
+}
+
+/// The tensors of a feed-forward block: dense, or experts.
+pub struct MlpSpec {
+    /// `[experts, hidden]`; `None` of a dense one.
+    pub router: Option<LinearSpec>,
+    /// Gate and up of each expert, or the one pair `[ffn, hidden]`.
+    pub gate_up: Vec<LinearSpec>,
+    /// `[hidden, ffn]`
+    pub down: Vec<LinearSpec>,
 }
 
 pub enum MixerSpec {
@@ -118,7 +126,6 @@ impl LayerSpec {
     pub fn new(c: &ModelConfig, layer: usize) -> Self {
         let name = |name: &str| format!("model.layers.{layer}.{name}");
         let norm = |part: &str| tensor(&name(&format!("{part}.weight")), &[c.hidden]);
-        let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, c.spec.mlp_bias);
         Self {
             input_norm: norm("input_layernorm"),
             mixer: match (c.layer(layer).mixer, &c.spec.delta_net) {
@@ -128,9 +135,7 @@ impl LayerSpec {
                 _ => MixerSpec::Attention(AttentionSpec::new(c, layer).into()),
             },
             post_norm: norm("post_attention_layernorm"),
-            gate: mlp("gate_proj", c.ffn, c.hidden),
-            up: mlp("up_proj", c.ffn, c.hidden),
-            down: mlp("down_proj", c.hidden, c.ffn),
+            mlp: MlpSpec::new(c, layer, &name("mlp")),
         }
     }
 
@@ -140,7 +145,7 @@ impl LayerSpec {
             MixerSpec::Attention(mixer) => [mixer.projections(), vec![&mixer.o]],
             MixerSpec::DeltaNet(mixer) => [vec![&mixer.qkv, &mixer.z], vec![&mixer.out]],
         };
-        let stacks = [first, out, vec![&self.gate, &self.up], vec![&self.down]];
+        let stacks = [first, out, self.mlp.gate_up.iter().collect(), self.mlp.down.iter().collect()];
         stacks.map(|stack: Vec<&LinearSpec>| stack.iter().map(|linear| &linear.weight).collect()).into()
     }
 
@@ -149,9 +154,29 @@ impl LayerSpec {
             MixerSpec::Attention(mixer) => mixer.into_tensors(),
             MixerSpec::DeltaNet(mixer) => (mixer.into_tensors(), None),
         };
-        let mlp = [self.gate, self.up, self.down].into_iter().flat_map(LinearSpec::into_tensors);
+        let MlpSpec { router, gate_up, down } = self.mlp;
+        let mlp = router.into_iter().chain(gate_up).chain(down).flat_map(LinearSpec::into_tensors);
         let before = std::iter::once(self.input_norm).chain(mixer).chain([self.post_norm]);
         before.chain(mlp).chain(decisions.into_iter().flat_map(DecisionSpec::into_tensors))
+    }
+}
+
+impl MlpSpec {
+    fn new(c: &ModelConfig, layer: usize, name: &str) -> Self {
+        let (names, width, router) = match (c.layer(layer).mlp, &c.spec.experts) {
+            (Mlp::Experts, Some(experts)) => {
+                let names = (0..experts.count).map(|expert| format!("{name}.experts.{expert}")).collect();
+                (names, experts.width, Some(linear(&format!("{name}.gate"), experts.count, c.hidden, false)))
+            }
+            _ => (vec![name.to_owned()], c.ffn, None),
+        };
+        let part = |name: &str, part, out, from| linear(&format!("{name}.{part}"), out, from, c.spec.mlp_bias);
+        let gate_up = |name: &String| ["gate_proj", "up_proj"].map(|of| part(name, of, width, c.hidden));
+        Self {
+            router,
+            gate_up: names.iter().flat_map(gate_up).collect(),
+            down: names.iter().map(|name| part(name, "down_proj", c.hidden, width)).collect(),
+        }
     }
 }
 
@@ -283,6 +308,25 @@ pub fn fused(c: &ModelConfig, spec: &TensorSpec) -> Option<(TensorSpec, RowRuns)
         let shape = std::iter::once(rows).chain(spec.shape[1..].iter().copied()).collect();
         Some((TensorSpec { name: format!("{layer}{whole}{kind}"), shape }, runs))
     })
+}
+
+/// The tensors that may have the matrices of all experts in place of this one, and its rows there: gate and up of an expert in
+/// one, as transformers has them in memory, or each kind in its own, as in GGUF files.
+pub fn of_experts(c: &ModelConfig, spec: &TensorSpec) -> Vec<(TensorSpec, RowRuns)> {
+    let place = spec.name.split_once(".mlp.experts.").zip(c.spec.experts.as_ref());
+    let Some(((layer, rest), experts)) = place else { return Vec::new() };
+    let part = rest.split_once('.').and_then(|(expert, part)| Some((expert.parse::<usize>().ok()?, part)));
+    let (Some((expert, part)), &[rows, cols]) = (part, &spec.shape[..]) else { return Vec::new() };
+    let whole = |part: &str, all: usize, at: usize| {
+        let spec = tensor(&format!("{layer}.mlp.experts.{part}"), &[experts.count, all, cols]);
+        (spec, RowRuns::one(expert * all + at, rows))
+    };
+    let own = whole(part, rows, 0);
+    match part {
+        "gate_proj.weight" => vec![whole("gate_up_proj", 2 * rows, 0), own],
+        "up_proj.weight" => vec![whole("gate_up_proj", 2 * rows, rows), own],
+        _ => vec![whole("down_proj", rows, 0), own],
+    }
 }
 
 fn tensor(name: &str, shape: &[usize]) -> TensorSpec {

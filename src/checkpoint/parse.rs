@@ -8,7 +8,7 @@ use super::family::{Family, WindowIn};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
-use super::spec::{DeltaNet, LayerKind, Mixer, Spec};
+use super::spec::{DeltaNet, Experts, LayerKind, Mixer, Mlp, Spec};
 use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
@@ -147,6 +147,10 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
         spec.delta_net = Some(delta_net(config)?);
         spec.layers = mixers(config)?;
     }
+    if family.experts {
+        spec.experts = Some(experts(config)?);
+        spec.layers = mlps(config)?;
+    }
     Ok(spec)
 }
 
@@ -170,6 +174,38 @@ fn delta_net(config: &Fields) -> Result<DeltaNet> {
         "{place}: {value_heads} value heads do not share {key_heads} key heads evenly"
     );
     Ok(sizes)
+}
+
+/// Sizes of the layers with experts. transformers has two names for their number.
+fn experts(config: &Fields) -> Result<Experts> {
+    let place = config.place();
+    let named = if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
+    let count = config.size_to(named, bounds::EXPERTS)?;
+    let per_token = config.size_to("num_experts_per_tok", bounds::EXPERTS)?;
+    ensure!(per_token <= count, "{place}: a token has {per_token} of {count} experts");
+    let width = config.size_to("moe_intermediate_size", bounds::FFN)?;
+    Ok(Experts { count, per_token, width, normalized: config.bool_or("norm_topk_prob", false)? })
+}
+
+/// Layers with experts: one in `decoder_sparse_step`, but for `mlp_only_layers`.
+fn mlps(config: &Fields) -> Result<Vec<LayerKind>> {
+    let (n, place) = (config.size_to("num_hidden_layers", bounds::LAYERS)?, config.place());
+    let step = config.opt_size("decoder_sparse_step")?.unwrap_or(1).max(1);
+    let dense = match config.get("mlp_only_layers") {
+        None => Vec::new(),
+        Some(listed) => {
+            let layers = listed.as_array().map(|list| list.iter().map(Value::as_u64).collect::<Option<Vec<_>>>());
+            match layers.flatten() {
+                Some(layers) => layers,
+                None => bail!("{place}: mlp_only_layers is not a list of layers"),
+            }
+        }
+    };
+    let of = |layer: usize| match (layer + 1).is_multiple_of(step) && !dense.contains(&(layer as u64)) {
+        true => Mlp::Experts,
+        false => Mlp::Dense,
+    };
+    Ok((0..n).map(|layer| LayerKind { mlp: of(layer), ..LayerKind::ATTENTION }).collect())
 }
 
 /// Layers of attention and of gated delta nets: `layer_types`, or attention in every fourth.
@@ -260,7 +296,8 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     let place = config.place();
     Quantization::parse(config)?;
     for key in FOREIGN_KEYS {
-        ensure!(config.get(key).is_none(), "{place}: {key} is set, which is not supported");
+        let known = family.experts && key.ends_with("_experts");
+        ensure!(known || config.get(key).is_none(), "{place}: {key} is set, which is not supported");
     }
     ensure!(
         family.no_rope || config.get("no_rope_layers").is_none(),

@@ -181,7 +181,7 @@ fn six_bits(c: &ModelConfig) -> HashSet<String> {
     let head = names::lm_head(c).unwrap_or_else(|| names::embedding(c));
     let six = |layer: LayerSpec| {
         let v = if let MixerSpec::Attention(mixer) = layer.mixer { Some(mixer.v) } else { None };
-        v.into_iter().chain([layer.down]).map(|linear| linear.weight.name)
+        v.into_iter().chain(layer.mlp.down).map(|linear| linear.weight.name)
     };
     layers.flat_map(six).chain([head.name]).collect()
 }
@@ -277,7 +277,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         "qwen3.5-9b" => {
             let sizes =
                 DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4, tiled: false };
-            let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false };
+            let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false, ..LayerKind::ATTENTION };
             ModelConfig {
                 family: family("qwen3_5_text"),
                 n_kv_heads: 4,

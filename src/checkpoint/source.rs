@@ -62,9 +62,17 @@ impl Source {
 
     /// A tensor, which may be some rows of one in the files.
     fn get(&self, config: &ModelConfig, spec: &TensorSpec) -> Result<Option<Tensor>> {
-        let Some((whole, runs)) = names::fused(config, spec) else { return self.whole(spec) };
+        let of_experts = || names::of_experts(config, spec).into_iter().find(|(whole, _)| self.has(&whole.name));
+        let Some((whole, runs)) = names::fused(config, spec).or_else(of_experts) else { return self.whole(spec) };
         let tensor = self.whole(&whole)?.map(|tensor| whole.check(Some(tensor), self.label())).transpose()?;
-        Ok(tensor.map(|tensor| tensor.rows(&spec.name, spec.shape[0], runs)))
+        Ok(tensor.map(|tensor| tensor.as_matrix().rows(&spec.name, spec.shape[0], runs)))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Gguf(gguf) => gguf.has(name),
+            Self::Safetensors { shards, .. } => shards.raw(name).is_some(),
+        }
     }
 
     fn whole(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {

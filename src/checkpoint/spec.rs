@@ -24,6 +24,8 @@ pub struct Spec {
     pub window: Option<usize>,
     /// Sizes of layers of [`Mixer::DeltaNet`]; `None`: there are none.
     pub delta_net: Option<DeltaNet>,
+    /// Sizes of layers with [`Mlp::Experts`]; `None`: there are none.
+    pub experts: Option<Experts>,
     /// The layers in their order, which repeats where the model has more.
     pub layers: Vec<LayerKind>,
 }
@@ -34,6 +36,26 @@ pub struct LayerKind {
     pub mixer: Mixer,
     /// Whether q and k are rotated by their positions.
     pub rotates: bool,
+    pub mlp: Mlp,
+}
+
+/// The feed-forward block of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mlp {
+    Dense,
+    /// A mixture of experts, of which a router chooses some for each token.
+    Experts,
+}
+
+/// Sizes of a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    pub count: usize,
+    pub per_token: usize,
+    /// Channels of an expert between its projections.
+    pub width: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
 }
 
 /// What mixes the tokens of a layer.
@@ -72,7 +94,7 @@ impl DeltaNet {
 }
 
 impl LayerKind {
-    pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true };
+    pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true, mlp: Mlp::Dense };
 }
 
 impl Default for Spec {
@@ -91,6 +113,7 @@ impl Default for Spec {
             score_scale: None,
             window: None,
             delta_net: None,
+            experts: None,
             layers: vec![LayerKind::ATTENTION],
         }
     }
@@ -99,6 +122,12 @@ impl Default for Spec {
 impl ModelConfig {
     pub fn layer(&self, layer: usize) -> LayerKind {
         self.spec.layers[layer % self.spec.layers.len()]
+    }
+
+    /// Channels of the widest dense feed-forward block; 0 if there is none.
+    pub fn dense_ffn(&self) -> usize {
+        let dense = (0..self.n_layers).any(|layer| self.layer(layer).mlp == Mlp::Dense);
+        if dense { self.ffn } else { 0 }
     }
 
     /// Number of the layers before this one that have its mixer: its number in the cache's tables.

@@ -49,7 +49,8 @@ pub fn importance(
         let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
         all.add(parts, x);
         // The receiver is gone once nobody wants the result.
-        !parts[0].name.ends_with("mlp.gate_proj.weight") || sender.send(()).is_ok()
+        let ends = ["mlp.gate_proj.weight", "mlp.gate.weight"];
+        !ends.iter().any(|end| parts[0].name.ends_with(end)) || sender.send(()).is_ok()
     };
     thread::scope(|scope| {
         let work = scope.spawn(|| feed(Cpu::observing(threads, Box::new(on_input)), checkpoint, tokens));

@@ -183,6 +183,9 @@ impl Target {
                 "the CUDA backend computes gated delta nets with heads of up to 128 channels and a convolution of 4 tokens"
             );
         }
+        if matches!(self, Self::Cuda(_)) && c.spec.experts.is_some() {
+            bail!("the CUDA backend does not compute mixtures of experts yet: use --device cpu");
+        }
         let group = c.n_q_heads / c.n_kv_heads.max(1);
         let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;
         if matches!(self, Self::Cuda(_)) && !fits {

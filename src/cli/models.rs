@@ -332,6 +332,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
         "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "weight_bytes": checkpoint.weight_bytes,
         "not_used": checkpoint.unused(), "layers": c.n_layers, "layers_with_state": layers_with_state(c),
+        "experts": c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token)),
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| d.variant.name()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),

@@ -29,6 +29,8 @@ pub(super) struct Layer<B: Backend> {
     pub input_norm: B::Buf<f32>,
     pub mixer: Mixer<B>,
     pub post_norm: B::Buf<f32>,
+    /// `[experts, hidden]`; the matrices below then have those of all experts. `None` of a dense layer.
+    pub router: Option<B::Weight>,
     /// Stacked gate and up projections `[2 ffn, hidden]`.
     pub gate_up: B::Weight,
     pub gate_up_bias: Option<B::Buf<f32>>,
@@ -87,9 +89,9 @@ impl<B: Backend> Model<B> {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
-    /// One weight of every layer.
-    pub(super) fn each<'a>(&'a self, of: impl Fn(&'a Layer<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
-        self.layers.iter().map(of).collect()
+    /// One weight of every layer with a dense feed-forward block, or of every one with experts.
+    pub(super) fn each<'a>(&'a self, experts: bool, of: fn(&'a Layer<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
+        self.layers.iter().filter(|layer| layer.router.is_some() == experts).map(of).collect()
     }
 
     /// The layers with attention.
@@ -183,10 +185,11 @@ impl<B: Backend> Loader<'_, B> {
                 MixerSpec::DeltaNet(t) => Mixer::DeltaNet(self.delta_net(t, l)?),
             },
             post_norm: self.norm(&t.post_norm, 1.0)?,
-            gate_up: self.matrix(&[&t.gate, &t.up])?,
-            gate_up_bias: self.bias(&[&t.gate, &t.up])?,
-            down: self.matrix(&[&t.down])?,
-            down_bias: self.bias(&[&t.down])?,
+            router: t.mlp.router.as_ref().map(|router| self.matrix(&[router])).transpose()?,
+            gate_up: self.matrix(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
+            gate_up_bias: self.bias(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
+            down: self.matrix(&t.mlp.down.iter().collect::<Vec<_>>())?,
+            down_bias: self.bias(&t.mlp.down.iter().collect::<Vec<_>>())?,
         })
     }
 

@@ -2,8 +2,8 @@
 
 use super::Model;
 use super::weights::{Layer, Mixer};
-use crate::backend::{Backend, OutOfMemory, Use};
-use crate::checkpoint::{DeltaNet, ModelConfig};
+use crate::backend::{Backend, ExpertRows, OutOfMemory, Use};
+use crate::checkpoint::{DeltaNet, Experts, ModelConfig};
 use crate::protocol::Token;
 
 pub struct Workspace<B: Backend> {
@@ -37,6 +37,8 @@ pub struct Workspace<B: Backend> {
     pub(super) gate_up: B::Acts,
     /// SwiGLU output `[max_tokens, ffn]`.
     pub(super) act: B::Acts,
+    /// Scratch of experts, where layers have them.
+    pub(super) experts: Option<ExpertRows<B>>,
     /// Rows of `h` selected for logits `[max_logits, hidden]`.
     pub(super) chosen: B::Acts,
     /// Normalised input of an adapter `[max_tokens, hidden]`.
@@ -64,7 +66,9 @@ pub(super) struct Staged<B: Backend> {
 pub fn step_token_bytes(c: &ModelConfig) -> usize {
     let heads = c.n_q_heads * c.head_dim;
     let delta = c.spec.delta_net.map_or(0, |d| d.channels() + 2 * d.value_width() + 2 * d.value_heads);
-    size_of::<f32>() * (4 * c.hidden + c.qkv_width() + heads + delta + 3 * c.ffn)
+    let of_experts = |e: Experts| e.count + e.per_token * (4 + 3 * e.width + c.hidden);
+    let experts = c.spec.experts.map_or(0, of_experts);
+    size_of::<f32>() * (4 * c.hidden + c.qkv_width() + heads + delta + experts + 3 * c.dense_ffn())
 }
 
 impl<B: Backend> Workspace<B> {
@@ -83,7 +87,9 @@ impl<B: Backend> Workspace<B> {
         b.write(&mut non_finite, 0, &[i32::MAX]);
         let projections =
             model.attentions().map(|l| &l.qkv).chain(model.delta_nets().flat_map(|l| [&l.qkvz, &l.gates]));
-        let of_h: Vec<_> = projections.chain(model.each(|l| &l.gate_up)).chain([model.head()]).collect();
+        let (of_dense, of_act) = (model.each(false, |l| &l.gate_up), model.each(false, |l| &l.down));
+        let of_experts = model.each(true, |l| &l.gate_up);
+        let of_h: Vec<_> = projections.chain(of_dense).chain(of_experts).chain([model.head()]).collect();
         let (of_att, of_delta): (Vec<_>, Vec<_>) =
             (model.attentions().map(|l| &l.o).collect(), model.delta_nets().map(|l| &l.out).collect());
         let delta = c.spec.delta_net.filter(|_| !of_delta.is_empty());
@@ -104,7 +110,6 @@ impl<B: Backend> Workspace<B> {
             })
         };
         let staged = model.layers.iter().filter(|_| staged_rows > 0).map(staged).collect::<Result<_, _>>()?;
-        let of_act = model.each(|l| &l.down);
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
         Ok(Self {
@@ -113,7 +118,7 @@ impl<B: Backend> Workspace<B> {
             hidden: c.hidden,
             n_kv_heads: c.n_kv_heads,
             h: b.acts(rows, c.hidden, Use::Input(&of_h))?,
-            act: b.acts(rows, c.ffn, Use::Input(&of_act))?,
+            act: b.acts(rows, c.dense_ffn(), Use::Input(&of_act))?,
             logits: b.allocating("logits and sampling", || b.acts(max_logits, c.vocab, Use::Logits))?,
             tokens: b.alloc(rows)?,
             non_finite,
@@ -124,7 +129,8 @@ impl<B: Backend> Workspace<B> {
             delta_gates: b.acts(delta_rows, gate_columns, Use::Any)?,
             delta_out: b.acts(delta_rows, delta_width(DeltaNet::value_width), Use::Input(&of_delta))?,
             proj: b.acts(rows, c.hidden, Use::Any)?,
-            gate_up: b.acts(rows, 2 * c.ffn, Use::GateUp(&[&of_h[..], &of_act].concat()))?,
+            gate_up: b.acts(rows, 2 * c.dense_ffn(), Use::GateUp(&[&of_h[..], &of_act].concat()))?,
+            experts: c.spec.experts.map(|sizes| expert_rows(b, model, sizes, rows)).transpose()?,
             chosen: b.acts(max_logits, c.hidden, Use::Input(&of_h))?,
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
             raw: b.acts(adapter_rows, c.n_kv_heads, Use::Any)?,
@@ -151,4 +157,18 @@ impl<B: Backend> Workspace<B> {
             b.write(&mut staged.decisions, 0, &vec![decision; staged.decisions_len]);
         }
     }
+}
+
+/// Scratch for `rows` tokens in layers with experts.
+fn expert_rows<B: Backend>(b: &B, model: &Model<B>, sizes: Experts, rows: usize) -> Result<ExpertRows<B>, OutOfMemory> {
+    let pairs = rows * sizes.per_token;
+    Ok(ExpertRows {
+        logits: b.acts(rows, sizes.count, Use::Any)?,
+        chosen: b.alloc(pairs)?,
+        weights: b.alloc(pairs)?,
+        order: b.alloc(2 * pairs + sizes.count + 1)?,
+        gate_up: b.acts(pairs, 2 * sizes.width, Use::Any)?,
+        act: b.acts(pairs, sizes.width, Use::Input(&model.each(true, |l| &l.down)))?,
+        out: b.acts(pairs, model.config.hidden, Use::Any)?,
+    })
 }

@@ -21,7 +21,7 @@ import sys
 import torch
 import transformers
 from transformers import (AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
-                          Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
 N_TOKENS = 80
 N_GREEDY = 24
@@ -91,6 +91,12 @@ MODELS = [
         layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         **dict(COMMON, num_hidden_layers=5)), torch.bfloat16, None),
+    # One layer without experts; more rows than experts have, so that some have none.
+    ("qwen3_moe", Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=80, moe_intermediate_size=32, num_experts=12, num_experts_per_tok=3,
+        norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON), torch.bfloat16, None),
 ]
 
 # Frequencies only: published configurations and the corners of YaRN.
@@ -148,7 +154,7 @@ def fill(model, seed):
             elif "embed" in name or "lm_head" in name:
                 p.copy_(0.8 * noise)
             else:
-                p.copy_(1.4 * noise / math.sqrt(p.shape[1]))
+                p.copy_(1.4 * noise / math.sqrt(p.shape[-1]))
 
 
 @torch.no_grad()

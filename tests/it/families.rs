@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub const FAMILIES: [&str; 5] = ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite"];
+pub const FAMILIES: [&str; 6] = ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite", "qwen3_moe"];
 
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)

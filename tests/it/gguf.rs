@@ -46,7 +46,8 @@ fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
 }
 
 /// The names of llama.cpp's converter.
-const NAMES: [(&str, &str); 14] = [
+const NAMES: [(&str, &str); 15] = [
+    ("mlp.gate", "ffn_gate_inp"),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
@@ -121,7 +122,9 @@ fn as_converted(d: &DeltaNet, shape: &mut Vec<usize>, values: &mut [f32], name: 
 /// A folder as llama.cpp would convert it, without a vocabulary.
 pub fn converted(c: &Checkpoint) -> GgufFile {
     let hybrid = c.config.spec.delta_net;
-    let (m, arch) = (&c.config, if hybrid.is_some() { "qwen35" } else { c.config.family.name });
+    let (m, experts) = (&c.config, c.config.spec.experts);
+    let own_name = if hybrid.is_some() { Some("qwen35") } else { experts.map(|_| "qwen3moe") };
+    let arch = own_name.unwrap_or(m.family.name);
     let mut file = GgufFile::default();
     let key = |name: &str| format!("{arch}.{name}");
     for (name, n) in [
@@ -148,6 +151,11 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
         ] {
             file.set(&key(name), Meta::U32(n as u32));
         }
+    }
+    let expert_sizes = experts.map(|e| [("", e.count), ("_used", e.per_token), ("_feed_forward", e.width)]);
+    for (name, n) in expert_sizes.into_iter().flatten() {
+        let what = if name == "_feed_forward" { "length" } else { "count" };
+        file.set(&key(&format!("expert{name}_{what}")), Meta::U32(n as u32));
     }
     file.set("general.architecture", Meta::text(arch));
     file.set(&key("attention.layer_norm_rms_epsilon"), Meta::F32(m.rms_eps));
@@ -201,9 +209,17 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
             }
             None => (part, format!(".{kind}")),
         };
+        if let Some((expert, part)) = part.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) {
+            let theirs = format!("{prefix}ffn_{}_exps{kind}", part.strip_suffix("_proj").unwrap());
+            let before = file.tensors.remove(&theirs).filter(|_| expert != "0");
+            file.tensor(&theirs, &[spec.shape[1], spec.shape[0], 1], BF16, &values);
+            let all = file.tensors.get_mut(&theirs).unwrap();
+            before.into_iter().for_each(|b| (all.dims[2], _) = (b.dims[2] + 1, all.bytes.splice(0..0, b.bytes)));
+            continue;
+        }
         let theirs = NAMES.iter().find(|n| n.0 == part).map_or(part, |n| n.1);
         let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
-        let element = if dims.len() == 2 && tensor.format.name() == "bf16" { BF16 } else { F32 };
+        let element = if dims.len() == 2 && part != "mlp.gate" && tensor.format.name() == "bf16" { BF16 } else { F32 };
         file.tensor(&format!("{prefix}{theirs}{kind}"), &dims, element, &values);
     }
     for layer in (0..m.n_layers).filter(|_| arch == "phi3") {
@@ -230,7 +246,9 @@ pub fn golden(name: &str) -> Checkpoint {
 /// partial longrope, factors.
 #[test]
 fn a_converted_folder_is_the_same_model() {
-    for name in ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded", "qwen2", "phi3_longrope", "smollm3", "granite"] {
+    for name in
+        ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded", "qwen2", "phi3_longrope", "smollm3", "granite", "qwen3_moe"]
+    {
         let folder = golden(name);
         let file = open(&converted(&folder)).unwrap_or_else(|e| panic!("{name}: {e:#}"));
         assert_eq!(file.config, folder.config, "{name}");
@@ -364,7 +382,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma3")),
-        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, granite are)"
+        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

@@ -152,6 +152,11 @@ fn qwen3_5_with_gated_delta_nets() {
     holds("qwen3_5");
 }
 
+#[test]
+fn qwen3_moe_with_experts_in_all_layers_but_one() {
+    holds("qwen3_moe");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,

@@ -9,6 +9,7 @@ mod conversations;
 mod drafts;
 mod emulator;
 mod engine;
+mod experts;
 mod fake_hub;
 mod families;
 mod files;

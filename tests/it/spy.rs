@@ -3,8 +3,9 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, DeltaNetArgs, Device, DeviceLost, KvGeometry, KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain,
-    PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
+    About, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, KvGeometry, KvTables, Linear, Mlp, Norm, Ops,
+    OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind,
+    StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -332,6 +333,26 @@ impl Ops for Spy {
         let args =
             DeltaNetArgs { gates, conv: &*conv, decay: &*decay, dt_bias: &*dt_bias, norm: &*norm, rms_eps, staged };
         self.lent(kv, |kv| self.cpu.delta_net(out, rows, kv, layer, spans, &args));
+    }
+
+    fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize) {
+        let ExpertsArgs { router, gate_up, down, per_token, normalized, rows } = args;
+        let take = |acts: &mut Self::Acts| std::mem::replace(acts, self.cpu.acts(0, 0, Use::Any).expect("nothing"));
+        let mut own = ExpertRows {
+            logits: take(&mut rows.logits),
+            chosen: rows.chosen.take(),
+            weights: rows.weights.take(),
+            order: rows.order.take(),
+            gate_up: take(&mut rows.gate_up),
+            act: take(&mut rows.act),
+            out: take(&mut rows.out),
+        };
+        self.cpu.experts(x, h, ExpertsArgs { router, gate_up, down, per_token, normalized, rows: &mut own }, n);
+        let ExpertRows { logits, chosen, weights, order, gate_up, act, out } = own;
+        (rows.logits, rows.gate_up, rows.act, rows.out) = (logits, gate_up, act, out);
+        rows.chosen.replace(chosen);
+        rows.weights.replace(weights);
+        rows.order.replace(order);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -123,7 +123,7 @@ pub(super) fn mix(config: &mut ModelConfig) {
     let spec = &mut config.spec;
     let sizes = DeltaNet { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, kernel: 4, tiled: false };
     (spec.delta_net, spec.output_gate, spec.norm_offset) = (Some(sizes), true, 1.0);
-    let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false };
+    let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false, ..LayerKind::ATTENTION };
     spec.layers = vec![delta, LayerKind::ATTENTION];
 }
 

@@ -78,8 +78,35 @@ impl Weight {
         self.cols
     }
 
+    /// All of its rows.
+    pub(super) fn all(&self) -> Stack<'_> {
+        Stack { parts: &self.parts, rows: self.rows, cols: self.cols }
+    }
+
+    /// Rows of `n` equal shares: those of number `share`, which are whole parts.
+    pub(super) fn share(&self, share: usize, n: usize) -> Stack<'_> {
+        let each = self.parts.len() / n;
+        assert_eq!(each * n, self.parts.len(), "stacked weights are no {n} equal shares");
+        Stack { parts: &self.parts[share * each..(share + 1) * each], rows: self.rows / n, cols: self.cols }
+    }
+
+    pub(super) fn row_to_f32(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        let (_, block) = self.all().blocks(row..row + 1).next().expect("a row of the weight");
+        block.widen(isa, 0..self.cols, self.cols, out);
+    }
+}
+
+/// Some consecutive matrices of a [`Weight`].
+#[derive(Clone, Copy)]
+pub(super) struct Stack<'a> {
+    parts: &'a [Tensor],
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Stack<'a> {
     /// Rows `range` as one block per stacked matrix, each with its offset in `range`.
-    fn blocks(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Block<'_>)> {
+    fn blocks(self, range: Range<usize>) -> impl Iterator<Item = (usize, Block<'a>)> {
         let mut first = 0;
         self.parts.iter().filter_map(move |part| {
             let start = first;
@@ -96,11 +123,6 @@ impl Weight {
             };
             (from < to).then(|| (from - range.start, rows()))
         })
-    }
-
-    pub(super) fn row_to_f32(&self, isa: Isa, row: usize, out: &mut [f32]) {
-        let (_, block) = self.blocks(row..row + 1).next().expect("a row of the weight");
-        block.widen(isa, 0..self.cols, self.cols, out);
     }
 
     fn is_packed(&self) -> bool {
@@ -169,7 +191,7 @@ fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, stride: usize, ou
 }
 
 /// `out [n, rows] = x [n, cols] weight^T + bias`
-pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bias: Option<&[f32]>, n: usize) {
+pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: Stack<'_>, bias: Option<&[f32]>, n: usize) {
     let mut out = Tile::new(out, n, weight.rows);
     let add_bias = |tile: &mut Tile<'_>| {
         if let Some(bias) = bias {
@@ -181,7 +203,7 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
     };
     if let Some(observer) = &cpu.observer {
         let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-        if !observer.see(&weight.parts, &x[..n * weight.cols]) {
+        if !observer.see(weight.parts, &x[..n * weight.cols]) {
             return;
         }
     }
@@ -218,13 +240,13 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
 }
 
 /// Rows of weights of a task of dot products: at least two tasks per thread, whole strips of packed weights.
-fn task_rows(cpu: &Cpu, weight: &Weight) -> usize {
+fn task_rows(cpu: &Cpu, weight: Stack<'_>) -> usize {
     let share = weight.rows.div_ceil(2 * cpu.threads());
     (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(TILE_ROWS)
 }
 
 /// [`linear`] with packed weights: dot products for any number of rows.
-fn packed(cpu: &Cpu, out: &mut Tile<'_>, x: &[f32], weight: &Weight, add_bias: impl Fn(&mut Tile<'_>) + Sync) {
+fn packed(cpu: &Cpu, out: &mut Tile<'_>, x: &[f32], weight: Stack<'_>, add_bias: impl Fn(&mut Tile<'_>) + Sync) {
     let (n, cols) = (out.rows(), weight.cols);
     let mut inputs = cpu.packed_inputs();
     let panels = n.div_ceil(PACKED_ROWS);
@@ -303,7 +325,7 @@ mod tests {
                 for n in [1, 2, 3, 8, 17, 64, 65, 130] {
                     let x = random(n * cols, n as u64);
                     let mut out = vec![f32::NAN; n * n_rows + 1];
-                    linear(&cpu, &mut out, &x, &weight, Some(&bias), n);
+                    linear(&cpu, &mut out, &x, weight.all(), Some(&bias), n);
                     for i in 0..n {
                         for r in 0..n_rows {
                             let products = (0..cols).map(|c| x[i * cols + c] as f64 * values[r * cols + c] as f64);
@@ -317,7 +339,7 @@ mod tests {
                     }
                     assert!(out[n * n_rows].is_nan(), "wrote behind its output");
                     let mut again = vec![0.0; n * n_rows];
-                    linear(&cpu, &mut again, &x, &weight, Some(&bias), n);
+                    linear(&cpu, &mut again, &x, weight.all(), Some(&bias), n);
                     assert!(again.iter().zip(&out).all(|(a, b)| a.to_bits() == b.to_bits()), "not the same twice");
                 }
             }
@@ -338,10 +360,10 @@ mod tests {
         let part = |name: &str| Tensor::from_f32(name, vec![16, 2], &[0.5; 32]);
         let weight = Weight::new(&[part("q"), part("k")]);
         let mut out = vec![0.0; 64];
-        linear(&cpu, &mut out, &[1.0, 2.0, 3.0, 0.0], &weight, None, 2);
+        linear(&cpu, &mut out, &[1.0, 2.0, 3.0, 0.0], weight.all(), None, 2);
         assert_eq!(out, [1.5; 64]);
         for _ in 0..2 {
-            linear(&cpu, &mut out, &[2.0, 1.0], &weight, None, 1);
+            linear(&cpu, &mut out, &[2.0, 1.0], weight.all(), None, 1);
         }
         assert_eq!(out, [1.5; 64], "computed after a stop");
         let (first, second) = (("qk".to_owned(), vec![1.0, 2.0, 3.0, 0.0]), ("qk".to_owned(), vec![2.0, 1.0]));
@@ -370,7 +392,7 @@ mod tests {
             let x = random(n * 72, 4);
             let [got, want] = [&foreign, &plain].map(|tensor| {
                 let mut out = vec![f32::NAN; n * 100];
-                linear(&cpu, &mut out, &x, &Weight::new(std::slice::from_ref(tensor)), None, n);
+                linear(&cpu, &mut out, &x, Weight::new(std::slice::from_ref(tensor)).all(), None, n);
                 out
             });
             assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4 * (1.0 + b.abs())), "{n}");
@@ -399,7 +421,7 @@ mod tests {
                 let rounded: Vec<f32> = x.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
                 let [got, want] = [(&packed, &x), (&plain, &rounded)].map(|(weight, x)| {
                     let mut out = vec![f32::NAN; n * n_rows];
-                    linear(&cpu, &mut out, x, weight, None, n);
+                    linear(&cpu, &mut out, x, weight.all(), None, n);
                     out
                 });
                 // Of few rows, activations have 16 bits.

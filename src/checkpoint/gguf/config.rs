@@ -50,7 +50,7 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
     let need =
         |name: &str| -> Result<usize> { h.opt_size(&key(name))?.with_context(|| format!("{} is missing", key(name))) };
     ensure!(
-        h.opt_size(&key("expert_count"))?.unwrap_or(0) == 0,
+        family.experts || h.opt_size(&key("expert_count"))?.unwrap_or(0) == 0,
         "{} is set: models with experts are not supported",
         key("expert_count")
     );
@@ -102,6 +102,19 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         // The converter adds the 1, and reorders the heads.
         out["norms_are_whole"] = true.into();
         out["linear_value_heads_are_tiled"] = true.into();
+    }
+    if family.experts {
+        for (ours, theirs) in [
+            ("num_experts", "expert_count"),
+            ("num_experts_per_tok", "expert_used_count"),
+            ("moe_intermediate_size", "expert_feed_forward_length"),
+        ] {
+            out[ours] = need(theirs)?.into();
+        }
+        // The architecture says both.
+        out["norm_topk_prob"] = true.into();
+        let dense = |layer: &usize| !h.tensors.contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
+        out["mlp_only_layers"] = (0..layers.min(bounds::LAYERS)).filter(dense).collect::<Vec<_>>().into();
     }
     if partial {
         out["partial_rotary_factor"] = (rotated as f64 / head_dim as f64).into();

@@ -27,6 +27,7 @@ FAMILIES = [
     ("phi3_longrope", "phi3", False, "default"),
     ("smollm3", "smollm3", True, "smaug-bpe"),
     ("granite", "granite", True, "refact"),
+    ("qwen3_moe", "qwen3moe", False, "qwen2"),
 ]
 ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
 PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
@@ -60,6 +61,21 @@ def stored(folder):
     return tensors
 
 
+def merged(tensors):
+    """The same with the experts of a kind in one tensor, as the converter stacks them."""
+    import numpy as np
+
+    out, experts = {}, {}
+    for name, t in tensors.items():
+        layer, _, rest = name.partition(".experts.")
+        if rest:
+            expert, part = rest.split(".", 1)
+            experts.setdefault(f"{layer}.experts.{part}", {})[int(expert)] = t
+        else:
+            out[name] = t
+    return out | {name: np.stack([of[e] for e in range(len(of))]) for name, of in experts.items()}
+
+
 def parameters(w, c, arch):
     rope, head_dim = c["rope_parameters"], c.get("head_dim")
     w.add_block_count(c["num_hidden_layers"])
@@ -77,6 +93,10 @@ def parameters(w, c, arch):
     if arch in ("llama", "smollm3", "granite"):
         w.add_vocab_size(c["vocab_size"])
         w.add_rope_dimension_count(head_dim or c["hidden_size"] // c["num_attention_heads"])
+    if arch == "qwen3moe":
+        w.add_expert_count(c["num_local_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
     if arch == "granite":
         w.add_attention_scale(c["attention_multiplier"])
         w.add_embedding_scale(c["embedding_multiplier"])
@@ -128,7 +148,10 @@ def make(name, arch, permuted, pre, work):
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     kind = {n: k for k, n in gguf.MODEL_ARCH_NAMES.items()}[arch]
     names = gguf.get_tensor_name_map(kind, c["num_hidden_layers"])
-    tensors = {names.get_name(n, try_suffixes=(".weight", ".bias")): (n, t) for n, t in stored(folder).items()}
+    # llama.cpp's architecture has experts in all layers; one without them has the names of other architectures.
+    dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, c["num_hidden_layers"])
+    named = lambda n: next(filter(None, (of.get_name(n, try_suffixes=(".weight", ".bias")) for of in (names, dense))))
+    tensors = {named(n): (n, t) for n, t in merged(stored(folder)).items()}
     for key in ("long", "short") if arch == "phi3" else ():
         factors = np.array(c["rope_parameters"][f"{key}_factor"], np.float32)
         tensors[f"rope_factors_{key}.weight"] = ("", factors)
@@ -137,7 +160,8 @@ def make(name, arch, permuted, pre, work):
         for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
             if permuted and part in ours:
                 t = t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
-        if t.ndim == 2:
+        # Routers stay f32.
+        if t.ndim >= 2 and "ffn_gate_inp" not in theirs:
             w.add_tensor(theirs, np.ascontiguousarray(t).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
         elif t.dtype == np.float32:
             w.add_tensor(theirs, t)

@@ -1,0 +1,133 @@
+//! Mixtures of experts: chunks against single tokens in every format of weights, layouts of their tensors, refusals.
+
+use dmschat::backend::cpu::Cpu;
+use dmschat::checkpoint::convert::{Importance, codes, convert};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig};
+use dmschat::codec::Codec;
+use dmschat::engine::{EngineOptions, Runner};
+use dmschat::protocol::Token;
+use dmschat::quant::{Code, Weights};
+use dmschat::tensor::{SharedBytes, Tensor};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn golden(name: &str) -> Vec<u8> {
+    std::fs::read(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3_moe").join(name)).unwrap()
+}
+
+fn config(changes: Value) -> anyhow::Result<ModelConfig> {
+    let mut config: Map<String, Value> = serde_json::from_slice(&golden("config.json")).unwrap();
+    config.extend(changes.as_object().unwrap().clone());
+    ModelConfig::from_json("config.json", Value::Object(config).to_string().as_bytes())
+}
+
+/// The bits of the logits of tokens fed in steps of these lengths, the last one repeated.
+fn fed(checkpoint: &Checkpoint, threads: usize, tokens: &[Token], steps: &[usize]) -> Vec<u32> {
+    let options = EngineOptions::new(Codec::F32);
+    let mut runner = Runner::new(Cpu::new(threads), checkpoint, &options, |_, _| true).unwrap();
+    let seq = runner.create(true).unwrap();
+    let (mut out, mut at) = (Vec::new(), 0);
+    for i in 0.. {
+        let len = steps[i.min(steps.len() - 1)].min(tokens.len() - at);
+        if len == 0 {
+            break;
+        }
+        runner.feed(seq, &tokens[at..at + len]).unwrap();
+        runner.logits(0..len, |_, row| out.extend(row.iter().map(|x| x.to_bits()))).unwrap();
+        at += len;
+    }
+    out
+}
+
+#[test]
+fn a_prefill_has_the_bits_of_single_tokens_in_every_format_of_weights() {
+    let sizes = json!({"moe_intermediate_size": 64, "intermediate_size": 128, "num_local_experts": 20});
+    let source = Checkpoint::random_of("experts", config(sizes).unwrap()).unwrap();
+    let mut exact = source.clone();
+    for tensor in exact.tensors.values_mut() {
+        *tensor = Tensor::from_f32(&tensor.name, tensor.shape.clone(), &tensor.to_f32());
+    }
+    let converted = |weights| convert(source.clone(), weights, &Importance::new(), 1, |_, _| true).unwrap();
+    let tokens: Vec<Token> = (0..150).map(|i| (i * i * 7 + i * 31) % 128).collect();
+    for checkpoint in [exact, source.clone(), converted(Weights::Int8), converted(Weights::Int4)] {
+        let format = checkpoint.tensors["model.layers.0.mlp.experts.19.down_proj.weight"].format.name().to_owned();
+        let single = fed(&checkpoint, 1, &tokens, &[1]);
+        assert!(single == fed(&checkpoint, 3, &tokens, &[150]), "{format}: one prefill");
+        assert!(single == fed(&checkpoint, 2, &tokens, &[1, 2, 70, 64, 3]), "{format}: chunks");
+    }
+}
+
+/// Folders of models that were trained as transformers has them in memory.
+#[test]
+fn stacked_experts_are_read_too() {
+    let file = golden("model.safetensors");
+    let open = |file: Vec<u8>| {
+        let files = [("config.json", golden("config.json")), ("model.safetensors", file)];
+        let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_owned(), Arc::new(bytes) as SharedBytes);
+        Checkpoint::from_memory("m", files.map(shared).into(), &AdapterChoice::None)
+    };
+    let single = open(file.clone()).unwrap();
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    let mut add = |name: &str, shape: Vec<usize>, bytes: Vec<u8>| {
+        let at = [data.len(), data.len() + bytes.len()];
+        header.insert(name.to_owned(), json!({"dtype": "BF16", "shape": shape, "data_offsets": at}));
+        data.extend(bytes);
+    };
+    for (name, tensor) in single.tensors.iter().filter(|(name, _)| !name.contains(".experts.")) {
+        add(name, tensor.shape.clone(), tensor.bytes().to_vec());
+    }
+    for layer in [0, 2] {
+        let place = format!("model.layers.{layer}.mlp.experts");
+        let of = |parts: &[&str]| -> Vec<u8> {
+            let names = (0..12).flat_map(|e| parts.iter().map(move |part| (e, part)));
+            names.flat_map(|(e, part)| single.tensors[&format!("{place}.{e}.{part}.weight")].bytes().to_vec()).collect()
+        };
+        add(&format!("{place}.gate_up_proj"), vec![12, 64, 64], of(&["gate_proj", "up_proj"]));
+        add(&format!("{place}.down_proj"), vec![12, 64, 32], of(&["down_proj"]));
+    }
+    let header = Value::Object(header).to_string();
+    let stacked = open([&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()).unwrap();
+    assert!(stacked.tensors.keys().eq(single.tensors.keys()));
+    for (name, tensor) in &single.tensors {
+        assert!(stacked.tensors[name].bytes() == tensor.bytes(), "{name}");
+    }
+    // Other sizes than the configuration's are refused by the names in the file.
+    let error = open({
+        let header = header.replace("[12,64,32]", "[12,32,64]");
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+    });
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("mlp.experts.down_proj has shape [12, 32, 64], expected [12, 64, 32]"), "{error}");
+}
+
+#[test]
+fn matrices_of_all_experts_of_a_layer_have_one_code() {
+    let codes = codes(&config(json!({"moe_intermediate_size": 64})).unwrap(), Weights::Int4);
+    let of = |name: &str| codes.get(&format!("model.layers.{name}.weight")).copied();
+    assert_eq!(of("0.mlp.experts.11.down_proj"), Some(Code::Q4));
+    assert_eq!((of("0.mlp.gate"), of("1.mlp.gate_proj")), (None, Some(Code::Q4)));
+    assert_eq!(of("1.mlp.down_proj"), None, "80 columns");
+}
+
+#[test]
+fn layers_and_sizes_of_experts_are_checked() {
+    let layers = |changes| {
+        let config = config(changes).unwrap();
+        (0..3).map(|layer| format!("{:?}", config.layer(layer).mlp)).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(layers(json!({})), "Experts Dense Experts");
+    assert_eq!(layers(json!({"mlp_only_layers": null, "decoder_sparse_step": 2})), "Dense Experts Dense");
+    let cases: BTreeMap<&str, Value> = BTreeMap::from([
+        ("num_local_experts is 4096, expected at most 2048", json!({"num_local_experts": 4096})),
+        ("a token has 13 of 12 experts", json!({"num_experts_per_tok": 13})),
+        ("mlp_only_layers is not a list of layers", json!({"mlp_only_layers": [-1]})),
+        ("has no num_local_experts, which is needed", json!({"num_local_experts": null})),
+        ("num_local_experts is set, which is not supported", json!({"model_type": "qwen3"})),
+    ]);
+    for (wanted, changes) in cases {
+        let error = config(changes).unwrap_err().to_string();
+        assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
+    }
+}
