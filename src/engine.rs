@@ -120,6 +120,7 @@ impl EngineOptions {
             weights,
             policy: config.policy(self.policy)?,
             delta_net: config.spec.delta_net.is_some(),
+            experts: config.spec.experts.is_some(),
         })
     }
 }

@@ -6,6 +6,7 @@ pub mod answers;
 mod chunks;
 mod delta;
 pub mod drafts;
+mod experts;
 mod history;
 pub mod memory;
 pub mod models;
@@ -93,6 +94,7 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     check!(rows::importance());
     check!(rows::round_trips());
     check!(delta::all());
+    check!(experts::all(), exact);
     check!(sampling::all());
     histories(history::all(), b, &cpu, report);
     histories(history::wide(), b, &cpu, report);

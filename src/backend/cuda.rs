@@ -12,6 +12,7 @@ mod cublaslt;
 mod delta;
 mod driver;
 mod error;
+mod experts;
 mod gemm;
 mod gemv;
 mod graph;
@@ -43,8 +44,9 @@ pub use delta::has_delta_net;
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 pub use error::NoCuda;
+pub use experts::has_experts;
 use graph::Graphs;
-pub use kernels::{ENTRIES, Kernel, SOURCES, TARGETS, check_policy};
+pub use kernels::{ENTRIES, Kernel, SOURCES, TARGETS, check_needs};
 use matmul::Pending;
 pub use memory::{Acts, Buf, Weight};
 use memory::{Stored, dtype_number};
@@ -220,7 +222,7 @@ impl Device for Cuda {
     }
 
     fn load_kernels(&self, needs: &KernelNeeds, on_files: &mut dyn FnMut(usize, usize) -> bool) -> anyhow::Result<()> {
-        check_policy(needs)?;
+        check_needs(needs)?;
         Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, needs), on_files)?)
     }
 
@@ -327,8 +329,8 @@ impl Ops for Cuda {
         delta::delta_net(self, out, rows, kv, layer, spans, args);
     }
 
-    fn experts(&self, _: &mut Acts, _: &Acts, _: ExpertsArgs<'_, Self>, _: usize) {
-        panic!("experts are refused before a model is loaded")
+    fn experts(&self, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Self>, n: usize) {
+        experts::experts(self, x, h, args, n);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

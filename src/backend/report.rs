@@ -19,6 +19,8 @@ pub struct KernelNeeds {
     pub policy: Policy,
     /// Whether layers are gated delta nets.
     pub delta_net: bool,
+    /// Whether layers have experts.
+    pub experts: bool,
 }
 
 /// Facts about a device that do not change.
@@ -36,6 +38,8 @@ pub struct About {
     pub chunk_tokens: Option<usize>,
     /// Most rows of a step that is [committed later](super::Ops::commit); 0 where there is none.
     pub staged_rows: usize,
+    /// Whether experts may have the codes of GGUF files.
+    pub own_experts: bool,
 }
 
 /// What a backend says about itself, for notices, the planner and the panel.

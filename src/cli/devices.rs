@@ -183,8 +183,9 @@ impl Target {
                 "the CUDA backend computes gated delta nets with heads of up to 128 channels and a convolution of 4 tokens"
             );
         }
-        if matches!(self, Self::Cuda(_)) && c.spec.experts.is_some() {
-            bail!("the CUDA backend does not compute mixtures of experts yet: use --device cpu");
+        let odd = c.spec.experts.filter(|experts| !cuda::has_experts(c.hidden, experts.width));
+        if let (Self::Cuda(_), Some(experts)) = (self, odd) {
+            bail!("experts of width {}: the CUDA backend supports multiples of 16", experts.width);
         }
         let group = c.n_q_heads / c.n_kv_heads.max(1);
         let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;

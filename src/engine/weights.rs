@@ -82,7 +82,8 @@ fn choose<B: Backend>(
     let wanted = options.context.unwrap_or_else(|| source.config.context.min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     // Another format than the file's own only where that does not fit.
-    let own = source.has_own_codes().then_some(Weights::Own);
+    let keeps = source.config.spec.experts.is_none() || b.about().own_experts;
+    let own = (keeps && source.has_own_codes()).then_some(Weights::Own);
     let smaller = EXACT_FIRST.into_iter().skip_while(|w| *w != own.map_or(natural, |_| Weights::Int4));
     let candidates = own.into_iter().chain(smaller).filter(|w| source.can_be(*w));
     let mut fits = Vec::new();

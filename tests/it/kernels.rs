@@ -2,7 +2,7 @@
 //! compiler: `kernels/compile.py` writes both files, and checks what only the PTX can tell (registers, spills, waits).
 
 use dmschat::backend::KernelNeeds;
-use dmschat::backend::cuda::{ENTRIES, Kernel, SOURCES, TARGETS, check_policy};
+use dmschat::backend::cuda::{ENTRIES, Kernel, SOURCES, TARGETS, check_needs};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Policy, Pool, Quest, Tova};
 use dmschat::quant::Weights;
@@ -95,7 +95,14 @@ fn the_kernels_of_the_host_are_those_of_the_archive() {
 fn the_files_of_the_policy_are_loaded_with_the_model() {
     let budget = Budget::Slots(64);
     let of_policy = |policy| {
-        let needs = KernelNeeds { head_dim: 128, codec: Codec::Bf16, weights: Weights::Bf16, policy, delta_net: false };
+        let needs = KernelNeeds {
+            head_dim: 128,
+            codec: Codec::Bf16,
+            weights: Weights::Bf16,
+            policy,
+            delta_net: false,
+            experts: false,
+        };
         let names = SOURCES.iter().filter(|s| s.is_needed((9, 0), &needs)).map(|s| s.name);
         let of_decode = |name: &&str| {
             *name != "attend_wgmma" && ["attend", "place_scores", "pages", "merge"].iter().any(|p| name.starts_with(p))
@@ -118,6 +125,7 @@ fn wide_heads_have_files_of_their_own() {
         weights: Weights::Bf16,
         policy,
         delta_net: false,
+        experts: false,
     };
     let files = |head_dim| {
         let needed = SOURCES.iter().filter(move |s| s.is_needed((9, 0), &needs(head_dim, Policy::Dense)));
@@ -126,7 +134,7 @@ fn wide_heads_have_files_of_their_own() {
     assert_eq!(files(128).collect::<Vec<_>>(), ["attend", "attend_wgmma", "rope"]);
     assert_eq!(files(136).collect::<Vec<_>>(), ["attend_256", "attend_tiles_256", "rope_256"]);
     let tova = Policy::Tova(Tova { budget: Budget::Slots(64) });
-    assert!(check_policy(&needs(256, Policy::Dense)).is_ok() && check_policy(&needs(128, tova)).is_ok());
-    let refused = check_policy(&needs(256, tova)).unwrap_err().to_string();
+    assert!(check_needs(&needs(256, Policy::Dense)).is_ok() && check_needs(&needs(128, tova)).is_ok());
+    let refused = check_needs(&needs(256, tova)).unwrap_err().to_string();
     assert!(refused.starts_with("policy tova: ") && refused.contains("this model's have 256"), "{refused}");
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
-const MOST_INSTANCES: usize = 153;
-const MOST_CUDA_LINES: usize = 8403;
-const MOST_LINES_OF_SRC: usize = 75_080;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 83_200;
+const MOST_INSTANCES: usize = 158;
+const MOST_CUDA_LINES: usize = 8643;
+const MOST_LINES_OF_SRC: usize = 75_180;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 83_380;
 
 #[derive(Clone)]
 struct Source {

@@ -8,7 +8,7 @@ use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{Checkpoint, DeltaNet, DmcConfig, LayerKind, Mixer, ModelConfig};
+use dmschat::checkpoint::{Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Mixer, Mlp, ModelConfig};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Dmc, PolicyKind, PolicyRequest};
@@ -45,6 +45,8 @@ enum Other {
     Layers,
     /// Every other layer is a gated delta net, and attention is gated.
     Hybrid,
+    /// Every other layer has experts.
+    Experts,
 }
 
 /// The results of a run.
@@ -63,11 +65,16 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
 ) -> Result<()> {
     let answer = if report.is_short() { SHORT_ANSWER } else { ANSWER };
     let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Other::No));
-    let others = [Other::Pool, Other::Dmc, Other::Layers, Other::Hybrid].map(|other| ("demo", true, other));
+    let others =
+        [Other::Pool, Other::Dmc, Other::Layers, Other::Hybrid, Other::Experts].map(|other| ("demo", true, other));
     for (shape, in_f32, other) in own.into_iter().chain(others).chain([("demo", false, Other::Hybrid)]) {
         let mut config = Checkpoint::shape(shape)?;
         if other == Other::Hybrid {
             mix(&mut config);
+        }
+        if other == Other::Experts {
+            config.spec.experts = Some(Experts { count: 6, per_token: 2, width: 80, normalized: true });
+            config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }, LayerKind::ATTENTION];
         }
         let mut checkpoint = Checkpoint::random_of(shape, config)?;
         if report.is_short() {
@@ -87,7 +94,7 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
             dms.alpha_offset = MARKS_ALL;
         }
         let policy = if other == Other::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
-        let policy_name = ["", " pool", " dmc", " of other layers", " of a hybrid"][other as usize];
+        let policy_name = ["", " pool", " dmc", " of other layers", " of a hybrid", " of experts"][other as usize];
         let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
         let decides = in_f32 && other != Other::Pool;
         for &codec in if other == Other::No { CODECS } else { &[Codec::Bf16] } {

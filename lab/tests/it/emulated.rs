@@ -43,6 +43,7 @@ fn families_score_as_on_the_cpu() {
         ("phi3_longrope", &[][..]),
         ("smollm3", window),
         ("granite", &[]),
+        ("qwen3_moe", &[]),
         ("mistral_sliding", &[]),
         ("mistral_sliding", window),
     ] {
@@ -60,7 +61,9 @@ fn families_score_as_on_the_cpu() {
         let (got, wanted) = (rows(&cuda), rows(&cpu));
         let apart = got.iter().flatten().zip(wanted.iter().flatten()).map(|(a, b)| (a - b).abs());
         let mean = apart.clone().sum::<f64>() / wanted.len() as f64;
-        assert!(mean < 0.12 && apart.clone().all(|apart| apart < 0.6), "{name} {policy:?}: {mean} on average");
+        // A router may choose another expert for a rounded input.
+        let (most, limit) = (apart.fold(0.0, f64::max), if name == "qwen3_moe" { 2.0 } else { 0.6 });
+        assert!(mean < 0.12 && most < limit, "{name} {policy:?}: {mean} on average, {most} at most");
     }
 }
 

@@ -32,9 +32,13 @@ pub fn padded(head_dim: usize) -> usize {
     HEAD_DIMS.into_iter().find(|room| head_dim <= *room).expect("a head size that `Target::check_model` admits")
 }
 
-/// Refuses policies that have no kernels for the model's heads.
-pub fn check_policy(needs: &KernelNeeds) -> anyhow::Result<()> {
-    let KernelNeeds { head_dim, policy, .. } = *needs;
+/// Refuses policies that have no kernels for the model's heads, and codes of files that have none for experts.
+pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
+    let KernelNeeds { head_dim, policy, weights, experts, .. } = *needs;
+    anyhow::ensure!(
+        !experts || weights != Weights::Own,
+        "weights own: on a GPU experts have no kernels for the codes of GGUF files; use --weights int8 or int4, or --device cpu"
+    );
     let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
     anyhow::ensure!(
         head_dim <= USUAL_HEAD_DIM || !other,
@@ -93,7 +97,7 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. What is needed for other
     /// shapes alone is left to its first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, weights, policy, delta_net } = *needs;
+        let KernelNeeds { head_dim, codec, weights, policy, delta_net, experts } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && codec != Codec::K8V4, head_dim > USUAL_HEAD_DIM);
@@ -101,6 +105,7 @@ impl Source {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; training.
             "linear" | "packed_gemm" | "importance" => false,
             "delta_net" => delta_net,
+            "experts" => experts,
             // As `kv::decode_kernel` chooses them.
             "attend" => !scored && !paged && !wide,
             "attend_256" | "attend_tiles_256" | "rope_256" => wide,
@@ -285,6 +290,12 @@ kernels! {
     DeltaChunk "delta_chunk"
     DeltaNorm "delta_norm"
     GateRows "gate_rows"
+    ChooseExperts "choose_experts"
+    SortExperts "sort_experts"
+    /// Tiles of up to 8 pairs of a token and its expert, and of 32.
+    ExpertsGemmFew "experts_gemm_8"
+    ExpertsGemmMany "experts_gemm_32"
+    AddExperts "add_experts"
     MarkSeen "mark_seen"
     Argmax "argmax"
     GreedyToken "greedy_token"

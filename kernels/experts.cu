@@ -1,0 +1,240 @@
+// Mixtures of experts: the router, pairs of a token and its expert in order of experts, their matmuls, and the weighted sum. CPU twin:
+// `backend::cpu::experts`.
+#include "codes.cuh"
+
+#define MOST_EXPERTS 2048  // `bounds::EXPERTS`
+#define WARPS 4            // that divide the columns of a strip among them
+
+// Eight neighbours of activations or of a plain weight.
+__device__ __forceinline__ void read8(float to[8], const void* from, int dtype, u64 i) {
+  if (dtype == F32) weight8<F32>(to, from, i);
+  else if (dtype == F16) weight8<F16>(to, from, i);
+  else weight8<BF16>(to, from, i);
+}
+
+// The k likeliest experts of a row by the softmax of router [experts, cols] h [cols], of equal ones those of lower numbers, and their
+// weights. Grid n, 256 threads. cols is a multiple of 8. Reads the router once a row, mostly from L2.
+KERNEL __launch_bounds__(256) choose_experts(int* chosen, float* weights, const void* h, int bf16, const void* router, int dtype, int experts,
+                                             int cols, int k, int normalized) {
+  __shared__ float p[MOST_EXPERTS];
+  after_previous();
+  int lane = threadIdx.x % 32;
+  for (int e = threadIdx.x / 32; e < experts; e += 8) {
+    float sum = 0.0f;
+    for (int col = 8 * lane; col < cols; col += 256) {
+      float x[8], w[8];
+      read8(x, h, bf16 ? BF16 : F32, (u64)blockIdx.x * cols + col);
+      read8(w, router, dtype, (u64)e * cols + col);
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum = fmaf(x[i], w[i], sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) p[e] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  float most = NEG_INFINITY, all = 0.0f, taken = 0.0f;
+  for (int e = lane; e < experts; e += 32) most = fmaxf(most, p[e]);
+  most = warp_max(most);
+  for (int e = lane; e < experts; e += 32) all += p[e] = expf(p[e] - most);
+  all = warp_sum(all);
+  for (int j = 0; j < k; j++) {
+    // Numbers that cannot be compared leave an expert that exists.
+    float best = -2.0f;
+    int at = 0;
+    for (int e = lane; e < experts; e += 32)
+      if (p[e] > best) best = p[e], at = e;
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) {
+      float other = __shfl_xor_sync(FULL, best, m);
+      int other_at = __shfl_xor_sync(FULL, at, m);
+      if (other > best || (other == best && other_at < at)) best = other, at = other_at;
+    }
+    at = __shfl_sync(FULL, at, 0), best = __shfl_sync(FULL, best, 0);
+    taken += best / all;
+    if (lane == 0) chosen[blockIdx.x * k + j] = at, weights[blockIdx.x * k + j] = best / all;
+    if (lane == at % 32) p[at] = -1.0f;
+    __syncwarp();
+  }
+  for (int j = lane; normalized && j < k; j += 32) weights[blockIdx.x * k + j] /= taken;
+}
+
+// Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and starts [experts + 1] where each expert's begin. The order of
+// an expert's pairs is not fixed, and nothing depends on it. One block of 1,024 threads.
+KERNEL __launch_bounds__(1024) sort_experts(int* order, int* place, int* starts, const int* chosen, int experts, int pairs) {
+  __shared__ int counts[MOST_EXPERTS];
+  after_previous();
+  for (int e = threadIdx.x; e < experts; e += 1024) counts[e] = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < pairs; i += 1024) atomicAdd(counts + chosen[i], 1);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    int before = 0, lane = threadIdx.x;
+    for (int base = 0; base < experts; base += 32) {
+      int e = base + lane, n = e < experts ? counts[e] : 0, upto = warp_prefix_sum(n, lane);
+      if (e < experts) counts[e] = starts[e] = before + upto - n;
+      before += __shfl_sync(FULL, upto, 31);
+    }
+    if (lane == 0) starts[experts] = pairs;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < pairs; i += 1024) {
+    int at = atomicAdd(counts + chosen[i], 1);
+    order[at] = i, place[i] = at;
+  }
+}
+
+// A tile of up to SIZE pairs of one expert.
+template <int SIZE>
+struct PairTile {
+  int expert, first, end;  // of the expert's pairs; -1: there is no tile of this number
+  __device__ __forceinline__ PairTile(const int* starts, int experts, int index) : expert(-1), first(0), end(0) {
+    int lane = threadIdx.x % 32, before = 0;
+    for (int base = 0; base < experts && expert < 0; base += 32) {
+      int e = base + lane, n = e < experts ? starts[e + 1] - starts[e] : 0, tiles = (n + SIZE - 1) / SIZE;
+      int upto = warp_prefix_sum(tiles, lane);
+      u32 behind = __ballot_sync(FULL, before + upto > index);
+      if (behind) {
+        int at = __ffs(behind) - 1;
+        expert = base + at;
+        first = starts[expert] + (index - before - __shfl_sync(FULL, upto - tiles, at)) * SIZE;
+        end = starts[expert + 1];
+      }
+      before += __shfl_sync(FULL, upto, 31);
+    }
+  }
+};
+
+// Columns 16 t to 16 t + 15 of a tile of 64 columns as pairs of bf16; zeros beyond `cols`, a multiple of 16.
+__device__ __forceinline__ void read_pairs(u32 (&to)[8], const void* from, int dtype, u64 row, int col, int cols) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    if (col >= cols) {
+      to[4 * half] = to[4 * half + 1] = to[4 * half + 2] = to[4 * half + 3] = 0;
+    } else if (dtype == BF16) {
+      uint4 v = *(const uint4*)((const u16*)from + row * cols + col + 8 * half);
+      to[4 * half] = v.x, to[4 * half + 1] = v.y, to[4 * half + 2] = v.z, to[4 * half + 3] = v.w;
+    } else {
+      float v[8];
+      read8(v, from, dtype, row * cols + col + 8 * half);
+#pragma unroll
+      for (int i = 0; i < 4; i++) to[4 * half + i] = round_pair(v[2 * i], v[2 * i + 1]);
+    }
+  }
+}
+
+// sums += x W^T over every WARPS-th tile of columns from that of the warp on: packed rows.
+template <class CODE, int NT, class READ>
+__device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* weight, u64 strip, int cols, READ read) {
+  Layout<CODE> at(cols);
+  const u8* from = weight + at.strip_bytes * strip;
+  int lane = threadIdx.x % 32;
+  for (int tile = threadIdx.x / 32; tile < at.tiles; tile += WARPS) {
+    u32 b[NT][8];
+    float of_x[NT][2];
+#pragma unroll
+    for (int j = 0; j < NT; j++) read(b[j], j, tile * TILE_COLS), sum_columns(of_x[j], b[j]);
+    const u8* words = from + CODE::PLANES * at.plane_bytes + tile / GROUP_TILES * WORD_BYTES;
+    u32 word = *(const u32*)(words + lane / 4 * 16 + tile % GROUP_TILES * 4);
+    multiply_tile<CODE, NT>(sums, from + tile * TILE_BYTES + lane * 16, (int)at.plane_bytes, word, b, of_x);
+  }
+}
+
+// The same of rows in bf16.
+template <int NT, class READ>
+__device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* weight, u64 strip, int cols, READ read) {
+  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (int first = threadIdx.x / 32 * TILE_COLS; first < cols; first += WARPS * TILE_COLS) {
+    u32 b[NT][8], low[8], high[8];
+    read_pairs(low, weight, BF16, strip * STRIP_ROWS + g, first + 16 * t, cols);
+    read_pairs(high, weight, BF16, strip * STRIP_ROWS + g + 8, first + 16 * t, cols);
+#pragma unroll
+    for (int j = 0; j < NT; j++) read(b[j], j, first);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      u32 a[4] = {low[2 * k], high[2 * k], low[2 * k + 1], high[2 * k + 1]};
+#pragma unroll
+      for (int j = 0; j < NT; j++) mma(sums[j], a, b[j] + 2 * k);
+    }
+  }
+}
+
+// out [pairs, rows] = x W^T of each pair's expert, rows of W expert `rows` to `rows (expert + 1) - 1`. Pairs are in order of experts; pair i
+// has row order[i] / k of x, or i if `order` is null. Grid (rows / 16, most tiles of 8 NT pairs), WARPS warps: a block has a strip of the
+// weight, whose columns its warps divide, and a tile of pairs. rows is a multiple of 16, cols too. `planes`: of packed weights, else 0.
+// Reads an expert's rows once for 8 NT pairs.
+template <int NT>
+__device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf16, const void* weight, int planes, int dtype,
+                                               const int* order, const int* starts, int experts, int k, int rows, int cols) {
+  __shared__ float parts[WARPS][NT][4][32];
+  after_previous();
+  PairTile<8 * NT> tile(starts, experts, blockIdx.y);
+  if (tile.expert < 0) return;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u64 strip = (u64)tile.expert * (rows / STRIP_ROWS) + blockIdx.x;
+  if (planes == 0 && dtype != BF16) {
+    // Weights in f32 and f16: dot products in f32.
+    for (int at = threadIdx.x; at < 8 * NT * STRIP_ROWS; at += WARPS * 32) {
+      int pair = tile.first + at / STRIP_ROWS, row = at % STRIP_ROWS;
+      if (pair >= tile.end) return;
+      float sum = 0.0f;
+      for (int col = 0; col < cols; col += 8) {
+        float v[8], w[8];
+        read8(v, x, bf16 ? BF16 : F32, (u64)(order ? order[pair] / k : pair) * cols + col);
+        read8(w, weight, dtype, (strip * STRIP_ROWS + row) * cols + col);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum = fmaf(v[i], w[i], sum);
+      }
+      out[(u64)pair * rows + blockIdx.x * STRIP_ROWS + row] = sum;
+    }
+    return;
+  }
+  int from[NT];
+#pragma unroll
+  for (int j = 0; j < NT; j++) {
+    // Pairs that do not exist are read as the last one and not written.
+    int pair = min(tile.first + 8 * j + lane / 4, tile.end - 1);
+    from[j] = order ? order[pair] / k : pair;
+  }
+  auto read = [&](u32(&to)[8], int j, int first) {
+    read_pairs(to, x, bf16 ? BF16 : F32, from[j], first + lane % 4 * 16, cols);
+  };
+  float sums[NT][4] = {};
+  if (planes == 1) packed_strip<Q4, NT>(sums, (const u8*)weight, strip, cols, read);
+  else if (planes == 2) packed_strip<Q8, NT>(sums, (const u8*)weight, strip, cols, read);
+  else plain_strip<NT>(sums, weight, strip, cols, read);
+#pragma unroll
+  for (int j = 0; j < NT; j++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) parts[warp][j][i][lane] = sums[j][i];
+  __syncthreads();
+  // The warps' sums, in their order.
+  for (int at = threadIdx.x; at < NT * 128; at += WARPS * 32) {
+    int j = at / 128, i = at / 32 % 4, of = at % 32;
+    float sum = parts[0][j][i][of];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) sum += parts[w][j][i][of];
+    int pair = tile.first + 8 * j + of % 4 * 2 + i % 2, row = blockIdx.x * STRIP_ROWS + of / 4 + i / 2 * 8;
+    if (pair < tile.end) out[(u64)pair * rows + row] = sum;
+  }
+}
+
+#define EXPERTS_GEMM(SIZE)                                                                                                      \
+  KERNEL __launch_bounds__(32 * WARPS)                                                                                          \
+      experts_gemm_##SIZE(float* out, const void* x, int bf16, const void* weight, int planes, int dtype, const int* order,     \
+                          const int* starts, int experts, int k, int rows, int cols) {                                          \
+    multiply_pairs<SIZE / 8>(out, x, bf16, weight, planes, dtype, order, starts, experts, k, rows, cols);                       \
+  }
+EXPERTS_GEMM(8)
+EXPERTS_GEMM(32)
+
+// x [n, width] += sum over j of weights[j] * out[place[j]], from the likeliest expert on. Grid (width / 256, n), 256 threads.
+KERNEL add_experts(float* x, const float* out, const float* weights, const int* place, int k, int width) {
+  after_previous();
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= width) return;
+  u64 at = (u64)blockIdx.y * width + i;
+  float sum = x[at];
+  for (int j = blockIdx.y * k; j < (blockIdx.y + 1) * k; j++) sum = fmaf(weights[j], out[(u64)place[j] * width + i], sum);
+  x[at] = sum;
+}

@@ -1,0 +1,69 @@
+//! Checks of mixtures of experts, over formats of weights and numbers of rows.
+
+use super::{BF16_STEP, Case, Output, Random, Stored, acts, poisoned, rounded, values};
+use dmschat::backend::{ExpertRows, ExpertsArgs, Measure, Use};
+use dmschat::quant::Code;
+use dmschat::tensor::DType;
+
+/// Experts of odd numbers and sizes.
+pub struct Mixture {
+    stored: Stored,
+    count: usize,
+    per_token: usize,
+    n: usize,
+}
+
+pub fn all() -> Vec<Mixture> {
+    let plain = [DType::F32, DType::F16, DType::Bf16].map(Stored::Plain);
+    let formats = plain.into_iter().chain(Code::ALL.map(Stored::Packed));
+    let sizes = [(1, 37, 5), (3, 5, 5), (40, 9, 4), (90, 2, 1)];
+    formats.flat_map(|stored| sizes.map(|(n, count, per_token)| Mixture { stored, count, per_token, n })).collect()
+}
+
+impl Case for Mixture {
+    fn name(&self) -> String {
+        format!("{} of {} experts {}, {} rows", self.per_token, self.count, self.stored.name(), self.n)
+    }
+    fn limit(&self) -> f32 {
+        match self.stored {
+            Stored::Plain(DType::F32 | DType::F16) => 1e-5,
+            _ => BF16_STEP,
+        }
+    }
+    fn run<B: Measure>(&self, b: &B) -> Output {
+        const HIDDEN: usize = 320;
+        let (mut random, n, pairs) = (Random::new(21), self.n, self.n * self.per_token);
+        // Plain widths need not be whole tiles.
+        let width = if let Stored::Plain(_) = self.stored { 80 } else { 192 };
+        let mut stack = |rows, cols| {
+            let parts: Vec<_> = (0..self.count).map(|_| random.tensor(self.stored, rows, cols)).collect();
+            b.weight(&parts).expect("memory")
+        };
+        let (gate_up, down) = (stack(2 * width, HIDDEN), stack(HIDDEN, width));
+        let router = b.weight(&[random.tensor(DType::F32, self.count, HIDDEN)]).expect("memory");
+        let mut h = b.acts(n, HIDDEN, Use::Input(&[&gate_up])).expect("memory");
+        b.write_acts(&mut h, &rounded(random.floats(n * HIDDEN)));
+        let mut x = acts(b, HIDDEN, &random.floats(n * HIDDEN));
+        let mut rows = ExpertRows {
+            logits: poisoned(b, n, self.count),
+            chosen: b.alloc(pairs).expect("memory"),
+            weights: b.alloc(pairs).expect("memory"),
+            order: b.alloc(2 * pairs + self.count + 1).expect("memory"),
+            gate_up: poisoned(b, pairs, 2 * width),
+            act: b.acts(pairs, width, Use::Input(&[&down])).expect("memory"),
+            out: poisoned(b, pairs, HIDDEN),
+        };
+        let args = ExpertsArgs {
+            router: &router,
+            gate_up: &gate_up,
+            down: &down,
+            per_token: self.per_token,
+            normalized: self.count % 2 == 1,
+            rows: &mut rows,
+        };
+        b.experts(&mut x, &h, args, n);
+        let mut chosen = vec![0; pairs];
+        b.read(&rows.chosen, 0, &mut chosen);
+        Output { floats: values(b, &x, n * HIDDEN), exact: chosen.into_iter().map(i64::from).collect() }
+    }
+}

@@ -1,0 +1,67 @@
+//! Mixtures of experts: `kernels/experts.cu`. What a router chooses stays on the device, so steps are captured as others are.
+
+use super::super::ExpertsArgs;
+use super::abi::Arg::{I32, Ptr};
+use super::kernels::Kernel;
+use super::memory::{Acts, Stored, Weight, dtype_number};
+use super::{BLOCK, Cuda, gemm};
+use crate::quant::{Code, TILE_ROWS};
+
+/// Threads of `choose_experts`, `sort_experts` and `experts_gemm`.
+const CHOOSE_THREADS: usize = 256;
+const SORT_THREADS: usize = 1024;
+const GEMM_THREADS: usize = 128;
+/// Pairs of a tile, of few and of many.
+const FEW: usize = 8;
+const MANY: usize = 32;
+
+/// Whether there are kernels for experts of that width.
+pub fn has_experts(hidden: usize, width: usize) -> bool {
+    hidden.is_multiple_of(TILE_ROWS) && width.is_multiple_of(TILE_ROWS)
+}
+
+/// [`Ops::experts`](super::Ops::experts)
+pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cuda>, n: usize) {
+    cuda.settle();
+    let ExpertsArgs { router, gate_up, down, per_token: k, normalized, rows } = args;
+    let (count, pairs) = (router.rows, n * k);
+    assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");
+    assert!(has_experts(gate_up.cols, down.cols), "experts of {} columns have no kernels", down.cols);
+    let Stored::Plain(dtype) = router.stored else { panic!("a router is not packed") };
+    [(&*x, n), (&rows.gate_up, pairs), (&rows.out, pairs)].iter().for_each(|(acts, rows)| acts.holds_f32(*rows));
+    h.holds(n);
+    let int = |n: usize| I32(n as i32);
+    let [order, place, starts] = [0, pairs, 2 * pairs].map(|at| rows.order.from(at));
+    let [chosen, weights] = [rows.chosen.ptr(), rows.weights.ptr()];
+    let choice = [Ptr(chosen), Ptr(weights), Ptr(h.ptr()), I32(h.bf16 as i32), Ptr(router.ptr())];
+    let sizes = [I32(dtype_number(dtype)), int(count), int(router.cols), int(k), I32(normalized as i32)];
+    cuda.driver.launch(Kernel::ChooseExperts, [n, 1, 1], CHOOSE_THREADS, &[choice, sizes].concat());
+    let sort = [Ptr(order), Ptr(place), Ptr(starts), Ptr(chosen), int(count), int(pairs)];
+    cuda.driver.launch(Kernel::SortExperts, [1, 1, 1], SORT_THREADS, &sort);
+    let multiply = |out: &Acts, x: &Acts, weight: &Weight, order: u64| {
+        let (kernel, most) =
+            if pairs > FEW * count { (Kernel::ExpertsGemmMany, MANY) } else { (Kernel::ExpertsGemmFew, FEW) };
+        let (planes, dtype) = match weight.stored {
+            Stored::Plain(dtype) => (0, dtype_number(dtype)),
+            Stored::Packed => (planes(weight), 0),
+        };
+        let operands = [Ptr(out.ptr()), Ptr(x.ptr()), I32(x.bf16 as i32), Ptr(weight.ptr()), int(planes), I32(dtype)];
+        let sizes = [Ptr(order), Ptr(starts), int(count), int(k), int(out.width), int(x.width)];
+        // Each expert may have one tile that is not full.
+        let tiles = pairs.min(pairs / most + count);
+        cuda.driver.launch(kernel, [out.width / TILE_ROWS, tiles, 1], GEMM_THREADS, &[operands, sizes].concat());
+    };
+    multiply(&rows.gate_up, h, gate_up, order);
+    gemm::swiglu(cuda, &mut rows.act, 0, &rows.gate_up, pairs);
+    multiply(&rows.out, &rows.act, down, 0);
+    let sum = [Ptr(x.ptr()), Ptr(rows.out.ptr()), Ptr(weights), Ptr(place), int(k), int(x.width)];
+    cuda.driver.launch(Kernel::AddExperts, [x.width.div_ceil(BLOCK), n, 1], BLOCK, &sum);
+}
+
+/// Planes of the code of all experts.
+fn planes(weight: &Weight) -> usize {
+    match &weight.parts[..] {
+        [part] if Code::ALL.contains(&part.code) => part.code.planes(),
+        _ => panic!("experts with codes of a file are refused when kernels are loaded"),
+    }
+}
