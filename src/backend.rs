@@ -310,6 +310,8 @@ pub enum After<'a, A> {
     Add(&'a mut A),
     /// `out = silu(gate) * up` of `y = [gate | up]`, with scratch for [`Use::GateUp`].
     Swiglu(&'a mut A),
+    /// The same with GELU, by its approximation with tanh, in place of SiLU.
+    Geglu(&'a mut A),
 }
 
 /// The ops of a step. `n` is the number of rows in use.
@@ -325,6 +327,8 @@ pub trait Ops: Pages {
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, scale: f32, n: usize);
     /// `out = rms_norm(x)`
     fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, n: usize);
+    /// `x += rms_norm(y)`
+    fn add_normed(&self, x: &mut Self::Acts, y: &Self::Acts, norm: Norm<'_, Self>, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
     /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | gate of the

@@ -66,13 +66,8 @@ pub struct SeqStats {
     pub reads: u64,
     /// Maximum over steps of the slots stored, summed over lanes.
     pub peak: u32,
-}
-
-impl SeqStats {
-    /// Slots of a dense cache.
-    pub fn dense_slots(&self) -> u64 {
-        (self.len * self.live.iter().map(Vec::len).sum::<usize>()) as u64
-    }
+    /// Slots of a dense cache, in which local layers store their window.
+    pub dense_slots: u64,
 }
 
 pub struct KvCache<B: Backend> {
@@ -344,7 +339,7 @@ impl<B: Backend> KvCache<B> {
     /// to is copied.
     fn pages_needed(&self, b: &B, span: &Span) -> usize {
         let (g, most) = (self.geometry(), self.most_taken(span));
-        let written = g.policy.most_written(span.len, self.seqs[span.seq].owns_newest);
+        let written = g.most_written(span.len, self.seqs[span.seq].owns_newest);
         let copied = if self.is_shared(span.seq) { written } else { 0 };
         let in_lane = |(live, _): (usize, usize)| {
             let held = live.div_ceil(g.page_slots);
@@ -510,6 +505,7 @@ impl<B: Backend> KvCache<B> {
         b.read(&self.tables.peak, seq.0, &mut peak);
         SeqStats {
             len: self.len(seq),
+            dense_slots: g.dense_slots(self.len(seq)),
             reads: reads[0],
             peak: peak[0],
             live_slots: rows.iter().map(|&l| l as u64).sum(),

@@ -40,7 +40,7 @@ pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope,
 pub use described::EXACT_FIRST;
 pub use family::Family;
 pub use hub::ModelRef;
-pub use spec::{DeltaNet, Experts, LayerKind, Mixer, Mlp, Spec};
+pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
 pub use stacked::Stacked;
 pub use tuning::Tuning;
 

@@ -12,6 +12,7 @@ pub use workspace::{Workspace, step_token_bytes};
 
 use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
+use crate::checkpoint::Activation;
 use weights::{Attention, DeltaNet, Layer, Mixer};
 
 /// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the cache. Leaves the final,
@@ -82,16 +83,39 @@ fn forward_with<B: Backend>(
             weight: &layer.gate_up,
             bias: layer.gate_up_bias.as_ref(),
             before: Some((norm, &mut ws.h)),
-            after: After::Swiglu(&mut ws.gate_up),
+            after: match model.config.spec.activation {
+                Activation::Silu => After::Swiglu(&mut ws.gate_up),
+                Activation::GeluTanh => After::Geglu(&mut ws.gate_up),
+            },
         };
         b.linear(&mut ws.act, &ws.x, gate_up, n);
-        let (weight, bias, after) = (&layer.down, layer.down_bias.as_ref(), After::Add(&mut ws.proj));
-        b.linear(&mut ws.x, &ws.act, Linear { weight, bias, before: None, after }, n);
+        let down = Linear { bias: layer.down_bias.as_ref(), ..Linear::plain(&layer.down) };
+        let behind =
+            layer.behind.as_ref().map(|[_, mlp]| Norm { weight: mlp, eps, layer: l, non_finite: &mut ws.non_finite });
+        add(b, (&mut ws.x, &mut ws.proj), &ws.act, down, behind, n);
     }
     let norm = Norm { weight: &model.norm, eps, layer: model.layers.len(), non_finite: &mut ws.non_finite };
     b.rms_norm(&mut ws.h, &ws.x, norm, n);
     if !staged {
         cache.advance(b, spans);
+    }
+}
+
+/// Adds a linear layer of `input` to the residual stream `x`, normed first where there is a norm. `y`: scratch.
+fn add<B: Backend>(
+    b: &B,
+    (x, y): (&mut B::Acts, &mut B::Acts),
+    input: &B::Acts,
+    layer: Linear<'_, B>,
+    behind: Option<Norm<'_, B>>,
+    n: usize,
+) {
+    match behind {
+        None => b.linear(x, input, Linear { after: After::Add(y), ..layer }, n),
+        Some(norm) => {
+            b.linear(y, input, layer, n);
+            b.add_normed(x, y, norm, n);
+        }
     }
 }
 
@@ -105,7 +129,7 @@ fn attention<B: Backend>(
     (spans, staged): (&[Span], bool),
     n: usize,
 ) {
-    let policy = cache.geometry().policy;
+    let policy = cache.geometry().policy_of(mixer.index);
     let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
     let qkv = Linear {
         weight: &mixer.qkv,
@@ -119,11 +143,12 @@ fn attention<B: Backend>(
     if alpha.is_some() {
         mixer.decisions.project(b, ws, model.eps(), l, n);
     }
+    let (inv_freq, rope_scale) = model.rope(mixer);
     let args = QkvRopeArgs {
         qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
         rms_eps: model.config.rms_eps,
-        inv_freq: model.inv_freq(mixer),
-        rope_scale: model.rope_scale,
+        inv_freq,
+        rope_scale,
         borrowed: model.borrowed(&policy),
         predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
         gated: model.config.spec.output_gate,
@@ -131,11 +156,24 @@ fn attention<B: Backend>(
     };
     let (rows, decisions) = match &mut ws.staged[..] {
         all if staged => (&mut all[l].rows, &mut all[l].decisions),
+        _ if mixer.kind.local => (&mut ws.qkv, &mut ws.local_decisions),
         _ => (&mut ws.qkv, &mut ws.decisions),
     };
     cache.attention(b, &mut ws.att, rows, decisions, mixer.index, spans, &args);
-    let (weight, bias, after) = (&mixer.o, mixer.o_bias.as_ref(), After::Add(&mut ws.proj));
-    b.linear(&mut ws.x, &ws.att, Linear { weight, bias, before: None, after }, n);
+    let o = Linear { bias: mixer.o_bias.as_ref(), ..Linear::plain(&mixer.o) };
+    let behind = behind(model, layer, l, &mut ws.non_finite);
+    add(b, (&mut ws.x, &mut ws.proj), &ws.att, o, behind, n);
+}
+
+/// The norm of what the mixer of a layer adds to the residual stream.
+fn behind<'a, B: Backend>(
+    model: &Model<B>,
+    layer: &'a Layer<B>,
+    l: usize,
+    non_finite: &'a mut B::Buf<i32>,
+) -> Option<Norm<'a, B>> {
+    let [weight, _] = layer.behind.as_ref()?;
+    Some(Norm { weight, eps: model.eps(), layer: l, non_finite })
 }
 
 /// As [`attention`], for a gated delta net.
@@ -159,8 +197,8 @@ fn delta_net<B: Backend>(
     }
     let args = mixer.args(gates, model.config.rms_eps, staged);
     cache.delta_net(b, &mut ws.delta_out, rows, mixer.index, spans, &args);
-    let out = Linear { after: After::Add(&mut ws.proj), ..Linear::plain(&mixer.out) };
-    b.linear(&mut ws.x, &ws.delta_out, out, n);
+    let behind = behind(model, layer, l, &mut ws.non_finite);
+    add(b, (&mut ws.x, &mut ws.proj), &ws.delta_out, Linear::plain(&mixer.out), behind, n);
 }
 
 /// Computes the experts of layer `l` and adds their sum to the residual stream `ws.x`.

@@ -77,6 +77,41 @@ impl Trained {
     }
 }
 
+/// Layers whose attention sees the newest tokens alone, as the model was trained, whatever policy the others have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LocalLayers {
+    /// Those tokens; 0 where there is no such layer.
+    pub window: usize,
+    /// A bit for each.
+    layers: [u64; LocalLayers::MOST / 64],
+}
+
+impl LocalLayers {
+    /// Most layers of a model that has some.
+    pub const MOST: usize = 256;
+
+    /// Fewer layers than [`Self::MOST`].
+    pub fn new(window: usize, layers: impl Iterator<Item = usize>) -> Self {
+        let mut bits = [0; Self::MOST / 64];
+        layers.for_each(|layer| bits[layer / 64] |= 1 << (layer % 64));
+        Self { window, layers: bits }
+    }
+
+    pub fn contains(&self, layer: usize) -> bool {
+        self.window > 0 && self.layers[layer / 64] >> (layer % 64) & 1 == 1
+    }
+
+    /// Number of those layers.
+    pub fn count(&self) -> usize {
+        self.layers.iter().map(|bits| bits.count_ones() as usize).sum()
+    }
+
+    /// Their policy.
+    pub fn policy(&self) -> Policy {
+        Policy::Window(Window::of_model(self.window))
+    }
+}
+
 /// State of one lane that a policy reads and writes.
 pub trait LaneSlots {
     fn meta(&self, slot: usize) -> SlotMeta;

@@ -63,8 +63,18 @@ impl Tokenizer {
 
     fn read(json: &[u8], vocab: usize) -> Result<Self> {
         ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
-        let checked = parts::check(json, vocab)?;
+        let mut checked = parts::check(json, vocab)?;
         let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(json))?;
+        let of_another = |name: &str, id: Token| id as usize >= vocab && OF_VISION.contains(&name);
+        if checked.added.iter().any(|token| of_another(&token.content, token.id)) {
+            checked.added.retain(|token| !of_another(&token.content, token.id));
+            let mut added: Vec<(Token, AddedToken)> = whole.get_added_tokens_decoder().into_iter().collect();
+            added.retain(|(id, token)| !of_another(&token.content, *id));
+            added.sort_by_key(|(id, _)| *id);
+            whole.with_added_vocabulary(AddedVocabulary::new());
+            let added = added.into_iter().map(|(_, token)| token);
+            guarded("reading tokenizer.json", || whole.add_tokens(added))?;
+        }
         whole.with_padding(None);
         whole.with_truncation(None).map_err(|e| anyhow!("tokenizer.json: {e}"))?;
         ensure!(
@@ -76,7 +86,10 @@ impl Tokenizer {
         let mut plain = whole.clone();
         plain.with_added_vocabulary(AddedVocabulary::new());
         plain.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
-        let added: HashMap<Token, AddedToken> = whole.get_added_tokens_decoder().into_iter().collect();
+        // Gemma's has runs of line feeds and tabs, which are text.
+        let is_text = |t: &AddedToken| !t.special && t.content.chars().all(|c| c.is_whitespace() || c == '\u{2581}');
+        let added = whole.get_added_tokens_decoder().into_iter().filter(|(_, token)| !is_text(token));
+        let added: HashMap<Token, AddedToken> = added.collect();
         let control = added.iter().map(|(&id, t)| (t.content.clone(), id)).collect();
         let fingerprint = Sha256::digest(json).iter().map(|b| format!("{b:02x}")).collect();
         let splits_at_spaces = checked.splits_at_spaces;
@@ -259,6 +272,9 @@ fn slice_end(text: &str) -> usize {
     let found = text.as_bytes().get(SLICE_BYTES..).and_then(|rest| rest.windows(3).position(at_space));
     found.map_or(text.len(), |at| SLICE_BYTES + at + 1)
 }
+
+/// Tokens of a model's vision, for which its text alone has no embedding (Gemma 3 1B has the tokenizer of those that see).
+const OF_VISION: [&str; 1] = ["<image_soft_token>"];
 
 /// Fails on ids outside the vocabulary, ids that the crate would assign differently, and oversized
 /// tokens. Returns the bytes of the longest token.

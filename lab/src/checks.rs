@@ -350,6 +350,7 @@ pub(super) fn geometry(
         policy,
         delta: None,
         staged_rows: 0,
+        local: Default::default(),
     }
 }
 

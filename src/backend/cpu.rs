@@ -147,6 +147,14 @@ impl Cpu {
         linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight.all(), bias.map(Vec::as_slice), n);
     }
 
+    /// Calls `gate(out row, gate, up)` for the rows `[gate | up]` of `y`.
+    fn gated(&self, out: &mut Acts, y: &Acts, n: usize, gate: impl Fn(Isa, &mut [f32], &[f32], &[f32]) + Sync) {
+        self.rows(out, n, |out, i| {
+            let (gates, up) = y.row(i).split_at(y.width / 2);
+            gate(self.isa, out, gates, up);
+        });
+    }
+
     /// Calls `row(out row, row number)` for the first `n` rows of `out`, in parallel.
     fn rows(&self, out: &mut Acts, n: usize, row: impl Fn(&mut [f32], usize) + Sync) {
         let width = out.width;
@@ -277,6 +285,20 @@ impl Ops for Cpu {
         }
     }
 
+    fn add_normed(&self, x: &mut Acts, y: &Acts, norm: Norm<'_, Self>, n: usize) {
+        let sane = AtomicBool::new(true);
+        self.rows(x, n, |x, i| {
+            let mut normed = vec![0.0; x.len()];
+            if !maths::rms_norm(self.isa, &mut normed, y.row(i), norm.weight, norm.eps).is_finite() {
+                sane.store(false, Ordering::Relaxed);
+            }
+            maths::add(self.isa, x, &normed);
+        });
+        if !sane.into_inner() {
+            norm.non_finite[0] = norm.non_finite[0].min(norm.layer as i32);
+        }
+    }
+
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         let x = match layer.before {
             Some((norm, normed)) => {
@@ -294,10 +316,11 @@ impl Ops for Cpu {
             }
             After::Swiglu(y) => {
                 multiply(y);
-                self.rows(out, n, |out, i| {
-                    let (gate, up) = y.row(i).split_at(y.width / 2);
-                    maths::swiglu(self.isa, out, gate, up);
-                });
+                self.gated(out, y, n, maths::swiglu);
+            }
+            After::Geglu(y) => {
+                multiply(y);
+                self.gated(out, y, n, maths::geglu);
             }
         }
     }

@@ -292,6 +292,10 @@ impl Ops for Cuda {
         matmul::rms_norm(self, out, x, norm, n);
     }
 
+    fn add_normed(&self, _: &mut Acts, _: &Acts, _: Norm<'_, Self>, _: usize) {
+        unreachable!("models with norms behind their blocks are refused before");
+    }
+
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         matmul::linear(self, out, x, layer, n);
     }

@@ -3,7 +3,7 @@
 
 use super::{Device, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
-use crate::policy::{Policy, SlotMeta, bf16_down, bf16_up, sums_len};
+use crate::policy::{LocalLayers, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
 
@@ -32,7 +32,9 @@ pub struct KvGeometry {
     /// Entries of one lane's page table.
     pub max_pages: usize,
     pub codec: Codec,
+    /// Of the layers that are not local.
     pub policy: Policy,
+    pub local: LocalLayers,
     /// Layers with a state beside those above; `None`: there are none.
     pub delta: Option<DeltaGeometry>,
     /// Most rows of a step that is [committed later](super::Ops::commit).
@@ -112,6 +114,37 @@ impl KvGeometry {
     /// Bytes of the bounds on a page's keys, where the policy reads pages by them.
     fn bounds_bytes(&self) -> usize {
         self.policy.quest().map_or(0, |_| 2 * self.head_dim * size_of::<u16>())
+    }
+
+    /// The policy of a layer.
+    pub fn policy_of(&self, layer: usize) -> Policy {
+        if self.local.contains(layer) { self.local.policy() } else { self.policy }
+    }
+
+    /// Whether the tokens of a layer evict others: in local layers always, else where eviction is `on`.
+    pub fn evicts(&self, layer: usize, on: bool) -> bool {
+        on || self.local.contains(layer)
+    }
+
+    /// Slots of a sequence of `n` tokens, all lanes together, where no policy drops any.
+    pub fn dense_slots(&self, n: usize) -> u64 {
+        let local = self.local.count();
+        (self.n_kv_heads * ((self.n_layers - local) * n + local * n.min(self.local.window))) as u64
+    }
+
+    /// Both policies, where there are two.
+    fn policies(&self) -> impl Iterator<Item = Policy> {
+        std::iter::once(self.policy).chain((self.local.window > 0).then(|| self.local.policy()))
+    }
+
+    /// Entries of each lane in [`KvTables::ring`]: the most that a policy has.
+    pub fn ring_len(&self) -> usize {
+        self.policies().map(|policy| policy.ring_len()).max().unwrap_or(0)
+    }
+
+    /// [`Policy::most_written`] in any layer.
+    pub fn most_written(&self, n: usize, owns_newest: bool) -> usize {
+        self.policies().map(|policy| policy.most_written(n, owns_newest)).max().unwrap_or(0)
     }
 
     /// Entries of a lane's scores; 0 where the policy has none.
@@ -293,7 +326,7 @@ impl<B: Pages> KvTables<B> {
         let lanes = g.n_layers * g.n_lanes();
         let delta = |len: fn(&DeltaGeometry) -> usize| g.delta.map_or(0, |d| d.n_layers * g.n_seqs * len(&d));
         // Two sequences that write to a page they share may both copy it: one is free again after the step.
-        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step, false).min(g.max_pages) } else { 0 };
+        let copies = if g.n_seqs > 1 { g.most_written(max_step, false).min(g.max_pages) } else { 0 };
         let mut page_table = b.alloc(lanes * g.max_pages)?;
         let (entries, none) = (lanes * g.max_pages, vec![-1; (lanes * g.max_pages).min(FILL)]);
         for at in (0..entries).step_by(FILL) {
@@ -304,7 +337,7 @@ impl<B: Pages> KvTables<B> {
             pool: b.pool(&g, lanes * (g.max_pages + copies), max_step)?,
             page_table,
             live: b.alloc(lanes)?,
-            ring: b.alloc(lanes * g.policy.ring_len())?,
+            ring: b.alloc(lanes * g.ring_len())?,
             score: b.alloc(lanes * g.score_slots())?,
             sums: b.alloc(lanes * g.sums_len())?,
             delta_inputs: b.alloc(delta(DeltaGeometry::inputs_len))?,

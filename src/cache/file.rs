@@ -71,7 +71,11 @@ impl Identity {
             weights,
             parameters,
             codec: g.codec.name().to_owned(),
-            policy: format!("{:?}", g.policy),
+            policy: if g.local.window > 0 {
+                format!("{:?} {:?}", g.policy, g.local)
+            } else {
+                format!("{:?}", g.policy)
+            },
             n_layers: g.n_layers,
             n_kv_heads: g.n_kv_heads,
             head_dim: g.head_dim,

@@ -15,7 +15,7 @@
 use super::state::{self, LAYER_BYTES};
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
-use crate::policy::{MOST_MEMBERS, Scope};
+use crate::policy::{MOST_MEMBERS, Policy, Scope};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -74,7 +74,7 @@ impl CheckedLayer {
 
 /// Bytes of the tables in a layer's image, before its pages.
 fn table_bytes(g: &KvGeometry) -> usize {
-    LAYER_BYTES + g.n_kv_heads * ((1 + g.policy.ring_len()) * size_of::<i32>() + g.sums_len() * size_of::<f32>())
+    LAYER_BYTES + g.n_kv_heads * ((1 + g.ring_len()) * size_of::<i32>() + g.sums_len() * size_of::<f32>())
 }
 
 /// Bytes of a page with the scores of its rows.
@@ -130,7 +130,7 @@ impl<B: Backend> KvCache<B> {
         if let Some(of_state) = layer.checked_sub(g.n_layers) {
             return self.export_state(b, seq, layer, of_state, out);
         }
-        let (heads, ring_len, row) = (g.n_kv_heads, g.policy.ring_len(), g.row(layer, seq.0, 0));
+        let (heads, ring_len, row) = (g.n_kv_heads, g.ring_len(), g.row(layer, seq.0, 0));
         let mut live = vec![0; heads];
         let mut ring = vec![0; heads * ring_len];
         let mut sums = vec![0f32; heads * g.sums_len()];
@@ -140,9 +140,8 @@ impl<B: Backend> KvCache<B> {
         b.read(&self.tables.sums, row * g.sums_len(), &mut sums);
         b.read(&self.tables.page_table, row * g.max_pages, &mut table);
         let len = self.len(seq);
-        for lane in ring.chunks_mut(ring_len.max(1)).filter(|_| len < ring_len) {
-            lane[len..].fill(0);
-        }
+        let used = len.min(g.policy_of(layer).ring_len());
+        ring.chunks_mut(ring_len.max(1)).for_each(|lane| lane[used..].fill(0));
         for (sums, _) in sums.chunks_mut(g.sums_len().max(1)).zip(&live).filter(|(_, live)| **live == 0) {
             sums.fill(0.0);
         }
@@ -216,7 +215,7 @@ impl<B: Backend> KvCache<B> {
             b.write(&mut self.tables.score, (row + head) * g.score_slots(), &scores[at * rows..(at + held) * rows]);
             at += held;
         }
-        b.write(&mut self.tables.ring, row * g.policy.ring_len(), rings);
+        b.write(&mut self.tables.ring, row * g.ring_len(), rings);
         b.write(&mut self.tables.sums, row * g.sums_len(), sums);
         b.write(&mut self.tables.live, row, live);
         Ok(())
@@ -277,12 +276,16 @@ impl LayerCheck {
         if !scores.iter().all(|score| score.is_finite()) {
             return Err(invalid("a score is not a number"));
         }
-        let (ring_len, mut rest, mut stored) = (g.policy.ring_len(), pages, vec![0; *len]);
+        let (ring_len, mut rest, mut stored) = (g.ring_len(), pages, vec![0; *len]);
         for head in 0..g.n_kv_heads {
             let lane;
             (lane, rest) = rest.split_at(held[head] * g.page_bytes());
-            let ring = &rings[head * ring_len..][..ring_len];
-            self.lane(head as u32 + 1, live[head] as usize, ring, lane, &mut stored).map_err(invalid)?;
+            let policy = g.policy_of(layer);
+            let (ring, beyond) = rings[head * ring_len..][..ring_len].split_at(policy.ring_len());
+            if beyond.iter().any(|&slot| slot != 0) {
+                return Err(invalid("the ring is longer than the window"));
+            }
+            self.lane((head as u32 + 1, policy), live[head] as usize, ring, lane, &mut stored).map_err(invalid)?;
         }
         if g.policy.scored().is_some_and(|rule| rule.scope == Scope::Layer) && !self.lanes_agree(&live, pages, &scores)
         {
@@ -307,12 +310,12 @@ impl LayerCheck {
         (1..g.n_kv_heads).all(|head| (0..n).all(|i| slot(head, i) == slot(0, i)))
     }
 
-    /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the
+    /// Checks lane `number` of a layer of this policy, counted from 1: every slot is of another token of the
     /// sequence, and the ring names the slots of the newest tokens. `stored`: `[len]` number of the
     /// last lane in which the position was found.
     fn lane(
         &self,
-        number: u32,
+        (number, policy): (u32, Policy),
         live: usize,
         ring: &[i32],
         pages: &[u8],
@@ -322,7 +325,7 @@ impl LayerCheck {
         let (layout, page_bytes) = (g.page(), g.page_bytes());
         let meta = |slot: usize| layout.meta(&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots);
         // No slot is given to a token that is not of it.
-        let in_order = !g.policy.evicts() || g.policy.merging().is_some();
+        let in_order = !policy.evicts() || policy.merging().is_some();
         for slot in 0..live {
             let position = meta(slot).position();
             match stored.get_mut(position) {

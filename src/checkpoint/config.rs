@@ -3,7 +3,7 @@
 
 use super::{Family, Spec};
 use crate::policy::{Dmc, Dms, Policy, PolicyKind, PolicyRequest, Trained};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 /// The configuration that the forward pass needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +48,13 @@ impl ModelConfig {
             };
             return asked.resolve(self.trained()).with_context(why);
         }
+        let window_or_decisions =
+            matches!(asked.kind, PolicyKind::Auto | PolicyKind::Dense | PolicyKind::Dms | PolicyKind::Window);
+        ensure!(
+            self.spec.local.is_none() || window_or_decisions,
+            "policy {}: layers of this model see a window of tokens; the others take --policy window or dense, or a predictor",
+            asked.kind.name()
+        );
         let untrained = if asked.kind == PolicyKind::Dmc {
             "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens"
         } else {

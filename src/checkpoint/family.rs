@@ -30,6 +30,9 @@ pub struct Family {
     pub hybrid: bool,
     /// Whether layers have experts.
     pub experts: bool,
+    /// Whether it is Gemma 3: norms store their weights less 1 and stand behind blocks too, most layers are local, gates are GELU,
+    /// embeddings are multiplied by the root of their size, and the factor of the scores is stated.
+    pub gemma: bool,
     /// Whether rows of q and k are interleaved in GGUF files: llama.cpp rotates neighbouring channels there, and channels half
     /// a head apart, as Hugging Face does, in later architectures; its converter permutes the rows to match.
     pub interleaved: bool,
@@ -60,11 +63,12 @@ const PLAIN: Family = Family {
     scaled: false,
     hybrid: false,
     experts: false,
+    gemma: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 10] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, plain_heads: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, plain_heads: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
@@ -82,11 +86,12 @@ const FAMILIES: [Family; 9] = [
     },
     Family { name: "qwen3_5_text", qk_norm: true, hybrid: true, partial_rope: true, yarn: true, ..PLAIN },
     Family { name: "qwen3_moe", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, experts: true, ..PLAIN },
+    Family { name: "gemma3_text", qk_norm: true, gemma: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
 /// Families with another name in GGUF files, and that.
-const GGUF_NAMES: [[&str; 2]; 2] = [["qwen3_5_text", "qwen35"], ["qwen3_moe", "qwen3moe"]];
+const GGUF_NAMES: [[&str; 2]; 3] = [["qwen3_5_text", "qwen35"], ["qwen3_moe", "qwen3moe"], ["gemma3_text", "gemma3"]];
 
 impl Family {
     pub fn named(name: &str) -> Option<&'static Self> {

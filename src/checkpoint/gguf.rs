@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 26] = [
+const LAYER_NAMES: [(&str, &str); 28] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -36,6 +36,8 @@ const LAYER_NAMES: [(&str, &str); 26] = [
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.gate_up_proj", "ffn_up"),
@@ -54,7 +56,7 @@ const LAYER_NAMES: [(&str, &str); 26] = [
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.out_proj", "ssm_out"),
 ];
-/// Another name of `ffn_norm`, where a model has no norm behind its attention.
+/// Another name of the norm behind attention's block, which is the MLP's, or attention's own.
 const POST_NORM: &str = "post_attention_norm";
 const MODEL_NAMES: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
@@ -249,7 +251,7 @@ impl Gguf {
     fn stored(&self, spec: &TensorSpec) -> Result<Tensor> {
         let mut name = gguf_name(&spec.name).unwrap_or_else(|| spec.name.clone());
         let other = name.replace(".ffn_norm.", &format!(".{POST_NORM}."));
-        if self.header.tensors.contains_key(&other) {
+        if spec.name.contains("post_attention_") && self.header.tensors.contains_key(&other) {
             name = other;
         }
         let Some(entry) = self.header.tensors.get(&name) else {

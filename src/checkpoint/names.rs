@@ -43,6 +43,9 @@ pub struct LinearSpec {
 pub struct LayerSpec {
     pub input_norm: TensorSpec,
     pub mixer: MixerSpec,
+    /// Norms of what the mixer and the MLP add to the residual stream.
+    pub behind: Option<[TensorSpec; 2]>,
+    /// Before the MLP.
     pub post_norm: TensorSpec,
     pub mlp: MlpSpec,
 }
@@ -134,7 +137,8 @@ impl LayerSpec {
                 }
                 _ => MixerSpec::Attention(AttentionSpec::new(c, layer).into()),
             },
-            post_norm: norm("post_attention_layernorm"),
+            behind: c.spec.norms_behind.then(|| ["post_attention_layernorm", "post_feedforward_layernorm"].map(norm)),
+            post_norm: norm(if c.spec.norms_behind { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }),
             mlp: MlpSpec::new(c, layer, &name("mlp")),
         }
     }
@@ -156,7 +160,8 @@ impl LayerSpec {
         };
         let MlpSpec { router, gate_up, down } = self.mlp;
         let mlp = router.into_iter().chain(gate_up).chain(down).flat_map(LinearSpec::into_tensors);
-        let before = std::iter::once(self.input_norm).chain(mixer).chain([self.post_norm]);
+        let norms = self.behind.into_iter().flatten().chain([self.post_norm]);
+        let before = std::iter::once(self.input_norm).chain(mixer).chain(norms);
         before.chain(mlp).chain(decisions.into_iter().flat_map(DecisionSpec::into_tensors))
     }
 }

@@ -8,11 +8,11 @@ use super::family::{Family, WindowIn};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
-use super::spec::{DeltaNet, Experts, LayerKind, Mixer, Mlp, Spec};
-use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
+use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
+use crate::policy::{Dmc, Dms, LocalLayers, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Keys of models that extend Llama's computation, unless they are null or missing.
 const FOREIGN_KEYS: [&str; 7] = [
@@ -27,16 +27,35 @@ const FOREIGN_KEYS: [&str; 7] = [
 
 /// The configuration of the language model, where it is a part of another one: `text_config`, with what is beside it.
 pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
-    if config.get("model_type").is_none_or(|kind| kind != "qwen3_5") {
-        return config;
+    let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if !matches!(&*kind, "qwen3_5" | "gemma3") {
+        return with_gemmas_defaults(config);
     }
     let Some(Value::Object(mut text)) = config.remove("text_config") else { return config };
+    if kind == "gemma3" {
+        text.entry("model_type").or_insert_with(|| "gemma3_text".into());
+    }
     // The model's architecture is that of the whole, and so is what ties the head.
     config.remove("architectures");
     if config.contains_key("tie_word_embeddings") {
         text.remove("tie_word_embeddings");
     }
     config.extend(text);
+    with_gemmas_defaults(config)
+}
+
+/// Adds what files of Gemma 3 leave out: they state what differs from transformers' defaults.
+fn with_gemmas_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
+    if config.get("model_type").is_some_and(|kind| kind == "gemma3_text") {
+        let usual = json!({
+            "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        });
+        for (key, value) in usual.as_object().into_iter().flatten() {
+            config.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    }
     config
 }
 
@@ -151,7 +170,46 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
         spec.experts = Some(experts(config)?);
         spec.layers = mlps(config)?;
     }
+    if family.gemma {
+        gemma(config, &mut spec)?;
+    }
     Ok(spec)
+}
+
+/// What Gemma 3 computes.
+fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
+    let place = config.place();
+    ensure!(
+        !config.bool_or("use_bidirectional_attention", false)?,
+        "{place}: use_bidirectional_attention is set, which is not supported"
+    );
+    let activation = config.opt_str("hidden_activation")?.unwrap_or("gelu_pytorch_tanh");
+    ensure!(
+        activation == "gelu_pytorch_tanh",
+        "{place}: hidden_activation {activation:?} is not supported (gelu_pytorch_tanh is)"
+    );
+    // Files of other programs have the 1 in the weights: their readers say so.
+    spec.norm_offset = if config.bool_or("norms_are_whole", false)? { 0.0 } else { 1.0 };
+    (spec.norms_behind, spec.activation) = (true, Activation::GeluTanh);
+    spec.embedding_scale = (config.size_to("hidden_size", bounds::HIDDEN)? as f32).sqrt();
+    let scalar = config.positive("query_pre_attn_scalar")?;
+    ensure!((1e-3..=1e6).contains(&scalar), "{place}: query_pre_attn_scalar {scalar} is out of range");
+    spec.score_scale = Some(scalar.powf(-0.5) as f32);
+    let (n, listed) = (config.size_to("num_hidden_layers", LocalLayers::MOST)?, config.get("layer_types"));
+    let of = |local| LayerKind { local, ..LayerKind::ATTENTION };
+    spec.layers = match listed.and_then(Value::as_array) {
+        Some(listed) => listed.iter().take(n).map(|kind| of(kind == "sliding_attention")).collect(),
+        None => {
+            let pattern = config.opt_size("sliding_window_pattern")?.unwrap_or(6).max(1);
+            (1..=n).map(|layer| of(layer % pattern != 0)).collect()
+        }
+    };
+    ensure!(spec.layers.len() == n, "{place}: layer_types is not a list of {n} names");
+    if spec.layers.contains(&of(true)) {
+        let window = config.size_to("sliding_window", bounds::CONTEXT)?;
+        spec.local = Some(Local { window, theta: rope::local_theta(config)? });
+    }
+    Ok(())
 }
 
 /// Sizes of the layers that are a gated delta net.
@@ -236,7 +294,7 @@ fn all_slide(config: &Fields) -> bool {
 /// The newest tokens that every layer sees. A window as long as the context hides nothing.
 fn window(config: &Fields, family: &Family) -> Result<Option<usize>> {
     let (place, all_listed) = (config.place(), all_slide(config));
-    if config.get("sliding_window").is_none() && !all_listed {
+    if family.gemma || config.get("sliding_window").is_none() && !all_listed {
         return Ok(None);
     }
     let window = config.size_to("sliding_window", bounds::CONTEXT)?;
@@ -296,7 +354,7 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     let place = config.place();
     Quantization::parse(config)?;
     for key in FOREIGN_KEYS {
-        let known = family.experts && key.ends_with("_experts");
+        let known = family.experts && key.ends_with("_experts") || family.gemma && key == "query_pre_attn_scalar";
         ensure!(known || config.get(key).is_none(), "{place}: {key} is set, which is not supported");
     }
     ensure!(
@@ -307,9 +365,15 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
         ensure!(matches!(act, "silu" | "swish"), "{place}: hidden_act {act:?} is not supported (silu is)");
     }
     let layer_types = config.get("layer_types").and_then(Value::as_array).filter(|_| !all_slide(config));
-    let is_known = |t: &Value| t == "full_attention" || family.hybrid && t == "linear_attention";
+    let is_known = |t: &Value| {
+        t == "full_attention" || family.hybrid && t == "linear_attention" || family.gemma && t == "sliding_attention"
+    };
     if let Some(other) = layer_types.into_iter().flatten().find(|t| !is_known(t)) {
-        let known = if family.hybrid { "full_attention and linear_attention are" } else { "full_attention is" };
+        let known = match family {
+            Family { hybrid: true, .. } => "full_attention and linear_attention are",
+            Family { gemma: true, .. } => "full_attention and sliding_attention are",
+            _ => "full_attention is",
+        };
         bail!("{place}: layer type {other} is not supported ({known})");
     }
     for key in ["embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"] {

@@ -9,10 +9,17 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::f64::consts::PI;
 
+/// What transformers takes for the bases of Gemma 3 that are not stated.
+const GEMMA_THETA: f64 = 1_000_000.0;
+const GEMMA_LOCAL_THETA: f64 = 10_000.0;
+
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
 /// `max_position_embeddings`, YaRN's original context if the config states none.
 pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
     let place = config.place();
+    if family.gemma {
+        return gemma(config, context);
+    }
     // As in transformers, a non-empty rope_scaling takes precedence over rope_parameters.
     let given = |key| Ok::<_, anyhow::Error>(config.opt_object(key)?.filter(|f| f.keys().next().is_some()));
     let fields = match given("rope_scaling")? {
@@ -88,6 +95,37 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
     }
 }
 
+/// Of Gemma's global layers: parameters by the kind of a layer, or those of older files, which are for global layers alone.
+fn gemma(config: &Fields, context: usize) -> Result<Rope> {
+    let of_kind = config.opt_object("rope_parameters")?.map(|f| f.opt_object("full_attention")).transpose()?.flatten();
+    let fields = match of_kind {
+        Some(fields) => Some(fields),
+        None => config.opt_object("rope_scaling")?,
+    };
+    let inner = fields.as_ref().map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
+    let theta = inner.or(config.opt_positive("rope_theta")?).unwrap_or(GEMMA_THETA);
+    ensure!(theta > 1.0, "{}: rope_theta {theta} is not above 1", config.place());
+    let scaling = fields.map_or(Ok(RopeScaling::Default), |fields| parse_scaling(&fields, config, context))?;
+    Ok(Rope { theta, share: 1.0, scaling })
+}
+
+/// The base of RoPE in Gemma's local layers.
+pub fn local_theta(config: &Fields) -> Result<f64> {
+    let all = config.opt_object("rope_parameters")?;
+    let local = all.map(|f| f.opt_object("sliding_attention")).transpose()?.flatten();
+    let theta = match &local {
+        Some(fields) => {
+            let kind = fields.opt_str("rope_type")?.unwrap_or("default");
+            ensure!(kind == "default", "{}: rope type {kind:?} of local layers is not supported", fields.place());
+            fields.opt_positive("rope_theta")?
+        }
+        None => config.opt_positive("rope_local_base_freq")?,
+    };
+    let theta = theta.unwrap_or(GEMMA_LOCAL_THETA);
+    ensure!(theta > 1.0, "{}: the rope_theta {theta} of local layers is not above 1", config.place());
+    Ok(theta)
+}
+
 fn longrope(f: &Fields, original_context: usize, context: usize) -> Result<RopeScaling> {
     let factors = |key| {
         let list = f.get(key).and_then(Value::as_array).filter(|list| list.len() <= bounds::HEAD_DIM);
@@ -103,6 +141,11 @@ fn longrope(f: &Fields, original_context: usize, context: usize) -> Result<RopeS
 }
 
 impl Rope {
+    /// Without scaling, of all channels.
+    pub fn plain(theta: f64) -> Self {
+        Self { theta, share: 1.0, scaling: RopeScaling::Default }
+    }
+
     /// Channels of a head that are rotated.
     pub fn channels(&self, head_dim: usize) -> usize {
         (head_dim as f64 * self.share) as usize

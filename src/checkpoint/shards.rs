@@ -79,13 +79,20 @@ impl Shards {
     fn stored(&self, name: &str) -> Option<(String, usize)> {
         let part = || Some(format!("model.language_model.{}", name.strip_prefix("model.")?));
         let found = |name: String| self.owner.get(&name).map(|&at| (name, at));
-        found(name.to_owned()).or_else(|| found(part()?))
+        // As older versions of transformers saved Gemma 3.
+        let older = || found(format!("language_model.{name}"));
+        found(name.to_owned()).or_else(|| found(part()?)).or_else(older)
     }
 
     /// What the files hold beside the language model, with the number of its tensors.
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
-        let parts = [("model.visual.", "the vision tower"), ("mtp.", "multi-token prediction")];
-        let count = |prefix: &str| self.owner.keys().filter(|name| name.starts_with(prefix)).count();
-        parts.into_iter().map(|(prefix, part)| (part, count(prefix))).filter(|(_, n)| *n > 0).collect()
+        let vision = ["visual.", "vision_tower.", "multi_modal_projector."];
+        let parts = [(&vision[..], "the vision tower"), (&["mtp."], "multi-token prediction")];
+        let of = |name: &String, prefixes: &[&str]| {
+            let name = name.strip_prefix("model.").unwrap_or(name);
+            prefixes.iter().any(|prefix| name.starts_with(prefix))
+        };
+        let count = |prefixes: &[&str]| self.owner.keys().filter(|name| of(name, prefixes)).count();
+        parts.into_iter().map(|(prefixes, part)| (part, count(prefixes))).filter(|(_, n)| *n > 0).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! What a model computes beyond its sizes, as data: a family's parser writes it, the forward pass reads it and knows no family.
 
 use super::config::ModelConfig;
+use crate::policy::LocalLayers;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
@@ -12,6 +13,9 @@ pub struct Spec {
     pub mlp_bias: bool,
     /// What is added to the stored weights of norms, but to those inside a delta net.
     pub norm_offset: f32,
+    /// Whether what attention and MLP add to the residual stream is normed first.
+    pub norms_behind: bool,
+    pub activation: Activation,
     /// Whether attention's output is multiplied by the sigmoid of a gate: each head's rows of q are followed by as many of it.
     pub output_gate: bool,
     /// Factors of embedding rows, of what a block adds to the residual stream, and of logits.
@@ -22,6 +26,8 @@ pub struct Spec {
     pub score_scale: Option<f32>,
     /// The newest tokens that attention sees in every layer; `None`: all.
     pub window: Option<usize>,
+    /// What layers have that are [local](LayerKind::local).
+    pub local: Option<Local>,
     /// Sizes of layers of [`Mixer::DeltaNet`]; `None`: there are none.
     pub delta_net: Option<DeltaNet>,
     /// Sizes of layers with [`Mlp::Experts`]; `None`: there are none.
@@ -37,6 +43,8 @@ pub struct LayerKind {
     /// Whether q and k are rotated by their positions.
     pub rotates: bool,
     pub mlp: Mlp,
+    /// Whether attention sees a window of tokens, and rotates by other angles than elsewhere.
+    pub local: bool,
 }
 
 /// The feed-forward block of a layer.
@@ -56,6 +64,23 @@ pub struct Experts {
     pub width: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+}
+
+/// Attention of local layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Local {
+    /// The newest tokens that it sees.
+    pub window: usize,
+    /// Base of its RoPE, which is not scaled.
+    pub theta: f64,
+}
+
+/// The function of the gate in an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// GELU by its approximation with tanh.
+    GeluTanh,
 }
 
 /// What mixes the tokens of a layer.
@@ -94,7 +119,7 @@ impl DeltaNet {
 }
 
 impl LayerKind {
-    pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true, mlp: Mlp::Dense };
+    pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true, mlp: Mlp::Dense, local: false };
 }
 
 impl Default for Spec {
@@ -106,12 +131,15 @@ impl Default for Spec {
             o_bias: false,
             mlp_bias: false,
             norm_offset: 0.0,
+            norms_behind: false,
+            activation: Activation::Silu,
             output_gate: false,
             embedding_scale: 1.0,
             residual_scale: 1.0,
             logit_scale: 1.0,
             score_scale: None,
             window: None,
+            local: None,
             delta_net: None,
             experts: None,
             layers: vec![LayerKind::ATTENTION],
@@ -138,6 +166,13 @@ impl ModelConfig {
     /// Layers with attention: those of the KV cache.
     pub fn attention_layers(&self) -> usize {
         self.count(self.n_layers, Mixer::Attention)
+    }
+
+    /// The local layers, by their numbers in the KV cache.
+    pub fn local_layers(&self) -> LocalLayers {
+        let Some(local) = self.spec.local else { return LocalLayers::default() };
+        let layers = (0..self.n_layers).filter(|&layer| self.layer(layer).local).map(|layer| self.mixer_index(layer));
+        LocalLayers::new(local.window, layers)
     }
 
     /// Layers with a state of fixed size.

@@ -332,11 +332,11 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
         "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "weight_bytes": checkpoint.weight_bytes,
         "not_used": checkpoint.unused(), "layers": c.n_layers, "layers_with_state": layers_with_state(c),
-        "experts": c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token)),
+        "local_layers": local_layers(c), "experts": c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token)),
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| d.variant.name()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),
-        "dmc": c.dmc.is_some(), "cache_policies": policies(c.trained()),
+        "dmc": c.dmc.is_some(), "cache_policies": policies(c),
     });
     Ok((object(about), formats))
 }
@@ -347,9 +347,17 @@ fn layers_with_state(c: &ModelConfig) -> Option<String> {
     (n > 0).then(|| format!("{n}, of fixed size (gated delta net)"))
 }
 
+/// The layers that see a window of tokens, if there are any.
+fn local_layers(c: &ModelConfig) -> Option<String> {
+    let local = c.local_layers();
+    (local.count() > 0).then(|| format!("{}, which see the newest {} tokens", local.count(), local.window))
+}
+
 /// Values of `--policy` for a model.
-fn policies(trained: Option<Trained>) -> String {
-    let own: &[&str] = match trained {
+fn policies(c: &ModelConfig) -> String {
+    let own: &[&str] = match c.trained() {
+        Some(Trained::Dms(_)) if c.spec.local.is_some() => return "dense, window, dms".to_owned(),
+        _ if c.spec.local.is_some() => return "dense, window".to_owned(),
         Some(Trained::Dms(_)) => &["dms", "dms+quest"],
         Some(Trained::Dmc(_)) => &["dmc"],
         Some(Trained::Window(_)) => return "window".to_owned(),

@@ -165,6 +165,8 @@ fn model_info<B: Backend>(
         n_layers: g.n_layers,
         state_layers: c.delta_layers(),
         state_bytes: g.delta.map_or(0, |delta| delta.seq_bytes() as u64),
+        local_layers: g.local.count(),
+        local_window: g.local.window,
         n_q_heads: c.n_q_heads,
         n_kv_heads: c.n_kv_heads,
         head_dim: c.head_dim,

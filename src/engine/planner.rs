@@ -40,9 +40,16 @@ fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
     options.policy.resolve(c.trained()).unwrap_or(Policy::Dense)
 }
 
-/// Bytes per token of a dense cache.
+/// Bytes per token of a dense cache, but for local layers.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
-    (c.attention_layers() * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+    ((c.attention_layers() - c.local_layers().count()) * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+}
+
+/// Bytes of a sequence in local layers, whose windows are full, in whole pages.
+fn local_bytes(c: &ModelConfig, codec: Codec) -> u64 {
+    let local = c.local_layers();
+    let slots = local.count() * c.n_kv_heads * local.window.next_multiple_of(PAGE_SLOTS);
+    (slots * codec.slot_bytes(c.head_dim)) as u64
 }
 
 /// Bytes of tables per token of context, used or not: one entry of the page table per page in every
@@ -56,7 +63,7 @@ fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
 /// Tokens of a dense cache in `bytes` of memory, less what is left to other programs: an estimate
 /// from the configuration alone.
 pub fn dense_context(c: &ModelConfig, codec: Codec, bytes: u64) -> usize {
-    let room = bytes.saturating_sub(spare_bytes(Some(bytes)));
+    let room = bytes.saturating_sub(spare_bytes(Some(bytes)) + local_bytes(c, codec));
     usize::try_from(room / dense_token_bytes(c, codec).max(1)).unwrap_or(usize::MAX)
 }
 
@@ -123,7 +130,8 @@ const HOST_STEP: usize = 512;
 /// other bytes.
 pub fn longest_context(checkpoint: &Checkpoint, options: &EngineOptions, beside: u64) -> Option<usize> {
     let c = &checkpoint.config;
-    let free = kv_budget(checkpoint.weight_bytes + beside, None, options.memory_bytes)?;
+    let local = local_bytes(c, options.codec);
+    let free = kv_budget(checkpoint.weight_bytes + beside + local, None, options.memory_bytes)?;
     let token = dense_token_bytes(c, options.codec) as f64 + table_token_bytes(c, options);
     Some((free as f64 / token) as usize)
 }
@@ -189,14 +197,15 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
 fn whole_pages(c: &ModelConfig, codec: Codec, budget: Option<u64>, ratio: f64, context: usize) -> usize {
     let page_row = (dense_token_bytes(c, codec) * PAGE_SLOTS as u64) as f64;
     let tokens = |bytes: u64| (bytes as f64 * ratio / page_row) as usize * PAGE_SLOTS;
-    budget.map_or(context, |bytes| tokens(bytes).min(context))
+    let local = local_bytes(c, codec);
+    budget.map_or(context, |bytes| tokens(bytes.saturating_sub(local)).min(context))
 }
 
 /// Plans memory for `context` tokens. If the free memory is unknown, everything is assumed to fit.
 /// Mapped weights count fully, because they must stay resident.
 pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv_limit: Option<u64>) -> Plan {
     let c = &checkpoint.config;
-    let token = dense_token_bytes(c, options.codec);
+    let (token, local) = (dense_token_bytes(c, options.codec), local_bytes(c, options.codec));
     let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, kv_limit, options.memory_bytes);
     let (policy, ratio) = (policy(c, options), ratio(c, options, context));
     let fits = |ratio: f64| whole_pages(c, options.codec, budget, ratio, context);
@@ -204,8 +213,8 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         weight_bytes: checkpoint.weight_bytes,
         workspace_bytes: options.workspace_bytes,
         kv_budget_bytes: budget,
-        dense_kv_bytes: token * context as u64,
-        expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64,
+        dense_kv_bytes: token * context as u64 + local,
+        expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64 + local,
         certain_context: fits(1.0),
         expected_context: match policy.budget() {
             // A lane stops growing at its budget.

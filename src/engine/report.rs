@@ -77,7 +77,7 @@ impl Figures {
     /// of other sequences included.
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
-        let dense_slots = stats.dense_slots();
+        let dense_slots = stats.dense_slots;
         let slot_bytes = g.slot_bytes() as u64;
         KvStats {
             codec: g.codec,

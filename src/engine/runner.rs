@@ -115,6 +115,7 @@ impl<B: Backend> Allocations<B> {
             max_pages: 0,
             codec: options.codec,
             policy,
+            local: c.local_layers(),
             delta: planner::delta_geometry(c),
             staged_rows: if policy.stages() { options.drafts.rows.min(b.about().staged_rows) } else { 0 },
         };

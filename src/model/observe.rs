@@ -59,12 +59,13 @@ pub fn observe<B: Measure>(
         }
         let norm_of = |i: usize| hidden[i * c.hidden..][..c.hidden].iter().map(|x| x * x).sum::<f32>().sqrt();
         let factors: Vec<f32> = text.queries.clone().map(|i| 1.0 / norm_of(i).max(f32::MIN_POSITIVE)).collect();
+        let (inv_freq, rope_scale) = model.rope(mixer);
         let rope = QkvRopeArgs {
             qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
             rms_eps: c.rms_eps,
-            rope_scale: model.rope_scale,
+            rope_scale,
             borrowed: model.borrowed(&Policy::Dense),
-            ..QkvRopeArgs::plain(model.inv_freq(mixer))
+            ..QkvRopeArgs::plain(inv_freq)
         };
         let queries = Queries { rows: text.queries.clone(), factors: &factors };
         b.importance(&mut most, &mut ws.qkv, cache.geometry(), &rope, &queries);

@@ -4,7 +4,7 @@
 use super::decisions::{Decisions, Own, Second};
 use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs};
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig, Stacked};
+use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Rope, Stacked};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
@@ -19,15 +19,19 @@ pub struct Model<B: Backend> {
     pub(super) norm: B::Buf<f32>,
     /// Output head `[vocab, hidden]`; `None` if tied to the embedding.
     pub(super) head: Option<B::Weight>,
-    /// RoPE frequencies, radians per position, and those of layers without RoPE: none.
+    /// RoPE frequencies, radians per position; those of local layers, and those of layers without RoPE: none.
     inv_freq: B::Buf<f32>,
+    local_freq: B::Buf<f32>,
     no_rope: B::Buf<f32>,
-    pub(super) rope_scale: f32,
+    rope_scale: f32,
 }
 
 pub(super) struct Layer<B: Backend> {
     pub input_norm: B::Buf<f32>,
     pub mixer: Mixer<B>,
+    /// Norms of what the mixer and the MLP add to the residual stream, where it is normed.
+    pub behind: Option<[B::Buf<f32>; 2]>,
+    /// Before the MLP.
     pub post_norm: B::Buf<f32>,
     /// `[experts, hidden]`; the matrices below then have those of all experts. `None` of a dense layer.
     pub router: Option<B::Weight>,
@@ -47,7 +51,7 @@ pub(super) enum Mixer<B: Backend> {
 pub(super) struct Attention<B: Backend> {
     /// Its layer of the KV cache.
     pub index: usize,
-    pub rotates: bool,
+    pub kind: LayerKind,
     /// Stacked q, k, v, the output gate if there is one, and a predictor's rows
     /// `[(n_q_heads + 2 n_kv_heads) * head_dim + .. + columns, hidden]`.
     pub qkv: B::Weight,
@@ -126,14 +130,21 @@ impl<B: Backend> Model<B> {
         let head = names::lm_head(c).map(|head| loader.stacked(&[&head])).transpose()?;
         let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
         let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
+        let local_freq = c.spec.local.map_or(Vec::new(), |local| Rope::plain(local.theta).frequencies(c.head_dim).0);
+        let local_freq = loader.upload(&local_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
         // The factor of the scores is the norm's of q, or the square of that of cos and sin.
         let rope_scale = if c.spec.qk_norm { rope_scale } else { rope_scale * c.score_factor().sqrt() };
-        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, no_rope: b.alloc(0)?, rope_scale })
+        let no_rope = b.alloc(0)?;
+        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale })
     }
 
-    /// RoPE frequencies of a layer.
-    pub(super) fn inv_freq(&self, layer: &Attention<B>) -> &B::Buf<f32> {
-        if layer.rotates { &self.inv_freq } else { &self.no_rope }
+    /// RoPE frequencies of a layer, and the factor on cos and sin.
+    pub(super) fn rope(&self, layer: &Attention<B>) -> (&B::Buf<f32>, f32) {
+        match layer.kind {
+            LayerKind { rotates: false, .. } => (&self.no_rope, self.rope_scale),
+            LayerKind { local: true, .. } => (&self.local_freq, 1.0),
+            _ => (&self.inv_freq, self.rope_scale),
+        }
     }
 
     /// Factor of embedding rows. The residual stream is divided by the factor of what blocks add to it, so that they add
@@ -184,6 +195,10 @@ impl<B: Backend> Loader<'_, B> {
                 MixerSpec::Attention(t) => Mixer::Attention(self.attention(t, l)?),
                 MixerSpec::DeltaNet(t) => Mixer::DeltaNet(self.delta_net(t, l)?),
             },
+            behind: match &t.behind {
+                Some([mixer, mlp]) => Some([self.norm(mixer, 1.0)?, self.norm(mlp, 1.0)?]),
+                None => None,
+            },
             post_norm: self.norm(&t.post_norm, 1.0)?,
             router: t.mlp.router.as_ref().map(|router| self.matrix(&[router])).transpose()?,
             gate_up: self.matrix(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
@@ -198,7 +213,7 @@ impl<B: Backend> Loader<'_, B> {
         let config = &self.checkpoint.config;
         Ok(Attention {
             index: config.mixer_index(l),
-            rotates: config.layer(l).rotates,
+            kind: config.layer(l),
             qkv,
             qkv_bias,
             qk_norm: match &t.qk_norm {

@@ -4,6 +4,7 @@ use super::Model;
 use super::weights::{Layer, Mixer};
 use crate::backend::{Backend, ExpertRows, OutOfMemory, Use};
 use crate::checkpoint::{DeltaNet, Experts, ModelConfig};
+use crate::policy::Window;
 use crate::protocol::Token;
 
 pub struct Workspace<B: Backend> {
@@ -47,6 +48,8 @@ pub struct Workspace<B: Backend> {
     pub(super) raw: B::Acts,
     /// Eviction decisions of one layer `[max_tokens, n_kv_heads]`; a positive one marks the token.
     pub(super) decisions: B::Buf<f32>,
+    /// Those of local layers, which are constant.
+    pub(super) local_decisions: B::Buf<f32>,
     /// By layer, what [`commit`](super::commit) needs of a step that is staged.
     pub(super) staged: Vec<Staged<B>>,
     /// Tokens sampled in such a step.
@@ -60,6 +63,13 @@ pub(super) struct Staged<B: Backend> {
     pub decisions: B::Buf<f32>,
     decisions_len: usize,
     pub gates: B::Acts,
+}
+
+/// The decisions of local layers.
+fn constant<B: Backend>(b: &B, len: usize) -> Result<B::Buf<f32>, OutOfMemory> {
+    let mut buffer = b.alloc(len)?;
+    b.write(&mut buffer, 0, &vec![Window::DECISION; len]);
+    Ok(buffer)
 }
 
 /// Bytes of workspace per token of a step, counted in f32.
@@ -102,9 +112,10 @@ impl<B: Backend> Workspace<B> {
             let gates = if attends { 0 } else { gate_columns };
             let width = if attends { model.qkv_width() } else { delta_columns };
             let decisions_len = if attends { staged_rows * c.n_kv_heads } else { 0 };
+            let local = matches!(&layer.mixer, Mixer::Attention(mixer) if mixer.kind.local);
             Ok(Staged {
                 rows: b.acts(staged_rows, width, Use::Any)?,
-                decisions: b.alloc(decisions_len)?,
+                decisions: if local { constant(b, decisions_len)? } else { b.alloc(decisions_len)? },
                 decisions_len,
                 gates: b.acts(staged_rows, gates, Use::Any)?,
             })
@@ -135,6 +146,7 @@ impl<B: Backend> Workspace<B> {
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
             raw: b.acts(adapter_rows, c.n_kv_heads, Use::Any)?,
             decisions: b.alloc(rows * c.n_kv_heads)?,
+            local_decisions: constant(b, if c.spec.local.is_some() { rows * c.n_kv_heads } else { 0 })?,
             staged,
             sampled: b.alloc(staged_rows)?,
         })

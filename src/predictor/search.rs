@@ -143,7 +143,7 @@ fn ratio_at<B: Measure>(
         }
         let stats = runner.cache.stats(runner.backend(), seq);
         runner.release(seq);
-        dense += stats.dense_slots();
+        dense += stats.dense_slots;
         live += stats.live_slots;
     }
     Ok(dense as f64 / live.max(1) as f64)
@@ -182,7 +182,7 @@ fn compare<B: Measure>(
             threshold,
             window,
             tokens: stats.len,
-            ratio: stats.dense_slots() as f64 / stats.live_slots.max(1) as f64,
+            ratio: stats.dense_slots as f64 / stats.live_slots.max(1) as f64,
             kl: kl.iter().sum::<f64>() / kl.len().max(1) as f64,
         });
     }

@@ -131,6 +131,9 @@ pub struct ModelInfo {
     /// Layers with a state of fixed size instead, and the bytes of all their states in one sequence.
     pub state_layers: usize,
     pub state_bytes: u64,
+    /// Layers whose attention sees so many of the newest tokens alone; 0 where there are none.
+    pub local_layers: usize,
+    pub local_window: usize,
     pub n_q_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,

@@ -115,6 +115,25 @@ fn flat_form_is_unambiguous_and_invertible() {
     assert_eq!(t.encode_pieces(&pieces).unwrap(), t.encode_pieces(&unflatten(&flat)).unwrap());
 }
 
+/// Gemma's lists runs of line feeds as added tokens, and a token of its vision that text-only models have no row for.
+#[test]
+fn added_white_space_is_text_and_tokens_of_vision_are_left_out() {
+    let added = |id: usize, content: &str| {
+        format!(
+            r#"{{"id":{id},"content":"{content}","special":false,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}}"#
+        )
+    };
+    let more = [added(260, "\\n"), added(261, "<image_soft_token>")].join(",");
+    let file = json("").replacen("],\"normalizer\"", &format!(",{more}],\"normalizer\""), 1);
+    let tokenizer = Tokenizer::new(file.as_bytes(), 261).unwrap();
+    assert_eq!(["<image_soft_token>", "<think>"].map(|t| tokenizer.token_for(t)), [None, Some(259)]);
+    assert!(!tokenizer.is_control(260) && tokenizer.is_control(259));
+    assert_eq!(tokenizer.encode_pieces(&[text("a\nb")]).unwrap(), [97, 10, 98]);
+    assert_eq!(tokenizer.decode(&[97, 260, 98]).unwrap(), "a\nb");
+    let message = format!("{:#}", Tokenizer::new(file.as_bytes(), 260).err().expect("refused"));
+    assert_eq!(message, "tokenizer.json: token \"\\n\" has id 260, beyond the model's vocabulary of 260");
+}
+
 #[test]
 fn bad_files_give_one_line() {
     let fails = |json: &str, vocab: usize| {

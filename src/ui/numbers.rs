@@ -112,6 +112,9 @@ pub fn cache_settings(app: &App) -> Vec<String> {
     if info.state_layers > 0 {
         parts.push(format!("{} layers have a state of fixed size", info.state_layers));
     }
+    if info.local_layers > 0 {
+        parts.push(local_layers(info));
+    }
     if !info.policy.keeps_all() {
         parts.push(format!("eviction {}", eviction_word(app)));
     }
@@ -130,6 +133,11 @@ fn policy(info: &ModelInfo) -> String {
         _ => None,
     };
     by.map_or_else(|| info.policy.to_string(), |by| format!("{}, {}", info.policy, clean_line(by)))
+}
+
+/// `22 layers see the newest 512 tokens`
+fn local_layers(info: &ModelInfo) -> String {
+    format!("{} layers see the newest {}", info.local_layers, plural(info.local_window as u64, "token"))
 }
 
 /// A model's name without its owner.
@@ -178,6 +186,9 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         }
         if let Some(window) = info.window {
             rows.push(("window", plural(window as u64, "token")));
+        }
+        if info.local_layers > 0 {
+            rows.push(("local", local_layers(info)));
         }
         if info.state_layers > 0 {
             let layers = format!("{} layers have a state of fixed size", info.state_layers);

@@ -57,6 +57,8 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         n_layers,
         state_layers: 0,
         state_bytes: 0,
+        local_layers: 0,
+        local_window: 0,
         n_q_heads: n_kv_heads,
         n_kv_heads,
         head_dim: 32,

@@ -32,6 +32,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         policy: Policy::Dms(rule),
         delta: None,
         staged_rows: 0,
+        local: Default::default(),
     };
     KvCache::new(b, geometry, 64, TOKENS).expect("memory")
 }

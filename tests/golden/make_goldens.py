@@ -20,7 +20,7 @@ import sys
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
 N_TOKENS = 80
@@ -97,6 +97,13 @@ MODELS = [
         norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON), torch.bfloat16, None),
+    # Local layers, whose window is shorter than the prompt, and global ones with another rotation.
+    ("gemma3", Gemma3TextConfig(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=512, sliding_window=24, query_pre_attn_scalar=24, tie_word_embeddings=False,
+        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+        **dict(COMMON, num_hidden_layers=7)), torch.bfloat16, None),
 ]
 
 # Frequencies only: published configurations and the corners of YaRN.
@@ -132,7 +139,7 @@ def rope_of(config):
 
 def zero_centred(model, name):
     """Whether 1 is added to the weights of this norm."""
-    return "qwen3_5" in model.config.model_type and "linear_attn" not in name
+    return "gemma3" in model.config.model_type or "qwen3_5" in model.config.model_type and "linear_attn" not in name
 
 
 def fill(model, seed):
@@ -152,7 +159,8 @@ def fill(model, seed):
             elif name.endswith(".bias"):
                 p.copy_(0.3 * noise)
             elif "embed" in name or "lm_head" in name:
-                p.copy_(0.8 * noise)
+                scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0) if "embed" in name else 1.0
+                p.copy_(0.8 / scale * noise)
             else:
                 p.copy_(1.4 * noise / math.sqrt(p.shape[-1]))
 
@@ -195,7 +203,8 @@ def make_model(out, name, config, dtype, shard, seed):
     with open(os.path.join(folder, "logits.f32"), "wb") as f:
         f.write(logits.contiguous().numpy().astype("<f4").tobytes())
     rope = model.model.rotary_emb  # as the logits have left it: longrope depends on the length
-    inv_freq, scale = rope.inv_freq.float().tolist(), float(rope.attention_scaling)
+    of = "full_attention_" if "gemma3" in config.model_type else ""
+    inv_freq, scale = getattr(rope, f"{of}inv_freq").float().tolist(), float(getattr(rope, f"{of}attention_scaling"))
     golden = {
         "versions": versions(), "tokens": tokens, "vocab": config.vocab_size, "prompt_tokens": 40,
         "greedy": continuation, "smallest_gap": gap, "inv_freq": inv_freq, "attention_scale": scale,

@@ -243,7 +243,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
     let cases = [
         (
             json!({"model_type": "gemma2"}),
-            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, granite are)",
+            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, qwen3_moe, gemma3_text, granite are)",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),

@@ -1,6 +1,7 @@
 //! GGUF files as checkpoints: the same model as the folder it was converted from, and one clear line for each thing that
 //! can be wrong with one.
 
+use crate::converter::{as_converted, interleave};
 use crate::gguf_file::{BF16, Data, F32, GgufFile, Meta, Q8_0};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
@@ -8,7 +9,7 @@ use dmschat::checkpoint::calibration::Calibration;
 use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::names;
 use dmschat::checkpoint::weight_cache::convert_in_memory;
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, DeltaNet, ModelRef, RopeScaling};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef, RopeScaling};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::Piece;
@@ -63,61 +64,6 @@ const NAMES: [(&str, &str); 15] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 ];
-
-/// What llama.cpp's converter does to the rows of q and k of `llama`: the halves of each head alternate.
-fn interleave(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
-    let rows: Vec<&[f32]> = values.chunks(values.len() / rows).collect();
-    let heads = rows.chunks(head_dim);
-    heads.flat_map(|head| (0..head_dim).flat_map(|i| head[i / 2 + i % 2 * head_dim / 2].to_vec())).collect()
-}
-
-/// What llama.cpp's converter makes of a tensor of a delta net: its values, and its name and kind. The value heads of a key head
-/// are `key_heads` apart.
-fn as_converted(d: &DeltaNet, shape: &mut Vec<usize>, values: &mut [f32], name: &str) -> (&'static str, String) {
-    let tile = |values: &mut [f32], run: usize| {
-        let (old, per_key) = (values.to_vec(), d.value_heads / d.key_heads);
-        for (at, head) in values.chunks_mut(run).enumerate() {
-            let from = at % d.key_heads * per_key + at / d.key_heads;
-            head.copy_from_slice(&old[from * run..][..run]);
-        }
-    };
-    let (keys, width) = (2 * d.key_heads * d.key_dim, *shape.last().unwrap());
-    let (name, kind) = match name {
-        ".A_log" => {
-            values.iter_mut().for_each(|a| *a = -a.exp());
-            tile(values, 1);
-            ("ssm_a", "")
-        }
-        ".dt_bias" => {
-            tile(values, 1);
-            ("ssm_dt", ".bias")
-        }
-        ".norm.weight" => ("ssm_norm", ".weight"),
-        ".conv1d.weight" => {
-            shape.remove(1);
-            tile(&mut values[keys * width..], d.value_dim * width);
-            ("ssm_conv1d", ".weight")
-        }
-        ".in_proj_qkv.weight" => {
-            tile(&mut values[keys * width..], d.value_dim * width);
-            ("attn_qkv", ".weight")
-        }
-        ".in_proj_z.weight" => {
-            tile(values, d.value_dim * width);
-            ("attn_gate", ".weight")
-        }
-        ".in_proj_b.weight" | ".in_proj_a.weight" => {
-            tile(values, width);
-            (if name.contains("_b") { "ssm_beta" } else { "ssm_alpha" }, ".weight")
-        }
-        ".out_proj.weight" => {
-            values.chunks_mut(width).for_each(|row| tile(row, d.value_dim));
-            ("ssm_out", ".weight")
-        }
-        other => panic!("{other}"),
-    };
-    (name, kind.to_owned())
-}
 
 /// A folder as llama.cpp would convert it, without a vocabulary.
 pub fn converted(c: &Checkpoint) -> GgufFile {
@@ -206,6 +152,16 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
             None if hybrid.is_some() && part.contains("norm") => {
                 values.iter_mut().for_each(|w| *w += 1.0);
                 (if part.starts_with("post") { "post_attention_norm" } else { part }, format!(".{kind}"))
+            }
+            None if m.spec.norms_behind && part.contains("norm") => {
+                values.iter_mut().for_each(|w| *w += 1.0);
+                let name = match part {
+                    "post_attention_layernorm" => "post_attention_norm",
+                    "pre_feedforward_layernorm" => "ffn_norm",
+                    "post_feedforward_layernorm" => "post_ffw_norm",
+                    other => other,
+                };
+                (name, format!(".{kind}"))
             }
             None => (part, format!(".{kind}")),
         };
@@ -381,8 +337,8 @@ fn quantized_matrices_are_converted_to_every_format() {
 fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
-        set("general.architecture", Meta::text("gemma3")),
-        "x.gguf: architecture \"gemma3\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, granite are)"
+        set("general.architecture", Meta::text("gemma2")),
+        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, gemma3, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

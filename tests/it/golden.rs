@@ -108,6 +108,11 @@ fn llama_with_tied_embeddings_and_llama3_rope() {
 }
 
 #[test]
+fn gemma3_with_local_layers() {
+    holds("gemma3");
+}
+
+#[test]
 fn qwen3_with_yarn_in_f16() {
     holds("qwen3_yarn");
 }

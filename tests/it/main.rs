@@ -5,6 +5,7 @@ mod chains;
 mod checkpoint;
 mod cli;
 mod conversations;
+mod converter;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod drafts;
 mod emulator;
@@ -26,6 +27,7 @@ mod hybrids;
 mod kept;
 mod kernels;
 mod limits;
+mod local;
 mod merge_reference;
 mod merging;
 mod names;

@@ -68,6 +68,7 @@ impl Bench {
             policy,
             delta: None,
             staged_rows: 0,
+            local: Default::default(),
         };
         let cache = KvCache::new(&b, geometry, CONTEXT, MAX_STEP).unwrap();
         // Powers of two with a one in every head: no codec changes them.

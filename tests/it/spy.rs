@@ -270,6 +270,13 @@ impl Ops for Spy {
         self.cpu.rms_norm(out, x, norm, n);
     }
 
+    fn add_normed(&self, x: &mut Acts, y: &Acts, norm: Norm<'_, Self>, n: usize) {
+        let Norm { weight, eps, layer, non_finite } = norm;
+        let (weight, mut non_finite) = (weight.borrow(), changed(non_finite));
+        let norm = Norm { weight: &*weight, eps, layer, non_finite: &mut *non_finite };
+        self.cpu.add_normed(x, y, norm, n);
+    }
+
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         let bias = layer.bias.map(|b| b.borrow());
         let mut before = layer

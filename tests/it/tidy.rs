@@ -9,8 +9,8 @@ const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
 const MOST_INSTANCES: usize = 158;
 const MOST_CUDA_LINES: usize = 8643;
-const MOST_LINES_OF_SRC: usize = 75_180;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 83_380;
+const MOST_LINES_OF_SRC: usize = 75_564;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 83_766;
 
 #[derive(Clone)]
 struct Source {
@@ -360,7 +360,7 @@ fn sizes_stay_within_their_budgets() {
     for (what, size, budget) in [
         ("instances of kernels", index.lines().filter(|line| line.starts_with("kernel ")).count(), MOST_INSTANCES),
         ("lines of CUDA", lines("kernels", &[".cu", ".cuh"]), MOST_CUDA_LINES),
-        ("methods of Device, Ops, Pages and Report", methods(&["Device", "Ops", "Pages", "Report"]), 38),
+        ("methods of Device, Ops, Pages and Report", methods(&["Device", "Ops", "Pages", "Report"]), 39),
         ("methods of Measure", methods(&["Measure"]), 8),
         ("lines of src", src, MOST_LINES_OF_SRC),
         ("lines of src and lab/src", src + lines("lab/src", &[".rs"]), MOST_LINES_OF_SRC_AND_LAB),

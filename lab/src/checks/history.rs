@@ -403,7 +403,7 @@ impl<B: Measure> Run<'_, B> {
         let mut image = Vec::new();
         for layer in 0..self.case.layers {
             self.cache.export_layer(self.b, seq, layer, &mut image);
-            let tables = (1 + g.n_kv_heads * (1 + g.policy.ring_len())) * size_of::<i32>();
+            let tables = (1 + g.n_kv_heads * (1 + g.ring_len())) * size_of::<i32>();
             for page in image[tables..].chunks_exact(g.page_bytes()) {
                 let bounds = page[g.page().bounds_at..].chunks_exact(2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
                 // 0 has two forms.

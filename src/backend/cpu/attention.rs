@@ -286,8 +286,8 @@ impl Call<'_> {
 
     /// The rule that hides keys from queries, where eviction is on.
     fn rule(&self, span: &Span) -> Option<Dms> {
-        let policy = self.geometry.policy.with_dial(self.kv.dial[span.seq]);
-        policy.rule().filter(|_| self.kv.eviction[span.seq] != 0)
+        let policy = self.geometry.policy_of(self.layer).with_dial(self.kv.dial[span.seq]);
+        policy.rule().filter(|_| self.geometry.evicts(self.layer, self.kv.eviction[span.seq] != 0))
     }
 
     /// Decision of a token of the step; `None` behind its last one.

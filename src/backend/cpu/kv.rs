@@ -24,13 +24,14 @@ struct Lane<'a> {
 impl<'a> Lane<'a> {
     fn of(kv: &'a mut KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Self {
         let g = &kv.geometry;
-        let (row, ring_len, scores) = (g.row(layer, seq, head), g.policy.ring_len(), g.score_slots());
+        let (row, rings, scores) = (g.row(layer, seq, head), g.ring_len(), g.score_slots());
+        let ring_len = g.policy_of(layer).ring_len();
         Self {
             layout: g.page(),
             number: row,
             pages: &mut kv.page_table[row * g.max_pages..(row + 1) * g.max_pages],
             live: &mut kv.live[row],
-            ring: &mut kv.ring[row * ring_len..(row + 1) * ring_len],
+            ring: &mut kv.ring[row * rings..][..ring_len],
             scores: &mut kv.score[row * scores..(row + 1) * scores],
             pool: &mut kv.pool,
         }
@@ -111,10 +112,11 @@ pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
 }
 
 pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spans: &[Span]) {
-    let (heads, policy) = (kv.geometry.n_kv_heads, kv.geometry.policy);
+    let (heads, policy) = (kv.geometry.n_kv_heads, kv.geometry.policy_of(layer));
     let mut slots = std::mem::take(&mut kv.slots);
     for span in spans {
-        let (base, eviction) = (kv.seq_len[span.seq] as usize, kv.eviction[span.seq] != 0);
+        let eviction = kv.geometry.evicts(layer, kv.eviction[span.seq] != 0);
+        let base = kv.seq_len[span.seq] as usize;
         let policy = policy.with_dial(kv.dial[span.seq]);
         for head in 0..heads {
             let mut lane = Lane::of(kv, layer, span.seq, head);
@@ -236,7 +238,7 @@ impl Pages for Cpu {
 
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
         let g = kv.geometry;
-        let (ring_len, scores, sums) = (g.policy.ring_len(), g.score_slots(), g.sums_len());
+        let (ring_len, scores, sums) = (g.ring_len(), g.score_slots(), g.sums_len());
         assert_eq!(kv.seq_len[to], 0, "fork into a sequence that is not empty");
         for layer in 0..g.n_layers {
             for head in 0..g.n_kv_heads {
@@ -284,8 +286,9 @@ impl Pages for Cpu {
         if let Some(rule) = g.policy.scored() {
             return reduce(kv, seq, &rule);
         }
-        let (policy, n) = (g.policy, kv.seq_len[seq] as usize);
+        let n = kv.seq_len[seq] as usize;
         for layer in 0..g.n_layers {
+            let policy = g.policy_of(layer);
             for head in 0..g.n_kv_heads {
                 let mut lane = Lane::of(kv, layer, seq, head);
                 let kept: Vec<usize> =
@@ -300,8 +303,10 @@ impl Pages for Cpu {
     }
 
     fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
-        for layer in 0..kv.geometry.n_layers {
-            for head in 0..kv.geometry.n_kv_heads {
+        let g = kv.geometry;
+        // What local layers see is the model's.
+        for layer in (0..g.n_layers).filter(|&layer| !g.local.contains(layer)) {
+            for head in 0..g.n_kv_heads {
                 let mut lane = Lane::of(kv, layer, seq, head);
                 for slot in 0..*lane.live as usize {
                     let position = lane.meta(slot).position();

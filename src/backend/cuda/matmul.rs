@@ -131,6 +131,7 @@ fn unnormed(
         After::Store => store(cuda, out, x, weight, bias, m),
         After::Add(sum) => add(cuda, out, sum, x, weight, bias, m),
         After::Swiglu(gate_up) if x.bf16 && out.bf16 => fused_swiglu(cuda, out, gate_up, x, weight, bias, m),
+        After::Geglu(_) => unreachable!("models with GELU are refused before"),
         After::Swiglu(gate_up) => {
             store(cuda, gate_up, x, weight, bias, m);
             out.fills(m);

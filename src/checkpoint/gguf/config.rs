@@ -12,13 +12,17 @@ use std::f64::consts::PI;
 
 /// End tokens beside `tokenizer.ggml.eos_token_id`, which is one token where a
 /// `generation_config.json` lists several.
-const END_TOKENS: [&str; 6] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>"];
+const END_TOKENS: [&str; 7] =
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"];
 
 /// RoPE of Llama 3.1 and later: the only values published; a file has the resulting
 /// factors alone.
 const LLAMA3_LOW: f64 = 1.0;
 const LLAMA3_HIGH: f64 = 4.0;
 const LLAMA3_CONTEXT: f64 = 8192.0;
+
+/// Layers of Gemma 3 27B, whose files do not state the factor of its scores.
+const GEMMA_27B_LAYERS: usize = 62;
 
 /// The bytes of the tensor of a name.
 type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
@@ -116,6 +120,22 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         let dense = |layer: &usize| !h.tensors.contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
         out["mlp_only_layers"] = (0..layers.min(bounds::LAYERS)).filter(dense).collect::<Vec<_>>().into();
     }
+    if family.gemma {
+        let window = need("attention.sliding_window")?;
+        out["sliding_window"] = window.into();
+        if let Ok(Some(pattern)) = h.opt_size(&key("attention.sliding_window_pattern")) {
+            out["sliding_window_pattern"] = pattern.into();
+        }
+        // As llama.cpp: of the largest model the scale is that of another head size.
+        let usual = if layers == GEMMA_27B_LAYERS { need("embedding_length")? / heads.max(1) } else { head_dim };
+        let scale = h.number(&key("attention.scale"))?.filter(|scale| *scale > 0.0);
+        out["query_pre_attn_scalar"] = scale.map_or(usual as f64, |scale| scale.powi(-2)).into();
+        if let Some(theta) = h.number(&key("rope.freq_base_swa"))? {
+            out["rope_local_base_freq"] = theta.into();
+        }
+        // The converter adds the 1.
+        out["norms_are_whole"] = true.into();
+    }
     if partial {
         out["partial_rotary_factor"] = (rotated as f64 / head_dim as f64).into();
     }
@@ -131,7 +151,7 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         ("embedding_multiplier", "embedding_scale"),
         ("attention_multiplier", "attention.scale"),
     ] {
-        if let Some(factor) = h.number(&key(theirs))? {
+        if let Some(factor) = h.number(&key(theirs))?.filter(|_| !family.gemma) {
             out[ours] = factor.into();
         }
     }

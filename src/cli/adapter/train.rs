@@ -158,6 +158,13 @@ impl ModelJob for Fit<'_> {
         if c.trained().is_some() {
             return Err(wrong_use(format!("{} evicts by itself, so it needs no predictor", checkpoint.name)));
         }
+        if c.spec.local.is_some() {
+            let layers = c.local_layers().count();
+            return Err(wrong_use(format!(
+                "{}: {layers} of its layers see a window of tokens, and predictors are not made for such models yet",
+                checkpoint.name
+            )));
+        }
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, c.vocab)?;
         let frame = frame(checkpoint, &tokenizer, runner.context())?;
         let around = frame.before.len() + frame.after.len();

@@ -28,6 +28,7 @@ FAMILIES = [
     ("smollm3", "smollm3", True, "smaug-bpe"),
     ("granite", "granite", True, "refact"),
     ("qwen3_moe", "qwen3moe", False, "qwen2"),
+    ("gemma3", "gemma3", False, "default"),
 ]
 ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
 PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
@@ -77,7 +78,10 @@ def merged(tensors):
 
 
 def parameters(w, c, arch):
+    import gguf
+
     rope, head_dim = c["rope_parameters"], c.get("head_dim")
+    rope = rope.get("full_attention", rope)
     w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
@@ -97,6 +101,12 @@ def parameters(w, c, arch):
         w.add_expert_count(c["num_local_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if arch == "gemma3":
+        w.add_sliding_window(c["sliding_window"])
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(rope["factor"])
+        # Published models have a head's own size, and files do not say.
+        w.add_attention_scale(c["query_pre_attn_scalar"] ** -0.5)
     if arch == "granite":
         w.add_attention_scale(c["attention_multiplier"])
         w.add_embedding_scale(c["embedding_multiplier"])
@@ -160,6 +170,8 @@ def make(name, arch, permuted, pre, work):
         for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
             if permuted and part in ours:
                 t = t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
+        if arch == "gemma3" and "norm" in ours:
+            t = (t.astype(np.uint32) << 16).view(np.float32) + np.float32(1)
         # Routers stay f32.
         if t.ndim >= 2 and "ffn_gate_inp" not in theirs:
             w.add_tensor(theirs, np.ascontiguousarray(t).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -15,7 +15,7 @@ pub(super) fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         pool: cpu.pool(&geometry, 10_000, 0).unwrap(),
         page_table: vec![-1; rows * geometry.max_pages],
         live: vec![0; rows],
-        ring: vec![0; rows * geometry.policy.ring_len()],
+        ring: vec![0; rows * geometry.ring_len()],
         score: vec![0.0; rows * geometry.score_slots()],
         sums: vec![0.0; rows * geometry.sums_len()],
         delta_inputs: Vec::new(),
@@ -60,6 +60,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         policy,
         delta: None,
         staged_rows: 0,
+        local: Default::default(),
     };
     let mut kv = tables(&cpu, geometry);
     let width = (q_heads + 2 * heads) * head_dim;
@@ -131,6 +132,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         policy,
         delta: None,
         staged_rows: 0,
+        local: Default::default(),
     };
     let (prefill, decode) = (Cpu::new(2), Cpu::new(3));
     let (mut chunks, mut steps) = (tables(&prefill, geometry), tables(&decode, geometry));
@@ -195,6 +197,7 @@ fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
         policy: Policy::Dense,
         delta: None,
         staged_rows: 0,
+        local: Default::default(),
     };
     let width = (n_q_heads + 2 * n_kv_heads) * d;
     let data: Vec<f32> = random(n * width, 5).into_iter().map(|v| 3.0 * v).collect();

@@ -163,6 +163,22 @@ plain_by_isa! {
 }
 
 #[inline(always)]
+fn geglu_body(out: &mut [f32], gate: &[f32], up: &[f32]) {
+    /// sqrt(2 / pi)
+    const FACTOR: f32 = 0.797_884_6;
+    for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+        // (1 + tanh(y)) / 2 is the logistic function of 2 y.
+        let y = FACTOR * (g + 0.044715 * g * g * g);
+        *o = g / (1.0 + exp(-2.0 * y)) * u;
+    }
+}
+
+plain_by_isa! {
+    /// `out = gelu(gate) * up`, by the approximation of GELU with tanh
+    geglu = geglu_body(out: &mut [f32], gate: &[f32], up: &[f32])
+}
+
+#[inline(always)]
 fn gate_body(out: &mut [f32], gate: &[f32]) {
     for (o, &g) in out.iter_mut().zip(gate) {
         *o *= 1.0 / (1.0 + exp(-g));

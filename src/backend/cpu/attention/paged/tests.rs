@@ -111,6 +111,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 policy: Policy::Quest(Quest { budget: Budget::Slots(48), dms }),
                 delta: None,
                 staged_rows: 0,
+                local: Default::default(),
             };
             let mut kv = tables(&cpu, geometry);
             for (i, n) in [37, 1, 1, 90, 1, 1, 1, 1, 1, 1, 6, 1, 1].into_iter().enumerate() {
