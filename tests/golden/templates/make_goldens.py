@@ -3,7 +3,8 @@
     python3 tests/golden/templates/make_goldens.py      # transformers 5.17.0, jinja2; a second
 
 The templates lie beside this file, verbatim as in models/templates of PyPI's llama_cpp_python-0.3.36.tar.gz (vendor/llama.cpp),
-which took them from the models' repositories: Apache-2.0, those of DeepSeek and Phi MIT. Conversations are the first ones of
+which took them from the models' repositories: Apache-2.0, those of DeepSeek and Phi MIT. gemma_turns.jinja alone was written for
+this test: turns as Gemma 3 has them, with the system prompt in the user's first one. Conversations are the first ones of
 ../real/conversations.json; the clock stands at 4:00 on 21 November 2026.
 """
 
@@ -25,6 +26,7 @@ MODELS = [
     ("HuggingFaceTB-SmolLM3-3B", True, "<|begin_of_text|>", "<|im_end|>"),
     ("ibm-granite-granite-3.3-2B-Instruct", False, "<|end_of_text|>", "<|end_of_text|>"),
     ("Qwen3.5-4B", True, "", "<|im_end|>"),
+    ("gemma_turns", False, "<bos>", "<eos>"),
 ]
 
 
