@@ -117,7 +117,9 @@ impl Squares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::ModelConfig;
+    use crate::checkpoint::convert::convert;
+    use crate::checkpoint::{Experts, LayerKind, Mlp, ModelConfig};
+    use crate::quant::Weights;
 
     fn checkpoint() -> Checkpoint {
         let small = Checkpoint::shape("demo").unwrap();
@@ -139,6 +141,24 @@ mod tests {
         let q = matrix("self_attn.q_proj");
         let mean = q.iter().sum::<f32>() / q.len() as f32;
         assert!((0.5..2.0).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn experts_have_the_importance_of_the_tokens_that_reach_them() {
+        let mut config = checkpoint().config;
+        config.spec.experts = Some(Experts { count: 9, per_token: 2, width: 64, normalized: true });
+        config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }];
+        let source = Checkpoint::random_of("experts", config).unwrap();
+        let one = importance(&source, &[3], 1, &mut |_| true).unwrap();
+        let of = |part: &str| {
+            one.keys().filter(|name| name.contains("layers.0.mlp.experts.") && name.contains(part)).count()
+        };
+        assert_eq!(["gate_proj", "up_proj", "down_proj"].map(of), [2; 3]);
+        let made = convert(source, Weights::Int4, &one, 1, |_, _| true).unwrap();
+        let unreached = made.tensors.iter().filter(|(name, tensor)| {
+            !one.contains_key(*name) && name.contains("experts.") && tensor.format.name() == "q4"
+        });
+        assert!(unreached.count() >= 7 * 3, "experts without statistics are packed too");
     }
 
     #[test]
