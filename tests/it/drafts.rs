@@ -321,7 +321,7 @@ fn conversations_do_not_depend_on_drafts() {
     let (mut drafted, mut rounds, mut accepted) = (session(&tiny, true), 0, 0);
     let mut plain = session(&tiny, false);
     assert_eq!((drafted.info.most_drafts, plain.info.most_drafts), (MAX_DRAFTS, 0));
-    let mut full = false;
+    let (mut full, mut twins) = (false, 0);
     for turn in 0..40 {
         let chains = (turn % 9 == 4).then_some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
         let question = format!("question {turn}, and some more words");
@@ -335,11 +335,17 @@ fn conversations_do_not_depend_on_drafts() {
         }
         full |= a.stop_reason == StopReason::ContextFull;
         assert_eq!(drafted.stored(), plain.stored(), "turn {turn}");
+        assert_eq!(a.twin, b.twin, "turn {turn}");
+        twins += usize::from(a.twin.is_some());
         for s in [&mut drafted, &mut plain] {
             match turn % 7 {
                 1 => drop(s.toggle(turn % 2 == 0)),
                 2 => s.send(Command::PinTokens { tokens: 5..25, pin: true }),
                 3 => s.send(Command::PinTokens { tokens: 0..15, pin: false }),
+                4 => {
+                    s.send(Command::SetTwin(turn < 20));
+                    s.wait(|e| matches!(e, Event::TwinSet { .. }).then_some(()));
+                }
                 5 => {
                     s.exchanges.pop();
                     let exchanges = s.exchanges.clone();
@@ -356,5 +362,6 @@ fn conversations_do_not_depend_on_drafts() {
         }
         full = false;
     }
+    assert!(twins > 5, "{twins} answers had a twin");
     assert!(rounds > 100 && accepted > 50, "{rounds} rounds, {accepted} drafts accepted");
 }
