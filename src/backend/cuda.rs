@@ -4,8 +4,8 @@
 //!
 //! Everything runs in order on one stream; the host synchronizes only where it reads. Kernels allocate and free pages;
 //! between steps the host reserves, trims and sorts them. Decode steps are captured as CUDA graphs. All `unsafe` of this
-//! backend stands in `cublaslt`, `driver`, `pinned`, `pool`, `probe` and `tensor_map`, around calls of the driver and of
-//! that library.
+//! backend stands in `cublaslt`, `driver`, `library`, `pinned`, `pool`, `probe` and `tensor_map`, around calls of the
+//! driver and of cuBLASLt.
 
 mod abi;
 mod cublaslt;
@@ -18,6 +18,7 @@ mod gemv;
 mod graph;
 mod kernels;
 mod kv;
+mod library;
 mod matmul;
 mod memory;
 mod merge;

@@ -7,8 +7,9 @@ use cudarc::driver::result::DriverError;
 /// Why CUDA cannot be used here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCuda {
-    #[error("no NVIDIA driver found (libcuda.so.1 could not be loaded)")]
-    NoDriver,
+    /// Where it was looked for.
+    #[error("no NVIDIA driver found: {0}")]
+    NoDriver(String),
     #[error("the NVIDIA driver is too old: it lacks {0}")]
     MissingSymbol(&'static str),
     #[error("the NVIDIA driver supports CUDA {}.{}; 12.2 (driver 535) or newer is needed", .0 / 1000, .0 % 1000 / 10)]

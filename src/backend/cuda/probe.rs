@@ -2,9 +2,9 @@
 //! symbol at its first call and panics if it is missing, so all of them are looked up first.
 
 use super::error::{NoCuda, words};
+use super::library;
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
-use std::sync::OnceLock;
 
 /// CUDA version of the kernels' PTX: drivers from 535 on.
 const NEEDED_VERSION: i32 = 12020;
@@ -66,20 +66,7 @@ const SYMBOLS: &[&str] = &[
 
 /// The driver's CUDA version (12020 for 12.2) and how many GPUs it shows.
 pub fn probe() -> Result<(i32, u32), NoCuda> {
-    static PRESENT: OnceLock<bool> = OnceLock::new();
-    let present_here = || {
-        // SAFETY: asks the loader whether the library exists; nothing of it is called.
-        let found = unsafe { sys::is_culib_present() };
-        if found {
-            // Loaded for good before anything of it is called: the question alone loads and unloads
-            // it each time. SAFETY: the library is there.
-            unsafe { sys::culib() };
-        }
-        found
-    };
-    if !PRESENT.get_or_init(present_here) {
-        return Err(NoCuda::NoDriver);
-    }
+    library::load()?;
     SYMBOLS[..2].iter().try_for_each(|s| present(s))?;
     let mut version = 0;
     // SAFETY: the symbol was found above, and the pointer is to a live i32.
