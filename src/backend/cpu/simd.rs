@@ -2,11 +2,11 @@
 //! tiles, and the element-wise maths between them.
 //!
 //! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler
-//! vectorises) and compiled three times: AVX-512, AVX2 + FMA, and portable. An [`Isa`] names one
+//! vectorises) and compiled for AVX-512, AVX2 + FMA, NEON, and portable. An [`Isa`] names one
 //! that this machine can run; it can only be made by CPU detection, which makes the calls sound.
 //! This backend uses `unsafe` here and in `thread_pool` only.
 //!
-//! [`Isa::EXACT`] is a fourth: portable code that never fuses a multiplication with an addition, so
+//! [`Isa::EXACT`] is another: portable code that never fuses a multiplication with an addition, so
 //! that its results have the same bits on every machine. What quantization is calibrated with is
 //! computed in it.
 
@@ -16,6 +16,8 @@ mod file_codes;
 mod integer;
 pub(super) mod maths;
 pub(super) mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub(super) mod packed;
 mod strip;
 mod vector;
@@ -58,6 +60,8 @@ enum Set {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Isa {
@@ -83,6 +87,8 @@ impl Isa {
                 levels.push(Isa(Set::Avx2));
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        levels.push(Isa(Set::Neon));
         levels.push(Isa(Set::Portable));
         levels
     }
@@ -99,6 +105,8 @@ impl Isa {
             Set::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon => "neon",
         }
     }
 }
@@ -140,6 +148,8 @@ macro_rules! by_isa {
                 Set::Avx2 => avx2::<$($generic),*>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx512 => avx512::<$($generic),*>($($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                Set::Neon => $body::<Neon, $($generic),*>($($arg),*),
             }
         }
     }};

@@ -8,6 +8,8 @@
 use super::super::thread_pool::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::integer::{self, Bytes, Dot, LINES, MOST_ROWS, Work};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::strip::{Line, TILE_BYTES};
 use super::strip::{STEPS, Strip};

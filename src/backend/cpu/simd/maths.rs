@@ -26,6 +26,9 @@ macro_rules! plain_by_isa {
                 Set::Avx2 => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx512 => unsafe { avx512($($arg),*) },
+                // The compiler uses NEON wherever it builds for aarch64.
+                #[cfg(target_arch = "aarch64")]
+                Set::Neon => $body($($arg),*),
             }
         }
     };

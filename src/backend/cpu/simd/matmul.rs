@@ -5,6 +5,8 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::thread_pool::Tile;
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};

@@ -15,6 +15,8 @@ use super::super::thread_pool::Tile;
 use super::file_codes;
 #[cfg(target_arch = "x86_64")]
 use super::integer::{self, Bytes};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::strip::{Line, Ordered, STEPS, Strip, TILE_BYTES, WORDS, put, put_runs, round};
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};

@@ -73,7 +73,7 @@ fn fp8(code: u8) -> f32 {
     f32::from_bits(((code as u32 & 0x80) << 24) | ((code as u32 & 0x7f) << 20)) * FP8_SCALE
 }
 
-const FP8_SCALE: f32 = f32::from_bits((127 + 120) << 23);
+pub(super) const FP8_SCALE: f32 = f32::from_bits((127 + 120) << 23);
 
 /// Eight lanes in plain Rust. `FUSED`: [`Vector::mul_add`] rounds once where the target has such an
 /// instruction.
