@@ -32,11 +32,10 @@ pub mod spawn;
 
 use crate::config::{Settings, in_words};
 use crate::ui::theme::Themes;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use std::env::ArgsOs;
-use std::io;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -84,9 +83,9 @@ pub fn run_program<C>(
 #[cfg(unix)]
 fn files_can_be_opened() -> Result<()> {
     let opened: Vec<_> = (0..FILES).map(|_| std::fs::File::open("/dev/null")).collect();
-    let refused = |file: &io::Result<_>| file.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMFILE));
+    let refused = |file: &std::io::Result<_>| file.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMFILE));
     if opened.iter().any(refused) {
-        bail!("this process may not open {FILES} more files; raise the limit (ulimit -n 256)");
+        anyhow::bail!("this process may not open {FILES} more files; raise the limit (ulimit -n 256)");
     }
     Ok(())
 }

@@ -83,11 +83,16 @@ fn checked(at: *mut u8, bytes: usize) -> *mut u8 {
     at
 }
 
-pub use imp::{exit_now, is_ignored, remember_terminal, take_shortened_files, terminal_is_ours};
+pub use imp::{
+    exit_now, is_ignored, open_terminal, remember_terminal, take_shortened_files, terminal_is_gone, terminal_is_ours,
+};
 
 #[cfg(unix)]
 mod imp {
+    use std::fs::File;
+    use std::io;
     use std::mem::MaybeUninit;
+    use std::os::unix::fs::OpenOptionsExt;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -114,6 +119,18 @@ mod imp {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
         }
+    }
+
+    /// Opens the terminal for reads that do not wait; `None` where the system has no such file.
+    pub fn open_terminal() -> io::Result<Option<File>> {
+        let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+        File::options().read(true).custom_flags(flags.bits() as i32).open("/dev/tty").map(Some)
+    }
+
+    /// True for a terminal that was closed without SIGHUP (its session's leader was killed): it
+    /// reads as empty for ever, and crossterm would ask it again and again.
+    pub fn terminal_is_gone() -> bool {
+        matches!(rustix::termios::tcgetattr(io::stdin()), Err(rustix::io::Errno::IO))
     }
 
     /// Saves the current settings of the terminal on stdin, and the bytes that undo what is written
@@ -181,6 +198,14 @@ mod imp {
     }
 
     pub fn is_ignored(_: i32) -> bool {
+        false
+    }
+
+    pub fn open_terminal() -> std::io::Result<Option<std::fs::File>> {
+        Ok(None)
+    }
+
+    pub fn terminal_is_gone() -> bool {
         false
     }
 

@@ -4,8 +4,9 @@
 use super::colour::{contrast, luminance};
 use super::depth::is_serial;
 use super::theme::Background;
-use std::io::{self, Write};
-use std::time::Duration;
+use crate::system;
+use std::io::{self, IsTerminal, Read, Write};
+use std::time::{Duration, Instant};
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -45,16 +46,11 @@ pub fn background(env: Env) -> Option<Background> {
 
 /// Asks the terminal for its background, in raw mode and before anything else reads from it.
 /// Returns the answer, if it came in time, and what was typed meanwhile.
-#[cfg(unix)]
 pub fn ask_background(out: &mut impl Write) -> io::Result<(Option<Background>, Vec<u8>)> {
-    use std::io::{IsTerminal, Read};
-    use std::os::unix::fs::OpenOptionsExt;
-    use std::time::Instant;
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         return Ok((None, Vec::new()));
     }
-    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
-    let mut tty = std::fs::File::options().read(true).custom_flags(flags.bits() as i32).open("/dev/tty")?;
+    let Some(mut tty) = system::open_terminal()? else { return Ok((None, Vec::new())) };
     out.write_all(b"\x1b]11;?\x1b\\")?;
     out.flush()?;
     let mut read = Vec::new();
@@ -83,11 +79,6 @@ pub fn ask_background(out: &mut impl Write) -> io::Result<(Option<Background>, V
     // Half a reply is not typed text.
     read.truncate(find(&read, OPENING).unwrap_or(read.len()));
     Ok((None, read))
-}
-
-#[cfg(not(unix))]
-pub fn ask_background(_out: &mut impl Write) -> io::Result<(Option<Background>, Vec<u8>)> {
-    Ok((None, Vec::new()))
 }
 
 const OPENING: &[u8] = b"\x1b]11;";

@@ -120,7 +120,7 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
         }
         let (inputs, gone) = match event::poll(LOOK).and_then(|any| any.then(event::read).transpose()) {
             Ok(Some(event)) => (late.pass(event), false),
-            Ok(None) if terminal_is_gone() => (vec![Err(io::ErrorKind::UnexpectedEof.into())], true),
+            Ok(None) if crate::system::terminal_is_gone() => (vec![Err(io::ErrorKind::UnexpectedEof.into())], true),
             Ok(None) => (late.give_up(), false),
             Err(e) => (vec![Err(e)], true),
         };
@@ -132,18 +132,6 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
             return;
         }
     }
-}
-
-/// True for a terminal that was closed without SIGHUP (its session's leader was killed): it reads
-/// as empty for ever, and crossterm would ask it again and again.
-#[cfg(unix)]
-fn terminal_is_gone() -> bool {
-    matches!(rustix::termios::tcgetattr(io::stdin()), Err(rustix::io::Errno::IO))
-}
-
-#[cfg(not(unix))]
-fn terminal_is_gone() -> bool {
-    false
 }
 
 /// Takes a late reply to OSC 11 out of the keys: crossterm reads it as Alt+], characters, and
