@@ -55,7 +55,7 @@ pub struct Line {
     share_of_copy: f64,
     /// Host time between two steps; `None` on the CPU backend, where the host computes.
     host_us: Option<f64>,
-    device_bytes: Option<u64>,
+    pub device_bytes: Option<u64>,
     /// Decode speed over that of one sequence, where that was measured before.
     of_one: Option<f64>,
     /// Mean tokens of a sequence in a step.
@@ -118,6 +118,11 @@ impl Line {
         let one = |line: &&Line| line.case.parallel == 1 && line.case.drafts == 0 && key(&line.case) == key(&self.case);
         let one = lines.into_iter().filter(one).last();
         self.of_one = one.map(|one| self.decode_tok_s.median / one.decode_tok_s.median);
+    }
+
+    /// What was measured.
+    pub fn case(&self) -> &Case {
+        &self.case
     }
 
     /// Compression ratio: slots of a dense cache per live slot.

@@ -1,5 +1,7 @@
 //! `dmschat bench`: reads the flags, runs [`crate::bench`] on the device and prints the results.
 
+mod share;
+
 use super::args::{BenchArgs, Common};
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::machine::memory;
@@ -63,10 +65,13 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         }
         return Ok(0);
     }
+    if json && args.share {
+        return Err(wrong_use("--share prints a line for people; --json has its figures"));
+    }
     if !json {
         out(&format!("{HEADER}\n"))?;
     }
-    let (mut results, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), None);
+    let (mut results, mut shared, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), Vec::new(), None);
     for &weights in &lists.weights {
         let converted = convert(&checkpoint, weights, args, target)?;
         let (weights, info) = (converted.weights, weights_info(&converted));
@@ -84,6 +89,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
                 out(&line.text(weights, codec))?;
             }
             results.push(line.json(&info, codec));
+            shared.push(share::result(weights, codec, line));
             Ok(())
         };
         device = Some(target.run(options, Job { bench, report })?);
@@ -99,7 +105,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         out(&format!("{}\n", unicode::escape_json(&serde_json::to_string_pretty(&report)?)))?;
     } else {
         let copy = device.copy_bytes_per_s / 1e9;
-        let library = device.library.map(|l| format!(", {l}")).unwrap_or_default();
+        let library = device.library.as_ref().map(|l| format!(", {l}")).unwrap_or_default();
         let mb: Vec<String> =
             weight_bytes.iter().map(|&(name, bytes)| format!("{:.1} MB ({name})", bytes as f64 / 1e6)).collect();
         out(&format!(
@@ -108,6 +114,9 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             device.name,
             mb.join(", ")
         ))?;
+    }
+    if args.share {
+        out(&format!("\n{}\n", share::line(target, &device, &checkpoint.name, &shared)))?;
     }
     Ok(0)
 }

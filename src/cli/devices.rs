@@ -2,7 +2,7 @@
 //! free memory, and what it supports. No other file of the program names a concrete backend.
 
 use super::library_paths;
-use super::machine::memory;
+use super::machine::{memory, nvidia_release};
 use super::output::{notice, wrong_use};
 use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
@@ -279,6 +279,13 @@ pub fn fit(loaded: impl Fn(Weights) -> u64, config: Option<&ModelConfig>, device
     });
     let (all, context) = (bytes(loaded(Weights::Bf16)), context.unwrap_or_default());
     Some(format!("its weights ({all}) {fit}{how} into the memory of {place} ({} free){context}", bytes(free)))
+}
+
+/// The driver's release, as far as the system tells it, and its version of CUDA.
+pub fn driver_version() -> Option<String> {
+    let (version, _) = cuda::probe().ok()?;
+    let release = nvidia_release().map(|release| format!("{release}, ")).unwrap_or_default();
+    Some(format!("driver {release}CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
 /// One line on the GPUs, the driver and cuBLASLt of this machine.

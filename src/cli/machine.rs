@@ -37,6 +37,23 @@ pub fn memory(field: &str) -> Option<u64> {
     text.lines().find_map(|l| l.strip_prefix(field)).and_then(kilobytes)
 }
 
+/// The processor's name, where Linux tells it.
+pub fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let name = text.lines().find_map(|line| line.strip_prefix("model name"))?.trim_start().strip_prefix(':')?;
+    Some(name.trim().to_owned())
+}
+
+/// Release of NVIDIA's driver, such as `550.54.14`, where the kernel's module tells it.
+pub fn nvidia_release() -> Option<String> {
+    release_in(&fs::read_to_string("/proc/driver/nvidia/version").ok()?)
+}
+
+fn release_in(text: &str) -> Option<String> {
+    let is_release = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    text.lines().next()?.split_whitespace().find(is_release).map(str::to_owned)
+}
+
 /// Memory of this process: nothing outside Linux.
 pub fn resident() -> Resident {
     let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -54,4 +71,17 @@ pub struct Resident {
 
 fn kilobytes(text: &str) -> Option<u64> {
     text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_of_the_driver_is_found() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version: gcc 12.2.0";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)";
+        assert_eq!([closed, open].map(release_in), [Some("550.54.14".to_owned()), Some("580.65.06".to_owned())]);
+        assert_eq!(release_in("GCC version: 12"), None);
+    }
 }

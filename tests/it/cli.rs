@@ -409,6 +409,20 @@ fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
 }
 
 #[test]
+fn bench_shares_one_line_with_figures_and_machine() {
+    let (code, stdout, stderr) =
+        run(&["bench", "--ctx", "40,0", "--gen", "2", "--runs", "1", "--device", "cpu", "--share"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let line = stdout.lines().last().unwrap();
+    let parts: Vec<&str> = line.split(" | ").collect();
+    assert_eq!((parts.len(), parts[2]), (5, "demo"), "{line}");
+    assert!(parts[0].starts_with("dmschat ") && parts[0].contains("(commit "), "{line}");
+    assert!(parts[1].starts_with("cpu, ") && parts[1].contains(std::env::consts::ARCH), "{line}");
+    assert!(parts[3].starts_with("bf16 f32 eviction on ctx 40: prefill ") && parts[3].contains("decode "), "{line}");
+    assert!(parts[4].starts_with("bf16 f32 eviction on ctx 0: decode "), "{line}");
+}
+
+#[test]
 fn bench_repeats_the_offset_that_an_earlier_run_found() {
     let bench = |args: &[&str]| {
         run(&[&["bench", "--shape", "demo", "--ctx", "300", "--gen", "1", "--runs", "1", "--json"], args].concat())
@@ -429,6 +443,7 @@ fn bench_repeats_the_offset_that_an_earlier_run_found() {
     let (_, stdout, stderr) = run(&[&resume[..], &["--offset", offset]].concat());
     let row: Value = serde_json::from_str(&stdout).expect(&stderr);
     assert_eq!([&row["offset"], &row["eviction"], &row["kv"]], [&found["offset"], &Value::Bool(true), &"f32".into()]);
+    refused(bench(&["--share"]), &["--share", "--json"]);
     refused(bench(&["--offset", "1", "--keep", "0.3"]), &["--offset", "--keep"]);
     refused(run(&[&resume[..], &["--parallel", "8"]].concat()), &["--resume-cache", "--batch"]);
     refused(bench(&["--offset", "x"]), &["--offset", "'x'"]);

@@ -115,6 +115,9 @@ pub struct BenchArgs {
     /// Only measure how long a conversation of --ctx tokens takes to resume: replayed, and with its cache from a file
     #[arg(long, conflicts_with_all = ["parallel", "chains", "width", "presence", "runs"])]
     pub resume_cache: bool,
+    /// Also print one line with results, model and machine, to paste into an issue
+    #[arg(long, conflicts_with = "resume_cache")]
+    pub share: bool,
     /// Runs of each measurement; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
