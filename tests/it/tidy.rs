@@ -9,8 +9,8 @@ const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
 const MOST_INSTANCES: usize = 158;
 const MOST_CUDA_LINES: usize = 8643;
-const MOST_LINES_OF_SRC: usize = 76_600;
-const MOST_LINES_OF_SRC_AND_LAB: usize = 84_802;
+const MOST_LINES_OF_SRC: usize = 77_300;
+const MOST_LINES_OF_SRC_AND_LAB: usize = 86_200;
 
 #[derive(Clone)]
 struct Source {
