@@ -10,6 +10,7 @@ pub mod convert;
 mod described;
 pub mod dial_file;
 mod disk;
+pub mod eagle;
 mod family;
 pub(crate) mod files;
 mod fp8;
@@ -83,6 +84,8 @@ pub struct Checkpoint {
     pub adapter: Option<adapter::Source>,
     /// A published predictor that could be downloaded, where no source is in use and nobody forbade one.
     pub published: Option<known::Published>,
+    /// The head that guesses its next tokens, if one is in use.
+    pub eagle: Option<eagle::Eagle>,
     pub builtin: bool,
     /// Format that [`convert`] gave the matrices; `Bf16` is as in the files.
     pub weights: quant::Weights,
@@ -190,6 +193,14 @@ impl Checkpoint {
         Ok(out)
     }
 
+    /// Has a head guess its next tokens. Fails for one of another model.
+    pub fn set_eagle(&mut self, mut head: eagle::Eagle) -> Result<()> {
+        head.fits(&self.name, &self.config)?;
+        head.adapt(self.weights.is_packed(), self.tensors.get(&names::embedding(&self.config).name))?;
+        self.eagle = Some(head);
+        Ok(())
+    }
+
     /// Notices for the user: an adapter that was chosen automatically, defaults that are ignored.
     pub fn notices(&self) -> impl Iterator<Item = String> {
         self.found_adapter().into_iter().chain(self.warnings())
@@ -234,6 +245,13 @@ impl Checkpoint {
         Some(format!("{name} was made for {base}, not for {}: it may drop tokens that this model needs", self.name))
     }
 
+    /// A notice about a head that was made for a model of another name.
+    fn anothers_head(&self) -> Option<String> {
+        let head = self.eagle.as_ref().filter(|head| head.is_anothers(&self.name))?;
+        let base = head.base.as_deref()?;
+        Some(format!("{} was made for {base}, not for {}: fewer of its drafts may be right", head.name, self.name))
+    }
+
     /// The importance matrix that its GGUF file names.
     pub fn imatrix(&self) -> Option<String> {
         match &self.origin.as_ref()?.files {
@@ -253,7 +271,7 @@ impl Checkpoint {
     /// Notices about what is not as the files say.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         let own = self.ignored.clone().into_iter().chain(self.kept.clone());
-        own.chain(self.reordered()).chain(self.anothers_adapter())
+        own.chain(self.reordered()).chain(self.anothers_adapter()).chain(self.anothers_head())
     }
 
     /// A notice about codes of GPTQ that [`convert`] could not keep.
@@ -286,6 +304,7 @@ impl Checkpoint {
             ignored: None,
             adapter: None,
             published: None,
+            eagle: None,
             builtin: false,
             weights: quant::Weights::Bf16,
             cached: false,

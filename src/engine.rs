@@ -20,6 +20,7 @@ mod conversation;
 mod dials;
 mod disk;
 mod draft;
+mod head;
 mod loaded;
 mod pins;
 mod planner;
@@ -39,6 +40,7 @@ mod worker;
 
 pub use dials::measure_dials;
 pub use draft::{Draft, Drafter, Drafts, Lookup};
+pub use head::Follow;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, dense_context, host_bytes, state_bytes};
 pub use prompt::ends_thinking;
@@ -297,7 +299,8 @@ fn set_context<B: Backend>(
         options.max_step = Some(planner::step_tokens(checkpoint, options, b.about().step_tokens));
     }
     let on_device = workspace_bytes(b, checkpoint, options);
-    options.workspace_bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context));
+    options.workspace_bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context))
+        + head::bytes(checkpoint, options, on_device.is_some());
     on_device.is_none()
 }
 

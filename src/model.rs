@@ -2,10 +2,13 @@
 //! [`Span`]s. What a layer computes is data ([`Spec`](crate::checkpoint::Spec)); nothing here asks for the family.
 
 mod decisions;
+mod eagle;
 mod observe;
+mod taps;
 mod weights;
 mod workspace;
 
+pub use eagle::{Head, ROWS as HEAD_ROWS, workspace_bytes as head_workspace_bytes};
 pub use observe::{Observed, Text, observe, output_columns};
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
@@ -13,6 +16,7 @@ pub use workspace::{Workspace, step_token_bytes};
 use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use crate::checkpoint::Activation;
+use taps::Tap;
 use weights::{Attention, DeltaNet, Layer, Mixer};
 
 /// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the cache. Leaves the final,
@@ -70,6 +74,7 @@ fn forward_with<B: Backend>(
     let eps = model.eps();
     for (l, layer) in model.layers.iter().enumerate() {
         before(l, ws, cache);
+        tap(b, model, ws, l, n);
         match &layer.mixer {
             Mixer::Attention(mixer) => attention(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
             Mixer::DeltaNet(mixer) => delta_net(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
@@ -94,11 +99,26 @@ fn forward_with<B: Backend>(
             layer.behind.as_ref().map(|[_, mlp]| Norm { weight: mlp, eps, layer: l, non_finite: &mut ws.non_finite });
         add(b, (&mut ws.x, &mut ws.proj), &ws.act, down, behind, n);
     }
+    tap(b, model, ws, model.layers.len(), n);
     let norm = Norm { weight: &model.norm, eps, layer: model.layers.len(), non_finite: &mut ws.non_finite };
     b.rms_norm(&mut ws.h, &ws.x, norm, n);
     if !staged {
         cache.advance(b, spans);
     }
+}
+
+/// Adds the input of layer `l` to the features for a head, where it reads that layer.
+fn tap<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, l: usize, n: usize) {
+    let Some(taps) = &model.taps else { return };
+    let Some(i) = taps.all.iter().position(|tap| tap.layer == l) else { return };
+    let Tap { weight, norm, .. } = &taps.all[i];
+    let norm = norm.as_ref().map(|weight| Norm { weight, eps: taps.eps, layer: l, non_finite: &mut ws.non_finite });
+    let linear = Linear {
+        before: norm.map(|norm| (norm, &mut ws.feature_norm)),
+        after: if i == 0 { After::Store } else { After::Add(&mut ws.feature_sum) },
+        ..Linear::plain(weight)
+    };
+    b.linear(&mut ws.features, &ws.x, linear, n);
 }
 
 /// Adds a linear layer of `input` to the residual stream `x`, normed first where there is a norm. `y`: scratch.

@@ -9,11 +9,12 @@ use crate::checkpoint;
 use crate::checkpoint::adapter::known::{self, Published};
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::convert::loaded_bytes;
+use crate::checkpoint::eagle;
 use crate::checkpoint::hub::cache::{Cached, Extent};
 use crate::checkpoint::hub::{Hub, HubError, HubModel, ModelRef, Observer, Plan, Progress};
 use crate::config::{Adapter, Device, Settings};
 use crate::engine::Loading;
-use crate::protocol::{Download, Event};
+use crate::protocol::{Download, DraftSource, Event};
 use crate::quant::Weights;
 use crate::tensor::DType;
 use crate::ui::numbers;
@@ -44,18 +45,24 @@ pub fn missing(name: &str) -> Result<Option<Missing>> {
     Ok(needed.then_some(Missing { hub, model, usable: extent == Extent::Weights }))
 }
 
-/// The predictor that `--adapter` names by its hub id, if it is not in the cache.
-fn missing_adapter(settings: &Settings) -> Result<Option<Missing>> {
-    let Adapter::File(path) = &settings.adapter else { return Ok(None) };
-    let Some(model) = known::hub_model(path) else { return Ok(None) };
-    let hub = Hub::from_env()?;
-    let is_here = hub.repo(&model.id).find(&model)?.is_some_and(|cached| cached.extent >= Extent::Weights);
-    Ok((!is_here).then_some(Missing { hub, model, usable: false }))
+/// The predictor that `--adapter` names by its hub id and the head that `--draft` does, as far as they are not in the cache.
+fn missing_beside(settings: &Settings) -> Result<Vec<Missing>> {
+    let adapter = if let Adapter::File(path) = &settings.adapter { Some(path) } else { None };
+    let head = if let DraftSource::Head(path) = &settings.draft { Some(path) } else { None };
+    let mut all = Vec::new();
+    for model in adapter.into_iter().chain(head).filter_map(|path| known::hub_model(path)) {
+        let hub = Hub::from_env()?;
+        let is_here = hub.repo(&model.id).find(&model)?.is_some_and(|cached| cached.extent >= Extent::Weights);
+        if !is_here {
+            all.push(Missing { hub, model, usable: false });
+        }
+    }
+    Ok(all)
 }
 
-/// Downloads the model of the settings and its predictor if they are missing, with progress on stderr.
+/// Downloads the model of the settings, its predictor and its head if they are missing, with progress on stderr.
 pub fn ensure(settings: &Settings) -> Result<()> {
-    if let Some(missing) = missing_adapter(settings).map_err(output::as_wrong_use)? {
+    for missing in missing_beside(settings).map_err(output::as_wrong_use)? {
         pull(missing, settings.device)?;
     }
     let Some(missing) = missing(&settings.model).map_err(output::as_wrong_use)? else { return Ok(()) };
@@ -103,9 +110,10 @@ fn newest_of(name: &str, device: Device) -> Result<PathBuf> {
     })
 }
 
-/// Whether all is there that the repository is for: a predictor has no tokenizer.
+/// Whether all is there that the repository is for: a predictor or a head has no tokenizer.
 fn is_whole(cached: &Cached) -> bool {
-    cached.extent == Extent::Whole || cached.extent == Extent::Weights && kvzap::is_at(&cached.path)
+    cached.extent == Extent::Whole
+        || cached.extent == Extent::Weights && (kvzap::is_at(&cached.path) || eagle::is_at(&cached.path))
 }
 
 /// Downloads on its own thread, while this one waits for Ctrl+C.
@@ -156,7 +164,7 @@ pub fn with_exit_code(error: HubError) -> anyhow::Error {
 /// not wait any more.
 pub fn for_chat(settings: &Settings, loading: &Loading) -> Result<()> {
     let mut observer = Events { device: settings.device, loading };
-    if let Some(Missing { hub, model, .. }) = missing_adapter(settings)? {
+    for Missing { hub, model, .. } in missing_beside(settings)? {
         hub.pull(&model, &mut observer)?;
     }
     let Some(missing) = missing(&settings.model)? else { return Ok(()) };

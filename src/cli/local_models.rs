@@ -4,6 +4,7 @@ use super::models::{self, Found};
 use super::{devices, reference};
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::convert::loaded_bytes;
+use crate::checkpoint::eagle;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::Settings;
@@ -36,7 +37,8 @@ impl Models for Local {
         for path in used {
             models::add(&mut found, path);
         }
-        let is_model = |found: &Found| !found.path.as_deref().is_some_and(kvzap::is_at);
+        let is_model =
+            |found: &Found| !found.path.as_deref().is_some_and(|path| kvzap::is_at(path) || eagle::is_at(path));
         found.into_iter().filter(is_model).map(|model| entry(model, free)).collect()
     }
 }

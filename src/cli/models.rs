@@ -6,6 +6,7 @@ use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
 use super::{devices, download, quantized, spawn};
 use crate::checkpoint::adapter::{Adapter, kvzap};
+use crate::checkpoint::eagle;
 use crate::checkpoint::files::INDEX;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
@@ -129,6 +130,7 @@ fn list(common: &Common) -> Result<()> {
                 let evicts = match predictor(model) {
                     Some(name) => format!(", predictor {name}"),
                     None if kvzap::is_at(path) => ", a predictor".to_owned(),
+                    None if eagle::is_at(path) => ", a draft head".to_owned(),
                     None => String::new(),
                 };
                 // The name of a GGUF file is its path.

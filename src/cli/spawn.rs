@@ -10,6 +10,7 @@ use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Measure;
 use crate::checkpoint::calibration::Calibration;
+use crate::checkpoint::eagle::Eagle;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning, imatrix};
@@ -164,6 +165,9 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
         None => Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)?,
     };
     checkpoint.tune(tuning(settings))?;
+    if let DraftSource::Head(path) = &settings.draft {
+        checkpoint.set_eagle(Eagle::named(path)?)?;
+    }
     Ok(checkpoint)
 }
 
@@ -194,11 +198,11 @@ pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
 }
 
 /// Rows of steps that try drafts.
-fn draft_rows(source: DraftSource, target: Target) -> usize {
+fn draft_rows(source: &DraftSource, target: Target) -> usize {
     match source {
         DraftSource::Off => 0,
         DraftSource::Auto if target != Target::Cpu => 0,
-        DraftSource::Auto | DraftSource::Lookup => 1 + MAX_DRAFTS,
+        DraftSource::Auto | DraftSource::Lookup | DraftSource::Head(_) => 1 + MAX_DRAFTS,
     }
 }
 
@@ -218,7 +222,7 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
         }),
         weights: weight_options(settings, config)?,
         policy: settings.policy_request(),
-        drafts: Drafts { rows: draft_rows(settings.draft, target), ..Drafts::default() },
+        drafts: Drafts { rows: draft_rows(&settings.draft, target), ..Drafts::default() },
         ..EngineOptions::new(target.codec(settings.kv))
     })
 }

@@ -278,11 +278,12 @@ sampling_table!(settings {
         #[arg(long, value_name = "N|auto", help_heading = "Answer")]
         width: List<Width> = List::of(Width::Chains(1));
 
-        /// Try several tokens in one step: auto, lookup or off
+        /// Try several tokens in one step: auto, lookup, off, or an EAGLE-3 head
         ///
         /// The answer is the same. lookup tries what followed the newest words where they stood before, as in quotes, code that is
-        /// changed and lists, as far as that is faster. auto is lookup on the CPU. In a chat, /draft changes it.
-        #[arg(long, value_name = "auto|lookup|off", hide_short_help = true, help_heading = "Answer")]
+        /// changed and lists, as far as that is faster. A head, given by its folder (with a / in it) or hub id, guesses from the
+        /// model's hidden states; it has to be made for the model. auto is lookup on the CPU. In a chat, /draft changes it.
+        #[arg(long, value_name = "auto|lookup|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]
         draft: DraftSource = DraftSource::Auto;
 
         /// With --width: end once the chains that still run cannot change the vote: on (default) or off

@@ -77,7 +77,7 @@ pub(super) struct Timings {
 }
 
 impl Generation {
-    pub fn new(ask: &Ask, drafts: &Drafts, seed: u64, reply: Reply) -> Self {
+    pub fn new(ask: &Ask, drafts: &Drafts, seed: u64, reply: Reply, head: bool) -> Self {
         Self {
             sampling: ask.sampling.clone(),
             seed,
@@ -88,7 +88,7 @@ impl Generation {
             stop: None,
             timings: Timings::default(),
             repetition: Repetition::new(),
-            drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts)),
+            drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts, head)),
             repeats_at: None,
             thought_closed_at: None,
         }
@@ -299,16 +299,45 @@ impl Chain {
         Some(Verify { decode, drafts: self.drafts() })
     }
 
+    /// Most drafts of the next step, of `most`: the last token of an answer is not fed, and every row's is.
+    fn most_drafts<B: Backend>(&self, runner: &Runner<B>, most: usize) -> usize {
+        let most = most.min(self.tokens_to_go().saturating_sub(1));
+        most.min(runner.context().saturating_sub(self.context.len(runner) + 1))
+    }
+
     /// Chooses the drafts of the next step, at most `most`. `row`: [`Costs::row`](super::draft::Costs::row).
     pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, most: usize, row: Option<f64>) {
-        // The last token of an answer is not fed, and every row's is.
-        let most = most.min(self.tokens_to_go().saturating_sub(1));
-        let most = most.min(runner.context().saturating_sub(self.context.len(runner) + 1));
+        let most = self.most_drafts(runner, most);
         let pending = self.context.pending;
         let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
         if let (Some(drafting), Some(pending)) = (drafting, pending) {
             drafting.choose(&self.context.log, pending, most, row);
         }
+    }
+
+    /// Drafts that a head is to guess for the next step; 0 where the chain does not go on.
+    pub fn wish<B: Backend>(&mut self, runner: &Runner<B>, most: usize, row: Option<f64>) -> usize {
+        let (most, goes_on) = (self.most_drafts(runner, most), self.stage() == Stage::Decode);
+        let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
+        drafting.filter(|_| goes_on).map_or(0, |drafting| drafting.wish(most, row))
+    }
+
+    /// Takes what a head has guessed.
+    pub fn guessed(&mut self, tokens: Vec<Token>) {
+        if let Some(drafting) = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut()) {
+            drafting.guessed(tokens);
+        }
+    }
+
+    /// The newest `n` tokens that were fed, less the first of them, and the one that is fed next.
+    pub fn behind(&self, n: usize) -> Vec<Token> {
+        let next = self.todo.iter().find_map(|e| if let LogEntry::Token(token) = e { Some(*token) } else { None });
+        let Some(next) = next.or(self.context.pending) else { return Vec::new() };
+        let fed =
+            self.context.log.iter().rev().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None });
+        let mut tokens: Vec<Token> = [next].into_iter().chain(fed.take(n - 1)).collect();
+        tokens.reverse();
+        tokens
     }
 
     /// The drafts of the next step.

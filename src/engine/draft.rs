@@ -45,6 +45,8 @@ pub struct Draft {
 }
 
 pub const CLASSES: usize = 4;
+/// The class of what a head guesses.
+const HEAD_CLASS: usize = 1;
 
 /// Tokens that have to be the same before a place that is proposed, and bits of a token in the key of as many.
 const SAME: usize = 3;
@@ -241,29 +243,50 @@ pub struct Drafting {
     drafter: Box<dyn Drafter>,
     gate: Option<Gate>,
     most: usize,
+    /// Whether the runner's head is where drafts come from.
+    head: bool,
     /// What the next step tries.
     pub next: Draft,
     pub report: DraftReport,
 }
 
 impl Drafting {
-    /// `most`: drafts of a step.
-    pub fn new(drafts: &Drafts, most: usize) -> Self {
+    /// `most`: drafts of a step. `head`: whether the runner has a head.
+    pub fn new(drafts: &Drafts, most: usize, head: bool) -> Self {
         let (drafter, gate) = ((drafts.drafter)(), drafts.gated.then(Gate::default));
-        Self { drafter, gate, most, next: Draft::default(), report: DraftReport::default() }
+        Self { drafter, gate, most, head, next: Draft::default(), report: DraftReport::default() }
     }
 
     /// Chooses what the next step tries: at most `most` tokens. `row`: [`Costs::row`].
     pub fn choose(&mut self, log: &[LogEntry], pending: Token, most: usize, row: Option<f64>) {
+        if self.head {
+            // They were guessed after the last step.
+            return self.next.tokens.truncate(most.min(self.most));
+        }
         self.drafter.follow(log, pending);
         self.next = self.drafter.propose(most.min(self.most));
         let proposed = self.next.tokens.len().min(most);
-        let tried = match (&mut self.gate, row) {
-            (None, _) => proposed,
-            (Some(_), None) => 0,
-            (Some(gate), Some(row)) => gate.drafts(self.next.class, proposed, row),
-        };
+        let tried = self.tried(self.next.class, proposed, row);
         self.next.tokens.truncate(tried);
+    }
+
+    /// Drafts that the head is to guess for the next step: at most `most`.
+    pub fn wish(&mut self, most: usize, row: Option<f64>) -> usize {
+        if self.head { self.tried(HEAD_CLASS, most.min(self.most), row) } else { 0 }
+    }
+
+    /// Takes what the head has guessed.
+    pub fn guessed(&mut self, tokens: Vec<Token>) {
+        self.next = Draft { tokens, class: HEAD_CLASS };
+    }
+
+    /// Number of drafts of a class to try, of `most`.
+    fn tried(&mut self, class: usize, most: usize, row: Option<f64>) -> usize {
+        match (&mut self.gate, row) {
+            (None, _) => most,
+            (Some(_), None) => 0,
+            (Some(gate), Some(row)) => gate.drafts(class, most, row),
+        }
     }
 
     /// Learns that the first `accepted` drafts of the last step were right; `cost`: [`Costs::observe`].

@@ -1,6 +1,7 @@
 //! Runs steps of a loaded model: prefill, decode with sampling, and reading logits.
 
 use super::EngineOptions;
+use super::head::{Follow, Stepped, Tracks};
 use super::planner::{self, kv_budget};
 use crate::backend::{
     Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult, seen_words,
@@ -77,6 +78,9 @@ pub struct Runner<B: Backend> {
     waited: Duration,
     /// Of a staged step the sequences and spans, whose lengths are the tokens accepted so far.
     staged: Vec<(SeqId, Span)>,
+    head: Option<Tracks<B>>,
+    /// The last step, where there is a head.
+    stepped: Vec<Stepped>,
 }
 
 /// Everything that loading allocates.
@@ -88,6 +92,7 @@ struct Allocations<B: Backend> {
     draws: B::Buf<SamplingState>,
     context: usize,
     max_step: usize,
+    head: Option<Tracks<B>>,
 }
 
 impl<B: Backend> Allocations<B> {
@@ -127,6 +132,7 @@ impl<B: Backend> Allocations<B> {
             ws,
             seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
             draws: b.alloc(max_logits.max(staged))?,
+            head: Tracks::new(b, checkpoint, options, context)?,
             model,
             context,
             max_step,
@@ -163,7 +169,7 @@ impl<B: Backend> Runner<B> {
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
         b.load_kernels(&options.kernel_needs(checkpoint)?, &mut |_, _| true)?;
-        let Allocations { model, ws, mut cache, seen, draws, context, max_step } =
+        let Allocations { model, ws, mut cache, seen, draws, context, max_step, head } =
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.
         let fixed = checkpoint.weight_bytes + options.workspace_bytes;
@@ -181,6 +187,8 @@ impl<B: Backend> Runner<B> {
             sampled: Vec::new(),
             waited: Duration::ZERO,
             staged: Vec::new(),
+            head,
+            stepped: Vec::new(),
         })
     }
 
@@ -232,10 +240,12 @@ impl<B: Backend> Runner<B> {
         let mut seen = vec![0; words];
         self.b.read(&self.seen, seq.row() * words, &mut seen);
         self.b.write(&mut self.seen, copy.row() * words, &seen);
+        self.head.iter_mut().for_each(|head| head.fork(&self.b, seq, copy));
         Ok(copy)
     }
 
     pub fn release(&mut self, seq: SeqId) {
+        self.head.iter_mut().for_each(|head| head.release(&self.b, seq));
         self.cache.release(&self.b, seq);
     }
 
@@ -378,6 +388,25 @@ impl<B: Backend> Runner<B> {
         model::commit(b, model, ws, cache, &spans);
     }
 
+    /// Whether a head guesses tokens.
+    pub fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// Feeds the head with rows of the last step, once they are fed, and lets it guess what follows. Returns the guesses of each.
+    pub fn follow(&mut self, rows: &[Follow<'_>]) -> Vec<Vec<Token>> {
+        let Self { b, model, ws, head: Some(head), stepped, .. } = self else { return vec![Vec::new(); rows.len()] };
+        head.follow(b, model, &ws.features, stepped, rows)
+    }
+
+    /// Gives the head's pages to the cache, for good. Returns false if there are none.
+    pub fn give_up_head(&mut self) -> bool {
+        let Some(bytes) = self.head.as_mut().and_then(|head| head.give_up(&self.b)) else { return false };
+        let limit = self.cache.limit_bytes().map(|limit| limit + bytes);
+        self.cache.set_limit_bytes(limit);
+        true
+    }
+
     /// Uploads how rows are sampled. Returns whether all are greedy.
     fn send_draws(&mut self, draws: Vec<SamplingState>) -> bool {
         if self.uploaded_draws != draws {
@@ -430,6 +459,10 @@ impl<B: Backend> Runner<B> {
         // Those that the last step sampled are on the device.
         if !std::mem::take(&mut self.sampled).starts_with(tokens) {
             self.b.write(&mut self.ws.tokens, 0, tokens);
+        }
+        if self.head.is_some() {
+            let of = |span: &Span| Stepped { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
+            self.stepped = spans.iter().map(of).collect();
         }
         let Self { b, model, ws, cache, seen, draws, .. } = self;
         b.step(kind, spans, |b| match kind {

@@ -1,6 +1,6 @@
 //! Chooses the format of a model's weights by what fits in memory, and converts a checkpoint to it.
 
-use super::{EngineOptions, planner, resolve_context, workspace_bytes};
+use super::{EngineOptions, head, planner, resolve_context, workspace_bytes};
 use crate::backend::Backend;
 use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::convert::{OnReport, Report};
@@ -41,8 +41,10 @@ impl Fit {
         let described = source.described(weights)?;
         let context = options.context.unwrap_or(described.config.context);
         let mut options = EngineOptions { context: Some(context), ..options.clone() };
-        options.workspace_bytes = workspace_bytes(b, &described, &options)
-            .unwrap_or_else(|| planner::host_bytes(&described.config, &options, context));
+        let on_device = workspace_bytes(b, &described, &options);
+        options.workspace_bytes = on_device
+            .unwrap_or_else(|| planner::host_bytes(&described.config, &options, context))
+            + head::bytes(&described, &options, on_device.is_some());
         let plan = planner::plan(&described, &options, context, options.kv_limit);
         let spare = planner::spare_bytes(options.memory_bytes);
         let kv_bytes = plan.expected_kv_bytes.min(options.kv_limit.unwrap_or(u64::MAX));
@@ -129,12 +131,15 @@ fn requantized(source: &Checkpoint, weights: Weights, made: &Checkpoint, options
 /// anything of the model's size is allocated if it does not fit.
 pub fn prepare<B: Backend>(
     b: &B,
-    checkpoint: Checkpoint,
+    mut checkpoint: Checkpoint,
     options: &mut EngineOptions,
     report: OnReport,
 ) -> Result<(Checkpoint, Plan)> {
     let mut notices = Vec::new();
     let weights = choose(b, &checkpoint, options, &mut |text| notices.push(text))?;
+    if let Some(head) = &mut checkpoint.eagle {
+        head.adapt(weights.is_packed(), None)?;
+    }
     let mut described = checkpoint.described(weights)?;
     let resolved = resolve_context(b, &mut described, options, |text| notices.push(text));
     notices.extend(requantized(&checkpoint, weights, &described, &options.weights));

@@ -4,6 +4,7 @@ use super::chain::{self, Chain};
 use super::conversation::{Conversation, Halt};
 use super::disk::Due;
 use super::draft::Costs;
+use super::head::{self, Follow};
 use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
@@ -24,6 +25,11 @@ const FEW_ROWS: usize = 8;
 /// Polling interval while a prompt is encoded, or answers are checked elsewhere, and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
+/// Tokens that are left to feed to a chain.
+fn chain_left<B: Backend>(conversation: &mut Conversation<B>, id: Id) -> usize {
+    conversation.chain_mut(id.number).map_or(0, |chain| chain.tokens_left())
+}
+
 /// Most drafts of each of `chains` chains in a step of at most `rows` rows.
 fn most_drafts(rows: usize, chains: usize) -> usize {
     let rows = if chains > 1 { rows.min(FEW_ROWS) } else { rows };
@@ -40,6 +46,8 @@ pub(super) struct Worker<B: Backend> {
     scheduler: Scheduler,
     /// What decode steps take.
     costs: Costs,
+    /// What guessing the next step's drafts took, in seconds.
+    guessing: f64,
     last_snapshot: Instant,
     /// When caches that are being written to disk are continued.
     cache_due: Due,
@@ -56,6 +64,7 @@ impl<B: Backend> Worker<B> {
             inbox,
             conversations: BTreeMap::new(),
             costs: Costs::default(),
+            guessing: 0.0,
             last_snapshot: Instant::now(),
             cache_due: Due::Never,
         }
@@ -196,9 +205,14 @@ impl<B: Backend> Worker<B> {
                 if let Err(error) = runner.check_finite() {
                     return conversation.halt(Halt::Error(error.to_string()));
                 }
+                // Of a long prompt a head sees the end.
+                if n > 0 && runner.has_head() && chain_left(conversation, id) < head::WINDOW {
+                    self.follow(&[(id, n)]);
+                }
                 if n > 1 {
                     self.scheduler.chunks.observe(n, started.elapsed());
                 }
+                let Some(conversation) = self.conversations.get_mut(&id.conversation) else { return };
                 conversation.keep_prompt_end(&mut self.model);
                 conversation.tell_dropped();
             }
@@ -262,8 +276,9 @@ impl<B: Backend> Worker<B> {
             accepted.push(taken);
         }
         self.model.runner.commit();
-        let cost = self.costs.observe(started.elapsed().as_secs_f64(), drafts);
-        for (&id, taken) in rows.iter().zip(accepted) {
+        let guessing = std::mem::take(&mut self.guessing);
+        let cost = self.costs.observe(started.elapsed().as_secs_f64() + guessing, drafts);
+        for (&id, &taken) in rows.iter().zip(&accepted) {
             let chain = self.conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number));
             chain.into_iter().for_each(|chain| chain.drafts_ran(taken - 1, cost));
         }
@@ -271,6 +286,33 @@ impl<B: Backend> Worker<B> {
             if let Some(conversation) = self.conversations.get_mut(&id.conversation) {
                 conversation.not_finite(&mut self.model, id.number, error);
             }
+        }
+        if self.model.runner.has_head() {
+            let fed: Vec<(Id, usize)> = rows.into_iter().zip(accepted).collect();
+            self.follow(&fed);
+        }
+    }
+
+    /// Feeds the head with the last step, of which so many tokens of these chains were fed, and takes its guesses.
+    fn follow(&mut self, fed: &[(Id, usize)]) {
+        let started = Instant::now();
+        let Self { conversations, costs, model, .. } = self;
+        let most = most_drafts(model.runner.most_rows(), fed.len());
+        let row = costs.row(fed.len()).map(|row| row * fed.len() as f64);
+        let mut next = Vec::new();
+        for &(id, n) in fed.iter().filter(|(_, n)| *n > 0) {
+            let Some(chain) = conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number)) else {
+                continue;
+            };
+            let wish = chain.wish(&model.runner, most, row);
+            next.push((id, chain.context.seq, chain.behind(n), wish));
+        }
+        let rows: Vec<Follow<'_>> = next.iter().map(|&(_, seq, ref next, most)| Follow { seq, next, most }).collect();
+        let guesses = model.runner.follow(&rows);
+        self.guessing = if guesses.iter().any(|g| !g.is_empty()) { started.elapsed().as_secs_f64() } else { 0.0 };
+        for ((id, ..), tokens) in next.iter().zip(guesses) {
+            let chain = self.conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number));
+            chain.into_iter().for_each(|chain| chain.guessed(tokens.clone()));
         }
     }
 
@@ -281,10 +323,13 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
-    /// this order: a probe, a twin, the cheapest snapshot, a cache that is being rebuilt, the pages of the
+    /// this order: the head's pages, a probe, a twin, the cheapest snapshot, a cache that is being rebuilt, the pages of the
     /// chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
     /// and else the job, with `error`.
     fn make_room(&mut self, ids: &[Id], error: &CacheError) {
+        if self.model.runner.give_up_head() {
+            return;
+        }
         if self.conversations.values_mut().any(|conversation| conversation.give_up_probe(&mut self.model)) {
             return;
         }

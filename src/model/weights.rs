@@ -2,6 +2,7 @@
 //! are checked there.
 
 use super::decisions::{Decisions, Own, Second};
+use super::taps::Taps;
 use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs};
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Rope, Stacked};
@@ -24,6 +25,8 @@ pub struct Model<B: Backend> {
     local_freq: B::Buf<f32>,
     no_rope: B::Buf<f32>,
     rope_scale: f32,
+    /// Where a head guesses the next tokens.
+    pub(super) taps: Option<Taps<B>>,
 }
 
 pub(super) struct Layer<B: Backend> {
@@ -135,7 +138,8 @@ impl<B: Backend> Model<B> {
         // The factor of the scores is the norm's of q, or the square of that of cos and sin.
         let rope_scale = if c.spec.qk_norm { rope_scale } else { rope_scale * c.score_factor().sqrt() };
         let no_rope = b.alloc(0)?;
-        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale })
+        let taps = checkpoint.eagle.as_ref().map(|eagle| Taps::new(b, eagle, c.n_layers)).transpose()?;
+        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, taps })
     }
 
     /// RoPE frequencies of a layer, and the factor on cos and sin.

@@ -1,13 +1,16 @@
 //! Speculation: tokens that are tried in one step with the token before them.
 
-use crate::words::words;
+use crate::words::text_serde;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Most drafts of a step.
 pub const MAX_DRAFTS: usize = 15;
 
 /// Where drafts come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftSource {
     /// [`Self::Lookup`] on the CPU; none on a GPU, where it was not measured yet.
     #[default]
@@ -16,13 +19,42 @@ pub enum DraftSource {
     Lookup,
     /// Every step has one token.
     Off,
+    /// A trained head: a folder or a hub id.
+    Head(PathBuf),
 }
 
-words! { DraftSource, "a source of drafts", {
-    Auto = "auto",
-    Lookup = "lookup",
-    Off = "off",
-} }
+impl DraftSource {
+    pub const WORDS: [&str; 3] = ["auto", "lookup", "off"];
+}
+
+impl fmt::Display for DraftSource {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Lookup => f.pad("lookup"),
+            Self::Off => f.pad("off"),
+            Self::Head(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for DraftSource {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "lookup" => Ok(Self::Lookup),
+            "off" => Ok(Self::Off),
+            // Every head has a place, and a word without one was mistyped.
+            head if head.contains(['/', '\\', '.', '~']) => Ok(Self::Head(head.into())),
+            other => Err(format!(
+                "{other:?} is not a source of drafts (expected auto, lookup, off, or the folder or hub id of a head)"
+            )),
+        }
+    }
+}
+
+text_serde!(DraftSource, "auto, lookup, off, or the folder or hub id of a head");
 
 /// What drafts did for an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,6 +4,7 @@ use crate::harness::Session;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
+use dmschat::checkpoint::eagle::Eagle;
 use dmschat::codec::Codec;
 use dmschat::engine::{Decode, Draft, Drafter, Drafts, EngineOptions, Lookup, Runner, Verify};
 use dmschat::policy::{PolicyKind, PolicyRequest};
@@ -277,12 +278,14 @@ fn speaker() -> Tiny {
 /// A session whose answers try what [`Wild`] proposes, or nothing.
 fn session(tiny: &Tiny, drafts: bool) -> Session<'_> {
     let rows = if drafts { ROWS } else { 0 };
-    let mut s = Session::with(tiny, |o| {
-        o.drafts = Drafts { rows, drafter: wild, gated: false };
-        (o.max_seqs, o.max_older, o.checkpoint_bytes) = (10, 4, 1 << 20);
-    });
+    let mut s = Session::with(tiny, |o| options(o, rows));
     s.max_tokens = 60;
     s
+}
+
+fn options(o: &mut EngineOptions, rows: usize) {
+    o.drafts = Drafts { rows, drafter: wild, gated: false };
+    (o.max_seqs, o.max_older, o.checkpoint_bytes) = (10, 4, 1 << 20);
 }
 
 fn ask(s: &mut Session, question: &str, drafts: bool, chains: Option<ChainsRequest>) -> (TurnReport, String) {
@@ -318,9 +321,32 @@ fn facts(report: &TurnReport) -> impl PartialEq + std::fmt::Debug + use<> {
 #[test]
 fn conversations_do_not_depend_on_drafts() {
     let tiny = speaker();
-    let (mut drafted, mut rounds, mut accepted) = (session(&tiny, true), 0, 0);
-    let mut plain = session(&tiny, false);
-    assert_eq!((drafted.info.most_drafts, plain.info.most_drafts), (MAX_DRAFTS, 0));
+    let (rounds, accepted) = are_equal(session(&tiny, true), session(&tiny, false));
+    assert!(rounds > 100 && accepted > 50, "{rounds} rounds, {accepted} drafts accepted");
+}
+
+/// As above, where a head guesses.
+#[test]
+fn conversations_do_not_depend_on_a_head() {
+    let tiny = speaker();
+    let folder = tempfile::tempdir().unwrap();
+    crate::heads::write_random(folder.path(), tiny.spec.hidden, tiny.spec.vocab, 16);
+    let (open, head) = (tiny.opener(), Eagle::named(folder.path()).unwrap());
+    let opened = move || {
+        let mut checkpoint = open()?;
+        checkpoint.set_eagle(head)?;
+        Ok(checkpoint)
+    };
+    let mut drafted = Session::opened(&tiny, opened, |o| options(o, 6));
+    drafted.max_tokens = 60;
+    let (rounds, accepted) = are_equal(drafted, session(&tiny, false));
+    assert!(rounds > 300 && accepted > 30, "{rounds} rounds, {accepted} drafts accepted");
+}
+
+/// Holds the same conversation in two sessions, and returns steps with drafts and accepted ones of the first.
+fn are_equal<'a>(mut drafted: Session<'a>, mut plain: Session<'a>) -> (u64, u64) {
+    let (mut rounds, mut accepted) = (0, 0);
+    assert!(drafted.info.most_drafts > 0 && plain.info.most_drafts == 0);
     let (mut full, mut twins) = (false, 0);
     for turn in 0..40 {
         let chains = (turn % 9 == 4).then_some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
@@ -363,5 +389,5 @@ fn conversations_do_not_depend_on_drafts() {
         full = false;
     }
     assert!(twins > 5, "{twins} answers had a twin");
-    assert!(rounds > 100 && accepted > 50, "{rounds} rounds, {accepted} drafts accepted");
+    (rounds, accepted)
 }

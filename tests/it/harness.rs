@@ -5,6 +5,7 @@ use crate::merge_reference::run_merged;
 use crate::reference::{self, Outcome, Rounding};
 use crate::spy::{Spy, Watch};
 use crate::tiny::{CONTROL, END, FIRST_CONTROL, Tiny};
+use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
 use dmschat::engine::{self, EngineOptions};
 use dmschat::policy::PolicyKind;
@@ -48,10 +49,19 @@ impl<'a> Session<'a> {
     }
 
     pub fn with(tiny: &'a Tiny, change: impl FnOnce(&mut EngineOptions)) -> Self {
+        Self::opened(tiny, tiny.opener(), change)
+    }
+
+    /// With what `open` makes of the checkpoint.
+    pub fn opened(
+        tiny: &'a Tiny,
+        open: impl FnOnce() -> anyhow::Result<Checkpoint> + Send + 'static,
+        change: impl FnOnce(&mut EngineOptions),
+    ) -> Self {
         let mut options = EngineOptions { max_step: Some(STEP), ..EngineOptions::new(Codec::F32) };
         change(&mut options);
         let watch = Watch::default();
-        let (open, seen) = (tiny.opener(), watch.clone());
+        let seen = watch.clone();
         let mut handle = engine::spawn(open, move || Ok(Spy::new(&seen)), options).unwrap();
         watch.seen().commands = Some(handle.commands.clone());
         let mut events = Vec::new();

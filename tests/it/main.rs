@@ -20,6 +20,7 @@ mod gguf;
 mod gguf_file;
 mod golden;
 mod harness;
+mod heads;
 mod hub;
 mod hub_gguf;
 mod hub_hostile;

@@ -4,6 +4,7 @@
 
 use crate::emulator::{Said, run, software_gpu};
 use crate::families;
+use dmschat::checkpoint::Checkpoint;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -54,6 +55,21 @@ fn each_family_answers_as_on_the_cpu() {
             assert_eq!(answer("cuda", model), wanted, "{}", model.display());
         }
     }
+}
+
+#[test]
+fn a_head_guesses_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let (folder, shape) = (tempfile::tempdir().unwrap(), Checkpoint::shape("demo").unwrap());
+    crate::heads::write_random(folder.path(), shape.hidden, shape.vocab, 64);
+    let answer = |device, draft| {
+        let args =
+            ["-p", EQUATION, "--temperature", "0", "--max-tokens", "24", "--json", "--kv", "bf16", "--device", device];
+        dmschat(gpu, &[], &[&args[..], &["--draft", draft]].concat()).json_and_code(1)
+    };
+    let (plain, drafted) = (answer("cpu", "off"), answer("cuda", folder.path().to_str().unwrap()));
+    assert_eq!((&drafted["device"], &drafted["reasoning"]), (&"software GPU".into(), &plain["reasoning"]));
+    assert!(drafted["draft"]["rounds"].as_u64() > Some(0), "{drafted}");
 }
 
 /// Each ends with code 1 and says what went wrong in the last line.

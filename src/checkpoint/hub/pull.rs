@@ -10,6 +10,7 @@ use super::http::{Client, Origin};
 use super::{Hub, HubError, HubModel, Observer};
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::disk::free_bytes;
+use crate::checkpoint::eagle::config::is_head;
 use crate::checkpoint::files::{CARD, Files, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
 use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
 use crate::checkpoint::{ModelConfig, config_of};
@@ -181,7 +182,7 @@ impl Pull<'_> {
             early.insert(file.name.clone(), bytes);
         }
         let early = Files::Memory(early);
-        let config = match kvzap::is_predictor(&early) {
+        let config = match kvzap::is_predictor(&early) || is_head(&early) {
             true => None,
             false => Some(config_of(&early).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
         };

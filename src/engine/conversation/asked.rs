@@ -105,7 +105,7 @@ impl Asked {
         chain.context.pending = Some(last);
         chain.prefill(todo);
         let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&self.ask.prompt));
-        chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, self.seed, reply));
+        chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, self.seed, reply, m.runner.has_head()));
     }
 
     /// What the chain that answers does.

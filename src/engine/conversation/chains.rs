@@ -281,7 +281,8 @@ impl<B: Backend> Conversation<B> {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
             let seed = chain_seed(first.seed, number);
-            chain.begin_answer(&m.runner, Generation::new(&turn.asked.ask, &m.drafts, seed, reply));
+            chain
+                .begin_answer(&m.runner, Generation::new(&turn.asked.ask, &m.drafts, seed, reply, m.runner.has_head()));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();

@@ -19,10 +19,10 @@ const TAKES: &str = "on, off, or the most tokens of a step (1 to 15)";
 fn run(app: &mut App, argument: &str) -> Done {
     let info = app.model()?;
     if info.most_drafts == 0 {
-        let why = match app.setup.settings.draft {
+        let why = match &app.setup.settings.draft {
             DraftSource::Off => "the program was started with --draft off",
             DraftSource::Auto => "on a GPU they need --draft lookup at the start, and some cache policies have none",
-            DraftSource::Lookup => "this cache policy has none",
+            DraftSource::Lookup | DraftSource::Head(_) => "this cache policy has none",
         };
         return Err(format!("no drafts can be tried: {why}").into());
     }
