@@ -58,7 +58,7 @@ fn each_family_answers_as_on_the_cpu() {
 }
 
 #[test]
-fn a_head_guesses_as_on_the_cpu() {
+fn an_answer_with_a_head_is_that_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
     let (folder, shape) = (tempfile::tempdir().unwrap(), Checkpoint::shape("demo").unwrap());
     crate::heads::write_random(folder.path(), shape.hidden, shape.vocab, 64);
