@@ -212,7 +212,13 @@ fn a_head_is_used_from_a_folder_and_a_wrong_one_is_refused() {
     let said = |draft: &str| {
         let args = ["-p", "Solve 3x + 4 = 19", "--max-tokens", "40", "--temperature", "0", "--json", "--device", "cpu"];
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"));
-        let out = command.args(args).args(["--draft", draft]).env("HOME", folder.path()).env_remove("DMSCHAT_BUILD_COMMIT").output().unwrap();
+        let out = command
+            .args(args)
+            .args(["--draft", draft])
+            .env("HOME", folder.path())
+            .env_remove("DMSCHAT_BUILD_COMMIT")
+            .output()
+            .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (out.status.code(), text(&out.stdout), text(&out.stderr))
     };
