@@ -9,7 +9,6 @@ pub mod config;
 pub mod convert;
 mod described;
 pub mod dial_file;
-mod disk;
 pub mod eagle;
 mod family;
 pub(crate) mod files;

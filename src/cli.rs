@@ -31,8 +31,9 @@ mod show;
 pub mod spawn;
 
 use crate::config::{Settings, in_words};
+use crate::system::process::{can_open, stdin_is_given};
 use crate::ui::theme::Themes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use std::env::ArgsOs;
@@ -41,7 +42,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Files that a chat may have open at once.
-#[cfg(unix)]
 const FILES: usize = 24;
 
 /// How long the program waits for engines to end before it exits.
@@ -80,18 +80,8 @@ pub fn run_program<C>(
 }
 
 /// Fails if the process may not open as many files as a chat needs, in which case tokio would panic.
-#[cfg(unix)]
 fn files_can_be_opened() -> Result<()> {
-    let opened: Vec<_> = (0..FILES).map(|_| std::fs::File::open("/dev/null")).collect();
-    let refused = |file: &std::io::Result<_>| file.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMFILE));
-    if opened.iter().any(refused) {
-        anyhow::bail!("this process may not open {FILES} more files; raise the limit (ulimit -n 256)");
-    }
-    Ok(())
-}
-
-#[cfg(not(unix))]
-fn files_can_be_opened() -> Result<()> {
+    ensure!(can_open(FILES), "this process may not open {FILES} more files; raise the limit (ulimit -n 256)");
     Ok(())
 }
 
@@ -125,7 +115,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Adapter(command)) => adapter::run(&settings, &command, common),
         _ if common.prompt.is_some() => run::run(&settings, common),
         // A pipe or a file is the question.
-        None if run::stdin_is_given() => run::run(&settings, common),
+        None if stdin_is_given() => run::run(&settings, common),
         _ => chat::run(&settings, common),
     }
 }

@@ -22,12 +22,12 @@
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | traits `Device`, `Ops`, `Pages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system |
-//! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, unicode |
+//! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, system, unicode |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
 //! | [`checkpoint`] | model folders, GGUF files, the built-in model, the hub: config, tensors, adapters, templates, downloads | protocol, policy, quant, tensor, regular_file, unicode |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol, policy, codec, quant, regular_file, unicode, words |
-//! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
+//! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; signals, the terminal, children; a clock without stops | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
 //! | [`protocol`] | plain data between front ends and the engine | policy, codec, words |
 //! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words |

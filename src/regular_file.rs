@@ -107,6 +107,47 @@ pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     options
 }
 
+/// Reads at an offset; a file's own place is not used on Unix, and moved elsewhere.
+#[cfg(unix)]
+pub fn read_exact_at(file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(not(unix))]
+pub fn read_exact_at(mut file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+    use std::io::{Seek, SeekFrom};
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(bytes)
+}
+
+/// Makes `link` refer to `target`, a path from the link's folder; elsewhere than on Unix another
+/// name or a copy of `file`, which is the same.
+pub fn link(target: &Path, file: &Path, link: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        let _ = file;
+        std::os::unix::fs::symlink(target, link)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = target;
+        fs::hard_link(file, link).or_else(|_| fs::copy(file, link).map(|_| ()))
+    }
+}
+
+/// Free bytes on the disk of a folder, which need not exist yet; `None` if unknown.
+#[cfg(unix)]
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    let there = folder.ancestors().find(|f| f.exists())?;
+    let stat = rustix::fs::statvfs(there).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(not(unix))]
+pub fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
 fn opened(options: &mut OpenOptions, path: &Path, flags: i32) -> io::Result<File> {
     #[cfg(unix)]
     {

@@ -2,6 +2,9 @@
 //! handler for mapped files that are truncated, and a clock that excludes the time in which job
 //! control had stopped the process.
 
+pub mod process;
+pub mod signals;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};

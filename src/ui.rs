@@ -43,7 +43,6 @@ pub mod refusal;
 pub mod restore;
 pub mod runtime;
 pub mod sessions;
-pub mod signals;
 pub mod spelling;
 pub mod state;
 pub mod terminal;

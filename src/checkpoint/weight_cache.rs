@@ -13,7 +13,7 @@ use super::names::{self, TensorSpec};
 use super::origin::Origin;
 use super::safetensors::TensorFile;
 use super::weight_file::{self, Entry, Identity, Layout, Stored};
-use super::{AdapterChoice, Checkpoint, ModelConfig, disk, mapped};
+use super::{AdapterChoice, Checkpoint, ModelConfig, mapped};
 use crate::quant::Weights;
 use crate::regular_file::{self, is_same_file, temporary};
 use crate::tensor::{DType, Tensor};
@@ -72,7 +72,7 @@ impl From<anyhow::Error> for Refusal {
 
 impl WeightCache {
     pub fn new(folder: PathBuf) -> Self {
-        Self { folder, free_bytes: disk::free_bytes }
+        Self { folder, free_bytes: regular_file::free_bytes }
     }
 
     /// Returns the checkpoint with its matrices as `weights` says, from a file that is made first

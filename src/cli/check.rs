@@ -1,6 +1,7 @@
 //! `--check COMMAND`: lets a command judge answers, one at a time, on a thread of its own.
 
 use crate::protocol::ChainReport;
+use crate::system::process;
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -99,7 +100,7 @@ impl Drop for Checks {
     fn drop(&mut self) {
         let mut running = lock(&self.running);
         running.ended = true;
-        running.group.into_iter().for_each(kill_group);
+        running.group.into_iter().for_each(process::kill_group);
     }
 }
 
@@ -147,7 +148,7 @@ fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Du
         }
     };
     // Processes that the command left behind end with it.
-    kill_group(child.id());
+    process::kill_group(child.id());
     lock(running).group = None;
     match status {
         None => {
@@ -163,35 +164,18 @@ fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Du
     }
 }
 
-#[cfg(unix)]
 fn start(command: &str, report: &ChainReport) -> std::io::Result<Child> {
-    use std::os::unix::process::CommandExt;
-    shell("sh", "-c", command, report).process_group(0).spawn()
-}
-
-#[cfg(not(unix))]
-fn start(command: &str, report: &ChainReport) -> std::io::Result<Child> {
-    shell("cmd", "/C", command, report).spawn()
+    let [name, flag] = process::shell();
+    process::in_group_of_its_own(&mut shell(name, flag, command, report)).spawn()
 }
 
 fn shell(shell: &str, flag: &str, command: &str, report: &ChainReport) -> Command {
-    let mut process = Command::new(shell);
+    let mut child = Command::new(shell);
     let counted = report.extracted.as_deref().unwrap_or_default().replace('\0', "");
-    process.args([flag, command]).env("DMSCHAT_ANSWER", counted);
-    process.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    process
+    child.args([flag, command]).env("DMSCHAT_ANSWER", counted);
+    child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    child
 }
-
-#[cfg(unix)]
-fn kill_group(id: u32) {
-    use rustix::process::{Pid, Signal, kill_process_group};
-    if let Some(group) = i32::try_from(id).ok().and_then(Pid::from_raw) {
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-}
-
-#[cfg(not(unix))]
-fn kill_group(_: u32) {}
 
 #[cfg(all(test, unix))]
 mod tests {

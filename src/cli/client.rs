@@ -48,7 +48,7 @@ impl Client {
         devices::check_for_chat(settings)?;
         download::ensure(settings)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let interrupts = runtime.block_on(async { Interrupts::new() })?;
+        let interrupts = runtime.block_on(async { Interrupts::new() }).context("cannot listen for Ctrl+C")?;
         let mut source = Source { handle: spawn::engine(settings, Arc::default())?, interrupts };
         let (mut compiles, mut quantizing) = (false, Quantizing::default());
         let info = runtime.block_on(async {
@@ -131,7 +131,11 @@ impl Client {
         let Sampling { params: sampling, seed, max_tokens, max_think, drafts, chains, check } = sampling.clone();
         let mut checks = check.map(|command| Checks::new(&command)).transpose()?;
         // What else these signals end is this process alone: the command that runs would live on.
-        let mut kills = checks.as_ref().map(|_| runtime.block_on(async { Kills::new() })).transpose()?;
+        let mut kills = checks
+            .as_ref()
+            .map(|_| runtime.block_on(async { Kills::new() }))
+            .transpose()
+            .context("cannot listen for signals")?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
             ask: Ask { prompt, sampling, seed, max_tokens, max_think, drafts },

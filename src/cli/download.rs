@@ -19,7 +19,7 @@ use crate::quant::Weights;
 use crate::tensor::DType;
 use crate::ui::numbers;
 use crate::ui::text::{bytes, plural};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ fn is_whole(cached: &Cached) -> bool {
 /// Downloads on its own thread, while this one waits for Ctrl+C.
 fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut interrupts = runtime.block_on(async { Interrupts::new() })?;
+    let mut interrupts = runtime.block_on(async { Interrupts::new() }).context("cannot listen for Ctrl+C")?;
     let (send, done) = tokio::sync::oneshot::channel();
     let stop = Arc::new(AtomicBool::new(false));
     let mut bar = Bar {

@@ -10,6 +10,7 @@ use crate::chat::summary::WAY_OUT;
 use crate::chat::{Conversation, Message};
 use crate::config::Settings;
 use crate::protocol::{ChainsReport, StopReason, TextKind, Thinking, TurnReport};
+use crate::system::process;
 use crate::ui::models::Given;
 use crate::ui::text::{FULL, NO_ANSWER, ONLY_THOUGHT};
 use anyhow::Result;
@@ -83,7 +84,7 @@ fn said_by(chains: &ChainsReport) -> String {
 fn prompt(common: &Common) -> Result<String> {
     let given = common.prompt.as_deref();
     let mut prompt = given.filter(|text| *text != "-").unwrap_or_default().to_owned();
-    if given == Some("-") || stdin_is_given() {
+    if given == Some("-") || process::stdin_is_given() {
         let mut bytes = Vec::new();
         std::io::stdin().lock().take(STDIN_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > STDIN_BYTES {
@@ -103,19 +104,6 @@ fn prompt(common: &Common) -> Result<String> {
         return Err(wrong_use("the prompt is empty; give a text: dmschat -p TEXT"));
     }
     Ok(prompt)
-}
-
-/// Whether stdin is a pipe or a file. Terminals and devices are not read.
-#[cfg(unix)]
-pub fn stdin_is_given() -> bool {
-    use rustix::fs::{FileType, fstat};
-    let kind = fstat(std::io::stdin()).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    matches!(kind, Ok(FileType::Fifo | FileType::RegularFile))
-}
-
-#[cfg(not(unix))]
-pub fn stdin_is_given() -> bool {
-    !std::io::stdin().is_terminal()
 }
 
 /// Reads the conversation to continue. Its file is not changed.

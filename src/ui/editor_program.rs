@@ -18,10 +18,9 @@ pub fn edit(program: Option<&str>, text: &str) -> Result<String> {
     let name: String = random.iter().map(|b| format!("{b:02x}")).collect();
     let path = std::env::temp_dir().join(format!("dmschat-{name}.md"));
     let mut options = fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut file = regular_file::private(options.write(true).create_new(true))
+        .open(&path)
+        .with_context(|| format!("cannot write {}", path.display()))?;
     let result = file
         .write_all(text.as_bytes())
         .with_context(|| format!("cannot write {}", path.display()))

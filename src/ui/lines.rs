@@ -3,7 +3,6 @@
 
 use super::event::AppEvent;
 use super::runtime::{Runtime, Sources};
-use super::signals::{Signal, Signals};
 use super::state::{About, App};
 use super::text::{clean, clean_line};
 use super::widgets::{message, recall, twin, welcome};
@@ -11,6 +10,7 @@ use super::worker::Outcome;
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
 use crate::protocol::{Event, Finding, TextKind};
+use crate::system::signals::{Signal, Signals};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
@@ -119,7 +119,7 @@ impl Runtime {
                     put("\ninterrupt again to quit\n");
                     printed.prompt = false;
                 }
-                Woken::Signal(Signal::Stop) => super::signals::stop_here(),
+                Woken::Signal(Signal::Stop) => crate::system::signals::stop_here(),
                 Woken::Signal(Signal::Continue) => {}
                 Woken::Signal(Signal::End(number)) => self.set_exit(ExitKind::Signal(number)),
             }

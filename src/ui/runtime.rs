@@ -13,13 +13,13 @@ use super::history::HistoryFile;
 use super::keyboard::{Input, Keyboard, Typed};
 use super::outbox::Outbox;
 use super::sessions::Sessions;
-use super::signals::{Signal, Signals};
 use super::state::App;
 use super::terminal::{Screen, drawn_size};
 use super::update::update_at;
 use super::worker::{Outcome, Outcomes};
 use super::{ExitKind, LoadParts, Resume, editor_program};
 use crate::protocol::{EngineHandle, Event, Response, Snapshot};
+use crate::system::signals::{Signal, Signals};
 use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -482,7 +482,7 @@ impl Runtime {
         let Some(screen) = &mut self.screen else { return };
         screen.lend();
         let stopped = Instant::now();
-        super::signals::stop_here();
+        crate::system::signals::stop_here();
         let _ = screen.retake();
         // Time spent in the shell does not count.
         self.started += stopped.elapsed();

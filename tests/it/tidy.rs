@@ -417,6 +417,22 @@ fn the_environment_is_read_at_the_edges() {
     }
 }
 
+/// What only Unix has is in two rooms, which have its like for other systems.
+#[test]
+fn other_systems_are_the_matter_of_two_rooms() {
+    let words = ["cfg(unix)", "cfg(not(unix))", "os::unix", "rustix", "libc::"];
+    let mut wrong = Vec::new();
+    for source in sources("src").iter().filter(|s| !s.path.contains("test")) {
+        let is_room = ["src/system", "src/regular_file"].iter().any(|room| source.path.starts_with(room));
+        let code = source.without_tests().split("\n#[cfg(all(test, unix))]\nmod ").next().unwrap_or("");
+        let uses = words.into_iter().find(|word| code.match_indices(word).any(|(at, _)| !inside_word(code, at)));
+        if let Some(word) = uses.filter(|_| !is_room) {
+            wrong.push(format!("{}: {word}", source.path));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Connections are opened in one room, for a hub id that is not in the cache.
 #[test]
 fn the_network_is_used_in_one_room() {
@@ -435,7 +451,7 @@ fn files_from_outside_are_opened_in_one_room() {
     let allowed = [
         ("src/regular_file", "the room itself"),
         ("src/backend/cuda/", "kernels and libraries that the environment names"),
-        ("src/cli.rs", "/dev/null, to count what may be opened"),
+        ("src/system/process.rs", "/dev/null, to count what may be opened"),
         ("src/cli/machine.rs", "/proc"),
         ("lab/src/score.rs", "a text that the user names may be a pipe"),
     ];

@@ -4,6 +4,7 @@
 use super::super::InvalidImage;
 use super::super::state::LAYER_BYTES;
 use super::{CHECKSUM_BYTES, FileError, Opened, layer_checksum, whole};
+use crate::regular_file;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -104,9 +105,9 @@ impl Shared {
         image.resize(bytes, 0);
         image[..number].copy_from_slice(&(layer as u32).to_ne_bytes()[..number]);
         let image = &mut image[number..];
-        whole(read_exact_at(&self.file, start, image))?;
+        whole(regular_file::read_exact_at(&self.file, start, image))?;
         let mut sum = [0; CHECKSUM_BYTES];
-        whole(read_exact_at(&self.file, end, &mut sum))?;
+        whole(regular_file::read_exact_at(&self.file, end, &mut sum))?;
         if u64::from_ne_bytes(sum) != layer_checksum(self.seed, layer, image) {
             return Err(FileError::Damaged("the checksum of a layer"));
         }
@@ -116,18 +117,6 @@ impl Shared {
     fn spares(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
-}
-
-#[cfg(not(unix))]
-fn read_exact_at(mut file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-    use std::io::{Read, Seek, SeekFrom};
-    file.seek(SeekFrom::Start(at))?;
-    file.read_exact(bytes)
 }
 
 impl<T> Reader<T> {

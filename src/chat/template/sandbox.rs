@@ -2,6 +2,7 @@
 //! the system supports it), steps and time. The child gets no environment and opens no file.
 
 use super::jinja::{self, Job, cut};
+use crate::system::process::{CPU_LIMIT, KILLED, ended_by, limit_this_process};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -140,7 +141,7 @@ fn start<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result
 
 /// Why a child gave no answer, by its exit status and its stderr.
 fn ended(status: ExitStatus, said: &str) -> String {
-    let signal = signal_of(status);
+    let signal = ended_by(status);
     if said.contains("memory allocation of") || said.contains("out of memory") {
         return format!("it needs more than {} MiB of memory and was stopped", MEMORY_BYTES >> 20);
     }
@@ -161,29 +162,10 @@ fn ended(status: ExitStatus, said: &str) -> String {
     }
 }
 
-#[cfg(unix)]
-const CPU_LIMIT: i32 = rustix::process::Signal::XCPU.as_raw();
-#[cfg(unix)]
-const KILLED: i32 = rustix::process::Signal::KILL.as_raw();
-#[cfg(not(unix))]
-const CPU_LIMIT: i32 = 24;
-#[cfg(not(unix))]
-const KILLED: i32 = 9;
-
-#[cfg(unix)]
-fn signal_of(status: ExitStatus) -> Option<i32> {
-    use std::os::unix::process::ExitStatusExt;
-    status.signal()
-}
-
-#[cfg(not(unix))]
-fn signal_of(_: ExitStatus) -> Option<i32> {
-    None
-}
-
 /// The child process, `dmschat __render`. Must be called before anything else is set up.
 pub fn child_main() -> ExitCode {
-    limit();
+    // If a limit is refused, the step limit and the timeout still bound the child.
+    limit_this_process(MEMORY_BYTES, COMPUTE.as_secs());
     let mut input = Vec::new();
     let reply = match std::io::stdin().lock().read_to_end(&mut input) {
         Ok(_) => answer(&input),
@@ -205,21 +187,6 @@ fn answer(input: &[u8]) -> Reply {
         Err(e) => Reply::Error(format!("{e:#}")),
     }
 }
-
-#[cfg(unix)]
-fn limit() {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-    let at_most = |n| Rlimit { current: Some(n), maximum: Some(n) };
-    // If a limit is refused, the step limit and the timeout still bound the child.
-    let _ = setrlimit(Resource::As, at_most(MEMORY_BYTES));
-    // The soft limit sends SIGXCPU, which the exit status shows; the hard limit kills.
-    let seconds = COMPUTE.as_secs();
-    let _ = setrlimit(Resource::Cpu, Rlimit { current: Some(seconds), maximum: Some(2 * seconds) });
-    let _ = setrlimit(Resource::Core, at_most(0));
-}
-
-#[cfg(not(unix))]
-fn limit() {}
 
 #[cfg(all(test, unix))]
 mod tests {

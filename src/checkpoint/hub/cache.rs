@@ -132,10 +132,7 @@ impl Repo {
         // Create the link beside it and rename, so that the name is never missing.
         let fresh = beside(&path, &format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&fresh);
-        #[cfg(unix)]
-        std::os::unix::fs::symlink(&target, &fresh)?;
-        #[cfg(not(unix))]
-        fs::hard_link(self.blob(hash), &fresh).or_else(|_| fs::copy(self.blob(hash), &fresh).map(|_| ()))?;
+        regular_file::link(&target, &self.blob(hash), &fresh)?;
         fs::rename(&fresh, &path)
     }
 
