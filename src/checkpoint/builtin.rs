@@ -10,13 +10,20 @@ macro_rules! asset {
     };
 }
 
+/// Why a build has no weights of the built-in model.
+#[cfg(not(builtin_model))]
+pub const LEFT_OUT: &str = "this program was built from the package of crates.io, which has no room for the built-in model: \
+     name another (-m ORG/NAME), or install a release or from the repository (cargo install --git)";
+
+#[cfg(builtin_model)]
 static DEMO_WEIGHTS: &Aligned<[u8]> = &Aligned(*asset!("demo/model.safetensors"));
 
-static DEMO_FILES: [(&str, &[u8]); 5] = [
+static DEMO_FILES: &[(&str, &[u8])] = &[
     ("config.json", asset!("demo/config.json")),
     ("generation_config.json", asset!("demo/generation_config.json")),
     ("tokenizer.json", asset!("demo/tokenizer.json")),
     ("tokenizer_config.json", asset!("demo/tokenizer_config.json")),
+    #[cfg(builtin_model)]
     ("model.safetensors", &DEMO_WEIGHTS.0),
 ];
 

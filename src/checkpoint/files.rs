@@ -141,6 +141,9 @@ impl Files {
     /// The bytes of a weight file, shared and not copied; `None` if it does not exist.
     pub fn bytes(&self, name: &str) -> Result<Option<SharedBytes>> {
         match self {
+            #[cfg(not(builtin_model))]
+            Self::BuiltIn => bail!(builtin::LEFT_OUT),
+            #[cfg(builtin_model)]
             Self::BuiltIn => Ok(builtin::file(name).map(|bytes| Arc::new(bytes) as SharedBytes)),
             Self::Memory(files) => Ok(files.get(name).cloned()),
             Self::Gguf(_) => Ok(None),
