@@ -283,7 +283,10 @@ impl State {
             Reply { status, headers, body: Vec::new() }
         };
         match name {
-            _ if bytes.len() > LARGE => linked(format!("{}/{name}?signature=s3cret", self.cdn), 302),
+            _ if bytes.len() > LARGE => {
+                let of = if path.contains("/nvidia/") { "&of=predictor" } else { "" };
+                linked(format!("{}/{name}?signature=s3cret{of}", self.cdn), 302)
+            }
             // The hub sends to another path of its own too.
             "tokenizer.json" => linked(format!("/cache/{name}"), 307),
             _ => Reply::of(bytes.clone()),
@@ -292,7 +295,8 @@ impl State {
 
     fn blob(&self, path: &str) -> Reply {
         let name = path.trim_start_matches('/').split('?').next().unwrap_or("");
-        self.files.get(name).map_or_else(Reply::none, |bytes| Reply::of(bytes.clone()))
+        let files = if path.ends_with("&of=predictor") { &self.predictor } else { &self.files };
+        files.get(name).map_or_else(Reply::none, |bytes| Reply::of(bytes.clone()))
     }
 
     fn list(&self, files: &BTreeMap<String, Vec<u8>>) -> Value {

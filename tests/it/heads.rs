@@ -1,7 +1,9 @@
 //! EAGLE-3 heads: hidden states and guesses as speculators has them (tests/golden/make_eagle.py), and conversations that do not
 //! depend on a head.
 
-use crate::tiny::Rng;
+use crate::fake_hub::FakeHub;
+use crate::hub::{Home, WEIGHTS, files, said};
+use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::KvGeometry;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::KvCache;
@@ -236,4 +238,26 @@ fn a_head_is_used_from_a_folder_and_a_wrong_one_is_refused() {
     assert!(stderr.contains("wrong is a draft head for another model than demo: its hidden size is"), "{stderr}");
     let (code, _, stderr) = said("lokup");
     assert!(code == Some(2) && stderr.contains("is not a source of drafts"), "{stderr}");
+}
+
+#[test]
+fn a_head_of_the_hub_is_downloaded_with_its_first_use() {
+    const ID: &str = "nvidia/head";
+    let folder = tempfile::tempdir().unwrap();
+    let plain = Tiny::new(Spec { tied: false, speaks: true, ..Spec::new(true, Form::Plain) }, 11);
+    write_random(folder.path(), plain.spec.hidden, plain.spec.vocab, 16);
+    let mut files = files();
+    for name in ["config.json", "tokenizer.json", WEIGHTS] {
+        files.insert(name.to_owned(), std::fs::read(plain.folder.file(name)).unwrap());
+    }
+    let (hub, home) = (FakeHub::new(files), Home::new());
+    let of_head = |name: &str| (name.to_owned(), std::fs::read(folder.path().join(name)).unwrap());
+    hub.predictor(["config.json", WEIGHTS].map(of_head).into());
+    for offline in ["0", "1"] {
+        let args = ["-p", "hi", "-m", "any/model", "--max-tokens", "20", "--json", "--draft", ID];
+        let (code, stdout, stderr) = said(home.command(&hub, &args).env("HF_HUB_OFFLINE", offline).spawn().unwrap());
+        let answer: serde_json::Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code}: {stderr}"));
+        assert!(answer["draft"]["rounds"].as_u64() > Some(0), "{answer}");
+        assert_eq!(stderr.contains("nvidia/head at 01234567: 2 files"), offline == "0", "{stderr}");
+    }
 }
