@@ -67,7 +67,9 @@ def requests(split, count):
 
 
 def choose(logits, generator, temperature, top_p):
-    """Nucleus sampling among the 64 likeliest; logits [B, vocab] -> ids [B]."""
+    """Nucleus sampling among the 64 likeliest, greedy at temperature 0; logits [B, vocab] -> ids [B]."""
+    if temperature == 0:
+        return logits.argmax(-1)
     top, ids = logits.float().topk(64)
     p = (top / temperature).softmax(-1)
     p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)
@@ -114,6 +116,7 @@ def main():
     p.add_argument("--count", type=int, default=4096)
     p.add_argument("--batch", type=int, default=1024)
     p.add_argument("--most", type=int, default=640)
+    p.add_argument("--temperature", type=float, default=0.8, help="0: greedy")
     p.add_argument("--seconds", type=float, default=3600)
     p.add_argument("--out", required=True)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -127,7 +130,7 @@ def main():
             print(f"{args.split}: stopped at {begin} of {args.count} after {args.seconds:.0f} s")
             break
         part = wanted[begin: begin + args.batch]
-        answers = answer(base, [base.encode(prompt) for _, prompt in part], args.most, begin)
+        answers = answer(base, [base.encode(prompt) for _, prompt in part], args.most, begin, args.temperature)
         with open(args.out, "a", encoding="utf-8") as f:
             for (user, prompt), ids in zip(part, answers):
                 text = base.tokenizer.decode(ids)
