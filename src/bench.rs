@@ -90,10 +90,13 @@ fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
     (0..len).map(|i| (crate::sampler::uniform(seed, i as u64) * vocab as f32) as Token).collect()
 }
 
-/// Weights that each decoded token reads: all but an untied embedding.
+/// Weights that each decoded token reads: all but an untied embedding, and experts that are not chosen.
 pub fn read_by_token(checkpoint: &Checkpoint) -> impl Iterator<Item = &Tensor> {
     let untied = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
-    checkpoint.tensors.iter().filter(move |(name, _)| !untied(name)).map(|(_, tensor)| tensor)
+    let chosen = checkpoint.config.spec.experts.map_or(0, |experts| experts.per_token);
+    let expert = |name: &str| name.split_once(".experts.")?.1.split('.').next()?.parse::<usize>().ok();
+    let reads = move |name: &str| !untied(name) && expert(name).is_none_or(|expert| expert < chosen);
+    checkpoint.tensors.iter().filter(move |(name, _)| reads(name)).map(|(_, tensor)| tensor)
 }
 
 /// Bytes of weights that each decoded token reads.

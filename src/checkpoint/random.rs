@@ -4,7 +4,7 @@
 use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
-use super::{Checkpoint, DeltaNet, Family, GenerationDefaults, LayerKind, Mixer, Spec, builtin, convert, mapped};
+use super::{Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Mixer, Mlp, Spec, builtin, convert, mapped};
 use crate::policy::{Dms, Shift};
 use crate::quant::file::{FileCode, random_strip};
 use crate::quant::{Code, Weights};
@@ -14,7 +14,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 6] = ["qwen3-8b", "qwen3-8b-wide", "qwen3.5-9b", "llama-3.2-1b", "smollm2-135m", "demo"];
+pub const SHAPES: [&str; 7] =
+    ["qwen3-8b", "qwen3-8b-wide", "qwen3-30b-a3b", "qwen3.5-9b", "llama-3.2-1b", "smollm2-135m", "demo"];
 
 /// Alignment of tensors, for any vector load.
 const ALIGN_BYTES: usize = 64;
@@ -274,6 +275,20 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         },
         // The same sizes with half as many heads, twice as wide.
         "qwen3-8b-wide" => ModelConfig { n_q_heads: 16, n_kv_heads: 4, head_dim: 256, ..shape_config("qwen3-8b")? },
+        "qwen3-30b-a3b" => {
+            let experts = Experts { count: 128, per_token: 8, width: 768, normalized: true };
+            ModelConfig {
+                family: family("qwen3_moe"),
+                n_kv_heads: 4,
+                spec: Spec {
+                    qk_norm: true,
+                    experts: Some(experts),
+                    layers: vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }],
+                    ..Spec::default()
+                },
+                ..qwen3(48, 2048, 32, 128, 6144, 151_936)
+            }
+        }
         "qwen3.5-9b" => {
             let sizes =
                 DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4, tiled: false };

@@ -25,7 +25,6 @@ const VALUES: &[(&str, &[&str])] = &[
     ("early_stop", &["on", "off"]),
     ("think", &["on", "off"]),
     ("theme", &["auto", "dark", "light", "cividis", "ascii"]),
-    ("shape", &["qwen3-8b", "qwen3-8b-wide", "qwen3.5-9b", "llama-3.2-1b", "smollm2-135m", "demo"]),
 ];
 
 pub fn run(shell: clap_complete::Shell) -> Result<u8> {

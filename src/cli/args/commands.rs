@@ -1,5 +1,7 @@
 //! The subcommands and their own flags.
 
+use crate::checkpoint::random::SHAPES;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -79,8 +81,8 @@ pub struct ShowArgs {
 /// `--weights`, `--eviction` and `--kv` accept several values here, such as `on,off`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// Use random weights in the shape of qwen3-8b, qwen3-8b-wide, qwen3.5-9b, llama-3.2-1b, smollm2-135m or demo instead of --model
-    #[arg(long, value_name = "NAME")]
+    /// Use random weights in the shape of a known model instead of --model
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SHAPES))]
     pub shape: Option<String>,
     /// Tokens in the cache before decoding starts
     #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512,2048")]
@@ -145,8 +147,8 @@ pub struct DoctorArgs {
     /// Load the model and show where every MiB of the device's memory goes
     #[arg(long)]
     pub memory: bool,
-    /// With --memory: use random weights in the shape of qwen3-8b, qwen3-8b-wide, qwen3.5-9b, llama-3.2-1b, smollm2-135m or demo instead of --model
-    #[arg(long, value_name = "SHAPE", requires = "memory")]
+    /// With --memory: use random weights in the shape of a known model instead of --model
+    #[arg(long, value_name = "NAME", requires = "memory", value_parser = PossibleValuesParser::new(SHAPES))]
     pub shape: Option<String>,
 }
 
