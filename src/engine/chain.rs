@@ -4,7 +4,7 @@
 //! scheduler chooses which.
 
 use super::context::Context;
-use super::draft::{Drafting, Drafts};
+use super::draft::{Drafting, Drafts, Price};
 use super::repetition::Repetition;
 use super::reply::{Reply, ThinkTags, Vocabulary};
 use super::runner::{Decode, NonFinite, Runner, StepError, Verify};
@@ -305,21 +305,21 @@ impl Chain {
         most.min(runner.context().saturating_sub(self.context.len(runner) + 1))
     }
 
-    /// Chooses the drafts of the next step, at most `most`. `row`: [`Costs::row`](super::draft::Costs::row).
-    pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, most: usize, row: Option<f64>) {
+    /// Chooses the drafts of the next step, at most `most`. `price`: [`Costs::price`](super::draft::Costs::price).
+    pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, most: usize, price: Option<Price<'_>>) {
         let most = self.most_drafts(runner, most);
         let pending = self.context.pending;
         let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
         if let (Some(drafting), Some(pending)) = (drafting, pending) {
-            drafting.choose(&self.context.log, pending, most, row);
+            drafting.choose(&self.context.log, pending, most, price);
         }
     }
 
-    /// Drafts that a head is to guess for the next step; 0 where the chain does not go on.
-    pub fn wish<B: Backend>(&mut self, runner: &Runner<B>, most: usize, row: Option<f64>) -> usize {
+    /// Drafts that a head is to guess for the next step, none where the chain does not go on; `None` where it need not be fed.
+    pub fn wish<B: Backend>(&mut self, runner: &Runner<B>, most: usize, price: Option<Price<'_>>) -> Option<usize> {
         let (most, goes_on) = (self.most_drafts(runner, most), self.stage() == Stage::Decode);
         let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
-        drafting.filter(|_| goes_on).map_or(0, |drafting| drafting.wish(most, row))
+        drafting.filter(|_| goes_on).map_or(Some(0), |drafting| drafting.wish(most, price))
     }
 
     /// Takes what a head has guessed.

@@ -8,8 +8,8 @@
 //! A [`Drafter`] proposes; the [`Gate`] of each answer learns how often it is right, [`Costs`] what rows cost here, and both say
 //! how many are tried: none where that would be slower.
 
-use crate::protocol::{DraftReport, LogEntry, Token};
-use std::collections::HashMap;
+use crate::protocol::{DraftReport, LogEntry, MAX_DRAFTS, Token};
+use std::collections::{BTreeMap, HashMap};
 
 /// Whether and how an engine tries drafts.
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +129,8 @@ const NEWEST: f64 = 1.0 / 8.0;
 const USUAL: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
 /// A step with drafts has to be expected to be this much faster.
 const WORTH: f64 = 1.05;
+/// Numbers of drafts that a gate chooses from. A GPU captures a graph of each.
+const COUNTS: [usize; 4] = [1, 3, 7, MAX_DRAFTS];
 /// Proposals that are passed over after drafts did not pay: at first, and at most. Each further time takes twice as many.
 const FIRST_WAIT: u32 = 8;
 const LONGEST_WAIT: u32 = 256;
@@ -152,20 +154,20 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Number of drafts of this class to try, at most `most`. `row`: cost of each, in steps without.
-    fn drafts(&mut self, class: usize, most: usize, row: f64) -> usize {
+    /// Number of drafts of this class to try, at most `most`: one of [`COUNTS`].
+    fn drafts(&mut self, class: usize, most: usize, price: Price<'_>) -> usize {
         let wait = &mut self.wait[class];
         if wait.left > 0 {
             wait.left -= 1;
             // Whether they are right again is seen by one.
             return if wait.left == 0 { most.min(1) } else { 0 };
         }
-        let (p, mut tokens, mut chance) = (self.right[class], 1.0, 1.0);
+        let p = self.right[class];
         let (mut best, mut drafts) = (WORTH, 0);
-        for k in 1..=most {
-            chance *= p;
-            tokens += chance;
-            let gain = tokens / (1.0 + k as f64 * row);
+        for k in COUNTS.into_iter().filter(|k| *k <= most) {
+            // Each is right with chance p, once those before it are.
+            let tokens: f64 = (0..=k).map(|i| p.powi(i as i32)).sum();
+            let gain = tokens / price.of(k);
             if gain > best {
                 (best, drafts) = (gain, k);
             }
@@ -191,49 +193,89 @@ impl Gate {
 
 /// Steps with drafts after which one without is run, so that its cost is known.
 const REMEASURE: u32 = 64;
-/// Cost of a row of a draft in steps without, before one was run; and what it is always believed to grow by.
+/// Cost of a draft in steps without, before one was run.
 const USUAL_ROW: f64 = 0.2;
-const LEAST_ROW: f64 = 0.1;
+/// Steps with so many drafts whose time is not counted: a GPU captures a graph, and memory is cold.
+const WARM_UP: u32 = 2;
 
-/// What steps of so many chains cost on this machine.
-pub struct Costs {
-    chains: usize,
+/// What steps cost on this machine, by their number of chains.
+#[derive(Default)]
+pub struct Costs(BTreeMap<usize, StepCosts>);
+
+#[derive(Default)]
+struct StepCosts {
     /// Seconds of a step without drafts; 0: none was run.
     plain: f64,
-    /// What each row of a draft adds, in such steps.
-    row: f64,
+    /// By number of drafts, steps with so many.
+    with: BTreeMap<usize, Cost>,
     /// Steps with drafts since the last one without.
     since: u32,
 }
 
-impl Default for Costs {
-    fn default() -> Self {
-        Self { chains: 0, plain: 0.0, row: USUAL_ROW, since: 0 }
+#[derive(Clone, Copy)]
+struct Cost {
+    runs: u32,
+    /// Mean, in steps without drafts.
+    mean: f64,
+}
+
+/// What drafts of one of several chains cost.
+#[derive(Clone, Copy)]
+pub struct Price<'a> {
+    steps: &'a StepCosts,
+    chains: usize,
+}
+
+impl Price<'_> {
+    /// Cost of a step in which each chain tries so many drafts, in steps without: a chain's drafts delay all chains, and speed up
+    /// one.
+    fn of(self, drafts: usize) -> f64 {
+        self.steps.of(drafts * self.chains)
     }
 }
 
 impl Costs {
-    /// Cost of a row of a draft; `None`: a step without has to be run first.
-    pub fn row(&mut self, chains: usize) -> Option<f64> {
-        if self.chains != chains {
-            *self = Self { chains, row: self.row, ..Self::default() };
-        }
-        (self.plain > 0.0 && self.since < REMEASURE).then_some(self.row)
+    /// What drafts cost; `None`: a step without has to be run first.
+    pub fn price(&self, chains: usize) -> Option<Price<'_>> {
+        let steps = self.0.get(&chains).filter(|steps| steps.plain > 0.0 && steps.since < REMEASURE)?;
+        Some(Price { steps, chains })
     }
 
-    /// Learns what a step took in which `drafts` rows were tried. Returns its cost in steps without.
-    pub fn observe(&mut self, seconds: f64, drafts: usize) -> f64 {
-        let mean = |mean: f64, new: f64| mean + (new - mean) * NEWEST;
+    /// Learns what a step of so many chains took in which `drafts` rows were tried. Returns its cost in steps without.
+    pub fn observe(&mut self, seconds: f64, chains: usize, drafts: usize) -> f64 {
+        self.0.entry(chains).or_default().observe(seconds, drafts)
+    }
+}
+
+impl StepCosts {
+    /// Cost of a step with so many drafts, in steps without: between numbers that were run in proportion, and beyond them as much a
+    /// draft as that of the most.
+    fn of(&self, drafts: usize) -> f64 {
+        let mut below = (0, 1.0);
+        for (&n, cost) in self.with.iter().filter(|(_, cost)| cost.runs > WARM_UP) {
+            if n >= drafts {
+                let share = (drafts - below.0) as f64 / (n - below.0) as f64;
+                return below.1 + share * (cost.mean - below.1);
+            }
+            below = (n, cost.mean);
+        }
+        let row = if below.0 > 0 { (below.1 - 1.0) / below.0 as f64 } else { USUAL_ROW };
+        below.1 + (drafts - below.0) as f64 * row
+    }
+
+    fn observe(&mut self, seconds: f64, drafts: usize) -> f64 {
+        // Another program's work is no property of the step.
+        let mean = |mean: f64, new: f64| mean + (new.min(2.0 * mean) - mean) * NEWEST;
         if drafts == 0 {
-            // Another program's work is no property of the step.
-            self.plain = if self.plain > 0.0 { mean(self.plain, seconds.min(2.0 * self.plain)) } else { seconds };
+            self.plain = if self.plain > 0.0 { mean(self.plain, seconds) } else { seconds };
             self.since = 0;
             return 1.0;
         }
         self.since += 1;
         let cost = seconds / self.plain;
-        let row = ((cost - 1.0) / drafts as f64).clamp(0.0, 2.0 * self.row + LEAST_ROW);
-        self.row = mean(self.row, row);
+        let of = self.with.entry(drafts).or_insert(Cost { runs: 0, mean: 0.0 });
+        of.runs += 1;
+        of.mean = if of.runs > WARM_UP + 1 { mean(of.mean, cost) } else { cost.max(1.0) };
         cost
     }
 }
@@ -257,8 +299,8 @@ impl Drafting {
         Self { drafter, gate, most, head, next: Draft::default(), report: DraftReport::default() }
     }
 
-    /// Chooses what the next step tries: at most `most` tokens. `row`: [`Costs::row`].
-    pub fn choose(&mut self, log: &[LogEntry], pending: Token, most: usize, row: Option<f64>) {
+    /// Chooses what the next step tries: at most `most` tokens. `price`: [`Costs::price`].
+    pub fn choose(&mut self, log: &[LogEntry], pending: Token, most: usize, price: Option<Price<'_>>) {
         if self.head {
             // They were guessed after the last step.
             return self.next.tokens.truncate(most.min(self.most));
@@ -266,13 +308,14 @@ impl Drafting {
         self.drafter.follow(log, pending);
         self.next = self.drafter.propose(most.min(self.most));
         let proposed = self.next.tokens.len().min(most);
-        let tried = self.tried(self.next.class, proposed, row);
+        let tried = self.tried(self.next.class, proposed, price);
         self.next.tokens.truncate(tried);
     }
 
-    /// Drafts that the head is to guess for the next step: at most `most`.
-    pub fn wish(&mut self, most: usize, row: Option<f64>) -> usize {
-        if self.head { self.tried(HEAD_CLASS, most.min(self.most), row) } else { 0 }
+    /// Drafts that the head is to guess for the next step, at most `most`; `None` where none pay, and it need not be fed.
+    pub fn wish(&mut self, most: usize, price: Option<Price<'_>>) -> Option<usize> {
+        let tried = if self.head { self.tried(HEAD_CLASS, most.min(self.most), price) } else { 0 };
+        (tried > 0 || price.is_none()).then_some(tried)
     }
 
     /// Takes what the head has guessed.
@@ -281,11 +324,11 @@ impl Drafting {
     }
 
     /// Number of drafts of a class to try, of `most`.
-    fn tried(&mut self, class: usize, most: usize, row: Option<f64>) -> usize {
-        match (&mut self.gate, row) {
+    fn tried(&mut self, class: usize, most: usize, price: Option<Price<'_>>) -> usize {
+        match (&mut self.gate, price) {
             (None, _) => most,
             (Some(_), None) => 0,
-            (Some(gate), Some(row)) => gate.drafts(class, most, row),
+            (Some(gate), Some(price)) => gate.drafts(class, most, price),
         }
     }
 
@@ -340,41 +383,56 @@ mod tests {
         assert_eq!((lookup.tokens.clone(), lookup.propose(3)), (vec![1, 2], Draft::default()));
     }
 
+    /// A machine on which a draft costs `row` steps.
+    fn costs(row: f64) -> Costs {
+        let cost = |n| Cost { runs: WARM_UP + 1, mean: 1.0 + n as f64 * row };
+        Costs([(1, StepCosts { plain: 1.0, with: COUNTS.map(|n| (n, cost(n))).into(), since: 0 })].into())
+    }
+
     #[test]
     fn drafts_are_tried_where_they_pay() {
+        let machines = [0.05, 0.2, 1.0].map(costs);
+        let [cheap, usual, dear] = machines.each_ref().map(|costs| costs.price(1).expect("it was measured"));
         let mut gate = Gate::default();
-        assert!(gate.drafts(3, 15, 0.05) > 7, "long runs are nearly always right");
-        assert_eq!(gate.drafts(0, 15, 1.0), 0, "a row costs as much as a step");
+        assert!(gate.drafts(3, 15, cheap) >= 7, "long runs are nearly always right");
+        assert_eq!(gate.drafts(0, 15, dear), 0, "a row costs as much as a step");
         let mut tried = 0;
         for _ in 0..1000 {
-            let n = gate.drafts(1, 7, 0.2);
+            let n = gate.drafts(1, 7, usual);
             gate.observe(1, n, 0);
             tried += n;
         }
         assert!(tried < 30, "{tried} of 1000 drafts that were all wrong");
-        let again = (0..LONGEST_WAIT).map(|_| gate.drafts(1, 7, 0.2)).max();
+        let again = (0..LONGEST_WAIT).map(|_| gate.drafts(1, 7, usual)).max();
         assert_eq!(again, Some(1), "one is tried again, and others only once it was right");
         let n = (0..20 * LONGEST_WAIT).map(|_| {
-            let n = gate.drafts(1, 7, 0.2);
+            let n = gate.drafts(1, 7, usual);
             gate.observe(1, n, n);
             n
         });
-        assert!(n.max() > Some(3), "drafts that are right again are tried again");
+        assert!(n.max() >= Some(3), "drafts that are right again are tried again");
     }
 
     #[test]
     fn costs_are_those_of_the_machine() {
         let mut costs = Costs::default();
-        assert_eq!(costs.row(1), None, "nothing was measured");
-        assert_eq!(costs.observe(0.010, 0), 1.0);
-        for _ in 0..REMEASURE {
-            assert!(costs.row(1).is_some());
-            assert!((costs.observe(0.013, 6) - 1.3).abs() < 1e-9);
+        assert!(costs.price(1).is_none(), "nothing was measured");
+        assert_eq!(costs.observe(0.010, 1, 0), 1.0);
+        assert_eq!(costs.price(1).map(|price| price.of(5)), Some(1.0 + 5.0 * USUAL_ROW));
+        for _ in 0..WARM_UP {
+            assert_eq!(costs.observe(0.500, 1, 3), 50.0, "captured");
         }
-        assert!((costs.row - 0.05).abs() < 0.001, "{}", costs.row);
-        assert_eq!(costs.row(1), None, "it is time to measure again");
-        costs.observe(0.010, 0);
-        assert!(costs.row(1).is_some());
-        assert_eq!(costs.row(2), None, "steps of two chains are others");
+        for _ in WARM_UP..REMEASURE {
+            assert!(costs.price(1).is_some());
+            assert!((costs.observe(0.013, 1, 3) - 1.3).abs() < 1e-9);
+        }
+        for (drafts, cost) in [(1, 1.1), (3, 1.3), (7, 1.7)] {
+            let of = costs.0[&1].of(drafts);
+            assert!((of - cost).abs() < 1e-9, "{drafts}: {of}");
+        }
+        assert!(costs.price(1).is_none(), "it is time to measure again");
+        costs.observe(0.010, 1, 0);
+        assert!(costs.price(1).is_some());
+        assert!(costs.price(2).is_none(), "steps of two chains are others");
     }
 }

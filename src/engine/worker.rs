@@ -236,9 +236,8 @@ impl<B: Backend> Worker<B> {
         }
         let runner = &mut self.model.runner;
         let most = most_drafts(runner.most_rows(), chains.len());
-        // A chain's drafts delay all chains, and speed up one.
-        let row = self.costs.row(chains.len()).map(|row| row * chains.len() as f64);
-        chains.iter_mut().for_each(|chain| chain.choose_drafts(runner, most, row));
+        let price = self.costs.price(chains.len());
+        chains.iter_mut().for_each(|chain| chain.choose_drafts(runner, most, price));
         let started = Instant::now();
         let mut sampled = chain::decode(runner, &chains);
         if matches!(sampled, Err(StepError::Cache(_)))
@@ -277,7 +276,7 @@ impl<B: Backend> Worker<B> {
         }
         self.model.runner.commit();
         let guessing = std::mem::take(&mut self.guessing);
-        let cost = self.costs.observe(started.elapsed().as_secs_f64() + guessing, drafts);
+        let cost = self.costs.observe(started.elapsed().as_secs_f64() + guessing, ids.len(), drafts);
         for (&id, &taken) in rows.iter().zip(&accepted) {
             let chain = self.conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number));
             chain.into_iter().for_each(|chain| chain.drafts_ran(taken - 1, cost));
@@ -298,14 +297,15 @@ impl<B: Backend> Worker<B> {
         let started = Instant::now();
         let Self { conversations, costs, model, .. } = self;
         let most = most_drafts(model.runner.most_rows(), fed.len());
-        let row = costs.row(fed.len()).map(|row| row * fed.len() as f64);
+        let price = costs.price(fed.len());
         let mut next = Vec::new();
         for &(id, n) in fed.iter().filter(|(_, n)| *n > 0) {
             let Some(chain) = conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number)) else {
                 continue;
             };
-            let wish = chain.wish(&model.runner, most, row);
-            next.push((id, chain.context.seq, chain.behind(n), wish));
+            if let Some(wish) = chain.wish(&model.runner, most, price) {
+                next.push((id, chain.context.seq, chain.behind(n), wish));
+            }
         }
         let rows: Vec<Follow<'_>> = next.iter().map(|&(_, seq, ref next, most)| Follow { seq, next, most }).collect();
         let guesses = model.runner.follow(&rows);
