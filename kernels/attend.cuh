@@ -20,6 +20,9 @@
 #include "place.cuh"
 
 #define UNSPLIT_PAGES 16  // of a head that are not worth a merge: two a warp
+#ifndef DYNAMIC_MEMORY    // whether blocks take their shared memory dynamically: more than 48 KB
+#define DYNAMIC_MEMORY (MAX_HEAD_DIM > 128)
+#endif
 
 // The block's share of the token's work: pages [first, last) of one KV head. head -1: none.
 struct Split {
@@ -214,7 +217,8 @@ struct OnlineSoftmax {
     for (int k = 0; k < 2; k++) max[k] = NEG_INFINITY, sum[k] = offset[k] = 0.0f;
   }
 
-  // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen. Dot products k q times
+  // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen: under a mode with drafts, slots
+  // whose bit is 1. Dot products k q times
   // `scale` are logits in log2 units; under a mode with scores those of slot i go to `logits + i * stride` too.
   // Under a mode with pages, heads whose bit in `readers` is 0 see none of them.
   template <class Mode>
@@ -247,7 +251,7 @@ struct OnlineSoftmax {
         float& x = scores[2 * half + k];
         x = (x + others[2 * half + k]) * (Codec::SCALED ? page.k_scale[half] * scale : scale);
         int slot = g + 8 * half;
-        if (slot >= n || slot == unseen) x = NEG_INFINITY;
+        if (slot >= n || (Mode::DRAFTS ? unseen >> slot & 1 : slot == unseen)) x = NEG_INFINITY;
         if (Mode::PAGES && !(readers >> (lane % 4 * 2 + k) & 1)) x = NEG_INFINITY;
       }
     if (Mode::SCORES) {
@@ -350,7 +354,16 @@ struct OnlineSoftmax {
   }
 };
 
-template <int D>
+// K and V of the rows of a span as a page, and a row in the making for each warp. By the block that reads them.
+template <int D, class Codec, bool IS>
+struct SpanRows {};
+template <int D, class Codec>
+struct SpanRows<D, Codec, true> {
+  uint4 page[(2 * PAGE_SLOTS * D * (Codec::PACKED ? 1 : 2) + 2 * PAGE_SLOTS * 4) / 16];
+  float row[WARPS][ROW_STRIDE];
+};
+
+template <int D, class Codec, class Mode>
 struct Shared {
   float rows[MAX_GROUP + 2][ROW_STRIDE];  // query heads of the group, K, V
   // states of the warps and of the token itself
@@ -362,19 +375,25 @@ struct Shared {
   OwnToken own;
   float scratch[ROW_STRIDE];
   float hidden[WARPS];  // shares of a predictor's hidden units
-  int unseen;  // slot of the token that leaves the window, -1: none
+  // Slot of the token that leaves the window, -1: none. Of a row with drafts before it those that have left since the first one.
+  int unseen[PAGE_SLOTS];
+  SpanRows<D, Codec, Mode::DRAFTS> of_span;
   bool last;
 };
 
 // Grid (n_kv_heads + a token's share of the blocks that the GPU runs at once; n), THREADS threads. The last block of a head to begin
 // merges its splits: the blocks that it waits for are already running, in whatever order the GPU starts them. Reads every live slot
 // once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones.
+//
+// Under a mode with drafts, n rows of spans of up to PAGE_SLOTS rows, no more than the window has tokens. Beside the stored slots a row reads
+// those of its span up to itself: the last split of a head makes a page of them, and keeps the row's own for `append`.
 template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p) {
-#if MAX_HEAD_DIM > 128
-  Shared<D>& s = *(Shared<D>*)dynamic_shared_memory<sizeof(Shared<D>)>();
+  typedef Shared<D, Codec, Mode> Memory;
+#if DYNAMIC_MEMORY
+  Memory& s = *(Memory*)dynamic_shared_memory<sizeof(Memory)>();
 #else
-  __shared__ __align__(16) Shared<D> s;
+  __shared__ __align__(16) Memory s;
 #endif
   next_may_begin();
   if (Mode::SCORES && p.in_order) wait_previous();
@@ -382,8 +401,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
-  Span span = p.spans[blockIdx.y];
-  int position = position_of<Mode>(kv, span);
+  Span span = p.spans[Mode::DRAFTS ? p.span_of_row[blockIdx.y] : blockIdx.y];
+  int row_of_step = Mode::DRAFTS ? blockIdx.y : span.start, position = position_of<Mode>(kv, span, row_of_step);
   const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
   bool some = Mode::PAGES && reads_some(kv, live, position, lane);
   Split split = some ? even_split(kv, live, position) : split_of(live, heads, lane);
@@ -440,19 +459,29 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     copy_commit();
   };
   if (!Mode::PAGES) load_first();
-  // The head's first block also has the token's K and V. A warp's rows: query heads, then K, then V
-  bool own = split.index == 0;
-  int rows = group + (own ? 2 : 0);
-  auto norm_of = [&](int r) { return r < group ? head_params.q_norm : r == group ? head_params.k_norm : nullptr; };
+  // The head's first block, under a mode with drafts the last, also has the token's K and V, and those of the rows before it in its
+  // span. A warp's rows: query heads, then K and V of each.
+  bool own = split.index == (Mode::DRAFTS ? split.count - 1 : 0);
+  int of_span = Mode::DRAFTS ? row_of_step - span.start : 0, rows = group + (own ? 2 * (of_span + 1) : 0);
+  auto is_v = [&](int r) { return Mode::DRAFTS ? r > group && (r - group) % 2 : r > group; };
+  auto norm_of = [&](int r) { return r < group ? head_params.q_norm : is_v(r) ? nullptr : head_params.k_norm; };
   for (int r = warp; r < rows; r += WARPS) prefetch_norm(norm_of(r), d, lane);
   RopeAngles angles;
-  if (warp < min(rows, group + 1)) angles.compute(head_params, position, lane);
+  auto turn = [&](int r) { angles.compute(head_params, r < group ? position : position - of_span + (r - group) / 2, lane); };
+  if (warp < rows && !is_v(warp)) turn(warp);
   // The last warp has no query, or the fewest pages: it looks up which slot leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
   Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
-  bool pinned = looks && kv.pinned[span.start];
-  if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
+  bool pinned = looks && kv.pinned[row_of_step];
+  if (looks && !Mode::DRAFTS) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
+  if (looks && Mode::DRAFTS && lane < PAGE_SLOTS) {
+    // The token that leaves at each of the span's rows so far. Its mark is stored: its window has more tokens than the span.
+    int at = position - of_span + lane;
+    bool leaves = at <= position && dms.leaves_at(at, kv.eviction[span.seq]);
+    int leaving = leaves ? slots.ring[dms.ring_at(at)] : -1;
+    s.unseen[lane] = dms.overwritten(leaving, leaves && meta_marked(slot_meta(kv, slots, leaving)));
+  }
   bool has_units = !Mode::SCORES && head_params.units > 0;
   if (has_units && looks) prefetch_hidden_units(head_params, split.head, lane);
   // `select_pages` lets this kernel start when all work in front of it is done.
@@ -468,15 +497,28 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   if (!Mode::PAGES) begin();
 
   // rows of the token: norm, RoPE, codec
-  const float* row = p.qkv + (u64)span.start * head_params.qkv_width;
-  u8* staged = staged_token_at(kv, slots.row);
+  const float* row = p.qkv + (u64)row_of_step * head_params.qkv_width;
+  u8* staged = Mode::DRAFTS ? p.kept.page(kv, row_of_step, slots.row) : staged_token_at(kv, slots.row);
   int staged_row = slots.row % PAGE_SLOTS;
 #pragma unroll 1
   for (int r = warp; r < rows; r += WARPS) {
-    int column = r < group ? first_head + r : kv.n_q_heads + split.head + (r > group ? heads : 0);
-    load_row(s.rows[r], row + column * d, norm_of(r), head_params.eps, d, lane);
-    if (r <= group) rotate(s.rows[r], angles, d, head_params.rotary, r < head_params.borrowed, lane);
-    if (r >= group) stage_row<Codec>(kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
+    int column = r < group ? first_head + r : kv.n_q_heads + split.head + (is_v(r) ? heads : 0);
+    if constexpr (Mode::DRAFTS) {
+      int at = r < group ? of_span : (r - group) / 2;
+      float* to = r < group ? s.rows[r] : s.of_span.row[warp];
+      load_row(to, row + (at - of_span) * head_params.qkv_width + column * d, norm_of(r), head_params.eps, d, lane);
+      if (r != warp && !is_v(r)) turn(r);
+      if (!is_v(r)) rotate(to, angles, d, head_params.rotary, r < head_params.borrowed, lane);
+      if (r < group) continue;
+      u8 *page = (u8*)s.of_span.page, *codes = row_at(kv, page, at, is_v(r));
+      u32 side = encode_row<Codec>(is_v(r), codes, to, d, lane);
+      if (kv.k_sides_at > 0 && lane == 0) *side_at(kv, page, at, is_v(r)) = side;
+      if (at == of_span) write_codes(kv, staged, staged_row, is_v(r), codes, side, lane);
+    } else {
+      load_row(s.rows[r], row + column * d, norm_of(r), head_params.eps, d, lane);
+      if (r <= group) rotate(s.rows[r], angles, d, head_params.rotary, r < head_params.borrowed, lane);
+      if (r >= group) stage_row<Codec>(kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
+    }
   }
   // One warp would take microseconds for some hundred units.
   float hidden = 0.0f;
@@ -490,13 +532,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   if (looks) {
     float decision = 0.0f;
     bool decides = own && !Mode::SCORES;
-    if (decides || assignment.needs_decision())
+    if (decides || (!Mode::DRAFTS && assignment.needs_decision()))
       decision = decision_of<!Mode::SCORES>(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
-                                            span.start, pinned, hidden, kv, lane);
-    s.unseen = assignment.overwritten(dms, decision);
+                                            row_of_step, pinned, hidden, kv, lane);
+    if (!Mode::DRAFTS) s.unseen[0] = assignment.overwritten(dms, decision);
     if (decides && lane == 0) {
       *(float*)meta_at(kv, staged, staged_row) = decision;
-      if (head_params.borrowed || head_params.columns) p.decisions[span.start * heads + split.head] = decision;
+      if (head_params.borrowed || head_params.columns) p.decisions[row_of_step * heads + split.head] = decision;
     }
   }
   if (Mode::PAGES) {
@@ -505,12 +547,12 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     load_first();
   }
   __syncthreads();
-  int unseen = s.unseen;
+  int unseen = s.unseen[0];
   copy_wait<0>();
   __syncwarp();
   // The last warps are those with the fewest pages.
   int own_head = WARPS - 1 - warp;
-  if (own && own_head < group) {
+  if (!Mode::DRAFTS && own && own_head < group) {
     float2 state = attend_to_itself<Codec, Mode>(p, s.own, s.rows[own_head], s.rows[group], first_head, own_head, lane);
     if (lane == 0) s.max[WARPS][own_head] = state.x, s.sum[WARPS][own_head] = state.y;
   }
@@ -518,6 +560,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   float* logits = Mode::SCORES ? logits_at(p, blockIdx.y, split.head) : nullptr;
   int stride = Mode::SCORES ? logit_stride(kv) : 0;
   int busy = min(split.last - split.first, WARPS);  // warps with pages
+  // The rows of the span are read by the warp with the fewest.
+  int reads_span = Mode::DRAFTS && own ? min(busy, WARPS - 1) : WARPS;
+  if (Mode::DRAFTS && reads_span == busy && busy < WARPS) busy++;
   if (warp < busy) {
     OnlineSoftmax<D, Codec> softmax;
     softmax.init(s.rows, group, d, lane);
@@ -526,8 +571,14 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     while (at < split.last) {
       int first = first_slot();
       float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
-      softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride,
-                                   chosen_readers(choice));
+      int not_seen = unseen - first;
+      if (Mode::DRAFTS) {
+        int slot = lane < PAGE_SLOTS ? s.unseen[lane] - first : -1;
+        not_seen = 0;
+        for (u32 left = __ballot_sync(FULL, slot >= 0 && slot < PAGE_SLOTS); left; left &= left - 1)
+          not_seen |= 1 << __shfl_sync(FULL, slot, __ffs(left) - 1);
+      }
+      softmax.template score<Mode>(page, split.live - first, not_seen, by, lane, logits_of_page, stride, chosen_readers(choice));
       // `select_pages` has counted it
       if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
         atomicAdd(kv.reads + p.spans[blockIdx.y].seq, ~(u64)0);
@@ -542,6 +593,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
         prefetch_page();
       }
     }
+    if constexpr (Mode::DRAFTS)
+      if (warp == reads_span) {
+        page.load_k(kv, (const u8*)s.of_span.page, lane);
+        page.load_v(kv, (const u8*)s.of_span.page, of_span + 1, lane);
+        softmax.template score<Mode>(page, of_span + 1, 0, by, lane, nullptr, 0, 0);
+        softmax.accumulate(page);
+      }
     softmax.save(s.of[warp].acc, s.max[warp], s.sum[warp], group, lane);
   }
   if (threadIdx.x == 0) {
@@ -558,7 +616,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
 #pragma unroll 1
   for (int unit = warp; unit < group * UNITS; unit += WARPS) {
     int head = unit / UNITS, channel = unit % UNITS * 64 + 2 * lane;
-    TwoChannels x = {{0.0f, 0.0f}, own ? s.max[WARPS][head] : NEG_INFINITY, 0.0f};
+    bool itself = !Mode::DRAFTS && own;
+    TwoChannels x = {{0.0f, 0.0f}, itself ? s.max[WARPS][head] : NEG_INFINITY, 0.0f};
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
       if (w < busy) x.max = fmaxf(x.max, s.max[w][head]);
@@ -574,7 +633,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       x.acc.y += is ? by * acc.y : 0.0f;
     }
     x.acc.x *= Codec::SUM_FACTOR, x.acc.y *= Codec::SUM_FACTOR;
-    if (own) {
+    if (itself) {
       const float* v = s.rows[group + 1] + channel;
       float by = exp2_fast(s.max[WARPS][head] - from), weight = by * s.own.weight[head];
       x.sum += by * s.sum[WARPS][head];
@@ -586,13 +645,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       continue;
     }
     if (split.count > 1) x = merge_splits(unit_states, split_words, split.count, split.index, x, lane);
-    // The first split sees the token itself, so the sum is not zero.
+    // The first split sees the token itself, under a mode with drafts the last one, so the sum is not zero.
     float by = reciprocal(x.sum);
     x.acc.x *= by, x.acc.y *= by;
     if (Mode::SCORES && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = x.max;
     if (channel >= d) continue;
     if (Codec::ROTATED) *(float2*)&s.rows[head][channel] = x.acc;
-    else put_out(p, span.start, (first_head + head) * d + channel, x.acc);
+    else put_out(p, row_of_step, (first_head + head) * d + channel, x.acc);
   }
   if (!Codec::ROTATED || !last) return;
   // back through shared memory, a warp for each query head
@@ -601,7 +660,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     unrotate_row(s.rows[warp], d, lane);
 #pragma unroll
     for (int i = 4 * lane; i < MAX_HEAD_DIM; i += 128)
-      if (i < d) put_out(p, span.start, (first_head + warp) * d + i, *(const float4*)&s.rows[warp][i]);
+      if (i < d) put_out(p, row_of_step, (first_head + warp) * d + i, *(const float4*)&s.rows[warp][i]);
   }
 }
 

@@ -45,6 +45,8 @@ SPILLS = {
     r"packed_gemv_q8_norm": 28,
     # What a thread keeps from before its pages until after them.
     r"attend_(pages_|scores_)?128_(fp8|int8|k8v4)": 16,
+    # The same, and its place in the span.
+    r"attend_drafts_128_(fp8|int8|k8v4)": 44,
     # What a tile keeps beside its fragments, once for 64 keys.
     r"attend_tiles_128_bf16": 256,
     r"attend_tiles_128_(fp8|int8)": 128,
@@ -66,7 +68,7 @@ REGISTERS = {
     # Two blocks of 256 threads on an SM.
     r"attend_128_(fp8|int8|k8v4)": 128,
     # A page of bf16: one block of 256 threads on an SM.
-    r"attend_(pages_|scores_)?128_bf16": 176,
+    r"attend_(pages_|scores_|drafts_)?128_bf16": 178,
     # A page of twice as many channels: likewise.
     r"attend_256_.*": 255,
     # Columns of a state, and the next tokens' inputs: one block of 128 threads on an SM.
@@ -78,7 +80,7 @@ REGISTERS = {
 }
 
 # Files that convert to or from fp8, for which compute capability 8.9 has instructions. Attention's own loads shift bits instead.
-CONVERT_FP8 = {"attend", "attend_256", "attend_pages", "attend_scores", "pages", "rope", "rope_256"}
+CONVERT_FP8 = {"attend", "attend_256", "attend_drafts", "attend_pages", "attend_scores", "pages", "rope", "rope_256"}
 
 # Static shared memory that any block has room for, and all of a block on Hopper.
 STATIC_BYTES = 48 << 10

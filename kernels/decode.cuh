@@ -24,29 +24,35 @@ struct DecodeParams {
   // n_kv_heads], PAGE_SLOTS for each.
   int2* chosen;
   int* chosen_slots;
+  const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
+  Kept kept;               // where the rows of a staged step go
 };
-static_assert(sizeof(DecodeParams) == 424 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 320 &&
+static_assert(sizeof(DecodeParams) == 448 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 320 &&
                   OFFSET_OF(DecodeParams, layer) == 380 && OFFSET_OF(DecodeParams, logits) == 392,
               "backend::cuda::abi::DecodeParams has another layout");
 
 // What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose
 // nothing.
 struct Ordinary {
-  static const bool SCORES = false, PAGES = false;
+  static const bool SCORES = false, PAGES = false, DRAFTS = false;
 };
 // Attention weights choose what is dropped: attend_scores.cu, place_scores.cu.
 struct WithScores {
-  static const bool SCORES = true, PAGES = false;
+  static const bool SCORES = true, PAGES = false, DRAFTS = false;
 };
 // A token reads some of the pages: attend_pages.cu.
 struct WithPages {
-  static const bool SCORES = false, PAGES = true;
+  static const bool SCORES = false, PAGES = true, DRAFTS = false;
+};
+// Rows of a staged step, each with the ones before it in its span: attend_drafts.cu.
+struct WithDrafts {
+  static const bool SCORES = false, PAGES = false, DRAFTS = true;
 };
 
-// Position of a span's row under a mode.
+// Position of row `row` of the step, of that span, under a mode.
 template <class Mode>
-__device__ __forceinline__ int position_of(const Kv& kv, const Span& span) {
-  return kv.seq_len[span.seq] + (Mode::SCORES ? span.before : 0);
+__device__ __forceinline__ int position_of(const Kv& kv, const Span& span, int row) {
+  return kv.seq_len[span.seq] + (Mode::SCORES ? span.before : Mode::DRAFTS ? row - span.start : 0);
 }
 
 // Logits of a token with the stored slots of a KV head, in log2 units: `logit_stride` floats a slot, one for each query head

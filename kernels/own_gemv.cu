@@ -41,16 +41,8 @@ __device__ __forceinline__ void multiply_parts(Own<P> code, float (&sums)[2], co
     int c[TILES_OF_B][4];
 #pragma unroll
     for (int i = 0; i < TILES_OF_B; i++) {
-      const u8* tile = from + (q * TILES_OF_B + i) * TILE_BYTES + lane * 16;
-      uint4 high = *(const uint4*)tile, low = high;
-      if (P == 2) low = *(const uint4*)(tile + GROUP_TILES * TILE_BYTES);
       c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
-      u32 a[4] = {even_bytes<Own<P>>(high.x, low.x), even_bytes<Own<P>>(high.z, low.z),
-                  odd_bytes<Own<P>>(high.x, low.x), odd_bytes<Own<P>>(high.z, low.z)};
-      u32 more[4] = {even_bytes<Own<P>>(high.y, low.y), even_bytes<Own<P>>(high.w, low.w),
-                     odd_bytes<Own<P>>(high.y, low.y), odd_bytes<Own<P>>(high.w, low.w)};
-      mma_bytes(c[i], a, b.x, b.y);
-      mma_bytes(c[i], more, b.z, b.w);
+      Bytes<Own<P>>(from, q * TILES_OF_B + i, lane).multiply(c[i], b);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -65,13 +57,15 @@ __device__ __forceinline__ void multiply_parts(Own<P> code, float (&sums)[2], co
 #define OWN_GEMV(name, P, STAGES, ADD)                                                                                  \
   KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                          \
       name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols, int words) {              \
-    BY_WARPS(Own<P>{words}, Own<P>, STAGES, false, ADD, false, out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, cols) \
+    BY_WARPS(Own<P>{words}, Own<P>, STAGES, 1, (Fixed<false, ADD, false>()), out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, \
+             cols, 1, 0, 0)                                                                                             \
   }
 #define OWN_NORM_GEMV(name, P, STAGES, SWIGLU)                                                                          \
   KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                          \
       name(void* out, const float* x, const u8* weight, const float* bias, const float* norm, float eps,                \
            int layer, int* non_finite, int rows, int cols, int words) {                                                 \
-    BY_WARPS(Own<P>{words}, Own<P>, STAGES, SWIGLU, false, true, out, x, weight, bias, norm, eps, layer, non_finite, rows, cols) \
+    BY_WARPS(Own<P>{words}, Own<P>, STAGES, 1, (Fixed<SWIGLU, false, true>()), out, x, weight, bias, norm, eps, layer, non_finite, \
+             rows, cols, 1, 0, 0)                                                                                       \
   }
 #define OWN_GEMVS(name, P, STAGES)                \
   OWN_GEMV(name, P, STAGES, false)                \

@@ -1,10 +1,12 @@
-// GEMV: one row of activations times a packed weight (`codes.cuh`, `own.cuh`), in integers. Bound by the bytes of the weight, which
-// is read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+// GEMV: one row of activations, or up to 4, times a packed weight (`codes.cuh`, `own.cuh`), in integers. Bound by the bytes of the
+// weight, which is read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
 #pragma once
 #include "codes.cuh"
 
-#define ROUND 4        // strips whose sums are reduced together
-#define MOST_WARPS 16  // of a block
+#define ROUND_OF_ONE 4   // strips whose sums are reduced together
+#define MOST_WARPS 16    // of a block
+#define MOST_TOKENS 4
+#define PAD_PARTS 2      // behind the parts of a token's x
 
 // Activations as integers: x = value * step for the 64 columns of a tile, |value| < 2^14, in two planes of signed bytes
 // (value = 256 high + low). The step is a power of two and the tile's largest |x| keeps 14 bits, so that the error is at most
@@ -61,38 +63,88 @@ __device__ __forceinline__ void to_integers(const float x[8], u8* planes, typena
   if (lane % (8 / PARTS) == 0) put_part(parts[lane / (8 / PARTS)], sum, step);
 }
 
-// out[rows] = x[cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32. Grid: any number of blocks of WARPS warps; a block
-// computes strips blockIdx.x, blockIdx.x + gridDim.x and so on. cols is a multiple of 64.
+// The codes of a tile of a group as A fragments of two `mma`, of a warp lane's 16 columns.
+template <class CODE>
+struct Bytes {
+  u32 a[2][4];
+  __device__ __forceinline__ Bytes(const u8* group, int tile, int lane) {
+    uint4 high = *(const uint4*)(group + tile * TILE_BYTES + lane * 16), low = high;
+    if (CODE::PLANES == 2) low = *(const uint4*)(group + (GROUP_TILES + tile) * TILE_BYTES + lane * 16);
+    a[0][0] = even_bytes<CODE>(high.x, low.x), a[0][1] = even_bytes<CODE>(high.z, low.z);
+    a[0][2] = odd_bytes<CODE>(high.x, low.x), a[0][3] = odd_bytes<CODE>(high.z, low.z);
+    a[1][0] = even_bytes<CODE>(high.y, low.y), a[1][1] = even_bytes<CODE>(high.w, low.w);
+    a[1][2] = odd_bytes<CODE>(high.y, low.y), a[1][3] = odd_bytes<CODE>(high.w, low.w);
+  }
+  __device__ __forceinline__ void multiply(int (&c)[4], uint4 b) const {
+    mma_bytes(c, a[0], b.x, b.y);
+    mma_bytes(c, a[1], b.z, b.w);
+  }
+};
+
+// sums += the sums of a tile, with the high and the low bytes of x in c, of rows g and g + 8, times their scales.
+template <class CODE>
+__device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[4], u32 word, TileOfX of_x) {
+  u32 scales = CODE::scales(word);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int twice = 512 * c[2 * h] + 2 * c[2 * h + 1] - CODE::twice_zero(word >> (16 * h)) * of_x.sum;
+    sums[h] = fmaf(f16_value(scales >> (16 * h)) * of_x.step, (float)twice, sums[h]);
+  }
+}
+
+// What is fused, known to the compiler: the loop of one row of Qwen3-8B takes 4 % longer with arguments instead.
+template <bool SWIGLU, bool ADD, bool NORM>
+struct Fixed {
+  static constexpr bool swiglu = SWIGLU, add = ADD, norm = NORM;
+};
+// The same as arguments.
+struct Fused {
+  int swiglu, add, norm;
+};
+
+// out[m, rows] = x[m, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32 with ld values from row to row: a GEMM of
+// M = m, N = rows, K = cols, m at most MOST_ROWS, which is 1 or MOST_TOKENS. Grid: any number of blocks of WARPS warps; a block computes strips
+// blockIdx.x, blockIdx.x + gridDim.x and so on. cols is a multiple of 64.
 //
 // Warps share the columns: each has every WARPS-th group of 256, of all strips. A warp lane copies what it multiplies itself
 // through a ring of STAGES groups, the first ones before the previous kernel has ended. One token leaves 7 of 8 columns of
 // `mma` empty, so column 2 i has the high bytes of x in tile i of the group, and column 2 i + 1 the low ones: lane t finds
-// tile t's sums of rows g and g + 8, and scales them alone. Sums of a tile are exact. Codes whose tiles have several scales:
-// `multiply_parts` in `own.cuh`.
+// tile t's sums of rows g and g + 8, and scales them alone. Of several tokens column 2 i has the high bytes of token i, and lane t
+// finds its token's sums, tile after tile: four tokens take no more `mma` than one. Sums of a tile are exact, and a token's result does
+// not depend on m. Codes whose tiles have several scales: `multiply_parts` in `own.cuh`.
 //
-// SWIGLU: the weight is [gate | up]; strips go in pairs of gate and up, and out[rows / 2] = silu(gate) * up in bf16;
-// rows is a multiple of 32. ADD: out += instead. CPU twin: `linear`, then `add`.
+// fused.swiglu: the weight is [gate | up]; strips go in pairs of gate and up, and out[m, rows / 2] = silu(gate) * up in bf16;
+// rows is a multiple of 32. fused.add: out += instead. CPU twin: `linear`, then `add`.
 //
-// NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x before it is rounded, and the
+// fused.norm: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x before it is rounded, and the
 // one factor of all columns multiplies the sums. Lowers the non-finite flag to `layer` if x is not finite. CPU twin:
 // `rms_norm`, then `linear`.
-template <class CODE, int WARPS, int STAGES, bool SWIGLU, bool ADD, bool NORM>
-__device__ __forceinline__ void gemv(CODE code, u8* memory, void* out, const void* x, const u8* weight, const float* bias, const float* norm,
-                                     float eps, int layer, int* non_finite, int rows, int cols) {
+template <class CODE, int WARPS, int STAGES, int MOST_ROWS, class FUSED>
+__device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* out, const void* x, const u8* weight, const float* bias,
+                                     const float* norm, float eps, int layer, int* non_finite, int rows, int cols, int m, int ld,
+                                     int round_most) {
   typedef typename OfX<CODE::PARTS>::Type Part;
+  constexpr bool ONE = MOST_ROWS == 1;
   constexpr int CODE_BYTES = CODE::PLANES * GROUP_TILES * TILE_BYTES, STAGE = CODE_BYTES + CODE::MOST_WORD_BYTES;
-  typedef float Sums[ROUND][WARPS][STRIP_ROWS];
-  Sums* partials = (Sums*)memory;
+  if (ONE) m = 1, round_most = ROUND_OF_ONE;
+  const int ROUND = round_most;
   next_may_begin();
   Layout<CODE> at(cols, code.group_bytes());
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  u8 *rings = (u8*)(partials + 2), *ring = rings + warp * STAGES * STAGE, *planes = rings + WARPS * STAGES * STAGE;
-  Part* x_parts = (Part*)(planes + at.groups * 2 * GROUP_COLS);
-  // Behind the rings, which begin on 128 bytes.
-  float* squares = (float*)(x_parts + at.groups * GROUP_TILES * CODE::PARTS);
+  u8 *ring = memory + warp * STAGES * STAGE, *planes = memory + WARPS * STAGES * STAGE;
+  // From one token to the next; parts of two lie in other banks.
+  int row_bytes = at.groups * 2 * GROUP_COLS, row_parts = at.groups * GROUP_TILES * CODE::PARTS + (ONE ? 0 : PAD_PARTS);
+  // [2][ROUND][WARPS][STRIP_ROWS], of several tokens [2][ROUND][STRIP_ROWS][m][WARPS + 1]
+  float* partials = (float*)(planes + m * row_bytes);
+  float* squares = partials + 2 * ROUND * STRIP_ROWS * m * (ONE ? WARPS : WARPS + 1);  // [m][WARPS]
+  Part* x_parts = (Part*)(squares + WARPS * m);
+  auto partial = [&](int buffer, int s, int warp, int row, int token) -> float& {
+    int strip = buffer * ROUND + s;
+    return partials[ONE ? (strip * WARPS + warp) * STRIP_ROWS + row : ((strip * STRIP_ROWS + row) * m + token) * (WARPS + 1) + warp];
+  };
   int groups = (at.groups - warp + WARPS - 1) / WARPS;  // of this warp
-  // Strips of the block; with SWIGLU, strip 2 i is of gate and 2 i + 1 of up.
-  Strips<CODE> walk(at, weight, rows, SWIGLU);
+  // Strips of the block; with SwiGLU, strip 2 i is of gate and 2 i + 1 of up.
+  Strips<CODE> walk(at, weight, rows, fused.swiglu);
   int strips = walk.count;
 
   // Copies of the ring, in the order in which they are used.
@@ -127,7 +179,7 @@ __device__ __forceinline__ void gemv(CODE code, u8* memory, void* out, const voi
   for (int s = 0; s < STAGES; s++) fetch(s);
   // The norm's weights of the warp's first group do not depend on the previous kernel.
   float4 norm_ahead[2];
-  if (NORM) {
+  if (fused.norm) {
     int col = warp * GROUP_COLS + lane * 8;
 #pragma unroll
     for (int k = 0; k < 2; k++)
@@ -135,147 +187,223 @@ __device__ __forceinline__ void gemv(CODE code, u8* memory, void* out, const voi
   }
   wait_previous();
 
-  // What the reducing threads of a round add to.
-  int s_out = threadIdx.x / STRIP_ROWS, r = threadIdx.x % STRIP_ROWS;
-  float before = 0.0f;
+  // What the reducing threads of a round add to: a row of the weight, a token, and a strip of the round each, of several tokens for
+  // SHARES threads.
+  constexpr int SHARES = ONE ? 1 : WARPS / 8;
+  int value = threadIdx.x / SHARES;
+  int r = ONE ? value % STRIP_ROWS : value / ROUND % STRIP_ROWS, token = ONE ? 0 : value / (ROUND * STRIP_ROWS);
+  int s_out = ONE ? value / STRIP_ROWS : token < m ? value % ROUND : ROUND;
+  float before = 0.0f, factor = 1.0f;
   auto read_before = [&](int first) {
-    if (!ADD) return;
+    if (!fused.add) return;
     int row = (blockIdx.x + (first + s_out) * gridDim.x) * STRIP_ROWS + r;
-    if (s_out < min(ROUND, strips - first) && row < rows) before = ((const float*)out)[row];
+    if (s_out < min(ROUND, strips - first) && row < rows) before = ((const float*)out)[token * ld + row];
   };
   read_before(0);
 
-  // The warp's columns of x.
-  float square = 0.0f;
-  for (int j = 0; j < groups; j++) {
+  // A group of x to integers. All tokens are loaded before the first one is converted.
+  float square[MOST_ROWS] = {};
+  auto convert = [&](int j) {
     int group = warp + j * WARPS, col = group * GROUP_COLS + lane * 8;
-    float values[8];
-    if (NORM) {
+    // Eight columns of each, in bf16 or f32.
+    uint4 loaded[MOST_ROWS][2];
 #pragma unroll
-      for (int k = 0; k < 8; k += 4) {
-        float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, by = v;
-        if (col < cols) {
-          v = *(const float4*)((const float*)x + col + k);
-          by = j == 0 ? norm_ahead[k / 4] : *(const float4*)(norm + col + k);
-        }
-        square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        values[k] = v.x * by.x, values[k + 1] = v.y * by.y, values[k + 2] = v.z * by.z, values[k + 3] = v.w * by.w;
-      }
-    } else {
-      uint4 v = col < cols ? *(const uint4*)((const u16*)x + col) : uint4{0, 0, 0, 0};
-      const u32* words = &v.x;
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        values[2 * k] = __uint_as_float(words[k] << 16);
-        values[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+    for (int i = 0; i < MOST_ROWS; i++) {
+      loaded[i][0] = loaded[i][1] = uint4{0, 0, 0, 0};
+      if (col >= cols || i >= m) continue;
+      if (fused.norm) {
+        loaded[i][0] = *(const uint4*)((const float*)x + i * cols + col);
+        loaded[i][1] = *(const uint4*)((const float*)x + i * cols + col + 4);
+      } else {
+        loaded[i][0] = *(const uint4*)((const u16*)x + i * cols + col);
       }
     }
-    to_integers<CODE::PARTS>(values, planes + group * 2 * GROUP_COLS, x_parts + group * GROUP_TILES * CODE::PARTS, lane);
+    float by[8];
+    if (fused.norm) {
+#pragma unroll
+      for (int k = 0; k < 8; k += 4) {
+        float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (col < cols) v = j == 0 ? norm_ahead[k / 4] : *(const float4*)(norm + col + k);
+        by[k] = v.x, by[k + 1] = v.y, by[k + 2] = v.z, by[k + 3] = v.w;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < MOST_ROWS; i++) {
+      if (!ONE && i >= m) break;
+      float values[8];
+      if (fused.norm) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) values[k] = __uint_as_float((&loaded[i][k / 4].x)[k % 4]);
+#pragma unroll
+        for (int k = 0; k < 8; k += 4)
+          square[i] += values[k] * values[k] + values[k + 1] * values[k + 1] + values[k + 2] * values[k + 2] +
+                       values[k + 3] * values[k + 3];
+#pragma unroll
+        for (int k = 0; k < 8; k++) values[k] *= by[k];
+      } else {
+        const u32* words = &loaded[i][0].x;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          values[2 * k] = __uint_as_float(words[k] << 16);
+          values[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+        }
+      }
+      to_integers<CODE::PARTS>(values, planes + i * row_bytes + group * 2 * GROUP_COLS,
+                               x_parts + i * row_parts + group * GROUP_TILES * CODE::PARTS, lane);
+    }
+    __syncwarp();
+  };
+  auto write_squares = [&] {
+    if (!fused.norm) return;
+#pragma unroll
+    for (int i = 0; i < MOST_ROWS; i++) {
+      float sum = warp_sum(square[i]);
+      if (lane == 0 && i < m) squares[i * WARPS + warp] = sum;
+    }
+  };
+  if (ONE) {
+    for (int j = 0; j < groups; j++) convert(j);
+    write_squares();
   }
-  if (NORM) {
-    square = warp_sum(square);
-    if (lane == 0) squares[warp] = square;
-  }
-  __syncwarp();
 
   int stage = 0;
   for (int first = 0, buffer = 0; first < strips; first += ROUND, buffer ^= 1) {
     int round = min(ROUND, strips - first);
 #pragma unroll 1
     for (int s = 0; s < round; s++) {
+      // Of several tokens those of token t.
       float sums[2] = {0.0f, 0.0f};
 #pragma unroll 1
       for (int j = 0; j < groups; j++) {
         int group = warp + j * WARPS;
-        const u8* from = ring + stage * STAGE;
+        const u8 *from = ring + stage * STAGE, *of_group = planes + group * 2 * GROUP_COLS;
+        const Part* parts = x_parts + group * GROUP_TILES * CODE::PARTS;
         if constexpr (CODE::PARTS > 1) {
           copy_wait<STAGES - 1>();
           // Words are copied by other lanes.
           __syncwarp();
-          multiply_parts(code, sums, from, planes + group * 2 * GROUP_COLS, x_parts + group * GROUP_TILES * CODE::PARTS, lane);
+          multiply_parts(code, sums, from, of_group, parts, lane);
           __syncwarp();
-          fetch(stage);
-          stage = stage + 1 == STAGES ? 0 : stage + 1;
-        } else {
-          uint4 b = *(const uint4*)(planes + group * 2 * GROUP_COLS + lane * 16);
-          TileOfX of_x = x_parts[group * GROUP_TILES + t];
+        } else if constexpr (ONE) {
+          uint4 b = *(const uint4*)(of_group + lane * 16);
+          TileOfX of_x = parts[t];
           copy_wait<STAGES - 1>();
           u32 word = *(const u32*)(from + CODE_BYTES + lane * 4);
           int c[GROUP_TILES][4];
 #pragma unroll
           for (int i = 0; i < GROUP_TILES; i++) {
-            uint4 high = *(const uint4*)(from + i * TILE_BYTES + lane * 16), low = high;
-            if (CODE::PLANES == 2) low = *(const uint4*)(from + (GROUP_TILES + i) * TILE_BYTES + lane * 16);
             c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
-            u32 a[4] = {even_bytes<CODE>(high.x, low.x), even_bytes<CODE>(high.z, low.z),
-                        odd_bytes<CODE>(high.x, low.x), odd_bytes<CODE>(high.z, low.z)};
-            u32 more[4] = {even_bytes<CODE>(high.y, low.y), even_bytes<CODE>(high.w, low.w),
-                           odd_bytes<CODE>(high.y, low.y), odd_bytes<CODE>(high.w, low.w)};
-            mma_bytes(c[i], a, b.x, b.y);
-            mma_bytes(c[i], more, b.z, b.w);
+            Bytes<CODE> a(from, i, lane);
+            a.multiply(c[i], b);
           }
           fetch(stage);
           stage = stage + 1 == STAGES ? 0 : stage + 1;
           // Tile t: columns 2 t and 2 t + 1 of rows g and g + 8.
-          u32 scales = CODE::scales(word);
+          int of_tile[4];
 #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            auto of_tile = [&](int k) {
-              int low = t & 1 ? c[1][k] : c[0][k], high = t & 1 ? c[3][k] : c[2][k];
-              return t & 2 ? high : low;
-            };
-            int twice = 512 * of_tile(2 * h) + 2 * of_tile(2 * h + 1) - CODE::twice_zero(word >> (16 * h)) * of_x.sum;
-            sums[h] = fmaf(f16_value(scales >> (16 * h)) * of_x.step, (float)twice, sums[h]);
+          for (int k = 0; k < 4; k++) {
+            int low = t & 1 ? c[1][k] : c[0][k], high = t & 1 ? c[3][k] : c[2][k];
+            of_tile[k] = t & 2 ? high : low;
           }
+          scale_tile<CODE>(sums, of_tile, word, of_x);
+          continue;
+        } else {
+          // The groups of the first strip are converted as they are needed.
+          if (first == 0 && s == 0) convert(j);
+          copy_wait<STAGES - 1>();
+          // The words are copied by other lanes.
+          __syncwarp();
+          uint4 words = *(const uint4*)(from + CODE_BYTES + g * 16);
+          // Columns behind those of the last token are another's, and are not read.
+          const u8* of_b = of_group + min(g / 2, m - 1) * row_bytes + g % 2 * 64 + t * 16;
+          const Part* of_x = parts + min(t, m - 1) * row_parts;
+          int c[GROUP_TILES][4];
+#pragma unroll
+          for (int i = 0; i < GROUP_TILES; i++) {
+            c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
+            Bytes<CODE>(from, i, lane).multiply(c[i], *(const uint4*)(of_b + i * 128));
+          }
+          __syncwarp();
+          fetch(stage);
+          stage = stage + 1 == STAGES ? 0 : stage + 1;
+#pragma unroll
+          for (int i = 0; i < GROUP_TILES; i++) scale_tile<CODE>(sums, c[i], (&words.x)[i], of_x[i]);
+          continue;
         }
+        fetch(stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
       }
+      if (!ONE && first == 0 && s == 0) write_squares();
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        sums[h] += __shfl_xor_sync(FULL, sums[h], 1);
-        sums[h] += __shfl_xor_sync(FULL, sums[h], 2);
-        if (t == 0) partials[buffer][s][warp][g + 8 * h] = sums[h];
+        float sum = sums[h];
+        if (ONE) {
+          sum += __shfl_xor_sync(FULL, sum, 1);
+          sum += __shfl_xor_sync(FULL, sum, 2);
+        }
+        if (t < m) partial(buffer, s, warp, g + 8 * h, t) = sum;
       }
     }
     __syncthreads();
     // Reduce over warps and write, while other warps go on.
     int s = s_out;
-    if (s >= round) continue;
-    float factor = 1.0f;
-    if (NORM) {
+    if (ONE && s >= round) continue;
+    int share = threadIdx.x % SHARES;
+    // Sums of a value's shares. By a whole warp where there are several.
+    auto of_shares = [&](const float* from, int stride) {
       float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) sum += squares[k];
-      bool reports = blockIdx.x == 0 && threadIdx.x == 0 && first == 0;
+      for (int k = 0; k < WARPS / SHARES; k++) sum += from[(share * (WARPS / SHARES) + k) * stride];
+#pragma unroll
+      for (int mask = 1; mask < SHARES; mask *= 2) sum += __shfl_xor_sync(FULL, sum, mask);
+      return sum;
+    };
+    if (fused.norm && (ONE || first == 0)) {
+      float sum = of_shares(squares + min(token, m - 1) * WARPS, 1);
+      bool reports = blockIdx.x == 0 && r == 0 && s == 0 && share == 0 && first == 0;
       factor = rms_factor(sum, cols, eps, layer, reports ? non_finite : nullptr);
     }
     auto total = [&](int s, int row) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int k = 0; k < WARPS; k++) sum += partials[buffer][s][k][r];
-      return sum * factor + (bias ? bias[row] : 0.0f);
+      float sum = of_shares(&partial(buffer, min(s, ROUND - 1), 0, r, min(token, m - 1)), ONE ? STRIP_ROWS : 1);
+      return sum * factor + (bias && row < rows ? bias[row] : 0.0f);
     };
-    if (SWIGLU) {
+    if (ONE && fused.swiglu) {
       int row = (blockIdx.x + (first / 2 + s) * gridDim.x) * STRIP_ROWS + r;
       if (s < round / 2) put(out, true, row, silu(total(2 * s, row)) * total(2 * s + 1, rows / 2 + row));
+    } else if (fused.swiglu) {
+      // Gate and up of a row are those of neighbouring values.
+      int row = (blockIdx.x + first / 2 * gridDim.x) * STRIP_ROWS + r;
+      float mine = total(s, s == 1 ? rows / 2 + row : row), up = __shfl_xor_sync(FULL, mine, SHARES);
+      if (s == 0 && share == 0) put(out, true, token * ld + row, silu(mine) * up);
     } else {
       int row = (blockIdx.x + (first + s) * gridDim.x) * STRIP_ROWS + r;
-      if (row < rows) put(out, false, row, total(s, row) + before);
+      float mine = total(s, row);
+      if (s < round && share == 0 && row < rows) put(out, false, token * ld + row, mine + before);
       read_before(first + ROUND);
     }
   }
 }
 
-// The dynamic shared memory of a block of MOST_WARPS warps; one of fewer needs as much less.
-template <class CODE, int STAGES>
+// The dynamic shared memory of a block of MOST_WARPS warps; one of fewer needs as much less. Of several tokens, what does not
+// depend on their number, and what 256 columns of a token add: a token's sums of a round of S strips take no more than SUM_COLS + S
+// STRIP_COLS columns, which `gemv.rs` has too.
+#define SUM_COLS 256
+#define STRIP_COLS 1024
+template <class CODE, int STAGES, int MOST_ROWS>
 __device__ __forceinline__ u8* gemv_memory() {
   constexpr int RING = STAGES * (CODE::PLANES * GROUP_TILES * TILE_BYTES + CODE::MOST_WORD_BYTES);
-  constexpr int FIXED = MOST_WARPS * (2 * ROUND * STRIP_ROWS * sizeof(float) + sizeof(float) + RING);
-  return (u8*)dynamic_shared_memory<FIXED, 2 * GROUP_COLS + GROUP_TILES * CODE::PARTS * sizeof(TileOfX)>();
+  constexpr int SUMS = 2 * ROUND_OF_ONE * STRIP_ROWS * sizeof(float) + sizeof(float);
+  constexpr int OF_STRIP = 2 * STRIP_ROWS * (MOST_WARPS + 1) * sizeof(float);
+  constexpr int OF_TOKEN = MOST_WARPS * sizeof(float) + PAD_PARTS * sizeof(TileOfX);
+  constexpr int OF_GROUP = 2 * GROUP_COLS + GROUP_TILES * CODE::PARTS * sizeof(TileOfX);
+  static_assert(MOST_ROWS == 1 || (OF_STRIP <= STRIP_COLS / GROUP_COLS * OF_GROUP && OF_TOKEN <= SUM_COLS / GROUP_COLS * OF_GROUP),
+                "sums of a token");
+  return (u8*)dynamic_shared_memory<MOST_WARPS * (RING + (MOST_ROWS == 1 ? SUMS : 0)), OF_GROUP>();
 }
 
-// Blocks of half the warps are for GPUs with 99 KB of shared memory for a block. With their number, or the norm, SwiGLU and the sum, as
-// arguments of the loop, one row of Qwen3-8B takes 4 % longer. `code` is one of the type CODE.
-#define BY_WARPS(code, CODE, STAGES, SWIGLU, ADD, NORM, ...)                                                       \
-  u8* memory = gemv_memory<CODE, STAGES>();                                                                        \
-  if (blockDim.x == 32 * MOST_WARPS) gemv<CODE, MOST_WARPS, STAGES, SWIGLU, ADD, NORM>(code, memory, __VA_ARGS__); \
-  else gemv<CODE, MOST_WARPS / 2, STAGES, SWIGLU, ADD, NORM>(code, memory, __VA_ARGS__);
+// Blocks of half the warps are for GPUs with 99 KB of shared memory for a block, and where several tokens leave no room for more:
+// with their number as an argument, one row of Qwen3-8B takes 4 % longer. `code` is one of the type CODE.
+#define BY_WARPS(code, CODE, STAGES, MOST_ROWS, fused, ...)                                               \
+  u8* memory = gemv_memory<CODE, STAGES, MOST_ROWS>();                                                    \
+  if (blockDim.x == 32 * MOST_WARPS) gemv<CODE, MOST_WARPS, STAGES, MOST_ROWS>(code, fused, memory, __VA_ARGS__); \
+  else gemv<CODE, MOST_WARPS / 2, STAGES, MOST_ROWS>(code, fused, memory, __VA_ARGS__);

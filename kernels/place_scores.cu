@@ -191,7 +191,7 @@ KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
   const Kv& kv = p.kv;
   int head = blockIdx.x, group = kv.n_q_heads / kv.n_kv_heads;
   Span span = p.spans[blockIdx.y];
-  int position = position_of<WithScores>(kv, span);
+  int position = position_of<WithScores>(kv, span, span.start);
   if ((int)threadIdx.x < group) {
     float2 peak = p.peaks[blockIdx.y * kv.n_q_heads + head * group + threadIdx.x];
     s.max[threadIdx.x] = peak.x, s.own[threadIdx.x] = peak.y;

@@ -123,6 +123,7 @@ impl EngineOptions {
             policy: config.policy(self.policy)?,
             delta_net: config.spec.delta_net.is_some(),
             experts: config.spec.experts.is_some(),
+            drafts: self.drafts.rows > 0,
         })
     }
 }

@@ -21,6 +21,8 @@ pub struct KernelNeeds {
     pub delta_net: bool,
     /// Whether layers have experts.
     pub experts: bool,
+    /// Whether steps try drafts.
+    pub drafts: bool,
 }
 
 /// Facts about a device that do not change.

@@ -4,7 +4,9 @@
 use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
-use super::{Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Mixer, Mlp, Spec, builtin, convert, mapped};
+use super::{
+    Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Mixer, Mlp, Spec, builtin, convert, mapped,
+};
 use crate::policy::{Dms, Shift};
 use crate::quant::file::{FileCode, random_strip};
 use crate::quant::{Code, Weights};

@@ -170,8 +170,11 @@ pub fn packed_linears() -> Vec<Matmul> {
         bias: false,
         matmul_input: true,
     };
-    // The last: enough for all SMs of a large GPU, and an odd number of rows.
-    let wide = |code| [wide(code, 1, 4096, 128), wide(code, 33, 4096, 128), wide(code, 20, 20_001, 512)];
+    // More columns than a block has room for; enough rows for all SMs of a large GPU, and an odd number of them.
+    let wide = |code| {
+        let many = [wide(code, 1, 4096, 128), wide(code, 33, 4096, 128), wide(code, 20, 20_001, 512)];
+        many.into_iter().chain([wide(code, 4, 40, 12_288)])
+    };
     out.extend(Code::ALL.into_iter().flat_map(wide));
     out
 }

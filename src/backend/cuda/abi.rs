@@ -204,8 +204,11 @@ pub struct DecodeParams {
     /// The pages that are read and their slots, where a policy chooses them.
     pub chosen: u64,
     pub chosen_slots: u64,
+    /// Of a staged step.
+    pub span_of_row: u64,
+    pub kept: Kept,
 }
-layout!(DecodeParams: 424 { heads: 216, out: 320, layer: 380, logits: 392 });
+layout!(DecodeParams: 448 { heads: 216, out: 320, layer: 380, logits: 392 });
 
 /// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,4 +1,5 @@
-//! One row of activations times a weight: `kernels/gemv.cu` and `kernels/packed_gemv.cu`.
+//! One row of activations times a weight, and up to [`MOST_ROWS`] times a packed one: `kernels/gemv.cu` and
+//! `kernels/packed_gemv.cu`.
 
 use super::super::Norm;
 use super::Cuda;
@@ -8,6 +9,13 @@ use super::kernels::{Fused, Kernel};
 use super::memory::{Stored, Weight};
 use super::{gemm, packed};
 
+/// Most rows of activations.
+pub(super) const MOST_ROWS: usize = 4;
+/// Columns of a packed weight that have words in common. A row's sums of a round of strips take no more shared memory than so many
+/// columns, and so many more for each strip: `packed_gemv.cuh`.
+const GROUP_COLS: usize = 256;
+const SUM_COLS: usize = 256;
+const STRIP_COLS: usize = 1024;
 /// Rows of a bf16 weight that a block multiplies at once.
 const ROWS: usize = 8;
 /// Warps that an SM runs at once.
@@ -17,6 +25,35 @@ const MOST_ROUNDS: usize = 4;
 /// Columns of a bf16 weight to a thread of a block that keeps x in registers, and its most threads.
 const COLS: usize = 16;
 const MOST_THREADS: usize = 256;
+
+/// Several rows by a packed weight.
+fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, fused: Fused) -> bool {
+    let [part] = &weight.parts[..] else { return false };
+    if packed::is_own(weight, part.code) {
+        return false;
+    }
+    let (driver, kernel) = (&cuda.driver, Kernel::PackedGemvRows(part.code));
+    let most = kernel.entry().threads;
+    let cols = |strips: usize| gemm.m * (gemm.k.next_multiple_of(GROUP_COLS) + SUM_COLS + strips * STRIP_COLS);
+    // As many warps as shared memory has room for, and sums of as many strips.
+    let mut shapes = [(most, 4), (most, 2), (most / 2, 2)].into_iter();
+    let fits = |&(threads, strips): &(usize, usize)| driver.supports_width(kernel, threads, cols(strips));
+    let Some((threads, strips)) = shapes.find(fits) else { return false };
+    let swiglu = matches!(fused, Fused::Swiglu | Fused::NormSwiglu);
+    let ld = if swiglu { gemm.n / 2 } else { gemm.n };
+    let mut args = gemm::arguments(&Gemm { ld, ..*gemm });
+    args.splice(4..4, norm_arguments(norm));
+    args.extend([swiglu as i32, (fused == Fused::Add) as i32, strips as i32].map(I32));
+    let blocks = packed::even_blocks(cuda, gemm, swiglu);
+    driver.launch_of_width(kernel, [blocks, 1, 1], threads, cols(strips), &args);
+    true
+}
+
+/// The arguments of a norm; none is an address of 0.
+fn norm_arguments<'a>(norm: Option<&Norm<'_, Cuda>>) -> [Arg<'a>; 4] {
+    let Some(norm) = norm else { return [Ptr(0), F32(0.0), I32(0), Ptr(0)] };
+    [Ptr(norm.weight.ptr()), F32(norm.eps), I32(norm.layer as i32), Ptr(norm.non_finite.ptr())]
+}
 
 /// Of a packed weight: a kernel for each part.
 fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, args: &[Arg<'_>], fused: Fused) -> bool {
@@ -48,14 +85,17 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, args: &[Arg<'_>], 
     true
 }
 
-/// `out = x weight^T + bias`, x in bf16, and what is fused; or, with a norm, of `rms_norm(x)`, x in f32. False if this GPU has no
-/// kernel for it.
+/// `out = x weight^T + bias`, x in bf16, and what is fused; or, with a norm, of `rms_norm(x)`, x in f32. False if there is no kernel
+/// for so many rows, or none that this GPU runs.
 pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, fused: Fused) -> bool {
+    if gemm.m > 1 {
+        let packed = matches!(weight.stored, Stored::Packed) && gemm.m <= MOST_ROWS;
+        return packed && multiply_rows(cuda, weight, gemm, norm, fused);
+    }
     let mut args = gemm::arguments(gemm);
     args.truncate(6);
-    if let Some(norm) = norm {
-        let scale = [Ptr(norm.weight.ptr()), F32(norm.eps), I32(norm.layer as i32), Ptr(norm.non_finite.ptr())];
-        args.splice(4..4, scale);
+    if norm.is_some() {
+        args.splice(4..4, norm_arguments(norm));
     }
     let driver = &cuda.driver;
     if let Stored::Packed = weight.stored {

@@ -97,7 +97,7 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. What is needed for other
     /// shapes alone is left to its first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, weights, policy, delta_net, experts } = *needs;
+        let KernelNeeds { head_dim, codec, weights, policy, delta_net, experts, drafts } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && codec != Codec::K8V4, head_dim > USUAL_HEAD_DIM);
@@ -108,6 +108,7 @@ impl Source {
             "experts" => experts,
             // As `kv::decode_kernel` chooses them.
             "attend" => !scored && !paged && !wide,
+            "attend_drafts" => drafts && policy.stages() && !wide,
             "attend_256" | "attend_tiles_256" | "rope_256" => wide,
             "rope" => !wide,
             "attend_scores" | "place_scores" => scored,
@@ -229,6 +230,7 @@ pub enum Mode {
     Ordinary,
     Scores,
     Pages,
+    Drafts,
 }
 
 macro_rules! kernels {
@@ -313,8 +315,9 @@ kernels! {
     GemmDecode(u8, &'static str, Fused)
     /// GEMM of prefill on Hopper: rows of the weight in a tile.
     GemmWgmma(u16, Fused)
-    /// One row by a packed weight.
+    /// One row by a packed weight, and up to eight.
     PackedGemv(Code, Fused)
+    PackedGemvRows(Code)
     /// The same, and a small batch, with codes of GGUF files: planes of nibbles.
     OwnGemv(u8, Fused)
     OwnGemm(u8)
@@ -351,6 +354,7 @@ impl Kernel {
         all.push(GemmWgmma(256, Nothing));
         for code in Code::ALL {
             all.extend(of_one_row.map(|fused| PackedGemv(code, fused)));
+            all.push(PackedGemvRows(code));
             all.extend([8, 16, 32].into_iter().flat_map(|m| [PackedGemm(code, m), PackedResident(code, m)]));
             all.extend(["wide", "narrow"].map(|form| PackedWgmma(code, form)));
         }
@@ -360,6 +364,7 @@ impl Kernel {
         }
         for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::F32) {
             all.extend((codec != Codec::K8V4).then_some(AttendWgmma(codec)));
+            all.push(Attend(Mode::Drafts, USUAL_HEAD_DIM, codec));
             for head_dim in HEAD_DIMS {
                 all.extend([AttendTiles(head_dim, codec), Attend(Mode::Ordinary, head_dim, codec)]);
                 let others = [Mode::Scores, Mode::Pages].map(|mode| Attend(mode, head_dim, codec));
@@ -378,13 +383,14 @@ impl Kernel {
             GemmDecode(m, form, fused) => format!("gemm_decode_{m}{form}{}", fused.suffix()),
             GemmWgmma(width, fused) => format!("gemm_wgmma_{width}{}", fused.suffix()),
             PackedGemv(code, fused) => format!("packed_gemv_{}{}", code.name(), fused.suffix()),
+            PackedGemvRows(code) => format!("packed_gemv_{}_rows", code.name()),
             OwnGemv(planes, fused) => format!("own_gemv_{}{}", 4 * planes, fused.suffix()),
             OwnGemm(planes) => format!("own_gemm_{}", 4 * planes),
             PackedGemm(code, m) => format!("packed_gemm_{}_{m}", code.name()),
             PackedResident(code, m) => format!("packed_resident_{}_{m}", code.name()),
             PackedWgmma(code, form) => format!("packed_wgmma_{}_{form}", code.name()),
             Attend(mode, head_dim, codec) => {
-                let mode = ["", "scores_", "pages_"][mode as usize];
+                let mode = ["", "scores_", "pages_", "drafts_"][mode as usize];
                 format!("attend_{mode}{head_dim}_{}", codec.name())
             }
             QkvRope(wide) => ["qkv_rope", "qkv_rope_256"][wide as usize].to_owned(),

@@ -2,13 +2,13 @@
 
 use super::super::{KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
-use super::abi::{self, DecodeParams, Kept, PrefillParams, RopeParams};
+use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::driver::Driver;
 use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
-use super::spans::Staged;
+use super::spans::{Shape, Staged};
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool, delta};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
@@ -163,7 +163,72 @@ pub(super) fn attention(
         }
         return prefill(cuda, out, qkv, decisions, kv, layer, &longer, rope);
     }
+    if rope.staged && reads_staged(&kv.geometry) {
+        return staged(cuda, out, qkv, decisions, kv, layer, spans, rope);
+    }
     prefill(cuda, out, qkv, decisions, kv, layer, spans, rope);
+}
+
+/// Whether decode attention has a mode for staged steps: every row sees those before it in its span.
+fn reads_staged(g: &KvGeometry) -> bool {
+    let sees_all = g.policy.rule().is_none_or(|rule| rule.window >= g.staged_rows);
+    sees_all && g.head_dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots
+}
+
+/// Fused attention of a staged step: rows attend as decode tokens do, to what is stored and to the rows of their spans, and are kept.
+#[allow(clippy::too_many_arguments)]
+fn staged(
+    cuda: &Cuda,
+    out: &mut Acts,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    layer: usize,
+    spans: &[Span],
+    rope: &QkvRopeArgs<'_, Cuda>,
+) {
+    let shape = cuda.send(spans);
+    out.fills(shape.n_rows);
+    kv.pool.staged_layers.take();
+    let params = decode_params(kv, merge::head_params(qkv, rope), out, qkv, decisions, &shape, layer);
+    let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, kv.geometry.codec);
+    let grid = [decode_blocks(&kv.pool, &kv.geometry, shape.n_rows), shape.n_rows, 1];
+    cuda.driver.launch(kernel, grid, DECODE_THREADS, &[Arg::of(&params)]);
+}
+
+/// The parameters of decode attention.
+fn decode_params(
+    kv: &KvTables<Cuda>,
+    heads: HeadParams,
+    out: &Acts,
+    qkv: &Acts,
+    decisions: &Buf<f32>,
+    shape: &Shape,
+    layer: usize,
+) -> DecodeParams {
+    let (g, pool) = (&kv.geometry, &kv.pool);
+    let [chosen, chosen_slots] = pool.choices.as_ref().map_or([0; 2], Choices::lists);
+    DecodeParams {
+        kv: view(kv),
+        heads,
+        out: out.ptr(),
+        states: pool.states.ptr(),
+        peaks: pool.peaks.ptr(),
+        qkv: qkv.ptr(),
+        decisions: decisions.ptr(),
+        spans: shape.spans,
+        image: out.image_to_fill(shape.n_rows),
+        out_is_bf16: out.bf16 as i32,
+        layer: layer as i32,
+        score_scale: score_scale(g),
+        in_order: 0,
+        logits: pool.logits.ptr(),
+        arrivals: pool.arrivals.ptr(),
+        chosen,
+        chosen_slots,
+        span_of_row: shape.span_of_row,
+        kept: kv.pool.kept(g),
+    }
 }
 
 /// Fused attention of a decode step: split-KV attention over the stored slots and the tokens themselves, which are staged; they
@@ -184,26 +249,7 @@ fn decode(
     let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     out.fills(shape.n_rows);
     let (g, pool, kernel) = (&kv.geometry, &kv.pool, decode_kernel(&kv.geometry));
-    let [chosen, chosen_slots] = pool.choices.as_ref().map_or([0; 2], Choices::lists);
-    let mut params = DecodeParams {
-        kv: view(kv),
-        heads,
-        out: out.ptr(),
-        states: pool.states.ptr(),
-        peaks: pool.peaks.ptr(),
-        qkv: qkv.ptr(),
-        decisions: decisions.ptr(),
-        spans: shape.spans,
-        image: out.image_to_fill(shape.n_rows),
-        out_is_bf16: out.bf16 as i32,
-        layer: layer as i32,
-        score_scale: score_scale(g),
-        in_order: 0,
-        logits: pool.logits.ptr(),
-        arrivals: pool.arrivals.ptr(),
-        chosen,
-        chosen_slots,
-    };
+    let mut params = decode_params(kv, heads, out, qkv, decisions, &shape, layer);
     let scored = g.policy.scored().is_some();
     let launch = |params: &DecodeParams, n: usize| {
         let args = [Arg::of(params)];

@@ -98,7 +98,7 @@ fn fused_norm(
     match (weight.stored, pending) {
         (_, None) => {
             let fused = if swiglu { Fused::NormSwiglu } else { Fused::Norm };
-            gemm.m == 1 && weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), fused)
+            weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), fused)
         }
         (Stored::Plain(_), Some(sum)) if !sum.launched && weight.on_tensor_cores() => {
             let Some(squares) = normed.squares() else { return false };
@@ -148,7 +148,7 @@ pub(super) fn store(cuda: &Cuda, out: &mut Acts, x: &Acts, weight: &Weight, bias
     let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
     assert!(!x.bf16 || weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
     // A packed weight too wide for the GPU's shared memory is left to the kernels of more rows.
-    if m == 1 && x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Fused::Nothing) {
+    if x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Fused::Nothing) {
         return;
     }
     match weight.stored {
@@ -164,7 +164,7 @@ fn add(cuda: &Cuda, acc: &Acts, sum: &mut Acts, x: &Acts, weight: &Weight, bias:
     sum.holds_f32(m);
     x.holds(m);
     let gemm = gemm::describe(acc.ptr(), x.ptr(), weight, bias, m);
-    if x.bf16 && m == 1 && gemv::multiply(cuda, weight, &gemm, None, Fused::Add) {
+    if x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Fused::Add) {
         return;
     }
     let waits = matches!(weight.stored, Stored::Plain(_)) && x.bf16 && m <= UNSCALED_ROWS;
@@ -187,7 +187,7 @@ fn fused_swiglu(
     out.fills(m);
     x.holds(m);
     let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-    if m == 1 && gemv::multiply(cuda, weight, &gemm, None, Fused::Swiglu) {
+    if gemv::multiply(cuda, weight, &gemm, None, Fused::Swiglu) {
         return;
     }
     match weight.stored {

@@ -6,7 +6,7 @@
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::abi::{Kept, TensorMap};
 use super::driver::{Driver, out_of_memory};
-use super::kernels::padded;
+use super::kernels::{USUAL_HEAD_DIM, padded};
 use super::kv::{attend_blocks, tile_queries, unpacks};
 use super::memory::Buf;
 use super::pages::Choices;
@@ -120,10 +120,12 @@ impl Pool {
         let partial_sums = max_blocks * tile_queries(g) * (padded(g.head_dim) + 8);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let group = g.n_q_heads / g.n_kv_heads;
-        let splits = g.n_seqs * (g.n_kv_heads + 1) + decode_blocks;
-        let state_words = splits * group * padded(g.head_dim) / 64 * UNIT_WORDS;
+        // Rows of decode attention, and channels that its widest instance has room for.
+        let (rows, room) = (g.n_seqs.max(g.staged_rows), padded(g.head_dim).max(USUAL_HEAD_DIM));
+        let splits = rows * (g.n_kv_heads + 1) + decode_blocks;
+        let state_words = splits * group * room / 64 * UNIT_WORDS;
         let states = driver.allocating("softmax states of splits", || Buf::new(driver, state_words))?;
-        let arrivals = Buf::new(driver, max_blocks.max(g.n_lanes()))?;
+        let arrivals = Buf::new(driver, max_blocks.max(rows * g.n_kv_heads))?;
         let delta_arrivals = Buf::new(driver, g.delta.map_or(0, |d| d.n_layers * g.n_seqs * d.key_heads))?;
         let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
         let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
