@@ -35,10 +35,15 @@ pub struct CompareArgs {
     /// 0,5,10
     #[arg(long, value_name = "X,...")]
     pub dial: Option<List<f32>>,
+
+    /// Other models with the same vocabulary, such as GGUF files made from this one, one row
+    /// each, with the weights that --weights auto gives them
+    #[arg(long, value_name = "MODEL,...")]
+    pub other: Option<List<String>>,
 }
 
 /// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other
-/// pairs.
+/// pairs, and of other models.
 pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
     if let Some(dial) = args.dial.iter().flat_map(|list| &list.0).find(|dial| !dial.is_finite()) {
         return Err(wrong_use(format!(
@@ -48,8 +53,13 @@ pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u
     let kvs = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
     let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
     let pairs: Vec<Formats> = weights.iter().flat_map(|&w| kvs.iter().map(move |&kv| (w, kv))).collect();
-    let job = Job { settings, args, others: &pairs[1..], json: common.json };
-    with_model(&with_formats(settings, pairs[0]), MAX_STEP, job)
+    let mut others: Vec<Settings> = pairs.iter().map(|&pair| with_formats(settings, pair)).collect();
+    let reference = others.remove(0);
+    for model in args.other.iter().flat_map(|list| &list.0) {
+        others.push(Settings { model: model.clone(), weights: Weights::Auto, ..reference.clone() });
+    }
+    let job = Job { args, others: &others, json: common.json };
+    with_model(&reference, MAX_STEP, job)
 }
 
 /// Formats of the weights and of the cache.
@@ -62,9 +72,8 @@ fn with_formats(settings: &Settings, (weights, kv): Formats) -> Settings {
 }
 
 struct Job<'a> {
-    settings: &'a Settings,
     args: &'a CompareArgs,
-    others: &'a [Formats],
+    others: &'a [Settings],
     json: bool,
 }
 
@@ -86,12 +95,12 @@ impl ModelJob for Job<'_> {
         };
         if evictions.contains(&true) {
             for dial in self.args.dial.as_ref().map_or(vec![0.0], |list| list.0.clone()) {
-                collect(divergence::eviction(runner, checkpoint.weights, &tokens, dial)?);
+                collect(divergence::eviction(runner, checkpoint.into(), &tokens, dial)?);
             }
         }
-        for &formats in self.others {
+        for other in self.others {
             let beside = Beside { reference: runner, tokens: &tokens, evictions, collect: &mut collect };
-            with_model(&with_formats(self.settings, formats), MAX_STEP, beside)?;
+            with_model(other, MAX_STEP, beside)?;
         }
         let kv = runner.cache.geometry().codec.name();
         if self.json {
@@ -127,7 +136,7 @@ fn evictions(policy: &Policy, checkpoint: &Checkpoint, tokens: &[Token], alone: 
     }
 }
 
-/// The same model in other formats, compared with the reference.
+/// The same model in other formats, or another one, compared with the reference.
 struct Beside<'a, R: Measure, F: FnMut(Compared)> {
     reference: &'a mut Runner<R>,
     tokens: &'a [Token],
@@ -138,15 +147,18 @@ struct Beside<'a, R: Measure, F: FnMut(Compared)> {
 impl<R: Measure, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
     fn run<B: Measure>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
-        let weights = checkpoint.weights;
-        (self.collect)(divergence::formats(self.reference, runner, weights, self.tokens, self.evictions)?);
+        let [vocab, wanted] = [checkpoint.config.vocab, self.reference.config().vocab];
+        if vocab != wanted {
+            return Err(wrong_use(format!("--other: {} has {vocab} tokens, and the model {wanted}", checkpoint.name)));
+        }
+        (self.collect)(divergence::formats(self.reference, runner, checkpoint.into(), self.tokens, self.evictions)?);
         Ok(output::OK)
     }
 }
 
 /// The reference with eviction on against off, and all rows.
 fn as_json(tokens: usize, checkpoint: &Checkpoint, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
-    let on = rows.iter().find(|r| (r.weights, r.kv) == (checkpoint.weights.name(), kv) && r.eviction);
+    let on = rows.iter().find(|r| (r.of.weights, r.kv) == (checkpoint.weights.name(), kv) && r.eviction);
     json!({
         "tokens": tokens,
         "weights": weights_info(checkpoint),
@@ -166,11 +178,12 @@ fn as_table(tokens: usize, weights: &str, kv: &str, ppl: Option<f64>, rows: &[Ro
         "{tokens} tokens; reference: weights {weights}, cache {kv} without eviction, perplexity {}\n",
         show(ppl, 4)
     );
-    out.push_str("weights  kv    eviction  perplexity  KL, nats/token  99 % below  same top token   ratio     KV MB\n");
+    out.push_str("weights       MB  kv    eviction  perplexity  KL, nats/token  99 % below  same top token   ratio     KV MB  model\n");
     for r in rows {
         out.push_str(&format!(
-            "{:<7}  {:<4}  {:<8}  {:>10}  {:>14.6}  {:>10.4}  {:>12.2} %  {:>5}x  {:>8.3}\n",
-            r.weights,
+            "{:<7}  {:>7.1}  {:<4}  {:<8}  {:>10}  {:>14.6}  {:>10.4}  {:>12.2} %  {:>5}x  {:>8.3}  {}\n",
+            r.of.weights,
+            r.of.weight_bytes as f64 / 1e6,
             r.kv,
             if r.eviction { "on" } else { "off" },
             show(r.ppl, 4),
@@ -178,7 +191,8 @@ fn as_table(tokens: usize, weights: &str, kv: &str, ppl: Option<f64>, rows: &[Ro
             r.kl_99,
             100.0 * r.top1_agreement,
             show(r.ratio, 2),
-            r.live_bytes as f64 / 1e6
+            r.live_bytes as f64 / 1e6,
+            output::visible(&r.of.model)
         ));
     }
     out

@@ -5,19 +5,34 @@ use crate::schedule::{perplexity, ratio};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
+use dmschat::checkpoint::Checkpoint;
 use dmschat::engine::Runner;
 use dmschat::protocol::Token;
-use dmschat::quant::Weights;
 use dmschat::sampler::{argmax, divergence, log_softmax, log_softmax_at};
 use serde::Serialize;
 
 /// Tokens per step. The distributions of a step are all in memory at once.
 const STEP: usize = 64;
 
+/// The model that is compared.
+#[derive(Clone, Debug, Serialize)]
+pub struct Of {
+    pub model: String,
+    pub weights: &'static str,
+    pub weight_bytes: u64,
+}
+
+impl From<&Checkpoint> for Of {
+    fn from(c: &Checkpoint) -> Self {
+        Self { model: c.name.clone(), weights: c.weights.name(), weight_bytes: c.weight_bytes }
+    }
+}
+
 /// One configuration compared with the reference.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    pub weights: &'static str,
+    #[serde(flatten)]
+    pub of: Of,
     pub kv: &'static str,
     pub eviction: bool,
     /// What decisions had to exceed to mark: 0 as trained.
@@ -38,24 +53,24 @@ pub struct Row {
 /// Perplexity of the dense cache, and the caches compared with it.
 pub type Compared = (Option<f64>, Vec<Row>);
 
-/// Compares eviction at a dial with none, in one runner with such `weights`.
-pub fn eviction<B: Measure>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token], dial: f32) -> Result<Compared> {
+/// Compares eviction at a dial with none, in one runner.
+pub fn eviction<B: Measure>(runner: &mut Runner<B>, of: Of, tokens: &[Token], dial: f32) -> Result<Compared> {
     let mut off = Dense::new(runner, tokens)?;
     let mut on = Compressed::new(runner, true)?;
     runner.set_dial(on.seq, dial);
     while let Some(chunk) = off.feed(runner)? {
         on.feed(runner, &chunk, tokens)?;
     }
-    let rows = vec![on.finish(runner, weights, tokens)];
+    let rows = vec![on.finish(runner, of, tokens)];
     Ok((off.finish(runner), rows))
 }
 
 /// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`:
-/// the same model with another codec or in other `weights`.
+/// the same model with another codec or in other weights, or another model.
 pub fn formats<R: Measure, B: Measure>(
     reference: &mut Runner<R>,
     runner: &mut Runner<B>,
-    weights: Weights,
+    of: Of,
     tokens: &[Token],
     evictions: &[bool],
 ) -> Result<Compared> {
@@ -67,7 +82,7 @@ pub fn formats<R: Measure, B: Measure>(
             one.feed(runner, &chunk, tokens)?;
         }
     }
-    let rows = beside.into_iter().map(|one| one.finish(runner, weights, tokens)).collect();
+    let rows = beside.into_iter().map(|one| one.finish(runner, of.clone(), tokens)).collect();
     Ok((dense.finish(reference), rows))
 }
 
@@ -146,14 +161,14 @@ impl Compressed {
         Ok(())
     }
 
-    fn finish<B: Measure>(mut self, runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Row {
+    fn finish<B: Measure>(mut self, runner: &mut Runner<B>, of: Of, tokens: &[Token]) -> Row {
         let stats = runner.cache.stats(runner.backend(), self.seq);
         let (geometry, dial) = (*runner.cache.geometry(), runner.cache.dial(self.seq));
         runner.release(self.seq);
         self.kl.sort_by(f64::total_cmp);
         let n = self.kl.len();
         Row {
-            weights: weights.name(),
+            of,
             kv: geometry.codec.name(),
             eviction: self.eviction,
             dial,
