@@ -327,12 +327,11 @@ impl Gguf {
     }
 }
 
-/// The F32 tensors of a file by the names that they have there.
-pub fn floats(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
+/// The F32 tensors of a file by the names that they have there: little-endian values.
+pub fn floats(raw: &[u8]) -> Result<BTreeMap<String, &[[u8; 4]]>> {
     let header = Header::parse(raw, raw.len())?;
     let floats = header.tensors.into_iter().filter(|(_, t)| t.kind == Ok(Kind::F32));
-    let values = |t: &Entry| raw[t.range.clone()].as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
-    Ok(floats.map(|(name, t)| (name, values(&t))).collect())
+    Ok(floats.map(|(name, t)| (name, raw[t.range].as_chunks().0)).collect())
 }
 
 /// The name in a GGUF file of a tensor of a model folder.

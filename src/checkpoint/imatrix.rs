@@ -1,25 +1,48 @@
 //! Reads the files of llama.cpp's imatrix tool: for each matrix, the mean of x^2 of each column of
-//! its input.
+//! its input; for one that stacks experts, those of each expert.
 //!
 //! The older form (`imatrix.dat`), all little-endian: i32 number of entries; for each an i32 length
 //! and the name, i32 number of calls, i32 number of values, the values as f32, sums over the calls.
 //! The rest is not read. Newer files are GGUF with F32 tensors `NAME.in_sum2` and
-//! `NAME.counts`.
+//! `NAME.counts`, which has one count for each expert.
 
 use super::ModelConfig;
 use super::convert::Importance;
 use super::gguf::{self, Gguf};
-use super::names;
+use super::names::{self, TensorSpec};
+use super::spec::DeltaNet;
 use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Largest file: 4 times that of Llama 3.1 405B.
-const MAX_BYTES: u64 = 256 << 20;
+/// Largest file: that of Qwen3-235B-A22B, with 128 experts, has 470 MB.
+const MAX_BYTES: u64 = 512 << 20;
 
 /// Longest name of a matrix.
 const MAX_NAME: usize = 256;
+
+/// Little-endian f32 values of the file.
+type Floats<'a> = &'a [[u8; 4]];
+
+/// What a file has of a matrix.
+struct Entry<'a> {
+    sums: Floats<'a>,
+    counts: Counts<'a>,
+}
+
+/// The number of inputs that sums are of: one for all, or one for each expert.
+enum Counts<'a> {
+    Calls(f32),
+    Each(Floats<'a>),
+}
+
+/// Where the columns of a matrix are in an entry: those of expert `part` of `of`.
+struct Place {
+    name: String,
+    part: usize,
+    of: usize,
+}
 
 /// Reads the importance of a model's matrices. Fails if the file has none of them, or one of
 /// another width.
@@ -45,29 +68,66 @@ pub fn to_bytes(importance: &Importance) -> Vec<u8> {
     out
 }
 
+/// The importance in the bytes of a file.
 fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
     let entries = if Gguf::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
     let mut out = Importance::new();
     for spec in names::all(config).filter(|spec| spec.shape.len() == 2) {
-        // That of a fused matrix holds for its parts.
-        let whole = names::fused(config, &spec).map(|(whole, _)| whole.name);
-        let names = [Some(spec.name.clone()), whole].into_iter().flatten().filter_map(|name| gguf::gguf_name(&name));
-        let Some((name, columns)) = names.filter_map(|name| entries.get_key_value(&name)).next() else { continue };
-        let (has, wanted) = (columns.len(), spec.shape[1]);
-        ensure!(has == wanted, "it is of another model: {name} has {has} columns, and the model's {wanted}");
-        // llama.cpp has the value heads of a delta net in another order than a folder.
-        let sizes = config.spec.delta_net.filter(|d| !d.tiled && d.key_heads < d.value_heads);
-        if sizes.is_some() && spec.name.ends_with("linear_attn.out_proj.weight") {
-            continue;
+        let found = places(config, &spec).into_iter().find_map(|place| entries.get(&place.name).map(|e| (place, e)));
+        let Some((place, entry)) = found else { continue };
+        let Some(mut columns) = entry.columns(&place, spec.shape[1])? else { continue };
+        if let Some(sizes) = config.spec.delta_net.filter(|d| !d.tiled)
+            && spec.name.ends_with("linear_attn.out_proj.weight")
+        {
+            columns = by_key_head(&sizes, &columns);
         }
-        out.insert(spec.name, columns.clone());
+        out.insert(spec.name, columns);
     }
     ensure!(!out.is_empty(), "it has none of the model's matrices");
     Ok(out)
 }
 
-/// Means of x^2 by the name of the matrix.
-fn entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
+/// Where a matrix may be. What holds for a fused one holds for its parts.
+fn places(config: &ModelConfig, spec: &TensorSpec) -> Vec<Place> {
+    let whole = |name: &str| gguf::gguf_name(name).map(|name| Place { name, part: 0, of: 1 });
+    let fused = names::fused(config, spec).and_then(|(fused, _)| whole(&fused.name));
+    let experts = names::of_experts(config, spec).into_iter().filter_map(|(stack, rows)| {
+        let (name, of) = (gguf::gguf_name(&stack.name)?, stack.shape[0]);
+        Some(Place { name, part: rows.first / stack.shape[1], of })
+    });
+    whole(&spec.name).into_iter().chain(fused).chain(experts).collect()
+}
+
+impl Entry<'_> {
+    /// The means of some columns; `None` if the text never used the matrix.
+    fn columns(&self, place: &Place, cols: usize) -> Result<Option<Vec<f32>>> {
+        let Place { name, part, of } = place;
+        let (has, wanted) = (self.sums.len(), cols * of);
+        ensure!(has == wanted, "it is of another model: {name} has {has} columns, and the model's {wanted}");
+        let count = match self.counts {
+            Counts::Calls(calls) => calls,
+            Counts::Each([all]) => f32::from_le_bytes(*all),
+            Counts::Each(each) => {
+                ensure!(each.len() == *of, "{name} has {} counts for {of} matrices", each.len());
+                f32::from_le_bytes(each[*part])
+            }
+        };
+        let sums = self.sums[part * cols..][..cols].iter().map(|sum| f32::from_le_bytes(*sum));
+        let means: Vec<f32> = sums.map(|sum| sum / count.max(1.0)).collect();
+        ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is not a mean of squares");
+        Ok(with_floor(means))
+    }
+}
+
+/// The columns of a delta net's output projection in the order of a folder: value heads of one key
+/// head side by side. llama.cpp has them a number of key heads apart.
+fn by_key_head(sizes: &DeltaNet, columns: &[f32]) -> Vec<f32> {
+    let (keys, each) = (sizes.key_heads, sizes.value_heads / sizes.key_heads);
+    let heads = (0..sizes.value_heads).map(|head| head % each * keys + head / each);
+    heads.flat_map(|head| &columns[head * sizes.value_dim..][..sizes.value_dim]).copied().collect()
+}
+
+fn entries(raw: &[u8]) -> Result<BTreeMap<String, Entry<'_>>> {
     let mut at = Reader { rest: raw };
     let n = at.number("number of matrices")?;
     let mut out = BTreeMap::new();
@@ -76,34 +136,25 @@ fn entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
         ensure!(len <= MAX_NAME, "not an imatrix file: a name has {len} bytes");
         let name =
             String::from_utf8(at.bytes(len)?.to_vec()).ok().context("not an imatrix file: a name is not UTF-8")?;
-        let calls = at.number("number of calls")?.max(1) as f32;
+        let calls = at.number("number of calls")? as f32;
         let len = at.number("number of columns")?;
         let bytes = len.checked_mul(size_of::<f32>()).context("not an imatrix file")?;
-        let (values, _) = at.bytes(bytes)?.as_chunks::<4>();
-        let sums: Vec<f32> = values.iter().map(|v| f32::from_le_bytes(*v)).collect();
-        out.extend(means(&name, &sums, calls)?.map(|means| (name, means)));
+        out.insert(name, Entry { sums: at.bytes(bytes)?.as_chunks().0, counts: Counts::Calls(calls) });
     }
     Ok(out)
 }
 
-/// The same of a GGUF file. Mixtures of experts have several counts for a matrix, and are left out.
-fn gguf_entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
+/// The same of a GGUF file.
+fn gguf_entries(raw: &[u8]) -> Result<BTreeMap<String, Entry<'_>>> {
     let tensors = gguf::floats(raw)?;
     let mut out = BTreeMap::new();
-    for (name, sums) in &tensors {
+    for (name, &sums) in &tensors {
         let Some(name) = name.strip_suffix(".in_sum2") else { continue };
-        if let Some([calls]) = tensors.get(&format!("{name}.counts")).map(Vec::as_slice) {
-            out.extend(means(name, sums, *calls)?.map(|means| (name.to_owned(), means)));
+        if let Some(&counts) = tensors.get(&format!("{name}.counts")) {
+            out.insert(name.to_owned(), Entry { sums, counts: Counts::Each(counts) });
         }
     }
     Ok(out)
-}
-
-/// Sums over `calls` as means; `None` if the text never used the matrix.
-fn means(name: &str, sums: &[f32], calls: f32) -> Result<Option<Vec<f32>>> {
-    let means: Vec<f32> = sums.iter().map(|sum| sum / calls.max(1.0)).collect();
-    ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is not a mean of squares");
-    Ok(with_floor(means))
 }
 
 /// The means with a least value, because a column that the text never used still has to be stored;
@@ -183,7 +234,7 @@ mod tests {
         assert_eq!(importance(&raw, &config).unwrap(), Importance::from([(name, columns)]));
     }
 
-    /// A GGUF file of F32 tensors, written by hand.
+    /// A GGUF file of F32 tensors with one dimension, written by hand.
     fn gguf(tensors: &[(&str, &[f32])]) -> Vec<u8> {
         let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
         let mut out = [b"GGUF", &3u32.to_le_bytes()[..]].concat();
@@ -211,6 +262,54 @@ mod tests {
         assert_eq!(read["model.layers.2.self_attn.q_proj.weight"], [2.0; 576]);
         let error = importance(&raw[..raw.len() - 40], &config).unwrap_err();
         assert!(!format!("{error:#}").contains('\n'));
+    }
+
+    fn config(changes: serde_json::Value) -> ModelConfig {
+        let mut config = serde_json::json!({
+            "num_hidden_layers": 2, "hidden_size": 4, "intermediate_size": 6, "num_attention_heads": 1,
+            "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 8, "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 64, "rope_theta": 1e4
+        });
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        ModelConfig::from_json("x", config.to_string().as_bytes()).unwrap()
+    }
+
+    /// The older form has one number of calls, the newer one a count for each expert.
+    #[test]
+    fn each_expert_has_its_own_importance() {
+        let config = config(serde_json::json!({
+            "model_type": "qwen3_moe", "num_experts": 3, "num_experts_per_tok": 1, "moe_intermediate_size": 2,
+            "norm_topk_prob": true
+        }));
+        let name = "blk.1.ffn_down_exps.weight";
+        let old = importance(&file(&[entry(name, 2, &[2.0, 4.0, 6.0, 8.0, 0.0, 0.0])]), &config).unwrap();
+        let (sums, counts) = (format!("{name}.in_sum2"), format!("{name}.counts"));
+        let sums = (&*sums, &[2.0, 4.0, 18.0, 24.0, 0.0, 0.0][..]);
+        let new = importance(&gguf(&[sums, (&counts, &[2.0, 6.0, 0.0])]), &config).unwrap();
+        let of = |expert: usize| format!("model.layers.1.mlp.experts.{expert}.down_proj.weight");
+        // The text has never reached the last one.
+        let wanted = Importance::from([(of(0), vec![1.0, 2.0]), (of(1), vec![3.0, 4.0])]);
+        assert!(old == wanted && new == wanted, "{old:?} {new:?}");
+        let error = importance(&gguf(&[sums, (&counts, &[2.0, 6.0])]), &config).unwrap_err().to_string();
+        assert_eq!(error, format!("{name} has 2 counts for 3 matrices"));
+        let error = importance(&file(&[entry(name, 2, &[1.0; 4])]), &config).unwrap_err().to_string();
+        assert_eq!(error, format!("it is of another model: {name} has 4 columns, and the model's 6"));
+    }
+
+    /// llama.cpp has the value heads of a delta net in another order than a folder.
+    #[test]
+    fn columns_of_a_delta_net_are_those_of_the_folder() {
+        let sizes = |tiled: bool| {
+            config(serde_json::json!({
+                "model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"],
+                "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 2,
+                "linear_value_head_dim": 2, "linear_conv_kernel_dim": 4, "linear_value_heads_are_tiled": tiled
+            }))
+        };
+        let raw = file(&[entry("blk.0.ssm_out.weight", 1, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])]);
+        let columns = |tiled| importance(&raw, &sizes(tiled)).unwrap().into_values().next().unwrap();
+        assert_eq!(columns(true), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(columns(false), [1.0, 2.0, 5.0, 6.0, 3.0, 4.0, 7.0, 8.0]);
     }
 
     #[test]

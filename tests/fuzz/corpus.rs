@@ -13,6 +13,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 pub const CONFIG: &str = "config.json";
 pub const WEIGHTS: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
+pub const EXPERTS: &str = "tests/golden/qwen3_moe/config.json";
 /// The golden models, of which the first is the smallest and the last is sharded.
 const MODELS: [&str; 4] = ["qwen3_gqa", "qwen3_yarn", "llama_tied_llama3", "llama_bias_sharded"];
 
@@ -148,6 +149,23 @@ pub fn ggufs() -> Vec<Example> {
     rope.tensor("rope_freqs.weight", &[16], F32, &[1.0; 16]);
     rope.set("general.alignment", Meta::U32(64)).set("tokenizer.ggml.pre", Meta::text("llama-bpe"));
     examples(Shape::Binary, [GgufFile::tiny(), qwen, rope].map(|file| file.parts().0))
+}
+
+/// Importance matrices of some matrices of the model [`EXPERTS`], in both forms.
+pub fn imatrices() -> Vec<Example> {
+    let number = |n: usize| (n as i32).to_le_bytes().to_vec();
+    let (mut new, mut old) = (GgufFile::default(), number(3));
+    new.set("general.type", Meta::text("imatrix"));
+    for (name, experts, cols) in
+        [("blk.0.attn_q.weight", 1, 64), ("blk.0.ffn_gate_exps.weight", 12, 64), ("blk.1.ffn_down.weight", 1, 80)]
+    {
+        let values: Vec<f32> = (0..experts * cols).map(|i| 0.5 + (i % 7) as f32).collect();
+        new.tensor(&format!("{name}.in_sum2"), &[cols, experts], F32, &values);
+        new.tensor(&format!("{name}.counts"), &[1, experts], F32, &vec![3.0; experts]);
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        old.extend([number(name.len()), name.into(), number(3), number(values.len()), bytes].concat());
+    }
+    examples(Shape::Binary, [old, new.bytes()])
 }
 
 /// The metadata about a vocabulary of [`GgufFile::tiny`] as JSON.

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use dmschat::chat::session::{Store, load, markdown};
 use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::checkpoint::hub::{Listing, cache as hub_cache};
-use dmschat::checkpoint::{AdapterChoice, Checkpoint};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, imatrix};
 use dmschat::config::Layer;
 use dmschat::protocol::{ModelIdentity, ModelInfo, TemplateSpec, TextKind};
 use dmschat::tensor::SharedBytes;
@@ -110,7 +110,7 @@ fn hash(bytes: &[u8]) -> usize {
 const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
     model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
 
-pub const ALL: [Target; 22] = [
+pub const ALL: [Target; 23] = [
     Target {
         name: "config.json",
         share: 12,
@@ -190,6 +190,20 @@ pub const ALL: [Target; 22] = [
             [PAD262] h e he hee \u{120} \u{2581}",
         examples: corpus::gguf_vocabularies,
         run: |_, bytes| gguf_model(corpus::gguf_with(bytes).bytes()),
+    },
+    Target {
+        name: "imatrix",
+        share: 6,
+        shape: Shape::Binary,
+        words: "GGUF general.type imatrix imatrix.datasets imatrix.chunk_count .in_sum2 .counts blk.0.attn_q.weight \
+            blk.0.ffn_gate_exps.weight blk.1.ffn_down.weight output.weight",
+        examples: corpus::imatrices,
+        run: |place, bytes| {
+            let config = ModelConfig::from_json("fuzz", &corpus::bytes(corpus::EXPERTS))?;
+            let read = imatrix::read(&place.file("a.imatrix", bytes), &config)?;
+            assert!(read.values().flatten().all(|x| x.is_finite() && *x > 0.0));
+            Ok(())
+        },
     },
     Target {
         name: "weight-file",
