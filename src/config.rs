@@ -13,7 +13,7 @@ mod values;
 pub use environment::in_words;
 pub use settings::{Layer, Settings};
 pub use shown::{DEFAULT, Shown, shown};
-pub use values::{Adapter, Auto, ByteSize, Device, Gemm, List, OnOff, Pin, Width};
+pub use values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, List, OnOff, Pin, Width};
 
 use crate::policy::PolicyRequest;
 use anyhow::{Context, Result, anyhow, bail};

@@ -1,11 +1,13 @@
 //! Importance of columns: which of them 4-bit codes store most exactly. 8-bit codes do not depend
 //! on it.
 
-use super::Checkpoint;
 use super::convert::{self, Importance, OnReport, Report};
+use super::imatrix::published::{self, Published};
+use super::{Checkpoint, imatrix};
 use crate::quant::Weights;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 
 /// Measures the importance of a model's columns on a built-in text. The result depends on the
 /// checkpoint alone.
@@ -17,9 +19,17 @@ pub enum Calibration {
     /// All columns count the same.
     #[default]
     Equal,
-    Given(Importance),
-    /// Measured when it is needed.
-    Measured(Measure),
+    Given(Given),
+    /// Measured when it is needed. A notice about a file that could not be used instead is shown then.
+    Measured(Measure, Option<String>),
+}
+
+/// Importance from a file.
+#[derive(Clone, Debug)]
+pub struct Given {
+    pub importance: Arc<Importance>,
+    /// The file, for the user.
+    pub name: String,
 }
 
 /// How [`Calibration::Measured`] measures. Changes with every change of the text or of the
@@ -33,18 +43,45 @@ impl Calibration {
         match self {
             Self::Equal => String::new(),
             _ if weights != Weights::Int4 => String::new(),
-            Self::Given(importance) => digest(importance),
-            Self::Measured(_) => MEASURED.to_owned(),
+            Self::Given(given) => digest(&given.importance),
+            Self::Measured(..) => MEASURED.to_owned(),
+        }
+    }
+
+    /// By what 4-bit codes are chosen, for the user.
+    pub fn by(&self) -> Option<&str> {
+        match self {
+            Self::Equal => None,
+            Self::Given(given) => Some(&given.name),
+            Self::Measured(..) => Some("measured"),
+        }
+    }
+
+    /// That of a model whose publisher has put a file of importance beside it, else measured.
+    pub fn published(source: &Checkpoint, measure: Measure) -> Self {
+        let Some(Published { path, name }) = published::find(source) else { return Self::Measured(measure, None) };
+        let read = imatrix::read(&path, &source.config).and_then(|importance| {
+            let lacks = convert::lacks(source, &importance);
+            ensure!(lacks.is_none(), "{}: it has no {}", path.display(), lacks.unwrap_or_default());
+            Ok(importance)
+        });
+        match read {
+            Ok(importance) => Self::Given(Given { importance: importance.into(), name }),
+            Err(why) => Self::Measured(measure, Some(format!("{why:#}; it is not used"))),
         }
     }
 
     /// The importance for a model, measured now if it is to be. A model on which it cannot be
     /// measured is quantized without, which a notice says.
-    pub fn importance(&self, source: &Checkpoint, weights: Weights, report: OnReport<'_>) -> Result<Importance> {
+    pub fn importance(&self, source: &Checkpoint, weights: Weights, report: OnReport<'_>) -> Result<Arc<Importance>> {
         match self {
-            Self::Given(importance) => Ok(importance.clone()),
-            Self::Measured(measure) if convert::chooses_codes(source, weights) => {
-                let mut stopped = false;
+            _ if !convert::chooses_codes(source, weights) => Ok(Arc::default()),
+            Self::Given(Given { importance, name }) => {
+                report(Report::Notice(format!("4-bit codes are chosen by {name}")));
+                Ok(importance.clone())
+            }
+            Self::Measured(measure, other) => {
+                let mut stopped = other.iter().any(|why| !report(Report::Notice(why.clone())));
                 let measured = measure(source, &mut |progress| {
                     stopped = stopped || !report(progress);
                     !stopped
@@ -53,12 +90,12 @@ impl Calibration {
                     Err(why) if !stopped => {
                         let name = &source.name;
                         report(Report::Notice(format!("{name} is quantized without importance: {why:#}")));
-                        Ok(Importance::new())
+                        Ok(Arc::default())
                     }
-                    measured => measured,
+                    measured => measured.map(Arc::new),
                 }
             }
-            Self::Equal | Self::Measured(_) => Ok(Importance::new()),
+            Self::Equal => Ok(Arc::default()),
         }
     }
 }

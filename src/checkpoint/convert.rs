@@ -86,6 +86,14 @@ pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
     converts && codes(&source.config, weights).iter().any(|(name, code)| *code == Code::Q4 && chooses((name, code)))
 }
 
+/// A matrix with 4-bit codes of which nothing is known. Text may never have reached an expert.
+pub fn lacks(source: &Checkpoint, importance: &Importance) -> Option<String> {
+    let needs = |(name, code): &(String, Code)| {
+        *code == Code::Q4 && !name.contains(".mlp.experts.") && !importance.contains_key(name)
+    };
+    codes(&source.config, Weights::Int4).into_iter().find(needs).map(|(name, _)| name)
+}
+
 /// Bytes of all tensors of a model under `weights`, if those that are not packed have `plain_bytes`
 /// per value.
 pub fn loaded_bytes(c: &ModelConfig, weights: Weights, plain_bytes: usize) -> u64 {

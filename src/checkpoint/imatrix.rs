@@ -1,10 +1,12 @@
 //! Reads the files of llama.cpp's imatrix tool: for each matrix, the mean of x^2 of each column of
-//! its input; for one that stacks experts, those of each expert.
+//! its input; for one that stacks experts, those of each expert. [`published`] finds the file of a model.
 //!
 //! The older form (`imatrix.dat`), all little-endian: i32 number of entries; for each an i32 length
 //! and the name, i32 number of calls, i32 number of values, the values as f32, sums over the calls.
 //! The rest is not read. Newer files are GGUF with F32 tensors `NAME.in_sum2` and
 //! `NAME.counts`, which has one count for each expert.
+
+pub mod published;
 
 use super::ModelConfig;
 use super::convert::Importance;
@@ -17,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Largest file: that of Qwen3-235B-A22B, with 128 experts, has 470 MB.
-const MAX_BYTES: u64 = 512 << 20;
+pub const MAX_BYTES: u64 = 512 << 20;
 
 /// Longest name of a matrix.
 const MAX_NAME: usize = 256;

@@ -48,7 +48,7 @@ fn words(name: &str) -> Vec<String> {
 
 /// Whether a word of a name begins the name of a format, such as `Q4` of `Q4_K_M`.
 fn is_format(word: &str) -> bool {
-    const FORMATS: [&str; 16] = [
+    const FORMATS: [&str; 17] = [
         "gguf",
         "safetensors",
         "awq",
@@ -64,6 +64,7 @@ fn is_format(word: &str) -> bool {
         "8bit",
         "ud",
         "imatrix",
+        "i1",
         "quantized",
     ];
     let numbered = |before: &str| {

@@ -33,7 +33,7 @@ pub struct Formats {
 
 impl Formats {
     pub fn new(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> Result<Self> {
-        let options = spawn::options(settings, &checkpoint.config, target)?;
+        let options = spawn::options(settings, checkpoint, target)?;
         let plans = Plans { checkpoint, options: &options };
         let mut offers = target.run(DeviceOptions::from(settings), plans)?;
         for offer in &mut offers {

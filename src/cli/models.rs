@@ -163,7 +163,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
     }
     download::ensure(&settings)?;
     let checkpoint = spawn::open(&settings).map_err(output::as_wrong_use)?;
-    let options = spawn::weight_options(&settings, &checkpoint.config).map_err(output::as_wrong_use)?;
+    let options = spawn::weight_options(&settings, &checkpoint).map_err(output::as_wrong_use)?;
     if !checkpoint.can_be(weights) || checkpoint.weights.is_packed() {
         return Err(wrong_use(match checkpoint.weights.is_packed() {
             _ if checkpoint.builtin => format!("{model} is built in and stays bf16"),
@@ -323,6 +323,8 @@ fn info(model: &str, common: &Common) -> Result<()> {
 fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let (checkpoint, target) = spawn::open_or_say(settings).map_err(output::as_wrong_use)?;
     let formats = Formats::new(settings, &checkpoint, target)?;
+    let importance = spawn::weight_options(settings, &checkpoint).map_err(output::as_wrong_use)?.calibration;
+    let importance = importance.by().filter(|_| checkpoint.can_be(Weights::Int4) && !checkpoint.weights.is_packed());
     let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
@@ -332,7 +334,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let dms = c.dms.as_ref();
     let about = json!({
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
-        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "weight_bytes": checkpoint.weight_bytes,
+        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "importance": importance, "weight_bytes": checkpoint.weight_bytes,
         "not_used": checkpoint.unused(), "layers": c.n_layers, "layers_with_state": layers_with_state(c),
         "local_layers": local_layers(c), "experts": c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token)),
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,

@@ -9,14 +9,15 @@ use super::quantized;
 use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Measure;
-use crate::checkpoint::calibration::Calibration;
+use crate::checkpoint::calibration::{Calibration, Given};
 use crate::checkpoint::eagle::Eagle;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning, imatrix};
-use crate::config::{Adapter, Device, Settings, Width};
+use crate::config::{Adapter, Device, Importance, Settings, Width};
 use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions};
 use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
+use crate::quant::Weights;
 use anyhow::{Result, bail};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -41,7 +42,7 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, target) = open_on_target(&settings, |text| loading.event(Event::Notice(text)))?;
-        let options = options(&settings, &checkpoint.config, target)?;
+        let options = options(&settings, &checkpoint, target)?;
         let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
         let options = EngineOptions {
             reference: reference::of(&settings),
@@ -121,7 +122,7 @@ pub fn with_options(
     download::ensure(settings)?;
     interrupts::end_on_interrupt("interrupted")?;
     let (checkpoint, target) = open_or_say(settings).map_err(as_wrong_use)?;
-    let options = adjust(options(settings, &checkpoint.config, target).map_err(as_wrong_use)?);
+    let options = adjust(options(settings, &checkpoint, target).map_err(as_wrong_use)?);
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
 
@@ -207,7 +208,7 @@ fn draft_rows(source: &DraftSource, target: Target) -> usize {
 }
 
 /// The engine's options for these settings.
-pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Result<EngineOptions> {
+pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> Result<EngineOptions> {
     Ok(EngineOptions {
         context: settings.ctx_size,
         smaller_codecs: target.smaller_codecs(settings.kv),
@@ -216,11 +217,11 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
         eviction: settings.eviction,
         dial_ratio: settings.keep_ratio.map(|ratio| ratio as f32),
         dial_folder: Some(settings.dirs.dials()),
-        when_full: settings.when_full.unwrap_or(match config.dms {
+        when_full: settings.when_full.unwrap_or(match checkpoint.config.dms {
             Some(_) => WhenFull::Forget,
             None => WhenFull::Stop,
         }),
-        weights: weight_options(settings, config)?,
+        weights: weight_options(settings, checkpoint)?,
         policy: settings.policy_request(),
         drafts: Drafts { rows: draft_rows(&settings.draft, target), ..Drafts::default() },
         ..EngineOptions::new(target.codec(settings.kv))
@@ -228,13 +229,18 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
 }
 
 /// How the weights of a model are stored under these settings.
-pub fn weight_options(settings: &Settings, config: &ModelConfig) -> Result<WeightOptions> {
+pub fn weight_options(settings: &Settings, checkpoint: &Checkpoint) -> Result<WeightOptions> {
+    let may_quantize = matches!(settings.weights, Weights::Auto | Weights::Int4) && !checkpoint.weights.is_packed();
     Ok(WeightOptions {
         choice: settings.weights,
         cache: settings.weight_cache.then(|| WeightCache::new(settings.dirs.weights())),
         calibration: match &settings.importance {
-            Some(path) => Calibration::Given(imatrix::read(path, config)?),
-            None => Calibration::Measured(calibrate::measure),
+            Importance::File(path) => {
+                let importance = imatrix::read(path, &checkpoint.config)?;
+                Calibration::Given(Given { importance: importance.into(), name: path.display().to_string() })
+            }
+            Importance::Auto if may_quantize => Calibration::published(checkpoint, calibrate::measure),
+            Importance::Auto | Importance::Measured => Calibration::Measured(calibrate::measure, None),
         },
     })
 }

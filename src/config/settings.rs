@@ -1,7 +1,7 @@
 //! The one declaration of every setting: its flag, key, environment variable, default and help.
 
 use super::environment::{env_name, env_value};
-use super::values::{Adapter, Auto, ByteSize, Device, Gemm, List, OnOff, Pin, Setting, Width};
+use super::values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, List, OnOff, Pin, Setting, Width};
 use super::{BUILTIN_MODEL, Dirs};
 use crate::codec::Codec;
 use crate::policy::{Budget, PolicyKind};
@@ -185,9 +185,10 @@ sampling_table!(settings {
         #[arg(help_heading = "Model")]
         weight_cache: OnOff = OnOff(true);
 
-        /// How much each input of a matrix matters for its quantization: a file of llama.cpp's imatrix tool
+        /// How much each input of a matrix matters for its quantization: measured, a file of llama.cpp's imatrix tool, or auto,
+        /// that of the model's GGUF repository if it is in the cache
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true, help_heading = "Model")]
-        importance: PathBuf, or "measured";
+        importance: Importance = Importance::Auto;
 
         /// On a GPU: launch every kernel instead of replaying captured CUDA graphs; the tokens are the same
         #[arg(long = "no-graph", num_args = 0, default_missing_value = "off", hide_short_help = true)]

@@ -186,6 +186,37 @@ impl FromStr for Adapter {
     }
 }
 
+/// By what 4-bit codes are chosen: `auto`, `measured`, or a file of llama.cpp's imatrix tool.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub enum Importance {
+    /// The importance matrix that was published with the model if it is on this machine, else measured.
+    #[default]
+    Auto,
+    Measured,
+    File(PathBuf),
+}
+
+impl fmt::Display for Importance {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Measured => f.write_str("measured"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Importance {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Ok(match s {
+            "auto" => Self::Auto,
+            "measured" => Self::Measured,
+            file => Self::File(file.into()),
+        })
+    }
+}
+
 /// Comma-separated values of a flag. Only commands that compare accept more than one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct List<T>(pub Vec<T>);
@@ -250,7 +281,7 @@ macro_rules! resolves {
 }
 
 resolves! { OnOff => bool: |on| on.0; ByteSize => u64: |bytes| bytes.0; }
-resolves! { String, PathBuf, usize, u64, f64, Adapter, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, DraftSource, Width }
+resolves! { String, PathBuf, usize, u64, f64, Adapter, Importance, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, DraftSource, Width }
 
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -296,6 +327,7 @@ impl fmt::Display for ByteSize {
 text_serde!(OnOff, "true or false, \"on\" or \"off\"");
 text_serde!(Auto<Codec>, "\"auto\" or the name of a KV format");
 text_serde!(Adapter, "\"none\", a file, a folder or a hub id");
+text_serde!(Importance, "\"auto\", \"measured\" or a file");
 text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
 text_serde!(Width, "a number of chains, or \"auto\"");
 text_serde!(ByteSize, "bytes, such as \"512MiB\"");

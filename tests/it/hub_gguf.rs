@@ -2,7 +2,7 @@
 //! hub on loopback ([`crate::fake_hub`]).
 
 use crate::fake_hub::{COMMIT, Do, FakeHub};
-use crate::gguf_file::{GgufFile, Meta};
+use crate::gguf_file::{F32, GgufFile, Meta};
 use crate::hub::{Home, files, said};
 use dmschat::checkpoint::hub::HubModel;
 use serde_json::Value;
@@ -70,12 +70,65 @@ fn a_file_of_a_repository_is_pulled_used_offline_and_removed() {
     assert!(!home.repo().exists());
 }
 
+/// The importance matrix beside a model comes with it and is used for 4-bit codes, of the file and of a folder of that name.
+#[test]
+fn the_importance_matrix_of_a_repository_is_pulled_and_used() {
+    const IMATRIX: &str = "imatrix_unsloth.gguf_file";
+    let mut files = repository();
+    let mut imatrix = GgufFile::default();
+    imatrix.set("general.type", Meta::text("imatrix"));
+    for (name, cols) in [("attn_q", 64), ("attn_k", 64), ("attn_v", 64), ("attn_output", 64), ("ffn_gate", 64)]
+        .into_iter()
+        .chain([("ffn_up", 64), ("ffn_down", 96)])
+    {
+        let values: Vec<f32> = (0..cols).map(|i| 1.0 + (i % 5) as f32).collect();
+        imatrix.tensor(&format!("blk.0.{name}.weight.in_sum2"), &[cols, 1], F32, &values);
+        imatrix.tensor(&format!("blk.0.{name}.weight.counts"), &[1, 1], F32, &[2.0]);
+    }
+    files.insert(IMATRIX.to_owned(), imatrix.bytes());
+    files.insert("notes-on-imatrix.txt".to_owned(), b"none".to_vec());
+    let (hub, home) = (FakeHub::new(files.clone()), Home::new());
+    let (code, _, stderr) = home.run(&hub, &["models", "pull", "any/model:Q4_K_M"]);
+    assert!(code == 0 && stderr.contains("any/model:Q4_K_M at 01234567: 2 files, "), "{stderr}");
+    home.assert_whole(&hub, &[ONE, IMATRIX]);
+    let info = |model: &str, more: &[&str]| -> Value {
+        let (_, info, _) = home.run(&hub, &[&["models", "info", model, "--json"], more].concat());
+        serde_json::from_str::<Value>(&info).unwrap()["importance"].clone()
+    };
+    let wanted = format!("{IMATRIX} of any/model");
+    assert_eq!(info("any/model:Q4_K_M", &[]), wanted);
+    assert_eq!(info("any/model:Q4_K_M", &["--importance", "measured"]), "measured");
+    let quantize = |model: &str| home.run(&hub, &["models", "quantize", model, "--weights", "int4"]);
+    let (code, _, stderr) = quantize("any/model:Q4_K_M");
+    assert!(code == 0 && stderr.contains(&format!("4-bit codes are chosen by {wanted}")), "{stderr}");
+    // A file of that model elsewhere, until a second repository may be meant.
+    let folder = home.0.path().join("files");
+    std::fs::create_dir(&folder).unwrap();
+    let file = folder.join("Model-Q8_0.gguf");
+    std::fs::write(&file, &files[ONE]).unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(info(file, &[]), wanted);
+    let other = home.cache().join("models--other--model-GGUF/snapshots").join(COMMIT);
+    std::fs::create_dir_all(&other).unwrap();
+    std::fs::write(other.join("model.imatrix.gguf"), b"GGUF").unwrap();
+    assert_eq!(info(file, &[]), "measured");
+    // One beside it with its name counts first; a bad one is named, and importance is measured instead.
+    std::fs::write(folder.join("Model.imatrix"), [0xff; 64]).unwrap();
+    let (code, _, stderr) = quantize(file);
+    let why = "Model.imatrix: not an imatrix file: the number of matrices is -1; it is not used";
+    assert!(code == 0 && stderr.contains(why), "{stderr}");
+    assert_eq!(stderr.lines().filter(|line| line.contains("imatrix")).count(), 1, "{stderr}");
+    // Without its last model, the repository goes.
+    assert_eq!(home.run(&hub, &["models", "rm", "any/model:Q4_K_M"]).0, 0);
+    assert!(!home.repo().exists());
+}
+
 /// The header is read before anything is written, and its bytes are not requested twice.
 #[test]
 fn a_long_header_is_the_beginning_of_the_download() {
     let mut file = GgufFile::tiny();
     file.set("general.filler", Meta::Texts(vec!["x".repeat(1 << 20); 6]));
-    file.tensor("unused", &[1 << 20], crate::gguf_file::F32, &vec![0.5; 1 << 20]);
+    file.tensor("unused", &[1 << 20], F32, &vec![0.5; 1 << 20]);
     let hub = FakeHub::new([(ONE.to_owned(), file.bytes())].into());
     let home = Home::new();
     // The first answer is cut inside the header, a later one inside the weights.

@@ -232,7 +232,8 @@ impl Repo {
                 fs::remove_file(folder.join(file)).map_err(failed)?;
             }
         }
-        if self.linked().is_empty() {
+        // An importance matrix alone is of no use.
+        if self.linked(|name| !gguf_files::is_imatrix(name)).is_empty() {
             drop(held);
             return self.remove();
         }
@@ -263,7 +264,7 @@ impl Repo {
 
     /// Deletes the complete blobs that no snapshot links to.
     fn remove_unlinked(&self) -> io::Result<()> {
-        let kept = self.linked();
+        let kept = self.linked(|_| true);
         for entry in fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_none_or(|e| e != PARTIAL) && !kept.contains(&path) {
@@ -273,8 +274,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Blobs that a snapshot links to.
-    fn linked(&self) -> BTreeSet<PathBuf> {
+    /// Blobs that a snapshot links to under such names.
+    fn linked(&self, counts: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
         let blobs = self.dir.join("blobs");
         let mut out = BTreeSet::new();
         let mut folders = vec![self.dir.join("snapshots")];
@@ -282,7 +283,9 @@ impl Repo {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 match (entry.file_type(), fs::read_link(entry.path())) {
                     (Ok(kind), _) if kind.is_dir() => folders.push(entry.path()),
-                    (_, Ok(target)) => out.extend(target.file_name().map(|hash| blobs.join(hash))),
+                    (_, Ok(target)) if counts(&entry.file_name().to_string_lossy()) => {
+                        out.extend(target.file_name().map(|hash| blobs.join(hash)));
+                    }
                     _ => {}
                 }
             }

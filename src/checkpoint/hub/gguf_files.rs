@@ -1,10 +1,16 @@
-//! The GGUF files of a repository: which one the name behind a colon means, and the names of its
-//! parts. Opens no file.
+//! The GGUF files of a repository: which one the name behind a colon means, the names of its
+//! parts, and the importance matrix beside them. Opens no file.
 
+use crate::checkpoint::model_names::same;
 use std::collections::BTreeMap;
 
 /// Most files that a message names.
 const MAX_NAMED: usize = 40;
+/// In the names of importance matrices.
+const IMATRIX: &str = "imatrix";
+/// How their names end, the newer form first: `NAME.imatrix.gguf`, `imatrix_unsloth.gguf_file`,
+/// `imatrix.dat`, `NAME.imatrix`.
+const IMATRIX_ENDS: [&str; 4] = [".gguf", ".gguf_file", ".dat", ".imatrix"];
 
 /// A model in a GGUF file, or in several parts.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +44,7 @@ pub fn models<'a>(files: impl Iterator<Item = (&'a str, u64)>) -> Vec<GgufModel>
     let mut found: BTreeMap<(&str, usize), GgufModel> = BTreeMap::new();
     for (name, bytes) in files {
         let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
-        let model = name.ends_with(".gguf") && !file.starts_with("mmproj") && !file.contains("imatrix");
+        let model = name.ends_with(".gguf") && !file.starts_with("mmproj") && !file.contains(IMATRIX);
         if !model {
             continue;
         }
@@ -69,7 +75,42 @@ pub fn pick<'a>(models: &'a [GgufModel], wanted: &str) -> Option<&'a GgufModel> 
     ends.iter().all(|(before, _)| before.starts_with(shortest)).then_some(*model)
 }
 
+/// Place in [`IMATRIX_ENDS`] of the name of an importance matrix; `None` for any other file.
+fn imatrix_form(name: &str) -> Option<usize> {
+    let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
+    IMATRIX_ENDS.iter().position(|end| file.contains(IMATRIX) && file.ends_with(end))
+}
+
+/// Whether a file is an importance matrix, by its name.
+pub fn is_imatrix(name: &str) -> bool {
+    imatrix_form(name).is_some()
+}
+
+/// The importance matrix of a model among files: the one that is called as the model is, or else the
+/// only one, of those in the newest form. `None` where several may be meant, and of a folder of
+/// `several` models where none has its name.
+pub fn imatrix<'a>(files: impl Iterator<Item = &'a str>, model: &str, several: bool) -> Option<&'a str> {
+    let found: Vec<&str> = files.filter(|name| is_imatrix(name)).collect();
+    let named = |name: &&str| {
+        let file = name.rsplit('/').next().unwrap_or(name);
+        let end = IMATRIX_ENDS.iter().find(|end| file.to_lowercase().ends_with(*end)).map_or(0, |end| end.len());
+        same(file.get(..file.len() - end).unwrap_or(file), model)
+    };
+    let newest = |names: Vec<&'a str>| {
+        let form = names.iter().filter_map(|name| imatrix_form(name)).min();
+        let mut names = names.into_iter().filter(|name| imatrix_form(name) == form);
+        names.next().filter(|_| names.next().is_none())
+    };
+    let own: Vec<&str> = found.iter().copied().filter(named).collect();
+    if own.is_empty() && !several { newest(found) } else { newest(own) }
+}
+
 impl GgufModel {
+    /// The file's name without its folder, its number and what follows.
+    pub fn name(&self) -> &str {
+        self.stem.rsplit('/').next().unwrap_or(&self.stem)
+    }
+
     /// The shortest end of its name that [`pick`] finds it by: usually the type of its matrices.
     pub fn label<'a>(&'a self, models: &[Self]) -> &'a str {
         let cuts = self.stem.rmatch_indices(['-', '.', '/']).map(|(at, _)| &self.stem[at + 1..]);
@@ -126,5 +167,22 @@ mod tests {
         let wanted = "BF16 (0.1 GB), IQ4_XS (0.1 GB), Q4_K_M (0.1 GB), 8B-Q5_K_M (0.1 GB), Q8_0 (0.2 GB), \
                       UD-Q4_K_M (0.1 GB), other-Q5_K_M (0.1 GB)";
         assert_eq!(listed(&models), wanted);
+    }
+
+    /// Names as publishers have them.
+    #[test]
+    fn an_importance_matrix_is_found_by_its_name() {
+        let find = |files: &[&'static str], several| imatrix(files.iter().copied(), "Org_M-8B-Q4_K_M", several);
+        let (old, new) = ("imatrix_unsloth.dat", "imatrix_unsloth.gguf_file");
+        assert_eq!(find(&["M-8B-Q4_K_M.gguf", old, "imatrix.txt"], false), Some(old));
+        assert_eq!(find(&[old, new], false), Some(new));
+        assert_eq!(find(&[old], true), None);
+        for own in ["Org_M-8B-imatrix.gguf", "Org_M-8B.imatrix", "org_m-8b.i1-imatrix.dat", "a/Org_M-8B.imatrix.gguf"] {
+            assert_eq!(find(&[old, own], true), Some(own));
+            assert_eq!(find(&["N-8B-imatrix.gguf", own], false), Some(own));
+        }
+        // Of another model, and of one of two.
+        assert_eq!(find(&["M-9B.imatrix.gguf", "M-7B.imatrix.gguf"], false), None);
+        assert_eq!(find(&[], false), None);
     }
 }

@@ -2,7 +2,7 @@
 //! The configuration is downloaded into memory and checked first, so that a model that cannot run,
 //! or that does not fit on the disk, is refused before a byte is written.
 
-use super::api::{Listing, Remote};
+use super::api::{Listed, Listing, Remote};
 use super::cache::{self, CONFIG, Repo};
 use super::download::{Fetcher, File};
 use super::gguf_files::{self, GgufModel};
@@ -12,7 +12,7 @@ use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::eagle::config::is_head;
 use crate::checkpoint::files::{CARD, Files, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
 use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
-use crate::checkpoint::{ModelConfig, config_of};
+use crate::checkpoint::{ModelConfig, config_of, imatrix};
 use crate::regular_file::free_bytes;
 use crate::tensor::SharedBytes;
 use crate::unicode::one_line;
@@ -157,6 +157,7 @@ struct Pull<'a> {
 
 /// The files of a model, and its configuration.
 struct Wanted {
+    /// All but the weights.
     texts: Vec<File>,
     weights: Vec<File>,
     /// `None` for a predictor.
@@ -190,13 +191,21 @@ impl Pull<'_> {
         Ok(Wanted { texts, weights, config })
     }
 
-    /// The parts of a GGUF model, and the configuration in their headers.
+    /// The parts of a GGUF model, the configuration in their headers, and the importance matrix
+    /// that is published with it.
     fn gguf(&mut self, model: &HubModel, observer: &mut dyn Observer) -> Result<Wanted, HubError> {
-        let weights = self.files(pick(model, self.listing)?.files.iter(), observer)?;
+        let picked = pick(model, self.listing)?;
+        let weights = self.files(picked.files.iter(), observer)?;
+        let fits = |(name, file): (&'_ String, &Listed)| {
+            plain_name(name).is_ok() && file.bytes.is_some_and(|bytes| bytes <= imatrix::MAX_BYTES)
+        };
+        let beside = self.listing.files.iter().filter(|file| fits(*file)).map(|(name, _)| name.as_str());
+        let imatrix = gguf_files::imatrix(beside, picked.name(), false);
+        let texts = self.files(imatrix.into_iter(), observer)?;
         let heads = weights.iter().map(|file| self.head(file, observer)).collect::<Result<Vec<_>, _>>()?;
         let config = Gguf::new(heads).and_then(|gguf| config_of(&Files::Gguf(Arc::new(gguf))));
         let config = config.map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
-        Ok(Wanted { texts: Vec::new(), weights, config: Some(config) })
+        Ok(Wanted { texts, weights, config: Some(config) })
     }
 
     /// The beginning of a GGUF file, with its header.
@@ -234,8 +243,8 @@ impl Pull<'_> {
                 )));
             };
             // Such files are read into memory when the model is opened.
-            let weights = name.ends_with(".safetensors") || name.ends_with(".gguf");
-            let most = if weights { u64::MAX } else { max_text_bytes(name) };
+            let weights = [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end));
+            let most = if weights || gguf_files::is_imatrix(name) { u64::MAX } else { max_text_bytes(name) };
             if bytes > most {
                 let (id, host) = (remote.id, remote.hub.host());
                 return Err(HubError::Wrong(format!(

@@ -3,6 +3,7 @@
 use super::weight_file::ALIGN_BYTES;
 use super::*;
 use crate::checkpoint::ModelRef;
+use crate::checkpoint::calibration::Given;
 use crate::checkpoint::convert::Importance;
 use std::os::unix::fs::MetadataExt;
 
@@ -105,10 +106,9 @@ fn the_file_is_what_memory_would_hold_and_is_made_once() {
     // Another importance is another file.
     let name = "model.layers.0.mlp.up_proj.weight";
     let importance = Importance::from([(name.to_owned(), (0..128).map(|i| 1.0 + i as f32).collect())]);
-    let other = place
-        .cache()
-        .convert(place.open("model"), Weights::Int4, &Calibration::Given(importance), &mut |_| true)
-        .unwrap();
+    let given = Given { importance: importance.into(), name: "a file".to_owned() };
+    let other =
+        place.cache().convert(place.open("model"), Weights::Int4, &Calibration::Given(given), &mut |_| true).unwrap();
     assert!(other.tensors[name].bytes() != first.tensors[name].bytes() && place.files().len() == 4);
 }
 

@@ -19,7 +19,7 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
         "models pull" => &[&["device", "json", "config"]],
         "models rm" => &[&["weights", "json"]],
         "models quantize" => &[&["weights", "importance", "device", "json", "config"]],
-        "models info" => &[&["adapter", "device", "weights", "kv", "ctx_size", "json", "config"]],
+        "models info" => &[&["adapter", "device", "weights", "importance", "kv", "ctx_size", "json", "config"]],
         "adapter train" => &[&["model", "device", "weights", "kv", "json", "config"]],
         "adapter list" | "adapter info" | "adapter rm" => &[&["json", "config"]],
         "sessions list" | "sessions prune" => &[&["json", "config"]],

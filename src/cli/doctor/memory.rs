@@ -32,8 +32,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
             spawn::open_or_say(&settings).map_err(as_wrong_use)?
         }
     };
-    let options =
-        EngineOptions { max_logits: engine::CHAT_LOGITS, ..spawn::options(&settings, &checkpoint.config, target)? };
+    let options = EngineOptions { max_logits: engine::CHAT_LOGITS, ..spawn::options(&settings, &checkpoint, target)? };
     let job = Measure { checkpoint, options, before };
     let (model, device, usage) = target.run(DeviceOptions::from(&settings), job)?;
     if common.json {
