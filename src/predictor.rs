@@ -13,6 +13,7 @@ pub use regression::Fitted;
 pub use rows::Frame;
 
 use crate::backend::Measure;
+use crate::checkpoint::ModelConfig;
 use crate::engine::{EngineOptions, Runner};
 use anyhow::{Context, Result};
 use regression::fit;
@@ -41,11 +42,13 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// What an engine needs for it: one sequence of texts, or one with and one without eviction.
-pub fn options(options: EngineOptions) -> EngineOptions {
+/// What an engine needs for it: one sequence of texts, or one with and one without eviction. No
+/// longer than the model was made for.
+pub fn options(options: EngineOptions, config: &ModelConfig) -> EngineOptions {
+    let context = CONTEXT.min(config.context);
     EngineOptions {
-        context: Some(CONTEXT),
-        max_step: Some(CONTEXT),
+        context: Some(context),
+        max_step: Some(context),
         max_logits: 64,
         max_seqs: 3,
         eviction: None,
@@ -126,9 +129,9 @@ mod tests {
     use super::search::{Goal, find};
     use super::*;
     use crate::backend::cpu::Cpu;
+    use crate::checkpoint::Checkpoint;
     use crate::checkpoint::adapter::Adapter;
     use crate::checkpoint::adapter::card::{Card, Header};
-    use crate::checkpoint::{Checkpoint, ModelConfig};
     use crate::codec::Codec;
     use crate::engine::EngineOptions;
     use crate::protocol::Token;

@@ -39,7 +39,7 @@ pub fn run(settings: &Settings, args: &TrainArgs) -> Result<u8> {
     let target = Target::new(settings)?;
     let config = ModelConfig { dms: None, ..Checkpoint::shape(&args.shape).map_err(as_wrong_use)? };
     let checkpoint = target.random_weights(&args.shape, config)?;
-    let options = predictor::options(EngineOptions::new(target.codec(Auto::Auto)));
+    let options = predictor::options(EngineOptions::new(target.codec(Auto::Auto)), &checkpoint.config);
     target.run(DeviceOptions::from(settings), Job { checkpoint, options, args })
 }
 

@@ -109,20 +109,20 @@ pub trait ModelJob {
 
 /// Loads the model of the settings onto its device and does `job`. A step has at most `max_step` tokens.
 pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> Result<u8> {
-    with_options(settings, |options| EngineOptions { max_step: Some(max_step), ..options }, job)
+    with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), ..options }, job)
 }
 
 /// As [`with_model`], with options that `adjust` makes from those of the settings.
 pub fn with_options(
     settings: &Settings,
-    adjust: impl FnOnce(EngineOptions) -> EngineOptions,
+    adjust: impl FnOnce(EngineOptions, &ModelConfig) -> EngineOptions,
     job: impl ModelJob,
 ) -> Result<u8> {
     devices::check(settings)?;
     download::ensure(settings)?;
     interrupts::end_on_interrupt("interrupted")?;
     let (checkpoint, target) = open_or_say(settings).map_err(as_wrong_use)?;
-    let options = adjust(options(settings, &checkpoint, target).map_err(as_wrong_use)?);
+    let options = adjust(options(settings, &checkpoint, target).map_err(as_wrong_use)?, &checkpoint.config);
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
 

@@ -97,7 +97,7 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
 #[cfg(unix)]
 #[test]
 fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
-    let spec = Spec { n_layers: 1, tied: false, speaks: true, context: 320, ..Spec::new(true, Form::Plain) };
+    let spec = Spec { n_layers: 1, tied: false, speaks: true, context: 2304, ..Spec::new(true, Form::Plain) };
     let tiny = Tiny::new(spec, 12);
     let (hub, home) = (healthy(), Home::new());
     let folder = tiny.folder.path().to_str().unwrap();

@@ -11,7 +11,7 @@ use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::bench;
 use dmschat::cache::CacheError;
-use dmschat::checkpoint::Checkpoint;
+use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::cli::interrupts;
 use dmschat::cli::output::{self, notice, wrong_use};
 use dmschat::cli::spawn::{ModelJob, with_options};
@@ -52,7 +52,7 @@ pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store)
     slow.iter().for_each(|text| notice(text));
     let rows = run.parallel.max(run.width());
     let context = run.longest.max(DIAL_CONTEXT);
-    let adjust = |options: EngineOptions| {
+    let adjust = |options: EngineOptions, _: &ModelConfig| {
         let context = Some(options.context.map_or(context, |most| most.min(context)));
         EngineOptions { max_seqs: rows, context, ..options }
     };
