@@ -83,12 +83,13 @@ MODELS = [
         hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=21,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **COMMON), torch.bfloat16, None),
-    # Key heads that serve several value heads, heads of other sizes than these, and attention in the middle.
+    # Key heads that serve several value heads, heads of other sizes than these, and attention in every second layer: GGUF
+    # files have the interval alone.
     ("qwen3_5", Qwen3_5TextConfig(
         hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
         linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=24,
         max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
-        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention", "linear_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         **dict(COMMON, num_hidden_layers=5)), torch.bfloat16, None),
     # One layer without experts; more rows than experts have, so that some have none.

@@ -22,7 +22,7 @@ pub fn as_converted(d: &DeltaNet, shape: &mut Vec<usize>, values: &mut [f32], na
     let (keys, width) = (2 * d.key_heads * d.key_dim, *shape.last().unwrap());
     let (name, kind) = match name {
         ".A_log" => {
-            values.iter_mut().for_each(|a| *a = -a.exp());
+            values.iter_mut().for_each(|a| *a = -f64::from(*a).exp() as f32);
             tile(values, 1);
             ("ssm_a", "")
         }

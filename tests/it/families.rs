@@ -2,9 +2,18 @@
 
 use crate::fake_hub::sha256;
 use crate::gguf::{converted, golden};
+use crate::gguf_file::{GgufFile, Meta};
 use crate::golden::computes;
+use crate::hybrids::fed;
+use crate::local::images;
 use crate::program::{program, said};
-use dmschat::checkpoint::{AdapterChoice, Checkpoint};
+use crate::tiny::Rng;
+use dmschat::backend::cpu::Cpu;
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning};
+use dmschat::codec::Codec;
+use dmschat::engine::{EngineOptions, Runner};
+use dmschat::policy::{Budget, PolicyKind, PolicyRequest};
+use dmschat::protocol::Token;
 use dmschat::tensor::SharedBytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -12,7 +21,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub const FAMILIES: [&str; 7] = ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite", "qwen3_moe", "gemma3"];
+pub const FAMILIES: [&str; 8] =
+    ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite", "qwen3_moe", "gemma3", "qwen3_5"];
 
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -37,9 +47,10 @@ fn gguf_files_compute_what_transformers_does() {
     for name in FAMILIES {
         let (file, folder) = (opened(name), golden(name));
         let mut config = file.config.clone();
-        // Mistral is llama there, and Gemma's norms are whole.
+        // Mistral is llama there, norms are whole, and value heads of delta nets have another order.
         config.family = folder.config.family;
         config.spec.norm_offset = folder.config.spec.norm_offset;
+        config.spec.delta_net = folder.config.spec.delta_net;
         assert_eq!(config, folder.config, "{name}");
         computes(name, &file);
     }
@@ -74,4 +85,124 @@ fn a_folder_and_a_gguf_file_answer_a_prompt() {
         });
         assert!(answers[0] == answers[1] && answers[0][0] != "", "{name}: {answers:?}");
     }
+}
+
+/// A KVzap predictor of random weights, whose scores are about its threshold.
+pub fn predictor(folder: &Path, c: &ModelConfig) {
+    let layers = c.attention_layers();
+    let config = json!({
+        "model_type": "kvzap", "input_dim": c.hidden, "output_dim": c.n_kv_heads, "hidden_dim": null, "n_modules": layers,
+    });
+    let (mut header, mut data, mut rng) = (json!({}), Vec::<u8>::new(), Rng(1));
+    for layer in 0..layers {
+        let weight: Vec<f32> = (0..c.n_kv_heads * c.hidden).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect();
+        let bias = vec![-4.0; c.n_kv_heads];
+        for (name, shape, values) in
+            [("weight", vec![c.n_kv_heads, c.hidden], weight), ("bias", vec![c.n_kv_heads], bias)]
+        {
+            let begin = data.len();
+            data.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+            header[format!("layers.{layer}.{name}")] =
+                json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
+        }
+    }
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    fs::write(folder.join("model.safetensors"), crate::folder::assemble(&header, &data)).unwrap();
+}
+
+/// Where a predictor decides and where a window does, chunks give the bits, the slots and the pages of single steps.
+#[test]
+fn each_family_evicts_in_chunks_as_in_single_steps() {
+    let tokens: Vec<Token> = (0..80).map(|i| (i * 7919 % 128) as Token).collect();
+    for name in FAMILIES {
+        let adapter = tempfile::tempdir().unwrap();
+        predictor(adapter.path(), &golden(name).config);
+        let predicted = (AdapterChoice::File(adapter.path().to_owned()), PolicyRequest::default());
+        for (adapter, policy) in [predicted, (AdapterChoice::None, PolicyKind::Window.with(Budget::Slots(20)))] {
+            let mut checkpoint = Checkpoint::open(&ModelRef::Folder(place(name)), &adapter).unwrap();
+            if checkpoint.adapter.is_some() {
+                checkpoint.tune(Tuning { window: Some(9), ..Tuning::default() }).unwrap();
+            }
+            let options = EngineOptions { context: Some(128), policy, ..EngineOptions::new(Codec::F32) };
+            let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
+            let mut wanted = None;
+            for steps in [&[1][..], &[80], &[30, 1, 1, 25, 23]] {
+                let seq = runner.create(true).unwrap();
+                let logits = fed(&mut runner, seq, &tokens, steps);
+                let stats = runner.cache.stats(runner.backend(), seq);
+                assert!(stats.live_slots < stats.dense_slots, "{name}, {policy:?}: nothing is evicted");
+                let got = (logits, images(&mut runner, seq));
+                assert!(wanted.as_ref().is_none_or(|wanted| *wanted == got), "{name}, {policy:?}: {steps:?}");
+                wanted = Some(got);
+                runner.release(seq);
+            }
+        }
+    }
+}
+
+/// `adapter train` makes a predictor for a model of each family, and the model evicts by it.
+#[test]
+fn predictors_are_made_for_each_family() {
+    let lines: String = (0..550).map(|n| format!("line {n} tells of number {}\n", n * n % 9973)).collect();
+    for name in FAMILIES {
+        let home = tempfile::tempdir().unwrap();
+        let [folder, _] = written(name, home.path());
+        // A text and its repetition fit into it, and no window is shorter.
+        let mut config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+        config["max_position_embeddings"] = json!(512);
+        if name == "phi3_longrope" {
+            config["sliding_window"] = Value::Null;
+        }
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let (text, out) = (home.path().join("text.txt"), home.path().join("made.safetensors"));
+        fs::write(&text, &lines).unwrap();
+        let run = |args: &str, rest: &[&Path]| {
+            let mut command = program(env!("CARGO_BIN_EXE_dmschat"), &home);
+            command.args(args.split(' ')).args(rest).arg("-m").arg(&folder);
+            said(&command.output().unwrap())
+        };
+        let train = "adapter train --device cpu --ratio 1.5 --text";
+        let (code, _, stderr) = run(train, &[&text, Path::new("--out"), &out]);
+        if name == "gemma3" {
+            assert!(code == 2 && stderr.contains("6 of its layers see a window of tokens"), "{stderr}");
+            continue;
+        }
+        assert_eq!(code, 0, "{name}: {stderr}");
+        let ask = "-p rain --device cpu --temperature 0 --max-tokens 12 --json --adapter";
+        let (code, stdout, stderr) = run(ask, &[&out]);
+        let answer: Value = serde_json::from_str(&stdout).unwrap_or_default();
+        assert_eq!((code, &answer["decisions"]["kind"]), (0, &json!("predictor")), "{name}: {stderr}");
+    }
+}
+
+/// Architectures that people have and that do not run: named before anything else is asked of the files.
+#[test]
+fn other_architectures_are_named_in_one_line() {
+    let home = tempfile::tempdir().unwrap();
+    let refused = |path: &Path, wanted: &str| {
+        let mut command = program(env!("CARGO_BIN_EXE_dmschat"), &home);
+        let (code, stdout, stderr) = said(&command.args(["models", "info"]).arg(path).output().unwrap());
+        assert!(code == 2 && stdout.is_empty() && stderr.lines().count() == 1, "{code} {stdout} {stderr}");
+        assert!(stderr.contains(wanted), "{stderr}");
+    };
+    let names = "gpt_oss olmo2 olmo3 deepseek_v3 gemma2 gemma3n gemma4 mixtral mistral3 qwen3_next qwen3_5_moe glm4_moe \
+                 cohere2 llama4 falcon_h1 mamba2 granitemoehybrid lfm2 starcoder2 bert";
+    for name in names.split_whitespace() {
+        let folder = home.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        let config =
+            json!({"architectures": ["XForCausalLM"], "model_type": name, "text_config": {"model_type": "llama"}});
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        refused(&folder, &format!("model_type \"{name}\" is not supported ("));
+    }
+    let names = "gpt-oss olmo2 deepseek2 gemma2 gemma3n gemma4 mistral3 qwen3next qwen35moe glm4moe cohere2 llama4 falcon-h1 \
+                 mamba2 granitehybrid lfm2 phi2 starcoder2 bert";
+    let file = home.path().join("model.gguf");
+    for name in names.split_whitespace() {
+        fs::write(&file, GgufFile::tiny().set("general.architecture", Meta::text(name)).bytes()).unwrap();
+        refused(&file, &format!("architecture \"{name}\" is not supported ("));
+    }
+    // Mixtral is llama there.
+    fs::write(&file, GgufFile::tiny().set("llama.expert_count", Meta::U32(8)).bytes()).unwrap();
+    refused(&file, "llama.expert_count is set: models with experts are not supported");
 }

@@ -175,7 +175,8 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
         }
         let theirs = NAMES.iter().find(|n| n.0 == part).map_or(part, |n| n.1);
         let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
-        let element = if dims.len() == 2 && part != "mlp.gate" && tensor.format.name() == "bf16" { BF16 } else { F32 };
+        let f32s = ["mlp.gate", "ssm_conv1d"].contains(&part) || tensor.format.name() != "bf16";
+        let element = if dims.len() == 2 && !f32s { BF16 } else { F32 };
         file.tensor(&format!("{prefix}{theirs}{kind}"), &dims, element, &values);
     }
     for layer in (0..m.n_layers).filter(|_| arch == "phi3") {

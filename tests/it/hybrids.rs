@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Feeds tokens in steps of these lengths, the last one repeated, and returns the bits of their logits.
-fn fed(runner: &mut Runner<Cpu>, seq: SeqId, tokens: &[Token], steps: &[usize]) -> Vec<Vec<u32>> {
+pub fn fed(runner: &mut Runner<Cpu>, seq: SeqId, tokens: &[Token], steps: &[usize]) -> Vec<Vec<u32>> {
     let (mut out, mut at) = (Vec::new(), 0);
     for i in 0.. {
         let len = steps[i.min(steps.len() - 1)].min(tokens.len() - at);

@@ -1,6 +1,7 @@
 //! Models whose attention is local in some layers (Gemma 3): those see and store the newest tokens, whatever the policy of the
 //! others, the switch, pins and the valve say.
 
+use crate::families::predictor;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
@@ -8,7 +9,6 @@ use dmschat::codec::Codec;
 use dmschat::engine::{Decode, Drafts, EngineOptions, Runner, Verify};
 use dmschat::policy::{PolicyKind, PolicyRequest};
 use dmschat::protocol::{SamplingParams, Token};
-use serde_json::json;
 use std::path::Path;
 
 const TOKENS: usize = 80;
@@ -18,29 +18,6 @@ const GLOBAL: usize = 5;
 
 fn folder() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gemma3")
-}
-
-/// A predictor whose scores are random and about its threshold.
-fn predictor(folder: &Path) {
-    let config = json!({
-        "model_type": "kvzap", "input_dim": 48, "output_dim": 2, "hidden_dim": null, "n_modules": 7,
-    });
-    let (mut header, mut data, mut state) = (json!({}), Vec::<u8>::new(), 1u64);
-    let mut random = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    for layer in 0..LAYERS {
-        let weight: Vec<f32> = (0..96).map(|_| random()).collect();
-        for (name, shape, values) in [("weight", vec![2, 48], weight), ("bias", vec![2], vec![-4.0; 2])] {
-            let begin = data.len();
-            data.extend(values.iter().flat_map(|x| x.to_le_bytes()));
-            header[format!("layers.{layer}.{name}")] =
-                json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
-        }
-    }
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    std::fs::write(folder.join("model.safetensors"), crate::folder::assemble(&header, &data)).unwrap();
 }
 
 fn runner(adapter: &AdapterChoice, policy: PolicyRequest) -> Runner<Cpu> {
@@ -73,7 +50,7 @@ fn stored(runner: &Runner<Cpu>, seq: SeqId, layer: usize) -> Vec<Vec<usize>> {
     (0..2).map(lane).collect()
 }
 
-fn images(runner: &mut Runner<Cpu>, seq: SeqId) -> Vec<Vec<u8>> {
+pub fn images(runner: &mut Runner<Cpu>, seq: SeqId) -> Vec<Vec<u8>> {
     let layers = runner.head(seq).1.len();
     let mut image = |layer| {
         let mut bytes = Vec::new();
@@ -95,7 +72,7 @@ fn check_local(runner: &Runner<Cpu>, seq: SeqId) {
 #[test]
 fn local_layers_store_their_window_and_the_others_follow_the_policy() {
     let adapter = tempfile::tempdir().unwrap();
-    predictor(adapter.path());
+    predictor(adapter.path(), &crate::gguf::golden("gemma3").config);
     let predicted = AdapterChoice::File(adapter.path().to_owned());
     let window = PolicyKind::Window.with("20".parse().unwrap());
     for (adapter, policy) in [
@@ -152,7 +129,7 @@ fn local_layers_store_their_window_and_the_others_follow_the_policy() {
 #[test]
 fn nothing_but_the_window_decides_in_local_layers() {
     let adapter = tempfile::tempdir().unwrap();
-    predictor(adapter.path());
+    predictor(adapter.path(), &crate::gguf::golden("gemma3").config);
     let mut runner = runner(&AdapterChoice::File(adapter.path().to_owned()), PolicyRequest::default());
     let seq = runner.create(false).unwrap();
     runner.pin(seq, 3..30).unwrap();

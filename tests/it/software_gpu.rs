@@ -41,12 +41,12 @@ fn an_answer_is_that_of_the_cpu() {
 #[test]
 fn each_family_answers_as_on_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
-    // The kernels compute no local layers yet.
+    // The kernels compute no local layers yet. No token of the answers is a near tie, which rounding would decide.
     for name in families::FAMILIES.into_iter().filter(|name| *name != "gemma3") {
         let home = tempfile::tempdir().unwrap();
         let [folder, file] = families::written(name, home.path());
         let answer = |device, model: &Path| {
-            let args = ["-p", "rain", "--temperature", "0", "--max-tokens", "12", "--json", "--device", device, "-m"];
+            let args = ["-p", "hello", "--temperature", "0", "--max-tokens", "12", "--json", "--device", device, "-m"];
             dmschat(gpu, &[], &[&args[..], &[model.to_str().unwrap()]].concat()).json()["answer"].clone()
         };
         let wanted = answer("cpu", &folder);

@@ -29,6 +29,7 @@ FAMILIES = [
     ("granite", "granite", True, "refact"),
     ("qwen3_moe", "qwen3moe", False, "qwen2"),
     ("gemma3", "gemma3", False, "default"),
+    ("qwen3_5", "qwen35", False, "qwen35"),
 ]
 ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
 PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
@@ -101,6 +102,16 @@ def parameters(w, c, arch):
         w.add_expert_count(c["num_local_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if arch == "qwen35":
+        width = c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+        w.add_ssm_state_size(c["linear_key_head_dim"])
+        w.add_ssm_group_count(c["linear_num_key_heads"])
+        w.add_ssm_time_step_rank(c["linear_num_value_heads"])
+        w.add_ssm_inner_size(width)
+        w.add_full_attention_interval(c["layer_types"].index("full_attention") + 1)
+        w.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        w.add_rope_dimension_sections([11, 11, 10, 0])
     if arch == "gemma3":
         w.add_sliding_window(c["sliding_window"])
         w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -143,6 +154,28 @@ def vocabulary(w, pre, size):
     w.add_chat_template(TEMPLATE)
 
 
+def delta_net(c, name, t):
+    """A tensor of a gated delta net as llama.cpp has it: value heads of one key head a number of key heads apart."""
+    import numpy as np
+
+    keys, values, size = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_value_head_dim"]
+    order = np.arange(values).reshape(keys, -1).T.ravel()
+    part = name.split("linear_attn.")[1].removesuffix(".weight")
+    if part == "conv1d":
+        t = t[:, 0]
+    if part in ("in_proj_qkv", "conv1d"):
+        rest = 2 * keys * c["linear_key_head_dim"]
+        v = t[rest:].reshape(values, size, -1)[order].reshape(-1, t.shape[1])
+        return np.concatenate([t[:rest], v])
+    if part == "in_proj_z":
+        return t.reshape(values, size, -1)[order].reshape(t.shape)
+    if part == "out_proj":
+        return t.reshape(-1, values, size)[:, order].reshape(t.shape)
+    if part == "A_log":
+        return -np.exp((t[order].astype(np.uint32) << 16).view(np.float32).astype(np.float64)).astype(np.float32)
+    return t if part == "norm" else t[order]
+
+
 def make(name, arch, permuted, pre, work):
     import gguf
     import numpy as np
@@ -160,7 +193,9 @@ def make(name, arch, permuted, pre, work):
     names = gguf.get_tensor_name_map(kind, c["num_hidden_layers"])
     # llama.cpp's architecture has experts in all layers; one without them has the names of other architectures.
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, c["num_hidden_layers"])
-    named = lambda n: next(filter(None, (of.get_name(n, try_suffixes=(".weight", ".bias")) for of in (names, dense))))
+    suffixes = (".weight", ".bias")
+    plain = lambda n: n.replace(".dt_bias", ".dt_proj.bias")
+    named = lambda n: next(filter(None, (of.get_name(plain(n), try_suffixes=suffixes) for of in (names, dense))))
     tensors = {named(n): (n, t) for n, t in merged(stored(folder)).items()}
     for key in ("long", "short") if arch == "phi3" else ():
         factors = np.array(c["rope_parameters"][f"{key}_factor"], np.float32)
@@ -170,10 +205,12 @@ def make(name, arch, permuted, pre, work):
         for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
             if permuted and part in ours:
                 t = t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
-        if arch == "gemma3" and "norm" in ours:
+        if "linear_attn" in ours:
+            t = delta_net(c, ours, t)
+        elif arch in ("gemma3", "qwen35") and "norm" in ours:
             t = (t.astype(np.uint32) << 16).view(np.float32) + np.float32(1)
-        # Routers stay f32.
-        if t.ndim >= 2 and "ffn_gate_inp" not in theirs:
+        # Routers and convolutions stay f32.
+        if t.ndim >= 2 and not any(part in theirs for part in ("ffn_gate_inp", "conv1d")):
             w.add_tensor(theirs, np.ascontiguousarray(t).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
         elif t.dtype == np.float32:
             w.add_tensor(theirs, t)
