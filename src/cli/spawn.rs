@@ -199,10 +199,9 @@ pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
 }
 
 /// Rows of steps that try drafts.
-fn draft_rows(source: &DraftSource, target: Target) -> usize {
+fn draft_rows(source: &DraftSource) -> usize {
     match source {
         DraftSource::Off => 0,
-        DraftSource::Auto if target != Target::Cpu => 0,
         DraftSource::Auto | DraftSource::Lookup | DraftSource::Head(_) => 1 + MAX_DRAFTS,
     }
 }
@@ -223,7 +222,7 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
         }),
         weights: weight_options(settings, checkpoint)?,
         policy: settings.policy_request(),
-        drafts: Drafts { rows: draft_rows(&settings.draft, target), ..Drafts::default() },
+        drafts: Drafts { rows: draft_rows(&settings.draft), ..Drafts::default() },
         ..EngineOptions::new(target.codec(settings.kv))
     })
 }

@@ -283,7 +283,7 @@ sampling_table!(settings {
         ///
         /// The answer is the same. lookup tries what followed the newest words where they stood before, as in quotes, code that is
         /// changed and lists, as far as that is faster. A head, given by its folder (with a / in it) or hub id, guesses from the
-        /// model's hidden states; it has to be made for the model. auto is lookup on the CPU. In a chat, /draft changes it.
+        /// model's hidden states; it has to be made for the model. auto is lookup. In a chat, /draft changes it.
         #[arg(long, value_name = "auto|lookup|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]
         draft: DraftSource = DraftSource::Auto;
 

@@ -12,7 +12,7 @@ pub const MAX_DRAFTS: usize = 15;
 /// Where drafts come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftSource {
-    /// [`Self::Lookup`] on the CPU; none on a GPU, where it was not measured yet.
+    /// What is always there: [`Self::Lookup`].
     #[default]
     Auto,
     /// What followed the newest tokens where they stood before.

@@ -21,8 +21,7 @@ fn run(app: &mut App, argument: &str) -> Done {
     if info.most_drafts == 0 {
         let why = match &app.setup.settings.draft {
             DraftSource::Off => "the program was started with --draft off",
-            DraftSource::Auto => "on a GPU they need --draft lookup at the start, and some cache policies have none",
-            DraftSource::Lookup | DraftSource::Head(_) => "this cache policy has none",
+            DraftSource::Auto | DraftSource::Lookup | DraftSource::Head(_) => "this cache policy has none",
         };
         return Err(format!("no drafts can be tried: {why}").into());
     }
@@ -59,6 +58,6 @@ mod tests {
         let info = app.engine.info.clone().unwrap();
         app.engine.info = Some(Arc::new(ModelInfo { most_drafts: 0, ..(*info).clone() }));
         say(&mut app, "/draft on");
-        assert!(screen(&mut app).contains("on a GPU they need --draft lookup"));
+        assert!(screen(&mut app).contains("this cache policy has none"));
     }
 }
