@@ -182,9 +182,18 @@ impl Block {
                     }
                     c += V::LANES;
                 }
+                // Copied by loops that the compiler unrolls: an index of `acc` that it does not know would keep
+                // the accumulators in memory.
+                let mut ends = [[V::splat(0.0); R]; N];
+                for i in 0..N {
+                    for r in 0..R {
+                        ends[i][r] = acc[r][i];
+                    }
+                }
+                let ends = std::hint::black_box(&ends);
                 for i in 0..N {
                     for block in 0..R / 4 {
-                        let mut sums = V::sum4(std::array::from_fn(|r| acc[block * 4 + r][i]));
+                        let mut sums = V::sum4(std::array::from_fn(|r| ends[i][block * 4 + r]));
                         for (r, sum) in sums.iter_mut().enumerate() {
                             for c in c..end {
                                 *sum += E::scalar(rows[block * 4 + r].add(c * size)) * *x.add(i * self.cols + c);

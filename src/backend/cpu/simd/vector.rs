@@ -11,8 +11,7 @@ use std::arch::x86_64::*;
 /// The instruction sets of `Avx2` and `Avx512` must be enabled where methods are inlined.
 pub(super) trait Vector: Copy {
     const LANES: usize;
-    /// Right-hand sides that fit in registers beside four rows; at most 3 (with 4 the compiler
-    /// spills the sums).
+    /// Right-hand sides that fit in registers beside four rows; at most 3.
     const MAX_RHS: usize;
 
     unsafe fn splat(v: f32) -> Self;
