@@ -130,7 +130,7 @@ const USUAL: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
 /// A step with drafts has to be expected to be this much faster.
 const WORTH: f64 = 1.05;
 /// Numbers of drafts that a gate chooses from. A GPU captures a graph of each.
-const COUNTS: [usize; 4] = [1, 3, 7, MAX_DRAFTS];
+const COUNTS: [usize; 5] = [1, 2, 3, 7, MAX_DRAFTS];
 /// Proposals that are passed over after drafts did not pay: at first, and at most. Each further time takes twice as many.
 const FIRST_WAIT: u32 = 8;
 const LONGEST_WAIT: u32 = 256;

@@ -114,26 +114,38 @@ unsafe fn dots_body<V: Vector, E: Elem>(
         // SAFETY: `Block` stays inside what the caller has checked: rows r.., x and out from i on.
         unsafe {
             let at = w.add(r * row_bytes);
-            if n == 1 && left >= 8 {
-                Block { w: at, row_bytes, cols, ahead, valid: 8 }.run::<V, E, 8, 1>(x, out.add(r), width);
+            if (n == 1 || V::EIGHT_ROWS) && left >= 8 {
+                let block = Block { w: at, row_bytes, cols, ahead, valid: 8 };
+                for (i, some) in passes::<V>(n) {
+                    let (x, out) = (x.add(i * cols), out.add(i * width + r));
+                    match some {
+                        2 if V::EIGHT_ROWS => block.run::<V, E, 8, 2>(x, out, width),
+                        3 if V::EIGHT_ROWS => block.run::<V, E, 8, 3>(x, out, width),
+                        _ => block.run::<V, E, 8, 1>(x, out, width),
+                    }
+                }
                 r += 8;
                 continue;
             }
             let block = Block { w: at, row_bytes, cols, ahead, valid: left.min(4) };
-            let mut i = 0;
-            while i < n {
+            for (i, some) in passes::<V>(n) {
                 let (x, out) = (x.add(i * cols), out.add(i * width + r));
-                let some = (n - i).min(V::MAX_RHS);
                 match some {
                     1 => block.run::<V, E, 4, 1>(x, out, width),
                     2 => block.run::<V, E, 4, 2>(x, out, width),
                     _ => block.run::<V, E, 4, 3>(x, out, width),
                 }
-                i += some;
             }
         }
         r += left.min(4);
     }
+}
+
+/// Splits `n` right-hand sides into the fewest passes, which are as equal as can be: the first of each, and how many it has.
+#[inline(always)]
+fn passes<V: Vector>(n: usize) -> impl Iterator<Item = (usize, usize)> {
+    let passes = n.div_ceil(V::MAX_RHS);
+    (0..passes).map(move |pass| (pass * n / passes, (pass + 1) * n / passes - pass * n / passes))
 }
 
 /// Prefetch distance for weights (measured: half and twice are slower).
@@ -311,9 +323,7 @@ unsafe fn weighted_body<V: Vector, E: Elem>(
     out: *mut f32,
     width: usize,
 ) {
-    let mut i = 0;
-    while i < n {
-        let some = (n - i).min(V::MAX_RHS);
+    for (i, some) in passes::<V>(n) {
         // SAFETY: rows i..i + some of `p` and `out`, all slots: what the caller has checked.
         unsafe {
             let sums = Sums { slots, order, cols, p: p.add(i * stride), stride, out: out.add(i * width), width };
@@ -323,7 +333,6 @@ unsafe fn weighted_body<V: Vector, E: Elem>(
                 _ => sums.run::<V, E, 3>(),
             }
         }
-        i += some;
     }
 }
 

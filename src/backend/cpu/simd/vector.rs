@@ -13,6 +13,8 @@ pub(super) trait Vector: Copy {
     const LANES: usize;
     /// Right-hand sides that fit in registers beside four rows; at most 3.
     const MAX_RHS: usize;
+    /// Whether they fit beside eight rows too.
+    const EIGHT_ROWS: bool = false;
 
     unsafe fn splat(v: f32) -> Self;
     unsafe fn load(at: *const f32) -> Self;
@@ -270,6 +272,7 @@ pub(super) struct Avx512(pub(super) __m512);
 impl Vector for Avx512 {
     const LANES: usize = 16;
     const MAX_RHS: usize = 3;
+    const EIGHT_ROWS: bool = true;
 
     #[inline(always)]
     unsafe fn splat(v: f32) -> Self {
