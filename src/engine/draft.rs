@@ -125,8 +125,9 @@ impl Drafter for Lookup {
 
 /// Weight of the newest observation in a running mean.
 const NEWEST: f64 = 1.0 / 8.0;
-/// Share of drafts that are right, by class, as long as little is known.
+/// Share of drafts that are right, by class, before any was tried, and the number of observations that it counts as.
 const USUAL: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
+const USUAL_WEIGHT: f64 = 3.0;
 /// A step with drafts has to be expected to be this much faster.
 const WORTH: f64 = 1.05;
 /// Numbers of drafts that a gate chooses from. A GPU captures a graph of each.
@@ -138,6 +139,8 @@ const LONGEST_WAIT: u32 = 256;
 /// How often the drafts of an answer are right.
 pub struct Gate {
     right: [f64; CLASSES],
+    /// Drafts that were counted in `right`.
+    seen: [f64; CLASSES],
     wait: [Wait; CLASSES],
 }
 
@@ -149,7 +152,7 @@ struct Wait {
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { right: USUAL, wait: [Wait { left: 0, next: FIRST_WAIT }; CLASSES] }
+        Self { right: USUAL, seen: [0.0; CLASSES], wait: [Wait { left: 0, next: FIRST_WAIT }; CLASSES] }
     }
 }
 
@@ -164,7 +167,12 @@ impl Gate {
         }
         let p = self.right[class];
         let (mut best, mut drafts) = (WORTH, 0);
+        let mut was_run = true;
         for k in COUNTS.into_iter().filter(|k| *k <= most) {
+            // What more cost than were tried yet is only guessed: one number after the other.
+            if !std::mem::replace(&mut was_run, price.was_run(k)) {
+                break;
+            }
             // Each is right with chance p, once those before it are.
             let tokens: f64 = (0..=k).map(|i| p.powi(i as i32)).sum();
             let gain = tokens / price.of(k);
@@ -183,7 +191,8 @@ impl Gate {
     fn observe(&mut self, class: usize, tried: usize, accepted: usize) {
         for i in 0..tried.min(accepted + 1) {
             let right = f64::from(u8::from(i < accepted));
-            self.right[class] += (right - self.right[class]) * NEWEST;
+            self.seen[class] += 1.0;
+            self.right[class] += (right - self.right[class]) * NEWEST.max(1.0 / (USUAL_WEIGHT + self.seen[class]));
         }
         if tried > 0 && accepted == tried {
             self.wait[class].next = FIRST_WAIT;
@@ -231,6 +240,11 @@ impl Price<'_> {
     /// one.
     fn of(self, drafts: usize) -> f64 {
         self.steps.of(drafts * self.chains)
+    }
+
+    /// Whether such steps were run.
+    fn was_run(self, drafts: usize) -> bool {
+        self.steps.with.contains_key(&(drafts * self.chains))
     }
 }
 
