@@ -472,13 +472,14 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   // The last warp has no query, or the fewest pages: it looks up which slot leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
-  Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
-  bool pinned = looks && kv.pinned[row_of_step];
-  if (looks && !Mode::DRAFTS) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
+  Dms dms = {};
+  if (looks) dms = dms_of(kv, p.layer, span.seq);
+  bool pinned = looks && is_pinned(kv, p.layer, row_of_step);
+  if (looks && !Mode::DRAFTS) assignment.load(kv, dms, slots, position);
   if (looks && Mode::DRAFTS && lane < PAGE_SLOTS) {
     // The token that leaves at each of the span's rows so far. Its mark is stored: its window has more tokens than the span.
     int at = position - of_span + lane;
-    bool leaves = at <= position && dms.leaves_at(at, kv.eviction[span.seq]);
+    bool leaves = at <= position && dms.leaves_at(at);
     int leaving = leaves ? slots.ring[dms.ring_at(at)] : -1;
     s.unseen[lane] = dms.overwritten(leaving, leaves && meta_marked(slot_meta(kv, slots, leaving)));
   }

@@ -112,7 +112,7 @@ struct Producer {
   __device__ __forceinline__ void look() {
     int c = next + thread;
     page = page_ahead;
-    if (t.eviction && c < end) {
+    if (t.dms.eviction && c < end) {
       int decided = t.dms.decided_by(c - padded - lead);
       if (c < t.live) {
         u8* at = address_of(page);
@@ -131,7 +131,7 @@ struct Producer {
     bool stored = c < padded, marked = false;
     int row = stored ? 0 : c - padded - lead, first = row;
     bool real = c < end && (stored ? c < t.live : row >= 0 && row <= t.last_row);
-    if (t.eviction && real) {
+    if (t.dms.eviction && real) {
       if (stored) marked = meta_marked(meta), row = meta_position(meta) - t.base;
       int decided = dms.decided_by(row);
       if (decided >= 0 && decided < t.span.len) {

@@ -60,7 +60,7 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
     page = page_at(kv, t.table[c / PAGE_SLOTS]);
     r = c % PAGE_SLOTS;
     row = key.first = 0;
-    if (t.eviction) {
+    if (t.dms.eviction) {
       int meta = *meta_at(kv, page, r);
       marked = meta_marked(meta);
       row = meta_position(meta) - t.base;
@@ -72,7 +72,7 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
   }
   key.slot = page + r;
   int decided = dms.decided_by(row);
-  if (t.eviction && decided >= 0 && decided < t.span.len)
+  if (t.dms.eviction && decided >= 0 && decided < t.span.len)
     marked = dms.marks(decisions[(t.span.start + decided) * kv.n_kv_heads + t.head], t.base + row);
   key.last = marked ? dms.last_query(row) : FOREVER;
   return key;

@@ -27,8 +27,8 @@ struct DecodeParams {
   const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
   Kept kept;               // where the rows of a staged step go
 };
-static_assert(sizeof(DecodeParams) == 448 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 320 &&
-                  OFFSET_OF(DecodeParams, layer) == 380 && OFFSET_OF(DecodeParams, logits) == 392,
+static_assert(sizeof(DecodeParams) == 488 && OFFSET_OF(DecodeParams, heads) == 256 && OFFSET_OF(DecodeParams, out) == 360 &&
+                  OFFSET_OF(DecodeParams, layer) == 420 && OFFSET_OF(DecodeParams, logits) == 432,
               "backend::cuda::abi::DecodeParams has another layout");
 
 // What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose

@@ -1,4 +1,4 @@
-// Elementwise and row-wise ops: embedding, residual add, RMS norm, SwiGLU. Activations are [n, width] in
+// Elementwise and row-wise ops: embedding, residual add, RMS norm, gated linear units. Activations are [n, width] in
 // f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
 #include "image.cuh"
 
@@ -93,18 +93,37 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
   for (int i = threadIdx.x; i < width; i += blockDim.x) put(out, bf16, from + i, x[from + i] * scale * weight[i]);
 }
 
-// out[n, ffn] = silu(gate) * up of f32 rows [gate | up]; out is f32 or bf16, its rows `ld` values apart. Grid
-// (ffn / (4 * block), n), any block. Moves 8 bytes in and 2 or 4 out per element. CPU twin: `swiglu`.
-KERNEL swiglu(void* out, int bf16, const float* gate_up, int ffn, int ld) {
+// acc += x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Reads x twice, moves 8 bytes per value beside.
+// CPU twin: `add_normed`.
+KERNEL __launch_bounds__(1024) add_normed(float* acc, const float* x, const float* weight, float eps, int layer, int* non_finite,
+                                          int width) {
+  after_previous();
+  u64 from = (u64)blockIdx.x * width;
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) squares += x[from + i] * x[from + i];
+  float scale = row_factor(squares, width, eps, layer, non_finite);
+  for (int i = threadIdx.x; i < width; i += blockDim.x) acc[from + i] += x[from + i] * scale * weight[i];
+}
+
+// GELU by its approximation with tanh: (1 + tanh(y)) / 2 is the logistic function of 2 y.
+__device__ __forceinline__ float gelu_tanh(float x) {
+  float y = 0.7978846f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + expf(-2.0f * y));
+}
+
+// out[n, ffn] = f(gate) * up of f32 rows [gate | up], f is SiLU or, if `gelu`, GELU; out is f32 or bf16, its rows `ld` values apart.
+// Grid (ffn / (4 * block), n), any block. Moves 8 bytes in and 2 or 4 out per element. CPU twins: `swiglu`, `geglu`.
+KERNEL glu(void* out, int bf16, const float* gate_up, int ffn, int ld, int gelu) {
   after_previous();
   int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= ffn) return;
   const float *gate = gate_up + (u64)blockIdx.y * 2 * ffn, *up = gate + ffn;
+  auto f = [&](float x) { return gelu ? gelu_tanh(x) : silu(x); };
   u64 to = (u64)blockIdx.y * ld + i;
   if (ffn % 4 == 0 && ld % 4 == 0) {
     float4 a = *(const float4*)(gate + i), b = *(const float4*)(up + i);
-    put4(out, bf16, to, float4{silu(a.x) * b.x, silu(a.y) * b.y, silu(a.z) * b.z, silu(a.w) * b.w});
+    put4(out, bf16, to, float4{f(a.x) * b.x, f(a.y) * b.y, f(a.z) * b.z, f(a.w) * b.w});
   } else {
-    for (int k = 0; k < 4 && i + k < ffn; k++) put(out, bf16, to + k, silu(gate[i + k]) * up[i + k]);
+    for (int k = 0; k < 4 && i + k < ffn; k++) put(out, bf16, to + k, f(gate[i + k]) * up[i + k]);
   }
 }

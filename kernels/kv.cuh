@@ -19,7 +19,7 @@ struct Kv {
   u8* pages;       // page p begins at p * stride
   int* table;      // [n_layers, n_lanes, max_pages] page of every PAGE_SLOTS slots of a lane
   int* live;       // [n_layers, n_lanes] stored slots
-  int* ring;       // [n_layers, n_lanes, window + 1] slots of the newest tokens
+  int* ring;       // [n_layers, n_lanes, ring_len] slots of the newest tokens
   int* seq_len;    // [n_seqs] tokens before this step
   int* eviction;   // [n_seqs] whether marked tokens are dropped
   int* slots;      // [n_tokens, n_kv_heads] slot of each token of a prefill chunk; -1: none any more
@@ -42,11 +42,15 @@ struct Kv {
   // Other policies: PolicyBits, and slots that a lane stores or a query reads (below 0: see budget_at). 0 where there is none.
   int policy, budget;
   float* score;  // [n_layers, n_lanes, max_pages * PAGE_SLOTS] scores of the stored slots, or null
+  // Layers whose attention sees the newest `local_window` tokens alone, whatever the rule of the others: a bit each. Entries of a
+  // lane's ring, the most that a layer needs.
+  u64 local[4];
+  int local_window, ring_len;
 };
-static_assert(sizeof(Kv) == 216 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+static_assert(sizeof(Kv) == 256 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
                   OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 128 && OFFSET_OF(Kv, n_layers) == 136 &&
                   OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196 &&
-                  OFFSET_OF(Kv, score) == 208,
+                  OFFSET_OF(Kv, score) == 208 && OFFSET_OF(Kv, local) == 216 && OFFSET_OF(Kv, ring_len) == 252,
               "backend::cuda::abi::View has another layout");
 
 // Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.
@@ -62,6 +66,11 @@ static_assert(sizeof(Span) == 16 && OFFSET_OF(Span, start) == 4 && OFFSET_OF(Spa
 __device__ __forceinline__ int lane_index(const Kv& kv, int layer, int seq, int head) {
   return (layer * kv.n_seqs + seq) * kv.n_kv_heads + head;
 }
+
+__device__ __forceinline__ bool is_local(const Kv& kv, int layer) { return kv.local[layer / 64] >> layer % 64 & 1; }
+
+// Whether the token that a row's decision marks is pinned: never where the model's window decides.
+__device__ __forceinline__ bool is_pinned(const Kv& kv, int layer, int row) { return kv.pinned[row] && !is_local(kv, layer); }
 
 __device__ __forceinline__ u8* page_at(const Kv& kv, int page) { return kv.pages + (u64)page * kv.stride; }
 

@@ -16,9 +16,9 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
-  Dms dms = dms_of(kv, kv.dial[span.seq]);
+  Dms dms = dms_of(kv, layer, span.seq);
   int heads = kv.n_kv_heads, ring_len = dms.ring_len(), size = PAGE_SLOTS;
-  int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq], live = kv.live[l.row];
+  int base = kv.seq_len[span.seq], live = kv.live[l.row];
   const float* decision = decisions + span.start * heads + l.head;
   // The first row's decision is about the newest stored token.
   if (base > 0 && dms.decided_by(-1) == 0 && warp == 0)
@@ -27,7 +27,7 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   int chunk = dms.evicts && !to_last && ring_len < threads ? ring_len : threads;
   // Whether row `i` takes over the last slot, if `to_last`.
   auto joins = [&](int i) {
-    return to_last && eviction && i < span.len && base + i > 0 && dms.marks(decision[i * heads], base + i - 1);
+    return to_last && dms.eviction && i < span.len && base + i > 0 && dms.marks(decision[i * heads], base + i - 1);
   };
   // chunks of the span, a token a thread
 #pragma unroll 1
@@ -37,7 +37,7 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
     bool mine = (int)threadIdx.x < chunk && i < span.len;
     // overwrite the slot that leaves the window, or append
     bool joined = mine && joins(i), superseded = mine && joins(i + 1);
-    if (mine && !to_last && dms.leaves_at(n, eviction)) {
+    if (mine && !to_last && dms.leaves_at(n)) {
       int leaving = l.ring[dms.ring_at(n)];
       slot = dms.overwritten(leaving, meta_marked(slot_meta(kv, l, leaving)));
     }
@@ -137,8 +137,7 @@ KERNEL fork(Kv kv, int from, int to) {
     b.pages[i] = a.pages[i];
     atomicAdd(&kv.refs[a.pages[i]], 1);
   }
-  if (kv.evicts)
-    for (int i = threadIdx.x; i <= kv.window; i += blockDim.x) b.ring[i] = a.ring[i];
+  for (int i = threadIdx.x; i < kv.ring_len; i += blockDim.x) b.ring[i] = a.ring[i];
   if (kv.score)
     for (int i = threadIdx.x; i < live; i += blockDim.x) b.scores[i] = a.scores[i];
   if (threadIdx.x == 0) kv.live[b.row] = live;
@@ -223,7 +222,7 @@ KERNEL compact(Kv kv, int seq, int threshold) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row];
-  Dms dms = dms_of(kv, kv.dial[seq]);
+  Dms dms = dms_of(kv, blockIdx.y, seq);
   // anything to drop?
   int kept = 0;
   for (int slot = 0; slot < live; slot++) {
@@ -254,16 +253,18 @@ KERNEL reduce(Kv kv, int seq) {
     for (int slot = lane; slot < live; slot += 32) n_below += key_of(slot, slot_meta(kv, l, slot)) <= below;
     if (warp_sum(n_below) < excess) last |= 1ull << bit;
   }
-  close_gaps(kv, dms_of(kv, 0.0f), l, n, live, lane, [&](int slot, int meta) {
+  close_gaps(kv, dms_of(kv, blockIdx.y, seq), l, n, live, lane, [&](int slot, int meta) {
     u64 key = key_of(slot, meta);
     return key != NO_SLOT && key <= last;
   });
 }
 
 // Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is metadata of position 0. Grid
-// (n_kv_heads, n_layers), 32 threads. Reads the metadata of all slots, and copies pages that are shared.
+// (n_kv_heads, n_layers), 32 threads. Reads the metadata of all slots, and copies pages that are shared. Local layers stay as they
+// are: what they see is the model's.
 KERNEL rate_slots(Kv kv, int seq, int from, int to, int rating) {
   after_previous();
+  if (is_local(kv, blockIdx.y)) return;
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, live = kv.live[l.row];
   for (int slot = 0; slot < live; slot++) {

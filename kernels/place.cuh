@@ -6,7 +6,7 @@
 struct Lane {
   int row, head;  // index in [n_layers, n_lanes]; KV head
   int* pages;     // [max_pages]
-  int* ring;      // [window + 1]
+  int* ring;      // [ring_len]
   float* scores;  // [max_pages * PAGE_SLOTS] of the stored slots, where the policy has scores
 };
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int he
   l.row = lane_index(kv, layer, seq, head);
   l.head = head;
   l.pages = kv.table + (u64)l.row * kv.max_pages;
-  l.ring = kv.ring + (u64)l.row * (kv.window + 1);
+  l.ring = kv.ring + (u64)l.row * kv.ring_len;
   l.scores = kv.score + (u64)l.row * kv.max_pages * PAGE_SLOTS;
   return l;
 }
@@ -39,11 +39,11 @@ struct SlotAssignment {
   bool marked;          // the leaving one is marked
 
   // Reads what the steps before this one left. Nothing before `assign` changes it.
-  __device__ __forceinline__ void load(const Kv& kv, const Dms& dms, const Lane& l, int n, int eviction) {
+  __device__ __forceinline__ void load(const Kv& kv, const Dms& dms, const Lane& l, int n) {
     this->n = n;
     live = kv.live[l.row];
     newest = dms.previous && n > 0 ? l.ring[dms.ring_at(n - 1)] : -1;
-    leaving = dms.leaves_at(n, eviction) ? l.ring[dms.ring_at(n)] : -1;
+    leaving = dms.leaves_at(n) ? l.ring[dms.ring_at(n)] : -1;
     marked = leaving >= 0 && meta_marked(slot_meta(kv, l, leaving));
   }
 
@@ -100,9 +100,9 @@ __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, i
   if (head >= kv.n_kv_heads) return;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, first_layer + blockIdx.z, span.seq, head);
-  Dms dms = dms_of(kv, kv.dial[span.seq]);
+  Dms dms = dms_of(kv, first_layer + blockIdx.z, span.seq);
   SlotAssignment assignment;
-  assignment.load(kv, dms, l, kv.seq_len[span.seq], kv.eviction[span.seq]);
+  assignment.load(kv, dms, l, kv.seq_len[span.seq]);
   u8* staged = kept.at ? kept.page(kv, span.start, l.row) : staged_token_at(kv, l.row);
   int row = l.row % PAGE_SLOTS, page;
   wait_previous();

@@ -3,7 +3,7 @@
 //
 // Every token gets a decision. One above the dial of its sequence marks a token, and a marked token stays visible to the `window` tokens
 // after it; then the token that arrives takes over its slot. A sliding window with attention sinks is the same rule with
-// constant decisions. A dense cache is the rule with `evicts` = 0.
+// constant decisions; so is a local layer, where the window is the model's. A dense cache is the rule with `evicts` = 0.
 //
 // The rule is data of the cache's view, not a template parameter: its branches are uniform over the grid and stay outside
 // the loops over keys, and a parameter would double the instances of every kernel.
@@ -20,6 +20,7 @@ __device__ __forceinline__ int strength_of(float decision) {
 
 struct Dms {
   int evicts;    // 0: no token is ever marked
+  int eviction;  // whether marked tokens are dropped; 0 where none is marked
   int window;    // W: tokens after a marked one that still see it
   int previous;  // 1: the decision computed at token t + 1 marks token t; 0: that of token t
   int sinks;     // the first tokens of a sequence, which are never marked
@@ -57,14 +58,15 @@ struct Dms {
   }
 
   // Whether the arrival of token n pushes a token out of the window.
-  __device__ __forceinline__ bool leaves_at(int n, int eviction) const { return evicts && eviction && n > window; }
+  __device__ __forceinline__ bool leaves_at(int n) const { return eviction && n > window; }
 
   // Slot that the incoming token overwrites, given the slot and mark of the token that leaves the window; -1: it
   // appends one.
   __device__ __forceinline__ int overwritten(int leaving, bool marked) const { return marked ? leaving : -1; }
 };
 
-// The rule of a sequence with this dial.
-__device__ __forceinline__ Dms dms_of(const Kv& kv, float dial) {
-  return Dms{kv.evicts, kv.window, kv.previous, kv.sinks, dial};
+// The rule of a sequence in a layer.
+__device__ __forceinline__ Dms dms_of(const Kv& kv, int layer, int seq) {
+  if (is_local(kv, layer)) return Dms{1, 1, kv.local_window - 1, 0, 0, 0.0f};
+  return Dms{kv.evicts, kv.evicts && kv.eviction[seq], kv.window, kv.previous, kv.sinks, kv.dial[seq]};
 }

@@ -20,13 +20,13 @@ struct PrefillParams {
   u8* unpacked;            // pages of unpacked.cuh; null: none
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
 };
-static_assert(sizeof(PrefillParams) == 296 && OFFSET_OF(PrefillParams, out) == 216 && OFFSET_OF(PrefillParams, layer) == 268 &&
-                  OFFSET_OF(PrefillParams, unpacked) == 280,
+static_assert(sizeof(PrefillParams) == 336 && OFFSET_OF(PrefillParams, out) == 256 && OFFSET_OF(PrefillParams, layer) == 308 &&
+                  OFFSET_OF(PrefillParams, unpacked) == 320,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.
 struct Tile {
-  int head, group, base, eviction, live;
+  int head, group, base, live;
   Dms dms;
   int first_row, last_row;  // of the span
   int index;                // tile of the step
@@ -132,8 +132,7 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   t.first_row = at * tokens;
   t.last_row = min(t.first_row + tokens, t.span.len) - 1;
   t.base = kv.seq_len[t.span.seq];
-  t.eviction = kv.evicts && kv.eviction[t.span.seq];
-  t.dms = dms_of(kv, kv.dial[t.span.seq]);
+  t.dms = dms_of(kv, layer, t.span.seq);
   int lane_row = lane_index(kv, layer, t.span.seq, t.head);
   t.live = kv.live[lane_row];
   t.table = kv.table + (u64)lane_row * kv.max_pages;

@@ -14,8 +14,8 @@ struct RopeParams {
   int codec, layer;         // CodecNumber
   Kept kept;                // where rows are staged that are committed later
 };
-static_assert(sizeof(RopeParams) == 376 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 320 &&
-                  OFFSET_OF(RopeParams, kept) == 360,
+static_assert(sizeof(RopeParams) == 416 && OFFSET_OF(RopeParams, heads) == 256 && OFFSET_OF(RopeParams, qkv) == 360 &&
+                  OFFSET_OF(RopeParams, kept) == 400,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
   const float* norm = is_q ? head_params.q_norm : is_k ? head_params.k_norm : nullptr;
   RowPart weights, x;
   weights.load(norm, d, lane, 1.0f);
-  int pinned = kv.pinned[row];
+  bool pinned = is_pinned(kv, p.layer, row);
   RopeAngles angles;
   angles.compute(head_params, kv.seq_len[span.seq] + row - span.start, lane);
   wait_previous();

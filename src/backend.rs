@@ -310,7 +310,7 @@ pub enum After<'a, A> {
     Add(&'a mut A),
     /// `out = silu(gate) * up` of `y = [gate | up]`, with scratch for [`Use::GateUp`].
     Swiglu(&'a mut A),
-    /// The same with GELU, by its approximation with tanh, in place of SiLU.
+    /// The same with GELU, by its approximation with tanh, in place of SiLU. Its scratch is [`Use::Any`].
     Geglu(&'a mut A),
 }
 

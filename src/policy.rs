@@ -101,6 +101,11 @@ impl LocalLayers {
         self.window > 0 && self.layers[layer / 64] >> (layer % 64) & 1 == 1
     }
 
+    /// A bit for each, the first one lowest.
+    pub fn bits(&self) -> [u64; Self::MOST / 64] {
+        self.layers
+    }
+
     /// Number of those layers.
     pub fn count(&self) -> usize {
         self.layers.iter().map(|bits| bits.count_ones() as usize).sum()

@@ -156,10 +156,7 @@ impl Cuda {
             Ptr(flag),
             I32(x.width as i32),
         ];
-        // Four values to a thread; where rows are many, sixteen.
-        let values = if n <= FEW_NORMS { 4 } else { 16 };
-        let threads = x.width.div_ceil(values).next_multiple_of(32).min(NORM_THREADS);
-        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], threads, &args);
+        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], norm_threads(x.width, n), &args);
     }
 
     /// Inputs of matmuls on tensor cores, with what their kernels read beside the rows.
@@ -173,6 +170,12 @@ impl Cuda {
         }
         Ok(acts)
     }
+}
+
+/// Threads to a row of a norm: four values to a thread; where rows are many, sixteen.
+fn norm_threads(width: usize, n: usize) -> usize {
+    let values = if n <= FEW_NORMS { 4 } else { 16 };
+    width.div_ceil(values).next_multiple_of(32).min(NORM_THREADS)
 }
 
 impl Device for Cuda {
@@ -293,8 +296,19 @@ impl Ops for Cuda {
         matmul::rms_norm(self, out, x, norm, n);
     }
 
-    fn add_normed(&self, _: &mut Acts, _: &Acts, _: Norm<'_, Self>, _: usize) {
-        unreachable!("models with norms behind their blocks are refused before");
+    fn add_normed(&self, x: &mut Acts, y: &Acts, norm: Norm<'_, Self>, n: usize) {
+        self.settle();
+        [&*x, y].iter().for_each(|acts| acts.holds_f32(n));
+        let args = [
+            Ptr(x.ptr()),
+            Ptr(y.ptr()),
+            Ptr(norm.weight.ptr()),
+            F32(norm.eps),
+            I32(norm.layer as i32),
+            Ptr(norm.non_finite.ptr()),
+            I32(x.width as i32),
+        ];
+        self.driver.launch(Kernel::AddNormed, [n, 1, 1], norm_threads(x.width, n), &args);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {

@@ -7,7 +7,7 @@ use super::output::{notice, wrong_use};
 use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
-use crate::checkpoint::{Activation, Checkpoint, DeltaNet, EXACT_FIRST, ModelConfig};
+use crate::checkpoint::{Checkpoint, DeltaNet, EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{Auto, Device, Gemm, Settings};
 use crate::engine::dense_context;
@@ -186,10 +186,6 @@ impl Target {
         let odd = c.spec.experts.filter(|experts| !cuda::has_experts(c.hidden, experts.width));
         if let (Self::Cuda(_), Some(experts)) = (self, odd) {
             bail!("experts of width {}: the CUDA backend supports multiples of 16", experts.width);
-        }
-        let other = c.spec.norms_behind || c.spec.local.is_some() || c.spec.activation != Activation::Silu;
-        if matches!(self, Self::Cuda(_)) && other {
-            bail!("the CUDA backend does not compute local layers, GELU and norms behind blocks yet");
         }
         let group = c.n_q_heads / c.n_kv_heads.max(1);
         let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;

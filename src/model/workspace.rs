@@ -3,7 +3,7 @@
 use super::Model;
 use super::weights::{Layer, Mixer};
 use crate::backend::{Backend, ExpertRows, OutOfMemory, Use};
-use crate::checkpoint::{DeltaNet, Experts, ModelConfig};
+use crate::checkpoint::{Activation, DeltaNet, Experts, ModelConfig};
 use crate::policy::Window;
 use crate::protocol::Token;
 
@@ -111,6 +111,12 @@ impl<B: Backend> Workspace<B> {
         let delta_width = |of: fn(&DeltaNet) -> usize| delta.as_ref().map_or(0, of);
         let delta_columns = delta_width(|d| d.channels() + d.value_width());
         let gate_columns = delta_width(|d| 2 * d.value_heads);
+        let around_gate_up = [&of_h[..], &of_act].concat();
+        // Backends fuse no other gate.
+        let of_gate_up = match c.spec.activation {
+            Activation::Silu => Use::GateUp(&around_gate_up),
+            Activation::GeluTanh => Use::Any,
+        };
         let staged = |layer: &Layer<B>| {
             let attends = matches!(layer.mixer, Mixer::Attention(_));
             let gates = if attends { 0 } else { gate_columns };
@@ -146,7 +152,7 @@ impl<B: Backend> Workspace<B> {
             delta_gates: b.acts(delta_rows, gate_columns, Use::Any)?,
             delta_out: b.acts(delta_rows, delta_width(DeltaNet::value_width), Use::Input(&of_delta))?,
             proj: b.acts(rows, c.hidden, Use::Any)?,
-            gate_up: b.acts(rows, 2 * c.dense_ffn(), Use::GateUp(&[&of_h[..], &of_act].concat()))?,
+            gate_up: b.acts(rows, 2 * c.dense_ffn(), of_gate_up)?,
             experts: c.spec.experts.map(|sizes| expert_rows(b, model, sizes, rows)).transpose()?,
             chosen: b.acts(max_logits, c.hidden, Use::Input(&of_h))?,
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,

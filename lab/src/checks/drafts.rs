@@ -1,12 +1,12 @@
 //! Checks of steps that try drafts: tokens, slots and counters are those of single steps on the same device, whatever was tried.
 //! Rows of one step are summed in another order than single ones, which would show with bf16 activations: the weights are f32.
 
-use super::models::mix;
+use super::models::{mix, vary};
 use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::cache::{SeqId, SeqStats};
-use dmschat::checkpoint::Checkpoint;
+use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::codec::Codec;
 use dmschat::engine::{Decode, Drafts, EngineOptions, Runner, Verify};
 use dmschat::policy::{Budget, PolicyKind, PolicyRequest, SlotMeta};
@@ -49,21 +49,21 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     report: &mut Report<'_>,
 ) -> Result<()> {
     let window = PolicyKind::Window.with(Budget::Slots(18));
-    let own = CODECS.iter().map(|&codec| (PolicyRequest::default(), codec, false));
-    let dense = PolicyKind::Dense.into();
-    for (policy, codec, hybrid) in own.chain([(window, Codec::Bf16, false), (dense, Codec::Int8, false)]).chain([(
-        PolicyRequest::default(),
-        Codec::Bf16,
-        true,
-    )]) {
+    let (own, dense): (PolicyRequest, _) = (PolicyRequest::default(), PolicyKind::Dense.into());
+    let plain: fn(&mut ModelConfig) = |_| {};
+    let usual = CODECS.iter().map(|&codec| (own, codec)).chain([(window, Codec::Bf16), (dense, Codec::Int8)]);
+    let others: [(_, _, _, fn(&mut ModelConfig)); 3] = [
+        (own, Codec::Bf16, " of a hybrid", mix),
+        (own, Codec::Bf16, " of local layers", vary),
+        (dense, Codec::Bf16, " of short windows", short_windows),
+    ];
+    for (policy, codec, kind, adapt) in usual.map(|(policy, codec)| (policy, codec, "", plain)).chain(others) {
         if !report.takes() {
             continue;
         }
         let mut config = Checkpoint::shape("demo")?;
         config.n_layers = 2;
-        if hybrid {
-            mix(&mut config);
-        }
+        adapt(&mut config);
         let mut checkpoint = Checkpoint::random_of("demo", config)?;
         if let Some(dms) = &mut checkpoint.config.dms {
             dms.rule.window = WINDOW;
@@ -72,11 +72,16 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         let plain = trace(open()?, &checkpoint, policy, codec, None)?;
         let started = Instant::now();
         let got = trace(open()?, &checkpoint, policy, codec, Some(&plain.tokens))?;
-        let kind = if hybrid { " of a hybrid" } else { "" };
         let name = format!("drafts{kind}, {} {}", policy.kind, codec.name());
         report.add(finding(name, &got, &plain, started));
     }
     Ok(())
+}
+
+/// Local layers that do not see all rows of a step.
+fn short_windows(config: &mut ModelConfig) {
+    vary(config);
+    config.spec.local.iter_mut().for_each(|local| local.window = WINDOW);
 }
 
 /// Decodes from a prompt: in rounds with drafts where the tokens to come are `known`, else in single steps.
@@ -152,6 +157,6 @@ mod tests {
             assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
         };
         run_all(open, &mut Report::new(Part::ALL, false, each)).unwrap();
-        assert_eq!(seen, CODECS.len() + 3);
+        assert_eq!(seen, CODECS.len() + 5);
     }
 }

@@ -9,7 +9,7 @@ use super::{
 use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
-use dmschat::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Quest, Shift, Tova, Window};
+use dmschat::policy::{Budget, Dmc, Dms, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
 use dmschat::protocol::LaneFilter;
 
 const N_SEQS: usize = 4;
@@ -32,6 +32,8 @@ const DMC_ALPHA: Alpha = Alpha { scale: 100.0, offset: 5.0, per_layer: false };
 /// A shape, a policy, and the seed of a history.
 pub struct History {
     policy: Policy,
+    /// Tokens that the first layer sees, which is local; 0: it is as the others.
+    local: usize,
     codec: Codec,
     head_dim: usize,
     heads: usize,
@@ -47,8 +49,8 @@ pub struct History {
 impl History {
     /// [`EVENTS`] events over two layers of `heads` KV heads of `group` query heads.
     fn new(policy: Policy, codec: Codec, [head_dim, heads, group]: [usize; 3], seed: u64) -> Self {
-        let (layers, events, wide, noise) = (2, EVENTS, false, 0.0);
-        Self { policy, codec, head_dim, heads, group, layers, events, wide, seed, noise }
+        let (local, layers, events, wide, noise) = (0, 2, EVENTS, false, 0.0);
+        Self { policy, local, codec, head_dim, heads, group, layers, events, wide, seed, noise }
     }
 
     /// The same with [`WIDE_EVENTS`] long chunks.
@@ -122,6 +124,29 @@ pub fn all() -> Vec<History> {
     };
     out.extend(wide.map(case));
     out
+}
+
+/// Models whose layers see different tokens: windows shorter and longer than a step's chunks, than those of the other layer, and
+/// than a thread block, in every kernel of attention.
+pub fn local() -> Vec<History> {
+    let [dense, previous, same, _, _, _, window] = policies();
+    let shapes = [
+        (dense, 24, Codec::Bf16, [256, 2, 2]),
+        (previous, 30, Codec::Int8, [256, 1, 4]),
+        (same, 9, Codec::Bf16, [128, 2, 2]),
+        (window, 16, Codec::Fp8, [64, 2, 3]),
+        (dense, 1, Codec::K8V4, [32, 2, 1]),
+    ];
+    let case = |(i, (policy, local, codec, shape))| History {
+        local,
+        events: 2 * EVENTS,
+        ..History::new(policy, codec, shape, 500 + i as u64)
+    };
+    let wide = [(previous, 200, 128), (dense, 1030, 256)].map(|(policy, local, head_dim)| History {
+        local,
+        ..History::new(policy, Codec::Bf16, [head_dim, 1, 2], 510 + local as u64).wide()
+    });
+    shapes.into_iter().enumerate().map(case).chain(wide).collect()
 }
 
 /// Policies with scores, over histories whose victims all have less attention than the others by a margin, so that no device
@@ -220,7 +245,14 @@ impl Case for History {
         let policy = policy_name(self.policy);
         let many = if self.events > EVENTS { format!(", {} events", self.events) } else { String::new() };
         let wide = if self.wide { ", long chunks" } else { "" };
-        format!("cache {policy} {} {} of {} x {}{many}{wide}", self.codec.name(), self.head_dim, self.heads, self.group)
+        let local = if self.local > 0 { format!(" beside a window of {}", self.local) } else { String::new() };
+        format!(
+            "cache {policy}{local} {} {} of {} x {}{many}{wide}",
+            self.codec.name(),
+            self.head_dim,
+            self.heads,
+            self.group
+        )
     }
 
     fn limit(&self) -> f32 {
@@ -229,8 +261,9 @@ impl Case for History {
     }
 
     fn run<B: Measure>(&self, b: &B) -> Output {
-        let geometry =
+        let mut geometry =
             geometry(self.policy, self.codec, [self.head_dim, self.heads, self.group], [self.layers, N_SEQS]);
+        geometry.local = LocalLayers::new(self.local, (self.local > 0).then_some(0).into_iter());
         let cache = KvCache::new(b, geometry, self.context(), self.max_step()).expect("memory for a check");
         let random = Random::new(1000 + self.seed);
         let mut run = Run { case: self, b, cache, seqs: Vec::new(), random, output: Output::default() };
@@ -344,7 +377,11 @@ impl<B: Measure> Run<'_, B> {
                 rows.chunks_exact_mut(width).for_each(|row| make_sums_exact(&mut row[..out_width]));
             }
             let mut qkv = acts(self.b, width, &rows);
-            let mut decisions = buffer(self.b, &self.random.floats(n * case.heads));
+            let mut decided = self.random.floats(n * case.heads);
+            if self.cache.geometry().local.contains(layer) {
+                decided.fill(Window::DECISION);
+            }
+            let mut decisions = buffer(self.b, &decided);
             let mut out = poisoned(self.b, n, out_width);
             self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &rope);
             self.output.floats.extend(values(self.b, &out, n * out_width));

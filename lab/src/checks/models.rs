@@ -8,7 +8,9 @@ use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Mixer, Mlp, ModelConfig};
+use dmschat::checkpoint::{
+    Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Local, Mixer, Mlp, ModelConfig,
+};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Dmc, PolicyKind, PolicyRequest};
@@ -67,10 +69,14 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Other::No));
     let others =
         [Other::Pool, Other::Dmc, Other::Layers, Other::Hybrid, Other::Experts].map(|other| ("demo", true, other));
-    for (shape, in_f32, other) in own.into_iter().chain(others).chain([("demo", false, Other::Hybrid)]) {
+    let with_bf16 = [Other::Layers, Other::Hybrid].map(|other| ("demo", false, other));
+    for (shape, in_f32, other) in own.into_iter().chain(others).chain(with_bf16) {
         let mut config = Checkpoint::shape(shape)?;
         if other == Other::Hybrid {
             mix(&mut config);
+        }
+        if other == Other::Layers {
+            vary(&mut config);
         }
         if other == Other::Experts {
             // All are chosen: where two are almost equally good, backends may choose different ones.
@@ -80,9 +86,6 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         let mut checkpoint = Checkpoint::random_of(shape, config)?;
         if report.is_short() {
             checkpoint.config.n_layers = SHORT_LAYERS;
-        }
-        if other == Other::Layers {
-            vary(&mut checkpoint.config);
         }
         if other == Other::Dmc {
             checkpoint.config.dms = None;
@@ -117,11 +120,14 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     Ok(())
 }
 
-/// Gives a model what families have that it has not: partial RoPE, layers without it, factors.
-fn vary(config: &mut ModelConfig) {
+/// Gives a model what families have that it has not: partial RoPE, layers without it, local ones, norms behind blocks, another
+/// gate, factors.
+pub(super) fn vary(config: &mut ModelConfig) {
     config.rope.share = 0.5;
     let spec = &mut config.spec;
-    spec.layers = [true, false].map(|rotates| LayerKind { rotates, ..LayerKind::ATTENTION }).to_vec();
+    spec.layers = [true, false].map(|local| LayerKind { local, rotates: local, ..LayerKind::ATTENTION }).to_vec();
+    spec.local = Some(Local { window: 40, theta: 3e3 });
+    (spec.norms_behind, spec.activation, spec.norm_offset) = (true, Activation::GeluTanh, 1.0);
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
 }

@@ -61,7 +61,7 @@ impl Case for Norms {
     fn name(&self) -> String {
         let [bad, matmul_input] =
             [(self.bad, ", infinite"), (self.matmul_input, ", matmul_input")].map(|(is, t)| if is { t } else { "" });
-        format!("rms_norm after a linear sum, width {}{bad}{matmul_input}", self.width)
+        format!("rms_norm after a linear sum, add_normed, width {}{bad}{matmul_input}", self.width)
     }
     fn limit(&self) -> f32 {
         if self.matmul_input { BF16_STEP } else { 2e-6 }
@@ -83,7 +83,8 @@ impl Case for Norms {
             let mut non_finite = buffer(b, &[9]);
             let out = || if self.matmul_input { matmul_input(b, n, width) } else { poisoned(b, n, width) };
             let (mut plain, mut fused, mut scratch) = (out(), out(), poisoned(b, n, width));
-            let (mut first, mut second) = ([0], [0]);
+            let y = acts(b, width, &rows);
+            let (mut first, mut second, mut third) = ([0], [0], [0]);
             let norm = Norm { weight: &weight, eps: 1e-5, layer: 11, non_finite: &mut non_finite };
             b.rms_norm(&mut plain, &acc, norm, n);
             b.read(&non_finite, 0, &mut first);
@@ -97,10 +98,13 @@ impl Case for Norms {
             b.rms_norm(&mut fused, &acc, norm, n);
             b.read(&non_finite, 0, &mut second);
             add(&mut acc);
+            let norm = Norm { weight: &weight, eps: 1e-6, layer: 3, non_finite: &mut non_finite };
+            b.add_normed(&mut acc, &y, norm, n);
+            b.read(&non_finite, 0, &mut third);
             // The output of an infinite row is not compared, only the flag.
             let rows = if self.bad { n - 1 } else { n };
             floats.extend([&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat());
-            exact.extend([first[0] as i64, second[0] as i64]);
+            exact.extend([first, second, third].map(|flag| flag[0] as i64));
         }
         Output { floats, exact }
     }
@@ -231,6 +235,8 @@ pub struct FusedSwiglu {
     cols: usize,
     n: usize,
     bias: bool,
+    /// Whether the gate is GELU.
+    gelu: bool,
 }
 
 pub fn linear_swiglu() -> Vec<FusedSwiglu> {
@@ -238,7 +244,9 @@ pub fn linear_swiglu() -> Vec<FusedSwiglu> {
     for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
         for (k, (ffn, cols)) in [(72, 96), (257, 72), (1000, 576)].into_iter().enumerate() {
             let stored = if i % 4 == k { DType::F32 } else { DType::Bf16 }.into();
-            out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0 });
+            for gelu in if (i + k) % 3 == 0 { &[false, true][..] } else { &[false] } {
+                out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0, gelu: *gelu });
+            }
         }
     }
     out
@@ -249,16 +257,18 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
     for code in Code::ALL {
         for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
             for (k, (ffn, cols)) in [(16, 64), (48, 192), (208, 576)].into_iter().enumerate() {
-                out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
+                let (stored, gelu) = (Stored::Packed(code), i % 3 == 0 && k == 1);
+                out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0, gelu });
             }
         }
         // Whole groups of tiles; then enough rows for all SMs of a large GPU.
-        let whole = |n, ffn, cols| FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 17 };
+        let stored = Stored::Packed(code);
+        let whole = |n, ffn, cols| FusedSwiglu { stored, ffn, cols, n, bias: n == 17, gelu: false };
         out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256)]);
     }
     for code in [FileCode::Q4K, FileCode::Q8_0].map(Code::File) {
         for (n, ffn, cols) in [(1, 48, 192), (3, 208, 576), (33, 48, 192)] {
-            out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 3 });
+            out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 3, gelu: false });
         }
     }
     out
@@ -267,7 +277,8 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
 impl Case for FusedSwiglu {
     fn name(&self) -> String {
         let bias = if self.bias { " + bias" } else { "" };
-        format!("fused swiglu {} {} x {} x {}{bias}", self.stored.name(), self.n, self.ffn, self.cols)
+        let gate = if self.gelu { "geglu" } else { "fused swiglu" };
+        format!("{gate} {} {} x {} x {}{bias}", self.stored.name(), self.n, self.ffn, self.cols)
     }
     fn limit(&self) -> f32 {
         match self.stored {
@@ -293,8 +304,10 @@ impl Case for FusedSwiglu {
         // One row more than is used, which must stay unchanged.
         let mut out = b.acts(n + 1, ffn, Use::Input(&[&reader])).expect("memory");
         b.write_acts(&mut out, &vec![7.0; (n + 1) * ffn]);
-        let mut scratch = b.acts(n, 2 * ffn, Use::GateUp(&[&weight, &reader])).expect("memory");
-        let after = After::Swiglu(&mut scratch);
+        let around = [&weight, &reader];
+        let used = if self.gelu { Use::Any } else { Use::GateUp(&around) };
+        let mut scratch = b.acts(n, 2 * ffn, used).expect("memory");
+        let after = if self.gelu { After::Geglu(&mut scratch) } else { After::Swiglu(&mut scratch) };
         b.linear(&mut out, &x, Linear { bias: bias.as_ref(), after, ..Linear::plain(&weight) }, n);
         Output { floats: values(b, &out, (n + 1) * ffn), exact: vec![] }
     }

@@ -133,8 +133,12 @@ pub struct Kv {
     pub policy: i32,
     pub budget: i32,
     pub score: u64,
+    /// Local layers, the tokens that they see, and entries of a lane's ring: [`LocalLayers`](crate::policy::LocalLayers).
+    pub local: [u64; 4],
+    pub local_window: i32,
+    pub ring_len: i32,
 }
-layout!(Kv: 216 {
+layout!(Kv: 256 {
     table: 8,
     staged: 88,
     reads: 96,
@@ -144,6 +148,8 @@ layout!(Kv: 216 {
     meta_at: 180,
     sinks: 196,
     score: 208,
+    local: 216,
+    ring_len: 252,
 });
 
 /// What a policy other than the eviction rule does: `PolicyBits` in `kv.cuh`.
@@ -208,7 +214,7 @@ pub struct DecodeParams {
     pub span_of_row: u64,
     pub kept: Kept,
 }
-layout!(DecodeParams: 448 { heads: 216, out: 320, layer: 380, logits: 392 });
+layout!(DecodeParams: 488 { heads: 256, out: 360, layer: 420, logits: 432 });
 
 /// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -229,7 +235,7 @@ pub struct PrefillParams {
     pub lane_pages: i32,
     pub first_staged: i32,
 }
-layout!(PrefillParams: 296 { out: 216, layer: 268, unpacked: 280 });
+layout!(PrefillParams: 336 { out: 256, layer: 308, unpacked: 320 });
 
 /// Parameters of `rope.cuh`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -246,7 +252,7 @@ pub struct RopeParams {
     pub layer: i32,
     pub kept: Kept,
 }
-layout!(RopeParams: 376 { heads: 216, qkv: 320, kept: 360 });
+layout!(RopeParams: 416 { heads: 256, qkv: 360, kept: 400 });
 
 /// Where rows are staged until they are committed: `Kept` in `kv.cuh`. The default is nowhere.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]

@@ -52,7 +52,7 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
         cuda.driver.launch(kernel, [out.width / TILE_ROWS, tiles, 1], GEMM_THREADS, &[operands, sizes].concat());
     };
     multiply(&rows.gate_up, h, gate_up, order);
-    gemm::swiglu(cuda, &mut rows.act, 0, &rows.gate_up, pairs);
+    gemm::glu(cuda, &mut rows.act, 0, &rows.gate_up, pairs, false);
     multiply(&rows.out, &rows.act, down, 0);
     let sum = [Ptr(x.ptr()), Ptr(rows.out.ptr()), Ptr(weights), Ptr(place), int(k), int(x.width)];
     cuda.driver.launch(Kernel::AddExperts, [x.width.div_ceil(BLOCK), n, 1], BLOCK, &sum);

@@ -110,7 +110,7 @@ pub(super) fn fused_swiglu(
             if !library.multiply(&cuda.driver, &describe(scratch.ptr(), x.row(done), weight, bias, rows)) {
                 break;
             }
-            swiglu(cuda, out, done, scratch, rows);
+            glu(cuda, out, done, scratch, rows, false);
             done += rows;
         }
     }
@@ -120,13 +120,13 @@ pub(super) fn fused_swiglu(
     }
 }
 
-/// `out = silu(gate) * up` of `m` rows `[gate | up]`, into the rows from `first` on.
-pub(super) fn swiglu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize) {
+/// `out = silu(gate) * up` of `m` rows `[gate | up]`, or with GELU in place of SiLU, into the rows from `first` on.
+pub(super) fn glu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize, gelu: bool) {
     out.fills(first + m);
     gate_up.holds_f32(m);
     let width = I32(out.width as i32);
-    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width];
-    cuda.driver.launch(Kernel::Swiglu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
+    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width, I32(gelu as i32)];
+    cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
 }
 
 pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {

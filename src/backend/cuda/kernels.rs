@@ -250,7 +250,8 @@ kernels! {
     Embed "embed"
     Add "add"
     RmsNorm "rms_norm"
-    Swiglu "swiglu"
+    AddNormed "add_normed"
+    Glu "glu"
     /// In f32, with the weight's dtype as an argument: up to eight rows, any number.
     GemvPlain "gemv_plain"
     Gemm "gemm"

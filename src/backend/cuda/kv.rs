@@ -76,6 +76,9 @@ fn view(kv: &KvTables<Cuda>) -> abi::Kv {
         policy: policy_bits(&g.policy),
         budget: budget(&g.policy),
         score: if g.policy.scored().is_some() { kv.score.ptr() } else { 0 },
+        local: g.local.bits(),
+        local_window: g.local.window as i32,
+        ring_len: g.ring_len() as i32,
     }
 }
 
@@ -163,15 +166,15 @@ pub(super) fn attention(
         }
         return prefill(cuda, out, qkv, decisions, kv, layer, &longer, rope);
     }
-    if rope.staged && reads_staged(&kv.geometry) {
+    if rope.staged && reads_staged(&kv.geometry, layer) {
         return staged(cuda, out, qkv, decisions, kv, layer, spans, rope);
     }
     prefill(cuda, out, qkv, decisions, kv, layer, spans, rope);
 }
 
-/// Whether decode attention has a mode for staged steps: every row sees those before it in its span.
-fn reads_staged(g: &KvGeometry) -> bool {
-    let sees_all = g.policy.rule().is_none_or(|rule| rule.window >= g.staged_rows);
+/// Whether decode attention has a mode for staged steps of a layer: every row sees those before it in its span.
+fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
+    let sees_all = g.policy_of(layer).rule().is_none_or(|rule| rule.window >= g.staged_rows);
     sees_all && g.head_dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots
 }
 

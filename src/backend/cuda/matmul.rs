@@ -62,6 +62,10 @@ pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cud
 
 /// [`Ops::linear`](super::super::Ops::linear).
 pub(super) fn linear(cuda: &Cuda, out: &mut Acts, x: &Acts, layer: Linear<'_, Cuda>, m: usize) {
+    if let After::Geglu(gate_up) = layer.after {
+        linear(cuda, gate_up, x, Linear { after: After::Store, ..layer }, m);
+        return gemm::glu(cuda, out, 0, gate_up, m, true);
+    }
     let Linear { weight, bias, before, after } = layer;
     let swiglu = matches!(after, After::Swiglu(_));
     let width = if swiglu { 2 * out.width } else { out.width };
@@ -131,11 +135,10 @@ fn unnormed(
         After::Store => store(cuda, out, x, weight, bias, m),
         After::Add(sum) => add(cuda, out, sum, x, weight, bias, m),
         After::Swiglu(gate_up) if x.bf16 && out.bf16 => fused_swiglu(cuda, out, gate_up, x, weight, bias, m),
-        After::Geglu(_) => unreachable!("models with GELU are refused before"),
+        After::Geglu(_) => unreachable!("`linear` makes two of it"),
         After::Swiglu(gate_up) => {
             store(cuda, gate_up, x, weight, bias, m);
-            out.fills(m);
-            gemm::swiglu(cuda, out, 0, gate_up, m);
+            gemm::glu(cuda, out, 0, gate_up, m, false);
         }
     }
 }

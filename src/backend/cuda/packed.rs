@@ -156,7 +156,7 @@ pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut 
         for row in (0..gemm.m).step_by(scratch.rows()) {
             let m = scratch.rows().min(gemm.m - row);
             matmul(cuda, weight, &Gemm { out: scratch.ptr(), x: x.row(row), m, ..*gemm }, x);
-            gemm::swiglu(cuda, out, row, scratch, m);
+            gemm::glu(cuda, out, row, scratch, m, false);
         }
         return;
     };
@@ -193,8 +193,8 @@ fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
             let x = gemm.x + (row * gemm.k * size_of::<u16>()) as u64;
             gemm::bf16(cuda, &Gemm { out: scratch.ptr(), x, m, ld: 2 * n, ..part });
             let out = out + (row * gemm.ld * size_of::<u16>()) as u64;
-            let args = [Ptr(out), I32(1), Ptr(scratch.ptr()), I32(n as i32), I32(gemm.ld as i32)];
-            cuda.driver.launch(Kernel::Swiglu, [n.div_ceil(4 * super::BLOCK), m, 1], super::BLOCK, &args);
+            let args = [Ptr(out), I32(1), Ptr(scratch.ptr()), I32(n as i32), I32(gemm.ld as i32), I32(0)];
+            cuda.driver.launch(Kernel::Glu, [n.div_ceil(4 * super::BLOCK), m, 1], super::BLOCK, &args);
         }
     }
 }
