@@ -5,7 +5,8 @@ use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
 use super::{
-    Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Mixer, Mlp, Spec, builtin, convert, mapped,
+    Activation, Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Local, Mixer, Mlp, Spec, builtin,
+    convert, mapped,
 };
 use crate::policy::{Dms, Shift};
 use crate::quant::file::{FileCode, random_strip};
@@ -16,8 +17,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 7] =
-    ["qwen3-8b", "qwen3-8b-wide", "qwen3-30b-a3b", "qwen3.5-9b", "llama-3.2-1b", "smollm2-135m", "demo"];
+pub const SHAPES: [&str; 8] =
+    ["qwen3-8b", "qwen3-8b-wide", "qwen3-30b-a3b", "qwen3.5-9b", "gemma3-4b", "llama-3.2-1b", "smollm2-135m", "demo"];
 
 /// Alignment of tensors, for any vector load.
 const ALIGN_BYTES: usize = 64;
@@ -309,6 +310,27 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
                 rope: Rope { theta: 1e7, share: 0.25, scaling: RopeScaling::Default },
                 context: 262_144,
                 ..qwen3(32, 4096, 16, 256, 12_288, 248_320)
+            }
+        }
+        "gemma3-4b" => {
+            let local = LayerKind { local: true, ..LayerKind::ATTENTION };
+            ModelConfig {
+                family: family("gemma3_text"),
+                n_kv_heads: 4,
+                tied: true,
+                spec: Spec {
+                    qk_norm: true,
+                    norm_offset: 1.0,
+                    norms_behind: true,
+                    activation: Activation::GeluTanh,
+                    embedding_scale: 2560f32.sqrt(),
+                    local: Some(Local { window: 1024, theta: 1e4 }),
+                    layers: vec![local, local, local, local, local, LayerKind::ATTENTION],
+                    ..Spec::default()
+                },
+                rope: Rope { theta: 1e6, share: 1.0, scaling: RopeScaling::Linear { factor: 8.0 } },
+                context: 131_072,
+                ..qwen3(34, 2560, 8, 256, 10_240, 262_208)
             }
         }
         "llama-3.2-1b" => ModelConfig {
