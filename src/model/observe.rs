@@ -16,7 +16,7 @@ pub struct Text {
     pub queries: Range<usize>,
 }
 
-/// What a layer with attention shows of `Text::tokens`.
+/// What a layer with attention that is not local shows of `Text::tokens`.
 pub struct Observed<'a> {
     /// Its number among the layers with attention.
     pub layer: usize,
@@ -28,7 +28,8 @@ pub struct Observed<'a> {
     pub attention: &'a [f32],
 }
 
-/// Runs a dense forward pass of one sequence and calls `each` for every layer with attention. The layers' projections are computed twice.
+/// Runs a dense forward pass of one sequence and calls `each` for every layer with attention that is not local: what local ones
+/// keep is the model's. The layers' projections are computed twice.
 pub fn observe<B: Measure>(
     b: &B,
     model: &Model<B>,
@@ -48,6 +49,9 @@ pub fn observe<B: Measure>(
     forward_with(b, model, ws, cache, (&[span], false), |l, ws, cache| {
         let layer = &model.layers[l];
         let Mixer::Attention(mixer) = &layer.mixer else { return };
+        if mixer.kind.local {
+            return;
+        }
         let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
         b.rms_norm(&mut ws.h, &ws.x, norm, n);
         b.read_acts(&ws.h, &mut hidden);

@@ -17,7 +17,7 @@ const BATCH: usize = 256;
 pub const EPOCHS: usize = 12;
 const RATE: f32 = 2e-3;
 
-/// A fitted layer: the scores of x are `weight x + bias + out GELU(inner x + inner_bias) + out_bias`. All matrices are
+/// A fitted layer, or one of zeros that was fitted to no rows: the scores of x are `weight x + bias + out GELU(inner x + inner_bias) + out_bias`. All matrices are
 /// row-major.
 #[derive(Clone, Debug)]
 pub struct Fitted {
@@ -36,8 +36,22 @@ pub struct Fitted {
     pub explained: [f64; 2],
 }
 
+impl Fitted {
+    /// Of a layer that decides nothing.
+    fn zeros(hidden: usize, heads: usize, units: usize) -> Self {
+        let zeros = |n: usize| vec![0.0; n];
+        let (weight, bias, inner, inner_bias) =
+            (zeros(heads * hidden), zeros(heads), zeros(units * hidden), zeros(units));
+        let (out, out_bias, scores) = (zeros(heads * units), zeros(heads), Vec::new());
+        Self { weight, bias, inner, inner_bias, out, out_bias, scores, explained: [0.0; 2] }
+    }
+}
+
 /// Fits one layer on `threads` threads.
 pub fn fit(rows: &LayerRows, hidden: usize, heads: usize, units: usize, threads: usize) -> Fitted {
+    if rows.y.is_empty() {
+        return Fitted::zeros(hidden, heads, units);
+    }
     let linear = ridge(rows, hidden, heads, threads);
     let n = rows.y.len() / heads;
     let mut residual = rows.y.clone();

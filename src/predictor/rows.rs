@@ -40,7 +40,7 @@ impl Frame {
     }
 }
 
-/// Rows of all layers.
+/// Rows of all layers; local ones have none.
 pub struct Rows {
     pub hidden: usize,
     pub heads: usize,
@@ -134,8 +134,8 @@ impl Collector {
     }
 
     pub fn finish(self) -> Result<Rows> {
+        ensure!(self.rows.layers.iter().any(|layer| !layer.y.is_empty()), "the texts have no tokens");
         for (l, layer) in self.rows.layers.iter().enumerate() {
-            ensure!(!layer.y.is_empty(), "the texts have no tokens");
             let finite = layer.y.iter().all(|y| y.is_finite()) && layer.x.iter().all(|x| x.is_finite());
             ensure!(finite, "numbers in layer {l} are not finite, so no predictor can be fitted");
         }

@@ -6,7 +6,7 @@ use super::texts::Piece;
 use crate::backend::Measure;
 use crate::checkpoint::adapter::card::{Figure, over_all};
 use crate::engine::Runner;
-use crate::policy::{Dms, Policy, Shift};
+use crate::policy::{Dms, LocalLayers, Policy, Shift};
 use crate::sampler::{divergence, log_softmax};
 use anyhow::{Result, ensure};
 
@@ -24,7 +24,7 @@ const ROUNDS: usize = 3;
 /// What the threshold is to reach on the measured texts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
-    /// Slots of a dense cache over live slots.
+    /// Slots of a dense cache over live slots, in layers that are not local.
     Ratio(f64),
     /// KL divergence from the dense model, nats a token.
     Kl(f64),
@@ -133,7 +133,7 @@ fn ratio_at<B: Measure>(
     threshold: f32,
     on_pass: &mut dyn FnMut(),
 ) -> Result<f64> {
-    let (mut dense, mut live) = (0, 0);
+    let (mut dense, mut live, local) = (0, 0, runner.cache.geometry().local);
     for text in texts {
         on_pass();
         let seq = runner.create(true)?;
@@ -143,10 +143,18 @@ fn ratio_at<B: Measure>(
         }
         let stats = runner.cache.stats(runner.backend(), seq);
         runner.release(seq);
-        dense += stats.dense_slots;
-        live += stats.live_slots;
+        let (all, kept) = slots(local, stats.len, &stats.live);
+        dense += all;
+        live += kept;
     }
     Ok(dense as f64 / live.max(1) as f64)
+}
+
+/// Slots of a dense cache of `n` tokens and the `live` ones of all layers, in those that a predictor decides about.
+fn slots(local: LocalLayers, n: usize, live: &[Vec<u32>]) -> (usize, usize) {
+    let layers = live.iter().enumerate().filter(|(layer, _)| !local.contains(*layer));
+    let live: Vec<u32> = layers.flat_map(|(_, heads)| heads).copied().collect();
+    (n * live.len(), live.iter().sum::<u32>() as usize)
 }
 
 /// Compares the distributions with and without eviction at a threshold.
@@ -175,6 +183,7 @@ fn compare<B: Measure>(
         }
         on_pass();
         let stats = runner.cache.stats(runner.backend(), seq);
+        let (all, live) = slots(runner.cache.geometry().local, stats.len, &stats.live);
         runner.release(dense);
         runner.release(seq);
         measured.push(Figure {
@@ -182,7 +191,7 @@ fn compare<B: Measure>(
             threshold,
             window,
             tokens: stats.len,
-            ratio: stats.dense_slots as f64 / stats.live_slots.max(1) as f64,
+            ratio: all as f64 / live.max(1) as f64,
             kl: kl.iter().sum::<f64>() / kl.len().max(1) as f64,
         });
     }

@@ -158,13 +158,6 @@ impl ModelJob for Fit<'_> {
         if c.trained().is_some() {
             return Err(wrong_use(format!("{} evicts by itself, so it needs no predictor", checkpoint.name)));
         }
-        if c.spec.local.is_some() {
-            let layers = c.local_layers().count();
-            return Err(wrong_use(format!(
-                "{}: {layers} of its layers see a window of tokens, and predictors are not made for such models yet",
-                checkpoint.name
-            )));
-        }
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, c.vocab)?;
         let frame = frame(checkpoint, &tokenizer, runner.context())?;
         let around = frame.before.len() + frame.after.len();
@@ -274,7 +267,9 @@ fn report(
         return Ok(output::OK);
     }
     output::out(&output::visible(&table(&found.measured, found.all())))?;
-    let fit = fitted.layers.iter().map(|layer| layer.explained[1]).sum::<f64>() / fitted.layers.len() as f64;
+    let of_layers: Vec<f64> =
+        fitted.layers.iter().filter(|layer| !layer.scores.is_empty()).map(|layer| layer.explained[1]).collect();
+    let fit = of_layers.iter().sum::<f64>() / of_layers.len() as f64;
     notice(&format!(
         "fitted to other texts ({}), explains {:.0} % of the variance of log importance; window {}, threshold {:.2}",
         fitted.texts,
