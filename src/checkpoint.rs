@@ -9,6 +9,7 @@ pub mod config;
 pub mod convert;
 mod described;
 pub mod dial_file;
+pub mod draft_head;
 pub mod eagle;
 mod family;
 pub(crate) mod files;
@@ -19,6 +20,7 @@ pub mod imatrix;
 mod json;
 mod mapped;
 mod model_names;
+mod mtp;
 pub mod names;
 mod origin;
 mod packed;
@@ -52,6 +54,7 @@ use crate::unicode;
 use adapter::Adapter;
 use adapter::known;
 use anyhow::{Context, Result, bail};
+use draft_head::DraftHead;
 use files::{CARD, Files};
 use json::Fields;
 use model_names::{MAX_NAME, Names};
@@ -84,7 +87,7 @@ pub struct Checkpoint {
     /// A published predictor that could be downloaded, where no source is in use and nobody forbade one.
     pub published: Option<known::Published>,
     /// The head that guesses its next tokens, if one is in use.
-    pub eagle: Option<eagle::Eagle>,
+    pub draft_head: Option<DraftHead>,
     pub builtin: bool,
     /// Format that [`convert`] gave the matrices; `Bf16` is as in the files.
     pub weights: quant::Weights,
@@ -193,11 +196,24 @@ impl Checkpoint {
     }
 
     /// Has a head guess its next tokens. Fails for one of another model.
-    pub fn set_eagle(&mut self, mut head: eagle::Eagle) -> Result<()> {
+    pub fn set_draft_head(&mut self, mut head: DraftHead) -> Result<()> {
         head.fits(&self.name, &self.config)?;
         head.adapt(self.weights.is_packed(), self.tensors.get(&names::embedding(&self.config).name))?;
-        self.eagle = Some(head);
+        self.draft_head = Some(head);
         Ok(())
+    }
+
+    /// Has the head guess that nobody has to name: the model's own.
+    pub fn find_draft_head(&mut self) -> Result<()> {
+        // What cannot be read is not needed: answers come without it.
+        let own = self.own_head().ok().flatten();
+        own.map_or(Ok(()), |head| self.set_draft_head(head))
+    }
+
+    /// The head among the model's own tensors, if there is one: its layer for multi-token prediction.
+    pub fn own_head(&self) -> Result<Option<DraftHead>> {
+        let Some(origin) = &self.origin else { return Ok(None) };
+        mtp::read(&Source::open(&origin.files)?, &self.config)
     }
 
     /// Notices for the user: an adapter that was chosen automatically, defaults that are ignored.
@@ -246,7 +262,7 @@ impl Checkpoint {
 
     /// A notice about a head that was made for a model of another name.
     fn anothers_head(&self) -> Option<String> {
-        let head = self.eagle.as_ref().filter(|head| head.is_anothers(&self.name))?;
+        let head = self.draft_head.as_ref().filter(|head| head.is_anothers(&self.name))?;
         let base = head.base.as_deref()?;
         Some(format!("{} was made for {base}, not for {}: fewer of its drafts may be right", head.name, self.name))
     }
@@ -263,7 +279,12 @@ impl Checkpoint {
     pub fn unused(&self) -> Option<String> {
         let source = Source::open(&self.origin.as_ref()?.files).ok()?;
         let tensors = |n| if n == 1 { "1 tensor".to_owned() } else { format!("{n} tensors") };
-        let unused = source.unused().into_iter().map(|(part, n)| format!("{} of {part}", tensors(n)));
+        let own = mtp::read(&source, &self.config).is_ok_and(|head| head.is_some());
+        let unused = source
+            .unused()
+            .into_iter()
+            .filter(|(part, _)| !own || *part != names::MTP)
+            .map(|(part, n)| format!("{} of {part}", tensors(n)));
         Some(unused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
     }
 
@@ -303,7 +324,7 @@ impl Checkpoint {
             ignored: None,
             adapter: None,
             published: None,
-            eagle: None,
+            draft_head: None,
             builtin: false,
             weights: quant::Weights::Bf16,
             cached: false,

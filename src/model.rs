@@ -2,13 +2,13 @@
 //! [`Span`]s. What a layer computes is data ([`Spec`](crate::checkpoint::Spec)); nothing here asks for the family.
 
 mod decisions;
-mod eagle;
+mod head;
 mod observe;
 mod taps;
 mod weights;
 mod workspace;
 
-pub use eagle::{Head, ROWS as HEAD_ROWS, workspace_bytes as head_workspace_bytes};
+pub use head::{Head, ROWS as HEAD_ROWS, workspace_bytes as head_workspace_bytes};
 pub use observe::{Observed, Text, observe, output_columns};
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
@@ -71,37 +71,23 @@ fn forward_with<B: Backend>(
     let n: usize = spans.iter().map(|s| s.len).sum();
     assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
     b.embed(&mut ws.x, &model.embed, &ws.tokens, model.embedding_scale(), n);
-    let eps = model.eps();
     for (l, layer) in model.layers.iter().enumerate() {
         before(l, ws, cache);
         tap(b, model, ws, l, n);
         match &layer.mixer {
-            Mixer::Attention(mixer) => attention(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
+            Mixer::Attention(mixer) => {
+                project(b, model, (l, layer, mixer), ws, (After::Store, staged), n);
+                attention(b, model, (l, layer, mixer), ws, cache, (spans, staged), n);
+            }
             Mixer::DeltaNet(mixer) => delta_net(b, model, (l, layer, mixer), ws, cache, (spans, staged), n),
         }
-        if let Some(router) = &layer.router {
-            experts(b, model, (l, layer, router), ws, n);
-            continue;
-        }
-        let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
-        let gate_up = Linear {
-            weight: &layer.gate_up,
-            bias: layer.gate_up_bias.as_ref(),
-            before: Some((norm, &mut ws.h)),
-            after: match model.config.spec.activation {
-                Activation::Silu => After::Swiglu(&mut ws.gate_up),
-                Activation::GeluTanh => After::Geglu(&mut ws.gate_up),
-            },
-        };
-        b.linear(&mut ws.act, &ws.x, gate_up, n);
-        let down = Linear { bias: layer.down_bias.as_ref(), ..Linear::plain(&layer.down) };
-        let behind =
-            layer.behind.as_ref().map(|[_, mlp]| Norm { weight: mlp, eps, layer: l, non_finite: &mut ws.non_finite });
-        add(b, (&mut ws.x, &mut ws.proj), &ws.act, down, behind, n);
+        mlp(b, model, (l, layer), ws, n);
     }
     tap(b, model, ws, model.layers.len(), n);
-    let norm = Norm { weight: &model.norm, eps, layer: model.layers.len(), non_finite: &mut ws.non_finite };
-    b.rms_norm(&mut ws.h, &ws.x, norm, n);
+    b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), n);
+    if model.taps.as_ref().is_some_and(|taps| taps.all.is_empty()) {
+        b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), n);
+    }
     if !staged {
         cache.advance(b, spans);
     }
@@ -139,7 +125,22 @@ fn add<B: Backend>(
     }
 }
 
-/// Computes the attention block of layer `l` and adds it to the residual stream `ws.x`.
+/// Computes q, k and v, the output gate and a predictor's columns of layer `l` from the residual stream `ws.x`.
+fn project<B: Backend>(
+    b: &B,
+    model: &Model<B>,
+    (l, layer, mixer): (usize, &Layer<B>, &Attention<B>),
+    ws: &mut Workspace<B>,
+    (after, staged): (After<'_, B::Acts>, bool),
+    n: usize,
+) {
+    let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
+    let qkv = Linear { weight: &mixer.qkv, bias: mixer.qkv_bias.as_ref(), before: Some((norm, &mut ws.h)), after };
+    let rows = if staged { &mut ws.staged[l].rows } else { &mut ws.qkv };
+    b.linear(rows, &ws.x, qkv, n);
+}
+
+/// Computes the attention block of layer `l` from what [`project`] made and adds it to the residual stream `ws.x`.
 fn attention<B: Backend>(
     b: &B,
     model: &Model<B>,
@@ -150,15 +151,6 @@ fn attention<B: Backend>(
     n: usize,
 ) {
     let policy = cache.geometry().policy_of(mixer.index);
-    let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
-    let qkv = Linear {
-        weight: &mixer.qkv,
-        bias: mixer.qkv_bias.as_ref(),
-        before: Some((norm, &mut ws.h)),
-        after: After::Store,
-    };
-    let rows = if staged { &mut ws.staged[l].rows } else { &mut ws.qkv };
-    b.linear(rows, &ws.x, qkv, n);
     let alpha = model.alpha().filter(|_| policy.uses_decisions());
     if alpha.is_some() {
         mixer.decisions.project(b, ws, model.eps(), l, n);
@@ -219,6 +211,29 @@ fn delta_net<B: Backend>(
     cache.delta_net(b, &mut ws.delta_out, rows, mixer.index, spans, &args);
     let behind = behind(model, layer, l, &mut ws.non_finite);
     add(b, (&mut ws.x, &mut ws.proj), &ws.delta_out, Linear::plain(&mixer.out), behind, n);
+}
+
+/// Computes the feed-forward block of layer `l` and adds it to the residual stream `ws.x`.
+fn mlp<B: Backend>(b: &B, model: &Model<B>, (l, layer): (usize, &Layer<B>), ws: &mut Workspace<B>, n: usize) {
+    if let Some(router) = &layer.router {
+        return experts(b, model, (l, layer, router), ws, n);
+    }
+    let eps = model.eps();
+    let norm = Norm { weight: &layer.post_norm, eps, layer: l, non_finite: &mut ws.non_finite };
+    let gate_up = Linear {
+        weight: &layer.gate_up,
+        bias: layer.gate_up_bias.as_ref(),
+        before: Some((norm, &mut ws.h)),
+        after: match model.config.spec.activation {
+            Activation::Silu => After::Swiglu(&mut ws.gate_up),
+            Activation::GeluTanh => After::Geglu(&mut ws.gate_up),
+        },
+    };
+    b.linear(&mut ws.act, &ws.x, gate_up, n);
+    let down = Linear { bias: layer.down_bias.as_ref(), ..Linear::plain(&layer.down) };
+    let behind =
+        layer.behind.as_ref().map(|[_, mlp]| Norm { weight: mlp, eps, layer: l, non_finite: &mut ws.non_finite });
+    add(b, (&mut ws.x, &mut ws.proj), &ws.act, down, behind, n);
 }
 
 /// Computes the experts of layer `l` and adds their sum to the residual stream `ws.x`.

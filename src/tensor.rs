@@ -184,6 +184,11 @@ impl Tensor {
         Self::new(name, DType::F32, shape, Arc::new(bytes), 0..len)
     }
 
+    /// The same values under another name.
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
+    }
+
     /// A stack of matrices `[n, rows, cols]` as one `[n * rows, cols]`; anything else as it is.
     pub fn as_matrix(mut self) -> Self {
         if let [n, rows, cols] = self.shape[..] {

@@ -84,6 +84,7 @@ impl Checkpoint {
         let tensors = self.tensors.values().map(describe).collect::<Result<_>>()?;
         let mut out = Checkpoint::empty(&self.name, self.config.clone());
         (out.builtin, out.adapter) = (self.builtin, self.adapter.clone());
+        out.draft_head.clone_from(&self.draft_head);
         out.take_tensors(tensors);
         out.n_params = self.n_params;
         out.is_description = true;

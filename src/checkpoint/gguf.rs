@@ -11,7 +11,7 @@ mod tokenizer;
 use super::hub::gguf_files;
 use super::mapped;
 use super::model_names::{MAX_NAME, Names};
-use super::names::TensorSpec;
+use super::names::{self, TensorSpec};
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Rows, SharedBytes, Tensor};
 use crate::unicode;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 28] = [
+const LAYER_NAMES: [(&str, &str); 32] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -55,6 +55,10 @@ const LAYER_NAMES: [(&str, &str); 28] = [
     ("linear_attn.dt_bias", "ssm_dt"),
     ("linear_attn.norm", "ssm_norm"),
     ("linear_attn.out_proj", "ssm_out"),
+    ("nextn.fc", "nextn.eh_proj"),
+    ("nextn.pre_fc_norm_embedding", "nextn.enorm"),
+    ("nextn.pre_fc_norm_hidden", "nextn.hnorm"),
+    ("nextn.norm", "nextn.shared_head_norm"),
 ];
 /// Another name of the norm behind attention's block, which is the MLP's, or attention's own.
 const POST_NORM: &str = "post_attention_norm";
@@ -209,7 +213,12 @@ impl Gguf {
         let Ok([layers, _]) = config::layers(&self.header) else { return Vec::new() };
         let beyond = |name: &&String| config::layer_of(name).is_some_and(|layer| layer >= layers);
         let n = self.header.tensors.keys().filter(beyond).count();
-        if n > 0 { vec![("multi-token prediction", n)] } else { Vec::new() }
+        if n > 0 { vec![(names::MTP, n)] } else { Vec::new() }
+    }
+
+    /// The block for multi-token prediction, if there is one.
+    pub fn next_layer(&self) -> Option<usize> {
+        config::layers(&self.header).ok().and_then(|[layers, blocks]| (blocks > layers).then_some(layers))
     }
 
     /// The model's own name and those of the models that it was made of, as the file states them.

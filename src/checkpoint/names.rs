@@ -6,6 +6,9 @@ use super::spec::{DeltaNet, Mixer, Mlp};
 use crate::tensor::{RowRuns, Tensor};
 use anyhow::{Context, Result, ensure};
 
+/// What users call the layer that predicts a token behind the next one.
+pub const MTP: &str = "multi-token prediction";
+
 /// Name and shape of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {

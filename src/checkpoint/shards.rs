@@ -2,7 +2,7 @@
 
 use super::files::{self, Files, INDEX, WEIGHTS};
 use super::json::{self, Fields};
-use super::names::TensorSpec;
+use super::names::{self, TensorSpec};
 use super::origin::SourceFile;
 use super::safetensors::{RawTensor, TensorFile};
 use crate::tensor::Tensor;
@@ -87,7 +87,7 @@ impl Shards {
     /// What the files hold beside the language model, with the number of its tensors.
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
         let vision = ["visual.", "vision_tower.", "multi_modal_projector."];
-        let parts = [(&vision[..], "the vision tower"), (&["mtp."], "multi-token prediction")];
+        let parts = [(&vision[..], "the vision tower"), (&["mtp."], names::MTP)];
         let of = |name: &String, prefixes: &[&str]| {
             let name = name.strip_prefix("model.").unwrap_or(name);
             prefixes.iter().any(|prefix| name.starts_with(prefix))

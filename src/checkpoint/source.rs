@@ -60,12 +60,39 @@ impl Source {
         }
     }
 
-    /// A tensor, which may be some rows of one in the files.
-    fn get(&self, config: &ModelConfig, spec: &TensorSpec) -> Result<Option<Tensor>> {
-        let of_experts = || names::of_experts(config, spec).into_iter().find(|(whole, _)| self.has(&whole.name));
-        let Some((whole, runs)) = names::fused(config, spec).or_else(of_experts) else { return self.whole(spec) };
+    /// A tensor, which may be some rows of one in the files. `stored` tells the name there.
+    fn get(&self, config: &ModelConfig, spec: &TensorSpec, stored: impl Fn(&str) -> String) -> Result<Option<Tensor>> {
+        let stored = |spec: &TensorSpec| TensorSpec { name: stored(&spec.name), shape: spec.shape.clone() };
+        let of_experts = || names::of_experts(config, spec).into_iter().find(|(w, _)| self.has(&stored(w).name));
+        let Some((whole, runs)) = names::fused(config, spec).or_else(of_experts) else {
+            let tensor = self.whole(&stored(spec))?;
+            return Ok(tensor.map(|tensor| tensor.named(&spec.name)));
+        };
+        let whole = stored(&whole);
         let tensor = self.whole(&whole)?.map(|tensor| whole.check(Some(tensor), self.label())).transpose()?;
         Ok(tensor.map(|tensor| tensor.as_matrix().rows(&spec.name, spec.shape[0], runs)))
+    }
+
+    /// Whether there is a layer for multi-token prediction with a tensor of this name: see [`Self::mtp`].
+    pub fn has_mtp(&self, name: &str) -> bool {
+        self.mtp_name(name).is_some_and(|name| self.has(&name))
+    }
+
+    /// A tensor of the layer for multi-token prediction, by the name that it would have in a model of that layer alone.
+    pub fn mtp(&self, config: &ModelConfig, spec: &TensorSpec) -> Result<Tensor> {
+        let stored = |name: &str| self.mtp_name(name).unwrap_or_else(|| name.to_owned());
+        spec.check(self.get(config, spec, stored)?, self.label())
+    }
+
+    fn mtp_name(&self, name: &str) -> Option<String> {
+        let rest = name.strip_prefix("model.")?;
+        match self {
+            Self::Safetensors { .. } => Some(format!("mtp.{rest}")),
+            Self::Gguf(gguf) => {
+                let rest = rest.strip_prefix("layers.0.").map_or_else(|| format!("nextn.{rest}"), str::to_owned);
+                Some(format!("model.layers.{}.{rest}", gguf.next_layer()?))
+            }
+        }
     }
 
     fn has(&self, name: &str) -> bool {
@@ -90,7 +117,7 @@ impl Source {
 
     /// Every tensor of the configuration, with its shape checked. The first is the embedding.
     pub fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let tensors = names::all(config).map(|spec| spec.check(self.get(config, &spec)?, self.label()));
+        let tensors = names::all(config).map(|spec| spec.check(self.get(config, &spec, str::to_owned)?, self.label()));
         let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
         if config.tied
             && let Self::Safetensors { shards, .. } = self

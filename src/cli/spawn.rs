@@ -10,7 +10,7 @@ use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Measure;
 use crate::checkpoint::calibration::{Calibration, Given};
-use crate::checkpoint::eagle::Eagle;
+use crate::checkpoint::eagle;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning, imatrix};
@@ -18,7 +18,7 @@ use crate::config::{Adapter, Device, Importance, Settings, Width};
 use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions};
 use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
 use crate::quant::Weights;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
@@ -41,7 +41,10 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         download::for_chat(&settings, &loading).inspect_err(|error| {
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
-        let (checkpoint, target) = open_on_target(&settings, |text| loading.event(Event::Notice(text)))?;
+        let (mut checkpoint, target) = open_on_target(&settings, |text| loading.event(Event::Notice(text)))?;
+        if settings.draft == DraftSource::Auto {
+            checkpoint.find_draft_head()?;
+        }
         let options = options(&settings, &checkpoint, target)?;
         let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
         let options = EngineOptions {
@@ -166,8 +169,15 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
         None => Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)?,
     };
     checkpoint.tune(tuning(settings))?;
-    if let DraftSource::Head(path) = &settings.draft {
-        checkpoint.set_eagle(Eagle::named(path)?)?;
+    match &settings.draft {
+        DraftSource::Head(path) => checkpoint.set_draft_head(eagle::named(path, checkpoint.config.n_layers)?)?,
+        DraftSource::Mtp => {
+            let none =
+                || format!("{} has no layer for multi-token prediction, which --draft mtp asks for", checkpoint.name);
+            let head = checkpoint.own_head()?.with_context(none)?;
+            checkpoint.set_draft_head(head)?;
+        }
+        DraftSource::Auto | DraftSource::Lookup | DraftSource::Off => {}
     }
     Ok(checkpoint)
 }
@@ -202,7 +212,7 @@ pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
 fn draft_rows(source: &DraftSource) -> usize {
     match source {
         DraftSource::Off => 0,
-        DraftSource::Auto | DraftSource::Lookup | DraftSource::Head(_) => 1 + MAX_DRAFTS,
+        _ => 1 + MAX_DRAFTS,
     }
 }
 

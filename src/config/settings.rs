@@ -279,12 +279,13 @@ sampling_table!(settings {
         #[arg(long, value_name = "N|auto", help_heading = "Answer")]
         width: List<Width> = List::of(Width::Chains(1));
 
-        /// Try several tokens in one step: auto, lookup, off, or an EAGLE-3 head
+        /// Try several tokens in one step: auto, lookup, mtp, off, or an EAGLE-3 head
         ///
         /// The answer is the same. lookup tries what followed the newest words where they stood before, as in quotes, code that is
         /// changed and lists, as far as that is faster. A head, given by its folder (with a / in it) or hub id, guesses from the
-        /// model's hidden states; it has to be made for the model. auto is lookup. In a chat, /draft changes it.
-        #[arg(long, value_name = "auto|lookup|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]
+        /// model's hidden states; it has to be made for the model. mtp is the model's own head, its layer for multi-token
+        /// prediction. auto is mtp where the model has one, else lookup. In a chat, /draft changes it.
+        #[arg(long, value_name = "auto|lookup|mtp|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]
         draft: DraftSource = DraftSource::Auto;
 
         /// With --width: end once the chains that still run cannot change the vote: on (default) or off

@@ -5,7 +5,7 @@ use super::EngineOptions;
 use crate::backend::{Backend, KvGeometry, Span};
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::eagle::Eagle;
+use crate::checkpoint::draft_head::DraftHead;
 use crate::model::{self, HEAD_ROWS, Head, Model};
 use crate::policy::{LocalLayers, Policy, Window};
 use crate::protocol::{MAX_DRAFTS, Token};
@@ -55,24 +55,25 @@ pub(super) struct Tracks<B: Backend> {
 
 /// Bytes of the head of a checkpoint that are not counted with the model's: on a device, where allocations are counted, its pages.
 pub(super) fn bytes(checkpoint: &Checkpoint, options: &EngineOptions, counted: bool) -> u64 {
-    let Some(eagle) = checkpoint.eagle.as_ref().filter(|_| options.drafts.rows > 0) else { return 0 };
-    let rest = if counted { 0 } else { eagle.bytes() + model::head_workspace_bytes(&eagle.config, options.max_seqs) };
-    rest + pages_bytes(eagle, options)
+    let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return 0 };
+    let workspace = || model::head_workspace_bytes(&head.layer.config, options.max_seqs);
+    let rest = if counted { 0 } else { head.bytes() + workspace() };
+    rest + pages_bytes(head, options)
 }
 
 /// Bytes of its pages at most.
-fn pages_bytes(eagle: &Eagle, options: &EngineOptions) -> u64 {
-    let slots = (WINDOW + PAGE_SLOTS) * eagle.config.n_kv_heads * WINDOWS;
-    (slots * options.codec.slot_bytes(eagle.config.head_dim)) as u64
+fn pages_bytes(head: &DraftHead, options: &EngineOptions) -> u64 {
+    let slots = (WINDOW + PAGE_SLOTS) * head.layer.config.n_kv_heads * WINDOWS;
+    (slots * options.codec.slot_bytes(head.layer.config.head_dim)) as u64
 }
 
 /// Of the cache of a head, for `n_seqs` sequences.
-fn geometry(eagle: &Eagle, options: &EngineOptions, n_seqs: usize) -> KvGeometry {
+fn geometry(head: &DraftHead, options: &EngineOptions, n_seqs: usize) -> KvGeometry {
     KvGeometry {
         n_layers: 1,
-        n_q_heads: eagle.config.n_q_heads,
-        n_kv_heads: eagle.config.n_kv_heads,
-        head_dim: eagle.config.head_dim,
+        n_q_heads: head.layer.config.n_q_heads,
+        n_kv_heads: head.layer.config.n_kv_heads,
+        head_dim: head.layer.config.head_dim,
         n_seqs,
         page_slots: PAGE_SLOTS,
         max_pages: 0,
@@ -86,13 +87,20 @@ fn geometry(eagle: &Eagle, options: &EngineOptions, n_seqs: usize) -> KvGeometry
 
 impl<B: Backend> Tracks<B> {
     /// The head of a checkpoint, if it has one that is in use.
-    pub fn new(b: &B, checkpoint: &Checkpoint, options: &EngineOptions, context: usize) -> Result<Option<Self>> {
-        let Some(eagle) = checkpoint.eagle.as_ref().filter(|_| options.drafts.rows > 0) else { return Ok(None) };
+    pub fn new(
+        b: &B,
+        model: &Model<B>,
+        checkpoint: &Checkpoint,
+        options: &EngineOptions,
+        context: usize,
+    ) -> Result<Option<Self>> {
+        let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return Ok(None) };
         // A sequence guesses in a fork.
-        let (geometry, context) = (geometry(eagle, options, 2 * options.max_seqs), context + MAX_DRAFTS + 1);
-        let new = || Head::new(b, eagle, geometry, context, options.max_seqs);
+        let (geometry, context) = (geometry(head, options, 2 * options.max_seqs), context + MAX_DRAFTS + 1);
+        let limit = pages_bytes(head, options);
+        let new = || Head::new(b, model, head, geometry, context, options.max_seqs);
         let mut head = b.allocating("the draft head", new)?;
-        head.cache.set_limit_bytes(Some(pages_bytes(eagle, options)));
+        head.cache.set_limit_bytes(Some(limit));
         Ok(Some(Self { head, tracks: HashMap::new(), off: false }))
     }
 
@@ -128,7 +136,7 @@ impl<B: Backend> Tracks<B> {
     pub fn follow(
         &mut self,
         b: &B,
-        model: &Model<B>,
+        vocab: usize,
         features: &B::Acts,
         step: &[Stepped],
         rows: &[Follow<'_>],
@@ -155,7 +163,7 @@ impl<B: Backend> Tracks<B> {
                 if self.reserve(b, &[span], &busy).is_err() {
                     break;
                 }
-                self.head.feed(b, model, features, &all, &row.next[from..from + HEAD_ROWS], &[span]);
+                self.head.feed(b, features, &all, &row.next[from..from + HEAD_ROWS], &[span]);
                 from += HEAD_ROWS;
             }
             let rest = row.next.len() - from;
@@ -173,8 +181,8 @@ impl<B: Backend> Tracks<B> {
         if fed.is_empty() {
             return guesses;
         }
-        self.head.feed(b, model, features, &at, &tokens, &spans);
-        self.guess(b, model, rows, fed, &mut guesses, &busy);
+        self.head.feed(b, features, &at, &tokens, &spans);
+        self.guess(b, vocab, rows, fed, &mut guesses, &busy);
         guesses
     }
 
@@ -182,7 +190,7 @@ impl<B: Backend> Tracks<B> {
     fn guess(
         &mut self,
         b: &B,
-        model: &Model<B>,
+        vocab: usize,
         rows: &[Follow<'_>],
         mut fed: Vec<(usize, SeqId, usize)>,
         guesses: &mut [Vec<Token>],
@@ -198,7 +206,7 @@ impl<B: Backend> Tracks<B> {
             let tokens = self.head.guess(b, &from);
             let mut next = Vec::new();
             for (j, (&(i, seq, _), token)) in fed.iter().zip(tokens).enumerate() {
-                let Some(token) = token.filter(|&token| (token as usize) < model.config.vocab) else { continue };
+                let Some(token) = token.filter(|&token| (token as usize) < vocab) else { continue };
                 guesses[i].push(token);
                 if rows[i].most > round + 1 {
                     next.push((i, seq, j, token));
@@ -221,7 +229,7 @@ impl<B: Backend> Tracks<B> {
                 break;
             }
             let tokens: Vec<Token> = next.iter().map(|&(.., token)| token).collect();
-            self.head.feed_own(b, model, &tokens, &spans);
+            self.head.feed_own(b, &tokens, &spans);
             fed = next.into_iter().map(|(i, seq, row, _)| (i, seq, row)).collect();
         }
         forks.into_iter().for_each(|fork| self.head.cache.release(b, fork));

@@ -132,7 +132,7 @@ impl<B: Backend> Allocations<B> {
             ws,
             seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
             draws: b.alloc(max_logits.max(staged))?,
-            head: Tracks::new(b, checkpoint, options, context)?,
+            head: Tracks::new(b, &model, checkpoint, options, context)?,
             model,
             context,
             max_step,
@@ -396,7 +396,7 @@ impl<B: Backend> Runner<B> {
     /// Feeds the head with rows of the last step, once they are fed, and lets it guess what follows. Returns the guesses of each.
     pub fn follow(&mut self, rows: &[Follow<'_>]) -> Vec<Vec<Token>> {
         let Self { b, model, ws, head: Some(head), stepped, .. } = self else { return vec![Vec::new(); rows.len()] };
-        head.follow(b, model, &ws.features, stepped, rows)
+        head.follow(b, model.config.vocab, &ws.features, stepped, rows)
     }
 
     /// Gives the head's pages to the cache, for good. Returns false if there are none.

@@ -137,7 +137,7 @@ pub fn prepare<B: Backend>(
 ) -> Result<(Checkpoint, Plan)> {
     let mut notices = Vec::new();
     let weights = choose(b, &checkpoint, options, &mut |text| notices.push(text))?;
-    if let Some(head) = &mut checkpoint.eagle {
+    if let Some(head) = &mut checkpoint.draft_head {
         head.adapt(weights.is_packed(), None)?;
     }
     let mut described = checkpoint.described(weights)?;

@@ -1,10 +1,11 @@
-//! What a head ([`Eagle`]) reads of the model's forward.
+//! What a draft head reads of the model's forward.
 
 use crate::backend::Backend;
-use crate::checkpoint::eagle::Eagle;
+use crate::checkpoint::draft_head::{DraftHead, Reads};
 use anyhow::Result;
 
 /// What a head reads of the model: maps of the inputs of some layers, in order, whose results are added up, with their norms.
+/// None of them: the output behind the final norm.
 pub(super) struct Taps<B: Backend> {
     pub all: Vec<Tap<B>>,
     pub eps: f32,
@@ -18,11 +19,11 @@ pub(super) struct Tap<B: Backend> {
 }
 
 impl<B: Backend> Taps<B> {
-    /// Those of a model with so many layers.
-    pub fn new(b: &B, eagle: &Eagle, n_layers: usize) -> Result<Self> {
+    pub fn new(b: &B, head: &DraftHead) -> Result<Self> {
         let mut all = Vec::new();
-        for (layer, (weight, norm)) in eagle.config.layers(n_layers).into_iter().zip(&eagle.weights.fc) {
-            let norm = match norm {
+        let taps = if let Reads::Layers(taps) = &head.reads { &taps[..] } else { &[] };
+        for tap in taps {
+            let norm = match &tap.norm {
                 Some(norm) => {
                     let values = norm.to_f32();
                     let mut buffer = b.alloc(values.len())?;
@@ -31,8 +32,8 @@ impl<B: Backend> Taps<B> {
                 }
                 None => None,
             };
-            all.push(Tap { layer, weight: b.weight(std::slice::from_ref(weight))?, norm });
+            all.push(Tap { layer: tap.layer, weight: b.weight(std::slice::from_ref(&tap.map))?, norm });
         }
-        Ok(Self { all, eps: eagle.config.rms_eps })
+        Ok(Self { all, eps: head.layer.config.rms_eps })
     }
 }

@@ -3,23 +3,25 @@
 
 use super::decisions::{Decisions, Own, Second};
 use super::taps::Taps;
-use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs};
+use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Norm};
+use crate::checkpoint::draft_head::DraftHead;
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Rope, Stacked};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
+use std::sync::Arc;
 
 /// The weights of a model.
 pub struct Model<B: Backend> {
     pub config: ModelConfig,
-    /// Embedding table `[vocab, hidden]`.
-    pub(super) embed: B::Weight,
+    /// Embedding table `[vocab, hidden]`; of a head it may be the other model's, as may the output head.
+    pub(super) embed: Arc<B::Weight>,
     pub(super) layers: Vec<Layer<B>>,
     /// Final norm `[hidden]`.
     pub(super) norm: B::Buf<f32>,
     /// Output head `[vocab, hidden]`; `None` if tied to the embedding.
-    pub(super) head: Option<B::Weight>,
+    pub(super) head: Option<Arc<B::Weight>>,
     /// RoPE frequencies, radians per position; those of local layers, and those of layers without RoPE: none.
     inv_freq: B::Buf<f32>,
     local_freq: B::Buf<f32>,
@@ -127,10 +129,39 @@ impl<B: Backend> Model<B> {
     pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Self> {
         let c = &checkpoint.config;
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
-        let embed = loader.stacked(&[&names::embedding(c)])?;
+        let embed = loader.stacked(&[&names::embedding(c)])?.into();
+        let head = names::lm_head(c).map(|head| loader.stacked(&[&head])).transpose()?.map(Arc::new);
+        let taps = checkpoint.draft_head.as_ref().map(|head| Taps::new(b, head)).transpose()?;
+        Self::with(loader, embed, head, taps)
+    }
+
+    /// Loads the layer of a head that guesses tokens of `self`, whose embeddings and output matrix it uses where it has none.
+    pub(super) fn of_head(&self, b: &B, head: &DraftHead) -> Result<Self> {
+        let own = |spec: TensorSpec| {
+            let tensor = head.layer.tensors.get(&spec.name);
+            tensor.map(|tensor| b.weight(std::slice::from_ref(tensor)).map(Arc::new)).transpose()
+        };
+        let c = &head.layer.config;
+        let embed = own(names::embedding(c))?.unwrap_or_else(|| self.embed.clone());
+        let theirs = || self.head.as_ref().unwrap_or(&self.embed).clone();
+        let output = names::lm_head(c).map(own).transpose()?.flatten().unwrap_or_else(theirs);
+        Self::with(
+            Loader { b, checkpoint: &head.layer, done: 0, progress: &mut |_, _| true },
+            embed,
+            Some(output),
+            None,
+        )
+    }
+
+    fn with(
+        mut loader: Loader<'_, B>,
+        embed: Arc<B::Weight>,
+        head: Option<Arc<B::Weight>>,
+        taps: Option<Taps<B>>,
+    ) -> Result<Self> {
+        let (b, c) = (loader.b, &loader.checkpoint.config);
         let layers = (0..c.n_layers).map(|l| loader.layer(l)).collect::<Result<Vec<_>>>()?;
         let norm = loader.norm(&names::final_norm(c), c.spec.logit_scale)?;
-        let head = names::lm_head(c).map(|head| loader.stacked(&[&head])).transpose()?;
         let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
         let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
         let local_freq = c.spec.local.map_or(Vec::new(), |local| Rope::plain(local.theta).frequencies(c.head_dim).0);
@@ -138,8 +169,11 @@ impl<B: Backend> Model<B> {
         // The factor of the scores is the norm's of q, or the square of that of cos and sin.
         let rope_scale = if c.spec.qk_norm { rope_scale } else { rope_scale * c.score_factor().sqrt() };
         let no_rope = b.alloc(0)?;
-        let taps = checkpoint.eagle.as_ref().map(|eagle| Taps::new(b, eagle, c.n_layers)).transpose()?;
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, taps })
+    }
+
+    pub(super) fn final_norm<'a>(&'a self, non_finite: &'a mut B::Buf<i32>) -> Norm<'a, B> {
+        Norm { weight: &self.norm, eps: self.eps(), layer: self.layers.len(), non_finite }
     }
 
     /// RoPE frequencies of a layer, and the factor on cos and sin.

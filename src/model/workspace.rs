@@ -50,7 +50,8 @@ pub struct Workspace<B: Backend> {
     pub(super) decisions: B::Buf<f32>,
     /// Those of local layers, which are constant.
     pub(super) local_decisions: B::Buf<f32>,
-    /// For a head, sums of maps of some layers' inputs `[max_tokens, hidden]`, with scratch; empty where there is none.
+    /// For a head, sums of maps of some layers' inputs, or the model's output `[max_tokens, hidden]`, with scratch; empty where
+    /// there is none.
     pub features: B::Acts,
     pub(super) feature_sum: B::Acts,
     pub(super) feature_norm: B::Acts,
@@ -132,7 +133,8 @@ impl<B: Backend> Workspace<B> {
         };
         let staged = model.layers.iter().filter(|_| staged_rows > 0).map(staged).collect::<Result<_, _>>()?;
         let taps: Vec<_> = model.taps.iter().flat_map(|taps| &taps.all).map(|tap| &tap.weight).collect();
-        let feature_rows = if taps.is_empty() { 0 } else { rows };
+        let feature_rows = if model.taps.is_some() { rows } else { 0 };
+        let sum_rows = if taps.is_empty() { 0 } else { rows };
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
         Ok(Self {
@@ -160,8 +162,8 @@ impl<B: Backend> Workspace<B> {
             decisions: b.alloc(rows * c.n_kv_heads)?,
             local_decisions: constant(b, if c.spec.local.is_some() { rows * c.n_kv_heads } else { 0 })?,
             features: b.acts(feature_rows, c.hidden, Use::Any)?,
-            feature_sum: b.acts(feature_rows, c.hidden, Use::Any)?,
-            feature_norm: b.acts(feature_rows, c.hidden, Use::Input(&taps))?,
+            feature_sum: b.acts(sum_rows, c.hidden, Use::Any)?,
+            feature_norm: b.acts(sum_rows, c.hidden, Use::Input(&taps))?,
             staged,
             sampled: b.alloc(staged_rows)?,
         })

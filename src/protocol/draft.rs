@@ -12,19 +12,21 @@ pub const MAX_DRAFTS: usize = 15;
 /// Where drafts come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftSource {
-    /// What is always there: [`Self::Lookup`].
+    /// The model's own layer for multi-token prediction; without one [`Self::Lookup`].
     #[default]
     Auto,
     /// What followed the newest tokens where they stood before.
     Lookup,
     /// Every step has one token.
     Off,
+    /// The model's own layer for multi-token prediction.
+    Mtp,
     /// A trained head: a folder or a hub id.
     Head(PathBuf),
 }
 
 impl DraftSource {
-    pub const WORDS: [&str; 3] = ["auto", "lookup", "off"];
+    pub const WORDS: [&str; 4] = ["auto", "lookup", "mtp", "off"];
 }
 
 impl fmt::Display for DraftSource {
@@ -32,6 +34,7 @@ impl fmt::Display for DraftSource {
         match self {
             Self::Auto => f.pad("auto"),
             Self::Lookup => f.pad("lookup"),
+            Self::Mtp => f.pad("mtp"),
             Self::Off => f.pad("off"),
             Self::Head(path) => path.display().fmt(f),
         }
@@ -44,17 +47,18 @@ impl FromStr for DraftSource {
         match s {
             "auto" => Ok(Self::Auto),
             "lookup" => Ok(Self::Lookup),
+            "mtp" => Ok(Self::Mtp),
             "off" => Ok(Self::Off),
             // Every head has a place, and a word without one was mistyped.
             head if head.contains(['/', '\\', '.', '~']) => Ok(Self::Head(head.into())),
             other => Err(format!(
-                "{other:?} is not a source of drafts (expected auto, lookup, off, or the folder or hub id of a head)"
+                "{other:?} is not a source of drafts (expected auto, lookup, mtp, off, or the folder or hub id of a head)"
             )),
         }
     }
 }
 
-text_serde!(DraftSource, "auto, lookup, off, or the folder or hub id of a head");
+text_serde!(DraftSource, "auto, lookup, mtp, off, or the folder or hub id of a head");
 
 /// What drafts did for an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use crate::harness::Session;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
-use dmschat::checkpoint::eagle::Eagle;
+use dmschat::checkpoint::eagle;
 use dmschat::codec::Codec;
 use dmschat::engine::{Decode, Draft, Drafter, Drafts, EngineOptions, Lookup, Runner, Verify};
 use dmschat::policy::{PolicyKind, PolicyRequest};
@@ -331,10 +331,29 @@ fn conversations_do_not_depend_on_a_head() {
     let tiny = speaker();
     let folder = tempfile::tempdir().unwrap();
     crate::heads::write_random(folder.path(), tiny.spec.hidden, tiny.spec.vocab, 16);
-    let (open, head) = (tiny.opener(), Eagle::named(folder.path()).unwrap());
+    let (open, head) = (tiny.opener(), eagle::named(folder.path(), tiny.spec.n_layers).unwrap());
     let opened = move || {
         let mut checkpoint = open()?;
-        checkpoint.set_eagle(head)?;
+        checkpoint.set_draft_head(head)?;
+        Ok(checkpoint)
+    };
+    let mut drafted = Session::opened(&tiny, opened, |o| options(o, 6));
+    drafted.max_tokens = 60;
+    let (rounds, accepted) = are_equal(drafted, session(&tiny, false));
+    assert!(rounds > 300 && accepted > 30, "{rounds} rounds, {accepted} drafts accepted");
+}
+
+/// As above, where the model's own layer for multi-token prediction does, behind layers that carry a state.
+#[test]
+fn conversations_do_not_depend_on_multi_token_prediction() {
+    let form = Form::Predictor { linear: false, units: 4 };
+    let spec =
+        Spec { hybrid: true, mtp: true, tied: false, speaks: true, ends: true, context: 1024, ..Spec::new(true, form) };
+    let tiny = Tiny::new(spec, 321);
+    let open = tiny.opener();
+    let opened = move || {
+        let mut checkpoint = open()?;
+        checkpoint.find_draft_head()?;
         Ok(checkpoint)
     };
     let mut drafted = Session::opened(&tiny, opened, |o| options(o, 6));

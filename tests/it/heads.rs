@@ -1,5 +1,5 @@
-//! EAGLE-3 heads: hidden states and guesses as speculators has them (tests/golden/make_eagle.py), and conversations that do not
-//! depend on a head.
+//! Draft heads: hidden states and guesses as speculators has them for EAGLE-3 (tests/golden/make_eagle.py) and transformers' layers
+//! for multi-token prediction (make_mtp.py), and conversations that do not depend on a head.
 
 use crate::fake_hub::FakeHub;
 use crate::hub::{Home, WEIGHTS, files, said};
@@ -7,18 +7,20 @@ use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::KvGeometry;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::KvCache;
-use dmschat::checkpoint::eagle::Eagle;
+use dmschat::checkpoint::eagle;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
 use dmschat::engine::{Drafts, EngineOptions, Follow, Runner};
 use dmschat::model::{self, Head, Model, Workspace};
 use dmschat::policy::Policy;
 use dmschat::protocol::{MAX_DRAFTS, Token};
+use dmschat::tensor::SharedBytes;
 use serde::Deserialize;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-const KINDS: [&str; 2] = ["speculators", "plain"];
+const KINDS: [&str; 3] = ["eagle/speculators", "eagle/plain", "mtp"];
 
 /// Largest difference of a value of the hidden states, which are up to 10.
 const TOLERANCE: f32 = 1e-4;
@@ -39,13 +41,38 @@ fn folder(name: &str) -> PathBuf {
 
 /// A golden, and the model with its head.
 fn opened(kind: &str) -> (Golden, Checkpoint) {
-    let path = folder(&format!("eagle/{kind}"));
-    let text = std::fs::read(path.join("golden.json")).expect("tests/golden/make_eagle.py makes it");
+    let path = folder(kind);
+    let text = std::fs::read(path.join("golden.json")).expect("tests/golden/make_eagle.py and make_mtp.py make it");
     let golden: Golden = serde_json::from_slice(&text).unwrap();
+    if kind == "mtp" {
+        let mut checkpoint = with_mtp(&golden.base);
+        assert!(checkpoint.unused().is_none() && checkpoint.draft_head.is_none());
+        checkpoint.find_draft_head().unwrap();
+        return (golden, checkpoint);
+    }
     let base = ModelRef::Folder(folder(&golden.base));
     let mut checkpoint = Checkpoint::open(&base, &AdapterChoice::None).unwrap();
-    checkpoint.set_eagle(Eagle::named(&path).unwrap()).unwrap();
+    let head = eagle::named(&path, checkpoint.config.n_layers).unwrap();
+    checkpoint.set_draft_head(head).unwrap();
     (golden, checkpoint)
+}
+
+/// A model whose files hold the tensors of `mtp` too, in a shard of their own.
+fn with_mtp(base: &str) -> Checkpoint {
+    let read = |name: &str| std::fs::read(folder(name)).unwrap();
+    let shards = [("1", read(&format!("{base}/model.safetensors"))), ("2", read("mtp/mtp.safetensors"))];
+    let mut map = serde_json::Map::new();
+    for (shard, bytes) in &shards {
+        let header = &bytes[8..8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize];
+        let header: serde_json::Map<_, _> = serde_json::from_slice(header).unwrap();
+        map.extend(header.into_iter().map(|(name, _)| (name, shard.to_string().into())));
+    }
+    map.remove("__metadata__");
+    let index = json!({ "weight_map": map }).to_string().into_bytes();
+    let texts = [("config.json", read(&format!("{base}/config.json"))), ("model.safetensors.index.json", index)];
+    let files = texts.into_iter().chain(shards);
+    let shared = files.map(|(name, bytes)| (name.to_owned(), Arc::new(bytes) as SharedBytes));
+    Checkpoint::from_memory(base, shared.collect(), &AdapterChoice::None).unwrap()
 }
 
 fn options() -> EngineOptions {
@@ -71,26 +98,26 @@ fn hidden_states_and_guesses_are_those_of_speculators() {
         model::forward(&b, &model, &mut ws, &mut cache, &[span]);
 
         for steps in [vec![n], vec![1, 7, n - 8]] {
-            let eagle = checkpoint.eagle.as_ref().unwrap();
-            let c = &eagle.config;
-            let (heads, head_dim) = ((c.n_q_heads, c.n_kv_heads), c.head_dim);
+            let head = checkpoint.draft_head.as_ref().unwrap();
+            let c = &head.layer.config;
             let geometry = KvGeometry {
                 n_layers: 1,
-                n_q_heads: heads.0,
-                n_kv_heads: heads.1,
-                head_dim,
+                n_q_heads: c.n_q_heads,
+                n_kv_heads: c.n_kv_heads,
+                head_dim: c.head_dim,
                 policy: Policy::Dense,
                 n_seqs: 1,
+                delta: None,
                 ..*runner.cache.geometry()
             };
-            let mut head = Head::new(&b, eagle, geometry, 64, n).unwrap();
+            let mut head = Head::new(&b, &model, head, geometry, 64, n).unwrap();
             let seq = head.cache.create(&b, true).unwrap();
             let mut at = 0;
             for len in steps {
                 let rows: Vec<usize> = (at..at + len).collect();
                 let span = head.cache.span(seq, 0, len);
                 head.cache.reserve_step(&b, &[span]).unwrap();
-                head.feed(&b, &model, &ws.features, &rows, &golden.tokens[at + 1..=at + len], &[span]);
+                head.feed(&b, &ws.features, &rows, &golden.tokens[at + 1..=at + len], &[span]);
                 let got = head.read_hidden(&b, len);
                 for (i, (got, want)) in got.iter().zip(&golden.hidden[at * hidden..]).enumerate() {
                     let apart = (got - want).abs();
@@ -144,15 +171,15 @@ fn guesses_do_not_depend_on_how_a_text_is_fed() {
 #[test]
 fn a_head_for_another_model_is_refused() {
     let open = |name: &str| Checkpoint::open(&ModelRef::Folder(folder(name)), &AdapterChoice::None).unwrap();
-    let head = || Eagle::named(&folder("eagle/plain")).unwrap();
-    let error = open("qwen3_gqa").set_eagle(head()).unwrap_err().to_string();
+    let head = || eagle::named(&folder("eagle/plain"), 4).unwrap();
+    let error = open("qwen3_gqa").set_draft_head(head()).unwrap_err().to_string();
     assert_eq!(
         error,
         "plain is a draft head for another model than qwen3_gqa: its hidden size is 64, and the model's is 48"
     );
-    let error = Eagle::named(&folder("qwen3_gqa")).err().unwrap().to_string();
+    let error = eagle::named(&folder("qwen3_gqa"), 4).err().unwrap().to_string();
     assert!(error.contains("config.json is not that of an EAGLE-3 head"), "{error}");
-    let error = Eagle::named(&folder("nowhere")).err().unwrap().to_string();
+    let error = eagle::named(&folder("nowhere"), 4).err().unwrap().to_string();
     assert!(error.contains("is no folder and no hub id"), "{error}");
 }
 

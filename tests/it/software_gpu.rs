@@ -4,6 +4,7 @@
 
 use crate::emulator::{Said, run, software_gpu};
 use crate::families;
+use crate::tiny::{Form, Spec, Tiny};
 use dmschat::checkpoint::Checkpoint;
 use std::path::Path;
 use std::process::Command;
@@ -69,6 +70,22 @@ fn an_answer_with_a_head_is_that_of_the_cpu() {
     };
     let (plain, drafted) = (answer("cpu", "off"), answer("cuda", folder.path().to_str().unwrap()));
     assert_eq!((&drafted["device"], &drafted["reasoning"]), (&"software GPU".into(), &plain["reasoning"]));
+    assert!(drafted["draft"]["rounds"].as_u64() > Some(0), "{drafted}");
+}
+
+/// The model's own layer for multi-token prediction, which `auto` takes.
+#[test]
+fn an_answer_with_multi_token_prediction_is_that_of_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let spec = Spec { hybrid: true, mtp: true, tied: false, speaks: true, ..Spec::new(true, Form::Plain) };
+    let tiny = Tiny::new(spec, 11);
+    let answer = |device, draft| {
+        let args = ["-p", "hi", "--temperature", "0", "--max-tokens", "24", "--json", "--device", device];
+        let model = tiny.folder.path().to_str().unwrap();
+        dmschat(gpu, &[], &[&args[..], &["--draft", draft, "-m", model]].concat()).json_and_code(0)
+    };
+    let (plain, drafted) = (answer("cpu", "off"), answer("cuda", "auto"));
+    assert_eq!((&drafted["device"], &drafted["answer"]), (&"software GPU".into(), &plain["answer"]));
     assert!(drafted["draft"]["rounds"].as_u64() > Some(0), "{drafted}");
 }
 

@@ -68,6 +68,8 @@ pub struct Spec {
     pub qwen: bool,
     /// Whether every other layer is a gated delta net. The reference has none: tests compare such a model with itself.
     pub hybrid: bool,
+    /// Whether it has a layer for multi-token prediction.
+    pub mtp: bool,
     pub tied: bool,
     pub bias: bool,
     pub n_layers: usize,
@@ -103,6 +105,7 @@ impl Spec {
         Self {
             qwen,
             hybrid: false,
+            mtp: false,
             tied: !qwen,
             bias: false,
             n_layers: 2,
@@ -213,8 +216,10 @@ impl Spec {
     fn shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (q, kv) = (self.n_q_heads * self.head_dim, self.n_kv_heads * self.head_dim);
         let mut out = vec![("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden])];
-        for l in 0..self.n_layers {
-            let mut push = |name: &str, shape: &[usize]| out.push((format!("model.layers.{l}.{name}"), shape.to_vec()));
+        let layers = (0..self.n_layers).map(|l| (l, format!("model.layers.{l}")));
+        // That layer has attention, as the model's second one.
+        for (l, layer) in layers.chain(self.mtp.then(|| (1, "mtp.layers.0".to_owned()))) {
+            let mut push = |name: &str, shape: &[usize]| out.push((format!("{layer}.{name}"), shape.to_vec()));
             push("input_layernorm.weight", &[self.hidden]);
             push("post_attention_layernorm.weight", &[self.hidden]);
             let q_rows = if self.hybrid { 2 * q } else { q };
@@ -259,6 +264,11 @@ impl Spec {
             }
         }
         out.push(("model.norm.weight".into(), vec![self.hidden]));
+        if self.mtp {
+            out.push(("mtp.fc.weight".into(), vec![self.hidden, 2 * self.hidden]));
+            let norms = ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"];
+            out.extend(norms.map(|norm| (format!("mtp.{norm}.weight"), vec![self.hidden])));
+        }
         if !self.tied {
             out.push(("lm_head.weight".into(), vec![self.vocab, self.hidden]));
         }

@@ -1,11 +1,12 @@
 //! What `config.json` of an EAGLE-3 head says.
 
 use super::super::bounds;
-use super::super::config::Rope;
+use super::super::config::ModelConfig;
 use super::super::family::Family;
 use super::super::files::Files;
 use super::super::json::{self, Fields};
 use super::super::rope;
+use super::super::spec::Spec;
 use anyhow::{Result, bail, ensure};
 use std::path::Path;
 
@@ -15,33 +16,18 @@ pub const AUX: usize = 3;
 /// Sizes and rules of a head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EagleConfig {
-    pub hidden: usize,
-    pub n_q_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-    pub ffn: usize,
-    /// Tokens of the model, and those of them that the head can guess.
+    /// Its layer, as a model of one. `vocab`: tokens that the head can guess.
+    pub layer: ModelConfig,
+    /// Tokens of the model.
     pub vocab: usize,
-    pub draft_vocab: usize,
-    pub rms_eps: f32,
-    pub rope: Rope,
-    pub qk_norm: bool,
     /// Whether the residual stream begins with the normed hidden state.
     pub norm_before_residual: bool,
     /// Whether the normed output is fed back, and not the residual stream.
     pub norm_output: bool,
     /// Layers whose inputs it reads, in order; one more than the last is the output of the last. `None`: the usual ones.
-    layers: Option<Vec<usize>>,
+    pub layers: Option<Vec<usize>>,
     /// Whether each hidden state is normed by itself first.
     pub fc_norm: bool,
-}
-
-impl EagleConfig {
-    /// Layers whose inputs it reads, of a model with so many.
-    pub fn layers(&self, n_layers: usize) -> Vec<usize> {
-        // As speculators and vLLM choose them.
-        self.layers.clone().unwrap_or_else(|| vec![2, n_layers / 2, n_layers.saturating_sub(3)])
-    }
 }
 
 /// Whether `config.json` is that of a head.
@@ -92,16 +78,24 @@ pub fn parse(outer: &Fields) -> Result<(EagleConfig, Option<String>)> {
     let vocab = c.size_to("vocab_size", bounds::VOCAB)?;
     let context = c.opt_size("max_position_embeddings")?.unwrap_or(2048);
     let config = EagleConfig {
-        hidden,
-        n_q_heads,
-        n_kv_heads,
-        head_dim,
-        ffn: c.size_to("intermediate_size", bounds::FFN)?,
+        layer: ModelConfig {
+            family,
+            n_layers: 1,
+            hidden,
+            n_q_heads,
+            n_kv_heads,
+            head_dim,
+            ffn: c.size_to("intermediate_size", bounds::FFN)?,
+            vocab: outer.opt_size_to("draft_vocab_size", vocab)?.unwrap_or(vocab),
+            rms_eps: c.opt_f32("rms_norm_eps")?.unwrap_or(1e-6),
+            tied: false,
+            spec: Spec { qk_norm: family.qk_norm, ..Spec::default() },
+            rope: rope::parse(c, family, context)?,
+            context,
+            dms: None,
+            dmc: None,
+        },
         vocab,
-        draft_vocab: outer.opt_size_to("draft_vocab_size", vocab)?.unwrap_or(vocab),
-        rms_eps: c.opt_f32("rms_norm_eps")?.unwrap_or(1e-6),
-        rope: rope::parse(c, family, context)?,
-        qk_norm: family.qk_norm,
         norm_before_residual: outer.bool_or("norm_before_residual", false)?,
         norm_output: outer.bool_or("norm_output", false)?,
         layers: aux_layers(outer)?,

@@ -21,7 +21,7 @@ fn run(app: &mut App, argument: &str) -> Done {
     if info.most_drafts == 0 {
         let why = match &app.setup.settings.draft {
             DraftSource::Off => "the program was started with --draft off",
-            DraftSource::Auto | DraftSource::Lookup | DraftSource::Head(_) => "this cache policy has none",
+            _ => "this cache policy has none",
         };
         return Err(format!("no drafts can be tried: {why}").into());
     }

@@ -1,0 +1,190 @@
+//! A draft head ([`DraftHead`]), which guesses the next tokens: one decoder layer over the embedding of a token and the hidden state
+//! of the row before it. The model's forward leaves [`Workspace::features`] for it, and the layer is computed as the model's are:
+//! only what goes in is made here.
+
+use super::weights::{Layer, Mixer};
+use super::{Model, Workspace, attention, logits, mlp, project, step_token_bytes};
+use crate::backend::{After, Backend, KvGeometry, Linear, Norm, SampleArgs, SamplingState, Span, Use, seen_words};
+use crate::cache::KvCache;
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::draft_head::{self, DraftHead};
+use crate::policy::Window;
+use crate::protocol::{SamplingParams, Token};
+use anyhow::Result;
+
+/// Rows that go through a head at a time.
+pub const ROWS: usize = 256;
+
+/// Weights, cache and workspace of a head.
+pub struct Head<B: Backend> {
+    /// Its layer; its embeddings and its output matrix may be the model's.
+    model: Model<B>,
+    ws: Workspace<B>,
+    /// One layer; the sequences are the caller's.
+    pub cache: KvCache<B>,
+    embedding: Input<B>,
+    hidden: Option<Input<B>>,
+    norm_before_residual: bool,
+    norm_output: bool,
+    /// The model's token of each one of the head's; `None`: the same.
+    tokens_of: Option<Vec<Token>>,
+    /// Hidden states that come in, and embeddings of the tokens behind them `[ROWS, hidden]`.
+    states: B::Acts,
+    embedded: B::Acts,
+    /// Either of them behind its norm.
+    normed: B::Acts,
+    /// Scratch for sums of q, k and v.
+    sum: B::Acts,
+    sampled: B::Buf<Token>,
+    seen: B::Buf<u32>,
+    draws: B::Buf<SamplingState>,
+}
+
+/// A norm, and a map of what is normed.
+struct Input<B: Backend> {
+    norm: B::Buf<f32>,
+    map: B::Weight,
+}
+
+impl<B: Backend> Input<B> {
+    fn new(b: &B, input: &draft_head::Input, offset: f32) -> Result<Self> {
+        let values: Vec<f32> = input.norm.to_f32().iter().map(|value| value + offset).collect();
+        let mut norm = b.alloc(values.len())?;
+        b.write(&mut norm, 0, &values);
+        Ok(Self { norm, map: b.weight(&input.map)? })
+    }
+}
+
+/// Bytes of workspace, counted in f32, where `logits` rows can be guessed from in one step.
+pub fn workspace_bytes(c: &ModelConfig, logits: usize) -> u64 {
+    let inputs = 3 * c.hidden + c.qkv_width();
+    (ROWS * (step_token_bytes(c) + size_of::<f32>() * inputs) + size_of::<f32>() * logits * c.vocab) as u64
+}
+
+impl<B: Backend> Head<B> {
+    /// `geometry`: of its cache, one layer. `logits`: rows that can be guessed from in one step.
+    pub fn new(
+        b: &B,
+        target: &Model<B>,
+        head: &DraftHead,
+        geometry: KvGeometry,
+        context: usize,
+        logits: usize,
+    ) -> Result<Self> {
+        let model = target.of_head(b, head)?;
+        let c = &model.config;
+        let input = |input| Input::new(b, input, c.spec.norm_offset);
+        let (embedding, hidden) = (input(&head.embedding)?, head.hidden.as_ref().map(input).transpose()?);
+        let maps: Vec<&B::Weight> = hidden.iter().chain([&embedding]).map(|input| &input.map).collect();
+        let normed = b.acts(ROWS, c.hidden, Use::Input(&maps))?;
+        let mut ws = Workspace::new(b, &model, ROWS, logits, 0)?;
+        ws.fill_decisions(b, Window::DECISION);
+        let mut draws = b.alloc(logits)?;
+        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        b.write(&mut draws, 0, &vec![SamplingState::new(0, 0, &greedy); logits]);
+        Ok(Self {
+            cache: KvCache::new(b, geometry, context, ROWS.max(logits))?,
+            norm_before_residual: head.norm_before_residual,
+            norm_output: head.norm_output,
+            tokens_of: head.tokens.clone(),
+            states: b.acts(ROWS, c.hidden, Use::Any)?,
+            embedded: b.acts(ROWS, c.hidden, Use::Any)?,
+            normed,
+            sum: b.acts(if hidden.is_none() { ROWS } else { 0 }, c.qkv_width(), Use::Any)?,
+            sampled: b.alloc(logits)?,
+            seen: b.alloc(seen_words(c.vocab))?,
+            draws,
+            embedding,
+            hidden,
+            ws,
+            model,
+        })
+    }
+
+    /// Feeds tokens with the hidden states of the rows before them: `rows` of `features`. The caller has reserved the pages.
+    pub fn feed(&mut self, b: &B, features: &B::Acts, rows: &[usize], tokens: &[Token], spans: &[Span]) {
+        b.select_rows(&mut self.states, features, rows);
+        self.step(b, tokens, spans);
+    }
+
+    /// Feeds one more token to each of the sequences, with the head's own hidden states.
+    pub fn feed_own(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
+        self.step(b, tokens, spans);
+    }
+
+    /// The most likely token behind each of these rows of the last step; their hidden states become the first ones. `None` of
+    /// rows that have none.
+    pub fn guess(&mut self, b: &B, rows: &[usize]) -> Vec<Option<Token>> {
+        let (n, ws, model) = (rows.len(), &mut self.ws, &self.model);
+        b.select_rows(&mut self.states, &ws.x, rows);
+        std::mem::swap(&mut self.states, &mut ws.x);
+        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), n);
+        match self.norm_output {
+            true => b.rms_norm(&mut self.states, &ws.x, model.final_norm(&mut ws.non_finite), n),
+            false => std::mem::swap(&mut self.states, &mut ws.x),
+        }
+        logits(b, model, ws, n);
+        let args = SampleArgs {
+            draws: &self.draws,
+            seen: &self.seen,
+            seq_len: self.cache.seq_len(),
+            staged: None,
+            greedy: true,
+        };
+        b.sample(&mut self.sampled, &mut ws.logits, &args, n);
+        b.copy_to_host(&self.sampled, &ws.non_finite, self.cache.tables(), n);
+        let result = b.read_step(&self.sampled, &ws.non_finite, self.cache.tables(), n);
+        if result.non_finite.is_some() {
+            b.write(&mut ws.non_finite, 0, &[i32::MAX]);
+            return vec![None; n];
+        }
+        let token = |token: Token| match &self.tokens_of {
+            Some(tokens) => tokens.get(token as usize).copied(),
+            None => Some(token),
+        };
+        result.tokens.into_iter().map(token).collect()
+    }
+
+    /// The residual stream of the first rows of the last step, for tests.
+    pub fn read_hidden(&self, b: &B, n: usize) -> Vec<f32> {
+        let mut rows = vec![0.0; n * self.model.config.hidden];
+        b.read_acts(&self.ws.x, &mut rows);
+        rows
+    }
+
+    /// The decoder layer, from `states` to the residual stream.
+    fn step(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
+        let Self { model, ws, cache, embedding, hidden, states, embedded, normed, sum, .. } = self;
+        let (n, eps) = (tokens.len(), model.eps());
+        let [layer] = &model.layers[..] else { return };
+        let Layer { input_norm, mixer: Mixer::Attention(mixer), .. } = layer else { return };
+        b.write(&mut ws.tokens, 0, tokens);
+        b.embed(embedded, &model.embed, &ws.tokens, model.embedding_scale(), n);
+        let norm = Norm { weight: &embedding.norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+        let of_embedding = Linear { before: Some((norm, normed)), ..Linear::plain(&embedding.map) };
+        let after = match hidden {
+            Some(Input { norm, map }) => {
+                b.linear(&mut ws.x, embedded, of_embedding, n);
+                let norm = Norm { weight: norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+                let before = Some((norm, normed));
+                let of_hidden = Linear { before, after: After::Add(&mut ws.proj), ..Linear::plain(map) };
+                b.linear(&mut ws.x, states, of_hidden, n);
+                After::Store
+            }
+            None => {
+                b.linear(&mut ws.qkv, embedded, of_embedding, n);
+                std::mem::swap(&mut ws.x, states);
+                After::Add(sum)
+            }
+        };
+        project(b, model, (0, layer, mixer), ws, (after, false), n);
+        if self.norm_before_residual {
+            let norm = Norm { weight: input_norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+            b.rms_norm(states, &ws.x, norm, n);
+            std::mem::swap(&mut ws.x, states);
+        }
+        attention(b, model, (0, layer, mixer), ws, cache, (spans, false), n);
+        mlp(b, model, (0, layer), ws, n);
+        cache.finish(b, spans);
+    }
+}
