@@ -18,6 +18,7 @@ mod gguf;
 pub mod hub;
 pub mod imatrix;
 mod json;
+pub mod known;
 mod mapped;
 mod model_names;
 mod mtp;
@@ -52,11 +53,11 @@ use crate::quant;
 use crate::tensor::{Format, SharedBytes, Tensor};
 use crate::unicode;
 use adapter::Adapter;
-use adapter::known;
 use anyhow::{Context, Result, bail};
 use draft_head::DraftHead;
 use files::{CARD, Files};
 use json::Fields;
+use known::Published;
 use model_names::{MAX_NAME, Names};
 use names::TensorSpec;
 use origin::{Origin, SourceFile};
@@ -84,8 +85,10 @@ pub struct Checkpoint {
     pub ignored: Option<String>,
     /// The source of decisions outside the model's files, if one is in use.
     pub adapter: Option<adapter::Source>,
-    /// A published predictor that could be downloaded, where no source is in use and nobody forbade one.
-    pub published: Option<known::Published>,
+    /// What could be downloaded for it: a predictor, where no source of decisions is in use and nobody forbade one, and the head
+    /// that [`Self::find_draft_head`] looked for.
+    pub published: Vec<Published>,
+    pub(crate) names: Names,
     /// The head that guesses its next tokens, if one is in use.
     pub draft_head: Option<DraftHead>,
     pub builtin: bool,
@@ -182,7 +185,9 @@ impl Checkpoint {
         out.eos_token = texts.eos_token;
         out.generation = generation;
         out.ignored = ignored;
-        out.published = known::published(&names, &out.config).filter(|_| found && out.config.trained().is_none());
+        let predictor = known::predictor(&names, &out.config).filter(|_| found && out.config.trained().is_none());
+        out.published.extend(predictor);
+        out.names = names;
         out.adapter = source;
         out.builtin = matches!(files, Files::BuiltIn);
         if !out.builtin {
@@ -203,11 +208,18 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Has the head guess that nobody has to name: the model's own.
+    /// Has the head guess that nobody has to name: the model's own, else a published one that is in the hub's cache. One that is
+    /// not there is offered.
     pub fn find_draft_head(&mut self) -> Result<()> {
         // What cannot be read is not needed: answers come without it.
-        let own = self.own_head().ok().flatten();
-        own.map_or(Ok(()), |head| self.set_draft_head(head))
+        let mut head = self.own_head().ok().flatten();
+        if let Some(id) = known::draft_head_id(&self.names).filter(|_| head.is_none()) {
+            match eagle::named(Path::new(&id), self.config.n_layers) {
+                Ok(cached) => head = Some(cached).filter(|head| head.fits(&self.name, &self.config).is_ok()),
+                Err(_) => self.published.extend(known::draft_head(&self.names, &self.config)),
+            }
+        }
+        head.map_or(Ok(()), |head| self.set_draft_head(head))
     }
 
     /// The head among the model's own tensors, if there is one: its layer for multi-token prediction.
@@ -218,17 +230,15 @@ impl Checkpoint {
 
     /// Notices for the user: an adapter that was chosen automatically, defaults that are ignored.
     pub fn notices(&self) -> impl Iterator<Item = String> {
-        self.found_adapter().into_iter().chain(self.warnings())
+        self.found().chain(self.warnings())
     }
 
-    /// Says what was chosen to decide about eviction, or could be downloaded for it, where nobody named a source.
-    pub fn found_adapter(&self) -> Option<String> {
-        if let Some(known::Published { id, bytes, licence }) = &self.published {
-            let size = crate::protocol::bytes(*bytes);
-            return Some(format!(
-                "{id} ({size}, {licence}) makes this model evict: dmschat models pull {id} downloads it; --adapter none leaves it"
-            ));
-        }
+    /// Says what was chosen where nobody named a source of decisions, and what could be downloaded.
+    pub fn found(&self) -> impl Iterator<Item = String> {
+        self.found_adapter().into_iter().chain(self.published.iter().map(Published::offer))
+    }
+
+    fn found_adapter(&self) -> Option<String> {
         let source = self.adapter.as_ref().filter(|source| source.found)?;
         let other =
             if source.is_anothers { format!(", made for another model than {}", self.name) } else { String::new() };
@@ -323,7 +333,8 @@ impl Checkpoint {
             generation: GenerationDefaults::default(),
             ignored: None,
             adapter: None,
-            published: None,
+            published: Vec::new(),
+            names: Names::default(),
             draft_head: None,
             builtin: false,
             weights: quant::Weights::Bf16,
@@ -418,8 +429,8 @@ pub struct Summary {
     pub config: ModelConfig,
     /// The model that the fitting built-in adapter was made for, if any.
     pub adapter: Option<String>,
-    /// The published predictor for it, unless it evicts by itself.
-    pub published: Option<known::Published>,
+    /// What is published for it: a predictor, unless it evicts by itself, and a draft head.
+    pub published: Vec<Published>,
     pub licence: Option<String>,
 }
 
@@ -429,7 +440,8 @@ pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     let (config, map, _) = configuration(&files)?;
     let names = names_of(name, &files, &map);
     let adapter = choose_adapter(&AdapterChoice::Auto, &names, &config)?;
-    let published = known::published(&names, &config).filter(|_| config.trained().is_none());
+    let predictor = known::predictor(&names, &config).filter(|_| config.trained().is_none());
+    let published = predictor.into_iter().chain(known::draft_head(&names, &config)).collect();
     let adapter = adapter.and_then(|adapter| adapter.base().map(str::to_owned));
     let licence = match model {
         ModelRef::BuiltIn => Some("apache-2.0".to_owned()),

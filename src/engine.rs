@@ -212,7 +212,8 @@ impl Loading {
         };
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
         let slow = runner.cache.geometry().policy.slow_prefill();
-        let (adapter, notices) = (checkpoint.found_adapter(), checkpoint.warnings().chain(slow).collect::<Vec<_>>());
+        let (found, notices) =
+            (checkpoint.found().collect::<Vec<_>>(), checkpoint.warnings().chain(slow).collect::<Vec<_>>());
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);
@@ -222,7 +223,7 @@ impl Loading {
         let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);
-        adapter.into_iter().for_each(|text| events.event(Event::Info(text)));
+        found.into_iter().for_each(|text| events.event(Event::Info(text)));
         notices.into_iter().for_each(|text| events.notice(text));
         match dial {
             Some(Ok((_, ratio, trained))) => events.event(Event::DialSet { ratio, trained, at_token: 0 }),

@@ -2,12 +2,13 @@
 //! version 2, and KVzap's. All end as tensors of [`names`](super::names) and a [`DmsConfig`].
 
 pub mod card;
-pub mod known;
 pub mod kvzap;
 
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
 use super::files::{Files, WEIGHTS};
+use super::hub::{self, HubModel};
+use super::known;
 use super::model_names::Names;
 use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
@@ -92,7 +93,7 @@ impl Adapter {
     /// What `--adapter` names: a file, a folder, or a hub id whose predictor is in the cache.
     pub fn named(path: &Path) -> Result<Self> {
         match known::hub_model(path) {
-            Some(model) => known::from_hub(&model),
+            Some(model) => Self::of_hub(&model),
             None => Self::open(path, None),
         }
     }
@@ -104,7 +105,20 @@ impl Adapter {
             return Ok(Some(own));
         }
         let built_in = Self::built_in(names.first(), config)?;
-        Ok(built_in.or_else(|| known::cached(names, config)))
+        Ok(built_in.or_else(|| Self::cached(names, config)))
+    }
+
+    /// The predictor of a hub id in the cache.
+    fn of_hub(model: &HubModel) -> Result<Self> {
+        Self::open(&hub::cached(model)?.path, Some(&model.id))
+    }
+
+    /// The published predictor for a model, if it is in the hub's cache and fits.
+    fn cached(names: &Names, config: &ModelConfig) -> Option<Self> {
+        known::predictors(names).into_iter().find_map(|id| {
+            let adapter = Self::of_hub(&HubModel { id, gguf: None, revision: None }).ok()?;
+            adapter.fits(names.first(), config).is_ok().then_some(adapter)
+        })
     }
 
     /// Returns the built-in adapter for this model, if there is one: of those that fit its shapes,

@@ -3,11 +3,11 @@
 
 pub mod config;
 
-use super::adapter::known;
 use super::draft_head::{DraftHead, Input, Reads, Tap, columns};
 use super::files::Files;
 use super::hub;
 use super::json::{self, Fields};
+use super::known;
 use super::names::{self, TensorSpec};
 use super::shards::Shards;
 use super::{Checkpoint, full_path};

@@ -6,12 +6,12 @@ use super::interrupts::Interrupts;
 use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
 use crate::checkpoint;
-use crate::checkpoint::adapter::known::{self, Published};
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::eagle;
 use crate::checkpoint::hub::cache::{Cached, Extent};
 use crate::checkpoint::hub::{Hub, HubError, HubModel, ModelRef, Observer, Plan, Progress};
+use crate::checkpoint::known::{self, Kind};
 use crate::config::{Adapter, Device, Settings};
 use crate::engine::Loading;
 use crate::protocol::{Download, DraftSource, Event};
@@ -76,17 +76,21 @@ pub fn ensure(settings: &Settings) -> Result<()> {
     }
 }
 
-/// `models pull`: downloads a model and the published predictor for it, as far as they are missing or newer on the hub.
-/// Returns their folders.
-pub fn newest(model: &str, settings: &Settings) -> Result<(PathBuf, Option<PathBuf>)> {
+/// `models pull`: downloads a model and what is published for it, as far as it is missing or newer on the hub and the settings
+/// leave it to us. Returns the folders.
+pub fn newest(model: &str, settings: &Settings) -> Result<(PathBuf, Vec<(Kind, PathBuf)>)> {
     let folder = newest_of(model, settings.device)?;
-    // A predictor itself has none.
+    // A predictor or a head itself has none.
     let name = model.split('@').next().unwrap_or(model);
     let published = checkpoint::summary(&ModelRef::Folder(folder.clone()), name);
-    let published = published.ok().and_then(|summary| summary.published).filter(|_| settings.adapter == Adapter::Auto);
-    let Some(Published { id, .. }) = published else { return Ok((folder, None)) };
-    let predictor = newest_of(&id, settings.device)?;
-    Ok((folder, Some(predictor)))
+    let wanted = |kind| match kind {
+        Kind::Predictor => settings.adapter == Adapter::Auto,
+        Kind::DraftHead => settings.draft == DraftSource::Auto,
+    };
+    let published = published.map_or(Vec::new(), |summary| summary.published);
+    let published = published.into_iter().filter(|published| wanted(published.kind));
+    let folders = published.map(|published| Ok((published.kind, newest_of(&published.id, settings.device)?)));
+    Ok((folder, folders.collect::<Result<_>>()?))
 }
 
 /// Downloads what is missing or newer of one repository, and returns the folder or the GGUF file.

@@ -10,6 +10,7 @@ use crate::checkpoint::eagle;
 use crate::checkpoint::files::INDEX;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
+use crate::checkpoint::known::Kind;
 use crate::checkpoint::weight_cache::Cached;
 use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
@@ -50,11 +51,13 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
         ModelsCommand::Path => output::out(&format!("{}\n", hub()?.cache.display()))?,
         ModelsCommand::List => list(common)?,
         ModelsCommand::Pull { id } => {
-            let (path, predictor) = download::newest(id, &settings(common)?)?;
+            let (path, published) = download::newest(id, &settings(common)?)?;
             if common.json {
-                output::out_json(&json!({"name": id, "path": path, "predictor": predictor}))?;
+                let of = |kind| published.iter().find(|(of, _)| *of == kind).map(|(_, path)| path);
+                let [predictor, head] = [Kind::Predictor, Kind::DraftHead].map(of);
+                output::out_json(&json!({"name": id, "path": path, "predictor": predictor, "draft_head": head}))?;
             } else {
-                for path in std::iter::once(path).chain(predictor) {
+                for path in std::iter::once(path).chain(published.into_iter().map(|(_, path)| path)) {
                     output::out(&format!("{}\n", path.display()))?;
                 }
             }

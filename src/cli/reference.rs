@@ -1,9 +1,9 @@
 //! The model that a session file names: writes its reference and finds it again. Opens no connection.
 
 use super::download;
-use crate::checkpoint::adapter::known;
 use crate::checkpoint::hub::Hub;
 use crate::checkpoint::hub::cache;
+use crate::checkpoint::known;
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{Adapter, Settings};
 use crate::policy::PolicyRequest;

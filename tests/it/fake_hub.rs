@@ -68,7 +68,7 @@ impl Seen {
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, Vec<u8>>,
-    /// Those of any model of `nvidia`.
+    /// Those of any model of `nvidia` and `RedHatAI`.
     predictor: BTreeMap<String, Vec<u8>>,
     /// Keys of the listing that are not as usual.
     listing: Value,
@@ -127,7 +127,7 @@ impl FakeHub {
         self
     }
 
-    /// Serves these files, none of them large, as any model of `nvidia`.
+    /// Serves these files, none of them large, as any model of `nvidia` and `RedHatAI`.
     pub fn predictor(&self, files: BTreeMap<String, Vec<u8>>) -> &Self {
         self.state.lock().unwrap().predictor = files;
         self
@@ -262,9 +262,14 @@ impl Reply {
     }
 }
 
+/// Whether a path is of what belongs to a model.
+fn is_beside(path: &str) -> bool {
+    ["/nvidia/", "/RedHatAI/"].iter().any(|of| path.contains(of))
+}
+
 impl State {
     fn hub(&self, path: &str) -> Reply {
-        let files = if path.contains("/nvidia/") { &self.predictor } else { &self.files };
+        let files = if is_beside(path) { &self.predictor } else { &self.files };
         if path.starts_with("/api/models/") {
             return Reply::of(self.list(files).to_string().into_bytes());
         }
@@ -284,7 +289,7 @@ impl State {
         };
         match name {
             _ if bytes.len() > LARGE => {
-                let of = if path.contains("/nvidia/") { "&of=predictor" } else { "" };
+                let of = if is_beside(path) { "&of=predictor" } else { "" };
                 linked(format!("{}/{name}?signature=s3cret{of}", self.cdn), 302)
             }
             // The hub sends to another path of its own too.

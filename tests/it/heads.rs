@@ -269,7 +269,7 @@ fn a_head_is_used_from_a_folder_and_a_wrong_one_is_refused() {
 
 #[test]
 fn a_head_of_the_hub_is_downloaded_with_its_first_use() {
-    const ID: &str = "nvidia/head";
+    const ID: &str = "RedHatAI/Qwen3-8B-speculator.eagle3";
     let folder = tempfile::tempdir().unwrap();
     let plain = Tiny::new(Spec { tied: false, speaks: true, ..Spec::new(true, Form::Plain) }, 11);
     write_random(folder.path(), plain.spec.hidden, plain.spec.vocab, 16);
@@ -277,14 +277,16 @@ fn a_head_of_the_hub_is_downloaded_with_its_first_use() {
     for name in ["config.json", "tokenizer.json", WEIGHTS] {
         files.insert(name.to_owned(), std::fs::read(plain.folder.file(name)).unwrap());
     }
+    files.insert("README.md".to_owned(), b"---\nlicense: mit\nbase_model:\n- Qwen/Qwen3-8B\n---\n".to_vec());
     let (hub, home) = (FakeHub::new(files), Home::new());
     let of_head = |name: &str| (name.to_owned(), std::fs::read(folder.path().join(name)).unwrap());
     hub.predictor(["config.json", WEIGHTS].map(of_head).into());
-    for offline in ["0", "1"] {
-        let args = ["-p", "hi", "-m", "any/model", "--max-tokens", "20", "--json", "--draft", ID];
+    // From then on it is used where nobody names it, because it is known for the model.
+    for (offline, draft) in [("0", ID), ("1", ID), ("1", "auto")] {
+        let args = ["-p", "hi", "-m", "any/model", "--max-tokens", "20", "--json", "--draft", draft];
         let (code, stdout, stderr) = said(home.command(&hub, &args).env("HF_HUB_OFFLINE", offline).spawn().unwrap());
         let answer: serde_json::Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{code}: {stderr}"));
         assert!(answer["draft"]["rounds"].as_u64() > Some(0), "{answer}");
-        assert_eq!(stderr.contains("nvidia/head at 01234567: 2 files"), offline == "0", "{stderr}");
+        assert_eq!(stderr.contains(&format!("{ID} at 01234567: 2 files")), offline == "0", "{stderr}");
     }
 }

@@ -73,7 +73,7 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
     let (_, list, _) = home.run(&hub, &["models", "list"]);
     assert!(list.lines().any(|line| line.starts_with(ZAP) && line.contains("a predictor")), "{list}");
 
-    // A model of the right shapes is pulled with its predictor.
+    // A model of the right shapes is pulled with its predictor and its draft head.
     let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
     for (key, value) in [
         ("num_hidden_layers", 36),
@@ -87,10 +87,16 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
     hub.file("config.json", config.to_string().as_bytes());
     let home = Home::new();
     let (code, stdout, stderr) = home.pull(&hub);
-    assert!(code == 0 && stdout.lines().count() == 2 && stdout.contains("models--nvidia--KVzap"), "{stdout} {stderr}");
+    let folders = ["models--nvidia--KVzap-mlp-Qwen3-8B", "models--RedHatAI--Qwen3-8B-speculator.eagle3"];
+    assert!(code == 0 && stdout.lines().count() == 3, "{stdout} {stderr}");
+    assert!(folders.iter().all(|folder| stdout.contains(folder)), "{stdout}");
     assert!(home.cache().join("models--nvidia--KVzap-mlp-Qwen3-8B/snapshots").join(COMMIT).join(WEIGHTS).exists());
-    let (code, stdout, _) = home.run(&hub, &["models", "pull", ID, "--adapter", "none"]);
-    assert!(code != 0 || stdout.lines().count() == 1, "{stdout}");
+    for (adapter, lines) in [("none", 1), ("auto", 2)] {
+        let mut pull = home.command(&hub, &["models", "pull", ID]);
+        let (code, stdout, stderr) =
+            said(pull.envs([("DMSCHAT_ADAPTER", adapter), ("DMSCHAT_DRAFT", "off")]).spawn().unwrap());
+        assert!(code == 0 && stdout.lines().count() == lines, "{stdout} {stderr}");
+    }
 }
 
 /// A dense model with a predictor that was made from a text of the user's.
