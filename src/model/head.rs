@@ -87,7 +87,7 @@ impl<B: Backend> Head<B> {
             norm_before_residual: head.norm_before_residual,
             norm_output: head.norm_output,
             tokens_of: head.tokens.clone(),
-            states: b.acts(ROWS, c.hidden, Use::Any)?,
+            states: b.acts(ROWS.max(logits), c.hidden, Use::Any)?,
             embedded: b.acts(ROWS, c.hidden, Use::Any)?,
             normed,
             sum: b.acts(if hidden.is_none() { ROWS } else { 0 }, c.qkv_width(), Use::Any)?,

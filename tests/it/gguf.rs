@@ -14,7 +14,7 @@ use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::Piece;
 use dmschat::quant::Weights;
-use dmschat::tensor::SharedBytes;
+use dmschat::tensor::{SharedBytes, Tensor};
 use dmschat::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -239,6 +239,48 @@ fn a_converted_hybrid_computes_the_same() {
     };
     let worst = logits(&file).iter().zip(logits(&folder)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-4, "logits differ by {worst}");
+}
+
+/// The block behind the last one has the names of a layer, and those of NextN.
+#[test]
+fn a_converted_layer_for_multi_token_prediction_is_the_same() {
+    let tiny = Tiny::new(Spec { hybrid: true, mtp: true, n_layers: 4, ..Spec::new(true, Form::Plain) }, 9);
+    let folder = tiny.checkpoint();
+    let mut file = converted(&folder);
+    file.set("qwen35.block_count", Meta::U32(5)).set("qwen35.nextn_predict_layers", Meta::U32(1));
+    let nextn = [
+        ("fc", "nextn.eh_proj"),
+        ("pre_fc_norm_embedding", "nextn.enorm"),
+        ("pre_fc_norm_hidden", "nextn.hnorm"),
+        ("norm", "nextn.shared_head_norm"),
+        ("post_attention_layernorm", "post_attention_norm"),
+    ];
+    for (name, shape) in tiny.spec.shapes().into_iter().filter(|(name, _)| name.starts_with("mtp.")) {
+        let part = name.trim_start_matches("mtp.").trim_start_matches("layers.0.").trim_end_matches(".weight");
+        let theirs = nextn.iter().chain(&NAMES).find(|(ours, _)| *ours == part).map_or(part, |(_, theirs)| theirs);
+        let offset = if shape.len() == 1 { 1.0 } else { 0.0 };
+        let values: Vec<f32> = tiny.weights[&name].iter().map(|&w| w as f32 + offset).collect();
+        let dims: Vec<usize> = shape.into_iter().rev().collect();
+        file.tensor(&format!("blk.4.{theirs}.weight"), &dims, F32, &values);
+    }
+    let file = open(&file).unwrap();
+    assert_eq!(file.unused(), None);
+    let [ours, theirs] = [&folder, &file].map(|checkpoint| checkpoint.own_head().unwrap().unwrap());
+    let offset = |t: &Tensor| if t.shape.len() == 1 { 1.0 } else { 0.0 };
+    let same = |a: &Tensor, b: &Tensor| {
+        let wanted: Vec<f32> = a.to_f32().iter().map(|w| w + offset(a)).collect();
+        assert!(a.shape == b.shape && b.to_f32() == wanted, "{}", a.name);
+    };
+    assert_eq!(ours.layer.tensors.len(), theirs.layer.tensors.len());
+    for (name, tensor) in &ours.layer.tensors {
+        same(tensor, &theirs.layer.tensors[name]);
+    }
+    let inputs =
+        [(&ours.embedding, &theirs.embedding), (ours.hidden.as_ref().unwrap(), theirs.hidden.as_ref().unwrap())];
+    for (a, b) in inputs {
+        same(&a.norm, &b.norm);
+        same(&a.map[0], &b.map[0]);
+    }
 }
 
 /// Files have the factors of Llama 3's RoPE alone.

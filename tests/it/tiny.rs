@@ -213,7 +213,8 @@ impl Spec {
         push("linear_attn.out_proj.weight", &[hidden, width]);
     }
 
-    fn shapes(&self) -> Vec<(String, Vec<usize>)> {
+    /// Its tensors as files have them.
+    pub fn shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (q, kv) = (self.n_q_heads * self.head_dim, self.n_kv_heads * self.head_dim);
         let mut out = vec![("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden])];
         let layers = (0..self.n_layers).map(|l| (l, format!("model.layers.{l}")));
