@@ -102,7 +102,8 @@ fn a_context_beyond_every_bound_is_wrong_use() {
     let path = file.to_str().unwrap();
     refused(limited(&["-p", "hi", "--config", path], &[], None), 2, &[&format!("{path}:2: ctx_size: "), out_of_range]);
     // The longest one has tables that an address space of 1 GiB holds.
-    let (code, stdout, stderr) = limited(&["--device", "cpu", "-p", "hi", "--ctx-size", "1048576", "--seed", "1"], &[], None);
+    let (code, stdout, stderr) =
+        limited(&["--device", "cpu", "-p", "hi", "--ctx-size", "1048576", "--seed", "1"], &[], None);
     assert!(code == 0 && !stdout.is_empty(), "{stderr}");
     refused(limited(&["bench", "--shape", "demo", "--parallel", "18446744073709551615"], &[], None), 2, &["--batch"]);
     refused(limited(&["bench", "--shape", "demo", "--ctx", "18446744073709551615"], &[], None), 2, &["--ctx"]);
