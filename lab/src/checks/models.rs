@@ -127,7 +127,7 @@ pub(super) fn vary(config: &mut ModelConfig) {
     let spec = &mut config.spec;
     spec.layers = [true, false].map(|local| LayerKind { local, rotates: local, ..LayerKind::ATTENTION }).to_vec();
     spec.local = Some(Local { window: 40, theta: 3e3 });
-    (spec.norms_behind, spec.activation, spec.norm_offset) = (true, Activation::GeluTanh, 1.0);
+    (spec.norms_behind, spec.activation) = (true, Activation::GeluTanh);
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
 }
