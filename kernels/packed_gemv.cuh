@@ -372,9 +372,9 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
       if (s < round / 2) put(out, true, row, silu(total(2 * s, row)) * total(2 * s + 1, rows / 2 + row));
     } else if (fused.swiglu) {
       // Gate and up of a row are those of neighbouring values.
-      int row = (blockIdx.x + first / 2 * gridDim.x) * STRIP_ROWS + r;
-      float mine = total(s, s == 1 ? rows / 2 + row : row), up = __shfl_xor_sync(FULL, mine, SHARES);
-      if (s == 0 && share == 0) put(out, true, token * ld + row, silu(mine) * up);
+      int row = (blockIdx.x + (first + s) / 2 * gridDim.x) * STRIP_ROWS + r;
+      float mine = total(s, s % 2 ? rows / 2 + row : row), up = __shfl_xor_sync(FULL, mine, SHARES);
+      if (s < round && s % 2 == 0 && share == 0) put(out, true, token * ld + row, silu(mine) * up);
     } else {
       int row = (blockIdx.x + (first + s) * gridDim.x) * STRIP_ROWS + r;
       float mine = total(s, row);
