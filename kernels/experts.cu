@@ -12,27 +12,31 @@ __device__ __forceinline__ void read8(float to[8], const void* from, int dtype, 
   else weight8<BF16>(to, from, i);
 }
 
-// The k likeliest experts of a row by the softmax of router [experts, cols] h [cols], of equal ones those of lower numbers, and their
-// weights. Grid n, 256 threads. cols is a multiple of 8. Reads the router once a row, mostly from L2.
-KERNEL __launch_bounds__(256) choose_experts(int* chosen, float* weights, const void* h, int bf16, const void* router, int dtype, int experts,
-                                             int cols, int k, int normalized) {
+// logits[n, experts] = h[n, cols] router[experts, cols]^T. Grid (experts / 8, n), 8 warps of an expert each. cols is a multiple of 8. Bound
+// by the bytes of the router, which are read once a row, mostly from L2.
+KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, const void* router, int dtype, int experts, int cols) {
+  after_previous();
+  int lane = threadIdx.x % 32, e = blockIdx.x * 8 + threadIdx.x / 32;
+  if (e >= experts) return;
+  float sum = 0.0f;
+  for (int col = 8 * lane; col < cols; col += 256) {
+    float x[8], w[8];
+    read8(x, h, bf16 ? BF16 : F32, (u64)blockIdx.y * cols + col);
+    read8(w, router, dtype, (u64)e * cols + col);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(x[i], w[i], sum);
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) logits[(u64)blockIdx.y * experts + e] = sum;
+}
+
+// The k likeliest experts of a row by the softmax of its logits [experts], of equal ones those of lower numbers, and their weights.
+// Grid n, a warp.
+KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized) {
   __shared__ float p[MOST_EXPERTS];
   after_previous();
-  int lane = threadIdx.x % 32;
-  for (int e = threadIdx.x / 32; e < experts; e += 8) {
-    float sum = 0.0f;
-    for (int col = 8 * lane; col < cols; col += 256) {
-      float x[8], w[8];
-      read8(x, h, bf16 ? BF16 : F32, (u64)blockIdx.x * cols + col);
-      read8(w, router, dtype, (u64)e * cols + col);
-#pragma unroll
-      for (int i = 0; i < 8; i++) sum = fmaf(x[i], w[i], sum);
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) p[e] = sum;
-  }
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
+  int lane = threadIdx.x;
+  for (int e = lane; e < experts; e += 32) p[e] = logits[(u64)blockIdx.x * experts + e];
   float most = NEG_INFINITY, all = 0.0f, taken = 0.0f;
   for (int e = lane; e < experts; e += 32) most = fmaxf(most, p[e]);
   most = warp_max(most);

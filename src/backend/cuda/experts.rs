@@ -7,8 +7,9 @@ use super::memory::{Acts, Stored, Weight, dtype_number};
 use super::{BLOCK, Cuda, gemm};
 use crate::quant::{Code, TILE_ROWS};
 
-/// Threads of `choose_experts`, `sort_experts` and `experts_gemm`.
-const CHOOSE_THREADS: usize = 256;
+/// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an expert's logit.
+const ROUTE_THREADS: usize = 256;
+const CHOOSE_THREADS: usize = 32;
 const SORT_THREADS: usize = 1024;
 const GEMM_THREADS: usize = 128;
 /// Pairs of a tile, of few and of many.
@@ -27,15 +28,20 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     let (count, pairs) = (router.rows, n * k);
     assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");
     assert!(has_experts(gate_up.cols, down.cols), "experts of {} columns have no kernels", down.cols);
-    let Stored::Plain(dtype) = router.stored else { panic!("a router is not packed") };
-    [(&*x, n), (&rows.gate_up, pairs), (&rows.out, pairs)].iter().for_each(|(acts, rows)| acts.holds_f32(*rows));
+    [(&*x, n), (&rows.logits, n), (&rows.gate_up, pairs), (&rows.out, pairs)]
+        .iter()
+        .for_each(|(acts, rows)| acts.holds_f32(*rows));
     h.holds(n);
     let int = |n: usize| I32(n as i32);
     let [order, place, starts] = [0, pairs, 2 * pairs].map(|at| rows.order.from(at));
     let [chosen, weights] = [rows.chosen.ptr(), rows.weights.ptr()];
-    let choice = [Ptr(chosen), Ptr(weights), Ptr(h.ptr()), I32(h.bf16 as i32), Ptr(router.ptr())];
-    let sizes = [I32(dtype_number(dtype)), int(count), int(router.cols), int(k), I32(normalized as i32)];
-    cuda.driver.launch(Kernel::ChooseExperts, [n, 1, 1], CHOOSE_THREADS, &[choice, sizes].concat());
+    let Stored::Plain(dtype) = router.stored else { panic!("a router is not packed") };
+    let from = [Ptr(rows.logits.ptr()), Ptr(h.ptr()), I32(h.bf16 as i32), Ptr(router.ptr())];
+    let sizes = [I32(dtype_number(dtype)), int(count), int(router.cols)];
+    let blocks = count.div_ceil(ROUTE_THREADS / 32);
+    cuda.driver.launch(Kernel::Route, [blocks, n, 1], ROUTE_THREADS, &[&from[..], &sizes].concat());
+    let choice = [Ptr(chosen), Ptr(weights), Ptr(rows.logits.ptr()), int(count), int(k), I32(normalized as i32)];
+    cuda.driver.launch(Kernel::ChooseExperts, [n, 1, 1], CHOOSE_THREADS, &choice);
     let sort = [Ptr(order), Ptr(place), Ptr(starts), Ptr(chosen), int(count), int(pairs)];
     cuda.driver.launch(Kernel::SortExperts, [1, 1, 1], SORT_THREADS, &sort);
     let multiply = |out: &Acts, x: &Acts, weight: &Weight, order: u64| {

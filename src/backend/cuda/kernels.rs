@@ -293,6 +293,7 @@ kernels! {
     DeltaChunk "delta_chunk"
     DeltaNorm "delta_norm"
     GateRows "gate_rows"
+    Route "route"
     ChooseExperts "choose_experts"
     SortExperts "sort_experts"
     /// Tiles of up to 8 pairs of a token and its expert, and of 32.
