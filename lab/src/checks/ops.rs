@@ -261,10 +261,10 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
                 out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0, gelu });
             }
         }
-        // Whole groups of tiles; then enough rows for all SMs of a large GPU.
+        // Whole groups of tiles; then enough rows for all SMs of a large GPU, of few tokens with several strips each.
         let stored = Stored::Packed(code);
         let whole = |n, ffn, cols| FusedSwiglu { stored, ffn, cols, n, bias: n == 17, gelu: false };
-        out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256)]);
+        out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256), whole(3, 10_016, 256)]);
     }
     for code in [FileCode::Q4K, FileCode::Q8_0].map(Code::File) {
         for (n, ffn, cols) in [(1, 48, 192), (3, 208, 576), (33, 48, 192)] {
