@@ -42,8 +42,7 @@ struct Kv {
   // Other policies: PolicyBits, and slots that a lane stores or a query reads (below 0: see budget_at). 0 where there is none.
   int policy, budget;
   float* score;  // [n_layers, n_lanes, max_pages * PAGE_SLOTS] scores of the stored slots, or null
-  // Layers whose attention sees the newest `local_window` tokens alone, whatever the rule of the others: a bit each. Entries of a
-  // lane's ring, the most that a layer needs.
+  // A bit for each local layer: those see `local_window` tokens, whatever the rule of the others. `ring_len`: of the longest ring.
   u64 local[4];
   int local_window, ring_len;
 };
