@@ -167,17 +167,16 @@ impl Gate {
         }
         let p = self.right[class];
         let (mut best, mut drafts) = (WORTH, 0);
-        let mut was_run = true;
         for k in COUNTS.into_iter().filter(|k| *k <= most) {
-            // What more cost than were tried yet is only guessed: one number after the other.
-            if !std::mem::replace(&mut was_run, price.was_run(k)) {
-                break;
-            }
             // Each is right with chance p, once those before it are.
             let tokens: f64 = (0..=k).map(|i| p.powi(i as i32)).sum();
             let gain = tokens / price.of(k);
             if gain > best {
                 (best, drafts) = (gain, k);
+            }
+            // What more cost than were tried yet is only guessed: one number after the other.
+            if !price.was_run(k) {
+                break;
             }
         }
         if drafts == 0 && most > 0 {
