@@ -210,10 +210,7 @@ pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
 
 /// Rows of steps that try drafts.
 fn draft_rows(source: &DraftSource) -> usize {
-    match source {
-        DraftSource::Off => 0,
-        _ => 1 + MAX_DRAFTS,
-    }
+    if *source == DraftSource::Off { 0 } else { 1 + MAX_DRAFTS }
 }
 
 /// The engine's options for these settings.

@@ -63,17 +63,19 @@ pub(super) fn bytes(checkpoint: &Checkpoint, options: &EngineOptions, counted: b
 
 /// Bytes of its pages at most.
 fn pages_bytes(head: &DraftHead, options: &EngineOptions) -> u64 {
-    let slots = (WINDOW + PAGE_SLOTS) * head.layer.config.n_kv_heads * WINDOWS;
-    (slots * options.codec.slot_bytes(head.layer.config.head_dim)) as u64
+    let c = &head.layer.config;
+    let slots = (WINDOW + PAGE_SLOTS) * c.n_kv_heads * WINDOWS;
+    (slots * options.codec.slot_bytes(c.head_dim)) as u64
 }
 
 /// Of the cache of a head, for `n_seqs` sequences.
 fn geometry(head: &DraftHead, options: &EngineOptions, n_seqs: usize) -> KvGeometry {
+    let c = &head.layer.config;
     KvGeometry {
-        n_layers: 1,
-        n_q_heads: head.layer.config.n_q_heads,
-        n_kv_heads: head.layer.config.n_kv_heads,
-        head_dim: head.layer.config.head_dim,
+        n_layers: c.n_layers,
+        n_q_heads: c.n_q_heads,
+        n_kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
         n_seqs,
         page_slots: PAGE_SLOTS,
         max_pages: 0,

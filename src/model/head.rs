@@ -104,12 +104,7 @@ impl<B: Backend> Head<B> {
     /// Feeds tokens with the hidden states of the rows before them: `rows` of `features`. The caller has reserved the pages.
     pub fn feed(&mut self, b: &B, features: &B::Acts, rows: &[usize], tokens: &[Token], spans: &[Span]) {
         b.select_rows(&mut self.states, features, rows);
-        self.step(b, tokens, spans);
-    }
-
-    /// Feeds one more token to each of the sequences, with the head's own hidden states.
-    pub fn feed_own(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
-        self.step(b, tokens, spans);
+        self.feed_own(b, tokens, spans);
     }
 
     /// The most likely token behind each of these rows of the last step; their hidden states become the first ones. `None` of
@@ -152,8 +147,8 @@ impl<B: Backend> Head<B> {
         rows
     }
 
-    /// The decoder layer, from `states` to the residual stream.
-    fn step(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
+    /// Feeds tokens with the hidden states in `states`, which [`Self::guess`] leaves: the decoder layer, up to the residual stream.
+    pub fn feed_own(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
         let Self { model, ws, cache, embedding, hidden, states, embedded, normed, sum, .. } = self;
         let (n, eps) = (tokens.len(), model.eps());
         let [layer] = &model.layers[..] else { return };
