@@ -284,7 +284,8 @@ sampling_table!(settings {
         /// The answer is the same. lookup tries what followed the newest words where they stood before, as in quotes, code that is
         /// changed and lists, as far as that is faster. A head, given by its folder (with a / in it) or hub id, guesses from the
         /// model's hidden states; it has to be made for the model. mtp is the model's own head, its layer for multi-token
-        /// prediction. auto is mtp where the model has one, else lookup. In a chat, /draft changes it.
+        /// prediction. auto is mtp where the model has one, else a known head that was downloaded, else lookup. In a chat,
+        /// /draft changes it.
         #[arg(long, value_name = "auto|lookup|mtp|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]
         draft: DraftSource = DraftSource::Auto;
 

@@ -12,7 +12,7 @@ pub const MAX_DRAFTS: usize = 15;
 /// Where drafts come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftSource {
-    /// The model's own layer for multi-token prediction; without one [`Self::Lookup`].
+    /// [`Self::Mtp`] where the model has such a layer, else a known head that was downloaded, else [`Self::Lookup`].
     #[default]
     Auto,
     /// What followed the newest tokens where they stood before.
