@@ -12,8 +12,7 @@ __device__ __forceinline__ void read8(float to[8], const void* from, int dtype, 
   else weight8<BF16>(to, from, i);
 }
 
-// logits[n, experts] = h[n, cols] router[experts, cols]^T. Grid (experts / 8, n), 8 warps of an expert each. cols is a multiple of 8. Bound
-// by the bytes of the router, which are read once a row, mostly from L2.
+// logits[n, experts] = h[n, cols] router[experts, cols]^T. Grid (experts / 8, n), 8 warps of an expert each. cols is a multiple of 8.
 KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, const void* router, int dtype, int experts, int cols) {
   after_previous();
   int lane = threadIdx.x % 32, e = blockIdx.x * 8 + threadIdx.x / 32;
@@ -30,7 +29,7 @@ KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, cons
   if (lane == 0) logits[(u64)blockIdx.y * experts + e] = sum;
 }
 
-// The k likeliest experts of a row by the softmax of its logits [experts], of equal ones those of lower numbers, and their weights.
+// The k most probable experts of a row by the softmax of its logits [experts], of equal ones those of lower numbers, and their weights.
 // Grid n, a warp.
 KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized) {
   __shared__ float p[MOST_EXPERTS];
@@ -232,7 +231,7 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
 EXPERTS_GEMM(8)
 EXPERTS_GEMM(32)
 
-// x [n, width] += sum over j of weights[j] * out[place[j]], from the likeliest expert on. Grid (width / 256, n), 256 threads.
+// x [n, width] += sum over j of weights[j] * out[place[j]], from the most probable expert on. Grid (width / 256, n), 256 threads.
 KERNEL add_experts(float* x, const float* out, const float* weights, const int* place, int k, int width) {
   after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -181,7 +181,7 @@ pub struct ExpertsArgs<'a, B: Device> {
 pub struct ExpertRows<B: Device> {
     /// Logits of the router `[n, experts]`.
     pub logits: B::Acts,
-    /// Experts of each token `[n, k]`, the likeliest first, and their weights.
+    /// Experts of each token `[n, k]`, the most probable first, and their weights.
     pub chosen: B::Buf<i32>,
     pub weights: B::Buf<f32>,
     /// `[2 n k + experts + 1]`: numbers of pairs of a token and its expert in order of experts, the inverse of that, and where

@@ -45,7 +45,7 @@ impl Published {
         let Self { kind, id, bytes } = self;
         let (licence, does, leave) = match kind {
             Kind::Predictor => ("Apache-2.0", "makes this model evict", "--adapter none"),
-            Kind::DraftHead => ("licence on its card", "may make answers faster", "--draft lookup"),
+            Kind::DraftHead => ("licence: see its model card", "may make answers faster", "--draft lookup"),
         };
         let size = crate::protocol::bytes(*bytes);
         format!("{id} ({size}, {licence}) {does}: dmschat models pull {id} downloads it; {leave} leaves it")

@@ -17,8 +17,8 @@ const BATCH: usize = 256;
 pub const EPOCHS: usize = 12;
 const RATE: f32 = 2e-3;
 
-/// A fitted layer, or one of zeros that was fitted to no rows: the scores of x are `weight x + bias + out GELU(inner x + inner_bias) + out_bias`. All matrices are
-/// row-major.
+/// A fitted layer, or one of zeros that was fitted to no rows: the scores of x are
+/// `weight x + bias + out GELU(inner x + inner_bias) + out_bias`. All matrices are row-major.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     /// `[heads, hidden]`

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 HERE = os.path.dirname(os.path.abspath(__file__))
 N_TOKENS, GUESSES, DRAFT_VOCAB = 24, 5, 80
 LAYERS = [1, 2, 3]
-# Two likeliest tokens closer than this would make a guess depend on rounding.
+# The two most probable tokens closer than this would make a guess depend on rounding.
 MIN_GAP = 1e-3
 CASES = [("speculators", "qwen3_gqa", dict(norm_before_residual=True, fc_norm=True, norm_output=True)),
          ("plain", "llama_tied_llama3", {})]
@@ -57,7 +57,7 @@ def outputs(head, out):
     return head.lm_head(normed), normed if head.config.norm_output else out
 
 
-def likeliest(head, logits):
+def most_probable(head, logits):
     top = logits.topk(2).values
     assert (top[..., 0] - top[..., 1]).min() > MIN_GAP, "two tokens are almost equally likely: take another seed"
     ids = logits.argmax(-1)
@@ -114,12 +114,12 @@ def make(kind, base, extra, seed):
         out = layer(head, hidden, ids)
         logits, back = outputs(head, out)
         assert (logits.argmax(-1)[0] == theirs).all(), "the composition is not speculators'"
-        behind = likeliest(head, logits[0])
+        behind = most_probable(head, logits[0])
         guesses = [behind[-1]]
         while len(guesses) < GUESSES:
             hidden, ids = torch.cat([hidden, back[:, -1:]], 1), ids + [guesses[-1]]
             logits, back = outputs(head, layer(head, hidden, ids))
-            guesses.append(likeliest(head, logits[0, -1:])[0])
+            guesses.append(most_probable(head, logits[0, -1:])[0])
     golden = dict(base=base, tokens=tokens, behind=behind, guesses=guesses, hidden=[round(v, 6) for v in out[0].flatten().tolist()],
                   versions=dict(speculators=version, transformers=transformers.__version__, torch=torch.__version__))
     with open(os.path.join(folder, "golden.json"), "w") as f:

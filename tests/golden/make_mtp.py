@@ -20,7 +20,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 HERE = os.path.dirname(os.path.abspath(__file__))
 BASE, SEED = "qwen3_5", 901
 N_TOKENS, GUESSES = 24, 5
-# Two likeliest tokens closer than this would make a guess depend on rounding.
+# The two most probable tokens closer than this would make a guess depend on rounding.
 MIN_GAP = 1e-3
 
 
@@ -47,7 +47,7 @@ class Predictor(torch.nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-def likeliest(logits):
+def most_probable(logits):
     top = logits.topk(2).values
     assert (top[..., 0] - top[..., 1]).min() > MIN_GAP, "two tokens are almost equally likely: take another seed"
     return logits.argmax(-1).tolist()
@@ -74,12 +74,12 @@ def main():
     # Behind the model's final norm.
     hidden, ids = model.model(input_ids=torch.tensor([tokens])).last_hidden_state[:, :-1], tokens[1:]
     out = head(model, hidden, ids)
-    behind = likeliest(model.lm_head(head.norm(out))[0])
+    behind = most_probable(model.lm_head(head.norm(out))[0])
     guesses, back = [behind[-1]], head.norm(out)
     while len(guesses) < GUESSES:
         hidden, ids = torch.cat([hidden, back[:, -1:]], 1), ids + [guesses[-1]]
         back = head.norm(head(model, hidden, ids))
-        guesses.append(likeliest(model.lm_head(back)[0, -1:])[0])
+        guesses.append(most_probable(model.lm_head(back)[0, -1:])[0])
     golden = dict(base=BASE, tokens=tokens, behind=behind, guesses=guesses, hidden=[round(v, 6) for v in out.flatten().tolist()],
                   versions=dict(transformers=transformers.__version__, torch=torch.__version__))
     with open(os.path.join(folder, "golden.json"), "w") as f:

@@ -45,7 +45,7 @@ pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, C
     });
 }
 
-/// The likeliest experts by the softmax of `logits`, which it overwrites, and their weights.
+/// The most probable experts by the softmax of `logits`, which it overwrites, and their weights.
 fn choose(logits: &mut [f32], chosen: &mut [i32], weights: &mut [f32], normalized: bool) {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter_mut().for_each(|x| *x = (*x - most).exp());
