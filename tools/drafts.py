@@ -24,16 +24,29 @@ PROGRAM = os.environ.get("DMSCHAT", str(pathlib.Path(__file__).parents[1] / "tar
 PROSE = "The lamp of the lighthouse had been dark for nine winters when Ada climbed its stairs. Salt had eaten the rail, and " \
         "every step answered with a groan. At the top she found the logbook, open at the last night, and a pen that had dried " \
         "in the middle of a word."
-CODE = "def mean(values):\n    total = 0\n    count = 0\n    for value in values:\n        total = total + value\n        count = count + 1\n" \
+MEAN = "def mean(values):\n    total = 0\n    count = 0\n    for value in values:\n        total = total + value\n        count = count + 1\n" \
        "    if count == 0:\n        return None\n    result = total / count\n    return result\n"
+CLAMP = "def clamp(value, low, high):\n    if value < low:\n        return low\n    if value > high:\n        return high\n    return value\n\n\n" \
+        "def clamp_all(values, low, high):\n    result = []\n    for value in values:\n        result.append(clamp(value, low, high))\n    return result\n"
+STACK = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.append(item)\n\n" \
+        "    def pop(self):\n        if not self.items:\n            raise IndexError(\"pop from an empty stack\")\n" \
+        "        return self.items.pop()\n\n    def size(self):\n        return len(self.items)\n"
+COUNT = "def count_words(text):\n    counts = {}\n    for word in text.split():\n        word = word.lower()\n        if word in counts:\n" \
+        "            counts[word] = counts[word] + 1\n        else:\n            counts[word] = 1\n    return counts\n"
 ITEMS = "\n".join(f"- {name}: {n} crowns" for name, n in [("apples", 12), ("bread", 31), ("butter", 44), ("candles", 9), ("rope", 70), ("salt", 5)])
 
 TASKS = {
-    "quoting": f"Repeat this text word for word:\n\n{PROSE}",
-    "code edit": f"Rename `total` to `sum_` in this function and print the whole function:\n\n{CODE}",
-    "list": f"Write this list again, with the prices doubled:\n\n{ITEMS}",
-    "prose": "Write a short story about a lighthouse keeper.",
+    "quoting": [f"Repeat this text word for word:\n\n{PROSE}"],
+    "code edits": [
+        f"Rename `total` to `sum_` in this function and print the whole function:\n\n{MEAN}",
+        f"Add a docstring to each function of this file and print the whole file:\n\n{CLAMP}",
+        f"Rename the class to `Pile` and print the whole class:\n\n{STACK}",
+        f"Rename `counts` to `seen` and print the whole function:\n\n{COUNT}",
+    ],
+    "list": [f"Write this list again, with the prices doubled:\n\n{ITEMS}"],
+    "prose": ["Write a short story about a lighthouse keeper."],
 }
+SEEDS = 4
 SEARCHES = [
     "Which three numbers of 4, 8, 15, 16, 23 and 42 add up to 43?",
     "Reach 24 from 3, 5, 7, 9.",
@@ -66,27 +79,34 @@ def same(a, b):
 
 
 def table(options):
-    cases = [("SmolLM2-135M", options.smollm2, name, [prompt], ["--max-tokens", "200"]) for name, prompt in TASKS.items()]
+    cases = [("SmolLM2-135M", options.smollm2, name, prompts, ["--max-tokens", "200"]) for name, prompts in TASKS.items()]
     cases.append(("built-in", "demo", "search", SEARCHES, ["--max-tokens", "600"]))
     cases.append(("built-in", "demo", "search, --width 3", SEARCHES, ["--max-tokens", "600", "--width", "3", "--early-stop", "off"]))
-    print("| model | text | tokens a step with drafts | drafts right | tok/s off | tok/s lookup | |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| model | text | answers | tokens a step with drafts | drafts right | tok/s off | tok/s lookup | gain | least, most |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for model, path, name, prompts, flags in cases:
-        speeds, rounds, drafted, accepted = {"off": [], "lookup": []}, 0, 0, 0
-        for turn in range(options.rounds):
-            for seed, prompt in enumerate(prompts):
-                results = {draft: answer(path, prompt, draft, "--seed", str(seed), *flags) for draft in speeds}
+        rounds, drafted, accepted, tokens, seconds, gains = 0, 0, 0, 0, {"off": 0, "lookup": 0}, []
+        answers = [(prompt, seed) for prompt in prompts for seed in range(SEEDS)]
+        for prompt, seed in answers:
+            times = {"off": [], "lookup": []}
+            for turn in range(options.rounds):
+                results = {draft: answer(path, prompt, draft, "--seed", str(seed), *flags) for draft in times}
                 if not same(*results.values()):
                     sys.exit(f"{name}: the texts differ")
                 for draft, result in results.items():
-                    speeds[draft].append(result["decode_tok_s"])
-                tried = results["lookup"].get("draft", {})
-                rounds, drafted, accepted = (sum(x) for x in zip((rounds, drafted, accepted), [tried.get(k, 0) for k in ("rounds", "drafted", "accepted")]))
-        off, lookup = (statistics.median(speeds[draft]) for draft in ("off", "lookup"))
-        gain = statistics.median(b / a for a, b in zip(speeds["off"], speeds["lookup"]))
-        length = f"{1 + accepted / rounds:.2f}" if rounds else "-"
-        right = f"{accepted} of {drafted}"
-        print(f"| {model} | {name} | {length} | {right} | {off:.0f} | {lookup:.0f} | {gain:.2f}x |", flush=True)
+                    times[draft].append(1 / result["decode_tok_s"])
+            off, lookup = (statistics.median(times[draft]) for draft in times)
+            length = results["off"]["answer_tokens"] + results["off"]["reasoning_tokens"]
+            tokens += length
+            seconds["off"] += length * off
+            seconds["lookup"] += length * lookup
+            gains.append(off / lookup)
+            tried = results["lookup"].get("draft", {})
+            rounds, drafted, accepted = (sum(x) for x in zip((rounds, drafted, accepted), [tried.get(k, 0) for k in ("rounds", "drafted", "accepted")]))
+        off, lookup = (tokens / seconds[draft] for draft in seconds)
+        per_step = f"{1 + accepted / rounds:.2f}" if rounds else "-"
+        print(f"| {model} | {name} | {len(answers)} | {per_step} | {accepted:,} of {drafted:,} | {off:,.0f} | {lookup:,.0f} | {lookup / off:.2f}x | "
+              f"{min(gains):.2f}, {max(gains):.2f} |", flush=True)
 
 
 def equal(options):
