@@ -6,8 +6,8 @@ mod checkpoint;
 mod cli;
 mod conversations;
 mod converter;
-#[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod drafts;
+#[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod emulator;
 mod engine;
 mod experts;
