@@ -90,9 +90,10 @@ struct AppendedSlot {
   int live;           // slots before it was appended
 };
 
-// Appends the tokens of a decode step, which attend.cuh has staged, or of rows that were `kept`, in the layers from `first_layer` on. `stored(slot)` is called
-// of each by a whole warp. Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a
-// slot's bytes. Nothing in a decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
+// Appends the tokens of a decode step, which attend.cuh has staged, or rows that were `kept`, one after the other, in the layers from
+// `first_layer` on. `stored(slot)` is called of each by a whole warp. Of several rows, counts the slots that live after each as read.
+// Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a slot's bytes. Nothing in a
+// decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
 template <class Stored>
 __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, Kept kept, const Stored& stored) {
   next_may_begin();
@@ -102,12 +103,20 @@ __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, i
   Lane l = lane_of(kv, first_layer + blockIdx.z, span.seq, head);
   Dms dms = dms_of(kv, first_layer + blockIdx.z, span.seq);
   SlotAssignment assignment;
-  assignment.load(kv, dms, l, kv.seq_len[span.seq]);
-  u8* staged = kept.at ? kept.page(kv, span.start, l.row) : staged_token_at(kv, l.row);
-  int row = l.row % PAGE_SLOTS, page;
+  int n = kept.at ? span.len : 1, base = kv.seq_len[span.seq], row = l.row % PAGE_SLOTS, page;
+  u64 lived = 0;
+  assignment.load(kv, dms, l, base);
   wait_previous();
-  int slot = assignment.assign(kv, dms, l, *(const float*)meta_at(kv, staged, row), lane, page);
-  u8* to = page_at(kv, page);
-  copy_row(kv, to, slot % PAGE_SLOTS, staged, row, lane);
-  stored(AppendedSlot{l, span, to, staged, slot, row, assignment.live}, lane);
+#pragma unroll 1
+  for (int i = 0; i < n; i++) {
+    if (i > 0) assignment.load(kv, dms, l, base + i);
+    u8* staged = kept.at ? kept.page(kv, span.start + i, l.row) : staged_token_at(kv, l.row);
+    int slot = assignment.assign(kv, dms, l, *(const float*)meta_at(kv, staged, row), lane, page);
+    u8* to = page_at(kv, page);
+    copy_row(kv, to, slot % PAGE_SLOTS, staged, row, lane);
+    stored(AppendedSlot{l, span, to, staged, slot, row, assignment.live}, lane);
+    lived += max(assignment.live, slot + 1);
+    __syncwarp();
+  }
+  if (n > 1 && lane == 0) atomicAdd(kv.reads + span.seq, lived);
 }

@@ -366,7 +366,8 @@ pub trait Ops: Pages {
         rope: &QkvRopeArgs<'_, Self>,
     );
     /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its spans, given by `spans`, which
-    /// have the same starts: `rows` and `decisions` are what it left. The caller then calls [`Self::advance`].
+    /// have the same starts: `rows` and `decisions` are what it left. For spans of several rows, `kv.reads` counts the slots that
+    /// live once each row has its own. The caller then calls [`Self::advance`].
     fn commit(
         &self,
         rows: &Self::Acts,

@@ -46,17 +46,12 @@ pub fn commit<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache:
             cache.delta_net(b, &mut ws.delta_out, &mut staged.rows, mixer.index, spans, &args);
         }
     }
-    let longest = spans.iter().map(|span| span.len).max().unwrap_or(0);
-    for i in 0..longest {
-        let still = spans.iter().filter(|span| i < span.len);
-        let tokens: Vec<Span> = still.map(|span| Span { start: span.start + i, len: 1, ..*span }).collect();
-        for (layer, staged) in model.layers.iter().zip(&ws.staged) {
-            if let Mixer::Attention(mixer) = &layer.mixer {
-                cache.commit(b, &staged.rows, &staged.decisions, mixer.index, &tokens);
-            }
+    for (layer, staged) in model.layers.iter().zip(&ws.staged) {
+        if let Mixer::Attention(mixer) = &layer.mixer {
+            cache.commit(b, &staged.rows, &staged.decisions, mixer.index, spans);
         }
-        cache.advance(b, &tokens);
     }
+    cache.advance(b, spans);
 }
 
 /// As [`forward`], with a call before each layer, whose input is in `ws.x`.

@@ -343,7 +343,8 @@ impl Ops for Cpu {
             attention::attend(self, out, qkv, decisions, kv, layer, spans);
             attention::count_reads(self, kv, spans);
             if !rope.staged {
-                self.commit(qkv, decisions, kv, layer, spans);
+                kv::place(kv, decisions, layer, spans);
+                kv::store(kv, qkv, layer, spans);
             }
         }
         if rope.gated {
@@ -355,8 +356,11 @@ impl Ops for Cpu {
     }
 
     fn commit(&self, rows: &Acts, decisions: &Vec<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
-        kv::place(kv, decisions, layer, spans);
+        let lived = kv::place(kv, decisions, layer, spans);
         kv::store(kv, rows, layer, spans);
+        for (span, lived) in spans.iter().zip(lived).filter(|(span, _)| span.len > 1) {
+            kv.reads[span.seq] += lived;
+        }
     }
 
     fn delta_net(

@@ -332,8 +332,8 @@ impl Ops for Cuda {
         }
     }
 
-    fn commit(&self, _: &Acts, _: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
-        kv::commit(kv, layer, spans);
+    fn commit(&self, _: &Acts, _: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, _: &[Span]) {
+        kv::commit(kv, layer);
     }
 
     fn delta_net(

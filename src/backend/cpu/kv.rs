@@ -111,10 +111,12 @@ pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
     }
 }
 
-pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spans: &[Span]) {
+/// Returns for each span the slots that live once a token has its own, in all lanes, summed over its tokens.
+pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spans: &[Span]) -> Vec<u64> {
     let (heads, policy) = (kv.geometry.n_kv_heads, kv.geometry.policy_of(layer));
     let mut slots = std::mem::take(&mut kv.slots);
-    for span in spans {
+    let mut lived = vec![0; spans.len()];
+    for (span, lived) in spans.iter().zip(&mut lived) {
         let eviction = kv.geometry.evicts(layer, kv.eviction[span.seq] != 0);
         let base = kv.seq_len[span.seq] as usize;
         let policy = policy.with_dial(kv.dial[span.seq]);
@@ -128,10 +130,12 @@ pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spa
                     slots[(span.start + leaving) * heads + head] = -1;
                 }
                 slots[at] = slot as i32;
+                *lived += *lane.live as u64;
             }
         }
     }
     kv.slots = slots;
+    lived
 }
 
 pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[Span]) {

@@ -433,8 +433,7 @@ fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
 
 /// Notes that rows of a staged step enter the cache, which [`advance`] lets them do in all layers at once: they were staged as the
 /// tokens of decode steps are.
-pub(super) fn commit(kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
-    assert!(spans.iter().all(|s| s.len == 1), "rows are committed token by token");
+pub(super) fn commit(kv: &mut KvTables<Cuda>, layer: usize) {
     kv.pool.staged_layers.set(Staged { layers: layer + 1, kept: true });
 }
 
