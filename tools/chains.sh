@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: docs/chains.sh target/release/dmschat docs   (needs tmux and `pip install rich`)
+# usage: tools/chains.sh target/release/dmschat docs   (needs tmux and `pip install rich`)
 # Makes docs/chains.svg: the built-in model answers a countdown with eight chains, of which at least three have ended.
 set -euo pipefail
 bin=$(realpath "$1"); out=$(realpath -m "$2"); home=$(mktemp -d)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: docs/forget.sh target/release/dmschat docs/forget.svg   (needs tmux and `pip install rich`)
+# usage: tools/forget.sh target/release/dmschat docs/forget.svg   (needs tmux and `pip install rich`)
 # Makes the README's first picture: the same conversation with DMS and with a window of about as many bytes, side by side, drawn
 # by rich from the screens of tmux. Prints the bytes of both caches.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: docs/memory.sh target/release/dmschat docs   (needs tmux and `pip install rich`)
+# usage: tools/memory.sh target/release/dmschat docs   (needs tmux and `pip install rich`)
 # Makes docs/memory.svg, docs/memory-80x24.svg and docs/memory.html: the built-in model is told five facts and chats, then
 # the memory page is opened at 120x40 and at 80x24, and the saved conversation is written as a page.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: docs/screen.sh target/release/dmschat docs/screen.svg   (needs tmux and `pip install rich`)
+# usage: tools/screen.sh target/release/dmschat docs/screen.svg   (needs tmux and `pip install rich`)
 # Makes the README's picture: a real conversation of four turns on 120x40, drawn by rich from the screen of tmux.
 set -euo pipefail
 bin=$(realpath "$1"); out=$(realpath -m "$2"); home=$(mktemp -d)
