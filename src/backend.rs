@@ -401,8 +401,8 @@ pub trait Ops: Pages {
         args: &DeltaNetArgs<'_, Self>,
     );
     /// Mixture of experts: `x += sum over j of weight[j] * down(silu(gate(h)) * up(h))` of the experts j that the router chooses
-    /// for each row of `h`: the `per_token` likeliest by the softmax of `router h`, of equal ones those of lower numbers. The sum
-    /// runs from the likeliest on.
+    /// for each row of `h`: the `per_token` most probable by the softmax of `router h`, of equal ones those of lower numbers. The sum
+    /// runs from the most probable on.
     fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize);
     /// Ends the layers of a step: `seq_len += len` for every span; `peak` counts the live slots, and for spans of one token
     /// `reads` does too, unless attention has counted them.

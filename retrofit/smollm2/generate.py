@@ -67,7 +67,7 @@ def requests(split, count):
 
 
 def choose(logits, generator, temperature, top_p):
-    """Nucleus sampling among the 64 likeliest, greedy at temperature 0; logits [B, vocab] -> ids [B]."""
+    """Nucleus sampling among the 64 most probable, greedy at temperature 0; logits [B, vocab] -> ids [B]."""
     if temperature == 0:
         return logits.argmax(-1)
     top, ids = logits.float().topk(64)

@@ -27,11 +27,11 @@ pub enum Finding {
     Logprobs(Result<Vec<TokenChoice>, String>),
 }
 
-/// A token of an answer, and those that were likeliest in its place.
+/// A token of an answer, and those that were most probable in its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenChoice {
     pub said: Likely,
-    /// The likeliest others, in order.
+    /// The most probable others, in order.
     pub others: Vec<Likely>,
 }
 

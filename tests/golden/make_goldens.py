@@ -25,7 +25,7 @@ from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig,
 
 N_TOKENS = 80
 N_GREEDY = 24
-# Two likeliest tokens closer than this would make the continuation depend on rounding.
+# The two most probable tokens closer than this would make the continuation depend on rounding.
 MIN_GAP = 2e-3
 
 COMMON = dict(num_hidden_layers=3, vocab_size=128, bos_token_id=0, eos_token_id=1, pad_token_id=None)
@@ -173,7 +173,7 @@ def logits_of(model, tokens):
 
 
 def greedy(model, tokens):
-    """-> (continuation, smallest gap between the two likeliest tokens on the way)."""
+    """-> (continuation, smallest gap between the two most probable tokens on the way)."""
     ids, gap = list(tokens), math.inf
     for _ in range(N_GREEDY):
         top = logits_of(model, ids)[-1].topk(2)

@@ -206,7 +206,7 @@ struct Continuation {
     prompt: String,
     ids: Vec<Token>,
     greedy: Vec<Token>,
-    /// Between the two likeliest logits, and the second one's token.
+    /// Between the two most probable logits, and the second one's token.
     gap: Vec<f32>,
     second: Vec<Token>,
 }
@@ -225,7 +225,7 @@ fn runner(folder: &Path) -> (Checkpoint, Runner<Cpu>) {
     (checkpoint, runner)
 }
 
-/// Given the golden's own tokens, each likeliest next token is the golden's: the same as decoding
+/// Given the golden's own tokens, each most probable next token is the golden's: the same as decoding
 /// it, as `prefill(T)` equals T decodes.
 #[test]
 fn smollm2_continues_as_by_transformers() {

@@ -213,7 +213,7 @@ fn an_answer_in_a_fork_leaves_pages_log_and_logits_as_they_were() {
 }
 
 /// The answer is read once more under its log: its tokens have the reference's log-probabilities,
-/// beside the likeliest others, and the conversation stays as it was.
+/// beside the most probable others, and the conversation stays as it was.
 #[test]
 fn the_log_probabilities_of_an_answer_are_those_of_the_reference() {
     let tiny = talker();

@@ -87,7 +87,7 @@ pub struct Spec {
     pub scale: f64,
     pub offset: f64,
     pub per_layer: bool,
-    /// Its likeliest tokens are the letters a to h and spaces, and never anything else.
+    /// Its most probable tokens are the letters a to h and spaces, and never anything else.
     pub speaks: bool,
     /// And the end of a turn.
     pub ends: bool,

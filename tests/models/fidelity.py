@@ -4,7 +4,7 @@
     python3 tests/models/fidelity.py target/release/dmslab target/models/SmolLM2-135M-Instruct --device cuda
 
 Each of the 20 prompts and its 128 golden tokens is fed with eviction off, the prompt as one prefill and the rest
-as decode steps; after each the likeliest token must be the golden one, or the two best logits of transformers
+as decode steps; after each the most probable token must be the golden one, or the two best logits of transformers
 lie within --tie of each other (bf16 keeps 8 bits, which is up to 0.125 for logits of this model). Standard library only.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/real/greedy.json"
 
 
-def likeliest(args, ids, tokens):
+def most_probable(args, ids, tokens):
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(tokens, file)
         file.flush()
@@ -41,7 +41,7 @@ def main():
     steps, others, wrong = 0, [], 0
     for case in json.loads(GOLDEN.read_text())["cases"]:
         ids, greedy = case["ids"], case["greedy"]
-        said = likeliest(args, ids, ids + greedy[:-1])[len(ids) - 1 :]
+        said = most_probable(args, ids, ids + greedy[:-1])[len(ids) - 1 :]
         for at, (token, wanted) in enumerate(zip(said, greedy, strict=True)):
             steps += 1
             if token != wanted:

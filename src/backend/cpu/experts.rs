@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_likeliest_experts_are_chosen_and_of_equal_ones_the_first() {
+    fn the_most_probable_experts_are_chosen_and_of_equal_ones_the_first() {
         let (mut chosen, mut weights) = ([0; 3], [0.0; 3]);
         choose(&mut [0.5, 2.0, -1.0, 2.0, 0.5], &mut chosen, &mut weights, true);
         assert_eq!(chosen, [1, 3, 0]);

@@ -106,7 +106,7 @@ fn thousandths(x: f64) -> f64 {
     (1000.0 * x).round() / 1000.0 + 0.0
 }
 
-/// A token with its log-probability and its probability, and the likeliest others.
+/// A token with its log-probability and its probability, and the most probable others.
 fn token_row(app: &App, token: &TokenChoice, columns: usize) -> Line<'static> {
     let theme = &app.theme;
     let (sign, role) = if is_unsure(token) { ("?", Role::Warning) } else { (" ", Role::Text) };

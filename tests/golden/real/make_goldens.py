@@ -13,7 +13,7 @@ Deterministic. Writes beside itself:
         cut        decodings that begin and end in the middle of a character: [index, text of ids[1:-1]]
         chats      [rendered text, ids] of each conversation
     greedy.json    the model's greedy continuations of PROMPTS in f32: tokens, and at each step the gap
-                   between the two likeliest logits and the second one's token
+                   between the two most probable logits and the second one's token
 
 Ids of content. transformers has `split_special_tokens=True` for that; it leaves added tokens alone that are
 not marked special (Qwen3's <think> and <tool_call>), which dmschat does not. So content is encoded by

@@ -22,7 +22,7 @@ pub(super) struct Logprobs {
     answer: Vec<Token>,
     /// Position of its first token.
     start: usize,
-    /// Of each token: itself and the likeliest others, with their log-probabilities.
+    /// Of each token: itself and the most probable others, with their log-probabilities.
     found: Vec<Vec<(Token, f64)>>,
 }
 
@@ -54,7 +54,7 @@ impl Logprobs {
     }
 }
 
-/// A token and the likeliest others, with their log-probabilities.
+/// A token and the most probable others, with their log-probabilities.
 fn choice(logits: &[f32], said: Token) -> Vec<(Token, f64)> {
     let logprobs = log_softmax(logits);
     let logprob = |token: &Token| logprobs[*token as usize];
