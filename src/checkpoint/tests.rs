@@ -148,7 +148,8 @@ fn the_built_in_model_is_whole() {
     );
     assert!(c.chat_template.is_some() && !c.generation.eos.is_empty());
     assert_eq!(Checkpoint::random("demo").unwrap().config, c.config);
-    let file = builtin::file("model.safetensors").unwrap();
+    let file = builtin::weights().unwrap();
+    assert!(file == std::fs::read("assets/demo/model.safetensors").unwrap());
     assert_eq!(file.as_ptr().align_offset(64), 0);
     assert!(c.tensors.values().all(|t| file.as_ptr_range().contains(&t.bytes().as_ptr())), "not copied");
 }
