@@ -111,6 +111,23 @@ impl Isa {
     }
 }
 
+/// `[$value; $len]` with `$value` of each index, by a loop that the compiler unrolls. Intrinsics inside a closure, as of
+/// `std::array::from_fn`, stay calls wherever the closure is compiled before it is inlined, which link-time optimisation alone
+/// would mend.
+macro_rules! array_of {
+    ($len:expr, $i:ident => $value:expr) => {{
+        let mut all = {
+            let $i = 0;
+            [$value; $len]
+        };
+        for $i in 1..$len {
+            all[$i] = $value;
+        }
+        all
+    }};
+}
+use array_of;
+
 /// Compiles `$body`, which must be `#[inline(always)]` and generic over a vector type, for every
 /// instruction set, and calls the one that `$isa` names.
 macro_rules! by_isa {

@@ -10,7 +10,7 @@ use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Bf16, Elem, Exact, F16, F32, Fp8, Int8, Portable, Vector};
-use super::{BLOCK_COLS, Format, Isa, Set, by_isa};
+use super::{BLOCK_COLS, Format, Isa, Set, array_of, by_isa};
 
 /// Contiguous rows of `cols` values.
 #[derive(Clone, Copy)]
@@ -173,14 +173,14 @@ impl Block {
         // SAFETY: rows below `valid` exist; a missing row is read as the last that exists, and its
         // result is dropped. Prefetching never faults.
         unsafe {
-            let rows: [*const u8; R] = std::array::from_fn(|r| self.w.add(r.min(self.valid - 1) * self.row_bytes));
+            let rows: [*const u8; R] = array_of!(R, r => self.w.add(r.min(self.valid - 1) * self.row_bytes));
             let mut ahead = self.w.wrapping_add(self.ahead);
             for start in (0..self.cols).step_by(BLOCK_COLS) {
                 let end = self.cols.min(start + BLOCK_COLS);
                 let mut acc = [[V::splat(0.0); N]; R];
                 let mut c = start;
                 while c + V::LANES <= end {
-                    let x: [V; N] = std::array::from_fn(|i| V::load(x.add(i * self.cols + c)));
+                    let x: [V; N] = array_of!(N, i => V::load(x.add(i * self.cols + c)));
                     for r in 0..R {
                         // Cache lines in address order, not row by row.
                         if (r * V::LANES * size).is_multiple_of(64) {
@@ -205,7 +205,7 @@ impl Block {
                 let ends = std::hint::black_box(&ends);
                 for i in 0..N {
                     for block in 0..R / 4 {
-                        let mut sums = V::sum4(std::array::from_fn(|r| ends[i][block * 4 + r]));
+                        let mut sums = V::sum4(array_of!(4, r => ends[i][block * 4 + r]));
                         for (r, sum) in sums.iter_mut().enumerate() {
                             for c in c..end {
                                 *sum += E::scalar(rows[block * 4 + r].add(c * size)) * *x.add(i * self.cols + c);
@@ -392,16 +392,15 @@ impl Sums<'_> {
         let size = E::FORMAT.size_bytes();
         // SAFETY: columns c..c + C * LANES of all slots exist; prefetching never faults.
         unsafe {
-            let mut acc: [[V; C]; N] = std::array::from_fn(|i| {
-                std::array::from_fn(|j| V::load(self.out.add(i * self.width + c + j * V::LANES)))
-            });
+            let mut acc: [[V; C]; N] =
+                array_of!(N, i => array_of!(C, j => V::load(self.out.add(i * self.width + c + j * V::LANES))));
             for (r, &slot) in self.order.iter().enumerate() {
                 let row = self.row(slot).add(c * size);
                 let later = self.row(*self.order.get_unchecked((r + AHEAD_SLOTS).min(self.order.len() - 1)));
                 for line in 0..(C * V::LANES * size).div_ceil(64) {
                     prefetch(later.wrapping_add(c * size + line * 64));
                 }
-                let v: [V; C] = std::array::from_fn(|j| E::load::<V>(row.add(j * V::LANES * size)));
+                let v: [V; C] = array_of!(C, j => E::load::<V>(row.add(j * V::LANES * size)));
                 for i in 0..N {
                     let p = V::splat(*self.p.add(i * self.stride + slot as usize));
                     for j in 0..C {

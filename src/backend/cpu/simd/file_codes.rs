@@ -16,7 +16,7 @@ use super::strip::{STEPS, Strip};
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
-use super::{Isa, Set, by_isa};
+use super::{Isa, Set, array_of, by_isa};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::file::Words;
 use crate::quant::file::{FileCode, Runs};
@@ -135,13 +135,12 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize>(
     // their rows. All methods have AVX2.
     unsafe {
         let words = job.words().as_ptr();
-        let lines: [_; B] = std::array::from_fn(|b| input.lines.as_ptr().add((first + b) * tiles * LINES));
-        let of_x: [_; B] = std::array::from_fn(|b| input.scales.as_ptr().add((first + b) * quads).cast::<f32>());
-        let of_sums: [_; B] = std::array::from_fn(|b| input.runs.as_ptr().add(2 * (first + b) * quads).cast::<f32>());
+        let lines: [_; B] = array_of!(B, b => input.lines.as_ptr().add((first + b) * tiles * LINES));
+        let of_x: [_; B] = array_of!(B, b => input.scales.as_ptr().add((first + b) * quads).cast::<f32>());
+        let of_sums: [_; B] = array_of!(B, b => input.runs.as_ptr().add(2 * (first + b) * quads).cast::<f32>());
         let mut sums = [[D::zero(); B]; PAIRS];
         let mut minima = [[_mm256_setzero_ps(); B]; PAIRS];
         for quad in 0..quads {
-            let x = |b: usize| lines[b].add(4 * quad * LINES);
             for g in 0..PAIRS {
                 let (scales, factors) = decode_256(code, words.add((quad * PAIRS + g) * code.pair_bytes()));
                 for b in 0..B {
@@ -150,16 +149,17 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize>(
                         minima[g][b] = _mm256_fmadd_ps(factors[tile], sums, minima[g][b]);
                     }
                 }
-                let codes: [*const u8; PLANES] = std::array::from_fn(|plane| job.codes(plane, 4 * quad, g));
-                let (x, of_x) = (std::array::from_fn(x), std::array::from_fn(|b| of_x[b].add(16 * quad)));
+                let codes: [*const u8; PLANES] = array_of!(PLANES, plane => job.codes(plane, 4 * quad, g));
+                let x = array_of!(B, b => lines[b].add(4 * quad * LINES));
+                let of_x = array_of!(B, b => of_x[b].add(16 * quad));
                 sums[g] = match tiles - 4 * quad {
                     1 => quad_dots::<D, PLANES, B, 1>(sums[g], codes, x, of_x, scales),
                     2 => quad_dots::<D, PLANES, B, 2>(sums[g], codes, x, of_x, scales),
                     3 => quad_dots::<D, PLANES, B, 3>(sums[g], codes, x, of_x, scales),
                     _ => {
-                        codes
-                            .into_iter()
-                            .for_each(|codes| (0..4).for_each(|t| job.prefetch(codes.add(TILE_BYTES * t))));
+                        for (codes, tile) in codes.into_iter().flat_map(|codes| (0..4).map(move |tile| (codes, tile))) {
+                            job.prefetch(codes.add(TILE_BYTES * tile));
+                        }
                         quad_dots::<D, PLANES, B, 4>(sums[g], codes, x, of_x, scales)
                     }
                 };
@@ -192,7 +192,7 @@ unsafe fn quad_dots<D: Dot, const PLANES: usize, const B: usize, const N: usize>
         for tile in 0..N {
             for b in 0..B {
                 let scales = _mm256_mul_ps(scales[tile], _mm256_broadcast_ss(&*of_x[b].add(2 * tile)));
-                let codes = codes.map(|plane| plane.add(TILE_BYTES * tile));
+                let codes = array_of!(PLANES, plane => codes[plane].add(TILE_BYTES * tile));
                 sums[b] = D::add_runs::<PLANES>(sums[b], codes, x[b].add(tile * LINES), scales);
             }
         }
@@ -206,17 +206,16 @@ unsafe fn quad_dots<D: Dot, const PLANES: usize, const B: usize, const N: usize>
 #[inline(always)]
 unsafe fn decode_256(code: FileCode, words: *const u8) -> ([__m256; 4], [__m256; 4]) {
     unsafe {
-        let halves = |at: usize| _mm256_cvtph_ps(_mm_loadu_si128(words.add(at).cast()));
-        // Two f16, of rows g and g + 8 in turn.
-        let factors = |at: usize| _mm256_cvtph_ps(_mm_set1_epi32(words.add(at).cast::<i32>().read_unaligned()));
         match code.words() {
             Words::Halves => {
-                let scales = spread([halves(0), halves(16)]);
+                let scales = spread(halves(words), halves(words.add(16)));
                 (scales, scales)
             }
             Words::Pairs => {
-                let negative = |v| _mm256_sub_ps(_mm256_setzero_ps(), v);
-                (spread([halves(0), halves(16)]), spread([negative(halves(32)), negative(halves(48))]))
+                let zero = _mm256_setzero_ps();
+                let [low, high] = [halves(words.add(32)), halves(words.add(48))];
+                let minima = spread(_mm256_sub_ps(zero, low), _mm256_sub_ps(zero, high));
+                (spread(halves(words), halves(words.add(16))), minima)
             }
             Words::Super => {
                 let low = _mm_loadu_si128(words.add(8).cast());
@@ -227,17 +226,12 @@ unsafe fn decode_256(code: FileCode, words: *const u8) -> ([__m256; 4], [__m256;
                 let scales = _mm_and_si128(low, _mm_set1_epi8(63));
                 let low = _mm_and_si128(_mm_srli_epi16::<6>(low), _mm_set1_epi8(3));
                 let minima = _mm_or_si128(low, _mm_slli_epi16::<2>(high));
-                let times = |bytes: __m128i, factors: __m256| {
-                    let eight = |bytes| _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), factors);
-                    spread([eight(bytes), eight(_mm_srli_si128::<8>(bytes))])
-                };
-                (times(scales, factors(0)), times(minima, factors(4)))
+                (spread_bytes(scales, factors(words)), spread_bytes(minima, factors(words.add(4))))
             }
             Words::Sixteenths => {
-                let factors = factors(0);
-                let scales = std::array::from_fn(|tile| {
+                let scales = array_of!(4, tile => {
                     let bytes = _mm_loadl_epi64(words.add(4 + TILE_RUNS * tile).cast());
-                    _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), factors)
+                    _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), factors(words))
                 });
                 (scales, scales)
             }
@@ -245,18 +239,41 @@ unsafe fn decode_256(code: FileCode, words: *const u8) -> ([__m256; 4], [__m256;
     }
 }
 
-/// From groups of 32 columns to runs of 16: each pair of rows twice.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn spread(groups: [__m256; 2]) -> [__m256; 4] {
+unsafe fn halves(at: *const u8) -> __m256 {
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+}
+
+/// Two f16, of rows g and g + 8 in turn.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn factors(at: *const u8) -> __m256 {
+    unsafe { _mm256_cvtph_ps(_mm_set1_epi32(at.cast::<i32>().read_unaligned())) }
+}
+
+/// [`spread`] of 16 bytes times factors.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn spread_bytes(bytes: __m128i, factors: __m256) -> [__m256; 4] {
     unsafe {
-        let [a, b] = groups.map(|v| _mm256_castps_pd(v));
+        let low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+        let high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes)));
+        spread(_mm256_mul_ps(low, factors), _mm256_mul_ps(high, factors))
+    }
+}
+
+/// From two groups of 32 columns to runs of 16: each pair of rows twice.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn spread(low: __m256, high: __m256) -> [__m256; 4] {
+    unsafe {
+        let (low, high) = (_mm256_castps_pd(low), _mm256_castps_pd(high));
         [
-            _mm256_permute4x64_pd::<0x50>(a),
-            _mm256_permute4x64_pd::<0xfa>(a),
-            _mm256_permute4x64_pd::<0x50>(b),
-            _mm256_permute4x64_pd::<0xfa>(b),
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0x50>(low)),
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0xfa>(low)),
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0x50>(high)),
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0xfa>(high)),
         ]
-        .map(|v| _mm256_castpd_ps(v))
     }
 }

@@ -14,6 +14,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::thread_pool::Tile;
+use super::array_of;
 use super::strip::{Line, Ordered, Strip, WORDS, put, put_runs, round};
 use crate::quant::GROUP;
 use std::arch::x86_64::*;
@@ -45,7 +46,7 @@ pub(super) fn order(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mu
             let (scale, totals) = order_group(x, lines);
             put(scales, tile, scale);
             put(sums, tile, scale * totals.iter().sum::<i32>() as f32);
-            put_runs(runs, tile, totals.map(|total| scale * total as f32));
+            put_runs(runs, tile, array_of!(4, run => scale * totals[run] as f32));
         }
     }
     // SAFETY: the method exists only where AVX2 was detected.
@@ -56,7 +57,7 @@ pub(super) fn order(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mu
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, [i32; 4]) {
-    let rounded = x.map(round);
+    let rounded = array_of!(GROUP, i => round(x[i]));
     let mut most = [0f32; 8];
     // A sum of zeros, unless a value is not finite.
     let mut bad = [0f32; 8];
@@ -229,12 +230,12 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize, const G: usize>(
                 D::scales::<PLANES>(words, of_x, sums, scales.add((b * quads + quad) * SCALES), &mut zeros[b]);
             }
         }
-        let x: [*const Line; B] = std::array::from_fn(|b| input.lines.as_ptr().add((first + b) * tiles * LINES));
+        let x: [*const Line; B] = array_of!(B, b => input.lines.as_ptr().add((first + b) * tiles * LINES));
         for g in (0..8).step_by(G) {
             let mut sums = [[D::zero(); G]; B];
             for tile in 0..tiles {
                 for i in 0..G {
-                    let planes: [*const u8; PLANES] = std::array::from_fn(|plane| job.codes(plane, tile, g + i));
+                    let planes: [*const u8; PLANES] = array_of!(PLANES, plane => job.codes(plane, tile, g + i));
                     for plane in planes {
                         job.prefetch(plane);
                     }
@@ -283,7 +284,8 @@ impl Dot for Avx512Vnni {
         zeros: &mut [f32; WORDS],
     ) {
         unsafe {
-            let [of_x, sums] = [of_x, sums].map(|line| _mm512_load_ps(line.0.as_ptr().cast()));
+            let of_x = _mm512_load_ps(of_x.0.as_ptr().cast());
+            let sums = _mm512_load_ps(sums.0.as_ptr().cast());
             for i in 0..WORDS / 16 {
                 let words = _mm256_loadu_si256(words.add(32 * i).cast());
                 let (scale, zero) = if PLANES == 1 {
@@ -296,17 +298,12 @@ impl Dot for Avx512Vnni {
                 let at = zeros.as_mut_ptr().add(16 * i);
                 _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_mul_ps(scale, zero), sums, _mm512_loadu_ps(at)));
                 let scale = _mm512_mul_ps(scale, of_x);
-                let [even, odd] = [_mm512_unpacklo_ps(scale, scale), _mm512_unpackhi_ps(scale, scale)];
-                for (g, [even, odd]) in [
-                    [even, odd].map(|v| _mm512_castps512_ps256(v)),
-                    [even, odd].map(|v| _mm512_extractf32x8_ps::<1>(v)),
-                ]
-                .into_iter()
-                .enumerate()
-                {
-                    _mm256_storeu_ps(scales.add((2 * i + g) * 16), even);
-                    _mm256_storeu_ps(scales.add((2 * i + g) * 16 + 8), odd);
-                }
+                let (even, odd) = (_mm512_unpacklo_ps(scale, scale), _mm512_unpackhi_ps(scale, scale));
+                let scales = scales.add(32 * i);
+                _mm256_storeu_ps(scales, _mm512_castps512_ps256(even));
+                _mm256_storeu_ps(scales.add(8), _mm512_castps512_ps256(odd));
+                _mm256_storeu_ps(scales.add(16), _mm512_extractf32x8_ps::<1>(even));
+                _mm256_storeu_ps(scales.add(24), _mm512_extractf32x8_ps::<1>(odd));
             }
         }
     }
@@ -365,7 +362,7 @@ unsafe fn dot_512<const PLANES: usize>(planes: [*const u8; PLANES], x: *const Li
                 _mm512_ternarylogic_epi32::<0xca>(low_nibbles, shifted, high),
             ]
         };
-        let x: [__m512i; LINES] = std::array::from_fn(|i| _mm512_load_si512(x.add(i).cast()));
+        let x: [__m512i; LINES] = array_of!(LINES, i => _mm512_load_si512(x.add(i).cast()));
         let zero = _mm512_setzero_si512();
         let high = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[0]), odd, x[1]);
         let low = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[2]), odd, x[3]);
@@ -388,13 +385,13 @@ unsafe fn rows_of_halves(sums: __m256) -> [f32; 2] {
 unsafe fn codes_256<const PLANES: usize>(planes: [*const u8; PLANES], half: usize) -> [__m256i; 2] {
     unsafe {
         let low_nibbles = _mm256_set1_epi32(0x0f0f_0f0f);
-        let load = |plane: usize| _mm256_loadu_si256(planes[plane].add(32 * half).cast());
-        let last = load(PLANES - 1);
-        let [even, odd] = [last, _mm256_srli_epi32::<4>(last)].map(|codes| _mm256_and_si256(codes, low_nibbles));
+        let last = _mm256_loadu_si256(planes[PLANES - 1].add(32 * half).cast());
+        let even = _mm256_and_si256(last, low_nibbles);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<4>(last), low_nibbles);
         if PLANES == 1 {
             return [even, odd];
         }
-        let high = load(0);
+        let high = _mm256_loadu_si256(planes[0].add(32 * half).cast());
         let up = _mm256_slli_epi32::<4>(_mm256_and_si256(high, low_nibbles));
         [_mm256_or_si256(even, up), _mm256_or_si256(odd, _mm256_andnot_si256(low_nibbles, high))]
     }
@@ -430,7 +427,8 @@ unsafe fn scales_256<const PLANES: usize>(
 ) {
     unsafe {
         // Both halves of a line are the same.
-        let [of_x, sums] = [of_x, sums].map(|line| _mm256_load_ps(line.0.as_ptr().cast()));
+        let of_x = _mm256_load_ps(of_x.0.as_ptr().cast());
+        let sums = _mm256_load_ps(sums.0.as_ptr().cast());
         for g in 0..WORDS / 8 {
             let words = _mm_loadu_si128(words.add(16 * g).cast());
             let (scale, zero) = if PLANES == 1 {
@@ -527,10 +525,11 @@ impl Halves for AvxVnni {
     ) -> [__m256i; 2] {
         unsafe {
             let [even, odd] = codes_256(planes, half);
-            let x = |line: usize| _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half));
+            let x: [__m256i; LINES] =
+                array_of!(LINES, line => _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half)));
             [
-                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(high, even, x(0)), odd, x(1)),
-                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(low, even, x(2)), odd, x(3)),
+                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(high, even, x[0]), odd, x[1]),
+                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(low, even, x[2]), odd, x[3]),
             ]
         }
     }
@@ -548,16 +547,15 @@ impl Halves for Avx2 {
         half: usize,
     ) -> [__m256i; 2] {
         unsafe {
-            let x = |line: usize| _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half));
+            let x: [__m256i; LINES] =
+                array_of!(LINES, line => _mm256_load_si256(x.cast::<__m256i>().add(2 * line + half)));
             for plane in 0..PLANES {
                 let [even, odd] = codes_256([planes[plane]], half);
                 let factor = _mm256_set1_epi16(if plane + 1 < PLANES { 16 } else { 1 });
-                let pairs = |even_x, odd_x| {
-                    let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(even, even_x), _mm256_maddubs_epi16(odd, odd_x));
-                    _mm256_madd_epi16(pairs, factor)
-                };
-                high = _mm256_add_epi32(high, pairs(x(0), x(1)));
-                low = _mm256_add_epi32(low, pairs(x(2), x(3)));
+                let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(even, x[0]), _mm256_maddubs_epi16(odd, x[1]));
+                high = _mm256_add_epi32(high, _mm256_madd_epi16(pairs, factor));
+                let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(even, x[2]), _mm256_maddubs_epi16(odd, x[3]));
+                low = _mm256_add_epi32(low, _mm256_madd_epi16(pairs, factor));
             }
             [high, low]
         }

@@ -10,7 +10,7 @@ use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
-use super::{BLOCK_COLS, Isa, Set, by_isa};
+use super::{BLOCK_COLS, Isa, Set, array_of, by_isa};
 
 /// `out = a b^T`, or `out += a b^T`, for a `[out.rows, k]` in rows of `a_stride` and b
 /// `[out.cols, k]` in rows of `b_stride`. Sums run as in [`super::dots::dots`].
@@ -103,11 +103,11 @@ unsafe fn a_bt_tiles<V: Vector, const N: usize>(g: Gemm, out: *mut f32) {
             // SAFETY: a row that is missing in a tile is read as the last one, and its sums are
             // dropped.
             unsafe {
-                let a: [*const f32; TILE_M] = std::array::from_fn(|r| g.a.add((i + r).min(g.m - 1) * g.a_stride));
-                let b: [*const f32; N] = std::array::from_fn(|r| g.b.add((j + r).min(g.n - 1) * g.b_stride));
+                let a: [*const f32; TILE_M] = array_of!(TILE_M, r => g.a.add((i + r).min(g.m - 1) * g.a_stride));
+                let b: [*const f32; N] = array_of!(N, r => g.b.add((j + r).min(g.n - 1) * g.b_stride));
                 let mut acc = [[V::splat(0.0); TILE_M]; N];
                 for c in (0..whole).step_by(V::LANES) {
-                    let b: [V; N] = std::array::from_fn(|y| V::load(b[y].add(c)));
+                    let b: [V; N] = array_of!(N, y => V::load(b[y].add(c)));
                     for x in 0..TILE_M {
                         let a = V::load(a[x].add(c));
                         for y in 0..N {
@@ -169,12 +169,11 @@ unsafe fn a_b_columns<V: Vector, const C: usize>(g: Gemm, j: usize, out: *mut f3
         // dropped.
         unsafe {
             let row = |r: usize| (i + r).min(g.m - 1);
-            let a: [*const f32; M] = std::array::from_fn(|r| g.a.add(row(r) * g.a_stride));
-            let out: [*mut f32; M] = std::array::from_fn(|r| out.add(row(r) * g.width + j));
-            let mut acc: [[V; C]; M] =
-                std::array::from_fn(|x| std::array::from_fn(|y| V::load(out[x].add(y * V::LANES))));
+            let a: [*const f32; M] = array_of!(M, r => g.a.add(row(r) * g.a_stride));
+            let out: [*mut f32; M] = array_of!(M, r => out.add(row(r) * g.width + j));
+            let mut acc: [[V; C]; M] = array_of!(M, x => array_of!(C, y => V::load(out[x].add(y * V::LANES))));
             for c in 0..g.k {
-                let b: [V; C] = std::array::from_fn(|y| V::load(g.b.add(c * g.b_stride + j + y * V::LANES)));
+                let b: [V; C] = array_of!(C, y => V::load(g.b.add(c * g.b_stride + j + y * V::LANES)));
                 for x in 0..M {
                     let a = V::splat(*a[x].add(c));
                     for y in 0..C {

@@ -21,7 +21,7 @@ use super::strip::{Line, Ordered, STEPS, Strip, TILE_BYTES, WORDS, put, put_runs
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
-use super::{Isa, Set, by_isa};
+use super::{Isa, Set, array_of, by_isa};
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use std::ops::Range;
 
@@ -271,12 +271,12 @@ impl Strip<'_> {
     #[inline(always)]
     unsafe fn block<V: Vector, const B: usize, const G: usize>(&self, first: usize, out: &mut Tile<'_>) {
         let (tiles, quads) = (self.tiles, self.tiles.div_ceil(4));
-        let x: [*const u8; B] = std::array::from_fn(|b| self.x.lines[(first + b) * tiles * STEPS..].as_ptr().cast());
+        let x: [*const u8; B] = array_of!(B, b => self.x.lines[(first + b) * tiles * STEPS..].as_ptr().cast());
         // SAFETY: the strip has `tiles` tiles and words for `quads` of four, activations a line for
         // every step of a tile and one of sums for every quad; `first + B` is at most the rows of
         // activations.
         unsafe {
-            let sums: [*const f32; B] = std::array::from_fn(|b| self.x.sums[(first + b) * quads..].as_ptr().cast());
+            let sums: [*const f32; B] = array_of!(B, b => self.x.sums[(first + b) * quads..].as_ptr().cast());
             let mut zeros = [[V::splat(0.0); 8]; B];
             for quad in 0..quads {
                 let offsets = self.offsets(quad * WORDS);

@@ -251,16 +251,29 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
-        unsafe { sum4_halves(v.map(|v| _mm_add_ps(_mm256_castps256_ps128(v.0), _mm256_extractf128_ps::<1>(v.0)))) }
+        unsafe { sum4_halves(half(v[0].0), half(v[1].0), half(v[2].0), half(v[3].0)) }
     }
+}
+
+/// The lower half plus the upper one.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn half(v: __m256) -> __m128 {
+    unsafe { _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn sum4_halves(h: [__m128; 4]) -> [f32; 4] {
+unsafe fn half_512(v: __m512) -> __m256 {
+    unsafe { _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn sum4_halves(a: __m128, b: __m128, c: __m128, d: __m128) -> [f32; 4] {
     let mut out = [0.0; 4];
     // SAFETY: `out` holds four values.
-    unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm_hadd_ps(_mm_hadd_ps(h[0], h[1]), _mm_hadd_ps(h[2], h[3]))) };
+    unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d))) };
     out
 }
 
@@ -347,10 +360,8 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
         unsafe {
-            sum4_halves(v.map(|v| {
-                let half = _mm256_add_ps(_mm512_castps512_ps256(v.0), _mm512_extractf32x8_ps::<1>(v.0));
-                _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half))
-            }))
+            let [a, b, c, d] = v;
+            sum4_halves(half(half_512(a.0)), half(half_512(b.0)), half(half_512(c.0)), half(half_512(d.0)))
         }
     }
 }
