@@ -94,7 +94,7 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
 }
 
 // acc += x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Reads x twice, moves 8 bytes per value beside.
-// CPU twin: `add_normed`.
+// CPU twin: `rms_norm` with `add`.
 KERNEL __launch_bounds__(1024) add_normed(float* acc, const float* x, const float* weight, float eps, int layer, int* non_finite,
                                           int width) {
   after_previous();

@@ -325,10 +325,8 @@ pub trait Ops: Pages {
     fn mark_seen(&self, seen: &mut Self::Buf<u32>, vocab: usize, tokens: &Self::Buf<Token>, spans: &[Span]);
     /// `out[i] = scale * table[tokens[i]]`
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, scale: f32, n: usize);
-    /// `out = rms_norm(x)`
-    fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, n: usize);
-    /// `x += rms_norm(y)`
-    fn add_normed(&self, x: &mut Self::Acts, y: &Self::Acts, norm: Norm<'_, Self>, n: usize);
+    /// `out = rms_norm(x)`; with `add`, `out += rms_norm(x)`.
+    fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, add: bool, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
     /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | gate of the

@@ -79,9 +79,9 @@ fn forward_with<B: Backend>(
         mlp(b, model, (l, layer), ws, n);
     }
     tap(b, model, ws, model.layers.len(), n);
-    b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), n);
+    b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
     if model.taps.as_ref().is_some_and(|taps| taps.all.is_empty()) {
-        b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), n);
+        b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
     }
     if !staged {
         cache.advance(b, spans);
@@ -115,7 +115,7 @@ fn add<B: Backend>(
         None => b.linear(x, input, Linear { after: After::Add(y), ..layer }, n),
         Some(norm) => {
             b.linear(y, input, layer, n);
-            b.add_normed(x, y, norm, n);
+            b.rms_norm(x, y, norm, true, n);
         }
     }
 }
@@ -241,7 +241,7 @@ fn experts<B: Backend>(
 ) {
     let (Some(sizes), Some(rows)) = (&model.config.spec.experts, &mut ws.experts) else { return };
     let norm = Norm { weight: &layer.post_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
-    b.rms_norm(&mut ws.h, &ws.x, norm, n);
+    b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
     let args = ExpertsArgs {
         router,
         gate_up: &layer.gate_up,

@@ -273,26 +273,17 @@ impl Ops for Cpu {
         });
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: bool, n: usize) {
         let sane = AtomicBool::new(true);
         self.rows(out, n, |out, i| {
-            if !maths::rms_norm(self.isa, out, x.row(i), norm.weight, norm.eps).is_finite() {
+            let mut normed = if add { vec![0.0; out.len()] } else { Vec::new() };
+            let into = if add { &mut normed[..] } else { &mut *out };
+            if !maths::rms_norm(self.isa, into, x.row(i), norm.weight, norm.eps).is_finite() {
                 sane.store(false, Ordering::Relaxed);
             }
-        });
-        if !sane.into_inner() {
-            norm.non_finite[0] = norm.non_finite[0].min(norm.layer as i32);
-        }
-    }
-
-    fn add_normed(&self, x: &mut Acts, y: &Acts, norm: Norm<'_, Self>, n: usize) {
-        let sane = AtomicBool::new(true);
-        self.rows(x, n, |x, i| {
-            let mut normed = vec![0.0; x.len()];
-            if !maths::rms_norm(self.isa, &mut normed, y.row(i), norm.weight, norm.eps).is_finite() {
-                sane.store(false, Ordering::Relaxed);
+            if add {
+                maths::add(self.isa, out, &normed);
             }
-            maths::add(self.isa, x, &normed);
         });
         if !sane.into_inner() {
             norm.non_finite[0] = norm.non_finite[0].min(norm.layer as i32);
@@ -302,7 +293,7 @@ impl Ops for Cpu {
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         let x = match layer.before {
             Some((norm, normed)) => {
-                self.rms_norm(normed, x, norm, n);
+                self.rms_norm(normed, x, norm, false, n);
                 &*normed
             }
             None => x,

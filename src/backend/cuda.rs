@@ -292,23 +292,22 @@ impl Ops for Cuda {
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {
-        matmul::rms_norm(self, out, x, norm, n);
-    }
-
-    fn add_normed(&self, x: &mut Acts, y: &Acts, norm: Norm<'_, Self>, n: usize) {
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: bool, n: usize) {
+        if !add {
+            return matmul::rms_norm(self, out, x, norm, n);
+        }
         self.settle();
-        [&*x, y].iter().for_each(|acts| acts.holds_f32(n));
+        [&*out, x].iter().for_each(|acts| acts.holds_f32(n));
         let args = [
+            Ptr(out.ptr()),
             Ptr(x.ptr()),
-            Ptr(y.ptr()),
             Ptr(norm.weight.ptr()),
             F32(norm.eps),
             I32(norm.layer as i32),
             Ptr(norm.non_finite.ptr()),
-            I32(x.width as i32),
+            I32(out.width as i32),
         ];
-        self.driver.launch(Kernel::AddNormed, [n, 1, 1], norm_threads(x.width, n), &args);
+        self.driver.launch(Kernel::AddNormed, [n, 1, 1], norm_threads(out.width, n), &args);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {

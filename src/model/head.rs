@@ -113,9 +113,9 @@ impl<B: Backend> Head<B> {
         let (n, ws, model) = (rows.len(), &mut self.ws, &self.model);
         b.select_rows(&mut self.states, &ws.x, rows);
         std::mem::swap(&mut self.states, &mut ws.x);
-        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), n);
+        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
         match self.norm_output {
-            true => b.rms_norm(&mut self.states, &ws.x, model.final_norm(&mut ws.non_finite), n),
+            true => b.rms_norm(&mut self.states, &ws.x, model.final_norm(&mut ws.non_finite), false, n),
             false => std::mem::swap(&mut self.states, &mut ws.x),
         }
         logits(b, model, ws, n);
@@ -175,7 +175,7 @@ impl<B: Backend> Head<B> {
         project(b, model, (0, layer, mixer), ws, (after, false), n);
         if self.norm_before_residual {
             let norm = Norm { weight: input_norm, eps, layer: 0, non_finite: &mut ws.non_finite };
-            b.rms_norm(states, &ws.x, norm, n);
+            b.rms_norm(states, &ws.x, norm, false, n);
             std::mem::swap(&mut ws.x, states);
         }
         attention(b, model, (0, layer, mixer), ws, cache, (spans, false), n);

@@ -53,7 +53,7 @@ pub fn observe<B: Measure>(
             return;
         }
         let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
-        b.rms_norm(&mut ws.h, &ws.x, norm, n);
+        b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
         b.read_acts(&ws.h, &mut hidden);
         let qkv = Linear { bias: mixer.qkv_bias.as_ref(), ..Linear::plain(&mixer.qkv) };
         b.linear(&mut ws.qkv, &ws.h, qkv, n);

@@ -264,17 +264,10 @@ impl Ops for Spy {
         self.cpu.embed(out, table, &tokens.borrow(), scale, n);
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, n: usize) {
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: bool, n: usize) {
         let (weight, mut non_finite) = (norm.weight.borrow(), changed(norm.non_finite));
         let norm = Norm { weight: &*weight, eps: norm.eps, layer: norm.layer, non_finite: &mut *non_finite };
-        self.cpu.rms_norm(out, x, norm, n);
-    }
-
-    fn add_normed(&self, x: &mut Acts, y: &Acts, norm: Norm<'_, Self>, n: usize) {
-        let Norm { weight, eps, layer, non_finite } = norm;
-        let (weight, mut non_finite) = (weight.borrow(), changed(non_finite));
-        let norm = Norm { weight: &*weight, eps, layer, non_finite: &mut *non_finite };
-        self.cpu.add_normed(x, y, norm, n);
+        self.cpu.rms_norm(out, x, norm, add, n);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
