@@ -314,6 +314,16 @@ pub enum After<'a, A> {
     Geglu(&'a mut A),
 }
 
+/// Arguments of [`Ops::attention`].
+pub struct AttentionArgs<'a, B: Pages> {
+    pub qkv: &'a mut B::Acts,
+    pub decisions: &'a mut B::Buf<f32>,
+    pub kv: &'a mut KvTables<B>,
+    pub layer: usize,
+    pub spans: &'a [Span],
+    pub rope: &'a QkvRopeArgs<'a, B>,
+}
+
 /// The ops of a step. `n` is the number of rows in use.
 pub trait Ops: Pages {
     /// Runs a step. A backend with graphs captures `ops` once and replays the graph, so `ops` must not change host state; they
@@ -352,17 +362,7 @@ pub trait Ops: Pages {
     ///
     /// A single token sees exactly the slots that live once it has its own, so a backend may leave it to [`Self::advance`] to
     /// place and store single tokens.
-    #[allow(clippy::too_many_arguments)]
-    fn attention(
-        &self,
-        out: &mut Self::Acts,
-        qkv: &mut Self::Acts,
-        decisions: &mut Self::Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    );
+    fn attention(&self, out: &mut Self::Acts, args: AttentionArgs<'_, Self>);
     /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its spans, given by `spans`, which
     /// have the same starts: `rows` and `decisions` are what it left. For spans of several rows, `kv.reads` counts the slots that
     /// live once each row has its own. The caller then calls [`Self::advance`].

@@ -15,7 +15,9 @@ mod state;
 pub use error::CacheError;
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
 
-use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span};
+use crate::backend::{
+    AttentionArgs, Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span,
+};
 use crate::policy::{STRENGTHS, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
 use std::ops::Range;
@@ -448,7 +450,7 @@ impl<B: Backend> KvCache<B> {
         spans: &[Span],
         rope: &QkvRopeArgs<'_, B>,
     ) {
-        b.attention(out, qkv, decisions, &mut self.tables, layer, spans, rope);
+        b.attention(out, AttentionArgs { qkv, decisions, kv: &mut self.tables, layer, spans, rope });
     }
 
     /// Commits rows of one layer of a staged step: [`Ops::commit`](crate::backend::Ops::commit).

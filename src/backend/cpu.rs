@@ -14,8 +14,8 @@ mod simd;
 pub(super) mod thread_pool;
 
 use super::{
-    About, After, DeltaNetArgs, Device, ExpertsArgs, KvGeometry, KvTables, Linear, Measure, Norm, Ops, OutOfMemory,
-    Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
+    About, After, AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KvGeometry, KvTables, Linear, Measure, Norm, Ops,
+    OutOfMemory, Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
@@ -316,16 +316,8 @@ impl Ops for Cpu {
         }
     }
 
-    fn attention(
-        &self,
-        out: &mut Acts,
-        qkv: &mut Acts,
-        decisions: &mut Vec<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
+    fn attention(&self, out: &mut Acts, args: AttentionArgs<'_, Self>) {
+        let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
         rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
         self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
         if kv.geometry.policy.scored().is_some() {

@@ -33,7 +33,7 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    DeltaNetArgs, Device, ExpertsArgs, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain, QkvRopeArgs,
+    AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain,
     SampleArgs, Span, StepKind, StepResult, Use, seen_words,
 };
 use crate::protocol::Token;
@@ -314,20 +314,11 @@ impl Ops for Cuda {
         matmul::linear(self, out, x, layer, n);
     }
 
-    fn attention(
-        &self,
-        out: &mut Acts,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
+    fn attention(&self, out: &mut Acts, mut args: AttentionArgs<'_, Self>) {
         self.settle();
-        kv::attention(self, out, qkv, decisions, kv, layer, spans, rope);
-        if rope.gated {
-            delta::gate(self, out, qkv, &kv.geometry, spans);
+        kv::attention(self, out, &mut args);
+        if args.rope.gated {
+            delta::gate(self, out, args.qkv, &args.kv.geometry, args.spans);
         }
     }
 

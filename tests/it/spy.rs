@@ -3,9 +3,9 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, KvGeometry, KvTables, Linear, Mlp, Norm, Ops,
-    OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind,
-    StepResult, Use,
+    About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, KvGeometry, KvTables, Linear, Mlp,
+    Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span,
+    StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -282,16 +282,8 @@ impl Ops for Spy {
         self.cpu.linear(out, x, Linear { weight: layer.weight, bias: bias.as_deref(), before, after: layer.after }, n);
     }
 
-    fn attention(
-        &self,
-        out: &mut Acts,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        kv: &mut KvTables<Self>,
-        layer: usize,
-        spans: &[Span],
-        rope: &QkvRopeArgs<'_, Self>,
-    ) {
+    fn attention(&self, out: &mut Acts, args: AttentionArgs<'_, Self>) {
+        let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
         let inv_freq = rope.inv_freq.borrow();
         let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
         let predictor = rope.predictor.as_ref();
@@ -308,7 +300,10 @@ impl Ops for Spy {
             gated: rope.gated,
             staged: rope.staged,
         };
-        self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
+        self.lent(kv, |kv| {
+            let decisions = &mut changed(decisions);
+            self.cpu.attention(out, AttentionArgs { qkv, decisions, kv, layer, spans, rope: &rope })
+        });
         if let Some(all) = &mut self.watch.seen().decisions {
             let n: usize = spans.iter().map(|span| span.len).sum();
             all.extend(&decisions.borrow()[..n * kv.geometry.n_kv_heads]);

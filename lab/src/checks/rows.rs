@@ -2,7 +2,9 @@
 //! cover attention itself.
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
-use dmschat::backend::{Alpha, Borrowed, Columns, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Queries, Span};
+use dmschat::backend::{
+    Alpha, AttentionArgs, Borrowed, Columns, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Queries, Span,
+};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
@@ -58,14 +60,17 @@ impl Step {
             let spans: Vec<Span> = self.spans.iter().enumerate().map(at).collect();
             let mut decisions = buffer(b, &vec![0.5; before * self.heads]);
             let mut out = poisoned(b, before, self.n_q_heads * self.head_dim);
-            b.attention(&mut out, &mut acts(b, width, rows), &mut decisions, &mut kv, 0, &spans, rope);
+            let (qkv, decisions) = (&mut acts(b, width, rows), &mut decisions);
+            b.attention(&mut out, AttentionArgs { qkv, decisions, kv: &mut kv, layer: 0, spans: &spans, rope });
             b.advance(&mut kv, &spans);
         }
         let mut qkv = acts(b, width, rows);
         let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
         let out_width = self.n_q_heads * self.head_dim;
         let mut out = poisoned(b, n, out_width);
-        b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope);
+        let args =
+            AttentionArgs { qkv: &mut qkv, decisions: &mut decisions, kv: &mut kv, layer: 0, spans: &self.spans, rope };
+        b.attention(&mut out, args);
         let seen_of = |out: &B::Acts| values(b, out, self.single * out_width);
         let mut seen = if self.single > 0 { seen_of(&out) } else { values(b, &qkv, n * width) };
         let decided = read(b, &decisions, n * self.heads);
@@ -73,7 +78,8 @@ impl Step {
             // The next step attends to the slots of this one.
             b.advance(&mut kv, &self.spans);
             let mut next = acts(b, width, &rows.iter().map(|x| -x).collect::<Vec<_>>());
-            b.attention(&mut out, &mut next, &mut decisions, &mut kv, 0, &self.spans, rope);
+            let (qkv, decisions, kv) = (&mut next, &mut decisions, &mut kv);
+            b.attention(&mut out, AttentionArgs { qkv, decisions, kv, layer: 0, spans: &self.spans, rope });
             seen.extend(seen_of(&out));
         }
         (seen, decided)

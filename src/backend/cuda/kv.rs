@@ -1,11 +1,11 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, QkvRopeArgs, Span};
+use super::super::{AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::driver::Driver;
 use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
-use super::memory::{Acts, Buf};
+use super::memory::Acts;
 use super::merge;
 use super::pages::Choices;
 use super::spans::{Shape, Staged};
@@ -142,34 +142,31 @@ pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
 }
 
 /// Attention of any step, but for the output gate.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn attention(
-    cuda: &Cuda,
-    out: &mut Acts,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-    rope: &QkvRopeArgs<'_, Cuda>,
-) {
-    if !rope.staged && spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
-        return decode(cuda, out, qkv, decisions, kv, layer, spans, rope);
+pub(super) fn attention(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
+    let AttentionArgs { kv: KvTables { geometry: g, .. }, layer, spans, rope, .. } = args;
+    if !rope.staged && spans.iter().all(|s| s.len == 1) || g.policy.scored().is_some() {
+        return decode(cuda, out, args);
     }
-    if kv.geometry.policy.quest().is_some() {
+    if g.policy.quest().is_some() {
         // Single tokens choose what they read. Their rows are done with before the other ops change them.
         let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
         if !single.is_empty() {
-            decode(cuda, out, qkv, decisions, kv, layer, &single, rope);
+            decode(cuda, out, &mut of_spans(args, &single));
             // The other rows are staged where these are.
-            append(cuda, kv, layer, &single);
+            append(cuda, args.kv, args.layer, &single);
         }
-        return prefill(cuda, out, qkv, decisions, kv, layer, &longer, rope);
+        return prefill(cuda, out, &mut of_spans(args, &longer));
     }
-    if rope.staged && reads_staged(&kv.geometry, layer) {
-        return staged(cuda, out, qkv, decisions, kv, layer, spans, rope);
+    if rope.staged && reads_staged(g, *layer) {
+        return staged(cuda, out, args);
     }
-    prefill(cuda, out, qkv, decisions, kv, layer, spans, rope);
+    prefill(cuda, out, args);
+}
+
+/// The same arguments for some of the spans.
+fn of_spans<'a>(args: &'a mut AttentionArgs<'_, Cuda>, spans: &'a [Span]) -> AttentionArgs<'a, Cuda> {
+    let AttentionArgs { qkv, decisions, kv, layer, rope, .. } = args;
+    AttentionArgs { qkv, decisions, kv, layer: *layer, spans, rope }
 }
 
 /// Whether decode attention has a mode for staged steps of a layer: every row sees those before it in its span.
@@ -179,36 +176,19 @@ fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
 }
 
 /// Fused attention of a staged step: rows attend as decode tokens do, to what is stored and to the rows of their spans, and are kept.
-#[allow(clippy::too_many_arguments)]
-fn staged(
-    cuda: &Cuda,
-    out: &mut Acts,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-    rope: &QkvRopeArgs<'_, Cuda>,
-) {
-    let shape = cuda.send(spans);
+fn staged(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
+    let (shape, g, pool) = (cuda.send(args.spans), &args.kv.geometry, &args.kv.pool);
     out.fills(shape.n_rows);
-    kv.pool.staged_layers.take();
-    let params = decode_params(kv, merge::head_params(qkv, rope), out, qkv, decisions, &shape, layer);
-    let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, kv.geometry.codec);
-    let grid = [decode_blocks(&kv.pool, &kv.geometry, shape.n_rows), shape.n_rows, 1];
+    pool.staged_layers.take();
+    let params = decode_params(args, merge::head_params(args.qkv, args.rope), out, &shape);
+    let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, g.codec);
+    let grid = [decode_blocks(pool, g, shape.n_rows), shape.n_rows, 1];
     cuda.driver.launch(kernel, grid, DECODE_THREADS, &[Arg::of(&params)]);
 }
 
 /// The parameters of decode attention.
-fn decode_params(
-    kv: &KvTables<Cuda>,
-    heads: HeadParams,
-    out: &Acts,
-    qkv: &Acts,
-    decisions: &Buf<f32>,
-    shape: &Shape,
-    layer: usize,
-) -> DecodeParams {
+fn decode_params(args: &AttentionArgs<'_, Cuda>, heads: HeadParams, out: &Acts, shape: &Shape) -> DecodeParams {
+    let AttentionArgs { qkv, decisions, kv, layer, .. } = args;
     let (g, pool) = (&kv.geometry, &kv.pool);
     let [chosen, chosen_slots] = pool.choices.as_ref().map_or([0; 2], Choices::lists);
     DecodeParams {
@@ -222,7 +202,7 @@ fn decode_params(
         spans: shape.spans,
         image: out.image_to_fill(shape.n_rows),
         out_is_bf16: out.bf16 as i32,
-        layer: layer as i32,
+        layer: *layer as i32,
         score_scale: score_scale(g),
         in_order: 0,
         logits: pool.logits.ptr(),
@@ -230,29 +210,20 @@ fn decode_params(
         chosen,
         chosen_slots,
         span_of_row: shape.span_of_row,
-        kept: kv.pool.kept(g),
+        kept: pool.kept(g),
     }
 }
 
 /// Fused attention of a decode step: split-KV attention over the stored slots and the tokens themselves, which are staged; they
 /// enter the cache by [`append`], all layers at once in [`advance`]. Under a policy with scores of any step, one row of each
 /// sequence after the other: each changes the slots that the next one sees.
-#[allow(clippy::too_many_arguments)]
-fn decode(
-    cuda: &Cuda,
-    out: &mut Acts,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-    rope: &QkvRopeArgs<'_, Cuda>,
-) {
-    let shape = cuda.send(spans);
-    let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
+fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
+    let shape = cuda.send(args.spans);
+    let heads = merge::prepare(cuda, args);
     out.fills(shape.n_rows);
-    let (g, pool, kernel) = (&kv.geometry, &kv.pool, decode_kernel(&kv.geometry));
-    let mut params = decode_params(kv, heads, out, qkv, decisions, &shape, layer);
+    let mut params = decode_params(args, heads, out, &shape);
+    let (g, pool, spans) = (&args.kv.geometry, &args.kv.pool, args.spans);
+    let kernel = decode_kernel(g);
     let scored = g.policy.scored().is_some();
     let launch = |params: &DecodeParams, n: usize| {
         let args = [Arg::of(params)];
@@ -265,7 +236,7 @@ fn decode(
         }
     };
     if !scored {
-        pool.staged_layers.set(Staged { layers: layer + 1, kept: false });
+        pool.staged_layers.set(Staged { layers: args.layer + 1, kept: false });
     }
     if spans.iter().all(|s| s.len == 1) {
         return launch(&params, shape.n_spans);
@@ -300,36 +271,19 @@ fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
 }
 
 /// Attention of any step in four kernels, under a policy whose victims the weights do not choose.
-#[allow(clippy::too_many_arguments)]
-fn prefill(
-    cuda: &Cuda,
-    out: &mut Acts,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-    rope: &QkvRopeArgs<'_, Cuda>,
-) {
-    qkv_rope(cuda, qkv, decisions, kv, layer, spans, rope);
-    attend(cuda, out, qkv, decisions, kv, layer, spans);
-    if !rope.staged {
-        place(cuda, kv, decisions, layer, spans);
-        store(cuda, kv, layer, spans);
+fn prefill(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
+    qkv_rope(cuda, args);
+    attend(cuda, out, args);
+    if !args.rope.staged {
+        place(cuda, args);
+        store(cuda, args.kv, args.layer, args.spans);
     }
 }
 
 /// Prepares projected rows in place; codes of K and V go to the step's staged pages, over all that is there.
-fn qkv_rope(
-    cuda: &Cuda,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-    rope: &QkvRopeArgs<'_, Cuda>,
-) {
-    let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
+fn qkv_rope(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) {
+    let heads = merge::prepare(cuda, args);
+    let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
     kv.pool.staged_layers.take();
     // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
@@ -344,7 +298,7 @@ fn qkv_rope(
         spans: shape.spans,
         span_of_row: shape.span_of_row,
         codec: g.codec as i32,
-        layer: layer as i32,
+        layer: *layer as i32,
         kept: if rope.staged { kv.pool.kept(g) } else { Kept::default() },
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
@@ -353,15 +307,8 @@ fn qkv_rope(
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
-fn attend(
-    cuda: &Cuda,
-    out: &mut Acts,
-    qkv: &Acts,
-    decisions: &Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-) {
+fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
+    let AttentionArgs { qkv, decisions, kv, layer, spans, .. } = args;
     let (g, shape, pool) = (&kv.geometry, cuda.send(spans), &kv.pool);
     out.fills(shape.n_rows);
     let tile_tokens = tile_queries(g) / (g.n_q_heads / g.n_kv_heads);
@@ -383,7 +330,7 @@ fn attend(
         decisions: decisions.ptr(),
         spans: shape.spans,
         out_is_bf16: out.bf16 as i32,
-        layer: layer as i32,
+        layer: *layer as i32,
         score_scale: score_scale(g),
         qkv_width: qkv.width as i32,
         unpacked: unpacked.at,
@@ -410,16 +357,17 @@ fn attend(
 }
 
 /// Assigns a slot to every token of the step.
-fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+fn place(cuda: &Cuda, args: &AttentionArgs<'_, Cuda>) {
+    let AttentionArgs { decisions, kv, layer, spans, .. } = args;
     let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
+    let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(*layer as i32), Ptr(shape.spans)];
     let longest = spans.iter().map(|s| s.len).max().unwrap_or(1);
     let threads = longest.next_multiple_of(32).min(PLACE_THREADS);
     cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], threads, &args);
 }
 
 /// Scatters the codes that [`qkv_rope`] staged to their slots.
-fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
+fn store(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let (layer, n) = (I32(layer as i32), I32(shape.n_rows as i32));
     let args = [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n, I32(kv.geometry.codec as i32)];

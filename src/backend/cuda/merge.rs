@@ -1,10 +1,10 @@
 //! Merging of a step's rows before attention: `kernels/merge.cu`.
 
-use super::super::{Borrowed, Columns, KvTables, QkvRopeArgs, Span};
+use super::super::{AttentionArgs, Borrowed, Columns, KvTables, QkvRopeArgs};
 use super::Cuda;
 use super::abi::{Arg, HeadParams, MergeParams};
 use super::kernels::Kernel;
-use super::memory::{Acts, Buf};
+use super::memory::Acts;
 use crate::policy::{Dmc, Merging};
 
 /// Threads of a block of `merge_rows`.
@@ -12,15 +12,8 @@ const ROWS_THREADS: usize = 512;
 
 /// Work of attention on the heads of rows. Where the policy merges tokens, does it here beforehand,
 /// with the merging.
-pub(super) fn prepare(
-    cuda: &Cuda,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    kv: &mut KvTables<Cuda>,
-    layer: usize,
-    spans: &[Span],
-    rope: &QkvRopeArgs<'_, Cuda>,
-) -> HeadParams {
+pub(super) fn prepare(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) -> HeadParams {
+    let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
     let heads = head_params(qkv, rope);
     let g = &kv.geometry;
     let Some(merging) = g.policy.merging() else { return heads };
@@ -38,7 +31,7 @@ pub(super) fn prepare(
         eviction: kv.eviction.ptr(),
         spans: shape.spans,
         span_of_row: shape.span_of_row,
-        layer: layer as i32,
+        layer: *layer as i32,
         n_q_heads: g.n_q_heads as i32,
         n_kv_heads: g.n_kv_heads as i32,
         head_dim: g.head_dim as i32,
