@@ -9,6 +9,7 @@ use crate::chat::retention::Retention;
 use crate::chat::session::{Loaded, Policies, Policy, Store, open_stream, write_atomically};
 use crate::chat::{Message, Role};
 use crate::config::Settings;
+use crate::ui::colour::ansi_number;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean, clean_line, plural, wrap};
@@ -194,28 +195,10 @@ fn tinted(out: &mut String, line: &str, style: Style) {
 
 /// The parameters that set a colour; `base` is 30 for text and 40 for its background.
 fn sgr(colour: Color, base: u8) -> String {
-    let ansi = [
-        Color::Black,
-        Color::Red,
-        Color::Green,
-        Color::Yellow,
-        Color::Blue,
-        Color::Magenta,
-        Color::Cyan,
-        Color::Gray,
-        Color::DarkGray,
-        Color::LightRed,
-        Color::LightGreen,
-        Color::LightYellow,
-        Color::LightBlue,
-        Color::LightMagenta,
-        Color::LightCyan,
-        Color::White,
-    ];
     match colour {
         Color::Rgb(r, g, b) => format!("{};2;{r};{g};{b}", base + 8),
         Color::Indexed(n) => format!("{};5;{n}", base + 8),
-        named => match ansi.iter().position(|c| *c == named) {
+        named => match ansi_number(named) {
             Some(n) if n < 8 => (base + n as u8).to_string(),
             Some(n) => (base + 52 + n as u8).to_string(),
             None => (base + 9).to_string(),

@@ -2,33 +2,51 @@
 
 use ratatui::style::Color;
 
+/// The sixteen colours in the order of their numbers, by the names that themes use.
+pub const ANSI: [(&str, Color); 16] = [
+    ("black", Color::Black),
+    ("red", Color::Red),
+    ("green", Color::Green),
+    ("yellow", Color::Yellow),
+    ("blue", Color::Blue),
+    ("magenta", Color::Magenta),
+    ("cyan", Color::Cyan),
+    ("white", Color::Gray),
+    ("bright-black", Color::DarkGray),
+    ("bright-red", Color::LightRed),
+    ("bright-green", Color::LightGreen),
+    ("bright-yellow", Color::LightYellow),
+    ("bright-blue", Color::LightBlue),
+    ("bright-magenta", Color::LightMagenta),
+    ("bright-cyan", Color::LightCyan),
+    ("bright-white", Color::White),
+];
+
+/// RGB values of the sixteen colours in xterm.
+const XTERM: [u32; 16] = [
+    0x000000, 0xcd0000, 0x00cd00, 0xcdcd00, 0x0000ee, 0xcd00cd, 0x00cdcd, 0xe5e5e5, 0x7f7f7f, 0xff0000, 0x00ff00,
+    0xffff00, 0x5c5cff, 0xff00ff, 0x00ffff, 0xffffff,
+];
+
+/// The number of one of the sixteen colours.
+pub fn ansi_number(colour: Color) -> Option<usize> {
+    ANSI.iter().position(|(_, named)| *named == colour)
+}
+
 /// The RGB values that xterm gives a colour; `None` for the default colour.
 pub fn xterm_rgb(colour: Color) -> Option<(u8, u8, u8)> {
-    Some(match colour {
-        Color::Reset => return None,
-        Color::Rgb(r, g, b) => (r, g, b),
+    let number = match colour {
+        Color::Rgb(r, g, b) => return Some((r, g, b)),
         Color::Indexed(n @ 16..=231) => {
             let step = |v: u8| CUBE[usize::from(v % 6)] as u8;
-            (step((n - 16) / 36), step((n - 16) / 6), step(n - 16))
+            return Some((step((n - 16) / 36), step((n - 16) / 6), step(n - 16)));
         }
-        Color::Indexed(n @ 232..) => (8 + 10 * (n - 232), 8 + 10 * (n - 232), 8 + 10 * (n - 232)),
-        Color::Black | Color::Indexed(0) => (0, 0, 0),
-        Color::Red | Color::Indexed(1) => (205, 0, 0),
-        Color::Green | Color::Indexed(2) => (0, 205, 0),
-        Color::Yellow | Color::Indexed(3) => (205, 205, 0),
-        Color::Blue | Color::Indexed(4) => (0, 0, 238),
-        Color::Magenta | Color::Indexed(5) => (205, 0, 205),
-        Color::Cyan | Color::Indexed(6) => (0, 205, 205),
-        Color::Gray | Color::Indexed(7) => (229, 229, 229),
-        Color::DarkGray | Color::Indexed(8) => (127, 127, 127),
-        Color::LightRed | Color::Indexed(9) => (255, 0, 0),
-        Color::LightGreen | Color::Indexed(10) => (0, 255, 0),
-        Color::LightYellow | Color::Indexed(11) => (255, 255, 0),
-        Color::LightBlue | Color::Indexed(12) => (92, 92, 255),
-        Color::LightMagenta | Color::Indexed(13) => (255, 0, 255),
-        Color::LightCyan | Color::Indexed(14) => (0, 255, 255),
-        Color::White | Color::Indexed(15) => (255, 255, 255),
-    })
+        Color::Indexed(n @ 232..) => return Some((8 + 10 * (n - 232), 8 + 10 * (n - 232), 8 + 10 * (n - 232))),
+        Color::Indexed(n) => usize::from(n),
+        named => ansi_number(named)?,
+    };
+    let [_, r, g, b] = XTERM[number].to_be_bytes();
+    Some((r, g, b))
 }
 
 /// Relative luminance of an sRGB colour, from 0 to 1 (WCAG 2).

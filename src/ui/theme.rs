@@ -2,7 +2,7 @@
 //! Text has the terminal's own sixteen colours, or a colour of its own with one of the sixteen for
 //! terminals that have no more; what the heatmap does with colour is in [`crate::ui::heat`].
 
-use super::colour::nearest_indexed;
+use super::colour::{ANSI, nearest_indexed};
 use super::depth::Depth;
 use crate::config::in_words;
 use crate::regular_file;
@@ -144,7 +144,6 @@ pub struct Glyphs {
     /// Eight or fewer steps of a bar, lowest first.
     pub bars: &'static [&'static str],
     pub spinner: &'static [&'static str],
-    pub border: ratatui::symbols::border::Set<'static>,
 }
 
 static UNICODE: Glyphs = Glyphs {
@@ -160,7 +159,6 @@ static UNICODE: Glyphs = Glyphs {
     separator: "·",
     bars: &["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
     spinner: &["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"],
-    border: ratatui::symbols::border::ROUNDED,
 };
 
 static ASCII: Glyphs = Glyphs {
@@ -176,16 +174,6 @@ static ASCII: Glyphs = Glyphs {
     separator: "|",
     bars: &["_", ".", ":", "-", "=", "+", "*", "#"],
     spinner: &["|", "/", "-", "\\"],
-    border: ratatui::symbols::border::Set {
-        top_left: "+",
-        top_right: "+",
-        bottom_left: "+",
-        bottom_right: "+",
-        vertical_left: "|",
-        vertical_right: "|",
-        horizontal_top: "-",
-        horizontal_bottom: "-",
-    },
 };
 
 /// Where themes come from.
@@ -380,32 +368,14 @@ fn style(theme: &str, palette: &BTreeMap<&str, &str>, raw: &RawStyle) -> Result<
     Ok((style, sixteen))
 }
 
-const COLOURS: [(&str, Color); 17] = [
-    ("default", Color::Reset),
-    ("black", Color::Black),
-    ("red", Color::Red),
-    ("green", Color::Green),
-    ("yellow", Color::Yellow),
-    ("blue", Color::Blue),
-    ("magenta", Color::Magenta),
-    ("cyan", Color::Cyan),
-    ("white", Color::Gray),
-    ("bright-black", Color::DarkGray),
-    ("bright-red", Color::LightRed),
-    ("bright-green", Color::LightGreen),
-    ("bright-yellow", Color::LightYellow),
-    ("bright-blue", Color::LightBlue),
-    ("bright-magenta", Color::LightMagenta),
-    ("bright-cyan", Color::LightCyan),
-    ("bright-white", Color::White),
-];
-
 /// A colour, and its substitute among the sixteen (the default colour where nothing does).
 fn colour(theme: &str, palette: &BTreeMap<&str, &str>, name: &str) -> Result<(Color, Option<Color>)> {
     let name = palette.get(name).copied().unwrap_or(name);
     let named = |name: &str| {
-        COLOURS.iter().find(|(n, _)| *n == name).map(|(_, c)| *c).ok_or_else(|| {
-            let names: Vec<&str> = COLOURS.iter().map(|(n, _)| *n).chain(palette.keys().copied()).collect();
+        let default = ("default", Color::Reset);
+        let known = || std::iter::once(default).chain(ANSI);
+        known().find(|(n, _)| *n == name).map(|(_, c)| c).ok_or_else(|| {
+            let names: Vec<&str> = known().map(|(n, _)| n).chain(palette.keys().copied()).collect();
             anyhow!("theme {theme}: unknown colour {name:?}; colours: #rrggbb, #rrggbb/NAME, {}", names.join(", "))
         })
     };
