@@ -6,18 +6,12 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::OnceLock;
+use thiserror::Error;
 
 /// An error in use, configuration or model: exit code 2.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("{0}")]
 pub struct WrongUse(pub String);
-
-impl fmt::Display for WrongUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for WrongUse {}
 
 /// An error of exit code 2.
 pub fn wrong_use(message: impl fmt::Display) -> anyhow::Error {
@@ -30,29 +24,15 @@ pub fn as_wrong_use(error: anyhow::Error) -> anyhow::Error {
 }
 
 /// Ctrl+C before there was an answer: exit code 130.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("interrupted")]
 pub struct Interrupted;
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl std::error::Error for Interrupted {}
 
 /// A signal of this number ended the program, which first had to clean up: exit code 128 + number,
 /// as shells say it.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("ended by signal {0}")]
 pub struct Killed(pub i32);
-
-impl fmt::Display for Killed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ended by signal {}", self.0)
-    }
-}
-
-impl std::error::Error for Killed {}
 
 /// Answered.
 pub const OK: u8 = 0;

@@ -165,27 +165,6 @@ pub enum Adapter {
     File(PathBuf),
 }
 
-impl fmt::Display for Adapter {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::None => f.write_str("none"),
-            Self::File(path) => path.display().fmt(f),
-        }
-    }
-}
-
-impl FromStr for Adapter {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        Ok(match s {
-            "auto" => Self::Auto,
-            "none" => Self::None,
-            file => Self::File(file.into()),
-        })
-    }
-}
-
 /// By what 4-bit codes are chosen: `auto`, `measured`, or a file of llama.cpp's imatrix tool.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Importance {
@@ -196,26 +175,32 @@ pub enum Importance {
     File(PathBuf),
 }
 
-impl fmt::Display for Importance {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Measured => f.write_str("measured"),
-            Self::File(path) => path.display().fmt(f),
+/// Text form of an enum of words and `File`, which any other text is.
+macro_rules! words_or_file {
+    ($type:ident { $($variant:ident = $word:literal),* }) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                match self {
+                    $(Self::$variant => f.write_str($word),)*
+                    Self::File(path) => path.display().fmt(f),
+                }
+            }
         }
-    }
+
+        impl FromStr for $type {
+            type Err = String;
+            fn from_str(s: &str) -> Result<Self, String> {
+                Ok(match s {
+                    $($word => Self::$variant,)*
+                    file => Self::File(file.into()),
+                })
+            }
+        }
+    };
 }
 
-impl FromStr for Importance {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        Ok(match s {
-            "auto" => Self::Auto,
-            "measured" => Self::Measured,
-            file => Self::File(file.into()),
-        })
-    }
-}
+words_or_file! { Adapter { Auto = "auto", None = "none" } }
+words_or_file! { Importance { Auto = "auto", Measured = "measured" } }
 
 /// Comma-separated values of a flag. Only commands that compare accept more than one.
 #[derive(Clone, Debug, PartialEq)]
