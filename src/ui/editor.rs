@@ -224,8 +224,9 @@ impl Editor {
             Action::Delete => self.delete(self.caret, self.next_boundary(self.caret)),
             Action::DeleteWord => self.kill(self.word_left_of(self.caret), self.caret),
             Action::DeleteWordForward => self.kill(self.caret, self.word_right_of(self.caret)),
-            Action::KillToStart => self.kill_to_line_start(),
-            Action::KillToEnd => self.kill_to_line_end(),
+            // Where nothing is left of the line, the newline goes.
+            Action::KillToStart => self.kill(self.line_start().min(self.previous_boundary(self.caret)), self.caret),
+            Action::KillToEnd => self.kill(self.caret, self.line_end().max(self.next_boundary(self.caret))),
             Action::Yank => self.insert_raw(&self.killed.clone()),
             Action::Undo => self.undo(),
             Action::Redo => self.redo(),
@@ -233,31 +234,24 @@ impl Editor {
         }
     }
 
-    fn kill_to_line_start(&mut self) {
-        let start = self.line_start();
-        let from = if start == self.caret { self.previous_boundary(self.caret) } else { start };
-        self.kill(from, self.caret);
-    }
-
-    fn kill_to_line_end(&mut self) {
-        let end = self.line_end();
-        let to = if end == self.caret { self.next_boundary(self.caret) } else { end };
-        self.kill(self.caret, to);
+    /// Replaces the text and the caret by those of another step, and returns those before.
+    fn exchange(&mut self, (text, caret): (String, usize)) -> (String, usize) {
+        self.revision += 1;
+        self.typing = false;
+        (std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret))
     }
 
     fn undo(&mut self) {
-        if let Some((text, caret)) = self.undo.pop() {
-            self.revision += 1;
-            self.redo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
-            self.typing = false;
+        if let Some(step) = self.undo.pop() {
+            let undone = self.exchange(step);
+            self.redo.push(undone);
         }
     }
 
     fn redo(&mut self) {
-        if let Some((text, caret)) = self.redo.pop() {
-            self.revision += 1;
-            self.undo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
-            self.typing = false;
+        if let Some(step) = self.redo.pop() {
+            let before = self.exchange(step);
+            self.undo.push(before);
         }
     }
 

@@ -26,8 +26,9 @@ pub enum Input {
     Background(Background),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum State {
+    #[default]
     Reading,
     PauseWanted,
     Paused,
@@ -36,17 +37,17 @@ enum State {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<Option<State>>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn set(&self, state: State) {
-        *self.lock() = Some(state);
+        *self.lock() = state;
         self.changed.notify_all();
     }
 }
@@ -68,7 +69,6 @@ impl Keyboard {
             let _ = send.send((Instant::now(), Ok(Input::Event(Event::Paste(text)))));
         }
         let shared = Arc::new(Shared::default());
-        shared.set(State::Reading);
         let theirs = Arc::clone(&shared);
         std::thread::Builder::new().name("keyboard".into()).spawn(move || {
             read(&theirs, &send, LateReply { until: reply_due.then(|| Instant::now() + LATE), held: Vec::new() });
@@ -79,19 +79,19 @@ impl Keyboard {
     /// Pauses reading, for another program. Returns once the thread reads no more.
     pub fn pause(&self) {
         let mut state = self.shared.lock();
-        if *state != Some(State::Reading) {
+        if *state != State::Reading {
             return;
         }
-        *state = Some(State::PauseWanted);
-        while *state == Some(State::PauseWanted) {
+        *state = State::PauseWanted;
+        while *state == State::PauseWanted {
             state = self.shared.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 
     pub fn resume(&self) {
         let mut state = self.shared.lock();
-        if *state == Some(State::Paused) {
-            *state = Some(State::Reading);
+        if *state == State::Paused {
+            *state = State::Reading;
             self.shared.changed.notify_all();
         }
     }
@@ -107,14 +107,14 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
     loop {
         {
             let mut state = shared.lock();
-            if *state == Some(State::PauseWanted) {
-                *state = Some(State::Paused);
+            if *state == State::PauseWanted {
+                *state = State::Paused;
                 shared.changed.notify_all();
             }
-            while *state == Some(State::Paused) {
+            while *state == State::Paused {
                 state = shared.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
             }
-            if *state == Some(State::Ended) {
+            if *state == State::Ended {
                 return;
             }
         }

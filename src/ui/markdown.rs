@@ -240,7 +240,10 @@ impl<'a> Renderer<'a> {
                 }
                 self.containers.pop();
             }
-            TagEnd::Emphasis | TagEnd::Strong | TagEnd::Strikethrough => self.end_emphasis(&tag, range),
+            TagEnd::Emphasis | TagEnd::Strong | TagEnd::Strikethrough if self.is_literal(&range) => {
+                self.text(mark_of(&self.source[range]));
+            }
+            TagEnd::Emphasis | TagEnd::Strong | TagEnd::Strikethrough => self.pop_style(),
             TagEnd::Link | TagEnd::Image => self.end_link(),
             TagEnd::TableCell => {
                 let cell = std::mem::replace(&mut self.inline, vec![Vec::new()]);
@@ -286,14 +289,6 @@ impl<'a> Renderer<'a> {
             self.text(mark_of(&self.source[range]));
         } else {
             self.styles.push(self.style().patch(self.theme.style(role)));
-        }
-    }
-
-    fn end_emphasis(&mut self, _tag: &TagEnd, range: Range<usize>) {
-        if self.is_literal(&range) {
-            self.text(mark_of(&self.source[range]));
-        } else {
-            self.pop_style();
         }
     }
 
@@ -367,12 +362,10 @@ impl<'a> Renderer<'a> {
 
     fn text(&mut self, text: &str) {
         let style = self.style();
-        let mut parts = text.split('\n');
-        if let Some(first) = parts.next() {
-            self.push(first, style);
-        }
-        for part in parts {
-            self.inline.push(Vec::new());
+        for (n, part) in text.split('\n').enumerate() {
+            if n > 0 {
+                self.inline.push(Vec::new());
+            }
             self.push(part, style);
         }
     }
@@ -415,10 +408,7 @@ impl<'a> Renderer<'a> {
             self.emit(&line);
         }
         // Tight items have no paragraph, and no gap between them.
-        self.gap = true;
-        if self.in_item() {
-            self.gap = false;
-        }
+        self.gap = !self.in_item();
     }
 
     fn emit(&mut self, spans: &[Span<'static>]) {
@@ -427,14 +417,12 @@ impl<'a> Renderer<'a> {
     }
 
     fn prefix_width(&self) -> usize {
-        self.containers
-            .iter()
-            .map(|c| match c {
-                Container::Quote => 2,
-                Container::List { .. } => 0,
-                Container::Item { indent, .. } => *indent,
-            })
-            .sum()
+        let width = |container: &Container| match container {
+            Container::Quote => 2,
+            Container::List { .. } => 0,
+            Container::Item { indent, .. } => *indent,
+        };
+        self.containers.iter().map(width).sum()
     }
 
     /// Prefix of the next row and of those after it. Takes the item's mark.

@@ -39,7 +39,7 @@ impl Table {
         }
         match self.column_widths(room) {
             Some(widths) => self.grid(&widths, theme),
-            None => self.list(room, theme),
+            None => self.list(room),
         }
     }
 
@@ -100,7 +100,7 @@ impl Table {
         lines
     }
 
-    fn list(&self, room: usize, _theme: &Theme) -> Vec<Line<'static>> {
+    fn list(&self, room: usize) -> Vec<Line<'static>> {
         let Some((head, rows)) = self.rows.split_first() else { return Vec::new() };
         let mut lines = Vec::new();
         for row in rows {
