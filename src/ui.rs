@@ -58,6 +58,7 @@ use crate::config::Settings;
 use crate::protocol::EngineHandle;
 use anyhow::{Context, Result};
 use depth::Depth;
+use effect::Which;
 use history::HistoryFile;
 use keymap::Keymap;
 use models::{Given, Models};
@@ -86,19 +87,13 @@ pub struct UiOptions {
 pub enum Resume {
     #[default]
     New,
-    Newest,
-    Named(String),
+    Open(Which),
     /// From the list.
     Choose,
 }
 
-/// A model to load; `settings.model` names it.
-pub struct LoadRequest {
-    pub settings: Settings,
-}
-
-/// Starts an engine. An error is one line; what fails later arrives as `Event::LoadFailed`.
-pub type Loader = Box<dyn Fn(LoadRequest) -> Result<EngineHandle>>;
+/// Starts an engine with the model of the settings. An error is one line; what fails later arrives as `Event::LoadFailed`.
+pub type Loader = Box<dyn Fn(&Settings) -> Result<EngineHandle>>;
 
 /// Everything the runtime loads models with.
 pub struct LoadParts {
@@ -148,16 +143,8 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let mut sessions = Sessions::new(folder, options.no_session, worker, known, options.model_given);
     (sessions.cache_disk, sessions.policy_given) = (settings.cache_disk, options.given.policy);
     let loading = LoadParts { load, models, given: options.given };
-    let plain = settings.plain;
-    let setup = Setup {
-        settings,
-        themes,
-        keymap,
-        depth,
-        plain,
-        links: capabilities::links(&env),
-        no_session: options.no_session,
-    };
+    let (links, no_session) = (capabilities::links(&env), options.no_session);
+    let setup = Setup { settings, themes, keymap, depth, links, no_session };
     let app = App::new(setup, theme);
     let mut runtime = Runtime::new(app, loading, sessions, history, options.resume, outcomes);
     runtime.follow_background = ask_background;

@@ -4,8 +4,9 @@ use super::args::Common;
 use super::output::{self, as_wrong_use, wrong_use};
 use crate::chat::session::Store;
 use crate::config::Settings;
+use crate::ui::effect::Which;
 use crate::ui::models::Given;
-use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
+use crate::ui::{self, ExitKind, Resume, UiOptions};
 use anyhow::{Result, anyhow};
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -20,9 +21,9 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     }
     super::devices::check_for_chat(settings)?;
     let resume = match (&common.resume, common.continue_) {
-        (Some(Some(name)), _) => Resume::Named(name.clone()),
+        (Some(Some(name)), _) => Resume::Open(Which::Named(name.clone())),
         (Some(None), _) => Resume::Choose,
-        (None, true) => Resume::Newest,
+        (None, true) => Resume::Open(Which::Newest),
         (None, false) => Resume::New,
     };
     let flags = common.layer();
@@ -37,7 +38,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     // A failed download may succeed next time, so it is not wrong use.
     let download_failed = Arc::new(AtomicBool::new(false));
     let failed = download_failed.clone();
-    let load = Box::new(move |request: LoadRequest| super::spawn::engine(&request.settings, failed.clone()));
+    let load = Box::new(move |settings: &Settings| super::spawn::engine(settings, failed.clone()));
     let (exit, saved) = ui::prepare(options, load).map_err(as_wrong_use)?.run()?;
     match exit {
         ExitKind::Quit => {

@@ -3,9 +3,10 @@
 use super::attach::Attachment;
 use super::effect::{Store, Summary, Which};
 use super::models::ModelEntry;
-use super::state::{Level, Progress};
+use super::state::Level;
 use super::theme::Background;
 use crate::chat::Conversation;
+use crate::chat::session::Moved;
 use crate::protocol::{Event, ModelInfo, ModelReference, RestoreRequest, Snapshot};
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
@@ -25,7 +26,7 @@ pub enum AppEvent {
     Engine(Event),
     Snapshot(Arc<Snapshot>),
     /// From the engine that is being loaded.
-    Progress(Progress),
+    Progress(Event),
     /// A model of this name is being loaded.
     LoadBegan(String),
     /// The model is loaded and in use.
@@ -103,10 +104,7 @@ pub enum AppEvent {
         summary: Box<Summary>,
     },
     /// Another program changed the session's file; the conversation continues in a new one.
-    SessionMoved {
-        from: String,
-        to: String,
-    },
+    SessionMoved(Moved),
     /// The conversation named on the command line is being read (true), or was read and waits for
     /// its model.
     Opening(bool),

@@ -2,11 +2,10 @@
 //! commands; only new text is printed.
 
 use super::event::AppEvent;
-use super::runtime::{Runtime, Sources};
+use super::runtime::{Runtime, Woken};
 use super::state::{About, App};
 use super::text::{clean, clean_line};
 use super::widgets::{message, recall, twin, welcome};
-use super::worker::Outcome;
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
 use crate::protocol::{Event, Finding, TextKind};
@@ -35,15 +34,6 @@ struct Printed {
     prompt: bool,
 }
 
-enum Woken {
-    Line(Option<String>),
-    Engine(Option<Event>),
-    Next(Option<Event>),
-    Outcome(Outcome),
-    Overdue,
-    Signal(Signal),
-}
-
 impl Runtime {
     /// Runs line by line until the input ends.
     pub async fn run_lines(&mut self) -> anyhow::Result<ExitKind> {
@@ -66,7 +56,7 @@ impl Runtime {
         let mut signals = Signals::new()?;
         let (mut ended, mut asked_to_quit) = (false, false);
         self.print_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS, false)));
-        while self.exit_kind().is_none() {
+        while self.exit.is_none() {
             self.print_news(&mut printed);
             let busy = self.app.is_busy() || self.app.engine.loading.is_some();
             if ended && !busy {
@@ -76,19 +66,8 @@ impl Runtime {
                 printed.prompt = true;
                 put("> ");
             }
-            let overdue = self.sessions.overdue_at();
-            let woken = {
-                let Sources { current, next, outcomes } = self.sources();
-                tokio::select! {
-                    signal = signals.next() => Woken::Signal(signal),
-                    event = super::runtime::receive(current) => Woken::Engine(event),
-                    event = super::runtime::receive(next) => Woken::Next(event),
-                    Some(outcome) = outcomes.recv() => Woken::Outcome(outcome),
-                    () = at(overdue) => Woken::Overdue,
-                    line = lines.next(), if !ended && !busy => Woken::Line(line),
-                }
-            };
-            match woken {
+            let line = async { if ended || busy { None } else { Some(Woken::Line(lines.next().await)) } };
+            match self.wait(line, &mut signals, self.disk_timer()).await {
                 Woken::Line(Some(line)) => {
                     (printed.prompt, asked_to_quit) = (false, false);
                     self.handle(AppEvent::Line(line));
@@ -105,9 +84,6 @@ impl Runtime {
                     self.engine(event);
                     self.snapshot();
                 }
-                Woken::Next(event) => self.next(event),
-                Woken::Outcome(outcome) => self.outcome(outcome),
-                Woken::Overdue => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
                 Woken::Signal(Signal::End(2)) if busy => {
                     self.press(KeyCode::Esc);
                     // The signal also confirms the question.
@@ -121,13 +97,14 @@ impl Runtime {
                 }
                 Woken::Signal(Signal::Stop) => crate::system::signals::stop_here(),
                 Woken::Signal(Signal::Continue) => {}
-                Woken::Signal(Signal::End(number)) => self.set_exit(ExitKind::Signal(number)),
+                Woken::Signal(Signal::End(number)) => self.exit = Some(ExitKind::Signal(number)),
+                other => self.woken(other),
             }
         }
         self.print_news(&mut printed);
         put("\n");
         self.leave().await;
-        Ok(self.exit_kind().unwrap_or(ExitKind::Quit))
+        Ok(self.exit.take().unwrap_or(ExitKind::Quit))
     }
 
     fn press(&mut self, code: KeyCode) {
@@ -218,14 +195,6 @@ impl Lines {
                 Ok(None) | Err(_) => return self.held.take().map(|(_, text)| text),
             }
         }
-    }
-}
-
-/// Waits until `time`, or for ever.
-async fn at(time: Option<tokio::time::Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
     }
 }
 

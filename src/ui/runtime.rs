@@ -7,7 +7,7 @@ mod saving;
 mod sending;
 
 use super::clipboard::{Copied, Copier};
-use super::effect::{Effect, Store, Which};
+use super::effect::{Effect, Store};
 use super::event::AppEvent;
 use super::history::HistoryFile;
 use super::keyboard::{Input, Keyboard, Typed};
@@ -18,10 +18,11 @@ use super::terminal::{Screen, drawn_size};
 use super::update::update_at;
 use super::worker::{Outcome, Outcomes};
 use super::{ExitKind, LoadParts, Resume, editor_program};
-use crate::protocol::{EngineHandle, Event, Response, Snapshot};
+use crate::protocol::{EngineHandle, Event, Snapshot};
 use crate::system::signals::{Signal, Signals};
 use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ pub struct Runtime {
     dirty: bool,
     /// A key was pressed since the last frame.
     pressed: bool,
-    exit: Option<ExitKind>,
+    pub(super) exit: Option<ExitKind>,
     /// A model was loaded, or the user has chosen to continue without.
     begun: bool,
     /// A conversation to open once the model is there.
@@ -60,27 +61,18 @@ pub struct Runtime {
     pub(super) follow_background: bool,
 }
 
-/// Events of an engine.
-pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Response>;
-
 /// The reason the loop woke up.
-enum Woken {
-    Input(Option<Typed>),
+pub(super) enum Woken {
+    Typed(Option<Typed>),
+    /// In line mode; `None` at the end of the input.
+    Line(Option<String>),
     Engine(Option<Event>),
+    /// From the engine that is being loaded.
     Next(Option<Event>),
     Snapshot,
     Outcome(Outcome),
     Signal(Signal),
     Timer,
-}
-
-/// Sources of events other than keys and signals.
-pub(super) struct Sources<'a> {
-    /// The events of the engine in use, and of the one that is being loaded.
-    pub current: Option<&'a mut Events>,
-    pub next: Option<&'a mut Events>,
-    /// Results of work on other threads.
-    pub outcomes: &'a mut Outcomes,
 }
 
 impl Runtime {
@@ -119,21 +111,18 @@ impl Runtime {
     pub fn begin(&mut self) {
         let history = self.history.clone();
         self.sessions.worker.beside(move || AppEvent::History(history.read()));
-        let (models, folder) = (Arc::clone(&self.loading.models), self.sessions.folder());
+        let (models, folder) = (Arc::clone(&self.loading.models), self.sessions.folder.clone());
         self.sessions.worker.beside(move || AppEvent::KnownModels { cached: models.cached(), used: folder.models() });
         let began = self.sessions.began();
         self.handle(began);
-        let which = match &self.resume {
-            Resume::Newest => Which::Newest,
-            Resume::Named(name) => Which::Named(name.clone()),
-            Resume::New => return self.load_default(),
-            Resume::Choose => {
-                self.handle(AppEvent::Opening(false));
-                return self.load_default();
-            }
-        };
-        self.handle(AppEvent::Opening(true));
-        self.sessions.read(which, false);
+        let resume = self.resume.clone();
+        if resume != Resume::New {
+            self.handle(AppEvent::Opening(matches!(resume, Resume::Open(_))));
+        }
+        match resume {
+            Resume::Open(which) => self.sessions.read(which, false),
+            Resume::New | Resume::Choose => self.load_default(),
+        }
     }
 
     pub(super) fn outcome(&mut self, outcome: Outcome) {
@@ -171,8 +160,13 @@ impl Runtime {
                 }
             }
             let timer = self.timer(drawn);
-            let woken = self.wait(&mut keyboard, &mut signals, timer).await;
-            self.woken(woken, &keyboard);
+            let typed = async { Some(Woken::Typed(keyboard.events.recv().await)) };
+            match self.wait(typed, &mut signals, timer).await {
+                Woken::Typed(Some(typed)) => self.typed(typed, &keyboard),
+                Woken::Typed(None) => self.exit = Some(ExitKind::Signal(1)),
+                Woken::Signal(signal) => self.signal(signal),
+                other => self.woken(other),
+            }
             self.drain(&mut keyboard);
             if self.app.wants_tick().is_some_and(|at| at <= self.elapsed_ms()) {
                 self.handle(AppEvent::Tick);
@@ -198,23 +192,6 @@ impl Runtime {
         (typed, background.is_none())
     }
 
-    pub(super) fn exit_kind(&self) -> Option<ExitKind> {
-        self.exit.clone()
-    }
-
-    pub(super) fn set_exit(&mut self, exit: ExitKind) {
-        self.exit = Some(exit);
-    }
-
-    /// Returns the sources of events other than keys and signals.
-    pub(super) fn sources(&mut self) -> Sources<'_> {
-        Sources {
-            current: self.current.as_mut().map(|e| &mut e.events),
-            next: self.next.as_mut().map(|e| &mut e.events),
-            outcomes: &mut self.outcomes,
-        }
-    }
-
     fn elapsed_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
@@ -227,54 +204,51 @@ impl Runtime {
     fn timer(&self, drawn: Instant) -> Option<Duration> {
         let frame = self.dirty.then(|| self.frame().saturating_sub(drawn.elapsed()));
         let tick = self.app.wants_tick().map(|at| Duration::from_millis((at + 1).saturating_sub(self.elapsed_ms())));
-        let disk = self.sessions.overdue_at().map(|at| at.saturating_duration_since(Instant::now().into()));
-        [frame, tick, disk].into_iter().flatten().min()
+        [frame, tick, self.disk_timer()].into_iter().flatten().min()
     }
 
-    async fn wait(&mut self, keyboard: &mut Keyboard, signals: &mut Signals, timer: Option<Duration>) -> Woken {
-        let sleep = async {
-            match timer {
-                Some(after) => tokio::time::sleep(after).await,
-                None => std::future::pending().await,
-            }
-        };
+    /// Returns how long a disk may still take.
+    pub(super) fn disk_timer(&self) -> Option<Duration> {
+        self.sessions.overdue_at().map(|at| at.saturating_duration_since(Instant::now().into()))
+    }
+
+    /// Waits for the next event, of which `input` is one kind. A source that is `None` has none.
+    pub(super) async fn wait(
+        &mut self,
+        input: impl Future<Output = Option<Woken>>,
+        signals: &mut Signals,
+        timer: Option<Duration>,
+    ) -> Woken {
         let (events, snapshot) = match &mut self.current {
             Some(engine) => (Some(&mut engine.events), Some(&mut engine.snapshot)),
             None => (None, None),
-        };
-        let snapshot = async {
-            // A closed channel shows in the events.
-            let changed = match snapshot {
-                Some(s) => s.changed().await.is_ok(),
-                None => false,
-            };
-            if !changed {
-                std::future::pending().await
-            }
         };
         let next = self.next.as_mut().map(|n| &mut n.events);
         tokio::select! {
             biased;
             signal = signals.next() => Woken::Signal(signal),
-            typed = keyboard.events.recv() => Woken::Input(typed),
-            event = receive(events) => Woken::Engine(event),
-            event = receive(next) => Woken::Next(event),
+            Some(woken) = input => woken,
+            Some(response) = async { Some(events?.recv().await) } => Woken::Engine(response.map(|r| r.event)),
+            Some(response) = async { Some(next?.recv().await) } => Woken::Next(response.map(|r| r.event)),
             Some(outcome) = self.outcomes.recv() => Woken::Outcome(outcome),
-            () = snapshot => Woken::Snapshot,
-            () = sleep => Woken::Timer,
+            // A closed channel shows in the events.
+            Some(()) = async { snapshot?.changed().await.ok() } => Woken::Snapshot,
+            Some(()) = async {
+                tokio::time::sleep(timer?).await;
+                Some(())
+            } => Woken::Timer,
         }
     }
 
-    fn woken(&mut self, woken: Woken, keyboard: &Keyboard) {
+    /// Handles what is neither input nor a signal.
+    pub(super) fn woken(&mut self, woken: Woken) {
         match woken {
-            Woken::Input(Some(typed)) => self.typed(typed, keyboard),
-            Woken::Input(None) => self.exit = Some(ExitKind::Signal(1)),
             Woken::Engine(event) => self.engine(event),
             Woken::Next(event) => self.next(event),
             Woken::Outcome(outcome) => self.outcome(outcome),
             Woken::Snapshot => self.snapshot(),
-            Woken::Signal(signal) => self.signal(signal),
             Woken::Timer => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
+            Woken::Typed(_) | Woken::Line(_) | Woken::Signal(_) => {}
         }
     }
 
@@ -355,9 +329,7 @@ impl Runtime {
             Signal::End(number) => self.exit = Some(ExitKind::Signal(number)),
             Signal::Stop => self.suspend(),
             Signal::Continue => {
-                if let Some(screen) = &mut self.screen {
-                    let _ = screen.retake();
-                }
+                self.on_screen(Screen::retake);
                 self.dirty = true;
             }
         }
@@ -390,78 +362,66 @@ impl Runtime {
         }
     }
 
+    /// Carries out an effect and returns its results.
     fn effect(&mut self, effect: Effect) -> Vec<AppEvent> {
         match effect {
-            Effect::Engine(command) => self.send(command),
-            Effect::Generate { turn } => self.generate(turn),
+            Effect::Engine(command) => return self.send(command),
+            Effect::Generate { turn } => return self.generate(turn),
             Effect::Rewind => self.rewind(),
-            Effect::Recall { text, tokens } => self.recall(text, tokens),
-            Effect::Compact { upto } => self.compact(upto),
-            Effect::Compare { answer } => self.compare(answer),
-            Effect::Load(name) => self.load(name),
+            Effect::Recall { text, tokens } => return self.recall(text, tokens),
+            Effect::Compact { upto } => return self.compact(upto),
+            Effect::Compare { answer } => return self.compare(answer),
+            Effect::Load(name) => return self.load(name),
             Effect::Attach { typed, path } => {
                 self.sessions.worker.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });
-                Vec::new()
             }
             Effect::ListModels => {
                 let (settings, models) = (self.app.setup.settings.clone(), Arc::clone(&self.loading.models));
                 let used = self.app.used_models.clone();
                 self.sessions.worker.beside(move || AppEvent::Models(models.list(&settings, &used)));
-                Vec::new()
             }
             Effect::LoadReference(reference) => {
                 let parts = &self.loading;
                 let settings = parts.models.settings(&reference, &self.app.setup.settings, parts.given);
-                self.load_settings(settings)
+                return self.load_settings(settings);
             }
             Effect::CancelLoad => {
                 if !std::mem::replace(&mut self.begun, true) {
                     // The model loaded instead is the user's choice for the conversation that
                     // waits.
-                    self.sessions.keep_model();
+                    self.sessions.model_given = true;
                 }
                 self.next = None;
-                Vec::new()
             }
-            Effect::Copy { text, what } => self.copy(&text, what),
-            Effect::ExternalEditor(_) => Vec::new(),
-            Effect::Mouse(on) => {
-                if let Some(screen) = &mut self.screen {
-                    let _ = screen.set_mouse(on);
-                }
-                Vec::new()
-            }
-            Effect::Redraw => {
-                if let Some(screen) = &mut self.screen {
-                    let _ = screen.redraw();
-                }
-                Vec::new()
-            }
-            Effect::Bell => {
-                if let Some(screen) = &mut self.screen {
-                    let _ = screen.write_raw("\x07");
-                }
-                Vec::new()
-            }
-            Effect::Suspend => {
-                self.suspend();
-                Vec::new()
-            }
-            Effect::Quit => {
-                self.exit = Some(ExitKind::Quit);
-                Vec::new()
-            }
-            Effect::Store(what) => {
-                let stops = what == Store::StopOpening;
-                let changes = self.app.chat.take_changes();
-                self.sessions.record(&self.app.chat, changes);
-                let events = self.sessions.run(&self.app, what);
-                if stops && !self.begun && self.next.is_none() {
-                    self.resume = Resume::New;
-                    self.load_default();
-                }
-                events
-            }
+            Effect::Copy { text, what } => return self.copy(&text, what),
+            // By `typed`, which has the keyboard.
+            Effect::ExternalEditor(_) => {}
+            Effect::Mouse(on) => self.on_screen(|screen| screen.set_mouse(on)),
+            Effect::Redraw => self.on_screen(Screen::redraw),
+            Effect::Bell => self.on_screen(|screen| screen.write_raw("\x07")),
+            Effect::Suspend => self.suspend(),
+            Effect::Quit => self.exit = Some(ExitKind::Quit),
+            Effect::Store(what) => return self.store(what),
+        }
+        Vec::new()
+    }
+
+    fn store(&mut self, what: Store) -> Vec<AppEvent> {
+        let stops = what == Store::StopOpening;
+        let changes = self.app.chat.take_changes();
+        self.sessions.record(&self.app.chat, changes);
+        let events = self.sessions.run(&self.app, what);
+        if stops && !self.begun && self.next.is_none() {
+            self.resume = Resume::New;
+            self.load_default();
+        }
+        events
+    }
+
+    /// Does something with the screen, which line mode does not have. A terminal that is gone ends the chat elsewhere.
+    fn on_screen(&mut self, act: impl FnOnce(&mut Screen) -> io::Result<()>) {
+        if let Some(screen) = &mut self.screen {
+            let _ = act(screen);
         }
     }
 
@@ -469,9 +429,7 @@ impl Runtime {
         let sent = match self.copier.copy(text) {
             Copied::Done => false,
             Copied::Sequence(sequence) => {
-                if let Some(screen) = &mut self.screen {
-                    let _ = screen.write_raw(&sequence);
-                }
+                self.on_screen(|screen| screen.write_raw(&sequence));
                 true
             }
         };
@@ -497,12 +455,5 @@ impl Runtime {
         let _ = screen.retake();
         keyboard.resume();
         edited.map_err(|e| format!("{e:#}"))
-    }
-}
-
-pub(super) async fn receive(events: Option<&mut Events>) -> Option<Event> {
-    match events {
-        Some(events) => events.recv().await.map(|response| response.event),
-        None => std::future::pending().await,
     }
 }

@@ -31,13 +31,14 @@ const REPLAYED_AT_ONCE: usize = 2048;
 
 /// The open session and the folder it lives in.
 pub struct Sessions {
-    folder: Folder,
+    /// The folder that the conversations are saved in.
+    pub folder: Folder,
     session: Session,
     unsaved: bool,
     /// Maximum bytes of all caches on disk; 0 keeps none.
     pub cache_disk: u64,
     /// The model last used, for records.
-    info: Option<Arc<ModelInfo>>,
+    pub info: Option<Arc<ModelInfo>>,
     /// Changes of the conversation that wait for a model.
     changes: Vec<Change>,
     /// At the end: the id of the conversation that was open, if it is saved.
@@ -45,8 +46,8 @@ pub struct Sessions {
     /// Conversations that the user has left before their records could be written.
     left: Vec<Session>,
     models: Arc<dyn Models>,
-    /// The next conversation is opened with the model that the user named.
-    model_given: bool,
+    /// The next conversation is opened with the model that the user named, or that is loaded then.
+    pub model_given: bool,
     /// The user named the cache's policy: conversations are opened under it.
     pub policy_given: bool,
     pub worker: Worker,
@@ -82,20 +83,6 @@ impl Sessions {
             reads: 0,
             read: None,
         }
-    }
-
-    /// The folder that the conversations are saved in.
-    pub fn folder(&self) -> Folder {
-        self.folder.clone()
-    }
-
-    /// The next conversation is opened with the model that is loaded then.
-    pub fn keep_model(&mut self) {
-        self.model_given = true;
-    }
-
-    pub fn set_model(&mut self, info: &Arc<ModelInfo>) {
-        self.info = Some(Arc::clone(info));
     }
 
     /// Returns where the cache of the open session is kept.
@@ -207,7 +194,7 @@ impl Sessions {
         let path = written.path().to_owned();
         match self.take_outcome(written) {
             Ok(moved) => {
-                events.extend(moved.map(has_moved));
+                events.extend(moved.map(AppEvent::SessionMoved));
                 self.write_on();
                 // The disk may have room again for the others.
                 for write in self.left.iter_mut().filter_map(Session::begin_write) {
@@ -341,11 +328,6 @@ impl Sessions {
         self.read = Some(read);
     }
 
-    /// True if the next conversation is opened with the model that the user named.
-    pub fn has_given_model(&self) -> bool {
-        self.model_given
-    }
-
     /// Opens a conversation that was read, unless it was held with another model.
     pub fn was_read(&mut self, app: &App, read: Box<Read>) -> Vec<AppEvent> {
         let loaded = match &read.result {
@@ -463,10 +445,6 @@ fn shorten(request: &mut RestoreRequest, chat: &Conversation, info: &ModelInfo) 
     let used = last.prompt_tokens + last.reasoning_tokens + last.answer_tokens;
     let (tokens, context) = (count(tokens as u64), count(info.context as u64));
     (used >= info.context).then(|| format!("{FULL}: {tokens} tokens, and it holds {context}; {WAY_OUT}"))
-}
-
-fn has_moved(moved: Moved) -> AppEvent {
-    AppEvent::SessionMoved { from: moved.from, to: moved.to }
 }
 
 fn saved(path: &Path) -> AppEvent {

@@ -18,7 +18,9 @@ pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
-use crate::protocol::{Command, Download, MAX_DRAFTS, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot};
+use crate::protocol::{
+    Command, Download, Event, MAX_DRAFTS, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot,
+};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -92,8 +94,6 @@ pub struct Setup {
     pub themes: Themes,
     pub keymap: Keymap,
     pub depth: Depth,
-    /// No colours, nothing but ASCII.
-    pub plain: bool,
     /// URLs may be written as links.
     pub links: bool,
     /// Nothing is written to the sessions folder.
@@ -149,11 +149,11 @@ pub struct Compacting {
 }
 
 /// A model that is being loaded.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Loading {
     pub name: String,
-    /// `None` until the first report.
-    pub progress: Option<Progress>,
+    /// The last report of what runs now, and how far it is: one of the first events of [`Event`].
+    pub progress: Option<Event>,
     /// The conversation to open with it.
     pub then_open: Option<Which>,
 }
@@ -165,32 +165,10 @@ impl Loading {
 
     pub fn download(&self) -> Option<&Download> {
         match &self.progress {
-            Some(Progress::Download(download)) => Some(download),
+            Some(Event::Downloading(download)) => Some(download),
             _ => None,
         }
     }
-}
-
-/// Progress of loading a model: what runs now, and how far it is.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Progress {
-    Download(Download),
-    /// Kernel files compiled for this GPU, their number, and the seconds so far.
-    Kernels {
-        done: usize,
-        total: usize,
-        seconds: u64,
-    },
-    /// Layers quantized, or measured before that, and in total.
-    Quantizing {
-        measuring: bool,
-        done: usize,
-        total: usize,
-    },
-    Weights {
-        done_bytes: u64,
-        total_bytes: u64,
-    },
 }
 
 /// Options that /set, /think and similar commands change.
@@ -361,8 +339,9 @@ impl App {
 
     /// Sets the theme, reduced to the colours of the terminal.
     pub fn set_theme(&mut self, theme: Theme) {
-        self.theme = theme.at_depth(if self.setup.plain { Depth::Mono } else { self.setup.depth });
-        self.theme.ascii |= self.setup.plain || self.setup.settings.ascii;
+        let settings = &self.setup.settings;
+        self.theme = theme.at_depth(if settings.plain { Depth::Mono } else { self.setup.depth });
+        self.theme.ascii |= settings.plain || settings.ascii;
         self.feed.generation += 1;
     }
 

@@ -27,6 +27,7 @@ use super::event::{AppEvent, Asked};
 use super::overlay::{inspect, question::Question};
 use super::state::{App, Loading, Restore, SPINNER_MS};
 use super::theme::{AUTO, Background};
+use crate::chat::session::Moved;
 
 /// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
 pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
@@ -99,7 +100,7 @@ fn handle(app: &mut App, event: AppEvent) {
         }
         AppEvent::NewConversation { id, date } => files::began_new(app, id, date),
         AppEvent::Compacted { id, date, continues, summary } => compact::began(app, id, date, continues, *summary),
-        AppEvent::SessionMoved { from, to } => files::moved(app, &from, to),
+        AppEvent::SessionMoved(Moved { from, to }) => files::moved(app, &from, to),
         AppEvent::Opening(reads) => (app.opening, app.resuming) = (reads, true),
         AppEvent::NotOpened(level, why) => files::not_opened(app, level, &why),
         AppEvent::NotSaved { why, then } => {

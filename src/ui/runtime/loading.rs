@@ -3,11 +3,11 @@
 use super::Runtime;
 use crate::config::{Adapter, Settings};
 use crate::protocol::Event;
-use crate::ui::effect::{Effect, Store, Which};
+use crate::ui::effect::{Effect, Store};
 use crate::ui::event::AppEvent;
-use crate::ui::state::Progress;
 use crate::ui::worker::Read;
-use crate::ui::{ExitKind, LoadRequest, Resume};
+use crate::ui::{ExitKind, Resume};
+use std::sync::Arc;
 
 impl Runtime {
     /// Handles a saved conversation that was read. At startup its model is loaded first.
@@ -17,7 +17,7 @@ impl Runtime {
             let events = self.sessions.was_read(&self.app, read);
             return events.into_iter().for_each(|event| self.handle(event));
         }
-        let own = read.model().cloned().filter(|_| !self.sessions.has_given_model());
+        let own = read.model().cloned().filter(|_| !self.sessions.model_given);
         self.sessions.keep(read);
         self.handle(AppEvent::Opening(false));
         match own {
@@ -39,22 +39,18 @@ impl Runtime {
     /// Handles an event of the engine that is loading; once ready it replaces the one in use.
     pub(in crate::ui) fn next(&mut self, event: Option<Event>) {
         match event {
-            Some(Event::Loading { done_bytes, total_bytes }) => {
-                self.handle(AppEvent::Progress(Progress::Weights { done_bytes, total_bytes }));
-            }
-            Some(Event::Downloading(download)) => self.handle(AppEvent::Progress(Progress::Download(download))),
-            Some(Event::Quantizing { measuring, done, total }) => {
-                self.handle(AppEvent::Progress(Progress::Quantizing { measuring, done, total }));
-            }
-            Some(Event::CompilingKernels { done, total, seconds }) => {
-                self.handle(AppEvent::Progress(Progress::Kernels { done, total, seconds }));
-            }
+            Some(
+                progress @ (Event::Downloading(_)
+                | Event::Loading { .. }
+                | Event::Quantizing { .. }
+                | Event::CompilingKernels { .. }),
+            ) => self.handle(AppEvent::Progress(progress)),
             Some(Event::Ready(info)) => {
                 if std::mem::replace(&mut self.current, self.next.take()).is_some() {
                     self.outbox.clear();
                 }
                 self.begun = true;
-                self.sessions.set_model(&info);
+                self.sessions.info = Some(Arc::clone(&info));
                 self.handle(AppEvent::ModelReady(info));
                 self.snapshot();
                 self.open_resumed();
@@ -81,8 +77,7 @@ impl Runtime {
     pub(super) fn open_resumed(&mut self) {
         let which = match std::mem::take(&mut self.resume) {
             Resume::New => return,
-            Resume::Newest => Which::Newest,
-            Resume::Named(name) => Which::Named(name),
+            Resume::Open(which) => which,
             Resume::Choose => return self.effects(vec![Effect::Store(Store::List)]),
         };
         match self.lacking.take() {
@@ -109,7 +104,7 @@ impl Runtime {
             settings.eviction = Some(self.app.engine.eviction);
         }
         settings.kv_limit = self.app.options.kv_limit;
-        match (self.loading.load)(LoadRequest { settings }) {
+        match (self.loading.load)(&settings) {
             Ok(handle) => {
                 self.next = Some(handle);
                 Vec::new()

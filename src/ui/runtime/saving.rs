@@ -1,6 +1,6 @@
 //! Saves records of the conversation and the input history, and everything that is left at exit.
 
-use super::{Runtime, receive};
+use super::Runtime;
 use crate::protocol::Command;
 use crate::ui::ExitKind;
 use crate::ui::event::AppEvent;
@@ -28,12 +28,11 @@ impl Runtime {
                 self.handle(event);
             }
             let until = tokio::time::Instant::now() + LEAVE;
-            while self.app.turn.is_some() {
-                let events = self.current.as_mut().map(|e| &mut e.events);
-                match tokio::time::timeout_at(until, receive(events)).await {
-                    Ok(Some(event)) => self.handle(AppEvent::Engine(event)),
-                    _ => break,
-                }
+            while self.app.turn.is_some()
+                && let Some(engine) = &mut self.current
+                && let Ok(Some(response)) = tokio::time::timeout_at(until, engine.events.recv()).await
+            {
+                self.handle(AppEvent::Engine(response.event));
             }
         }
         self.handle(AppEvent::Leaving);

@@ -2,6 +2,7 @@
 
 use super::Runtime;
 use crate::chat::MessageId;
+use crate::config::Pin;
 use crate::protocol::{Ask, Command, GenerateRequest, Probe, RecallRequest};
 use crate::ui::commands::compact::{QUESTION, max_tokens};
 use crate::ui::commands::recall::{cue_bytes, question};
@@ -11,10 +12,6 @@ use crate::ui::sessions::render_options;
 use crate::ui::state::{Level, Restore};
 use crate::ui::worker::Rendered;
 use std::ops::Range;
-
-fn not_asked(what: Asked) -> Vec<AppEvent> {
-    vec![AppEvent::NotAsked { what, why: Some("no model is loaded".into()) }]
-}
 
 impl Runtime {
     /// Queues a command behind those that wait. Cancel also acts on queued commands.
@@ -69,58 +66,61 @@ impl Runtime {
         }
     }
 
-    /// Renders the conversation and requests the answer of `turn`.
-    pub(in crate::ui) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
-        let Some(source) = self.source().filter(|_| self.current.is_some()) else {
-            return not_asked(Asked::Turn(turn));
+    /// Has a prompt rendered and asked. `make` completes its source and returns what it is for.
+    fn ask_for(&mut self, what: Asked, make: impl FnOnce(&Self, &mut Source) -> Option<Purpose>) -> Vec<AppEvent> {
+        let source = self.source().filter(|_| self.current.is_some());
+        let Some((purpose, source)) = source.and_then(|mut source| Some((make(self, &mut source)?, source))) else {
+            return vec![AppEvent::NotAsked { what, why: Some("no model is loaded".into()) }];
         };
-        let pin = self
-            .app
-            .chat
-            .system()
-            .filter(|_| self.app.setup.settings.pin == crate::config::Pin::System)
-            .map(str::to_owned);
-        let early_stop = self.app.setup.settings.early_stop;
-        let chains = self.app.turn.as_ref().and_then(|turn| turn.chains_request(early_stop));
-        let ask = self.ask(self.app.options.max_tokens, &source);
-        let request = GenerateRequest { turn, ask, pin, chains };
-        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
+        self.outbox.push_prompt(purpose, source);
         self.flush();
         Vec::new()
     }
 
+    /// Renders the conversation and requests the answer of `turn`.
+    pub(in crate::ui) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
+        self.ask_for(Asked::Turn(turn), |this, source| {
+            let (app, settings) = (&this.app, &this.app.setup.settings);
+            let pin = app.chat.system().filter(|_| settings.pin == Pin::System).map(str::to_owned);
+            let chains = app.turn.as_ref().and_then(|turn| turn.chains_request(settings.early_stop));
+            let ask = this.ask(app.options.max_tokens, source);
+            Some(Purpose::Generate(Box::new(GenerateRequest { turn, ask, pin, chains })))
+        })
+    }
+
     /// Renders the conversation up to a message with a request for a summary and asks for it.
     pub(in crate::ui) fn compact(&mut self, upto: MessageId) -> Vec<AppEvent> {
-        let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
-            return not_asked(Asked::Aside { dense: false });
-        };
-        let mut chat = self.app.chat.clone();
-        chat.set_head(Some(upto));
-        source.ask(&chat, QUESTION);
-        let ask = Box::new(self.ask(Some(max_tokens(source.info.context)), &source));
-        self.outbox.push_prompt(Purpose::Probe(Probe::Aside { ask, dense: false }), source);
-        self.flush();
-        Vec::new()
+        self.ask_for(Asked::Aside { dense: false }, |this, source| {
+            let mut chat = this.app.chat.clone();
+            chat.set_head(Some(upto));
+            source.ask(&chat, QUESTION);
+            let ask = Box::new(this.ask(Some(max_tokens(source.info.context)), source));
+            Some(Purpose::Probe(Probe::Aside { ask, dense: false }))
+        })
     }
 
     /// Renders the conversation up to the question of an answer, and has it answered again without
     /// eviction, sampled alike.
     pub(in crate::ui) fn compare(&mut self, answer: MessageId) -> Vec<AppEvent> {
-        let chat = &self.app.chat;
-        let found = chat.get(answer).and_then(|message| Some((message.parent?, message.report.as_deref()?)));
-        let (Some(mut source), Some((question, report))) = (self.source().filter(|_| self.current.is_some()), found)
-        else {
-            return not_asked(Asked::Aside { dense: true });
-        };
-        source.path = chat.context_path_to(Some(question)).into_iter().cloned().collect();
-        let ask = Box::new(Ask {
-            sampling: report.sampling.clone(),
-            seed: Some(report.seed),
-            ..self.ask(self.app.options.max_tokens, &source)
-        });
-        self.outbox.push_prompt(Purpose::Probe(Probe::Aside { ask, dense: true }), source);
-        self.flush();
-        Vec::new()
+        self.ask_for(Asked::Aside { dense: true }, |this, source| {
+            let chat = &this.app.chat;
+            let message = chat.get(answer)?;
+            let (question, report) = (message.parent?, message.report.as_deref()?);
+            source.path = chat.context_path_to(Some(question)).into_iter().cloned().collect();
+            let ask = this.ask(this.app.options.max_tokens, source);
+            let ask = Box::new(Ask { sampling: report.sampling.clone(), seed: Some(report.seed), ..ask });
+            Some(Purpose::Probe(Probe::Aside { ask, dense: true }))
+        })
+    }
+
+    /// Renders the conversation with a question for `text` and asks it.
+    pub(in crate::ui) fn recall(&mut self, text: String, tokens: Option<Range<usize>>) -> Vec<AppEvent> {
+        self.ask_for(Asked::Recall, |this, source| {
+            source.ask(&this.app.chat, &question(&text));
+            source.alone = true;
+            let request = RecallRequest { cue_bytes: cue_bytes(&text), text, tokens, ..RecallRequest::default() };
+            Some(Purpose::Probe(Probe::Recall(Box::new(request))))
+        })
     }
 
     /// What is asked, but for its prompt.
@@ -132,27 +132,13 @@ impl Runtime {
     }
 
     /// Renders the rest of the conversation and rewinds the cache to it.
-    pub(in crate::ui) fn rewind(&mut self) -> Vec<AppEvent> {
+    pub(in crate::ui) fn rewind(&mut self) {
         match self.source() {
             Some(source) if !source.path.is_empty() => self.outbox.push_prompt(Purpose::Rewind, source),
             Some(_) => self.outbox.push(Command::Rewind(Vec::new())),
             None => {}
         }
         self.flush();
-        Vec::new()
-    }
-
-    /// Renders the conversation with a question for `text` and asks it.
-    pub(in crate::ui) fn recall(&mut self, text: String, tokens: Option<Range<usize>>) -> Vec<AppEvent> {
-        let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
-            return not_asked(Asked::Recall);
-        };
-        source.ask(&self.app.chat, &question(&text));
-        source.alone = true;
-        let request = RecallRequest { cue_bytes: cue_bytes(&text), text, tokens, ..RecallRequest::default() };
-        self.outbox.push_prompt(Purpose::Probe(Probe::Recall(Box::new(request))), source);
-        self.flush();
-        Vec::new()
     }
 
     fn source(&self) -> Option<Source> {
@@ -173,27 +159,29 @@ impl Runtime {
         true
     }
 
+    /// Sends a command that reads the cache, which holds the saved conversation then.
+    fn ask_now(&mut self, command: Command) -> AppEvent {
+        self.restore();
+        self.send_now(Command::KeepCache(self.sessions.cache_file()));
+        self.send_now(command);
+        AppEvent::Restored
+    }
+
     /// Sends the command of a finished rendering, and the commands that waited for it.
     pub(in crate::ui) fn rendered(&mut self, rendered: Rendered) {
         let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
         let event = match (purpose, result) {
             (Purpose::Generate(mut request), Ok(prompt)) => {
-                self.restore();
-                self.send_now(Command::KeepCache(self.sessions.cache_file()));
                 request.ask.prompt = prompt;
-                self.send_now(Command::Generate(request));
-                Some(AppEvent::Restored)
+                Some(self.ask_now(Command::Generate(request)))
             }
             (Purpose::Probe(mut probe), Ok(prompt)) => {
-                self.restore();
-                self.send_now(Command::KeepCache(self.sessions.cache_file()));
                 match &mut probe {
                     Probe::Recall(request) => request.prompt = prompt,
                     Probe::Aside { ask, .. } => ask.prompt = prompt,
                     Probe::Logprobs(_) => {}
                 }
-                self.send_now(Command::Probe(probe));
-                Some(AppEvent::Restored)
+                Some(self.ask_now(Command::Probe(probe)))
             }
             (Purpose::Rewind, Ok(pieces)) => {
                 self.send_now(Command::Rewind(pieces));

@@ -32,7 +32,7 @@ impl Models for Gone {
 fn start(dir: &Path, app: &App) -> (Sessions, Outcomes) {
     let (worker, outcomes) = Worker::start().unwrap();
     let mut sessions = Sessions::new(dir.join("sessions"), false, worker, Arc::new(Gone), false);
-    sessions.set_model(app.engine.info.as_ref().unwrap());
+    sessions.info = app.engine.info.clone();
     (sessions, outcomes)
 }
 

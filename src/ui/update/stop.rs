@@ -1,10 +1,10 @@
 //! Esc and Ctrl+C.
 
 use super::{files, turns};
-use crate::protocol::Command;
+use crate::protocol::{Command, Event};
 use crate::ui::action::Action;
 use crate::ui::effect::Effect;
-use crate::ui::state::{About, App, Level, Loading, Progress};
+use crate::ui::state::{About, App, Level};
 use crate::ui::text::clean_line;
 
 /// Closes the completion list, takes back a queued message, stops what runs, or closes an overlay,
@@ -69,8 +69,8 @@ fn stop_loading(app: &mut App, asked: About, key: Action) {
         let key = app.key(key);
         return app.say_about(About::StopLoading, Level::Info, format!("press {key} again to stop loading {name}"));
     }
-    let text = match &loading {
-        Loading { progress: Some(Progress::Download(_)), .. } => {
+    let text = match &loading.progress {
+        Some(Event::Downloading(_)) => {
             format!("the download of {name} stopped; the partial file is kept, and /model {name} resumes it")
         }
         _ if app.engine.info.is_some() => format!("loading {name} stopped"),

@@ -1,9 +1,9 @@
 //! The banner over the input (what is going on, what a key did) and the status line at the bottom.
 
-use crate::protocol::{Phase, StopReason};
+use crate::protocol::{Event, Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::numbers;
-use crate::ui::state::{App, Level, Progress, Queued, SPINNER_MS};
+use crate::ui::state::{App, Level, Queued, SPINNER_MS};
 use crate::ui::text::{bytes, clean, clean_line, count, plural, ratio, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
@@ -84,21 +84,21 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     if let Some(loading) = &app.engine.loading {
         let name = clean_line(&loading.name);
         return Some(match &loading.progress {
-            None | Some(Progress::Weights { total_bytes: 0, .. }) => format!("loading {name}"),
-            Some(Progress::Download(download)) => {
+            Some(Event::Downloading(download)) => {
                 format!("downloading {name}: {} ({stop} twice stops)", numbers::download(download))
             }
-            Some(Progress::Kernels { done, total, seconds }) => {
+            Some(Event::CompilingKernels { done, total, seconds }) => {
                 format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} twice stops)")
             }
-            Some(Progress::Quantizing { measuring, done, total }) => {
+            Some(Event::Quantizing { measuring, done, total }) => {
                 let what = if *measuring { "measuring which weights matter" } else { "packing the weights" };
                 format!("loading {name}: {what}, layer {done} of {total} ({stop} twice stops)")
             }
-            Some(Progress::Weights { done_bytes, total_bytes: total }) => {
+            Some(Event::Loading { done_bytes, total_bytes: total @ 1.. }) => {
                 let percent = done_bytes.min(total) * 100 / total;
                 format!("loading {name}: {percent} % of {} ({stop} twice stops)", bytes(*total))
             }
+            _ => format!("loading {name}"),
         });
     }
     if app.turn.as_ref().is_some_and(|t| t.stopping) {
@@ -340,14 +340,14 @@ mod tests {
     fn kernels_that_are_compiled_are_told_until_weights_are_read() {
         let mut app = unloaded(80, 24, Depth::Rgb, "dark");
         app.engine.loading = Some(Loading::new("demo"));
-        update(&mut app, AppEvent::Progress(Progress::Kernels { done: 4, total: 13, seconds: 3 }));
+        update(&mut app, AppEvent::Progress(Event::CompilingKernels { done: 4, total: 13, seconds: 3 }));
         let said = |app: &App| banner_text(app).unwrap().0;
         assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc twice stops)");
-        update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: true, done: 2, total: 36 }));
+        update(&mut app, AppEvent::Progress(Event::Quantizing { measuring: true, done: 2, total: 36 }));
         assert_eq!(said(&app), "loading demo: measuring which weights matter, layer 2 of 36 (Esc twice stops)");
-        update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: false, done: 12, total: 36 }));
+        update(&mut app, AppEvent::Progress(Event::Quantizing { measuring: false, done: 12, total: 36 }));
         assert_eq!(said(&app), "loading demo: packing the weights, layer 12 of 36 (Esc twice stops)");
-        update(&mut app, AppEvent::Progress(Progress::Weights { done_bytes: 1, total_bytes: 2 }));
+        update(&mut app, AppEvent::Progress(Event::Loading { done_bytes: 1, total_bytes: 2 }));
         assert!(said(&app).starts_with("loading demo: 50 %"));
     }
 }

@@ -301,7 +301,7 @@ fn nothing_from_outside_reaches_the_terminal_as_it_is() {
     let nasty = "\x1b]0;owned\x07\u{9b}31m\u{202e}abc\u{200b}\r\n\x08";
     for plain in [false, true] {
         let mut app = app(100, 40, 8, 4);
-        app.setup.plain = plain;
+        app.setup.settings.plain = plain;
         let mut info = model(8, 4);
         (info.identity.name, info.identity.device) = (nasty.into(), nasty.into());
         (info.dms, info.adapter, info.evicts_by) = ("adapter".into(), Some(nasty.into()), Some(nasty.into()));
