@@ -1,5 +1,5 @@
-//! The slash commands. Each is one entry, in a file of [`commands`](self) with what it does, and a
-//! line of [`ALL`].
+//! The slash commands. Each is one entry of the table [`ALL`]; what it does is in a file of
+//! [`commands`](self).
 
 mod cache;
 mod chains;
@@ -26,45 +26,103 @@ use super::state::App;
 use super::text::clean_line;
 use crate::words::nearest;
 
-/// Every command, in the order that /help lists them.
-pub const ALL: &[Command] = &[
-    help::HELP,
-    session::NEW,
-    compact::COMPACT,
-    turns::REGEN,
-    turns::EDIT,
-    turns::UNDO,
-    chains::PARALLEL,
-    chains::CHAINS,
-    draft::DRAFT,
-    set::THINK,
-    set::SYSTEM,
-    copy::COPY,
-    find::FIND,
-    session::QUIT,
-    cache::EVICTION,
-    cache::FORGET,
-    pin::PIN,
-    pin::UNPIN,
-    recall::RECALL,
-    compare::COMPARE,
-    twin::TWIN,
-    logprobs::LOGPROBS,
-    cache::REBUILD,
-    cache::STATS,
-    model::MODEL,
-    models::MODELS,
-    set::SET,
-    set::THEME,
-    sessions::SESSIONS,
-    session::RENAME,
-    session::DELETE,
-    session::EXPORT,
-    session::RESUME,
-    session::SAVE,
-    cache::PANEL,
-    set::KEEP_THINKING,
-];
+/// Declares the commands: group, name, other names, usage, what it does, arguments, help.
+macro_rules! commands {
+    ($($group:ident $name:literal $(also $alias:literal)* $usage:literal: $run:path, $args:expr, $help:literal;)*) => {
+        /// Every command, in the order that /help lists them.
+        pub const ALL: &[Command] = &[$(Command {
+            name: $name,
+            aliases: &[$($alias),*],
+            usage: $usage,
+            help: $help,
+            group: Group::$group,
+            args: $args,
+            run: $run,
+        }),*];
+    };
+}
+
+commands! {
+    Chat "help" "[WORDS]": help::open, Args::TEXT, "keys and commands";
+    Chat "new" also "clear" "": session::new, Args::NONE, "begin a new conversation; this one stays saved";
+    Chat "compact" "[list]": compact::begin,
+        Args::words("list or nothing", &[("list", "your messages, word for word")]),
+        "continue in a new conversation with a summary, or a list of your messages; this one stays saved";
+    Chat "regen" also "retry" "": turns::regenerate, Args::NONE,
+        "answer the last message again; the old answer stays a branch";
+    Chat "edit" "": turns::edit, Args::NONE, "change your last (or the chosen) message and send it again";
+    Chat "undo" "": turns::undo, Args::NONE, "remove the last message and its answer from the context";
+    Chat "parallel" also "width" "N|auto [TEXT]": chains::parallel,
+        Args::words(
+            "1 to 1024 chains, or auto",
+            &[("1", "off"), ("4", ""), ("8", ""), ("16", ""), ("auto", "as many as fit")],
+        ).open(),
+        "answer with N chains that vote; 1 is off; with a text: this question only";
+    Chat "chains" "[N]": chains::show, Args::text("the number of a chain"),
+        "the chains of the last (or the chosen) answer, or chain N's reply";
+    Model "draft" "on|off|N": draft::run,
+        Args::words(
+            "on, off, or the most tokens of a step (1 to 15)",
+            &[("on", "as many as are faster"), ("off", "one token a step")],
+        ).open(),
+        "try several tokens in one step; the answer is the same";
+    Chat "think" "on|off": set::think, Args::ON_OFF, "let the model think before it answers";
+    Chat "system" "[TEXT|none]": set::system, Args::TEXT, "set the system prompt";
+    Chat "copy" "[N|code|all]": copy::run,
+        Args::words(
+            "a number, code or all",
+            &[("code", "the last code block"), ("all", "the whole conversation")],
+        ).open(),
+        "copy the last answer, the Nth from the end, its code, or all";
+    Chat "find" also "search" "[TEXT]": find::run, Args::TEXT, "find text in this conversation";
+    Chat "quit" also "exit" also "bye" "": session::quit, Args::NONE, "quit (the conversation is saved)";
+    Memory "eviction" "on|off": cache::eviction, Args::ON_OFF, "drop the tokens that the model marks, or keep all";
+    Memory "forget" "less|more|N|trained": cache::forget,
+        Args::words(
+            "less, more, trained or a ratio",
+            &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
+        ).open(),
+        "how much the model forgets from now on (N = compression ratio, as --keep-ratio)";
+    Memory "pin" "[system]": pin::pin,
+        Args::words("system, or nothing for your last (or the chosen) message", &[pin::SYSTEM]),
+        "never forget your last (or the chosen) message, or the system prompt";
+    Memory "unpin" "": pin::unpin,
+        Args::words(
+            "system, all, or nothing for your last (or the chosen) message",
+            &[pin::SYSTEM, ("all", "every pin")],
+        ),
+        "take the pin of that message back, or every pin; asks which";
+    Memory "recall" "[TEXT]": recall::run,
+        Args::text("a text of this conversation, from its beginning on, or the chosen message"),
+        "ask whether the model still knows a text (or the chosen message)";
+    Memory "compare" "": compare::run, Args::NONE,
+        "answer the last question again without eviction, beside the conversation";
+    Memory "twin" "on|off": twin::run, Args::ON_OFF, "compare the next answers with a copy that drops nothing";
+    Memory "logprobs" also "probs" "": logprobs::run, Args::NONE,
+        "how sure the model was of each token of the last answer";
+    Memory "rebuild" "": cache::rebuild, Args::NONE, "recompute the cache with the current eviction setting";
+    Memory "stats" also "context" "": cache::stats, Args::NONE, "the numbers of the cache, head by head";
+    Model "model" also "load" "[NAME]": model::model, Args { more: model::known, ..Args::TEXT },
+        "load another model: demo, a folder, a GGUF file, or ORG/NAME";
+    Model "models" also "list" "": models::open, Args::NONE,
+        "the models on this machine: size, shape, DMS, licence; Enter loads one";
+    Model "set" also "settings" "[NAME VALUE]": set::set, Args { more: set::complete, ..Args::TEXT },
+        "change a setting; without a name: list them";
+    Model "theme" "[NAME]": set::theme, Args { more: set::themes, ..Args::TEXT }, "change the colours";
+    Files "sessions" also "history" "[WORDS]": sessions::open, Args::TEXT,
+        "saved conversations: open, rename, delete";
+    Files "rename" "TITLE": session::rename, Args::text("a title"), "give this conversation a title";
+    Files "delete" "": session::delete, Args::NONE, "delete this conversation's file";
+    Files "export" "FILE": session::export, Args::text("a file name that ends in .md or .jsonl"),
+        "write the conversation as .md or .jsonl";
+    Hidden "resume" "[ID]": session::resume, Args::TEXT, "open a saved conversation";
+    Hidden "save" "[FILE]": session::save, Args::TEXT,
+        "say where the conversation is saved, or write it to a file";
+    Hidden "panel" "": cache::panel, Args::NONE, "show or hide the cache panel";
+    Hidden "keep-thinking" "on|off|auto": set::keep_thinking,
+        Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")]),
+        "keep earlier thoughts in the context";
+}
 
 /// A slash command.
 pub struct Command {
@@ -131,27 +189,6 @@ impl Group {
 }
 
 impl Command {
-    /// One without arguments and other names.
-    const fn new(
-        group: Group,
-        name: &'static str,
-        usage: &'static str,
-        help: &'static str,
-        run: fn(&mut App, &str) -> Done,
-    ) -> Self {
-        Self { name, aliases: &[], usage, help, group, args: Args::NONE, run }
-    }
-
-    const fn args(mut self, args: Args) -> Self {
-        self.args = args;
-        self
-    }
-
-    const fn also(mut self, aliases: &'static [&'static str]) -> Self {
-        self.aliases = aliases;
-        self
-    }
-
     /// `/copy [N|code|all]`
     pub fn label(&self) -> String {
         format!("/{} {}", self.name, self.usage).trim_end().to_owned()
@@ -165,15 +202,6 @@ impl Command {
 
     fn takes(&self, argument: &str) -> String {
         takes(&format!("/{}", self.name), self.args.takes, argument)
-    }
-
-    /// Shows why the command was not carried out.
-    pub fn refuse(&self, app: &mut App, argument: &str, why: Refusal) {
-        match why {
-            Refusal::Said => {}
-            Refusal::Takes => app.error(self.takes(argument)),
-            Refusal::Because(why) => app.info(format!("/{}: {why}", self.name)),
-        }
     }
 }
 
@@ -201,9 +229,26 @@ pub fn read(name: &str, argument: &str) -> Result<&'static Command, String> {
 
 /// Carries out a command, or shows why not.
 pub fn run(app: &mut App, command: &Command, argument: &str) {
-    if let Err(why) = (command.run)(app, argument) {
-        command.refuse(app, argument, why);
+    let done = (command.run)(app, argument);
+    finish(app, command.name, argument, done);
+}
+
+/// Carries out the command of this name.
+pub fn run_named(app: &mut App, name: &str, argument: &str) {
+    if let Some(command) = find(name) {
+        run(app, command, argument);
     }
+}
+
+/// Shows why a command was not carried out. True if it was.
+fn finish(app: &mut App, name: &str, argument: &str, done: Done) -> bool {
+    let Err(why) = done else { return true };
+    match why {
+        Refusal::Said => {}
+        Refusal::Takes => app.error(find(name).map_or_else(String::new, |command| command.takes(argument))),
+        Refusal::Because(why) => app.info(format!("/{name}: {why}")),
+    }
+    false
 }
 
 /// Listed commands whose name begins as typed, then those with its letters in order; an unlisted

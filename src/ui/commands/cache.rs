@@ -1,6 +1,5 @@
 //! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
 
-use super::{Args, Command, Group};
 use crate::protocol::{Command as Engine, Dial};
 use crate::ui::action::Action;
 use crate::ui::feed::LocalKind;
@@ -10,39 +9,13 @@ use crate::ui::text::on_or_off;
 use crate::ui::update::turns;
 use crate::ui::{numbers, widgets};
 
-pub const EVICTION: Command =
-    Command::new(Group::Memory, "eviction", "on|off", "drop the tokens that the model marks, or keep all", eviction)
-        .args(Args::ON_OFF);
-
-pub const FORGET: Command = Command::new(
-    Group::Memory,
-    "forget",
-    "less|more|N|trained",
-    "how much the model forgets from now on (N = compression ratio, as --keep-ratio)",
-    forget,
-)
-.args(
-    Args::words(
-        "less, more, trained or a ratio",
-        &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
-    )
-    .open(),
-);
-
-pub const REBUILD: Command =
-    Command::new(Group::Memory, "rebuild", "", "recompute the cache with the current eviction setting", rebuild);
-
-pub const STATS: Command =
-    Command::new(Group::Memory, "stats", "", "the numbers of the cache, head by head", |app, _| {
-        app.result(LocalKind::Table, numbers::stats_note(app));
-        Ok(())
-    })
-    .also(&["context"]);
-
-pub const PANEL: Command = Command::new(Group::Hidden, "panel", "", "show or hide the cache panel", panel);
+pub fn stats(app: &mut App, _: &str) -> Done {
+    app.result(LocalKind::Table, numbers::stats_note(app));
+    Ok(())
+}
 
 /// Switches eviction, or says how it is set. The engine reports where the switch acted.
-fn eviction(app: &mut App, argument: &str) -> Done {
+pub fn eviction(app: &mut App, argument: &str) -> Done {
     let now = on_or_off(app.engine.eviction);
     if argument.is_empty() {
         app.info(format!("eviction is {now}; /eviction on or /eviction off"));
@@ -83,7 +56,7 @@ pub fn forget(app: &mut App, argument: &str) -> Done {
     Ok(())
 }
 
-fn rebuild(app: &mut App, _: &str) -> Done {
+pub fn rebuild(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
     if app.tokens() == 0 {
         return Err("the cache is empty".into());
@@ -94,7 +67,7 @@ fn rebuild(app: &mut App, _: &str) -> Done {
 }
 
 /// Shows or hides the panel.
-fn panel(app: &mut App, _: &str) -> Done {
+pub fn panel(app: &mut App, _: &str) -> Done {
     app.panel.hidden = !app.panel.hidden;
     if app.tokens() == 0 && app.chat.path().is_empty() {
         let then = if app.panel.hidden { "stays hidden" } else { "opens with the first message" };

@@ -1,6 +1,5 @@
 //! `/parallel`: how many chains answer. `/chains`: what the chains of an answer said.
 
-use super::{Args, Command, Group};
 use crate::config::Width;
 use crate::protocol::ChainsReport;
 use crate::ui::feed::LocalKind;
@@ -9,32 +8,7 @@ use crate::ui::state::App;
 use crate::ui::text::{clean, clean_line, count, stop_words, truncate};
 use crate::ui::update::turns;
 
-pub const PARALLEL: Command = Command::new(
-    Group::Chat,
-    "parallel",
-    "N|auto [TEXT]",
-    "answer with N chains that vote; 1 is off; with a text: this question only",
-    parallel,
-)
-.args(
-    Args::words(
-        "1 to 1024 chains, or auto",
-        &[("1", "off"), ("4", ""), ("8", ""), ("16", ""), ("auto", "as many as fit")],
-    )
-    .open(),
-)
-.also(&["width"]);
-
-pub const CHAINS: Command = Command::new(
-    Group::Chat,
-    "chains",
-    "[N]",
-    "the chains of the last (or the chosen) answer, or chain N's reply",
-    show,
-)
-.args(Args::text("the number of a chain"));
-
-fn parallel(app: &mut App, argument: &str) -> Done {
+pub fn parallel(app: &mut App, argument: &str) -> Done {
     let (width, question) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     if width.is_empty() {
         app.info(match app.options.width {
@@ -63,7 +37,7 @@ fn words(width: Width) -> String {
     }
 }
 
-fn show(app: &mut App, argument: &str) -> Done {
+pub fn show(app: &mut App, argument: &str) -> Done {
     let chosen = app.feed.selected.and_then(|id| app.chat.get(id)).and_then(|m| m.report.as_ref()?.chains.clone());
     let last = || app.chat.path().iter().rev().find_map(|m| m.report.as_ref()?.chains.clone());
     let none = "no answer of several chains yet; /parallel 8 lets eight answer";

@@ -2,7 +2,6 @@
 //! screen until then and on disk for ever. The new one begins with a summary by the model, checked
 //! against what the user said, or with what the user said.
 
-use super::{Args, Command, Group};
 use crate::chat::summary::{self, checked, own_words};
 use crate::chat::{Conversation, Message, MessageId, Role};
 use crate::protocol::{Command as Engine, StopReason, TextKind, TurnReport};
@@ -12,15 +11,6 @@ use crate::ui::refusal::Done;
 use crate::ui::state::{App, Compacting, Level};
 use crate::ui::text::plural;
 use crate::ui::update::{files, turns};
-
-pub const COMPACT: Command = Command::new(
-    Group::Chat,
-    "compact",
-    "[list]",
-    "continue in a new conversation with a summary, or a list of your messages; this one stays saved",
-    begin,
-)
-.args(Args::words("list or nothing", &[("list", "your messages, word for word")]));
 
 /// The request for a summary, which also begins the new conversation.
 pub const QUESTION: &str = "Sum up our conversation so far, so that we can go on from the summary alone. Keep names, \
@@ -44,7 +34,7 @@ pub fn max_tokens(context: usize) -> usize {
 }
 
 /// Asks for a summary, or copies what the user said.
-fn begin(app: &mut App, argument: &str) -> Done {
+pub fn begin(app: &mut App, argument: &str) -> Done {
     turns::idle(app)?;
     let info = app.model()?;
     let last = app.chat.context_path().into_iter().rev().find(|m| m.role == Role::Assistant).map(|m| m.id);

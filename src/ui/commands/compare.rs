@@ -1,7 +1,6 @@
 //! `/compare`: answers the last question again from a cache that drops nothing, and shows that
 //! answer below the first. It is no part of the conversation.
 
-use super::{Command, Group};
 use crate::chat::{Message, Role};
 use crate::protocol::{StopReason, TextKind, TurnReport};
 use crate::ui::effect::Effect;
@@ -11,16 +10,8 @@ use crate::ui::state::{App, Comparison};
 use crate::ui::text::{bytes, plural};
 use crate::ui::update::turns;
 
-pub const COMPARE: Command = Command::new(
-    Group::Memory,
-    "compare",
-    "",
-    "answer the last question again without eviction, beside the conversation",
-    run,
-);
-
 /// Asks the last question of the context again.
-fn run(app: &mut App, _: &str) -> Done {
+pub fn run(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
     if app.model()?.policy.keeps_all() {
         return Err("this cache keeps everything: the answer would be the same".into());

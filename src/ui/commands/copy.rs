@@ -1,6 +1,5 @@
 //! `/copy`: messages as their source text, byte for byte.
 
-use super::{Args, Command, Group};
 use crate::chat::Role;
 use crate::ui::effect::Effect;
 use crate::ui::markdown;
@@ -8,18 +7,7 @@ use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::App;
 use crate::ui::text::plural;
 
-pub const COPY: Command = Command::new(
-    Group::Chat,
-    "copy",
-    "[N|code|all]",
-    "copy the last answer, the Nth from the end, its code, or all",
-    run,
-)
-.args(
-    Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")]).open(),
-);
-
-fn run(app: &mut App, argument: &str) -> Done {
+pub fn run(app: &mut App, argument: &str) -> Done {
     let path = app.chat.path();
     let answers: Vec<&str> = path.iter().rev().filter(|m| m.role == Role::Assistant).map(|m| m.shown()).collect();
     let (text, what) = match argument {

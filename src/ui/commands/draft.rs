@@ -1,22 +1,12 @@
 //! `/draft on|off|N`: whether a step tries tokens that may follow, and how many.
 
-use super::{Args, Command, Group};
 use crate::protocol::{DraftSource, MAX_DRAFTS};
 use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::App;
 use crate::ui::text::plural;
 
-pub const DRAFT: Command =
-    Command::new(Group::Model, "draft", "on|off|N", "try several tokens in one step; the answer is the same", run)
-        .args(Args {
-            closed: false,
-            ..Args::words(TAKES, &[("on", "as many as are faster"), ("off", "one token a step")])
-        });
-
-const TAKES: &str = "on, off, or the most tokens of a step (1 to 15)";
-
 /// Sets the most drafts of a step, or says how many there are.
-fn run(app: &mut App, argument: &str) -> Done {
+pub fn run(app: &mut App, argument: &str) -> Done {
     let info = app.model()?;
     if info.most_drafts == 0 {
         let why = match &app.setup.settings.draft {

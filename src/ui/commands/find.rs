@@ -1,6 +1,5 @@
 //! `/find`: the bar that finds text in the conversation, and moving between hits.
 
-use super::{Args, Command, Group};
 use crate::ui::action::Action;
 use crate::ui::editor::Editor;
 use crate::ui::find::{count_in, hits};
@@ -15,12 +14,8 @@ use crossterm::event::KeyCode;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-pub const FIND: Command = Command::new(Group::Chat, "find", "[TEXT]", "find text in this conversation", run)
-    .args(Args::TEXT)
-    .also(&["search"]);
-
 /// Opens the bar with a query, which may be empty.
-fn run(app: &mut App, text: &str) -> Done {
+pub fn run(app: &mut App, text: &str) -> Done {
     if app.chat.path().is_empty() && app.feed.locals.is_empty() {
         return Err("there is nothing to search yet".into());
     }

@@ -1,13 +1,14 @@
 //! `/help`: ten keys, the words of the panel, every command and every key, from the tables that
 //! define them. What is typed filters the rows.
 
-use super::{ALL, Args, Command, Group};
+use super::{ALL, Group};
 use crate::ui::action::{Action, Group as Keys};
 use crate::ui::editor::Editor;
 use crate::ui::keymap::Key;
 use crate::ui::numbers::LEGEND;
 use crate::ui::overlay::{After, Overlay, edit_line, field, inside, row, scrolled, wheeled};
 use crate::ui::picker::NOTHING;
+use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::text::{clean_line, count, wrap};
 use crate::ui::theme::Role;
@@ -17,11 +18,11 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-pub const HELP: Command = Command::new(Group::Chat, "help", "[WORDS]", "keys and commands", |app, words| {
+/// Opens the help with these words in its field.
+pub fn open(app: &mut App, words: &str) -> Done {
     app.open(Help { query: words.into(), scroll: 0 });
     Ok(())
-})
-.args(Args::TEXT);
+}
 
 /// The keys that matter most.
 const FIRST: [Action; 10] = [

@@ -1,7 +1,6 @@
 //! `/logprobs`: how probable each token of the last answer was, and what the model would have said
 //! instead.
 
-use super::{Command, Group};
 use crate::protocol::{Command as Engine, Likely, Probe, TokenChoice};
 use crate::ui::action::Action;
 use crate::ui::keymap::Key;
@@ -17,10 +16,6 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-pub const LOGPROBS: Command =
-    Command::new(Group::Memory, "logprobs", "", "how sure the model was of each token of the last answer", run)
-        .also(&["probs"]);
-
 /// Tokens that were less probable are marked.
 const UNSURE: f64 = 0.5;
 /// Columns of a token.
@@ -29,7 +24,7 @@ const TOKEN: usize = 18;
 const TITLE: u16 = 2;
 
 /// Asks for the answer's tokens once more, and opens the page that waits for them.
-fn run(app: &mut App, _: &str) -> Done {
+pub fn run(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
     app.model()?;
     let last = app.chat.context_path().last().and_then(|message| message.report.as_ref());

@@ -1,6 +1,6 @@
 //! `/model` and `/models`: loading a model, and the list of those on this machine.
 
-use super::{Args, Command, Group, pairs};
+use super::pairs;
 use crate::ui::completion::Sources;
 use crate::ui::paths::expand_home;
 use crate::ui::refusal::Done;
@@ -8,19 +8,9 @@ use crate::ui::state::{App, NO_MODEL};
 use crate::ui::update::turns;
 use std::path::Path;
 
-pub const MODEL: Command = Command::new(
-    Group::Model,
-    "model",
-    "[NAME]",
-    "load another model: demo, a folder, a GGUF file, or ORG/NAME",
-    model,
-)
-.args(Args { more: known, ..Args::TEXT })
-.also(&["load"]);
-
 /// The built-in model, cached ones, folders and files of earlier conversations, and folders once
 /// the beginning of a path is typed.
-fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
+pub fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     let mut out = pairs(&[("demo", "built in")]);
     out.extend(sources.models.iter().map(|id| (id.clone(), "in the Hugging Face cache".to_owned())));
     out.extend(sources.used.iter().map(|path| (path.clone(), "used before".to_owned())));
@@ -30,7 +20,7 @@ fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     out
 }
 
-fn model(app: &mut App, name: &str) -> Done {
+pub fn model(app: &mut App, name: &str) -> Done {
     if name.is_empty() {
         app.info(match &app.engine.info {
             Some(i) => format!(

@@ -1,13 +1,13 @@
 //! `/models`: the models on this machine, and what is known of the chosen one.
 
-use super::model::MODEL;
-use super::{Command, Group};
+use super::run_named;
 use crate::ui::action::Action;
 use crate::ui::effect::Effect;
 use crate::ui::keymap::Key;
 use crate::ui::models::ModelEntry;
 use crate::ui::overlay::{After, Overlay, field, inside, row};
 use crate::ui::picker::{NOTHING, Picker, Row, fuzzy};
+use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::text::{bytes, clean_line, truncate};
 use crate::ui::theme::Role;
@@ -15,18 +15,12 @@ use crossterm::event::KeyCode;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-pub const MODELS: Command = Command::new(
-    Group::Model,
-    "models",
-    "",
-    "the models on this machine: size, shape, DMS, licence; Enter loads one",
-    |app, _| {
-        app.open(ModelList { list: Picker::new(Vec::new(), "", fuzzy), is_read: false });
-        app.emit(Effect::ListModels);
-        Ok(())
-    },
-)
-.also(&["list"]);
+/// Opens the list, and has it read.
+pub fn open(app: &mut App, _: &str) -> Done {
+    app.open(ModelList { list: Picker::new(Vec::new(), "", fuzzy), is_read: false });
+    app.emit(Effect::ListModels);
+    Ok(())
+}
 
 pub struct ModelList {
     list: Picker<ModelEntry>,
@@ -79,7 +73,7 @@ impl Overlay<App> for ModelList {
         }
         let Some(ModelEntry { name, complete, .. }) = self.list.chosen() else { return After::Stay };
         if *complete {
-            super::run(app, &MODEL, name);
+            run_named(app, "model", name);
         } else {
             app.info(format!("{name} is incomplete; /model {name} downloads the rest"));
         }

@@ -1,6 +1,5 @@
 //! `/pin` and `/unpin`: messages that are never forgotten.
 
-use super::{Args, Command, Group};
 use crate::chat::Role;
 use crate::protocol::Command as Engine;
 use crate::ui::overlay::question::Question;
@@ -9,33 +8,18 @@ use crate::ui::state::App;
 use crate::ui::text::{clean_line, plural, truncate};
 use crate::ui::update::turns;
 
-const SYSTEM: (&str, &str) = ("system", "the system prompt");
-
-pub const PIN: Command = Command::new(
-    Group::Memory,
-    "pin",
-    "[system]",
-    "never forget your last (or the chosen) message, or the system prompt",
-    pin,
-)
-.args(Args::words("system, or nothing for your last (or the chosen) message", &[SYSTEM]));
-
-pub const UNPIN: Command =
-    Command::new(Group::Memory, "unpin", "", "take the pin of that message back, or every pin; asks which", unpin)
-        .args(Args::words(
-            "system, all, or nothing for your last (or the chosen) message",
-            &[SYSTEM, ("all", "every pin")],
-        ));
+/// The word for the system prompt, with its help.
+pub const SYSTEM: (&str, &str) = ("system", "the system prompt");
 
 /// Asks the engine what a pin would cost.
-fn pin(app: &mut App, argument: &str) -> Done {
+pub fn pin(app: &mut App, argument: &str) -> Done {
     let text = pinnable(app, argument)?;
     app.send(Engine::Pin { text, ask: true });
     Ok(())
 }
 
 /// Asks whether one pin or all are meant. `system` and `all` need no question.
-fn unpin(app: &mut App, argument: &str) -> Done {
+pub fn unpin(app: &mut App, argument: &str) -> Done {
     let text = pinnable(app, argument)?;
     match (argument, app.engine.snapshot.as_ref().map_or(0, |s| s.pinned)) {
         ("all", _) => app.send(Engine::Unpin(None)),

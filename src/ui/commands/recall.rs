@@ -1,7 +1,6 @@
 //! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still
 //! knows.
 
-use super::{Args, Command, Group};
 use crate::protocol::Recalled;
 use crate::ui::effect::Effect;
 use crate::ui::feed::{Local, LocalKind};
@@ -11,25 +10,20 @@ use crate::ui::text::plural;
 use crate::ui::update::turns;
 use std::ops::Range;
 
-pub const RECALL: Command = Command::new(
-    Group::Memory,
-    "recall",
-    "[TEXT]",
-    "ask whether the model still knows a text (or the chosen message)",
-    |app, text| {
-        let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
-        let chosen = chosen.map(|message| message.shown().trim().to_owned());
-        begin(app, chosen.as_deref().unwrap_or(text), None)
-    },
-)
-.args(Args::text("a text of this conversation, from its beginning on, or the chosen message"));
-
 /// Most words that the question gives away.
 const MAX_CUE_WORDS: usize = 8;
 
+/// Asks for a text, or for the chosen message.
+pub fn run(app: &mut App, text: &str) -> Done {
+    let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
+    let chosen = chosen.map(|message| message.shown().trim().to_owned());
+    begin(app, chosen.as_deref().unwrap_or(text), None)
+}
+
 /// Asks for the text at these positions, for the memory page. False after a notice.
 pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) -> bool {
-    begin(app, text, Some(tokens)).map_err(|why| RECALL.refuse(app, text, why)).is_ok()
+    let done = begin(app, text, Some(tokens));
+    super::finish(app, "recall", text, done)
 }
 
 fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Done {

@@ -1,6 +1,5 @@
 //! `/sessions`: the list of saved conversations, and the search in it.
 
-use super::{Args, Command, Group};
 use crate::ui::action::Action;
 use crate::ui::editor::Editor;
 use crate::ui::effect::{Store, Which};
@@ -8,6 +7,7 @@ use crate::ui::event::SessionEntry;
 use crate::ui::keymap::Key;
 use crate::ui::overlay::{After, Overlay, edit_line, field, inside, row};
 use crate::ui::picker::{NOTHING, Picker, Row, fuzzy};
+use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::text::{bytes, clean_line, plural, ratio, truncate, width};
 use crate::ui::theme::Role;
@@ -16,14 +16,12 @@ use crossterm::event::KeyCode;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-pub const SESSIONS: Command =
-    Command::new(Group::Files, "sessions", "[WORDS]", "saved conversations: open, rename, delete", |app, words| {
-        app.session.search = Some(words.to_owned());
-        app.store(Store::List);
-        Ok(())
-    })
-    .args(Args::TEXT)
-    .also(&["history"]);
+/// Has the list read, which is searched for these words then.
+pub fn open(app: &mut App, words: &str) -> Done {
+    app.session.search = Some(words.to_owned());
+    app.store(Store::List);
+    Ok(())
+}
 
 /// Most columns of a model's name.
 const MAX_NAME: usize = 24;

@@ -1,7 +1,7 @@
 //! Settings: `/set`, and `/think`, `/keep-thinking`, `/theme` and `/system`, which have words of
 //! their own.
 
-use super::{Args, Command, Group, cache, chains, pairs, takes};
+use super::{pairs, run_named, takes};
 use crate::config::{ByteSize, Width};
 use crate::protocol::{Command as Engine, Thinking, sampling_table};
 use crate::ui::completion::Sources;
@@ -12,24 +12,6 @@ use crate::ui::state::App;
 use crate::ui::text::{clean_line, on_or_off};
 use crate::ui::update::{texts, turns};
 use crate::words::nearest;
-
-pub const SET: Command =
-    Command::new(Group::Model, "set", "[NAME VALUE]", "change a setting; without a name: list them", set)
-        .args(Args { more: complete, ..Args::TEXT })
-        .also(&["settings"]);
-
-pub const THEME: Command = Command::new(Group::Model, "theme", "[NAME]", "change the colours", theme)
-    .args(Args { more: |_, sources| themes(sources), ..Args::TEXT });
-
-pub const THINK: Command =
-    Command::new(Group::Chat, "think", "on|off", "let the model think before it answers", think).args(Args::ON_OFF);
-
-pub const KEEP_THINKING: Command =
-    Command::new(Group::Hidden, "keep-thinking", "on|off|auto", "keep earlier thoughts in the context", keep_thinking)
-        .args(Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")]));
-
-pub const SYSTEM: Command =
-    Command::new(Group::Chat, "system", "[TEXT|none]", "set the system prompt", system).args(Args::TEXT);
 
 /// A setting of `/set`.
 struct Setting {
@@ -121,28 +103,28 @@ const SETTINGS: &[Setting] = &[
         "think",
         "on or off",
         |app| on_or_off(app.options.think).to_owned(),
-        |app, v| by(app, &THINK, v, matches!(v, "on" | "off")),
+        |app, v| by(app, "think", v, matches!(v, "on" | "off")),
     )
     .values(&["on", "off"]),
     setting(
         "keep_thinking",
         "on, off or auto; auto is as the model's template says",
         |app| app.options.keep_thinking.map_or("auto", on_or_off).to_owned(),
-        |app, v| by(app, &KEEP_THINKING, v, matches!(v, "on" | "off" | "auto")),
+        |app, v| by(app, "keep-thinking", v, matches!(v, "on" | "off" | "auto")),
     )
     .values(&["on", "off", "auto"]),
     setting(
         "width",
         "a number of chains, or auto; 1 is off",
         |app| app.options.width.to_string(),
-        |app, v| by(app, &chains::PARALLEL, v, v.parse::<Width>().is_ok()),
+        |app, v| by(app, "parallel", v, v.parse::<Width>().is_ok()),
     ),
-    setting("theme", "the name of a theme", |app| app.theme.name.clone(), |app, v| by(app, &THEME, v, true)),
+    setting("theme", "the name of a theme", |app| app.theme.name.clone(), |app, v| by(app, "theme", v, true)),
     setting(
         "keep_ratio",
         "1 to 64, or trained",
         |app| app.engine.dial.map_or("trained".to_owned(), |(ratio, _)| format!("{ratio:.1}")),
-        |app, v| by(app, &cache::FORGET, v, v == "trained" || v.parse::<f32>().is_ok()),
+        |app, v| by(app, "forget", v, v == "trained" || v.parse::<f32>().is_ok()),
     ),
 ];
 
@@ -161,8 +143,8 @@ fn shown(value: Option<impl ToString>, none: &str) -> String {
 }
 
 /// Sets by another command, which says so.
-fn by(app: &mut App, command: &Command, value: &str, valid: bool) -> Option<()> {
-    valid.then(|| super::run(app, command, value))
+fn by(app: &mut App, command: &str, value: &str, valid: bool) -> Option<()> {
+    valid.then(|| run_named(app, command, value))
 }
 
 /// Captures the mouse, or releases it to the terminal.
@@ -177,22 +159,22 @@ pub fn mouse(app: &mut App, value: &str) -> Option<()> {
     Some(())
 }
 
-fn themes(sources: &Sources) -> Vec<(String, String)> {
+pub fn themes(_: &str, sources: &Sources) -> Vec<(String, String)> {
     (sources.themes)().into_iter().map(|theme| (theme, String::new())).collect()
 }
 
 /// Names of settings, or the values of the one that was typed.
-fn complete(typed: &str, sources: &Sources) -> Vec<(String, String)> {
+pub fn complete(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     let Some((name, _)) = typed.split_once(' ') else {
         return settings().map(|s| (format!("{} ", s.name), s.takes.to_owned())).collect();
     };
     let setting = settings().find(|s| s.name == name);
     let values = setting.map_or_else(Vec::new, |s| s.values.iter().map(|v| (*v, "")).collect());
-    let values = if name == "theme" { themes(sources) } else { pairs(&values) };
+    let values = if name == "theme" { themes(typed, sources) } else { pairs(&values) };
     values.into_iter().map(|(value, help)| (format!("{name} {value}"), help)).collect()
 }
 
-fn set(app: &mut App, argument: &str) -> Done {
+pub fn set(app: &mut App, argument: &str) -> Done {
     let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     if name.is_empty() {
         let rows = settings().map(|s| format!("{:<20} {:<12} {}", s.name, (s.now)(app), s.takes));
@@ -221,7 +203,7 @@ fn set(app: &mut App, argument: &str) -> Done {
     Ok(())
 }
 
-fn think(app: &mut App, argument: &str) -> Done {
+pub fn think(app: &mut App, argument: &str) -> Done {
     if let Some(model) = &app.engine.info {
         match model.thinking() {
             Thinking::None => return Err(format!("{} has no thinking to switch", model.identity.name).into()),
@@ -243,7 +225,7 @@ fn think(app: &mut App, argument: &str) -> Done {
     Ok(())
 }
 
-fn keep_thinking(app: &mut App, argument: &str) -> Done {
+pub fn keep_thinking(app: &mut App, argument: &str) -> Done {
     match argument {
         "" => {}
         "auto" => app.options.keep_thinking = None,
@@ -257,7 +239,7 @@ fn keep_thinking(app: &mut App, argument: &str) -> Done {
     Ok(())
 }
 
-fn theme(app: &mut App, name: &str) -> Done {
+pub fn theme(app: &mut App, name: &str) -> Done {
     if name.is_empty() {
         let names = app.setup.themes.names().join(", ");
         app.info(format!("theme {}; themes: {names}", app.theme.name));
@@ -269,7 +251,7 @@ fn theme(app: &mut App, name: &str) -> Done {
     Ok(())
 }
 
-fn system(app: &mut App, argument: &str) -> Done {
+pub fn system(app: &mut App, argument: &str) -> Done {
     if argument.is_empty() {
         app.info(match app.chat.system() {
             Some(system) => format!("system prompt: {}", clean_line(system)),

@@ -1,23 +1,12 @@
 //! `/regen`, `/edit` and `/undo`: the last question once more.
 
-use super::{Command, Group};
 use crate::chat::Role;
 use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::update::turns;
 
-pub const REGEN: Command =
-    Command::new(Group::Chat, "regen", "", "answer the last message again; the old answer stays a branch", regenerate)
-        .also(&["retry"]);
-
-pub const EDIT: Command =
-    Command::new(Group::Chat, "edit", "", "change your last (or the chosen) message and send it again", edit);
-
-pub const UNDO: Command =
-    Command::new(Group::Chat, "undo", "", "remove the last message and its answer from the context", undo);
-
 /// Generates another answer beside the existing one.
-fn regenerate(app: &mut App, _: &str) -> Done {
+pub fn regenerate(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
     app.model()?;
     app.chat.regenerate().ok_or("nothing was asked yet")?;
@@ -26,7 +15,7 @@ fn regenerate(app: &mut App, _: &str) -> Done {
 }
 
 /// Removes the last message and its answer from the path; its text returns to the input.
-fn undo(app: &mut App, _: &str) -> Done {
+pub fn undo(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
     let text = app.chat.undo().ok_or("nothing was asked yet")?;
     let place = turns::give_back(app, &text);
@@ -36,7 +25,7 @@ fn undo(app: &mut App, _: &str) -> Done {
 }
 
 /// Puts the chosen or last message of the user into the input.
-fn edit(app: &mut App, _: &str) -> Done {
+pub fn edit(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
     let path = app.chat.path();
     let chosen = app.feed.selected.and_then(|id| path.iter().position(|m| m.id == id)).map(|at| &path[..=at]);

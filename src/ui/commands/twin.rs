@@ -1,18 +1,13 @@
 //! `/twin on|off`: compares the next answers with a copy of the conversation that drops nothing.
 
-use super::{Args, Command, Group};
 use crate::protocol::Command as Engine;
 use crate::ui::feed::LocalKind;
 use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::text::{bytes, on_or_off};
 
-pub const TWIN: Command =
-    Command::new(Group::Memory, "twin", "on|off", "compare the next answers with a copy that drops nothing", run)
-        .args(Args::ON_OFF);
-
 /// Switches the twin, or says how it is set.
-fn run(app: &mut App, argument: &str) -> Done {
+pub fn run(app: &mut App, argument: &str) -> Done {
     app.model()?;
     let now = on_or_off(app.engine.twin);
     match argument {

@@ -12,13 +12,6 @@ use crate::ui::state::{App, NO_MODEL};
 use crate::ui::text::on_or_off;
 use crate::ui::widgets;
 
-/// Runs the command that an action stands for.
-fn command(app: &mut App, name: &str, argument: &str) {
-    if let Some(command) = commands::find(name) {
-        commands::run(app, command, argument);
-    }
-}
-
 /// Carries out an action of the keymap.
 pub fn act(app: &mut App, action: Action) {
     let page = app.feed.height.saturating_sub(2).max(1) as isize;
@@ -38,9 +31,9 @@ pub fn act(app: &mut App, action: Action) {
         // With text in the input, Ctrl+F moves right as in Emacs.
         Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => edit(app, Action::Right),
         Action::Find | Action::Help | Action::Panel | Action::Sessions | Action::Copy => {
-            command(app, action.name(), "");
+            commands::run_named(app, action.name(), "");
         }
-        Action::Eviction => command(app, "eviction", on_or_off(!app.engine.eviction)),
+        Action::Eviction => commands::run_named(app, "eviction", on_or_off(!app.engine.eviction)),
         Action::ExternalEditor => app.emit(Effect::ExternalEditor(app.input.expanded().into_owned())),
         Action::PageUp => app.feed.scroll(-page),
         Action::PageDown => app.feed.scroll(page),
