@@ -148,8 +148,8 @@ impl Client {
             loop {
                 let event = tokio::select! {
                     event = source.next() => event?,
-                    signal = next_kill(&mut kills) => return Err(Killed(signal).into()),
-                    Some((chain, verdict)) = next_verdict(&mut checks) => {
+                    Some(signal) = async { Some(kills.as_mut()?.next().await) } => return Err(Killed(signal).into()),
+                    Some((chain, verdict)) = async { checks.as_mut()?.verdicts.recv().await } => {
                         if let Some(choice) = judge(chain, verdict, &mut checks)? {
                             source.handle.send(Command::Elect(choice));
                         }
@@ -187,22 +187,6 @@ impl Client {
 fn repeats(chain: Option<usize>) -> String {
     let what = chain.map_or("the answer".to_owned(), |number| format!("chain {}", number + 1));
     format!("{what} repeats itself (Ctrl+C stops it); --temperature 1, --width 8 or --max-think may help")
-}
-
-/// The number of the next signal; never, if none is awaited.
-async fn next_kill(kills: &mut Option<Kills>) -> i32 {
-    match kills {
-        Some(kills) => kills.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// The next verdict; never, without a checker.
-async fn next_verdict(checks: &mut Option<Checks>) -> Option<(usize, Verdict)> {
-    match checks {
-        Some(checks) => checks.verdicts.recv().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Passes the answers of chains to the checker. Returns whether none is left to check, and none was right.

@@ -2,7 +2,7 @@
 
 use super::args::{Common, ConfigCommand};
 use super::output;
-use super::{download, spawn};
+use super::{download, quiet_settings as settings, spawn};
 use crate::config::{DEFAULT, Dirs, Settings, Shown, shown};
 use crate::engine::default_sampling;
 use crate::ui::keymap::Keymap;
@@ -37,10 +37,6 @@ pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
         }
     }
     Ok(output::OK)
-}
-
-fn settings(common: &Common) -> Result<Settings> {
-    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
 }
 
 fn show(common: &Common) -> Result<()> {

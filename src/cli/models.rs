@@ -4,7 +4,7 @@ use super::args::{Common, ModelsCommand};
 use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
-use super::{devices, download, quantized, spawn};
+use super::{devices, download, quantized, quiet_settings as settings, spawn};
 use crate::checkpoint::adapter::{Adapter, kvzap};
 use crate::checkpoint::eagle;
 use crate::checkpoint::files::INDEX;
@@ -70,10 +70,6 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
         ModelsCommand::Importance(_) => {}
     }
     Ok(output::OK)
-}
-
-fn settings(common: &Common) -> Result<Settings> {
-    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
 }
 
 fn hub() -> Result<Hub> {

@@ -16,7 +16,7 @@ use std::path::Path;
 const MODEL_WIDTH: usize = 20;
 
 pub fn run(command: &SessionsCommand, common: &Common) -> Result<u8> {
-    let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    let settings = super::quiet_settings(common)?;
     match command {
         SessionsCommand::List => list(&settings, common)?,
         SessionsCommand::Prune { all } => prune(&settings, *all, common)?,

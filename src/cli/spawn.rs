@@ -19,6 +19,7 @@ use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions}
 use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
 use crate::quant::Weights;
 use anyhow::{Context, Result, bail};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
@@ -105,9 +106,9 @@ impl DeviceJob for Serve {
     }
 }
 
-/// Work on a loaded model without the engine's thread, for any backend.
-pub trait ModelJob {
-    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8>;
+/// Work on a loaded model without the engine's thread, for any backend. Its result is an exit code, or something else.
+pub trait ModelJob<T = u8> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<T>;
 }
 
 /// Loads the model of the settings onto its device and does `job`. A step has at most `max_step` tokens.
@@ -116,31 +117,32 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
 }
 
 /// As [`with_model`], with options that `adjust` makes from those of the settings.
-pub fn with_options(
+pub fn with_options<T>(
     settings: &Settings,
     adjust: impl FnOnce(EngineOptions, &ModelConfig) -> EngineOptions,
-    job: impl ModelJob,
-) -> Result<u8> {
+    job: impl ModelJob<T>,
+) -> Result<T> {
     devices::check(settings)?;
     download::ensure(settings)?;
     interrupts::end_on_interrupt("interrupted")?;
     let (checkpoint, target) = open_or_say(settings).map_err(as_wrong_use)?;
     let options = adjust(options(settings, &checkpoint, target).map_err(as_wrong_use)?, &checkpoint.config);
-    target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
+    target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job, output: PhantomData })
 }
 
 /// Loads a model and does a [`ModelJob`].
-struct OnRunner<J> {
+struct OnRunner<J, T> {
     checkpoint: Checkpoint,
     options: EngineOptions,
     job: J,
+    output: PhantomData<T>,
 }
 
-impl<J: ModelJob> DeviceJob for OnRunner<J> {
-    type Output = u8;
+impl<T, J: ModelJob<T>> DeviceJob for OnRunner<J, T> {
+    type Output = T;
 
-    fn run<D: DeviceKind>(self, device: &D) -> Result<u8> {
-        let Self { checkpoint, mut options, job } = self;
+    fn run<D: DeviceKind>(self, device: &D) -> Result<T> {
+        let Self { checkpoint, mut options, job, .. } = self;
         let b = device.open()?;
         let mut progress = Quantizing::default();
         let prepared = engine::prepare(&b, checkpoint, &mut options, &mut |report| progress.report(report));

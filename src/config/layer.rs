@@ -78,10 +78,10 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     format!("{}:{line}: {key}{message}", path.display())
 }
 
-/// The place where a file sets a key: `FILE:LINE: KEY`.
+/// The place where a file sets a key: `FILE:LINE`.
 pub fn place_of_key(path: &Path, key: &str) -> String {
     let text = regular_file::read_text(path, MAX_BYTES).unwrap_or_default();
-    format!("{}:{}: {key}", path.display(), line_of_key(&text, key))
+    format!("{}:{}", path.display(), line_of_key(&text, key))
 }
 
 fn line_of_key(text: &str, key: &str) -> usize {

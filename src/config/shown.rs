@@ -34,10 +34,7 @@ fn merged(layers: [&Layer; 3], path: &Path) -> Vec<Shown> {
         let (value, source) = match (flag, env, file) {
             (Some(value), ..) => (value, flag_name(key)),
             (_, Some(value), _) => (value, env_name(key)),
-            (_, _, Some(value)) => {
-                let place = place_of_key(path, key);
-                (value, place.trim_end_matches(&format!(": {key}")).to_owned())
-            }
+            (_, _, Some(value)) => (value, place_of_key(path, key)),
             _ => (default, DEFAULT.to_owned()),
         };
         Shown { key, value, source }

@@ -52,20 +52,15 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
         ctx_size: None,
         ..settings.clone()
     };
-    let mut fitted = None;
-    let fit = Fit { texts: &texts, goal, work: &mut work, out: &mut fitted };
-    with_options(&settings, predictor::options, fit)?;
-    let fitted = fitted.context("nothing was fitted")?;
+    let fitted = with_options(&settings, predictor::options, Fit { texts: &texts, goal, work: &mut work })?;
     // The model is loaded again, with the predictor at a threshold of 0, which the dial then moves.
     let folder = settings.dirs.adapters();
     let draft = fitted.file(&Found { window: 256, threshold: 0.0, measured: Vec::new() })?;
     let mut temporary = Temporary::in_own_folder(&folder).with_context(|| folder.display().to_string())?;
     temporary.file.write_all(&draft).with_context(|| folder.display().to_string())?;
     settings.adapter = Adapter::File(temporary.path().to_owned());
-    let mut found = None;
-    let find = Find { fitted: &fitted, goal, work: &mut work, draft: temporary, out: &mut found };
-    with_options(&settings, predictor::options, find)?;
-    let found = found.context("no threshold was found")?;
+    let find = Find { fitted: &fitted, goal, work: &mut work, draft: temporary };
+    let found = with_options(&settings, predictor::options, find)?;
     work.line.clear();
     let whole = fitted.file(&found)?;
     let path = match &args.out {
@@ -148,12 +143,11 @@ struct Fit<'a> {
     texts: &'a [Text],
     goal: Goal,
     work: &'a mut Work,
-    out: &'a mut Option<FittedModel>,
 }
 
-impl ModelJob for Fit<'_> {
-    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
-        let Self { texts, goal, work, out } = self;
+impl ModelJob<FittedModel> for Fit<'_> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<FittedModel> {
+        let Self { texts, goal, work } = self;
         let c = &checkpoint.config;
         if c.trained().is_some() {
             return Err(wrong_use(format!("{} evicts by itself, so it needs no predictor", checkpoint.name)));
@@ -173,14 +167,13 @@ impl ModelJob for Fit<'_> {
         for kind in pieces.fitted.chunk_by(|a, b| a.kind == b.kind) {
             texts.push(format!("{} {}", kind.len(), kind[0].kind));
         }
-        *out = Some(FittedModel {
+        Ok(FittedModel {
             layers,
             measured: pieces.measured,
             config: c.clone(),
             base: checkpoint.name.clone(),
             texts: texts.join(", "),
-        });
-        Ok(output::OK)
+        })
     }
 }
 
@@ -190,12 +183,11 @@ struct Find<'a> {
     work: &'a mut Work,
     /// The predictor's file while it is loaded.
     draft: Temporary,
-    out: &'a mut Option<Found>,
 }
 
-impl ModelJob for Find<'_> {
-    fn run<B: Measure>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
-        let Self { fitted, goal, work, draft, out } = self;
+impl ModelJob<Found> for Find<'_> {
+    fn run<B: Measure>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<Found> {
+        let Self { fitted, goal, work, draft } = self;
         // Nothing that Ctrl+C ends the process at leaves a file behind.
         drop(draft);
         let scores = predictor::sorted_scores(&fitted.layers);
@@ -205,8 +197,7 @@ impl ModelJob for Find<'_> {
             work.show(2, Progress { doing: "measuring eviction, pass", done: done.min(total), total });
             done += 1;
         };
-        *out = Some(search::find(runner, &fitted.measured, goal, &scores, &mut on_pass)?);
-        Ok(output::OK)
+        search::find(runner, &fitted.measured, goal, &scores, &mut on_pass)
     }
 }
 
