@@ -120,9 +120,14 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
 }
 
+/// As [`settings`], without notices.
+fn quiet_settings(common: &args::Common) -> Result<Settings> {
+    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
+}
+
 /// The settings of a command line, the environment and the config file.
 pub fn settings(common: &args::Common) -> Result<Settings> {
-    let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    let settings = quiet_settings(common)?;
     Settings::unknown_variables().iter().for_each(|line| output::notice(line));
     Ok(settings)
 }

@@ -105,7 +105,7 @@ impl Settings {
         let set_by = |key: &str, flag: bool, variable: bool| match (flag, variable) {
             (true, _) => format!("--{}", key.replace('_', "-")),
             (_, true) => environment::env_name(key),
-            _ => layer::place_of_key(&path, key),
+            _ => format!("{}: {key}", layer::place_of_key(&path, key)),
         };
         let theme_set_by = match &file.theme {
             None if flags.theme.is_none() && env.theme.is_none() => String::new(),

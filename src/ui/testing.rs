@@ -1,18 +1,20 @@
 //! For tests: a state without files, and the engine's side of a conversation.
 
-use super::depth::Depth;
-use super::effect::Effect;
-use super::event::AppEvent;
+pub use super::depth::Depth;
+pub use super::effect::{Effect, Store};
+pub use super::event::AppEvent;
 use super::keymap::Keymap;
 use super::state::{App, Setup};
 use super::theme::Themes;
-use super::update::update;
+pub use super::update::update;
+use crate::chat::Conversation;
 use crate::codec::Codec;
 use crate::config::{Dirs, Layer, Settings};
 use crate::policy::PolicyKind;
 use crate::protocol::*;
-use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use std::sync::Arc;
+use crate::ui::event::Opened;
+pub use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+pub use std::sync::Arc;
 
 pub fn settings() -> Settings {
     let dirs = Dirs { config: "/config".into(), data: "/data".into(), cache: "/cache".into() };
@@ -32,9 +34,40 @@ pub fn unloaded(columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
 
 /// The chat with a model of these layers and heads.
 pub fn app(columns: u16, rows: u16, layers: usize, heads: usize) -> App {
-    let mut app = unloaded(columns, rows, Depth::Rgb, "dark");
-    update(&mut app, AppEvent::ModelReady(Arc::new(model(layers, heads))));
+    loaded(columns, rows, Depth::Rgb, "dark", model(layers, heads))
+}
+
+/// The chat with this model, on a terminal of this depth.
+pub fn loaded(columns: u16, rows: u16, depth: Depth, theme: &str, info: ModelInfo) -> App {
+    let mut app = unloaded(columns, rows, depth, theme);
+    ready(&mut app, info);
     app
+}
+
+/// The model is loaded.
+pub fn ready(app: &mut App, info: ModelInfo) -> Vec<Effect> {
+    update(app, AppEvent::ModelReady(Arc::new(info)))
+}
+
+/// The figures of the panels change.
+pub fn figures(app: &mut App, snapshot: Snapshot) -> Vec<Effect> {
+    update(app, AppEvent::Snapshot(Arc::new(snapshot)))
+}
+
+/// A saved conversation is opened.
+pub fn open(app: &mut App, chat: Conversation, restore: Option<RestoreRequest>) -> Vec<Effect> {
+    let (date, notices, loads) = (Default::default(), Vec::new(), restore.is_some());
+    let restore = restore.map(Box::new);
+    let opened = Opened { id: "x".into(), chat, date, eviction: None, notices, restore, loads };
+    update(app, AppEvent::Opened(Box::new(opened)))
+}
+
+/// The engine has no room for the prompt of the turn.
+pub fn refuse(app: &mut App, detail: &str) {
+    let turn = app.turn.as_ref().unwrap().turn;
+    let (detail, report) = (Some(detail.into()), report(turn, StopReason::ContextFull));
+    let refused = TurnReport { in_context: false, generated: Vec::new(), detail, ..report };
+    engine(app, Event::TurnDone(Box::new(refused)));
 }
 
 pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
@@ -50,15 +83,11 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
             tokenizer_fingerprint: "t".into(),
             device: "cpu, 2 threads".into(),
             weights: Some("f32".into()),
-            decisions: None,
+            ..ModelIdentity::default()
         },
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
-        state_layers: 0,
-        state_bytes: 0,
-        local_layers: 0,
-        local_window: 0,
         n_q_heads: n_kv_heads,
         n_kv_heads,
         head_dim: 32,
@@ -66,16 +95,11 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         context: 8192,
         codec: Codec::F32,
         policy: PolicyKind::Dms,
-        budget: None,
         window: Some(64),
         dms: "borrowed".into(),
-        evicts_by: None,
-        adapter: None,
         weights: WeightsInfo { format: "f32".into(), bits: 32.0, bytes: 1000, cached: false },
         slot_bytes: 260,
         page_slots: 16,
-        kv_limit: None,
-        plan: Plan::default(),
         template: TemplateSpec {
             trusted: true,
             source: Some("{{ enable_thinking }}".into()),
@@ -83,7 +107,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         },
         think_tags: Some(("<think>".into(), "</think>".into())),
         most_drafts: 15,
-        default_sampling: SamplingParams::default(),
+        ..ModelInfo::default()
     }
 }
 
@@ -221,13 +245,17 @@ pub fn quits(effects: &[Effect]) -> bool {
     effects.iter().any(|e| matches!(e, Effect::Quit))
 }
 
+/// The cells of the screen.
+pub fn cells(app: &mut App) -> ratatui::buffer::Buffer {
+    let (columns, rows) = app.size;
+    let mut terminal = ratatui::Terminal::new(ratatui::backend::TestBackend::new(columns, rows)).unwrap();
+    terminal.draw(|f| super::widgets::frame::draw(f, app)).unwrap();
+    terminal.backend().buffer().clone()
+}
+
 /// The screen as text.
 pub fn screen(app: &mut App) -> String {
-    let (columns, rows) = app.size;
-    let backend = ratatui::backend::TestBackend::new(columns, rows);
-    let mut terminal = ratatui::Terminal::new(backend).unwrap();
-    terminal.draw(|f| super::widgets::frame::draw(f, app)).unwrap();
-    let buffer = terminal.backend().buffer().clone();
+    let (buffer, (columns, rows)) = (cells(app), app.size);
     let row = |y: u16| -> String {
         let mut text = String::new();
         let mut x = 0;
@@ -279,10 +307,7 @@ pub fn presence(text: &str, layers: usize, heads: usize) -> Presence {
 /// The screen, and below it which background each cell has: a letter for each colour, in the order
 /// of their appearance.
 pub fn tinted_screen(app: &mut App) -> String {
-    let (columns, rows) = app.size;
-    let mut terminal = ratatui::Terminal::new(ratatui::backend::TestBackend::new(columns, rows)).unwrap();
-    terminal.draw(|f| super::widgets::frame::draw(f, app)).unwrap();
-    let buffer = terminal.backend().buffer().clone();
+    let (buffer, (columns, rows)) = (cells(app), app.size);
     let mut colours = Vec::new();
     let mut tints = String::new();
     let shown = screen(app);

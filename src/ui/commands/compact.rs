@@ -224,12 +224,8 @@ pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: 
 mod tests {
     use super::*;
     use crate::protocol::{Event, Finding, ModelInfo};
-    use crate::ui::depth::Depth;
     use crate::ui::event::{AppEvent, Asked};
     use crate::ui::testing::*;
-    use crate::ui::update::update;
-    use crossterm::event::KeyCode;
-    use std::sync::Arc;
 
     /// A chat with another model than the built-in one.
     fn chat(context: usize) -> App {
@@ -240,7 +236,7 @@ mod tests {
         let mut app = unloaded(100, 30, Depth::Rgb, "dark");
         let mut info = ModelInfo { context, ..model(8, 4) };
         info.template.trusted = builtin;
-        update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+        ready(&mut app, info);
         app
     }
 
@@ -253,7 +249,7 @@ mod tests {
     }
 
     fn fill(app: &mut App, tokens: usize) {
-        update(app, AppEvent::Snapshot(Arc::new(snapshot(tokens, 8, 4))));
+        figures(app, snapshot(tokens, 8, 4));
     }
 
     /// The new conversation's effect.
@@ -348,13 +344,7 @@ mod tests {
         // behind.
         for question in ["first", "second"] {
             say(&mut app, question);
-            let refused = TurnReport {
-                in_context: false,
-                generated: Vec::new(),
-                detail: Some("the prompt has 8,216 tokens".into()),
-                ..report(app.turn.as_ref().unwrap().turn, StopReason::ContextFull)
-            };
-            engine(&mut app, Event::TurnDone(Box::new(refused)));
+            refuse(&mut app, "the prompt has 8,216 tokens");
             let line = app.notice.clone().expect("a line").text;
             assert_eq!(line, format!("not sent (Up recalls it): context full: {}", summary::WAY_OUT));
             assert_eq!((app.input.text(), app.history.entries().last().map(String::as_str)), ("", Some(question)));

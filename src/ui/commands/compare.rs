@@ -76,7 +76,6 @@ mod tests {
     use super::*;
     use crate::protocol::{Command as Engine, Event, Finding};
     use crate::ui::testing::*;
-    use crossterm::event::KeyCode;
 
     #[test]
     fn the_same_question_is_answered_beside_the_conversation() {

@@ -35,7 +35,6 @@ pub fn run(app: &mut App, argument: &str) -> Done {
 mod tests {
     use crate::protocol::ModelInfo;
     use crate::ui::testing::*;
-    use std::sync::Arc;
 
     #[test]
     fn drafts_are_switched_and_refused_where_there_are_none() {

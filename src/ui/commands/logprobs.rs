@@ -168,7 +168,6 @@ impl Overlay<App> for Logprobs {
 mod tests {
     use super::*;
     use crate::protocol::{Event, Finding};
-    use crate::ui::effect::Effect;
     use crate::ui::testing::*;
 
     #[test]

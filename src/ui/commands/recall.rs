@@ -100,12 +100,7 @@ pub fn summary(recalled: &Recalled) -> String {
 mod tests {
     use super::*;
     use crate::protocol::{Command as Engine, Event, Finding, Guess, RecalledToken};
-    use crate::ui::depth::Depth;
-    use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
-    use crate::ui::update::update;
-    use crossterm::event::KeyCode;
-    use std::sync::Arc;
 
     #[test]
     fn a_question_gives_the_first_words_away_and_no_others() {
@@ -137,8 +132,7 @@ mod tests {
     #[test]
     fn a_recall_is_asked_shown_and_never_part_of_the_conversation() {
         for (name, depth, theme) in [("recall", Depth::Rgb, "dark"), ("recall_ascii", Depth::Ascii, "ascii")] {
-            let mut app = unloaded(100, 24, depth, theme);
-            update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+            let mut app = loaded(100, 24, depth, theme, model(8, 4));
             turn(&mut app, "the code is seven four two", "hm", "Noted.");
             let context = app.chat.context_path().len();
             let effects = say(&mut app, "/recall the code is seven four two");

@@ -43,7 +43,6 @@ pub fn was_set(app: &mut App, on: bool, why: Option<String>) {
 mod tests {
     use super::*;
     use crate::protocol::Event;
-    use crate::ui::effect::Effect;
     use crate::ui::testing::*;
 
     #[test]

@@ -206,11 +206,7 @@ pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
-    use crate::ui::update::update;
-    use crossterm::event::KeyCode;
-    use std::sync::Arc;
 
     #[test]
     fn a_conversations_model_is_loaded_before_it_is_opened_or_the_current_one_offered() {
@@ -222,7 +218,7 @@ mod tests {
         let opens = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Store(Store::OpenWithCurrent(_))));
         assert!(matches!(&update(&mut app, needs())[..], [Effect::LoadReference(r)] if *r == reference));
         assert!(screen(&mut app).contains("/models/other"));
-        assert!(opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))) && app.opening);
+        assert!(opens(&ready(&mut app, model(8, 4))) && app.opening);
 
         update(&mut app, needs());
         assert!(!opens(&update(&mut app, AppEvent::LoadFailed("no room".into()))));
@@ -234,7 +230,7 @@ mod tests {
         press(&mut app, KeyCode::Esc);
         let effects = press(&mut app, KeyCode::Esc);
         assert!(matches!(effects[..], [Effect::CancelLoad]) && app.engine.loading.is_none(), "{effects:?}");
-        assert!(!opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+        assert!(!opens(&ready(&mut app, model(8, 4))));
 
         // Ctrl+D ends the chat, also where something is asked.
         let why = "/dev/zero is not a regular file but a device".to_owned();

@@ -3,10 +3,7 @@
 use super::*;
 use crate::chat::{Change, session::Record};
 use crate::protocol::{Command, Event, ModelInfo, SamplingParams, StopReason, TextKind};
-use crate::ui::effect::Store;
 use crate::ui::testing::*;
-use crossterm::event::{KeyCode, KeyModifiers};
-use std::sync::Arc;
 
 #[test]
 fn enter_sends_and_four_keys_make_a_newline() {
@@ -72,14 +69,7 @@ fn escape_stops_and_the_partial_answer_stays() {
 fn a_refused_prompt_returns_to_the_input() {
     let mut app = app(120, 40, 8, 4);
     say(&mut app, "too long");
-    let turn = app.turn.as_ref().unwrap().turn;
-    let refused = crate::protocol::TurnReport {
-        in_context: false,
-        generated: Vec::new(),
-        detail: Some("the prompt has 9000 tokens".into()),
-        ..report(turn, StopReason::ContextFull)
-    };
-    engine(&mut app, Event::TurnDone(Box::new(refused)));
+    refuse(&mut app, "the prompt has 9000 tokens");
     assert_eq!(app.input.text(), "too long");
     assert!(screen(&mut app).contains("not sent: the prompt has 9000 tokens"));
     // It is not part of the conversation, nor of its file.
@@ -190,7 +180,7 @@ fn an_undo_that_empties_the_cache_says_what_the_next_message_costs() {
     turn(&mut app, "first", "", "one");
     turn(&mut app, "second", "", "two");
     say(&mut app, "/undo");
-    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(0, 8, 4))));
+    figures(&mut app, snapshot(0, 8, 4));
     let shown = screen(&mut app);
     assert!(shown.contains("the cache is empty; your next message loads the conversation again"), "{shown}");
     let status = |app: &mut App| screen(app).lines().last().unwrap_or_default().to_owned();
@@ -302,13 +292,13 @@ fn unknown_commands_and_values_say_what_was_expected() {
     // given back to it.
     let other = SamplingParams { temperature: 0.6, top_k: 20, ..SamplingParams::default() };
     let info = ModelInfo { default_sampling: other.clone(), ..model(8, 4) };
-    update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+    ready(&mut app, info);
     assert_eq!(app.sampling(), SamplingParams { temperature: 0.7, ..other.clone() });
     // A note says what does not stay.
     turn(&mut app, "q", "", "a");
     app.engine.twin = true;
-    update(&mut app, AppEvent::Snapshot(Arc::new(crate::protocol::Snapshot { pinned: 3, ..snapshot(40, 8, 4) })));
-    update(&mut app, AppEvent::ModelReady(Arc::new(ModelInfo { default_sampling: other.clone(), ..model(8, 4) })));
+    figures(&mut app, crate::protocol::Snapshot { pinned: 3, ..snapshot(40, 8, 4) });
+    ready(&mut app, ModelInfo { default_sampling: other.clone(), ..model(8, 4) });
     let noted = app.feed.locals.last().unwrap().text.clone();
     assert!(noted.ends_with("; pins of messages do not come back; the twin is off"), "{noted}");
     say(&mut app, "/set temperature default");

@@ -4,16 +4,12 @@ use super::*;
 use crate::chat::Conversation;
 use crate::protocol::{Command, Event, Phase, StopReason};
 use crate::ui::action::Action;
-use crate::ui::depth::Depth;
 use crate::ui::editor::search;
-use crate::ui::effect::Store;
-use crate::ui::event::{Opened, SessionEntry};
+use crate::ui::event::SessionEntry;
 use crate::ui::keymap::Keymap;
 use crate::ui::testing::*;
 use crate::ui::theme::Role;
-use crossterm::event::{KeyCode, KeyModifiers};
 use ratatui::style::Modifier;
-use std::sync::Arc;
 
 fn choose_older(app: &mut App) {
     press_with(app, KeyCode::Up, KeyModifiers::CONTROL);
@@ -53,16 +49,12 @@ fn the_chosen_message_shows_at_every_depth_of_colour() {
         (Depth::Mono, "dark"),
         (Depth::Ascii, "ascii"),
     ] {
-        let mut app = unloaded(80, 24, depth, theme);
-        update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+        let mut app = loaded(80, 24, depth, theme, model(8, 4));
         turn(&mut app, "first question", "", "An answer.");
         choose_older(&mut app);
         choose_older(&mut app);
-        let mut terminal = ratatui::Terminal::new(ratatui::backend::TestBackend::new(80, 24)).unwrap();
-        terminal.draw(|f| crate::ui::widgets::frame::draw(f, &mut app)).unwrap();
-        let shown = screen(&mut app);
+        let (shown, buffer) = (screen(&mut app), cells(&mut app));
         let row = shown.lines().position(|l| l.contains("first question")).unwrap() as u16;
-        let buffer = terminal.backend().buffer();
         let style = app.theme.style(Role::Selected);
         assert!(style.bg.is_some() || style.add_modifier.contains(Modifier::REVERSED));
         for x in [4, 30] {
@@ -229,8 +221,8 @@ fn unpin_asks_which_pins_go() {
     // Which tokens they are is asked once the answer has ended.
     let pinned = crate::protocol::Snapshot { pinned: 45, ..snapshot(472, 8, 4) };
     let during = crate::protocol::Snapshot { phase: Phase::Decode, ..pinned.clone() };
-    assert!(update(&mut app, AppEvent::Snapshot(Arc::new(during))).is_empty());
-    let effects = update(&mut app, AppEvent::Snapshot(Arc::new(pinned)));
+    assert!(figures(&mut app, during).is_empty());
+    let effects = figures(&mut app, pinned);
     assert!(matches!(effects[..], [Effect::Engine(Command::Presence(_))]), "{effects:?}");
     assert!(say(&mut app, "/unpin").is_empty());
     let shown = screen(&mut app);
@@ -336,17 +328,15 @@ fn figures_of_the_conversation_before_do_not_stay() {
     let turn = chat.begin_reply(true, None);
     chat.append(turn, crate::protocol::TextKind::Answer, "old answer");
     chat.finish(report(turn, StopReason::MaxTokens));
-    let (date, notices) = (Default::default(), Vec::new());
-    let opened = Opened { id: "x".into(), chat, date, eviction: None, notices, restore: None, loads: false };
-    update(&mut app, AppEvent::Opened(Box::new(opened)));
+    open(&mut app, chat, None);
     assert!(app.engine.snapshot.is_none());
     let said = |app: &mut App| status(app).contains("tok/s") || status(app).contains("token limit");
     assert!(!said(&mut app), "{}", status(&mut app));
-    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(0, 8, 4))));
+    figures(&mut app, snapshot(0, 8, 4));
     assert!(!screen(&mut app).contains("the cache is empty"));
     crate::ui::testing::turn(&mut app, "again", "hm", "Fine.");
     assert!(said(&mut app));
-    update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+    ready(&mut app, model(8, 4));
     assert!(!said(&mut app), "{}", status(&mut app));
 }
 
@@ -356,9 +346,9 @@ fn a_rebuild_that_is_stopped_does_not_call_the_cache_empty() {
     let mut app = app(120, 40, 8, 4);
     turn(&mut app, "q", "hm", "Fine.");
     say(&mut app, "/rebuild");
-    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(0, 8, 4))));
+    figures(&mut app, snapshot(0, 8, 4));
     engine(&mut app, Event::RebuildDone { cancelled: true, tokens: 472 });
-    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(472, 8, 4))));
+    figures(&mut app, snapshot(472, 8, 4));
     let shown = screen(&mut app);
     assert!(shown.contains("stopped; the cache holds 472 tokens") && !shown.contains("the cache is empty"), "{shown}");
 }

@@ -4,12 +4,8 @@ use super::*;
 use crate::chat::Role;
 use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind, TurnReport};
 use crate::ui::commands::help::Help;
-use crate::ui::depth::Depth;
-use crate::ui::effect::Store;
 use crate::ui::testing::*;
 use crate::ui::widgets::message::advice;
-use crossterm::event::{KeyCode, KeyModifiers};
-use std::sync::Arc;
 
 /// The chat with a model that somebody else made.
 fn with_model(change: impl Fn(&mut ModelInfo)) -> App {
@@ -17,7 +13,7 @@ fn with_model(change: impl Fn(&mut ModelInfo)) -> App {
     let mut info = model(8, 4);
     (info.identity.name, info.template.trusted) = ("org/model".into(), false);
     change(&mut info);
-    update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+    ready(&mut app, info);
     app
 }
 

@@ -3,13 +3,11 @@
 use super::*;
 use crate::protocol::{Command, Event, StopReason, TextKind};
 use crate::ui::commands::sessions::Sessions;
-use crate::ui::depth::Depth;
 use crate::ui::effect::{Store, Which};
-use crate::ui::event::{Asked, Opened, SessionEntry};
+use crate::ui::event::{Asked, SessionEntry};
 use crate::ui::state::{Loading, Restore};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers, MouseEvent, MouseEventKind};
-use std::sync::Arc;
 
 fn loading() -> App {
     let mut app = unloaded(80, 24, Depth::Rgb, "dark");
@@ -78,13 +76,7 @@ fn a_text_given_back_never_replaces_a_draft() {
     let mut app = app(120, 40, 8, 4);
     say(&mut app, "too long");
     type_in(&mut app, "my draft");
-    let refused = crate::protocol::TurnReport {
-        in_context: false,
-        generated: Vec::new(),
-        detail: Some("too many tokens".into()),
-        ..report(app.turn.as_ref().unwrap().turn, StopReason::ContextFull)
-    };
-    engine(&mut app, Event::TurnDone(Box::new(refused)));
+    refuse(&mut app, "too many tokens");
     assert_eq!(app.input.text(), "my draft");
     assert_eq!(app.history.entries().last().map(String::as_str), Some("too long"));
     assert!(screen(&mut app).contains("not sent (Up recalls it): too many tokens"));
@@ -99,7 +91,7 @@ fn messages_sent_while_a_model_loads_or_answers_wait_their_turn() {
     press(&mut app, KeyCode::Esc);
     assert_eq!((app.input.text(), app.queue.len()), ("more", 1));
     press(&mut app, KeyCode::Enter);
-    assert!(sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    assert!(sent(&ready(&mut app, model(8, 4))));
     assert_eq!(app.chat.path()[0].text, "hi");
     assert!(sent(&end(&mut app, StopReason::End)));
     assert_eq!(app.chat.path()[2].text, "more");
@@ -129,7 +121,7 @@ fn loading_is_stopped_at_the_second_press_and_a_message_begins_it_again() {
     update(&mut app, AppEvent::LoadFailed("no room".into()));
     assert_eq!(app.queue.len(), 1);
     assert!(matches!(&say(&mut app, "/model other")[..], [Effect::Load(name)] if name == "other"));
-    assert!(sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    assert!(sent(&ready(&mut app, model(8, 4))));
 }
 
 #[test]
@@ -137,17 +129,8 @@ fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
     let mut app = loading();
     app.resuming = true;
     say(&mut app, "go on");
-    assert!(!sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
-    let opened = Opened {
-        id: "x".into(),
-        chat: crate::chat::Conversation::new(None),
-        date: Default::default(),
-        eviction: None,
-        notices: Vec::new(),
-        restore: None,
-        loads: false,
-    };
-    assert!(sent(&update(&mut app, AppEvent::Opened(Box::new(opened)))));
+    assert!(!sent(&ready(&mut app, model(8, 4))));
+    assert!(sent(&open(&mut app, crate::chat::Conversation::new(None), None)));
 }
 
 /// A saved conversation is loaded at once; what is sent meanwhile waits for it, and Esc leaves it
@@ -155,28 +138,18 @@ fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
 #[test]
 fn a_conversation_loads_when_it_is_opened_and_messages_wait() {
     let mut app = app(120, 40, 8, 4);
-    let open = |app: &mut App| {
+    let open_old = |app: &mut App| {
         let mut chat = crate::chat::Conversation::new(None);
         chat.push_user("old question");
-        let (date, notices) = (Default::default(), Vec::new());
-        let opened = Opened {
-            id: "x".into(),
-            chat,
-            date,
-            eviction: None,
-            notices,
-            restore: Some(Default::default()),
-            loads: true,
-        };
-        let effects = update(app, AppEvent::Opened(Box::new(opened)));
+        let effects = open(app, chat, Some(Default::default()));
         assert!(matches!(effects[..], [.., Effect::Engine(Command::Restore(_))]), "{effects:?}");
         assert!(app.is_busy() && app.session.is_restoring());
     };
-    open(&mut app);
+    open_old(&mut app);
     assert!(!sent(&say(&mut app, "go on")) && app.queue.len() == 1);
     assert!(sent(&engine(&mut app, Event::RebuildDone { cancelled: false, tokens: 40 })));
     end(&mut app, StopReason::End);
-    open(&mut app);
+    open_old(&mut app);
     assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
     engine(&mut app, Event::RebuildDone { cancelled: true, tokens: 0 });
     assert_eq!(notice(&app), "stopped; the conversation loads with your next message");

@@ -127,12 +127,7 @@ pub fn words(report: &ChainsReport, reads: f64) -> String {
 mod tests {
     use super::*;
     use crate::protocol::{ChainEvent, ChainReport, Command, Event, StopReason, TextKind};
-    use crate::ui::depth::Depth;
-    use crate::ui::effect::Effect;
-    use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
-    use crate::ui::update::update;
-    use std::sync::Arc;
 
     fn chain_report(answer: Option<&str>, seed: u64) -> ChainReport {
         ChainReport {
@@ -150,8 +145,7 @@ mod tests {
     fn chains_are_seen_while_they_answer_and_can_be_opened() {
         let sizes = [(80, 24, Depth::Rgb, "dark"), (120, 40, Depth::Rgb, "dark"), (80, 24, Depth::Ascii, "ascii")];
         for (w, h, depth, theme) in sizes {
-            let mut app = unloaded(w, h, depth, theme);
-            update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+            let mut app = loaded(w, h, depth, theme, model(8, 4));
             let effects = say(&mut app, "/parallel 4 reach 24 from 3, 5, 7, 9");
             assert!(matches!(effects[..], [Effect::Generate { turn: 1 }]));
             let request = app.turn.as_ref().unwrap().chains_request(true).unwrap();
@@ -180,7 +174,7 @@ mod tests {
                     ChainFigures { state, tokens: 120, live_slots, reads: 5_000.0, dense_reads: 20_000.0 }
                 })
                 .to_vec();
-            update(&mut app, AppEvent::Snapshot(Arc::new(s)));
+            figures(&mut app, s);
             let name = format!("chains_{theme}_{w}x{h}");
             insta::assert_snapshot!(name, screen(&mut app));
             // Esc asks the engine to end them; the winner's text is the message's.

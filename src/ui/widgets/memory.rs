@@ -267,14 +267,8 @@ fn fate_without_marks(policy: PolicyKind, presence: &Presence, token: usize) -> 
 #[cfg(test)]
 mod tests {
     use crate::protocol::{Command, Event, Finding, LaneFilter, ModelInfo, PresenceRequest, Recalled};
-    use crate::ui::depth::Depth;
-    use crate::ui::effect::Effect;
-    use crate::ui::event::AppEvent;
     use crate::ui::state::App;
     use crate::ui::testing::*;
-    use crate::ui::update::update;
-    use crossterm::event::KeyCode;
-    use std::sync::Arc;
 
     const FACTS: &str = "<|im_start|> user\nMy name is Ada. I live in Oslo, at 42 Elm Street. My cat is called Tom. \
         I was born in 1815. The door code is 7731. <|im_end|> \n<|im_start|> assistant\ngood to know, thank you for telling \
@@ -284,10 +278,9 @@ mod tests {
         "one could talk about that for quite a while without ever saying anything of importance, and ";
 
     fn opened(columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
-        let mut app = unloaded(columns, rows, depth, theme);
-        update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+        let mut app = loaded(columns, rows, depth, theme, model(8, 4));
         let presence = presence(&(FACTS.to_owned() + &CHATTER.repeat(6)), 8, 4);
-        update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(presence.kept.len(), 8, 4))));
+        figures(&mut app, snapshot(presence.kept.len(), 8, 4));
         let asked = requests(press(&mut app, KeyCode::F(3)));
         assert_eq!(asked.len(), 1, "opening the page asks once");
         engine(&mut app, Event::Presence(Arc::new(presence)));
@@ -311,11 +304,11 @@ mod tests {
         ] {
             let mut app = unloaded(120, 40, Depth::Rgb, "dark");
             let info = ModelInfo { policy: policy.parse().unwrap(), window: None, ..model(8, 4) };
-            update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+            ready(&mut app, info);
             let mut presence = presence(FACTS, 8, 4);
             (presence.lanes, presence.forgot) = (32, None);
             presence.kept.fill(kept);
-            update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(presence.kept.len(), 8, 4))));
+            figures(&mut app, snapshot(presence.kept.len(), 8, 4));
             press(&mut app, KeyCode::F(3));
             engine(&mut app, Event::Presence(Arc::new(presence)));
             let screen = screen(&mut app);
@@ -438,13 +431,12 @@ mod tests {
     /// changed.
     #[test]
     fn a_pinned_message_says_so_in_the_conversation() {
-        let mut app = unloaded(100, 30, Depth::Rgb, "dark");
-        update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+        let mut app = loaded(100, 30, Depth::Rgb, "dark", model(8, 4));
         turn(&mut app, "My name is Ada.", "hm", "Fine.");
         let mut answer = presence("<|im_start|> user\nMy name is Ada. <|im_end|> \n", 8, 4);
         let pinned = |app: &mut App, n| {
             let snapshot = crate::protocol::Snapshot { pinned: n, ..snapshot(answer.kept.len(), 8, 4) };
-            requests(update(app, AppEvent::Snapshot(Arc::new(snapshot)))).len()
+            requests(figures(app, snapshot)).len()
         };
         assert_eq!((pinned(&mut app, 0), pinned(&mut app, 4), pinned(&mut app, 4)), (0, 1, 0));
         answer.pins = Vec::from_iter(Some(2..6));
@@ -464,10 +456,10 @@ mod tests {
             let mut app = unloaded(120, 40, Depth::Rgb, "dark");
             let window = (policy == "dms").then_some(64);
             let info = ModelInfo { policy: policy.parse().unwrap(), window, ..model(8, 4) };
-            update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+            ready(&mut app, info);
             let mut presence = presence(&FACTS.repeat(3), 8, 4);
             presence.kept.fill(32);
-            update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(presence.kept.len(), 8, 4))));
+            figures(&mut app, snapshot(presence.kept.len(), 8, 4));
             press(&mut app, KeyCode::F(3));
             press(&mut app, KeyCode::Home);
             engine(&mut app, Event::Presence(Arc::new(presence)));
@@ -509,7 +501,7 @@ mod tests {
         let mut asked = Vec::new();
         for step in 0..60 {
             app.now_ms += 33;
-            asked.extend(requests(update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(n + 1 + step, 8, 4))))));
+            asked.extend(requests(figures(&mut app, snapshot(n + 1 + step, 8, 4))));
             let mut answer = app.memory.presence().clone();
             (answer.from, answer.text) = (app.memory.presence().kept.len(), "x".into());
             answer.ends = vec![1];
@@ -527,7 +519,7 @@ mod tests {
         assert_eq!(filter(KeyCode::Char('H'), &mut app), at(Some(0), Some(3)));
         press(&mut app, KeyCode::Esc);
         app.now_ms += 1_000;
-        assert!(requests(update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(900, 8, 4))))).is_empty());
+        assert!(requests(figures(&mut app, snapshot(900, 8, 4))).is_empty());
         assert!(app.wants_tick().is_none());
     }
 }

@@ -2,12 +2,7 @@
 
 use super::layout;
 use crate::protocol::{Event, Phase, StopReason, TextKind};
-use crate::ui::depth::Depth;
-use crate::ui::event::AppEvent;
 use crate::ui::testing::*;
-use crate::ui::update::update;
-use crossterm::event::KeyCode;
-use std::sync::Arc;
 
 const THOUGHT: &str = "5*b - 2355 = -50*b - 2740\n55*b = -385\nb = -7";
 const ANSWER: &str = "The solution is **b = -7**.\n\n1. Add `50*b`\n2. Divide by 55\n\n| step | result |\n|--|--:|\n| 1 | 55*b = -385 |\n\n```py\nb = -385 / 55\n```";
@@ -35,7 +30,7 @@ fn the_welcome_at_80x24() {
     (info.identity.device, info.context) = ("cpu, 2 threads, avx512".into(), 131_072);
     (info.plan.workspace_bytes, info.plan.kv_budget_bytes) = (10_500_000, Some(21_200_000_000));
     (info.plan.certain_context, info.plan.expected_context) = (8_192, 131_072);
-    update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+    ready(&mut app, info);
     let shown = screen(&mut app);
     for text in ["dmschat", "at least 8,192 of them fit", "What can you do?", "F1 ", "/data/sessions"] {
         assert!(shown.contains(text), "{text}: {shown}");
@@ -45,9 +40,8 @@ fn the_welcome_at_80x24() {
 #[test]
 fn the_panel_of_a_large_model_on_a_small_screen() {
     for (name, depth, theme) in [("rgb", Depth::Rgb, "dark"), ("ascii", Depth::Ascii, "ascii")] {
-        let mut app = unloaded(80, 24, depth, theme);
-        update(&mut app, AppEvent::ModelReady(Arc::new(model(36, 8))));
-        update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(2000, 36, 8))));
+        let mut app = loaded(80, 24, depth, theme, model(36, 8));
+        figures(&mut app, snapshot(2000, 36, 8));
         insta::assert_snapshot!(name, screen(&mut app));
     }
 }
@@ -56,7 +50,7 @@ fn the_panel_of_a_large_model_on_a_small_screen() {
 #[test]
 fn the_panel_leaves_the_chat_its_room_at_every_size() {
     let mut app = app(80, 24, 36, 8);
-    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(2000, 36, 8))));
+    figures(&mut app, snapshot(2000, 36, 8));
     for columns in (30..260).step_by(7).chain([80, 120, 200]) {
         for rows in (8..60).step_by(3).chain([24, 40, 50]) {
             app.size = (columns, rows);
@@ -95,7 +89,7 @@ fn the_panel_agrees_with_its_headline() {
     (s.kv.live_bytes, s.kv.dense_bytes, s.kv.ratio) = (2_500_000, 13_900_000, Some(5.56));
     (s.kv.bytes, s.checkpoint_bytes, s.mapped_bytes) = (18_600_000, 8_000_000, 24_000_000);
     (s.chain_bytes, s.twin_bytes) = (3_000_000, 1_000_000);
-    update(&mut app, AppEvent::Snapshot(Arc::new(s)));
+    figures(&mut app, s);
     let shown = screen(&mut app);
     let expected = [
         "cache 2.5 MB · dense 13.9 MB · 5.6x",
@@ -143,7 +137,7 @@ fn the_first_screen_names_its_purpose_and_the_help_at_every_size() {
     }
     let stats = crate::ui::numbers::stats_note(&{
         let mut app = app(80, 24, 8, 4);
-        update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(40, 8, 4))));
+        figures(&mut app, snapshot(40, 8, 4));
         app
     });
     assert!(stats.contains("device          cpu, 2 threads"), "{stats}");
@@ -290,7 +284,7 @@ fn progress_and_a_short_context_are_shown() {
     say(&mut app, "q");
     let mut s = snapshot(7900, 8, 4);
     s.phase = Phase::Prefill { done: 400, total: 1200 };
-    update(&mut app, AppEvent::Snapshot(Arc::new(s)));
+    figures(&mut app, s);
     let shown = screen(&mut app);
     assert!(shown.contains("reading the prompt: 400 of 1,200 tokens, 33 % (Esc stops)"), "{shown}");
     assert!(shown.contains("context 7,900/8,192"));
@@ -305,7 +299,7 @@ fn nothing_from_outside_reaches_the_terminal_as_it_is() {
         let mut info = model(8, 4);
         (info.identity.name, info.identity.device) = (nasty.into(), nasty.into());
         (info.dms, info.adapter, info.evicts_by) = ("adapter".into(), Some(nasty.into()), Some(nasty.into()));
-        update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+        ready(&mut app, info);
         update(&mut app, AppEvent::Paste(nasty.into()));
         screen(&mut app);
         press(&mut app, KeyCode::Enter);

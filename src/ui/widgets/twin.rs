@@ -145,11 +145,8 @@ fn same_text(a: &[Line], b: &[Line]) -> bool {
 mod tests {
     use super::*;
     use crate::protocol::{Event, StopReason};
-    use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
-    use crate::ui::update::update;
     use ratatui::style::Modifier;
-    use std::sync::Arc;
 
     #[test]
     fn a_comparison_is_drawn_under_its_answer() {
@@ -163,8 +160,7 @@ mod tests {
         };
         let twin = TwinReport { kl, differences: 3, first: Some(first), bytes: 1000 };
         for (name, depth, theme) in [("twin", Depth::Rgb, "dark"), ("twin_ascii", Depth::Ascii, "ascii")] {
-            let mut app = unloaded(120, 24, depth, theme);
-            update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+            let mut app = loaded(120, 24, depth, theme, model(8, 4));
             app.panel.hidden = true;
             say(&mut app, "q");
             let turn = app.turn.as_ref().unwrap().turn;
