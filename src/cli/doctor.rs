@@ -31,6 +31,11 @@ impl Check {
         Self { name, value: value.into(), problem: None, starts: true }
     }
 
+    /// The fact, or what is wrong with `value`.
+    fn of(name: &'static str, fact: Result<impl Into<Value>>, value: impl Into<Value>) -> Self {
+        fact.map_or_else(|e| Self::problem(name, value, &e), |fact| Self::fact(name, fact))
+    }
+
     fn problem(name: &'static str, value: impl Into<Value>, error: &anyhow::Error) -> Self {
         Self { problem: Some(format!("{error:#}")), starts: false, ..Self::fact(name, value) }
     }
@@ -85,28 +90,18 @@ fn checks(common: &Common) -> Vec<Check> {
         Check::fact("cuda", cuda_summary()),
     ];
     let settings = Settings::load(common.layer(), common.config.as_deref());
-    let config = settings.as_ref().map(|s| s.dirs.config_file().display().to_string());
-    checks.push(match &config {
-        Ok(path) => Check::fact("config", path.as_str()),
+    checks.push(match &settings {
+        Ok(settings) => Check::fact("config", settings.dirs.config_file().display().to_string()),
         Err(e) => Check::problem("config", Value::Null, e),
     });
     if let Ok(settings) = &settings {
         let theme = settings.theme.as_deref().unwrap_or(AUTO);
-        checks.push(match super::check_theme(settings) {
-            Ok(()) => Check::fact("theme", theme),
-            Err(e) => Check::problem("theme", theme, &e),
-        });
+        checks.push(Check::of("theme", super::check_theme(settings).map(|()| theme), theme));
         let file = settings.keymap().map_or("built in".to_owned(), |file| file.display().to_string());
-        checks.push(match Keymap::load(settings.keymap().as_deref()) {
-            Ok(_) => Check::fact("keymap", file),
-            Err(e) => Check::problem("keymap", file, &e),
-        });
-    }
-    if let Some(settings) = settings.as_ref().ok().filter(|s| s.model != BUILTIN_MODEL) {
-        checks.push(match model(settings) {
-            Ok(about) => Check::fact("model", about),
-            Err(e) => Check::problem("model", settings.model.as_str(), &e),
-        });
+        checks.push(Check::of("keymap", Keymap::load(settings.keymap().as_deref()).map(|_| file.clone()), file));
+        if settings.model != BUILTIN_MODEL {
+            checks.push(Check::of("model", model(settings), settings.model.as_str()));
+        }
     }
     if let Err(e) = settings.as_ref().map_or(Ok(()), devices::check_for_chat) {
         checks.push(Check::problem("device", Value::Null, &e));
@@ -115,10 +110,7 @@ fn checks(common: &Common) -> Vec<Check> {
         Ok(dirs) => folder_check("data_folder", &dirs.data),
         Err(e) => Check::problem("data_folder", Value::Null, &e),
     });
-    checks.push(match builtin_model() {
-        Ok(about) => Check::fact("builtin_model", about),
-        Err(e) => Check::problem("builtin_model", Value::Null, &e),
-    });
+    checks.push(Check::of("builtin_model", builtin_model(), Value::Null));
     checks
 }
 
