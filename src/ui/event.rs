@@ -85,21 +85,14 @@ pub enum AppEvent {
         model: String,
         why: String,
     },
-    /// A session began; `date` is "now" in its templates.
-    SessionBegan {
-        id: String,
-        date: jiff::civil::DateTime,
-    },
+    /// A session began.
+    SessionBegan(NewSession),
     /// An empty conversation replaces the open one (/new, /delete).
-    NewConversation {
-        id: String,
-        date: jiff::civil::DateTime,
-    },
+    NewConversation(NewSession),
     /// A new conversation replaces the open one and continues it from a summary. `continues`: its
     /// session, if it is saved.
     Compacted {
-        id: String,
-        date: jiff::civil::DateTime,
+        session: NewSession,
         continues: Option<String>,
         summary: Box<Summary>,
     },
@@ -122,6 +115,13 @@ pub enum AppEvent {
     },
     /// A message about an effect.
     Said(Level, String),
+}
+
+/// A session that began: its id, and "now" to its templates.
+#[derive(Debug, Default)]
+pub struct NewSession {
+    pub id: String,
+    pub date: jiff::civil::DateTime,
 }
 
 /// A conversation read from a file.

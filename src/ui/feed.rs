@@ -179,11 +179,6 @@ impl Feed {
         }
     }
 
-    /// Adds the line of a toggle.
-    pub fn push_mark(&mut self, chat: &Conversation, mark: Mark, text: String) {
-        self.push(chat, Local::of_mark(&mark, text));
-    }
-
     /// Returns the local lines within a message, in order: byte offset and text.
     pub fn within(&self, id: MessageId) -> impl Iterator<Item = (usize, &str)> {
         let here = self.locals.iter().filter(move |l| l.after == Some(id));
@@ -244,7 +239,7 @@ impl Feed {
 
     /// Rows of all items.
     pub fn total(&self) -> usize {
-        (0..self.items.len()).map(|i| self.height_of(i)).sum()
+        self.row_of(self.items.len(), 0)
     }
 
     /// Returns the index of the first row shown.
@@ -253,8 +248,8 @@ impl Feed {
         match self.anchor {
             None => bottom_top,
             Some(a) => {
-                let before: usize = (0..a.item).map(|i| self.height_of(i)).sum();
-                (before + a.row.min(self.height_of(a.item).saturating_sub(1))).min(bottom_top)
+                let row = a.row.min(self.height_of(a.item).saturating_sub(1));
+                self.row_of(a.item, row).min(bottom_top)
             }
         }
     }
@@ -270,9 +265,7 @@ impl Feed {
 
     /// Scrolls by rows. At the end the pane follows again.
     pub fn scroll(&mut self, rows: isize) {
-        let bottom_top = self.total().saturating_sub(self.height);
-        let top = self.top().saturating_add_signed(rows).min(bottom_top);
-        self.go_to(top);
+        self.go_to(self.top().saturating_add_signed(rows));
     }
 
     /// Puts a row at the top of the pane.
@@ -327,12 +320,11 @@ impl Feed {
 
     /// Selects the previous or next message and scrolls to it.
     pub fn select(&mut self, newer: bool) {
-        let messages: Vec<(usize, MessageId)> = self
-            .items
-            .iter()
-            .enumerate()
-            .filter_map(|(i, k)| if let ItemKey::Message(id) = k { Some((i, *id)) } else { None })
-            .collect();
+        let message = |(i, key): (usize, &ItemKey)| match key {
+            ItemKey::Message(id) => Some((i, *id)),
+            ItemKey::Local(_) => None,
+        };
+        let messages: Vec<(usize, MessageId)> = self.items.iter().enumerate().filter_map(message).collect();
         let at = self.selected.and_then(|id| messages.iter().position(|(_, m)| *m == id));
         let next = match (at, newer) {
             (None, true) => None,
@@ -353,19 +345,11 @@ impl Feed {
         if self.selected.is_some() {
             return self.selected;
         }
-        let (top, mut start) = (self.top(), 0);
-        let mut target = None;
-        for (i, key) in self.items.iter().enumerate() {
-            let rows = self.rows.get(key);
-            if start < top + self.height
-                && start + self.height_of(i) > top
-                && let (ItemKey::Message(id), true) = (key, rows.is_some_and(|r| r.fold_row.is_some()))
-            {
-                target = Some(*id);
-            }
-            start += self.height_of(i);
-        }
-        target
+        let (first, last) =
+            (self.locate(self.top()).item, self.locate(self.top() + self.height.saturating_sub(1)).item);
+        let in_view = self.items.get(first..=last).unwrap_or_default().iter().rev();
+        let folds = |key: &&ItemKey| self.rows.get(key).is_some_and(|rows| rows.fold_row.is_some());
+        in_view.filter(folds).find_map(|key| if let ItemKey::Message(id) = key { Some(*id) } else { None })
     }
 }
 

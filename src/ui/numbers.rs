@@ -92,11 +92,8 @@ pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
         ("free in pages", own_pages.saturating_sub(s.kv.live_bytes)),
         ("reserved", s.mapped_bytes.saturating_sub(s.kv.bytes)),
     ];
-    let mut rows: Vec<_> = held.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, bytes(n))).collect();
-    if let Some(device) = s.device_bytes {
-        rows.push(("GPU memory used", bytes(device)));
-    }
-    rows
+    let held = held.into_iter().filter(|(_, n)| *n > 0);
+    held.chain(s.device_bytes.map(|n| ("GPU memory used", n))).map(|(name, n)| (name, bytes(n))).collect()
 }
 
 /// Returns the cache's settings in parts: `dms`, `window 64`, `f32`, `eviction on`.
@@ -109,18 +106,10 @@ pub fn cache_settings(app: &App) -> Vec<String> {
         (None, None) => {}
     }
     parts.push(info.codec.to_string());
-    if info.state_layers > 0 {
-        parts.push(format!("{} layers have a state of fixed size", info.state_layers));
-    }
-    if info.local_layers > 0 {
-        parts.push(local_layers(info));
-    }
-    if !info.policy.keeps_all() {
-        parts.push(format!("eviction {}", eviction_word(app)));
-    }
-    if app.engine.twin {
-        parts.push("twin on".to_owned());
-    }
+    parts.extend(state_layers(info));
+    parts.extend(local_layers(info));
+    parts.extend((!info.policy.keeps_all()).then(|| format!("eviction {}", eviction_word(app))));
+    parts.extend(app.engine.twin.then(|| "twin on".to_owned()));
     parts.push(format!("weights {}", weights(info)));
     parts
 }
@@ -135,9 +124,15 @@ fn policy(info: &ModelInfo) -> String {
     by.map_or_else(|| info.policy.to_string(), |by| format!("{}, {}", info.policy, clean_line(by)))
 }
 
-/// `22 layers see the newest 512 tokens`
-fn local_layers(info: &ModelInfo) -> String {
-    format!("{} layers see the newest {}", info.local_layers, plural(info.local_window as u64, "token"))
+/// `22 layers see the newest 512 tokens`, if there are any.
+fn local_layers(info: &ModelInfo) -> Option<String> {
+    let tokens = || plural(info.local_window as u64, "token");
+    (info.local_layers > 0).then(|| format!("{} layers see the newest {}", info.local_layers, tokens()))
+}
+
+/// The layers without attention, if there are any.
+fn state_layers(info: &ModelInfo) -> Option<String> {
+    (info.state_layers > 0).then(|| format!("{} layers have a state of fixed size", info.state_layers))
 }
 
 /// A model's name without its owner.
@@ -160,20 +155,13 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         ("slots", format!("{} live, {} dense", count(kv.live_slots), count(kv.dense_slots))),
         ("tokens", context_use(app)),
     ];
-    if s.pinned > 0 {
-        rows.push(("pinned", plural(s.pinned as u64, "token")));
-    }
+    rows.extend((s.pinned > 0).then(|| ("pinned", plural(s.pinned as u64, "token"))));
     if kv.reads > 0.0 {
-        let text = format!(
-            "{} slots a head in the last answer, {} at most stored",
-            count(kv.reads as u64),
-            count(kv.peak_slots as u64)
-        );
-        rows.push(("reads", text));
+        let [reads, most] = [kv.reads, kv.peak_slots].map(|slots| count(slots as u64));
+        rows.push(("reads", format!("{reads} slots a head in the last answer, {most} at most stored")));
     }
-    if let Some(draft) = app.chat.path().last().and_then(|m| m.report.as_ref()?.draft) {
-        rows.push(("drafts", drafts(&draft)));
-    }
+    let draft = app.chat.path().last().and_then(|m| m.report.as_ref()?.draft);
+    rows.extend(draft.map(|draft| ("drafts", drafts(&draft))));
     rows.extend(also_held(app));
     if let Some(info) = &app.engine.info {
         rows.push(("device", clean_line(&info.identity.device)));
@@ -181,25 +169,15 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         let own = info.policy == PolicyKind::Dms && info.dms == "borrowed";
         rows.push(("policy", if own { "dms, borrowed".to_owned() } else { policy(info) }));
         rows.extend(info.evicts_by.as_ref().map(|text| ("", clean_line(text))));
-        if let Some(budget) = info.budget {
-            rows.push(("budget", budget.to_string()));
-        }
-        if let Some(window) = info.window {
-            rows.push(("window", plural(window as u64, "token")));
-        }
-        if info.local_layers > 0 {
-            rows.push(("local", local_layers(info)));
-        }
-        if info.state_layers > 0 {
-            let layers = format!("{} layers have a state of fixed size", info.state_layers);
-            rows.push(("state", format!("{} in each sequence: {layers}", bytes(info.state_bytes))));
-        }
+        rows.extend(info.budget.map(|budget| ("budget", budget.to_string())));
+        rows.extend(info.window.map(|window| ("window", plural(window as u64, "token"))));
+        rows.extend(local_layers(info).map(|layers| ("local", layers)));
+        let state = |layers| ("state", format!("{} in each sequence: {layers}", bytes(info.state_bytes)));
+        rows.extend(state_layers(info).map(state));
         rows.push(("weights", weights(info)));
         rows.push(("codec", info.codec.to_string()));
         rows.push(("eviction", eviction_word(app).to_owned()));
-        if let Some(keep) = app.engine.dial {
-            rows.push(("kept", kept(keep)));
-        }
+        rows.extend(app.engine.dial.map(|keep| ("kept", kept(keep))));
     }
     rows
 }
@@ -213,10 +191,7 @@ fn drafts(report: &DraftReport) -> String {
 
 /// What was planned before loading: memory beside the weights, and how many tokens fit.
 fn plan_rows(plan: &Plan) -> Vec<(&'static str, String)> {
-    let mut rows = Vec::new();
-    if plan.workspace_bytes > 0 {
-        rows.push(("workspace", bytes(plan.workspace_bytes)));
-    }
+    let mut rows = Vec::from_iter((plan.workspace_bytes > 0).then(|| ("workspace", bytes(plan.workspace_bytes))));
     if let Some(budget) = plan.kv_budget_bytes {
         let [certain, expected] = [plan.certain_context, plan.expected_context].map(|n| count(n as u64));
         let about = if plan.expected_context > plan.certain_context {

@@ -113,8 +113,8 @@ impl Runtime {
         self.sessions.worker.beside(move || AppEvent::History(history.read()));
         let (models, folder) = (Arc::clone(&self.loading.models), self.sessions.folder.clone());
         self.sessions.worker.beside(move || AppEvent::KnownModels { cached: models.cached(), used: folder.models() });
-        let began = self.sessions.began();
-        self.handle(began);
+        let session = self.sessions.current();
+        self.handle(AppEvent::SessionBegan(session));
         let resume = self.resume.clone();
         if resume != Resume::New {
             self.handle(AppEvent::Opening(matches!(resume, Resume::Open(_))));

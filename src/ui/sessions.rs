@@ -5,7 +5,7 @@
 mod leave;
 
 use super::effect::{Store, Which};
-use super::event::{AppEvent, Opened, SessionEntry};
+use super::event::{AppEvent, NewSession, Opened, SessionEntry};
 use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level};
@@ -91,9 +91,9 @@ impl Sessions {
         Some(CacheFile { path: session::cache_of(path), limit_bytes: self.cache_disk })
     }
 
-    /// Returns the event that announces the open session.
-    pub fn began(&self) -> AppEvent {
-        AppEvent::SessionBegan { id: self.session.id().to_owned(), date: self.session.template_date() }
+    /// The open session, as it is announced.
+    pub fn current(&self) -> NewSession {
+        NewSession { id: self.session.id().to_owned(), date: self.session.template_date() }
     }
 
     /// Carries out an operation, or starts a job for it. Operations that leave the conversation
@@ -130,12 +130,11 @@ impl Sessions {
         }
         match what {
             Store::Sync => self.write_on(),
-            Store::Close => events.push(self.begin_new()),
+            Store::Close => events.push(AppEvent::NewConversation(self.begin_session())),
             Store::Compact(summary) => {
                 let continues = self.session.path().map(|_| self.session.id().to_owned());
-                self.begin_session();
-                let (id, date) = (self.session.id().to_owned(), self.session.template_date());
-                events.push(AppEvent::Compacted { id, date, continues, summary });
+                let session = self.begin_session();
+                events.push(AppEvent::Compacted { session, continues, summary });
             }
             // Not through `run`, which would wait for the records again: once another conversation
             // is in its place, [`Sessions::replace`] keeps trying to write them.
@@ -254,15 +253,10 @@ impl Sessions {
 
     /// Closes the open session and begins another. Its unwritten records are tried again with every
     /// write.
-    fn begin_session(&mut self) {
+    fn begin_session(&mut self) -> NewSession {
         let new = if self.unsaved { Session::unsaved() } else { self.folder.create() };
         self.replace(new);
-    }
-
-    fn begin_new(&mut self) -> AppEvent {
-        self.begin_session();
-        let (id, date) = (self.session.id().to_owned(), self.session.template_date());
-        AppEvent::NewConversation { id, date }
+        self.current()
     }
 
     fn replace(&mut self, session: Session) {
@@ -385,7 +379,7 @@ impl Sessions {
 
     fn delete_current(&mut self, events: &mut Vec<AppEvent>) {
         let (id, path) = (self.session.id().to_owned(), self.session.path().map(Path::to_owned));
-        events.push(self.begin_new());
+        events.push(AppEvent::NewConversation(self.begin_session()));
         self.left.retain(|session| session.id() != id);
         self.on_files(move |folder| {
             if path.is_some_and(|path| path.exists()) {

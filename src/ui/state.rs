@@ -13,7 +13,7 @@ use super::keymap::{Key, Keymap};
 use super::memory::Memory;
 use super::overlay::Overlay;
 pub use super::ratios::RatioHistory;
-use super::refusal::Refusal;
+use super::refusal::{Done, Refusal};
 pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
@@ -366,6 +366,12 @@ impl App {
 
     pub fn info(&mut self, text: impl Into<String>) {
         self.say(Level::Info, text);
+    }
+
+    /// As [`Self::info`], as the end of a command.
+    pub fn tell(&mut self, text: impl Into<String>) -> Done {
+        self.info(text);
+        Ok(())
     }
 
     pub fn error(&mut self, text: impl Into<String>) {

@@ -94,12 +94,9 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Opened(opened) => files::opened(app, *opened),
         AppEvent::OpenNeedsModel { which, reference } => files::open_needs_model(app, which, reference),
         AppEvent::OpenLacksModel { which, model, why } => files::open_lacks_model(app, which, &model, &why),
-        AppEvent::SessionBegan { id, date } => {
-            app.session.id = Some(id);
-            app.date = date;
-        }
-        AppEvent::NewConversation { id, date } => files::began_new(app, id, date),
-        AppEvent::Compacted { id, date, continues, summary } => compact::began(app, id, date, continues, *summary),
+        AppEvent::SessionBegan(session) => files::began(app, session),
+        AppEvent::NewConversation(session) => files::began_new(app, session),
+        AppEvent::Compacted { session, continues, summary } => compact::began(app, session, continues, *summary),
         AppEvent::SessionMoved(Moved { from, to }) => files::moved(app, &from, to),
         AppEvent::Opening(reads) => (app.opening, app.resuming) = (reads, true),
         AppEvent::NotOpened(level, why) => files::not_opened(app, level, &why),

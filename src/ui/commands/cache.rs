@@ -18,8 +18,7 @@ pub fn stats(app: &mut App, _: &str) -> Done {
 pub fn eviction(app: &mut App, argument: &str) -> Done {
     let now = on_or_off(app.engine.eviction);
     if argument.is_empty() {
-        app.info(format!("eviction is {now}; /eviction on or /eviction off"));
-        return Ok(());
+        return app.tell(format!("eviction is {now}; /eviction on or /eviction off"));
     }
     let model = app.model()?;
     if model.policy.keeps_all() {
@@ -44,8 +43,7 @@ pub fn forget(app: &mut App, argument: &str) -> Done {
     let to = match argument {
         "" => {
             let now = app.engine.dial.map_or("as the model was trained".to_owned(), numbers::kept);
-            app.info(format!("keeps {now}; /forget less|more|N|trained changes it"));
-            return Ok(());
+            return app.tell(format!("keeps {now}; /forget less|more|N|trained changes it"));
         }
         "less" => Dial::More,
         "more" => Dial::Less,

@@ -11,11 +11,10 @@ use crate::ui::update::turns;
 pub fn parallel(app: &mut App, argument: &str) -> Done {
     let (width, question) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     if width.is_empty() {
-        app.info(match app.options.width {
+        return app.tell(match app.options.width {
             Width::Chains(1) => "one chain answers; /parallel 8 lets eight answer and vote".to_owned(),
             width => format!("{} answer; /parallel 1 is off", words(width)),
         });
-        return Ok(());
     }
     let width: Width = width.parse().map_err(|_| Refusal::Takes)?;
     if !question.trim().is_empty() {
@@ -23,11 +22,10 @@ pub fn parallel(app: &mut App, argument: &str) -> Done {
         return Ok(());
     }
     app.options.width = width;
-    app.info(match width {
+    app.tell(match width {
         Width::Chains(1) => "one chain answers, from the next question on".to_owned(),
         width => format!("{} answer from the next question on, and vote", words(width)),
-    });
-    Ok(())
+    })
 }
 
 fn words(width: Width) -> String {

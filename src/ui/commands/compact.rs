@@ -6,6 +6,7 @@ use crate::chat::summary::{self, checked, own_words};
 use crate::chat::{Conversation, Message, MessageId, Role};
 use crate::protocol::{Command as Engine, StopReason, TextKind, TurnReport};
 use crate::ui::effect::{Effect, Store, Summary, TakenOver};
+use crate::ui::event::NewSession;
 use crate::ui::feed::LocalKind;
 use crate::ui::refusal::Done;
 use crate::ui::state::{App, Compacting, Level};
@@ -193,7 +194,7 @@ pub fn failed(app: &mut App, why: &str) {
 
 /// Shows the new conversation, whose first turns are taken over. `continues`: the old session, if
 /// it is saved.
-pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: Option<String>, summary: Summary) {
+pub fn began(app: &mut App, session: NewSession, continues: Option<String>, summary: Summary) {
     let Summary { turns, what } = summary;
     let title = app.chat.title_or_first_line();
     let mut chat = Conversation::new(app.chat.system().map(str::to_owned));
@@ -212,7 +213,7 @@ pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: 
     app.resuming = true;
     files::show(app, chat);
     app.resuming = false;
-    (app.session.id, app.date) = (Some(id), date);
+    files::began(app, session);
     let old = continues.map_or(String::new(), |id| format!("; /resume {id} opens the old one"));
     app.note(LocalKind::Note, format!("a new conversation continues {what}{old}"));
     app.send(Engine::Clear);
@@ -271,9 +272,9 @@ mod tests {
         say(&mut app, "go on");
         text(&mut app, &GOOD[12..]);
         let summary = summary(&end(&mut app, StopReason::End));
-        let (id, date) = ("new".to_owned(), jiff::civil::DateTime::default());
         app.chat.take_changes();
-        let effects = update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary });
+        let (session, continues) = (NewSession::default(), Some("old".into()));
+        let effects = update(&mut app, AppEvent::Compacted { session, continues, summary });
         assert!(matches!(
             effects[..],
             [Effect::Engine(Engine::Clear), Effect::Store(Store::Sync), Effect::Generate { turn: 2 }, ..]
@@ -383,8 +384,8 @@ mod tests {
             copied.turns.iter().map(|t| (&*t.question, t.reasoning.as_deref(), &*t.answer)).collect();
         let wanted = [("My name is Ada.", Some("Noted: Ada"), "Hello Ada."), ("The code is 762.", None, "Noted.")];
         assert_eq!(texts, wanted);
-        let (id, date) = ("new".to_owned(), jiff::civil::DateTime::default());
-        update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary: copied });
+        let (session, continues) = (NewSession::default(), Some("old".into()));
+        update(&mut app, AppEvent::Compacted { session, continues, summary: copied });
         let line = &app.feed.locals.last().expect("a line").text;
         assert!(
             line.contains("left out, for lack of room or of an answer: 2 messages")

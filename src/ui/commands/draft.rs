@@ -24,11 +24,10 @@ pub fn run(app: &mut App, argument: &str) -> Done {
             _ => return Err(Refusal::Takes),
         },
     };
-    app.info(match app.options.drafts {
+    app.tell(match app.options.drafts {
         0 => "drafts are off: every step has one token".to_owned(),
         n => format!("drafts are on: a step tries up to {}, as far as that is faster", plural(n as u64, "token")),
-    });
-    Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -22,14 +22,13 @@ pub fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
 
 pub fn model(app: &mut App, name: &str) -> Done {
     if name.is_empty() {
-        app.info(match &app.engine.info {
+        return app.tell(match &app.engine.info {
             Some(i) => format!(
                 "{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME",
                 i.identity.name, i.identity.device
             ),
             None => format!("{NO_MODEL}: demo, a folder, or ORG/NAME"),
         });
-        return Ok(());
     }
     turns::idle(app)?;
     let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();

@@ -214,15 +214,13 @@ pub fn think(app: &mut App, argument: &str) -> Done {
         }
     }
     if argument.is_empty() {
-        app.info(format!("thinking is {}; /think on or /think off", on_or_off(app.options.think)));
-        return Ok(());
+        return app.tell(format!("thinking is {}; /think on or /think off", on_or_off(app.options.think)));
     }
     app.options.think = argument == "on";
-    app.info(match app.options.think {
+    app.tell(match app.options.think {
         true => "the model thinks before it answers",
         false => "the model answers at once, from the next turn on",
-    });
-    Ok(())
+    })
 }
 
 pub fn keep_thinking(app: &mut App, argument: &str) -> Done {
@@ -231,33 +229,29 @@ pub fn keep_thinking(app: &mut App, argument: &str) -> Done {
         "auto" => app.options.keep_thinking = None,
         word => app.options.keep_thinking = Some(word == "on"),
     }
-    app.info(match app.options.keep_thinking {
+    app.tell(match app.options.keep_thinking {
         Some(true) => "earlier thoughts stay in the context, from the next turn on",
         Some(false) => "earlier thoughts leave the context, from the next turn on",
         None => "the model's template decides whether earlier thoughts stay",
-    });
-    Ok(())
+    })
 }
 
 pub fn theme(app: &mut App, name: &str) -> Done {
     if name.is_empty() {
         let names = app.setup.themes.names().join(", ");
-        app.info(format!("theme {}; themes: {names}", app.theme.name));
-        return Ok(());
+        return app.tell(format!("theme {}; themes: {names}", app.theme.name));
     }
     let theme = app.setup.themes.load(name).map_err(|e| format!("{e:#}"))?;
     app.set_theme(theme);
-    app.info(format!("theme {name}"));
-    Ok(())
+    app.tell(format!("theme {name}"))
 }
 
 pub fn system(app: &mut App, argument: &str) -> Done {
     if argument.is_empty() {
-        app.info(match app.chat.system() {
+        return app.tell(match app.chat.system() {
             Some(system) => format!("system prompt: {}", clean_line(system)),
             None => "no system prompt; /system TEXT sets one".to_owned(),
         });
-        return Ok(());
     }
     turns::idle(app)?;
     let (text, done) = if argument == "none" { ("", "removed") } else { (argument, "set") };

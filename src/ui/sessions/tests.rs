@@ -89,7 +89,7 @@ fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
     let which = Which::Id(sessions.session.id().to_owned());
     assert!(sessions.run(&app, Store::Close).is_empty());
     let events = written(&mut sessions, &mut outcomes, &app);
-    assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
+    assert!(matches!(events[..], [AppEvent::NewConversation(_)]), "{events:?}");
 
     let mut answer = || match outcomes.blocking_recv() {
         Some(Outcome::Read(read)) => read,
@@ -135,7 +135,7 @@ fn an_unsaved_conversation_stays_until_another_one_is_open() {
     assert_eq!(sessions.session.id(), id, "the conversation on the screen is still the open one");
 
     let events = sessions.run(&app, Store::Leave(Box::new(Store::Close)));
-    assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
+    assert!(matches!(events[..], [AppEvent::NewConversation(_)]), "{events:?}");
     assert!(sessions.session.id() != id && sessions.left.len() == 1);
 }
 

@@ -5,7 +5,7 @@ use crate::chat::{Message, MessageId};
 use crate::protocol::{Command, Event, Finding, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::commands::{compact, compare, logprobs, twin};
 use crate::ui::effect::Store;
-use crate::ui::feed::LocalKind;
+use crate::ui::feed::{Local, LocalKind};
 use crate::ui::numbers;
 use crate::ui::overlay::inspect::{self, Inspect, Page};
 use crate::ui::state::{App, Level, Loading, Restore};
@@ -206,7 +206,7 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
         Some(_) => app.chat.mark_toggle_in_rebuild(on, at_token, dropped_slots),
         None => app.chat.mark_toggle(on, at_token, dropped_slots),
     };
-    app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
+    app.feed.push(&app.chat, Local::of_mark(&mark, texts::mark(on, at_token, dropped_slots)));
     app.feed.follow();
     app.store(Store::Sync);
     inspect::read_again(app);

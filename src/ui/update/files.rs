@@ -5,7 +5,7 @@ use crate::chat::{Conversation, Role};
 use crate::protocol::{Command, ModelReference};
 use crate::ui::action::Action;
 use crate::ui::effect::{Effect, Store, Which};
-use crate::ui::event::Opened;
+use crate::ui::event::{NewSession, Opened};
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::state::{App, Level, Loading, RatioHistory, Restore, SessionView};
 use crate::ui::text::{clean_line, count, on_or_off};
@@ -14,12 +14,16 @@ use std::path::PathBuf;
 /// Most lines of switches of eviction that are shown of a conversation that was opened.
 const MAX_MARKS: usize = 1_000;
 
+/// Notes the session that the conversation is saved in.
+pub fn began(app: &mut App, NewSession { id, date }: NewSession) {
+    (app.session.id, app.date) = (Some(id), date);
+}
+
 /// Shows the new, empty conversation.
-pub fn began_new(app: &mut App, id: String, date: jiff::civil::DateTime) {
+pub fn began_new(app: &mut App, session: NewSession) {
     let system = app.chat.system().map(str::to_owned);
     show(app, Conversation::new(system));
-    app.session.id = Some(id);
-    app.date = date;
+    began(app, session);
     app.info("a new conversation");
     app.send(Command::Clear);
 }

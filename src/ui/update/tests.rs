@@ -403,7 +403,7 @@ fn questions_are_asked_before_files_go() {
     let [Effect::Engine(Command::KeepCache(None)), Effect::Store(Store::DeleteCurrent)] = &effects[..] else {
         panic!("{effects:?}")
     };
-    update(&mut app, AppEvent::NewConversation { id: "new".into(), date: Default::default() });
+    update(&mut app, AppEvent::NewConversation(Default::default()));
     assert!(app.chat.is_empty());
     let effects = update(&mut app, AppEvent::Exists { path: "x.md".into(), export: true });
     assert!(effects.is_empty());
