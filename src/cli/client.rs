@@ -271,23 +271,21 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         "eviction": report.eviction,
         "kv": report.kv,
     });
-    if let Some(decisions) = &info.identity.decisions {
-        object["decisions"] = json!(decisions);
-    }
-    if let Some(draft) = &report.draft {
-        let (length, gain) = (draft.accepted_length(), draft.gain());
-        object["draft"] = json!(draft);
-        object["draft"]["accepted_length"] = json!(length);
-        object["draft"]["gain"] = json!(gain);
-    }
-    if let Some(at) = report.thought_closed_at {
-        object["thought_closed_at"] = json!(at);
-    }
-    if let Some(at) = report.repeats_at {
-        object["repeats_at"] = json!(at);
-    }
-    if let Some(bytes) = report.device_bytes {
-        object["device_bytes"] = json!(bytes);
+    let draft = report.draft.as_ref().map(|draft| {
+        let mut object = json!(draft);
+        object["accepted_length"] = json!(draft.accepted_length());
+        object["gain"] = json!(draft.gain());
+        object
+    });
+    let if_any = [
+        ("decisions", info.identity.decisions.as_ref().map(|decisions| json!(decisions))),
+        ("draft", draft),
+        ("thought_closed_at", report.thought_closed_at.map(Value::from)),
+        ("repeats_at", report.repeats_at.map(Value::from)),
+        ("device_bytes", report.device_bytes.map(Value::from)),
+    ];
+    for (key, value) in if_any {
+        value.into_iter().for_each(|value| object[key] = value);
     }
     if let Some(chains) = &report.chains {
         object["chains"] = json!(chains.chains);

@@ -372,16 +372,13 @@ impl Layer {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
             }
         }
-        for (key, value) in [("window", self.window), ("sinks", self.sinks)] {
+        for (key, value, least) in
+            [("window", self.window, 0), ("sinks", self.sinks, 0), ("ctx_size", self.ctx_size, 1)]
+        {
             if let Some(n) = value.filter(|n| *n > MAX_CONTEXT) {
-                return Err((key, format!("{n} is out of range, expected 0 to {MAX_CONTEXT} tokens")));
+                return Err((key, format!("{n} is out of range, expected {least} to {MAX_CONTEXT} tokens")));
             }
         }
-        match self.ctx_size {
-            Some(n) if n > MAX_CONTEXT => {
-                Err(("ctx_size", format!("{n} is out of range, expected 1 to {MAX_CONTEXT} tokens")))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
