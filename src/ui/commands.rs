@@ -265,7 +265,8 @@ pub fn beginning(typed: &str) -> Vec<(&'static str, &'static Command)> {
         }
     }
     if typed.len() > 1 {
-        found.extend(fuzzy(typed, listed().filter(|(name, _)| !name.starts_with(typed)).map(|c| (c.0, c))));
+        let others = listed().map(|(name, _)| name).filter(|name| !name.starts_with(typed));
+        found.extend(fuzzy(typed, others).filter_map(|name| Some((name, find(name)?))));
     }
     found
 }

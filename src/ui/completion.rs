@@ -2,7 +2,7 @@
 //! letters in order.
 
 use nucleo_matcher::pattern::{AtomKind, CaseMatching, Normalization, Pattern};
-use nucleo_matcher::{Config, Matcher, Utf32Str};
+use nucleo_matcher::{Config, Matcher};
 
 /// Where names for completion come from.
 pub struct Sources<'a> {
@@ -61,13 +61,9 @@ pub fn files(before: &str, sources: &Sources) -> Option<Completion> {
     (!candidates.is_empty()).then_some(Completion { start, candidates, selected: 0 })
 }
 
-/// Items whose name has the typed letters in order, best first.
-pub fn fuzzy<'a, T>(typed: &str, items: impl Iterator<Item = (&'a str, T)>) -> Vec<T> {
+/// Names that have the typed letters in order, best first.
+pub fn fuzzy<'a>(typed: &str, names: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
     let pattern = Pattern::new(typed, CaseMatching::Ignore, Normalization::Smart, AtomKind::Fuzzy);
-    let (mut matcher, mut buffer) = (Matcher::new(Config::DEFAULT), Vec::new());
-    let scored =
-        items.filter_map(|(name, item)| Some((pattern.score(Utf32Str::new(name, &mut buffer), &mut matcher)?, item)));
-    let mut scored: Vec<_> = scored.collect();
-    scored.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
-    scored.into_iter().map(|(_, item)| item).collect()
+    let found = pattern.match_list(names, &mut Matcher::new(Config::DEFAULT));
+    found.into_iter().map(|(name, _)| name)
 }

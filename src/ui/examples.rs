@@ -26,7 +26,7 @@ pub fn offered(engine: &EngineView) -> &'static [&'static str; 3] {
     if is_builtin(engine) { &EXAMPLES } else { &GENERAL }
 }
 
-/// Example that shows forgetting. `key` opens the memory page.
+/// What to do after some of them, which shows forgetting. `key` opens the memory page.
 pub fn forgetting(engine: &EngineView, key: &str) -> String {
     let text = if is_builtin(engine) { FORGETTING } else { GENERAL_FORGETTING };
     text.replace("{key}", key)

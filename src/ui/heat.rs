@@ -26,12 +26,18 @@ pub fn retention_at(level: f64) -> f64 {
 
 /// The colour at a place of the scale; `None` where the terminal has none.
 pub fn colour(theme: &Theme, depth: Depth, level: f64) -> Option<Color> {
-    let (r, g, b) = rgb(&theme.heat_rgb, level);
+    match depth {
+        Depth::Sixteen => Some(pick(&theme.heat_ansi, level)),
+        _ => shown(rgb(&theme.heat_rgb, level), depth),
+    }
+}
+
+/// The colour of these values; `None` where the terminal has no colours of its own choice.
+fn shown((r, g, b): (u8, u8, u8), depth: Depth) -> Option<Color> {
     match depth {
         Depth::Rgb => Some(Color::Rgb(r, g, b)),
         Depth::Indexed => Some(Color::Indexed(nearest_indexed(r, g, b))),
-        Depth::Sixteen => Some(pick(&theme.heat_ansi, level)),
-        Depth::Mono | Depth::Ascii => None,
+        Depth::Sixteen | Depth::Mono | Depth::Ascii => None,
     }
 }
 
@@ -81,15 +87,11 @@ pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
 /// Style of what is kept whatever was decided about it: the text's own colour, with a thin tint
 /// where there are enough colours for one.
 pub fn undecided(theme: &Theme, depth: Depth) -> Style {
-    let (r, g, b) = match theme.background {
+    let tint = match theme.background {
         Background::Dark => (38, 42, 50),
         Background::Light => (226, 230, 232),
     };
-    match depth {
-        Depth::Rgb => Style::new().bg(Color::Rgb(r, g, b)),
-        Depth::Indexed => Style::new().bg(Color::Indexed(nearest_indexed(r, g, b))),
-        Depth::Sixteen | Depth::Mono | Depth::Ascii => Style::new(),
-    }
+    Style { bg: shown(tint, depth), ..Style::new() }
 }
 
 fn pick<T: Copy>(steps: &[T], level: f64) -> T {

@@ -14,6 +14,7 @@ use crossterm::event::KeyCode;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
+use ratatui::text::Line;
 use std::any::Any;
 
 /// Rows that the wheel moves a page by.
@@ -92,6 +93,20 @@ pub fn inside(area: Rect) -> Rect {
 pub fn row(area: Rect, n: i16) -> Rect {
     let y = if n < 0 { area.bottom().saturating_sub(n.unsigned_abs()) } else { area.y + n as u16 };
     Rect { y, height: 1, ..area }
+}
+
+/// Rest of an area below its first rows.
+pub fn below(area: Rect, rows: u16) -> Rect {
+    let rows = rows.min(area.height);
+    Rect { y: area.y + rows, height: area.height - rows, ..area }
+}
+
+/// Draws as many rows as an area has, and returns the rest of it.
+pub fn draw_lines(buffer: &mut Buffer, area: Rect, lines: &[Line]) -> Rect {
+    for (n, line) in lines.iter().take(usize::from(area.height)).enumerate() {
+        buffer.set_line(area.x, area.y + n as u16, line, area.width);
+    }
+    below(area, lines.len().min(usize::from(u16::MAX)) as u16)
 }
 
 /// The line that parts an overlay from the conversation above it.

@@ -55,8 +55,7 @@ impl Layout {
 /// narrow screen, or not shown where neither leaves enough to the conversation.
 pub fn layout(app: &App) -> Layout {
     let (columns, rows) = app.size;
-    let beside = columns_beside(app);
-    let chat_width = columns - if beside > 0 { beside + 1 } else { 0 };
+    let (beside, chat_width) = (columns_beside(app), chat_width(app));
     let body = rows.saturating_sub(1);
     let mut at = Layout { status: Rect::new(0, body, columns, rows.min(1)), ..Layout::default() };
     if beside > 0 {
@@ -93,9 +92,10 @@ fn columns_beside(app: &App) -> u16 {
     panel::wanted_width(app, most, rows.saturating_sub(1)).clamp(PANEL, most)
 }
 
-/// Columns of the input's text, for those who are asked while the layout is being made.
-fn layout_width(app: &App) -> usize {
-    let beside = columns_beside(app);
-    let columns = app.size.0 - if beside > 0 { beside + 1 } else { 0 };
-    usize::from(columns).saturating_sub(input::PROMPT_WIDTH)
+/// Columns of the chat: all but the panel beside it and the line between them.
+fn chat_width(app: &App) -> u16 {
+    match columns_beside(app) {
+        0 => app.size.0,
+        beside => app.size.0 - beside - 1,
+    }
 }

@@ -6,7 +6,7 @@ use crate::ui::action::{Action, Group as Keys};
 use crate::ui::editor::Editor;
 use crate::ui::keymap::Key;
 use crate::ui::numbers::LEGEND;
-use crate::ui::overlay::{After, Overlay, edit_line, field, inside, row, scrolled, wheeled};
+use crate::ui::overlay::{After, Overlay, draw_lines, edit_line, field, inside, row, scrolled, wheeled};
 use crate::ui::picker::NOTHING;
 use crate::ui::refusal::Done;
 use crate::ui::state::App;
@@ -93,9 +93,7 @@ impl Overlay<App> for Help {
         let (lines, room) = (self.rows(app), page_rows(app));
         let top = self.scroll.min(lines.len().saturating_sub(room));
         let buffer = frame.buffer_mut();
-        for (n, line) in lines.iter().skip(top).take(room).enumerate() {
-            buffer.set_line(inside.x, area.y + 1 + n as u16, line, inside.width);
-        }
+        draw_lines(buffer, Rect { y: area.y + 1, height: room as u16, ..inside }, lines.get(top..).unwrap_or_default());
         let close = app.key(Action::Stop);
         let text = match lines.len().saturating_sub(top + room) {
             _ if lines.is_empty() => format!("{NOTHING}; {close} closes"),

@@ -2,7 +2,7 @@
 //! heatmap with a chosen head, that head's numbers, and where in the conversation the positions are
 //! that it kept.
 
-use super::{After, Overlay, WHEEL_ROWS, inside};
+use super::{After, Overlay, WHEEL_ROWS, below, inside};
 use crate::protocol::{Command, Recalled, SlotInfo};
 use crate::ui::action::Action;
 use crate::ui::commands::recall;
@@ -16,7 +16,7 @@ use crate::ui::theme::Role;
 use crate::ui::update::{stop, turns};
 use crate::ui::widgets::heatmap::{SCALE_ROWS, draw_scale};
 use crate::ui::widgets::memory;
-use crate::ui::widgets::panel::{below, draw_history, draw_numbers, heatmap, strip_cell};
+use crate::ui::widgets::panel::{draw_history, draw_numbers, heatmap, strip_cell};
 use crossterm::event::{KeyCode, KeyModifiers};
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
@@ -188,9 +188,8 @@ impl Inspect {
     /// Rows of text on the screen, but one.
     fn page_rows(&self, app: &App) -> usize {
         let area = Rect::new(0, 0, app.size.0, app.size.1.saturating_sub(1));
-        memory::text_rows(app, memory::places(area, memory::result_rows(app, self.recalled.as_ref())).text)
-            .saturating_sub(1)
-            .max(1)
+        let text = memory::places(area, memory::result_rows(app, self.recalled.as_ref())).text;
+        memory::text_rows(app, text).saturating_sub(1).max(1)
     }
 
     /// The token under the cursor; `None` before the first answer.
@@ -292,12 +291,8 @@ fn draw_heads(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
     let theme = &app.theme;
     buffer.set_string(area.x + 1, area.y, "cache", theme.style(Role::Title));
     let keys = format!("arrows choose a head, Tab shows the memory, {} closes", app.key(Action::Stop));
-    buffer.set_string(
-        area.x + 7,
-        area.y,
-        truncate(&keys, usize::from(area.width).saturating_sub(8)),
-        theme.style(Role::Dim),
-    );
+    let keys = truncate(&keys, usize::from(area.width).saturating_sub(8));
+    buffer.set_string(area.x + 7, area.y, keys, theme.style(Role::Dim));
     let body = below(inside(area), 1);
     if body.width < 20 || body.height < 4 {
         return;

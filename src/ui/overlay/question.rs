@@ -1,6 +1,6 @@
 //! A question over the conversation, answered with y or n.
 
-use super::{After, Overlay, row, rule};
+use super::{After, Overlay, below, draw_lines, row, rule};
 use crate::ui::action::Action;
 use crate::ui::keymap::Key;
 use crate::ui::state::App;
@@ -61,9 +61,7 @@ impl Overlay<App> for Question {
         let inside = super::inside(area);
         let lines = wrap_plain(&self.text, app.theme.style(Role::Warning), usize::from(inside.width), &[]);
         let shown = lines.len().min(usize::from(area.height).saturating_sub(2));
-        for (n, line) in lines.iter().take(shown).enumerate() {
-            buffer.set_line(inside.x, area.y + 1 + n as u16, line, inside.width);
-        }
+        draw_lines(buffer, below(inside, 1), &lines[..shown]);
         let other = self.other.as_ref().map_or(String::new(), |(key, words, _)| format!("    {key}: {words}"));
         let keys = format!("y or Enter: yes    n or {}: no{other}", app.key(Action::Stop));
         let at = row(inside, shown as i16 + 1);

@@ -2,13 +2,13 @@
 //! still store it, and what is known of the token under the cursor.
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
-use super::panel::below;
 use crate::policy::PolicyKind;
 use crate::protocol::{LaneFilter, Presence};
 use crate::ui::action::Action;
 use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, PageRecall, Spelled, shown};
 use crate::ui::numbers::{self, percent};
+use crate::ui::overlay::{below, draw_lines, inside};
 use crate::ui::state::App;
 use crate::ui::text::{count, grapheme_width, plural, truncate, wrap_plain};
 use crate::ui::theme::Role;
@@ -35,7 +35,7 @@ pub struct Places {
 
 /// Divides the screen above the status line. `result`: rows that a recall test wants.
 pub fn places(area: Rect, result: u16) -> Places {
-    let inner = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
+    let inner = inside(area);
     let result_rows = result.min(area.height / 2);
     let scale_rows = if area.height >= TALL && result_rows == 0 { SCALE_ROWS } else { 0 };
     let text_rows = area.height.saturating_sub(2 + ABOUT + result_rows + scale_rows);
@@ -84,11 +84,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage, recal
     for (n, text) in about(app, &under_cursor, chosen).iter().enumerate() {
         line(buffer, below(at.about, 1 + n as u16), text, if n == 0 { Role::Value } else { Role::Text });
     }
-    for (n, row) in
-        result_lines(app, recalled, usize::from(at.result.width)).iter().take(usize::from(at.result.height)).enumerate()
-    {
-        buffer.set_line(at.result.x, at.result.y + n as u16, row, at.result.width);
-    }
+    draw_lines(buffer, at.result, &result_lines(app, recalled, usize::from(at.result.width)));
     draw_scale_between(buffer, at.scale, theme, app.depth(), ["dropped ", " kept"]);
 }
 

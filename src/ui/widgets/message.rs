@@ -10,7 +10,7 @@ use crate::ui::heat;
 use crate::ui::markdown;
 use crate::ui::numbers;
 use crate::ui::state::App;
-use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, clean, count, plural, ratio, seconds, stop_words, wrap, wrap_plain};
+use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, clean, plural, ratio, seconds, stop_words, wrap, wrap_plain};
 use crate::ui::theme::{Role, Theme};
 use crate::unicode::end_of;
 use ratatui::style::{Modifier, Style};
@@ -447,9 +447,4 @@ fn mark(text: &str, width: usize, theme: &Theme) -> Vec<Line<'static>> {
 pub fn plain_lines(lines: &[Line]) -> Vec<String> {
     let text = |l: &Line| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>().trim_end().to_owned();
     lines.iter().map(text).collect()
-}
-
-/// Tokens for people, where a number is alone.
-pub fn tokens(n: usize) -> String {
-    count(n as u64)
 }

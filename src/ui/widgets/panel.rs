@@ -4,6 +4,7 @@
 use super::heatmap::{Heatmap, SCALE_ROWS, Shape, draw_scale};
 use crate::ui::heat;
 use crate::ui::numbers;
+use crate::ui::overlay::{below, draw_lines, inside};
 use crate::ui::state::App;
 use crate::ui::text::{truncate, width, wrap_plain};
 use crate::ui::theme::Role;
@@ -49,14 +50,14 @@ pub fn wanted_width(app: &App, most: u16, rows: u16) -> u16 {
 
 /// Draws the panel: the heatmap in the middle gets what the rest leaves it.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
-    let inner = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
+    let inner = inside(area);
     if inner.width < 10 || inner.height < 4 {
         return;
     }
     let started = !numbers::headline(app).is_empty();
     let columns = usize::from(inner.width);
     let headline = headline_rows(app, columns);
-    let mut settings = settings_rows(app, columns);
+    let mut settings = joined(app, &numbers::cache_settings(app), Role::Dim, columns);
     let mut held = numbers::also_held(app).len();
     let mut history = usize::from(started);
     let room = usize::from(inner.height).saturating_sub(headline.len() + usize::from(SCALE_ROWS));
@@ -74,7 +75,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let rest = room.saturating_sub(held + history + settings.len());
     let parts = [1, 1, held.min(1), history, settings.len().min(1)];
     let gaps: usize = parts.iter().sum();
-    let explanation = explanation_rows(app, columns);
+    let explanation = wrap_plain(EXPLANATION, app.theme.style(Role::Text), columns, &[]);
     let least = if started { map_rows(map.shape(), columns, rest, gaps) } else { explanation.len() };
     let map_height = least.min(rest) as u16;
     // Rows that are left go between the parts, from the top.
@@ -118,19 +119,6 @@ fn map_rows(shape: Shape, columns: usize, rows: usize, gaps: usize) -> usize {
     shape.height(columns, if shape.says_as_much(columns, airy, rows) { airy } else { rows })
 }
 
-/// Rest of an area below its first rows.
-pub fn below(area: Rect, rows: u16) -> Rect {
-    let rows = rows.min(area.height);
-    Rect { y: area.y + rows, height: area.height - rows, ..area }
-}
-
-fn draw_lines<'a>(buffer: &mut Buffer, area: Rect, lines: &[Line<'a>]) -> Rect {
-    for (n, line) in lines.iter().take(usize::from(area.height)).enumerate() {
-        buffer.set_line(area.x, area.y + n as u16, line, area.width);
-    }
-    below(area, lines.len().min(usize::from(u16::MAX)) as u16)
-}
-
 /// Parts with a separator between them, broken into rows at the separators.
 fn joined(app: &App, parts: &[String], role: Role, columns: usize) -> Vec<Line<'static>> {
     let separator = format!(" {} ", app.theme.glyphs().separator);
@@ -156,14 +144,6 @@ fn headline_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
         return rows;
     }
     [&parts[..1], &parts[1..]].into_iter().flat_map(|p| joined(app, p, Role::Value, columns)).collect()
-}
-
-fn settings_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
-    joined(app, &numbers::cache_settings(app), Role::Dim, columns)
-}
-
-fn explanation_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
-    wrap_plain(EXPLANATION, app.theme.style(Role::Text), columns, &[])
 }
 
 /// The headline and what else is held, as the whole-screen panel shows them. Returns the rows used.

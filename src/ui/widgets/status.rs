@@ -1,5 +1,6 @@
 //! The banner over the input (what is going on, what a key did) and the status line at the bottom.
 
+use super::input::PROMPT_WIDTH;
 use crate::protocol::{Event, Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::numbers;
@@ -35,8 +36,8 @@ fn banner_text(app: &App) -> Option<(String, Role)> {
     if let Some(text) = chosen(app) {
         return Some((text, Role::Mark));
     }
-    let width = super::layout_width(app);
-    let note = super::input::size_note(app, width).or_else(|| numbers::offer_to_compact(app));
+    let columns = usize::from(super::chat_width(app)).saturating_sub(PROMPT_WIDTH);
+    let note = super::input::size_note(app, columns).or_else(|| numbers::offer_to_compact(app));
     note.map(|text| (text, Role::Note))
 }
 

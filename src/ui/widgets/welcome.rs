@@ -4,8 +4,9 @@
 use crate::ui::action::Action;
 use crate::ui::examples::{forgetting, offered};
 use crate::ui::keymap::EXAMPLES;
+use crate::ui::overlay::draw_lines;
 use crate::ui::state::App;
-use crate::ui::text::{clean_line, wrap, wrap_plain};
+use crate::ui::text::{clean_line, count, wrap, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -24,9 +25,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     }
     let height = lines.len().min(usize::from(area.height));
     let y = area.y + (usize::from(area.height) - height) as u16 / 2;
-    for (n, line) in lines.iter().take(height).enumerate() {
-        buffer.set_line(area.x + 3, y + n as u16, line, area.width.saturating_sub(3));
-    }
+    let place = Rect::new(area.x + 3, y, area.width.saturating_sub(3), height as u16);
+    draw_lines(buffer, place, &lines);
 }
 
 /// The welcome as rows; without `keys` for terminals that have none.
@@ -72,7 +72,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
 
 /// The model, how long a conversation may be, and who evicts; the rest is in /stats.
 fn model(app: &App) -> String {
-    let tokens = super::message::tokens;
+    let tokens = |n: usize| count(n as u64);
     let Some(info) = &app.engine.info else {
         let downloads = app.engine.loading.as_ref().is_some_and(|l| l.download().is_some());
         return match &app.engine.loading {
