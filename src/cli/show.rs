@@ -12,11 +12,10 @@ use crate::config::Settings;
 use crate::ui::colour::ansi_number;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
-use crate::ui::text::{clean, clean_line, plural, wrap};
+use crate::ui::text::{append, clean, clean_line, plural, wrap};
 use crate::ui::theme::{AUTO, Background, Theme, Themes};
 use anyhow::{Context, Result};
 use ratatui::style::{Color, Style};
-use ratatui::text::Span;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 
@@ -168,12 +167,7 @@ fn text(loaded: &Loaded, theme: &Theme, depth: Depth, width: usize) -> String {
         for (part, percent) in stretches(text, kept) {
             let share = percent.map(|p| f64::from(p) / 100.0);
             let style = share.map_or(Style::new(), |share| heat::text_on(theme, depth, heat::level(share)));
-            for (n, line) in clean(part).split('\n').enumerate() {
-                if n > 0 {
-                    lines.push(Vec::new());
-                }
-                lines.last_mut().into_iter().for_each(|spans| spans.push(Span::styled(line.to_owned(), style)));
-            }
+            append(&mut lines, &clean(part), style);
         }
         for row in lines.iter().flat_map(|spans| wrap(spans, width, &[], &[])) {
             // No background reaches over the end of a row.

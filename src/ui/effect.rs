@@ -96,9 +96,11 @@ pub enum Store {
     /// Do the operation within even if this conversation cannot be saved.
     Leave(Box<Store>),
     List,
-    Open(Which),
-    /// As `Open`, with the loaded model.
-    OpenWithCurrent(Which),
+    /// `with_current`: with the loaded model, even if another model held the conversation.
+    Open {
+        which: Which,
+        with_current: bool,
+    },
     /// Cancel opening a conversation.
     StopOpening,
     Rename {

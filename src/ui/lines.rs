@@ -55,7 +55,7 @@ impl Runtime {
         self.begin();
         let mut signals = Signals::new()?;
         let (mut ended, mut asked_to_quit) = (false, false);
-        self.print_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS, false)));
+        put_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS, false)));
         while self.exit.is_none() {
             self.print_news(&mut printed);
             let busy = self.app.is_busy() || self.app.engine.loading.is_some();
@@ -155,15 +155,13 @@ impl Runtime {
             }
             printed.at_line_start = true;
             printed.prompt = false;
-            self.print_lines(&lines);
+            put_lines(&lines);
         }
     }
+}
 
-    fn print_lines(&self, lines: &[String]) {
-        for line in lines {
-            put(&format!("{line}\n"));
-        }
-    }
+fn put_lines(lines: &[String]) {
+    lines.iter().for_each(|line| put(&format!("{line}\n")));
 }
 
 /// Lines of a paste come closer than this.

@@ -101,9 +101,7 @@ impl Sessions {
     pub fn run(&mut self, app: &App, what: Store) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let leaves = match &what {
-            Store::Close | Store::Compact(_) | Store::Open(_) | Store::OpenWithCurrent(_) | Store::DeleteCurrent => {
-                true
-            }
+            Store::Close | Store::Compact(_) | Store::Open { .. } | Store::DeleteCurrent => true,
             Store::Save { path, .. } => path.is_none(),
             _ => false,
         };
@@ -112,7 +110,7 @@ impl Sessions {
         }
         // A conversation that was read waits only for its model: whether to leave this one was
         // decided before.
-        let decided = matches!(&what, Store::Open(which) | Store::OpenWithCurrent(which)
+        let decided = matches!(&what, Store::Open { which, .. }
             if self.read.as_ref().is_some_and(|read| read.which == *which));
         if leaves && !decided && self.session.is_behind() {
             self.waiting = Some((what, Instant::now() + SETTLE));
@@ -124,7 +122,7 @@ impl Sessions {
     }
 
     fn perform(&mut self, app: &App, what: Store, events: &mut Vec<AppEvent>) {
-        if !matches!(what, Store::Sync | Store::Open(_) | Store::OpenWithCurrent(_)) {
+        if !matches!(what, Store::Sync | Store::Open { .. }) {
             // It keeps its file locked.
             self.read = None;
         }
@@ -140,8 +138,7 @@ impl Sessions {
             // is in its place, [`Sessions::replace`] keeps trying to write them.
             Store::Leave(then) => self.perform(app, *then, events),
             Store::List => self.list(),
-            Store::Open(which) => self.open(app, which, false, events),
-            Store::OpenWithCurrent(which) => self.open(app, which, true, events),
+            Store::Open { which, with_current } => self.open(app, which, with_current, events),
             Store::StopOpening => self.reading = None,
             Store::Rename { id, title } => self.on_files(move |folder| {
                 folder.rename(&id, &title)?;
@@ -205,11 +202,8 @@ impl Sessions {
                 let why = clean_line(&format!("{error:#}"));
                 let own = self.session.path() == Some(&*path);
                 match self.waiting.take_if(|_| own) {
-                    Some((
-                        what @ (Store::Close | Store::Compact(_) | Store::Open(_) | Store::OpenWithCurrent(_)),
-                        _,
-                    )) => {
-                        events.push(AppEvent::NotSaved { why, then: what });
+                    Some((then @ (Store::Close | Store::Compact(_) | Store::Open { .. }), _)) => {
+                        events.push(AppEvent::NotSaved { why, then });
                     }
                     // The unwritten records are deleted with the rest.
                     Some((Store::DeleteCurrent, _)) => self.perform(app, Store::DeleteCurrent, &mut events),

@@ -269,6 +269,11 @@ pub fn screen(app: &mut App) -> String {
     (0..rows).map(row).collect::<Vec<_>>().join("\n")
 }
 
+/// The last line of the screen.
+pub fn status(app: &mut App) -> String {
+    screen(app).lines().last().unwrap_or_default().to_owned()
+}
+
 /// What the cache of a model of `layers` x `heads` holds of a text: a token a word, with the share
 /// of the heads that store it. Words with a digit or a capital are remembered, and so are the
 /// newest 65 tokens. The first character of two and more bytes is spelled by two tokens.

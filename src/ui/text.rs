@@ -135,6 +135,16 @@ pub fn wrap_plain(text: &str, style: Style, width: usize, indent: &[Span<'static
     clean.split('\n').flat_map(|line| wrap(&[Span::styled(line, style)], width, indent, indent)).collect()
 }
 
+/// Appends clean text of any number of lines to lines of spans, of which there is at least one.
+pub fn append(lines: &mut Vec<Vec<Span<'static>>>, text: &str, style: Style) {
+    for (n, part) in text.split('\n').enumerate() {
+        if n > 0 {
+            lines.push(Vec::new());
+        }
+        lines.last_mut().into_iter().for_each(|spans| spans.push(Span::styled(part.to_owned(), style)));
+    }
+}
+
 struct Wrapper {
     width: usize,
     rest: Vec<Span<'static>>,

@@ -82,7 +82,7 @@ impl Runtime {
         };
         match self.lacking.take() {
             Some((model, why)) => self.handle(AppEvent::OpenLacksModel { which, model, why }),
-            None => self.effects(vec![Effect::Store(Store::Open(which))]),
+            None => self.effects(vec![Effect::Store(Store::Open { which, with_current: false })]),
         }
     }
 

@@ -36,6 +36,10 @@ fn start(dir: &Path, app: &App) -> (Sessions, Outcomes) {
     (sessions, outcomes)
 }
 
+fn open(which: &Which, with_current: bool) -> Store {
+    Store::Open { which: which.clone(), with_current }
+}
+
 /// The events after the write that runs.
 fn written(sessions: &mut Sessions, outcomes: &mut Outcomes, app: &App) -> Vec<AppEvent> {
     match outcomes.blocking_recv() {
@@ -96,20 +100,20 @@ fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
         other => panic!("{other:?}"),
     };
     // Stopped: what comes all the same is nobody's.
-    assert!(sessions.run(&app, Store::Open(which.clone())).is_empty());
+    assert!(sessions.run(&app, open(&which, false)).is_empty());
     sessions.run(&app, Store::StopOpening);
     assert!(sessions.expect(answer()).is_none());
     // Held with another model, which is gone: it is kept, locked, until the user has decided.
     let mut other = crate::ui::testing::model(8, 4);
     other.identity.model_fingerprint = "other".into();
     app.engine.info = Some(Arc::new(other));
-    assert!(sessions.run(&app, Store::Open(which.clone())).is_empty());
+    assert!(sessions.run(&app, open(&which, false)).is_empty());
     let read = sessions.expect(answer()).unwrap();
     let events = sessions.was_read(&app, read);
     assert!(matches!(&events[..], [AppEvent::OpenLacksModel { why, .. }] if why == "it is gone"), "{events:?}");
-    let events = sessions.run(&app, Store::OpenWithCurrent(which.clone()));
+    let events = sessions.run(&app, open(&which, true));
     assert!(matches!(&events[..], [AppEvent::Opened(o)] if o.chat.turns() == 1), "{events:?}");
-    let events = sessions.run(&app, Store::Open(which));
+    let events = sessions.run(&app, open(&which, false));
     assert!(matches!(&events[..], [AppEvent::NotOpened(..)]), "{events:?}");
 }
 
@@ -122,7 +126,7 @@ fn an_unsaved_conversation_stays_until_another_one_is_open() {
     turn(&mut app, "q", "", "a");
     sessions.record(&app.chat.clone(), app.chat.take_changes());
     let id = sessions.session.id().to_owned();
-    let open = Store::Open(Which::Named("none".to_owned()));
+    let open = open(&Which::Named("none".to_owned()), false);
     assert!(sessions.run(&app, open.clone()).is_empty());
     let events = written(&mut sessions, &mut outcomes, &app);
     assert!(matches!(&events[..], [AppEvent::NotSaved { then, .. }] if *then == open), "{events:?}");

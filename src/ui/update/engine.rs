@@ -172,9 +172,7 @@ fn done(app: &mut App, report: TurnReport) {
     // After a stop or a failure the queue waits for the user.
     let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
     app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
-    if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
-        app.turn = None;
-    }
+    app.turn.take_if(|t| t.turn == turn);
     app.engine.rebuilding = None;
     if long && app.setup.settings.bell {
         app.emit(crate::ui::effect::Effect::Bell);

@@ -151,14 +151,17 @@ pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) {
 /// Opens a saved conversation in place of this one. Messages sent from now on belong to it.
 pub fn open(app: &mut App, which: Which) {
     app.queue.clear();
-    (app.opening, app.resuming) = (true, true);
-    app.store(Store::Open(which));
+    begin_to_open(app, which, false);
 }
 
 /// Opens a conversation with the loaded model, even if its own is another.
 pub fn open_with_current(app: &mut App, which: Which) {
+    begin_to_open(app, which, true);
+}
+
+fn begin_to_open(app: &mut App, which: Which, with_current: bool) {
     (app.opening, app.resuming) = (true, true);
-    app.store(Store::OpenWithCurrent(which));
+    app.store(Store::Open { which, with_current });
 }
 
 /// Reports why a conversation was not opened; the one on the screen stays.
@@ -219,7 +222,9 @@ mod tests {
         let reference =
             ModelReference { model: "/models/other".into(), adapter: "auto".into(), ..ModelReference::default() };
         let needs = || AppEvent::OpenNeedsModel { which: which.clone(), reference: reference.clone() };
-        let opens = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Store(Store::OpenWithCurrent(_))));
+        let opens = |effects: &[Effect]| {
+            effects.iter().any(|e| matches!(e, Effect::Store(Store::Open { with_current: true, .. })))
+        };
         assert!(matches!(&update(&mut app, needs())[..], [Effect::LoadReference(r)] if *r == reference));
         assert!(screen(&mut app).contains("/models/other"));
         assert!(opens(&ready(&mut app, model(8, 4))) && app.opening);
@@ -260,7 +265,7 @@ mod tests {
     #[test]
     fn a_conversation_is_opened_beside_the_screen_and_esc_stops_that() {
         let mut app = app(100, 24, 8, 4);
-        assert!(matches!(say(&mut app, "/resume x")[..], [Effect::Store(Store::Open(_))]));
+        assert!(matches!(say(&mut app, "/resume x")[..], [Effect::Store(Store::Open { with_current: false, .. })]));
         assert!(screen(&mut app).contains("reading the conversation (Esc stops)"), "{}", screen(&mut app));
         // What is sent meanwhile is meant for that conversation.
         assert!(say(&mut app, "hello").is_empty() && app.queue.len() == 1);

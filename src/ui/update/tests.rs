@@ -183,7 +183,6 @@ fn an_undo_that_empties_the_cache_says_what_the_next_message_costs() {
     figures(&mut app, snapshot(0, 8, 4));
     let shown = screen(&mut app);
     assert!(shown.contains("the cache is empty; your next message loads the conversation again"), "{shown}");
-    let status = |app: &mut App| screen(app).lines().last().unwrap_or_default().to_owned();
     assert!(status(&mut app).contains("loads when you send"), "{}", status(&mut app));
     // Nothing is left to load.
     ctrl(&mut app, 'u');
@@ -253,9 +252,8 @@ fn undo_edit_and_regenerate_keep_the_branches() {
     turn(&mut app, "first", "", "one");
     turn(&mut app, "second", "", "two");
     assert!(sent(&say(&mut app, "/regen")));
-    let id = app.turn.as_ref().unwrap().turn;
     stream(&mut app, TextKind::Answer, "another two");
-    engine(&mut app, Event::TurnDone(Box::new(report(id, StopReason::End))));
+    end(&mut app, StopReason::End);
     assert!(screen(&mut app).contains("version 2 of 2"));
     let effects = press_with(&mut app, KeyCode::Char(','), KeyModifiers::ALT);
     assert!(matches!(effects[0], Effect::Rewind));

@@ -319,7 +319,6 @@ fn the_list_of_conversations_has_straight_columns_and_first_answers() {
 
 #[test]
 fn figures_of_the_conversation_before_do_not_stay() {
-    let status = |app: &mut App| screen(app).lines().last().unwrap_or_default().to_owned();
     let mut app = app(120, 40, 8, 4);
     turn(&mut app, "q", "hm", "Fine.");
     assert!(status(&mut app).contains("tok/s"), "{}", status(&mut app));

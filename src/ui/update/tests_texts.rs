@@ -169,7 +169,6 @@ fn the_status_names_the_speed_of_the_version_shown_and_a_full_context() {
     say(&mut app, "/regen");
     slow.decode_tok_s = Some(7.0);
     update(&mut app, AppEvent::Engine(Event::TurnDone(Box::new(slow))));
-    let status = |app: &mut App| screen(app).lines().last().unwrap().to_owned();
     assert!(status(&mut app).contains("7 tok/s") && status(&mut app).contains("472/472 full"), "{}", status(&mut app));
     press_with(&mut app, KeyCode::Char(','), KeyModifiers::ALT);
     assert!(status(&mut app).contains("312 tok/s"), "{}", status(&mut app));

@@ -210,7 +210,10 @@ fn enter_opens_a_row_that_is_on_the_screen() {
     let wheel = MouseEvent { kind: MouseEventKind::ScrollDown, column: 5, row: 5, modifiers: KeyModifiers::NONE };
     update(&mut app, AppEvent::Mouse(wheel));
     let effects = press(&mut app, KeyCode::Enter);
-    assert!(matches!(&effects[..], [Effect::Store(Store::Open(Which::Id(id)))] if id == "beta"), "{effects:?}");
+    assert!(
+        matches!(&effects[..], [Effect::Store(Store::Open { which: Which::Id(id), .. })] if id == "beta"),
+        "{effects:?}"
+    );
 }
 
 #[test]

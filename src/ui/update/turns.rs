@@ -178,9 +178,7 @@ pub fn switch_branch(app: &mut App, newer: bool) {
 
 /// Handles a turn that could not begin, or was cancelled before the engine received it.
 pub fn failed(app: &mut App, turn: u64, error: &str) {
-    if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
-        app.turn = None;
-    }
+    app.turn.take_if(|t| t.turn == turn);
     take_back(app, turn, error);
 }
 

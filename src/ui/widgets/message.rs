@@ -10,7 +10,7 @@ use crate::ui::heat;
 use crate::ui::markdown;
 use crate::ui::numbers;
 use crate::ui::state::App;
-use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, clean, plural, ratio, seconds, stop_words, wrap, wrap_plain};
+use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, append, clean, plural, ratio, seconds, stop_words, wrap, wrap_plain};
 use crate::ui::theme::{Role, Theme};
 use crate::unicode::end_of;
 use ratatui::style::{Modifier, Style};
@@ -164,21 +164,14 @@ fn user(app: &App, message: &Message, width: usize) -> Rows {
 
 /// Returns the lines of a user's message, with pastes and files folded as in the input, or the
 /// middle of another long text; and the line that opens and folds them.
-fn user_lines<'a>(app: &'a App, message: &'a Message) -> (Vec<Vec<Span<'a>>>, Option<usize>) {
+fn user_lines(app: &App, message: &Message) -> (Vec<Vec<Span<'static>>>, Option<usize>) {
     let text = message.shown();
     let stored = app.feed.folds.get(&message.id).cloned();
     let folds = stored.unwrap_or_else(|| folded::middle(text).into_iter().collect());
     let open = app.feed.is_open(message.id);
     let mut lines = vec![Vec::new()];
     let mut add = |text: &str, role: Role| {
-        for (n, part) in clean(text).split('\n').enumerate() {
-            if n > 0 {
-                lines.push(Vec::new());
-            }
-            if let Some(line) = lines.last_mut() {
-                line.push(Span::styled(part.to_owned(), app.theme.style(role)));
-            }
-        }
+        append(&mut lines, &clean(text), app.theme.style(role));
         lines.len() - 1
     };
     let (mut at, mut fold_line) = (0, (open && !folds.is_empty()).then_some(0));

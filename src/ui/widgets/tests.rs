@@ -266,8 +266,7 @@ fn streaming_rows_are_those_of_the_whole() {
         stream(&mut app2, TextKind::Answer, text);
         assert_eq!(streamed, screen(&mut app2));
         // Both cut the text where it was finished; the finished answer is rendered as a whole.
-        let turn = app1.turn.as_ref().unwrap().turn;
-        engine(&mut app1, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+        end(&mut app1, StopReason::End);
         let rows =
             |screen: &str| screen.lines().filter(|l| l.starts_with("   ")).map(str::to_owned).collect::<Vec<_>>();
         let (streamed, whole) = (rows(&streamed), rows(&screen(&mut app1)));
@@ -306,7 +305,7 @@ fn nothing_from_outside_reaches_the_terminal_as_it_is() {
         stream(&mut app, TextKind::Reasoning, nasty);
         screen(&mut app);
         stream(&mut app, TextKind::Answer, nasty);
-        engine(&mut app, crate::protocol::Event::Notice(nasty.into()));
+        engine(&mut app, Event::Notice(nasty.into()));
         update(&mut app, AppEvent::Said(crate::ui::state::Level::Error, nasty.into()));
         let shown = screen(&mut app);
         let bad = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{202e}' | '\u{200b}');
