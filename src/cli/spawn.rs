@@ -130,6 +130,16 @@ pub fn with_options<T>(
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job, output: PhantomData })
 }
 
+/// The checkpoint as it is loaded onto this device, with progress and notices on stderr.
+pub fn prepared<B: Measure>(b: &B, checkpoint: Checkpoint, options: &mut EngineOptions) -> Result<Checkpoint> {
+    let mut progress = Quantizing::default();
+    let prepared = engine::prepare(b, checkpoint, options, &mut |report| progress.report(report));
+    progress.clear();
+    let (checkpoint, _) = prepared.map_err(as_wrong_use)?;
+    checkpoint.notices().for_each(|text| notice(&text));
+    Ok(checkpoint)
+}
+
 /// Loads a model and does a [`ModelJob`].
 struct OnRunner<J, T> {
     checkpoint: Checkpoint,
@@ -144,11 +154,7 @@ impl<T, J: ModelJob<T>> DeviceJob for OnRunner<J, T> {
     fn run<D: DeviceKind>(self, device: &D) -> Result<T> {
         let Self { checkpoint, mut options, job, .. } = self;
         let b = device.open()?;
-        let mut progress = Quantizing::default();
-        let prepared = engine::prepare(&b, checkpoint, &mut options, &mut |report| progress.report(report));
-        progress.clear();
-        let (checkpoint, _) = prepared.map_err(as_wrong_use)?;
-        checkpoint.notices().for_each(|text| notice(&text));
+        let checkpoint = prepared(&b, checkpoint, &mut options)?;
         let mut runner = Runner::new(b, &checkpoint, &options, |_, _| true)?;
         // A command may load a model in several formats.
         static SLOW_PREFILL: Once = Once::new();

@@ -6,8 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::args::{Common, DoctorArgs};
 use crate::cli::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use crate::cli::machine::{Resident, resident};
-use crate::cli::output::{self, as_wrong_use, notice};
-use crate::cli::quantizing::Quantizing;
+use crate::cli::output::{self, as_wrong_use};
 use crate::cli::{download, spawn};
 use crate::config::Settings;
 use crate::engine::{self, EngineOptions};
@@ -55,11 +54,7 @@ impl DeviceJob for Measure {
     fn run<D: DeviceKind>(self, device: &D) -> Result<Self::Output> {
         let Self { checkpoint, mut options, before } = self;
         let b = device.open()?;
-        let mut progress = Quantizing::default();
-        let prepared = engine::prepare(&b, checkpoint, &mut options, &mut |report| progress.report(report));
-        progress.clear();
-        let (checkpoint, _) = prepared.map_err(as_wrong_use)?;
-        checkpoint.notices().for_each(|text| notice(&text));
+        let checkpoint = spawn::prepared(&b, checkpoint, &mut options)?;
         let model = format!(
             "{}, K and V as {}, {} tokens of context, steps of {}",
             checkpoint.name,
