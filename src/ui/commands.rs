@@ -13,6 +13,7 @@ pub mod logprobs;
 mod model;
 pub mod models;
 mod pin;
+mod prelude;
 pub mod recall;
 mod session;
 pub mod sessions;

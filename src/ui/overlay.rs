@@ -3,6 +3,7 @@
 
 pub mod history;
 pub mod inspect;
+pub mod prelude;
 pub mod question;
 
 use super::action::Action;

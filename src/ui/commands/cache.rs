@@ -1,12 +1,7 @@
 //! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
 
-use crate::protocol::{Command as Engine, Dial};
-use crate::ui::action::Action;
-use crate::ui::feed::LocalKind;
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::text::on_or_off;
-use crate::ui::update::turns;
+use super::prelude::*;
+use crate::protocol::Dial;
 use crate::ui::{numbers, widgets};
 
 pub fn stats(app: &mut App, _: &str) -> Done {

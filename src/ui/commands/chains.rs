@@ -1,12 +1,9 @@
 //! `/parallel`: how many chains answer. `/chains`: what the chains of an answer said.
 
+use super::prelude::*;
 use crate::config::Width;
 use crate::protocol::ChainsReport;
-use crate::ui::feed::LocalKind;
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::text::{clean, clean_line, count, stop_words, truncate};
-use crate::ui::update::turns;
+use crate::ui::text::{clean, stop_words};
 
 pub fn parallel(app: &mut App, argument: &str) -> Done {
     let (width, question) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));

@@ -2,16 +2,14 @@
 //! screen until then and on disk for ever. The new one begins with a summary by the model, checked
 //! against what the user said, or with what the user said.
 
+use super::prelude::*;
 use crate::chat::summary::{self, checked, own_words};
 use crate::chat::{Conversation, Message, MessageId, Role};
-use crate::protocol::{Command as Engine, StopReason, TextKind, TurnReport};
-use crate::ui::effect::{Effect, Store, Summary, TakenOver};
+use crate::protocol::{StopReason, TextKind, TurnReport};
+use crate::ui::effect::{Summary, TakenOver};
 use crate::ui::event::NewSession;
-use crate::ui::feed::LocalKind;
-use crate::ui::refusal::Done;
-use crate::ui::state::{App, Compacting, Level};
-use crate::ui::text::plural;
-use crate::ui::update::{files, turns};
+use crate::ui::state::{Compacting, Level};
+use crate::ui::update::files;
 
 /// The request for a summary, which also begins the new conversation.
 pub const QUESTION: &str = "Sum up our conversation so far, so that we can go on from the summary alone. Keep names, \

@@ -1,14 +1,10 @@
 //! `/compare`: answers the last question again from a cache that drops nothing, and shows that
 //! answer below the first. It is no part of the conversation.
 
+use super::prelude::*;
 use crate::chat::{Message, Role};
 use crate::protocol::{StopReason, TextKind, TurnReport};
-use crate::ui::effect::Effect;
-use crate::ui::feed::{Local, LocalKind};
-use crate::ui::refusal::Done;
-use crate::ui::state::{App, Comparison};
-use crate::ui::text::{bytes, plural};
-use crate::ui::update::turns;
+use crate::ui::state::Comparison;
 
 /// Asks the last question of the context again.
 pub fn run(app: &mut App, _: &str) -> Done {

@@ -1,11 +1,8 @@
 //! `/copy`: messages as their source text, byte for byte.
 
+use super::prelude::*;
 use crate::chat::Role;
-use crate::ui::effect::Effect;
 use crate::ui::markdown;
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::text::plural;
 
 pub fn run(app: &mut App, argument: &str) -> Done {
     let path = app.chat.path();

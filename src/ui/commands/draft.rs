@@ -1,9 +1,7 @@
 //! `/draft on|off|N`: whether a step tries tokens that may follow, and how many.
 
+use super::prelude::*;
 use crate::protocol::{DraftSource, MAX_DRAFTS};
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::text::plural;
 
 /// Sets the most drafts of a step, or says how many there are.
 pub fn run(app: &mut App, argument: &str) -> Done {

@@ -1,18 +1,10 @@
 //! `/find`: the bar that finds text in the conversation, and moving between hits.
 
-use crate::ui::action::Action;
+use super::prelude::*;
 use crate::ui::editor::Editor;
 use crate::ui::find::{count_in, hits};
 use crate::ui::folded;
-use crate::ui::keymap::Key;
-use crate::ui::overlay::{After, Overlay, WHEEL_ROWS, edit_line, field, row, rule};
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{plural, truncate, width};
-use crate::ui::theme::Role;
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
+use crate::ui::overlay::prelude::*;
 
 /// Opens the bar with a query, which may be empty.
 pub fn run(app: &mut App, text: &str) -> Done {

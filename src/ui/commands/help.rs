@@ -1,21 +1,15 @@
 //! `/help`: ten keys, the words of the panel, every command and every key, from the tables that
 //! define them. What is typed filters the rows.
 
+use super::prelude::*;
 use super::{ALL, Group};
-use crate::ui::action::{Action, Group as Keys};
+use crate::ui::action::Group as Keys;
 use crate::ui::editor::Editor;
-use crate::ui::keymap::Key;
 use crate::ui::numbers::LEGEND;
-use crate::ui::overlay::{After, Overlay, draw_lines, edit_line, field, inside, row, scrolled, wheeled};
+use crate::ui::overlay::prelude::*;
 use crate::ui::picker::NOTHING;
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{clean_line, count, wrap};
-use crate::ui::theme::Role;
+use crate::ui::text::wrap;
 use crate::ui::widgets::message::plain_lines;
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 /// Opens the help with these words in its field.

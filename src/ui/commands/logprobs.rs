@@ -1,19 +1,10 @@
 //! `/logprobs`: how probable each token of the last answer was, and what the model would have said
 //! instead.
 
-use crate::protocol::{Command as Engine, Likely, Probe, TokenChoice};
-use crate::ui::action::Action;
-use crate::ui::keymap::Key;
+use super::prelude::*;
+use crate::protocol::{Likely, Probe, TokenChoice};
 use crate::ui::memory::shown;
-use crate::ui::overlay::{After, Overlay, inside, row, scrolled, wheeled};
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{plural, truncate, width};
-use crate::ui::theme::Role;
-use crate::ui::update::turns;
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
+use crate::ui::overlay::prelude::*;
 use ratatui::text::{Line, Span};
 
 /// Tokens that were less probable are marked.

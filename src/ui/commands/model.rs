@@ -1,11 +1,10 @@
 //! `/model` and `/models`: loading a model, and the list of those on this machine.
 
 use super::pairs;
+use super::prelude::*;
 use crate::ui::completion::Sources;
 use crate::ui::paths::expand_home;
-use crate::ui::refusal::Done;
-use crate::ui::state::{App, NO_MODEL};
-use crate::ui::update::turns;
+use crate::ui::state::NO_MODEL;
 use std::path::Path;
 
 /// The built-in model, cached ones, folders and files of earlier conversations, and folders once

@@ -1,19 +1,10 @@
 //! `/models`: the models on this machine, and what is known of the chosen one.
 
+use super::prelude::*;
 use super::run_named;
-use crate::ui::action::Action;
-use crate::ui::effect::Effect;
-use crate::ui::keymap::Key;
 use crate::ui::models::ModelEntry;
-use crate::ui::overlay::{After, Overlay, field, inside, row};
+use crate::ui::overlay::prelude::*;
 use crate::ui::picker::{NOTHING, Picker, Row, fuzzy};
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{bytes, clean_line, truncate};
-use crate::ui::theme::Role;
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
 
 /// Opens the list, and has it read.
 pub fn open(app: &mut App, _: &str) -> Done {

@@ -1,12 +1,8 @@
 //! `/pin` and `/unpin`: messages that are never forgotten.
 
+use super::prelude::*;
 use crate::chat::Role;
-use crate::protocol::Command as Engine;
 use crate::ui::overlay::question::Question;
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::text::{clean_line, plural, truncate};
-use crate::ui::update::turns;
 
 /// The word for the system prompt, with its help.
 pub const SYSTEM: (&str, &str) = ("system", "the system prompt");

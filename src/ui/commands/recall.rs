@@ -1,13 +1,8 @@
 //! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still
 //! knows.
 
+use super::prelude::*;
 use crate::protocol::Recalled;
-use crate::ui::effect::Effect;
-use crate::ui::feed::{Local, LocalKind};
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::text::plural;
-use crate::ui::update::turns;
 use std::ops::Range;
 
 /// Most words that the question gives away.

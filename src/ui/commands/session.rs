@@ -1,11 +1,8 @@
 //! Conversations and their files: `/new`, `/resume`, `/rename`, `/delete`, `/export`, `/save`,
 //! `/quit`.
 
-use crate::protocol::Command as Engine;
-use crate::ui::effect::{Effect, Store, Which};
-use crate::ui::refusal::{Done, Refusal};
-use crate::ui::state::App;
-use crate::ui::update::{files, turns};
+use super::prelude::*;
+use crate::ui::update::files;
 use std::path::PathBuf;
 
 pub fn new(app: &mut App, _: &str) -> Done {

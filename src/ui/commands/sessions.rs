@@ -1,20 +1,12 @@
 //! `/sessions`: the list of saved conversations, and the search in it.
 
-use crate::ui::action::Action;
+use super::prelude::*;
 use crate::ui::editor::Editor;
-use crate::ui::effect::{Store, Which};
 use crate::ui::event::SessionEntry;
-use crate::ui::keymap::Key;
-use crate::ui::overlay::{After, Overlay, edit_line, field, inside, row};
+use crate::ui::overlay::prelude::*;
 use crate::ui::picker::{NOTHING, Picker, Row, fuzzy};
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{bytes, clean_line, plural, ratio, truncate, width};
-use crate::ui::theme::Role;
-use crate::ui::update::{files, turns};
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
+use crate::ui::text::ratio;
+use crate::ui::update::files;
 
 /// Has the list read, which is searched for these words then.
 pub fn open(app: &mut App, words: &str) -> Done {

@@ -1,16 +1,12 @@
 //! Settings: `/set`, and `/think`, `/keep-thinking`, `/theme` and `/system`, which have words of
 //! their own.
 
+use super::prelude::*;
 use super::{pairs, run_named, takes};
 use crate::config::{ByteSize, Width};
-use crate::protocol::{Command as Engine, Thinking, sampling_table};
+use crate::protocol::{Thinking, sampling_table};
 use crate::ui::completion::Sources;
-use crate::ui::effect::{Effect, Store};
-use crate::ui::feed::LocalKind;
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{clean_line, on_or_off};
-use crate::ui::update::{texts, turns};
+use crate::ui::update::texts;
 use crate::words::nearest;
 
 /// A setting of `/set`.

@@ -1,9 +1,7 @@
 //! `/regen`, `/edit` and `/undo`: the last question once more.
 
+use super::prelude::*;
 use crate::chat::Role;
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::update::turns;
 
 /// Generates another answer beside the existing one.
 pub fn regenerate(app: &mut App, _: &str) -> Done {

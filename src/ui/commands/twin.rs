@@ -1,10 +1,6 @@
 //! `/twin on|off`: compares the next answers with a copy of the conversation that drops nothing.
 
-use crate::protocol::Command as Engine;
-use crate::ui::feed::LocalKind;
-use crate::ui::refusal::Done;
-use crate::ui::state::App;
-use crate::ui::text::{bytes, on_or_off};
+use super::prelude::*;
 
 /// Switches the twin, or says how it is set.
 pub fn run(app: &mut App, argument: &str) -> Done {

@@ -1,16 +1,11 @@
 //! The search in earlier messages and commands, over the input.
 
-use super::{After, Overlay, field, inside, row, rule};
-use crate::ui::action::Action;
+use super::prelude::*;
 use crate::ui::editor::search;
-use crate::ui::keymap::Key;
 use crate::ui::picker::{NOTHING, Picker, Row};
 use crate::ui::state::App;
 use crate::ui::text::clean_line;
 use crate::ui::update::completion::input_changed;
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
 
 const MAX_ROWS: usize = 10;
 

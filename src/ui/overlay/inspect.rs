@@ -2,25 +2,18 @@
 //! heatmap with a chosen head, that head's numbers, and where in the conversation the positions are
 //! that it kept.
 
-use super::{After, Overlay, WHEEL_ROWS, below, inside};
+use super::prelude::*;
 use crate::protocol::{Command, Recalled, SlotInfo};
-use crate::ui::action::Action;
 use crate::ui::commands::recall;
-use crate::ui::keymap::Key;
 use crate::ui::memory::{MemoryPage, PageRecall};
 use crate::ui::numbers;
 use crate::ui::picker::PAGE;
 use crate::ui::state::App;
 use crate::ui::text::{count, plural, truncate};
-use crate::ui::theme::Role;
 use crate::ui::update::{stop, turns};
 use crate::ui::widgets::heatmap::{SCALE_ROWS, draw_scale};
 use crate::ui::widgets::memory;
 use crate::ui::widgets::panel::{draw_history, draw_numbers, heatmap, strip_cell};
-use crossterm::event::{KeyCode, KeyModifiers};
-use ratatui::Frame;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
 use std::ops::Range;
 
 /// Rows of the strip of positions, at most.

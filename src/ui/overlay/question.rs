@@ -1,14 +1,8 @@
 //! A question over the conversation, answered with y or n.
 
-use super::{After, Overlay, below, draw_lines, row, rule};
-use crate::ui::action::Action;
-use crate::ui::keymap::Key;
+use super::prelude::*;
 use crate::ui::state::App;
 use crate::ui::text::{clean_line, wrap_plain};
-use crate::ui::theme::Role;
-use crossterm::event::KeyCode;
-use ratatui::Frame;
-use ratatui::layout::Rect;
 
 /// Keys this soon after a question, or after a key that was not an answer to it, belong to the
 /// draft that it interrupted.
