@@ -7,11 +7,13 @@ use super::output::{notice, wrong_use};
 use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
+use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::{Checkpoint, DeltaNet, EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{Auto, Device, Gemm, Settings};
 use crate::engine::dense_context;
 use crate::quant::Weights;
+use crate::tensor::DType;
 use crate::ui::text::{bytes, count};
 use anyhow::{Result, bail};
 use std::path::PathBuf;
@@ -247,6 +249,14 @@ pub fn check_for_chat(settings: &Settings) -> Result<()> {
 /// Free bytes where a model would run.
 pub fn free_bytes(device: Device) -> Option<u64> {
     Target::guess(device).free_bytes()
+}
+
+/// Bytes of a model's weights in a format, of which its files have `file_bytes`.
+pub fn bytes_in(config: &ModelConfig, file_bytes: u64) -> impl Fn(Weights) -> u64 {
+    move |weights| match weights {
+        Weights::Bf16 => file_bytes,
+        weights => loaded_bytes(config, weights, DType::Bf16.size_bytes()),
+    }
 }
 
 /// The most exact format in which weights fit into `free` bytes. `loaded` gives their size in a format.

@@ -7,7 +7,6 @@ use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
 use crate::checkpoint;
 use crate::checkpoint::adapter::kvzap;
-use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::eagle;
 use crate::checkpoint::hub::cache::{Cached, Extent};
 use crate::checkpoint::hub::{Hub, HubError, HubModel, ModelRef, Observer, Plan, Progress};
@@ -15,8 +14,6 @@ use crate::checkpoint::known::{self, Kind};
 use crate::config::{Adapter, Device, Settings};
 use crate::engine::Loading;
 use crate::protocol::{Download, DraftSource, Event};
-use crate::quant::Weights;
-use crate::tensor::DType;
 use crate::ui::numbers;
 use crate::ui::text::{bytes, plural};
 use anyhow::{Context, Result};
@@ -274,12 +271,7 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     };
     let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
     let size = format!("{name} at {commit}: {files}, {}{here}; licence {license}{disk}", bytes(plan.bytes));
-    let fit = plan.config.as_ref().and_then(|config| {
-        let loaded = |weights| match weights {
-            Weights::Bf16 => plan.weight_bytes,
-            weights => loaded_bytes(config, weights, DType::Bf16.size_bytes()),
-        };
-        devices::fit(loaded, Some(config), device)
-    });
+    let loaded = |config| devices::bytes_in(config, plan.weight_bytes);
+    let fit = plan.config.as_ref().and_then(|config| devices::fit(loaded(config), Some(config), device));
     [Some(size), fit].into_iter().flatten().collect()
 }

@@ -3,15 +3,12 @@
 use super::models::{self, Found};
 use super::{devices, reference};
 use crate::checkpoint::adapter::kvzap;
-use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::eagle;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::Settings;
 use crate::policy::Trained;
 use crate::protocol::{ModelIdentity, ModelReference};
-use crate::quant::Weights;
-use crate::tensor::DType;
 use crate::ui::models::{Given, ModelEntry, Models};
 use crate::ui::text::{count, plural};
 use std::path::Path;
@@ -62,11 +59,7 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
     match checkpoint::summary(&place, short(&out.name)) {
         Ok(s) => {
             let c = &s.config;
-            let loaded = |weights| match weights {
-                Weights::Bf16 => out.bytes,
-                weights => loaded_bytes(c, weights, DType::Bf16.size_bytes()),
-            };
-            out.fits = free.map(|free| devices::first_that_fits(loaded, free).is_some());
+            out.fits = free.map(|free| devices::first_that_fits(devices::bytes_in(c, out.bytes), free).is_some());
             let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
             let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
             out.shape = format!("{}, {layers}, {heads}, context {context}", c.family.name);
