@@ -2,7 +2,7 @@
 
 use crate::chat::MessageId;
 use crate::config::Width;
-use crate::protocol::{ChainEvent, ChainReport, ChainsRequest, VoteCount};
+use crate::protocol::{ChainEvent, ChainReport, VoteCount};
 use crate::unicode::end_of;
 
 /// Bytes of a chain's text that are kept to show its last words.
@@ -39,11 +39,6 @@ impl ActiveTurn {
 
     pub fn is_preparing(&self, now_ms: u64) -> bool {
         self.shows_preparing_at().is_some_and(|at| now_ms >= at)
-    }
-
-    /// Number of chains asked of the engine; `None` is the ordinary answer.
-    pub fn chains_request(&self, early_stop: bool) -> Option<ChainsRequest> {
-        self.width.request(early_stop, false)
     }
 
     /// Follows the chains.

@@ -43,17 +43,14 @@ fn shown((r, g, b): (u8, u8, u8), depth: Depth) -> Option<Color> {
 
 /// A bar for a retention, or its first digit (9 is 90 % and more), for terminals without colour.
 pub fn shade(theme: &Theme, depth: Depth, retention: f64) -> &'static str {
-    match depth {
-        Depth::Ascii => pick(&DIGITS, retention),
-        _ => pick(theme.glyphs().bars, level(retention)),
-    }
+    bar(theme, depth, if depth == Depth::Ascii { retention } else { level(retention) })
 }
 
 /// A sign for a retention without a digit, which beside a text reads as a number of it.
 pub fn mark(theme: &Theme, depth: Depth, retention: f64) -> &'static str {
     match depth {
         Depth::Ascii => pick(&SIGNS, level(retention)),
-        _ => pick(theme.glyphs().bars, level(retention)),
+        _ => shade(theme, depth, retention),
     }
 }
 

@@ -9,7 +9,7 @@ use super::depth::Depth;
 use super::editor::{Editor, History};
 use super::effect::{Effect, Store, Which};
 use super::feed::{Feed, Local, LocalKind};
-use super::keymap::{Key, Keymap};
+use super::keymap::Keymap;
 use super::memory::Memory;
 use super::overlay::Overlay;
 pub use super::ratios::RatioHistory;
@@ -343,11 +343,6 @@ impl App {
         self.theme = theme.at_depth(if settings.plain { Depth::Mono } else { self.setup.depth });
         self.theme.ascii |= settings.plain || settings.ascii;
         self.feed.generation += 1;
-    }
-
-    /// Looks up a key in the keymap.
-    pub fn keymap_action(&self, key: Key) -> Option<Action> {
-        self.setup.keymap.action(key)
     }
 
     /// Returns the name of an action's first key, for texts.

@@ -9,6 +9,7 @@ pub mod input;
 pub mod memory;
 pub mod message;
 pub mod panel;
+mod prelude;
 pub mod recall;
 pub mod status;
 #[cfg(test)]

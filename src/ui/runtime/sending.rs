@@ -82,7 +82,7 @@ impl Runtime {
         self.ask_for(Asked::Turn(turn), |this, source| {
             let (app, settings) = (&this.app, &this.app.setup.settings);
             let pin = app.chat.system().filter(|_| settings.pin == Pin::System).map(str::to_owned);
-            let chains = app.turn.as_ref().and_then(|turn| turn.chains_request(settings.early_stop));
+            let chains = app.turn.as_ref().and_then(|turn| turn.width.request(settings.early_stop, false));
             let ask = this.ask(app.options.max_tokens, source);
             Some(Purpose::Generate(Box::new(GenerateRequest { turn, ask, pin, chains })))
         })

@@ -24,7 +24,7 @@ pub fn key(app: &mut App, event: KeyEvent) {
     if app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1 {
         // The screen is too small: only keys that leave or stop.
         if let Some(a @ (Action::Interrupt | Action::QuitWhenEmpty | Action::Stop | Action::Suspend)) =
-            app.keymap_action(key)
+            app.setup.keymap.action(key)
         {
             act(app, a);
         }
@@ -49,7 +49,7 @@ pub fn key(app: &mut App, event: KeyEvent) {
         }
         return type_text(app, &text);
     }
-    let action = app.keymap_action(key);
+    let action = app.setup.keymap.action(key);
     let ends_line = action == Some(Action::Newline) && app.burst.ends_line(app.now_ms);
     if app.burst.hold_ms().is_some() && app.burst.typed(app.now_ms) {
         if ends_line || action == Some(Action::Send) {
@@ -72,7 +72,7 @@ pub fn key(app: &mut App, event: KeyEvent) {
 
 /// Handles a key of the topmost overlay.
 fn overlay_key(app: &mut App, key: Key) {
-    let action = app.keymap_action(key);
+    let action = app.setup.keymap.action(key);
     app.notice = None;
     let after = match action {
         Some(action @ (Action::Suspend | Action::Redraw)) => return act(app, action),

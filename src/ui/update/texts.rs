@@ -14,7 +14,7 @@ pub fn refill(held: Option<&Snapshot>) -> String {
 
 /// Says that the answer, or one of its chains, repeats itself, and what helps.
 pub fn repeats(app: &App, chain: Option<usize>) -> String {
-    let stop = app.setup.keymap.key_of(Action::Stop);
+    let stop = app.key(Action::Stop);
     if let Some(number) = chain {
         return format!("chain {} repeats itself; {stop} ends the chains and keeps the votes so far", number + 1);
     }

@@ -126,7 +126,7 @@ pub fn give_back(app: &mut App, text: &str) -> String {
         app.given_back = Some(text.to_owned());
         return String::new();
     }
-    format!(" ({} recalls it)", app.setup.keymap.key_of(Action::HistoryOlder))
+    format!(" ({} recalls it)", app.key(Action::HistoryOlder))
 }
 
 /// Moves the draft set aside back into the input once that is empty.
@@ -213,7 +213,7 @@ pub fn no_room(app: &mut App, turn: u64, why: &str) {
         }
         Some(text) => {
             app.history.push(&text);
-            format!("not sent ({} recalls it): {FULL}: {WAY_OUT}", app.setup.keymap.key_of(Action::HistoryOlder))
+            format!("not sent ({} recalls it): {FULL}: {WAY_OUT}", app.key(Action::HistoryOlder))
         }
         None => format!("not answered again: {FULL}: {WAY_OUT}"),
     };

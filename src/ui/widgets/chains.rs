@@ -1,11 +1,10 @@
 //! The rows of several chains: one for each while they answer, their votes and reads; and the line
 //! under the answer.
 
+use super::prelude::*;
 use crate::protocol::{ChainFigures, ChainState, ChainsReport, VoteCount};
 use crate::ui::active_turn::{Chain, Chains};
 use crate::ui::text::{clean_line, count, stop_words, truncate, width as columns};
-use crate::ui::theme::{Role, Theme};
-use ratatui::text::{Line, Span};
 use unicode_segmentation::UnicodeSegmentation;
 
 /// Most chains and answers that have a row of their own.
@@ -148,7 +147,7 @@ mod tests {
             let mut app = loaded(w, h, depth, theme, model(8, 4));
             let effects = say(&mut app, "/parallel 4 reach 24 from 3, 5, 7, 9");
             assert!(matches!(effects[..], [Effect::Generate { turn: 1 }]));
-            let request = app.turn.as_ref().unwrap().chains_request(true).unwrap();
+            let request = app.turn.as_ref().unwrap().width.request(true, false).unwrap();
             assert_eq!((request.width, app.options.width), (Some(4), crate::config::Width::Chains(1)));
             engine(&mut app, Event::TurnStarted { turn: 1, prompt_tokens: 40, reused: 0, todo: 40 });
             let event = |app: &mut _, event| drop(engine(app, Event::Chain { turn: 1, event }));

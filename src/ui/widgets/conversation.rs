@@ -1,16 +1,12 @@
 //! The conversation pane: keeps the rows of every item up to date, and draws those in view.
 
 use super::message;
+use super::prelude::*;
 use crate::chat::retention::Retention;
 use crate::ui::commands::find::Find;
 use crate::ui::feed::{ItemKey, Rows};
 use crate::ui::find::{Hit, hits_in};
 use crate::ui::links;
-use crate::ui::state::App;
-use crate::ui::theme::Role;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::text::Line;
 use std::collections::HashMap;
 
 /// Bytes of new messages whose rows are made in one frame, so that a long conversation shows its
@@ -47,7 +43,7 @@ pub fn prepare(app: &mut App, area: Rect) {
         }
         let old = app.feed.rows.remove(key);
         let old_height = old.as_ref().map_or(0, |r| r.lines.len());
-        let rows = message::rows(app, *key, width, n == 0, old);
+        let rows = message::rows(app, *key, width, n == 0, fingerprint, old);
         let height = rows.lines.len();
         app.feed.rows.insert(*key, rows);
         if is_new {

@@ -1,13 +1,11 @@
 //! The whole screen, from the state.
 
+use super::prelude::*;
 use super::{conversation, input, layout, memory, panel, status, welcome};
 use crate::ui::overlay::inspect::Inspect;
-use crate::ui::state::{App, MIN_SIZE};
+use crate::ui::state::MIN_SIZE;
 use crate::ui::text::truncate;
-use crate::ui::theme::Role;
-use ratatui::Frame;
-use ratatui::buffer::{Buffer, CellDiffOption};
-use ratatui::layout::Rect;
+use ratatui::buffer::CellDiffOption;
 use ratatui::widgets::{Clear, Widget};
 
 /// Rows that the welcome needs to make sense.

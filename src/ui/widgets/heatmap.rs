@@ -2,13 +2,9 @@
 //! cells or half blocks (two layers a row), folded into blocks of columns where there are more
 //! layers than rows. Always with its scale.
 
-use crate::ui::depth::Depth;
+use super::prelude::*;
 use crate::ui::heat::{self, level, retention_at};
 use crate::ui::numbers::percent;
-use crate::ui::theme::{Role, Theme};
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier, Style};
 use std::ops::Range;
 
 /// Data to draw: retention of every head, and the chosen cell.

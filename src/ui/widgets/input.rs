@@ -1,13 +1,10 @@
 //! The input: prompt, text, caret, and the list of completions over it.
 
+use super::prelude::*;
 use crate::ui::action::Action;
 use crate::ui::picker::first_shown;
-use crate::ui::state::App;
 use crate::ui::text::{count, truncate, width};
-use crate::ui::theme::Role;
-use ratatui::Frame;
-use ratatui::layout::{Position, Rect};
-use ratatui::text::{Line, Span};
+use ratatui::layout::Position;
 use ratatui::widgets::{Clear, Widget};
 use unicode_segmentation::UnicodeSegmentation;
 

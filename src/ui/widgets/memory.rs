@@ -2,6 +2,7 @@
 //! still store it, and what is known of the token under the cursor.
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
+use super::prelude::*;
 use crate::policy::PolicyKind;
 use crate::protocol::{LaneFilter, Presence};
 use crate::ui::action::Action;
@@ -9,13 +10,7 @@ use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, PageRecall, Spelled, shown};
 use crate::ui::numbers::{self, percent};
 use crate::ui::overlay::{below, draw_lines, inside};
-use crate::ui::state::App;
 use crate::ui::text::{count, grapheme_width, plural, truncate, wrap_plain};
-use crate::ui::theme::Role;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::{Modifier, Style};
-use ratatui::text::Line;
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 

@@ -1,6 +1,7 @@
 //! Makes the rows of an item of the conversation: a message with its think block and last line, or
 //! a local line.
 
+use super::prelude::*;
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Message, Role as Who, line_after};
 use crate::protocol::{StopReason, TurnReport};
@@ -9,12 +10,8 @@ use crate::ui::folded;
 use crate::ui::heat;
 use crate::ui::markdown;
 use crate::ui::numbers;
-use crate::ui::state::App;
 use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, append, clean, plural, ratio, seconds, stop_words, wrap, wrap_plain};
-use crate::ui::theme::{Role, Theme};
 use crate::unicode::end_of;
-use ratatui::style::{Modifier, Style};
-use ratatui::text::{Line, Span};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
@@ -52,12 +49,8 @@ pub fn advice(report: &TurnReport) -> String {
     text.to_owned()
 }
 
-/// Makes the rows of an item, reusing those of `old` that did not change.
-pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows>) -> Rows {
-    let fingerprint = fingerprint(app, key, width, first);
-    if let Some(old) = old.as_ref().filter(|o| o.fingerprint == fingerprint) {
-        return old.clone();
-    }
+/// Makes the rows of an item, reusing the finished part of `old`. They have its `fingerprint`.
+pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, fingerprint: u64, old: Option<Rows>) -> Rows {
     let full = width.saturating_sub(RIGHT_MARGIN);
     let prose = full.min(markdown::PROSE + MARGIN);
     let mut made = match key {
@@ -408,12 +401,13 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
 fn local(app: &App, at: usize, width: usize, prose: usize) -> Rows {
     let theme = &app.theme;
     let Some(local) = app.feed.locals.get(at) else { return Rows::default() };
+    let plain = |role, width| wrap_plain(&local.text, theme.style(role), width, &margin());
     let mut lines = match local.kind {
         LocalKind::Mark => mark(&local.text, width, theme),
-        LocalKind::Note => wrap_plain(&local.text, theme.style(Role::Note), prose, &margin()),
-        LocalKind::Table => wrap_plain(&local.text, theme.style(Role::Text), width, &margin()),
-        LocalKind::Warning => wrap_plain(&local.text, theme.style(Role::Warning), prose, &margin()),
-        LocalKind::Error => wrap_plain(&local.text, theme.style(Role::Error), prose, &margin()),
+        LocalKind::Note => plain(Role::Note, prose),
+        LocalKind::Table => plain(Role::Text, width),
+        LocalKind::Warning => plain(Role::Warning, prose),
+        LocalKind::Error => plain(Role::Error, prose),
     };
     if let Some(recalled) = &local.recalled {
         lines.extend(super::recall::rows(recalled, prose, theme, app.depth()));

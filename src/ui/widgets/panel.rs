@@ -2,15 +2,11 @@
 //! history and how the cache is set. Beside the chat, or below it.
 
 use super::heatmap::{Heatmap, SCALE_ROWS, Shape, draw_scale};
+use super::prelude::*;
 use crate::ui::heat;
 use crate::ui::numbers;
 use crate::ui::overlay::{below, draw_lines, inside};
-use crate::ui::state::App;
 use crate::ui::text::{truncate, width, wrap_plain};
-use crate::ui::theme::Role;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::text::Line;
 
 /// Columns of the numbers' names.
 const NAMES: usize = 16;

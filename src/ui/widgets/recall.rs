@@ -1,13 +1,10 @@
 //! The rows of a recall test: its summary, and the text with two bars under each token, how surely
 //! the model says it and how many heads store it. Tokens that it would not say are dim.
 
+use super::prelude::*;
 use crate::protocol::Recalled;
-use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean_line, grapheme_width};
-use crate::ui::theme::{Role, Theme};
-use ratatui::style::Style;
-use ratatui::text::{Line, Span};
 use unicode_segmentation::UnicodeSegmentation;
 
 /// Columns before the text, for the names of the bars.

@@ -1,15 +1,12 @@
 //! The banner over the input (what is going on, what a key did) and the status line at the bottom.
 
 use super::input::PROMPT_WIDTH;
+use super::prelude::*;
 use crate::protocol::{Event, Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::numbers;
-use crate::ui::state::{App, Level, Queued, SPINNER_MS};
+use crate::ui::state::{Level, Queued, SPINNER_MS};
 use crate::ui::text::{bytes, clean, clean_line, count, plural, ratio, truncate, width, wrap_plain};
-use crate::ui::theme::Role;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Widget};
 
 const MAX_BANNER: usize = 4;
@@ -65,8 +62,8 @@ fn queue_rows(app: &App, columns: u16) -> Vec<String> {
     let Some(last) = app.queue.len().checked_sub(1) else { return Vec::new() };
     let first = app.queue.len().saturating_sub(MAX_QUEUE_ROWS);
     let paused = !app.is_busy() && app.engine.loading.is_none();
-    let stop = app.setup.keymap.key_of(Action::Stop);
-    let send = app.setup.keymap.key_of(Action::Send);
+    let stop = app.key(Action::Stop);
+    let send = app.key(Action::Send);
     let row = |(n, queued): (usize, &Queued)| {
         let keys = match (n == last && app.input.is_empty(), paused) {
             (false, _) => String::new(),
@@ -304,7 +301,7 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
     // The state and the key of the help are never cut; the parts leave by rank.
     let (right, role) = match busy(app) {
         Some(busy) => (busy, Role::StatusValue),
-        None => (format!("{} help ", app.setup.keymap.key_of(Action::Help)), Role::Dim),
+        None => (format!("{} help ", app.key(Action::Help)), Role::Dim),
     };
     let room = usize::from(area.width).saturating_sub(3 + width(&right));
     let mut parts = parts(app);

@@ -1,13 +1,10 @@
 //! The rows of a comparison with a twin, under its answer: where the two differ first, and the KL
 //! divergence of each token as a thin line of bars.
 
+use super::prelude::*;
 use crate::protocol::{TwinDifference, TwinReport};
-use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean_line, count, plural, wrap_plain};
-use crate::ui::theme::{Role, Theme};
-use ratatui::style::Style;
-use ratatui::text::{Line, Span};
 use unicode_segmentation::UnicodeSegmentation;
 
 /// Columns of the longest line of bars.

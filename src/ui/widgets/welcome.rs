@@ -1,16 +1,12 @@
 //! What an empty conversation shows: what this is, three things to try and what to look at, the
 //! keys that matter, where things are saved.
 
+use super::prelude::*;
 use crate::ui::action::Action;
 use crate::ui::examples::{forgetting, offered};
 use crate::ui::keymap::EXAMPLES;
 use crate::ui::overlay::draw_lines;
-use crate::ui::state::App;
 use crate::ui::text::{clean_line, count, wrap, wrap_plain};
-use crate::ui::theme::Role;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::text::{Line, Span};
 
 /// Purpose of the program.
 const PURPOSE: &str = "watch a model decide what to forget";
@@ -52,7 +48,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
         out.extend(wrap(&[Span::styled(*example, text)], width, &[first], &[Span::raw("     ")]));
     }
     if app.engine.info.as_ref().is_none_or(|info| !info.policy.keeps_all()) && keys {
-        let hint = forgetting(&app.engine, &app.setup.keymap.key_of(Action::Inspect));
+        let hint = forgetting(&app.engine, &app.key(Action::Inspect));
         out.extend(wrap_plain(&hint, dim, width, &[Span::raw("     ")]));
     }
     if keys {
@@ -106,7 +102,7 @@ fn key_rows(app: &App, width: usize) -> Vec<Line<'static>> {
     ];
     let mut row: Vec<Span<'static>> = Vec::new();
     for (n, (action, what)) in keys.into_iter().enumerate() {
-        row.push(Span::styled(format!("{:<12}", app.setup.keymap.key_of(action)), key));
+        row.push(Span::styled(format!("{:<12}", app.key(action)), key));
         row.push(Span::styled(format!("{what:<22}"), text));
         if width < 70 || n % 2 == 1 {
             out.push(Line::from(std::mem::take(&mut row)));
