@@ -28,6 +28,11 @@ pub enum Shift {
 }
 
 impl Dms {
+    /// A rule without sinks, with the dial as trained.
+    pub const fn new(window: usize, shift: Shift) -> Self {
+        Self { window, shift, sinks: 0, dial: 0.0 }
+    }
+
     /// Entries of the ring that maps the newest token and the W before it to their slots.
     pub fn ring_len(&self) -> usize {
         self.window + 1

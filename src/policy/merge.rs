@@ -31,7 +31,7 @@ impl Merging {
     pub const OPENS: f32 = f32::NEG_INFINITY;
 
     /// By which tokens are placed and seen.
-    pub const RULE: Dms = Dms { window: 0, shift: Shift::Previous, sinks: 0, dial: 0.0 };
+    pub const RULE: Dms = Dms::new(0, Shift::Previous);
 
     /// Whether the token at `position` joins the newest slot, which has `members` tokens.
     /// `decision` is the head's.

@@ -347,7 +347,7 @@ fn mixed(lane: &[Slot], rows: &[Vec<f32>], row: usize, head: usize) -> Vec<f32> 
 
 #[test]
 fn a_hundred_thousand_operations_lose_no_slot_and_share_none() {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
+    let dms = |window, shift| Policy::Dms(Dms::new(window, shift));
     for (seed, (policy, codec)) in [
         (Policy::Dense, Codec::F32),
         (dms(3, Shift::Previous), Codec::F32),

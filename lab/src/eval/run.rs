@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn budgets_follow_from_prompt_and_length() {
         let prompt = |n| Prompt { tokens: vec![0; n], thinks: false };
-        let trained = Trained::Dms(Dms { window: 64, shift: Shift::Same, sinks: 0, dial: 0.0 });
+        let trained = Trained::Dms(Dms::new(64, Shift::Same));
         let prompts = [prompt(10), prompt(21)];
         let of = |policies: &[PolicyKind], crs: &[f64], trained| {
             settings_of(policies, crs, &[100, 300], &prompts, Some(trained), Some(3.5))
