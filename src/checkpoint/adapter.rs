@@ -232,13 +232,11 @@ impl Adapter {
             other => bail!("{}: metadata alpha_per {other:?} is unknown (head, layer)", self.label),
         };
         Ok(DmsConfig {
-            variant: DmsVariant::Adapter,
-            rule: Dms { window: metadata.length("window")?, shift, sinks: 0, dial: 0.0 },
             alpha_scale: metadata.finite("alpha_scale")?,
             alpha_offset: metadata.finite("alpha_offset")?,
             per_layer,
-            disabled: false,
             target_ratio: metadata.number("target_ratio").ok(),
+            ..DmsConfig::new(DmsVariant::Adapter, Dms::new(metadata.length("window")?, shift))
         })
     }
 
@@ -296,15 +294,8 @@ impl Adapter {
 
 /// The rule of a predictor.
 pub(super) fn predictor(maps: Predictor, threshold: f32, window: usize, sinks: usize) -> DmsConfig {
-    DmsConfig {
-        variant: DmsVariant::Predictor(maps),
-        rule: Dms { window, shift: Shift::Same, sinks, dial: 0.0 },
-        alpha_scale: -1.0,
-        alpha_offset: -threshold,
-        per_layer: false,
-        disabled: false,
-        target_ratio: None,
-    }
+    let rule = Dms { sinks, ..Dms::new(window, Shift::Same) };
+    DmsConfig { alpha_scale: -1.0, alpha_offset: -threshold, ..DmsConfig::new(DmsVariant::Predictor(maps), rule) }
 }
 
 /// A model's name without its owner, in lower case.

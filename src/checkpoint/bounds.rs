@@ -3,6 +3,8 @@
 //! before the tensors are checked small. The files must then have tensors of these shapes; the
 //! context has no tensor, and the engine's planner refuses what does not fit in memory.
 
+use std::ops::Range;
+
 /// 8 times Llama 3.1 405B.
 pub const LAYERS: usize = 1024;
 /// 8 times Llama 3.1 405B.
@@ -39,3 +41,10 @@ const _: () = {
     assert!(VOCAB.checked_mul(HIDDEN * size_of::<f32>()).is_some());
     assert!((HEADS * HEAD_DIM).checked_mul(HIDDEN * size_of::<f32>()).is_some());
 };
+
+/// The names of two tensors whose ranges in a file overlap, if any do.
+pub fn overlap<'a>(ranges: impl Iterator<Item = (&'a String, &'a Range<usize>)>) -> Option<[&'a String; 2]> {
+    let mut order: Vec<_> = ranges.filter(|(_, range)| !range.is_empty()).collect();
+    order.sort_by_key(|(_, range)| range.start);
+    order.windows(2).find(|pair| pair[0].1.end > pair[1].1.start).map(|pair| [pair[0].0, pair[1].0])
+}

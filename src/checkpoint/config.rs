@@ -169,6 +169,12 @@ pub struct Predictor {
 }
 
 impl DmsConfig {
+    /// Decisions scaled as in NVIDIA's checkpoints, for each head.
+    pub fn new(variant: DmsVariant, rule: Dms) -> Self {
+        let (per_layer, disabled, target_ratio) = (false, false, None);
+        Self { variant, rule, alpha_scale: 100.0, alpha_offset: 5.0, per_layer, disabled, target_ratio }
+    }
+
     /// The score below which a predictor marks a token.
     pub fn threshold(&self) -> Option<f32> {
         matches!(self.variant, DmsVariant::Predictor(_)).then_some(-self.alpha_offset)

@@ -48,29 +48,11 @@ fn words(name: &str) -> Vec<String> {
 
 /// Whether a word of a name begins the name of a format, such as `Q4` of `Q4_K_M`.
 fn is_format(word: &str) -> bool {
-    const FORMATS: [&str; 17] = [
-        "gguf",
-        "safetensors",
-        "awq",
-        "gptq",
-        "fp8",
-        "fp16",
-        "bf16",
-        "f16",
-        "f32",
-        "int4",
-        "int8",
-        "4bit",
-        "8bit",
-        "ud",
-        "imatrix",
-        "i1",
-        "quantized",
-    ];
+    const FORMATS: &str = "gguf safetensors awq gptq fp8 fp16 bf16 f16 f32 int4 int8 4bit 8bit ud imatrix i1 quantized";
     let numbered = |before: &str| {
         word.strip_prefix(before).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     };
-    FORMATS.contains(&word) || ["q", "iq", "w"].into_iter().any(numbered)
+    FORMATS.split(' ').any(|format| format == word) || ["q", "iq", "w"].into_iter().any(numbered)
 }
 
 /// Whether a word is what may follow in the name of a format.

@@ -61,7 +61,7 @@ fn with_gemmas_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
 
 /// Parses the configuration. `dms_metadata` (already unwrapped) takes precedence over `dms_*` keys.
 pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<ModelConfig> {
-    let family = family(config)?;
+    let (family, place) = (family(config)?, config.place());
     refuse_unsupported(config, family)?;
     let n_q_heads = config.size_to("num_attention_heads", bounds::HEADS)?;
     let hidden = config.size_to("hidden_size", bounds::HIDDEN)?;
@@ -72,50 +72,36 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     };
     ensure!(
         n_q_heads % n_kv_heads == 0,
-        "{}: {n_q_heads} attention heads do not share {n_kv_heads} key-value heads evenly",
-        config.place()
+        "{place}: {n_q_heads} attention heads do not share {n_kv_heads} key-value heads evenly"
     );
     let head_dim = match config.opt_size("head_dim")? {
         Some(_) => config.size("head_dim")?,
         None if family.plain_heads && hidden % n_q_heads == 0 => hidden / n_q_heads,
         None => return Err(config.missing("head_dim")),
     };
-    ensure!(
-        head_dim <= bounds::HEAD_DIM,
-        "{}: head_dim is {head_dim}, expected at most {}",
-        config.place(),
-        bounds::HEAD_DIM
-    );
-    ensure!(head_dim % 2 == 0, "{}: head_dim {head_dim} is odd, so it cannot be rotated", config.place());
+    let most = bounds::HEAD_DIM;
+    ensure!(head_dim <= most, "{place}: head_dim is {head_dim}, expected at most {most}");
+    ensure!(head_dim % 2 == 0, "{place}: head_dim {head_dim} is odd, so it cannot be rotated");
     let context = config.size_to("max_position_embeddings", bounds::CONTEXT)?;
     let rms_eps = config.positive("rms_norm_eps")? as f32;
-    ensure!(rms_eps > 0.0 && rms_eps < 1.0, "{}: rms_norm_eps is not between 0 and 1 in 32 bits", config.place());
+    ensure!(rms_eps > 0.0 && rms_eps < 1.0, "{place}: rms_norm_eps is not between 0 and 1 in 32 bits");
     let rope = rope::parse(config, family, context)?;
     let channels = rope.channels(head_dim);
-    ensure!(channels > 0 && channels % 2 == 0, "{}: {channels} channels of a head cannot be rotated", config.place());
+    ensure!(channels > 0 && channels % 2 == 0, "{place}: {channels} channels of a head cannot be rotated");
     let (angles, scale) = rope.frequencies(head_dim);
+    let factors = 2 * angles.len();
     ensure!(
-        angles.len() == channels / 2,
-        "{}: {} channels of a head are rotated, but there are RoPE factors for {}",
-        config.place(),
-        channels,
-        2 * angles.len()
+        factors == channels,
+        "{place}: {channels} channels of a head are rotated, but there are RoPE factors for {factors}"
     );
-    ensure!(
-        angles.iter().all(|a| a.is_finite()) && scale.is_finite() && scale > 0.0,
-        "{}: its RoPE parameters give angles that are not numbers",
-        config.place()
-    );
+    let finite = angles.iter().all(|a| a.is_finite()) && scale.is_finite() && scale > 0.0;
+    ensure!(finite, "{place}: its RoPE parameters give angles that are not numbers");
     let dms = match dms_metadata {
         Some(metadata) => Some(dms_from_metadata(metadata)?),
         None => dms_from_config(config)?,
     };
     let dmc = dmc_from_config(config, n_q_heads / n_kv_heads)?;
-    ensure!(
-        dms.is_none() || dmc.is_none(),
-        "{}: it declares both DMS and DMC; a model has one of them",
-        config.place()
-    );
+    ensure!(dms.is_none() || dmc.is_none(), "{place}: it declares both DMS and DMC; a model has one of them");
     Ok(ModelConfig {
         family,
         n_layers: config.size_to("num_hidden_layers", bounds::LAYERS)?,
@@ -195,17 +181,9 @@ fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
     let scalar = config.positive("query_pre_attn_scalar")?;
     ensure!((1e-3..=1e6).contains(&scalar), "{place}: query_pre_attn_scalar {scalar} is out of range");
     spec.score_scale = Some(scalar.powf(-0.5) as f32);
-    let (n, listed) = (config.size_to("num_hidden_layers", LocalLayers::MOST)?, config.get("layer_types"));
-    let of = |local| LayerKind { local, ..LayerKind::ATTENTION };
-    spec.layers = match listed.and_then(Value::as_array) {
-        Some(listed) => listed.iter().take(n).map(|kind| of(kind == "sliding_attention")).collect(),
-        None => {
-            let pattern = config.opt_size("sliding_window_pattern")?.unwrap_or(6).max(1);
-            (1..=n).map(|layer| of(layer % pattern != 0)).collect()
-        }
-    };
-    ensure!(spec.layers.len() == n, "{place}: layer_types is not a list of {n} names");
-    if spec.layers.contains(&of(true)) {
+    let of = |is_global: bool| LayerKind { local: !is_global, ..LayerKind::ATTENTION };
+    spec.layers = layer_types(config, LocalLayers::MOST, ("sliding_window_pattern", 6), of)?;
+    if spec.layers.contains(&of(false)) {
         let window = config.size_to("sliding_window", bounds::CONTEXT)?;
         spec.local = Some(Local { window, theta: rope::local_theta(config)? });
     }
@@ -268,20 +246,32 @@ fn mlps(config: &Fields) -> Result<Vec<LayerKind>> {
 
 /// Layers of attention and of gated delta nets: `layer_types`, or attention in every fourth.
 fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
-    let (n, place) = (config.size_to("num_hidden_layers", bounds::LAYERS)?, config.place());
     let of = |is_attention| LayerKind {
         mixer: if is_attention { Mixer::Attention } else { Mixer::DeltaNet },
         ..LayerKind::ATTENTION
     };
+    let layers = layer_types(config, bounds::LAYERS, ("full_attention_interval", 4), of)?;
+    ensure!(layers.contains(&of(true)), "{}: it has no layer of attention, which is not supported", config.place());
+    Ok(layers)
+}
+
+/// At most `most` layers, by whether their attention is full: as `layer_types` says, or else every so many, by a key and its
+/// usual value.
+fn layer_types(
+    config: &Fields,
+    most: usize,
+    (key, usual): (&str, usize),
+    of: impl Fn(bool) -> LayerKind,
+) -> Result<Vec<LayerKind>> {
+    let n = config.size_to("num_hidden_layers", most)?;
     let layers: Vec<LayerKind> = match config.get("layer_types").and_then(Value::as_array) {
         Some(listed) => listed.iter().take(n).map(|kind| of(kind == "full_attention")).collect(),
         None => {
-            let interval = config.opt_size("full_attention_interval")?.unwrap_or(4).max(1);
+            let interval = config.opt_size(key)?.unwrap_or(usual).max(1);
             (1..=n).map(|layer| of(layer % interval == 0)).collect()
         }
     };
-    ensure!(layers.len() == n, "{place}: layer_types is not a list of {n} names");
-    ensure!(layers.contains(&of(true)), "{place}: it has no layer of attention, which is not supported");
+    ensure!(layers.len() == n, "{}: layer_types is not a list of {n} names", config.place());
     Ok(layers)
 }
 
@@ -394,38 +384,28 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
         Some("layer") => true,
         Some(other) => bail!("{}: dms_alpha_per {other:?} is unknown (head, layer)", config.place()),
     };
-    let separate = config.bool_or("dms_separate_alpha", false)?;
+    let variant = if config.bool_or("dms_separate_alpha", false)? { DmsVariant::Adapter } else { DmsVariant::Borrowed };
+    let window = config.opt_size_to("dms_window_size", bounds::CONTEXT)?.unwrap_or(512);
+    let usual = DmsConfig::new(variant, Dms::new(window, Shift::Previous));
     Ok(Some(DmsConfig {
-        variant: if separate { DmsVariant::Adapter } else { DmsVariant::Borrowed },
-        rule: Dms {
-            window: config.opt_size_to("dms_window_size", bounds::CONTEXT)?.unwrap_or(512),
-            shift: Shift::Previous,
-            sinks: 0,
-            dial: 0.0,
-        },
-        alpha_scale: config.opt_f32("dms_alpha_scale")?.unwrap_or(100.0),
-        alpha_offset: config.opt_f32("dms_initial_alpha_offset")?.unwrap_or(5.0),
+        alpha_scale: config.opt_f32("dms_alpha_scale")?.unwrap_or(usual.alpha_scale),
+        alpha_offset: config.opt_f32("dms_initial_alpha_offset")?.unwrap_or(usual.alpha_offset),
         per_layer,
         disabled: config.bool_or("dms_disable_eviction", false)?,
         target_ratio: config.opt_positive("dms_cr")?,
+        ..usual
     }))
 }
 
 /// The format of FastDMS: `dms_metadata.json`, borrowed neuron; a decision marks its own token.
 fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
+    let window = metadata.opt_size_to("window_size", bounds::CONTEXT)?.unwrap_or(256);
+    let usual = DmsConfig::new(DmsVariant::Borrowed, Dms::new(window, Shift::Same));
     Ok(DmsConfig {
-        variant: DmsVariant::Borrowed,
-        rule: Dms {
-            window: metadata.opt_size_to("window_size", bounds::CONTEXT)?.unwrap_or(256),
-            shift: Shift::Same,
-            sinks: 0,
-            dial: 0.0,
-        },
-        alpha_scale: metadata.opt_f32("alpha_scale")?.unwrap_or(100.0),
-        alpha_offset: metadata.opt_f32("alpha_offset")?.unwrap_or(5.0),
-        per_layer: false,
-        disabled: false,
+        alpha_scale: metadata.opt_f32("alpha_scale")?.unwrap_or(usual.alpha_scale),
+        alpha_offset: metadata.opt_f32("alpha_offset")?.unwrap_or(usual.alpha_offset),
         target_ratio: metadata.opt_positive("target_cr")?,
+        ..usual
     })
 }
 

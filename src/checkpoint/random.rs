@@ -261,15 +261,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         ..qwen3(n_layers, hidden, n_q_heads, 64, ffn, vocab)
     };
     let dms = |variant, window, shift| {
-        Some(DmsConfig {
-            variant,
-            rule: Dms { window, shift, sinks: 0, dial: 0.0 },
-            alpha_scale: 100.0,
-            alpha_offset: 5.0,
-            per_layer: false,
-            disabled: false,
-            target_ratio: Some(8.0),
-        })
+        Some(DmsConfig { target_ratio: Some(8.0), ..DmsConfig::new(variant, Dms::new(window, shift)) })
     };
     Ok(match shape {
         "qwen3-8b" => ModelConfig {

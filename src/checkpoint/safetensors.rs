@@ -67,7 +67,9 @@ impl TensorFile {
                 entries.insert(name.clone(), entry);
             }
         }
-        refuse_overlap(label, &entries)?;
+        if let Some([a, b]) = bounds::overlap(entries.iter().map(|(name, e)| (name, &e.range))) {
+            bail!("{label}: tensors {a} and {b} overlap");
+        }
         Ok(Self { label: label.to_owned(), bytes, head_bytes: data_start, entries, metadata })
     }
 
@@ -168,17 +170,6 @@ impl Entry {
         );
         Ok(Self { dtype, shape, range: start..end })
     }
-}
-
-fn refuse_overlap(label: &str, entries: &BTreeMap<String, Entry>) -> Result<()> {
-    let mut order: Vec<(&String, &Range<usize>)> =
-        entries.iter().map(|(name, e)| (name, &e.range)).filter(|(_, r)| !r.is_empty()).collect();
-    order.sort_by_key(|(_, r)| r.start);
-    for pair in order.windows(2) {
-        let [(a, ra), (b, rb)] = pair else { continue };
-        ensure!(ra.end <= rb.start, "{label}: tensors {a} and {b} overlap");
-    }
-    Ok(())
 }
 
 fn strings(value: &Value) -> Option<BTreeMap<String, String>> {

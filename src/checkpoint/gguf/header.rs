@@ -5,6 +5,7 @@
 //! padding to the alignment, data; tensor offsets count from the data. All numbers are
 //! little-endian.
 
+use super::super::bounds;
 use super::blocks::Kind;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -120,14 +121,8 @@ impl Header {
     }
 
     fn refuse_overlap(&self) -> Result<()> {
-        let used = self.tensors.iter().filter(|(_, t)| !t.range.is_empty());
-        let mut order: Vec<(&String, &Range<usize>)> = used.map(|(name, t)| (name, &t.range)).collect();
-        order.sort_by_key(|(_, range)| range.start);
-        for pair in order.windows(2) {
-            let [(a, ra), (b, rb)] = pair else { continue };
-            ensure!(ra.end <= rb.start, "tensors {a} and {b} overlap");
-        }
-        Ok(())
+        let overlap = bounds::overlap(self.tensors.iter().map(|(name, t)| (name, &t.range)));
+        overlap.map_or(Ok(()), |[a, b]| bail!("tensors {a} and {b} overlap"))
     }
 }
 

@@ -50,30 +50,6 @@ enum Split {
     Gpt2,
 }
 
-const SPLITS: [(&str, Split); 21] = [
-    ("qwen2", Split::Qwen2),
-    ("deepseek-r1-qwen", Split::Qwen2),
-    ("megrez", Split::Qwen2),
-    ("qwen35", Split::Qwen35),
-    ("llama-bpe", Split::Llama3),
-    ("llama3", Split::Llama3),
-    ("llama-v3", Split::Llama3),
-    ("dbrx", Split::Llama3),
-    ("smaug-bpe", Split::Llama3),
-    ("tekken", Split::Tekken),
-    ("gpt-4o", Split::Gpt4o),
-    ("smollm", Split::Digits),
-    ("starcoder", Split::Digits),
-    ("refact", Split::Digits),
-    ("command-r", Split::Digits),
-    ("codeshell", Split::Digits),
-    ("exaone", Split::Digits),
-    ("gpt-2", Split::Gpt2),
-    ("phi-2", Split::Gpt2),
-    ("gigachat", Split::Gpt2),
-    ("mellum", Split::Gpt2),
-];
-
 impl Split {
     fn of(h: &Header) -> Result<Self> {
         const PRE: &str = "tokenizer.ggml.pre";
@@ -83,8 +59,16 @@ impl Split {
                 "{PRE} is missing, so its texts cannot be split into tokens; convert the model with a newer llama.cpp"
             );
         };
-        let found = SPLITS.iter().find(|(name, _)| *name == pre);
-        found.map(|(_, split)| *split).with_context(|| format!("pre-tokenizer {pre:?} is not supported ({known})"))
+        Ok(match pre {
+            "qwen2" | "deepseek-r1-qwen" | "megrez" => Self::Qwen2,
+            "qwen35" => Self::Qwen35,
+            "llama-bpe" | "llama3" | "llama-v3" | "dbrx" | "smaug-bpe" => Self::Llama3,
+            "tekken" => Self::Tekken,
+            "gpt-4o" => Self::Gpt4o,
+            "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" => Self::Digits,
+            "gpt-2" | "phi-2" | "gigachat" | "mellum" => Self::Gpt2,
+            _ => bail!("pre-tokenizer {pre:?} is not supported ({known})"),
+        })
     }
 
     fn pre_tokenizer(self) -> Value {
