@@ -88,7 +88,7 @@ impl WeightCache {
         let Some(wanted) = Wanted::new(self, &source, weights, calibration) else {
             return convert_in_memory(source, weights, calibration, report);
         };
-        match wanted.open_or_make(&source, calibration, report) {
+        match wanted.open_or_make(report) {
             Ok(tensors) => Ok(source.with_converted(weights, tensors)),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::InMemory(why)) => {
@@ -109,7 +109,7 @@ impl WeightCache {
     ) -> Result<Cached> {
         let wanted = Wanted::new(self, source, weights, calibration);
         let Some(wanted) = wanted else { bail!("{} cannot be quantized to {}", source.name, weights.name()) };
-        match wanted.open_or_make(source, calibration, report) {
+        match wanted.open_or_make(report) {
             Ok(_) => Cached::read(wanted.path),
             Err(Refusal::InMemory(why)) => bail!("{why}"),
             Err(Refusal::Failed(error)) => Err(error),
@@ -200,6 +200,8 @@ impl Cached {
 /// The file that a start wants.
 struct Wanted<'a> {
     cache: &'a WeightCache,
+    source: &'a Checkpoint,
+    calibration: &'a Calibration,
     origin: Origin,
     weights: Weights,
     identity: Identity,
@@ -209,17 +211,22 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// `None` for a checkpoint without files of its own.
-    fn new(cache: &'a WeightCache, source: &Checkpoint, weights: Weights, calibration: &Calibration) -> Option<Self> {
+    fn new(
+        cache: &'a WeightCache,
+        source: &'a Checkpoint,
+        weights: Weights,
+        calibration: &'a Calibration,
+    ) -> Option<Self> {
         let origin = source.origin.clone().filter(|_| !source.weights.is_packed())?;
         let entries = entries(source, weights);
         if !entries.iter().any(|e| matches!(e.stored, Stored::Packed(_))) {
             return None;
         }
-        let calibration = calibration.describe(weights);
-        let what = format!("dmschat {}\n{}\n{}", weight_file::KEYED, weights.name(), calibration);
+        let described = calibration.describe(weights);
+        let what = format!("dmschat {}\n{}\n{described}", weight_file::KEYED, weights.name());
         let identity = Identity {
             key: origin.key(&what),
-            calibration,
+            calibration: described,
             weights: weights.name().to_owned(),
             source: origin.model.clone(),
             revision: origin.revision.clone().unwrap_or_default(),
@@ -227,15 +234,10 @@ impl<'a> Wanted<'a> {
             fingerprint: if source.adapter.is_none() { source.fingerprint.clone() } else { String::new() },
         };
         let path = cache.folder.join(format!("{}--{}.{WHOLE}", file_name(&source.name), identity.key));
-        Some(Self { cache, origin, weights, identity, entries, path })
+        Some(Self { cache, source, calibration, origin, weights, identity, entries, path })
     }
 
-    fn open_or_make(
-        &self,
-        source: &Checkpoint,
-        calibration: &Calibration,
-        report: OnReport,
-    ) -> Result<BTreeMap<String, Tensor>, Refusal> {
+    fn open_or_make(&self, report: OnReport) -> Result<BTreeMap<String, Tensor>, Refusal> {
         let was_there = self.path.exists();
         if let Some(tensors) = self.open(report) {
             return Ok(tensors);
@@ -245,8 +247,8 @@ impl<'a> Wanted<'a> {
             return self.open(report).ok_or_else(|| self.unusable("the file that another start has made"));
         };
         self.check_room(layout.file_bytes)?;
-        convert::check_scales(source).inspect_err(|_| drop(fs::remove_file(self.partial())))?;
-        let made = self.make(&lock, &layout, source, calibration, report);
+        convert::check_scales(self.source).inspect_err(|_| drop(fs::remove_file(self.partial())))?;
+        let made = self.make(&lock, &layout, report);
         if made.is_err() {
             let _ = fs::remove_file(self.partial());
         }
@@ -331,16 +333,9 @@ impl<'a> Wanted<'a> {
     }
 
     /// Writes the partial file and gives it its name.
-    fn make(
-        &self,
-        to: &File,
-        layout: &Layout,
-        source: &Checkpoint,
-        calibration: &Calibration,
-        report: OnReport,
-    ) -> Result<(), Refusal> {
+    fn make(&self, to: &File, layout: &Layout, report: OnReport) -> Result<(), Refusal> {
         let refused = |e: io::Error| Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()));
-        let importance = calibration.importance(source, self.weights, report)?;
+        let importance = self.calibration.importance(self.source, self.weights, report)?;
         to.set_len(0).map_err(refused)?;
         let mut file = weight_file::Writer::new(to, layout).map_err(refused)?;
         let mut buffer = Vec::new();
@@ -348,7 +343,7 @@ impl<'a> Wanted<'a> {
         for entry in &layout.entries {
             done = done.max(layer_of(&entry.spec.name).unwrap_or(0));
             ensure_wanted(report(self.progress(done)))?;
-            let tensor = source.tensor(&entry.spec)?;
+            let tensor = self.source.tensor(&entry.spec)?;
             let Stored::Packed(code) = entry.stored else {
                 file.data(convert::plain(tensor, 0)?.bytes()).map_err(refused)?;
                 continue;
