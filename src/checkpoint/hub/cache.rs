@@ -155,23 +155,8 @@ impl Repo {
 
     /// References and their commits.
     pub fn references(&self) -> BTreeMap<String, String> {
-        let mut out = BTreeMap::new();
-        let root = self.dir.join("refs");
-        let mut folders = vec![root.clone()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-                let path = entry.path();
-                let name = path.strip_prefix(&root).map(|n| n.to_string_lossy().replace('\\', "/"));
-                match (entry.file_type(), name) {
-                    (Ok(kind), _) if kind.is_dir() => folders.push(path),
-                    (Ok(_), Ok(name)) => {
-                        out.insert(name, reference(&path).unwrap_or_default());
-                    }
-                    _ => {}
-                }
-            }
-        }
-        out
+        let files = files_below(&self.dir.join("refs")).into_iter();
+        files.map(|(name, path)| (name, reference(&path).unwrap_or_default())).collect()
     }
 
     /// Commits with a folder, sorted.
@@ -276,22 +261,26 @@ impl Repo {
 
     /// Blobs that a snapshot links to under such names.
     fn linked(&self, counts: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
-        let blobs = self.dir.join("blobs");
-        let mut out = BTreeSet::new();
-        let mut folders = vec![self.dir.join("snapshots")];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-                match (entry.file_type(), fs::read_link(entry.path())) {
-                    (Ok(kind), _) if kind.is_dir() => folders.push(entry.path()),
-                    (_, Ok(target)) if counts(&entry.file_name().to_string_lossy()) => {
-                        out.extend(target.file_name().map(|hash| blobs.join(hash)));
-                    }
-                    _ => {}
-                }
+        let files = files_below(&self.dir.join("snapshots")).into_iter().filter(|(name, _)| counts(name));
+        let targets = files.filter_map(|(_, path)| fs::read_link(path).ok());
+        targets.filter_map(|target| Some(self.blob(target.file_name()?.to_str()?))).collect()
+    }
+}
+
+/// The files in a folder and in those below it, with their names from that folder on, by name. Does not follow links.
+fn files_below(root: &Path) -> BTreeMap<String, PathBuf> {
+    let (mut files, mut folders) = (BTreeMap::new(), vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match (entry.file_type(), path.strip_prefix(root).map(|name| name.to_string_lossy().replace('\\', "/"))) {
+                (Ok(kind), _) if kind.is_dir() => folders.push(path),
+                (Ok(_), Ok(name)) => drop(files.insert(name, path)),
+                _ => {}
             }
         }
-        out
     }
+    files
 }
 
 /// Whether a path is a GGUF file, or a folder with a configuration and weights. Does not look at
@@ -363,19 +352,9 @@ pub fn find_in(cache: &Path, model: &HubModel) -> Result<Cached> {
 
 /// The GGUF models in the folder of a commit, whose files are all complete.
 pub fn gguf_models(snapshot: &Path) -> Vec<GgufModel> {
-    let mut files = Vec::new();
-    let mut folders = vec![snapshot.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                folders.push(path);
-            } else if let (Ok(name), Ok(about)) = (path.strip_prefix(snapshot), fs::metadata(&path)) {
-                files.push((name.to_string_lossy().replace('\\', "/"), about.len()));
-            }
-        }
-    }
-    files.sort();
+    let files = files_below(snapshot).into_iter();
+    let files: Vec<(String, u64)> =
+        files.filter_map(|(name, path)| Some((name, fs::metadata(path).ok()?.len()))).collect();
     gguf_files::models(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
 }
 

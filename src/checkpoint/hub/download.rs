@@ -35,75 +35,49 @@ pub struct Fetcher<'a> {
     /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
     /// Beginnings of files, by hash. What they are is checked with the rest.
-    heads: BTreeMap<String, Part>,
+    heads: BTreeMap<String, Part<Memory>>,
 }
 
 /// Where the bytes of a file are written.
-enum Sink {
-    Disk(fs::File),
-    Memory(io::Cursor<Vec<u8>>),
+trait Sink: Write + Seek {
+    fn clear(&mut self) -> io::Result<()>;
 }
 
-impl Sink {
+impl Sink for fs::File {
     fn clear(&mut self) -> io::Result<()> {
-        match self {
-            Self::Disk(file) => file.set_len(0),
-            Self::Memory(bytes) => {
-                bytes.get_mut().clear();
-                Ok(())
-            }
-        }
+        self.set_len(0)
     }
 }
 
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Disk(file) => file.write(bytes),
-            Self::Memory(memory) => memory.write(bytes),
-        }
-    }
+type Memory = io::Cursor<Vec<u8>>;
 
-    fn flush(&mut self) -> io::Result<()> {
+impl Sink for Memory {
+    fn clear(&mut self) -> io::Result<()> {
+        self.get_mut().clear();
         Ok(())
     }
 }
 
-impl Seek for Sink {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        match self {
-            Self::Disk(file) => file.seek(to),
-            Self::Memory(memory) => memory.seek(to),
-        }
-    }
-}
-
 /// A partly downloaded file.
-struct Part {
-    to: Sink,
+struct Part<S> {
+    to: S,
     hasher: Hasher,
     at: u64,
     /// The server's ETag, for If-Range: the rest of another version must not be appended.
     etag: Option<String>,
 }
 
-impl Part {
+impl<S: Sink> Part<S> {
+    fn new(to: S, wanted: &File) -> Self {
+        Self { to, hasher: wanted.hash.hasher(wanted.bytes), at: 0, etag: None }
+    }
+
     /// Drops its bytes.
     fn clear(&mut self, wanted: &File) -> io::Result<()> {
         self.to.clear()?;
         self.to.rewind()?;
         (self.at, self.hasher, self.etag) = (0, wanted.hash.hasher(wanted.bytes), None);
         Ok(())
-    }
-}
-
-impl Part {
-    fn in_memory(wanted: &File) -> Self {
-        Self::new(Sink::Memory(io::Cursor::default()), wanted)
-    }
-
-    fn new(to: Sink, wanted: &File) -> Self {
-        Self { to, hasher: wanted.hash.hasher(wanted.bytes), at: 0, etag: None }
     }
 }
 
@@ -136,12 +110,11 @@ impl<'a> Fetcher<'a> {
             return read.map_err(|e| self.repo.failed(&e));
         }
         self.meter.file(&file.name, file.bytes);
-        let mut part = Part::in_memory(file);
+        let mut part = Part::new(Memory::default(), file);
         self.complete(&mut part, file, observer)?;
-        if let Sink::Memory(bytes) = part.to {
-            self.held.insert(hash.to_owned(), bytes.into_inner());
-        }
-        Ok(self.held[hash].clone())
+        let bytes = part.to.into_inner();
+        self.held.insert(hash.to_owned(), bytes.clone());
+        Ok(bytes)
     }
 
     /// The first `bytes` of a file, which are kept in memory until [`Self::fetch`] writes them.
@@ -155,12 +128,9 @@ impl<'a> Fetcher<'a> {
             return read.map_err(|e| self.repo.failed(&e));
         }
         self.meter.file(&file.name, file.bytes);
-        let mut part = self.heads.remove(hash).unwrap_or_else(|| Part::in_memory(file));
+        let mut part = self.heads.remove(hash).unwrap_or_else(|| Part::new(Memory::default(), file));
         self.fill(&mut part, file, bytes, observer)?;
-        let head = match &part.to {
-            Sink::Memory(head) => head.get_ref().clone(),
-            Sink::Disk(_) => Vec::new(),
-        };
+        let head = part.to.get_ref().clone();
         self.heads.insert(hash.to_owned(), part);
         Ok(head)
     }
@@ -215,7 +185,7 @@ impl<'a> Fetcher<'a> {
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
         let mut opened = repo.open_partial(file.hash.as_str()).map_err(disk)?;
-        if let Some(Part { to: Sink::Memory(head), .. }) = self.heads.remove(file.hash.as_str()) {
+        if let Some(Part { to: head, .. }) = self.heads.remove(file.hash.as_str()) {
             let head = head.get_ref();
             if opened.metadata().map_err(disk)?.len() < head.len() as u64 {
                 let written = opened.write_all(head).and_then(|()| opened.rewind());
@@ -233,16 +203,19 @@ impl<'a> Fetcher<'a> {
                 }
                 return Err(error);
             }
-            if let Sink::Disk(opened) = part.to {
-                opened.sync_all().map_err(disk)?;
-            }
+            part.to.sync_all().map_err(disk)?;
         }
         fs::rename(&partial, &blob).map_err(disk)
     }
 
     /// Downloads the rest of a file and checks its hash. If a resumed file has the wrong hash,
     /// downloads it once more from the beginning.
-    fn complete(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
+    fn complete(
+        &mut self,
+        part: &mut Part<impl Sink>,
+        file: &File,
+        observer: &mut dyn Observer,
+    ) -> Result<(), HubError> {
         let repo = self.repo;
         let mut restarted = false;
         loop {
@@ -264,12 +237,17 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Hashes the bytes that an earlier download left.
-    fn resume(&mut self, opened: fs::File, file: &File, observer: &mut dyn Observer) -> Result<Part, HubError> {
+    fn resume(
+        &mut self,
+        opened: fs::File,
+        file: &File,
+        observer: &mut dyn Observer,
+    ) -> Result<Part<fs::File>, HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let mut left = opened.metadata().map_err(disk)?.len();
         let mut reader = opened.try_clone().map_err(disk)?;
-        let mut part = Part::new(Sink::Disk(opened), file);
+        let mut part = Part::new(opened, file);
         if left > file.bytes {
             part.clear(file).map_err(disk)?;
             left = 0;
@@ -294,7 +272,7 @@ impl<'a> Fetcher<'a> {
     /// Downloads the missing bytes up to `until`. Returns whether that took several responses.
     fn fill(
         &mut self,
-        part: &mut Part,
+        part: &mut Part<impl Sink>,
         file: &File,
         until: u64,
         observer: &mut dyn Observer,
@@ -321,7 +299,13 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Sends one request for all missing bytes, and reads those before `until`.
-    fn request(&mut self, part: &mut Part, file: &File, until: u64, observer: &mut dyn Observer) -> Result<(), End> {
+    fn request(
+        &mut self,
+        part: &mut Part<impl Sink>,
+        file: &File,
+        until: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<(), End> {
         let host = self.remote.hub.host();
         let mut headers = Vec::new();
         if part.at > 0 {
@@ -358,7 +342,7 @@ impl<'a> Fetcher<'a> {
     fn copy(
         &mut self,
         mut body: impl Read,
-        part: &mut Part,
+        part: &mut Part<impl Sink>,
         until: u64,
         observer: &mut dyn Observer,
     ) -> Result<(), End> {
