@@ -300,10 +300,9 @@ fn set_context<B: Backend>(
     if open_step {
         options.max_step = Some(planner::step_tokens(checkpoint, options, b.about().step_tokens));
     }
-    let on_device = workspace_bytes(b, checkpoint, options);
-    options.workspace_bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context))
-        + head::bytes(checkpoint, options, on_device.is_some());
-    on_device.is_none()
+    let (bytes, on_host) = weights::beside(b, checkpoint, options, context);
+    options.workspace_bytes = bytes;
+    on_host
 }
 
 /// Sets the first codec with which `goal` tokens are expected to fit, or the last one. Returns what the user should know

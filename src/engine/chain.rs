@@ -87,7 +87,7 @@ impl Generation {
             generated: Vec::new(),
             stop: None,
             timings: Timings::default(),
-            repetition: Repetition::new(),
+            repetition: Repetition::default(),
             drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts, head)),
             repeats_at: None,
             thought_closed_at: None,
@@ -130,7 +130,7 @@ impl Chain {
 
     /// Number of tokens left to feed.
     pub fn tokens_left(&self) -> usize {
-        self.todo.iter().filter(|e| matches!(e, LogEntry::Token(_))).count()
+        self.todo.iter().filter_map(LogEntry::token).count()
     }
 
     /// Sets the answer to generate, once everything is fed.
@@ -207,12 +207,11 @@ impl Chain {
     /// nearly full, chunks shrink to one token, whose need is known exactly. On an error no token
     /// was fed.
     pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<usize, StepError> {
-        while let Some(&entry) = self.todo.front().filter(|entry| !matches!(entry, LogEntry::Token(_))) {
+        while let Some(&entry) = self.todo.front().filter(|entry| entry.token().is_none()) {
             self.context.apply(runner, entry)?;
             self.fed(1);
         }
-        let token = |entry: &LogEntry| if let LogEntry::Token(token) = entry { Some(*token) } else { None };
-        let tokens: Vec<Token> = self.todo.iter().map_while(token).take(size).collect();
+        let tokens: Vec<Token> = self.todo.iter().map_while(LogEntry::token).take(size).collect();
         let mut n = tokens.len();
         while n > 0 {
             match self.context.feed(runner, &tokens[..n]) {
@@ -276,6 +275,11 @@ impl Chain {
     }
 }
 
+/// The drafts of an answer, if it has any.
+fn drafting(generation: &mut Option<Generation>) -> Option<&mut Drafting> {
+    generation.as_mut()?.drafting.as_mut()
+}
+
 /// Runs one decode step: samples the token behind the pending one of each chain, and behind each of its drafts. Returns the
 /// results for each chain, in order: the first is the answer's next token, and each further one is if the token before it is the
 /// draft. [`Chain::accept`] takes them one by one. On an error nothing has changed.
@@ -308,9 +312,8 @@ impl Chain {
     /// Chooses the drafts of the next step, at most `most`. `price`: [`Costs::price`](super::draft::Costs::price).
     pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, most: usize, price: Option<Price<'_>>) {
         let most = self.most_drafts(runner, most);
-        let pending = self.context.pending;
-        let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
-        if let (Some(drafting), Some(pending)) = (drafting, pending) {
+        let drafting = drafting(&mut self.generation);
+        if let (Some(drafting), Some(pending)) = (drafting, self.context.pending) {
             drafting.choose(&self.context.log, pending, most, price);
         }
     }
@@ -318,23 +321,19 @@ impl Chain {
     /// Drafts that a head is to guess for the next step, none where the chain does not go on; `None` where it need not be fed.
     pub fn wish<B: Backend>(&mut self, runner: &Runner<B>, most: usize, price: Option<Price<'_>>) -> Option<usize> {
         let (most, goes_on) = (self.most_drafts(runner, most), self.stage() == Stage::Decode);
-        let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
-        drafting.filter(|_| goes_on).map_or(Some(0), |drafting| drafting.wish(most, price))
+        drafting(&mut self.generation).filter(|_| goes_on).map_or(Some(0), |drafting| drafting.wish(most, price))
     }
 
     /// Takes what a head has guessed.
-    pub fn guessed(&mut self, tokens: Vec<Token>) {
-        if let Some(drafting) = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut()) {
-            drafting.guessed(tokens);
-        }
+    pub fn guessed(&mut self, tokens: &[Token]) {
+        drafting(&mut self.generation).into_iter().for_each(|drafting| drafting.guessed(tokens.to_vec()));
     }
 
     /// The newest `n` tokens that were fed, less the first of them, and the one that is fed next.
     pub fn behind(&self, n: usize) -> Vec<Token> {
-        let next = self.todo.iter().find_map(|e| if let LogEntry::Token(token) = e { Some(*token) } else { None });
-        let Some(next) = next.or(self.context.pending) else { return Vec::new() };
-        let fed =
-            self.context.log.iter().rev().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None });
+        let next = self.todo.iter().find_map(LogEntry::token).or(self.context.pending);
+        let Some(next) = next else { return Vec::new() };
+        let fed = self.context.log.iter().rev().filter_map(LogEntry::token);
         let mut tokens: Vec<Token> = [next].into_iter().chain(fed.take(n - 1)).collect();
         tokens.reverse();
         tokens
@@ -348,8 +347,7 @@ impl Chain {
 
     /// Gives up the drafts of the next step. Returns false if there are none.
     pub fn drop_drafts(&mut self) -> bool {
-        let drafting = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut());
-        drafting.is_some_and(|drafting| !std::mem::take(&mut drafting.next).tokens.is_empty())
+        drafting(&mut self.generation).is_some_and(|drafting| !std::mem::take(&mut drafting.next).tokens.is_empty())
     }
 
     /// Whether the answer goes on with draft `i` of the step that ran.
@@ -365,8 +363,6 @@ impl Chain {
 
     /// Learns that of the last step's drafts the first `accepted` were right. `cost`: of the step, in steps without drafts.
     pub fn drafts_ran(&mut self, accepted: usize, cost: f64) {
-        if let Some(drafting) = self.generation.as_mut().and_then(|generation| generation.drafting.as_mut()) {
-            drafting.observe(accepted, cost);
-        }
+        drafting(&mut self.generation).into_iter().for_each(|drafting| drafting.observe(accepted, cost));
     }
 }

@@ -84,13 +84,10 @@ impl Context {
     /// Number of tokens fed when some were last dropped for lack of memory.
     pub fn forgot(&self) -> Option<usize> {
         let last = self.log.iter().rposition(|e| matches!(e, LogEntry::Forget { .. } | LogEntry::Drop { .. }))?;
-        Some(self.log[..last].iter().filter(|entry| matches!(entry, LogEntry::Token(_))).count())
+        Some(self.log[..last].iter().filter_map(LogEntry::token).count())
     }
 
     pub fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
-        self.log.iter().filter_map(|entry| match entry {
-            LogEntry::Token(token) => Some(*token),
-            _ => None,
-        })
+        self.log.iter().filter_map(LogEntry::token)
     }
 }

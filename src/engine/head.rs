@@ -1,13 +1,13 @@
 //! Where a head ([`model::Head`]) stands with each sequence. It is fed with what a sequence is fed, one token behind, and guesses
 //! from there. A guess is only tried, so that a head that was not fed everything does no harm: it begins again where it can.
 
-use super::EngineOptions;
-use crate::backend::{Backend, KvGeometry, Span};
+use super::{EngineOptions, planner};
+use crate::backend::{Backend, Span};
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::draft_head::DraftHead;
 use crate::model::{self, HEAD_ROWS, Head, Model};
-use crate::policy::{LocalLayers, Policy, Window};
+use crate::policy::{Policy, Window};
 use crate::protocol::{MAX_DRAFTS, Token};
 use anyhow::Result;
 use std::collections::HashMap;
@@ -68,25 +68,6 @@ fn pages_bytes(head: &DraftHead, options: &EngineOptions) -> u64 {
     (slots * options.codec.slot_bytes(c.head_dim)) as u64
 }
 
-/// Of the cache of a head, for `n_seqs` sequences.
-fn geometry(head: &DraftHead, options: &EngineOptions, n_seqs: usize) -> KvGeometry {
-    let c = &head.layer.config;
-    KvGeometry {
-        n_layers: c.n_layers,
-        n_q_heads: c.n_q_heads,
-        n_kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
-        n_seqs,
-        page_slots: PAGE_SLOTS,
-        max_pages: 0,
-        codec: options.codec,
-        policy: Policy::Window(Window::of_model(WINDOW)),
-        local: LocalLayers::default(),
-        delta: None,
-        staged_rows: 0,
-    }
-}
-
 impl<B: Backend> Tracks<B> {
     /// The head of a checkpoint, if it has one that is in use.
     pub fn new(
@@ -98,7 +79,9 @@ impl<B: Backend> Tracks<B> {
     ) -> Result<Option<Self>> {
         let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return Ok(None) };
         // A sequence guesses in a fork.
-        let (geometry, context) = (geometry(head, options, 2 * options.max_seqs), context + MAX_DRAFTS + 1);
+        let policy = Policy::Window(Window::of_model(WINDOW));
+        let geometry = planner::geometry(&head.layer.config, options, policy, 2 * options.max_seqs);
+        let context = context + MAX_DRAFTS + 1;
         let limit = pages_bytes(head, options);
         let new = || Head::new(b, model, head, geometry, context, options.max_seqs);
         let mut head = b.allocating("the draft head", new)?;

@@ -1,12 +1,12 @@
 //! Memory planning before anything is loaded: pure arithmetic over sizes.
 
 use super::EngineOptions;
-use crate::backend::{DeltaGeometry, seen_words};
+use crate::backend::{DeltaGeometry, KvGeometry, seen_words};
 use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{Budget, POSITION_BITS, Policy, sums_len};
+use crate::policy::{Budget, LocalLayers, POSITION_BITS, Policy, sums_len};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
@@ -38,6 +38,24 @@ const SPARE_BYTES: u64 = 256 << 20;
 /// The cache's policy; dense where the model cannot have it, which loading refuses later.
 fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
     options.policy.resolve(c.trained()).unwrap_or(Policy::Dense)
+}
+
+/// The geometry of the cache of a model's layers with attention, but for local ones and what depends on the backend.
+pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy, n_seqs: usize) -> KvGeometry {
+    KvGeometry {
+        n_layers: c.attention_layers(),
+        n_q_heads: c.n_q_heads,
+        n_kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
+        n_seqs,
+        page_slots: PAGE_SLOTS,
+        max_pages: 0,
+        codec: options.codec,
+        policy,
+        local: LocalLayers::default(),
+        delta: None,
+        staged_rows: 0,
+    }
 }
 
 /// Bytes per token of a dense cache, but for local layers.

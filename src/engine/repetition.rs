@@ -19,6 +19,7 @@ const JUDGED: usize = 160;
 const REPEATED: usize = 140;
 
 /// Watches the tokens of one reply.
+#[derive(Default)]
 pub(super) struct Repetition {
     /// The last tokens, up to the length of an n-gram.
     gram: VecDeque<Token>,
@@ -32,17 +33,6 @@ pub(super) struct Repetition {
 }
 
 impl Repetition {
-    pub fn new() -> Self {
-        Self {
-            gram: VecDeque::new(),
-            history: VecDeque::new(),
-            counts: HashMap::new(),
-            judged: VecDeque::new(),
-            repeated: 0,
-            noticed: false,
-        }
-    }
-
     /// Appends a token. Returns true once, when the reply has begun to repeat itself.
     pub fn push(&mut self, token: Token) -> bool {
         if self.noticed {
@@ -104,7 +94,7 @@ mod tests {
 
     /// Tokens until a repetition is noticed.
     fn noticed_at(tokens: &[Token]) -> Option<usize> {
-        let mut watch = Repetition::new();
+        let mut watch = Repetition::default();
         tokens.iter().position(|&token| watch.push(token))
     }
 
@@ -127,7 +117,7 @@ mod tests {
                 assert!(at < first_repeat + 300, "{passage:?}: at {at}, repeated since {first_repeat}");
             }
         }
-        let mut watch = Repetition::new();
+        let mut watch = Repetition::default();
         assert_eq!((0..9000).filter(|_| watch.push(7)).count(), 1);
     }
 

@@ -85,12 +85,12 @@ impl<B: Backend> Conversation<B> {
         let vocab = m.runner.config().vocab as Token;
         let known = |ids: &[Token]| ids.iter().all(|id| *id < vocab);
         self.replies = request.replies.into_iter().filter(|(_, ids)| known(ids)).collect();
-        let total = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
+        let total = request.log.iter().filter_map(LogEntry::token).count();
         let context = m.runner.context();
         let pending = request.pending.filter(|id| *id < vocab);
         let refused = if total > context {
             Some(Halt::ContextFull(format!("it has {} tokens, and the context holds {}", count(total), count(context))))
-        } else if request.log.iter().any(|e| matches!(e, LogEntry::Token(t) if *t >= vocab)) {
+        } else if request.log.iter().filter_map(LogEntry::token).any(|token| token >= vocab) {
             Some(Halt::Error("its log names tokens that this model does not have".into()))
         } else {
             None
@@ -143,8 +143,6 @@ impl<B: Backend> Conversation<B> {
             let context = &mut self.chain.context;
             context.flat = flat_of(&m.vocabulary.tokenizer, context.tokens().chain(pending)).0;
             context.pending = pending;
-        }
-        if !cancelled {
             self.adopt_dial(m, events);
         }
         self.settle_eviction(m, events);

@@ -6,7 +6,7 @@ use super::planner::{self, kv_budget};
 use crate::backend::{
     Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult, seen_words,
 };
-use crate::cache::{CacheError, CheckedLayer, KvCache, PAGE_SLOTS, SeqHead, SeqId};
+use crate::cache::{CacheError, CheckedLayer, KvCache, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::policy::Policy;
@@ -111,18 +111,10 @@ impl<B: Backend> Allocations<B> {
         let max_step = wanted.min(context).max(1);
         let policy = c.policy(options.policy)?;
         let geometry = KvGeometry {
-            n_layers: c.attention_layers(),
-            n_q_heads: c.n_q_heads,
-            n_kv_heads: c.n_kv_heads,
-            head_dim: c.head_dim,
-            n_seqs: options.max_seqs,
-            page_slots: PAGE_SLOTS,
-            max_pages: 0,
-            codec: options.codec,
-            policy,
             local: c.local_layers(),
             delta: planner::delta_geometry(c),
             staged_rows: if policy.stages() { options.drafts.rows.min(b.about().staged_rows) } else { 0 },
+            ..planner::geometry(c, options, policy, options.max_seqs)
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
         let staged = geometry.staged_rows;

@@ -101,7 +101,7 @@ impl<B: Backend> Conversation<B> {
     /// Reports a change of the log that no turn will report.
     pub fn tell_log(&mut self, events: &EventSender) {
         let context = &self.chain.context;
-        let is_known = |log: &[LogEntry]| log.iter().any(|entry| matches!(entry, LogEntry::Token(_)));
+        let is_known = |log: &[LogEntry]| log.iter().any(|entry| entry.token().is_some());
         // What precedes the first token is part of the first turn.
         if self.job.is_some() || context.log == self.reported || !(is_known(&context.log) || is_known(&self.reported)) {
             return;

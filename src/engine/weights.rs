@@ -41,10 +41,7 @@ impl Fit {
         let described = source.described(weights)?;
         let context = options.context.unwrap_or(described.config.context);
         let mut options = EngineOptions { context: Some(context), ..options.clone() };
-        let on_device = workspace_bytes(b, &described, &options);
-        options.workspace_bytes = on_device
-            .unwrap_or_else(|| planner::host_bytes(&described.config, &options, context))
-            + head::bytes(&described, &options, on_device.is_some());
+        options.workspace_bytes = beside(b, &described, &options, context).0;
         let plan = planner::plan(&described, &options, context, options.kv_limit);
         let spare = planner::spare_bytes(options.memory_bytes);
         let kv_bytes = plan.expected_kv_bytes.min(options.kv_limit.unwrap_or(u64::MAX));
@@ -57,6 +54,18 @@ impl Fit {
     pub fn fits(&self) -> bool {
         self.limited || self.plan.expected_context >= self.context
     }
+}
+
+/// Bytes of memory that a model needs beside weights and pages, and whether they are the host's.
+pub(super) fn beside<B: Backend>(
+    b: &B,
+    checkpoint: &Checkpoint,
+    options: &EngineOptions,
+    context: usize,
+) -> (u64, bool) {
+    let on_device = workspace_bytes(b, checkpoint, options);
+    let bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context));
+    (bytes + head::bytes(checkpoint, options, on_device.is_some()), on_device.is_none())
 }
 
 /// Chooses the format of the weights; a notice says so where it is not the most exact one.

@@ -25,11 +25,6 @@ const FEW_ROWS: usize = 8;
 /// Polling interval while a prompt is encoded, or answers are checked elsewhere, and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
-/// Tokens that are left to feed to a chain.
-fn chain_left<B: Backend>(conversation: &mut Conversation<B>, id: Id) -> usize {
-    conversation.chain_mut(id.number).map_or(0, |chain| chain.tokens_left())
-}
-
 /// Most drafts of each of `chains` chains in a step of at most `rows` rows.
 fn most_drafts(rows: usize, chains: usize) -> usize {
     let rows = if chains > 1 { rows.min(FEW_ROWS) } else { rows };
@@ -206,7 +201,7 @@ impl<B: Backend> Worker<B> {
                     return conversation.halt(Halt::Error(error.to_string()));
                 }
                 // Of a long prompt a head sees the end.
-                if n > 0 && runner.has_head() && chain_left(conversation, id) < head::WINDOW {
+                if n > 0 && runner.has_head() && chain.tokens_left() < head::WINDOW {
                     self.follow(&[(id, n)]);
                 }
                 if n > 1 {
@@ -278,8 +273,7 @@ impl<B: Backend> Worker<B> {
         let guessing = std::mem::take(&mut self.guessing);
         let cost = self.costs.observe(started.elapsed().as_secs_f64() + guessing, ids.len(), drafts);
         for (&id, &taken) in rows.iter().zip(&accepted) {
-            let chain = self.conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number));
-            chain.into_iter().for_each(|chain| chain.drafts_ran(taken - 1, cost));
+            self.chain_mut(id).into_iter().for_each(|chain| chain.drafts_ran(taken - 1, cost));
         }
         for (id, error) in failed {
             if let Some(conversation) = self.conversations.get_mut(&id.conversation) {
@@ -311,9 +305,12 @@ impl<B: Backend> Worker<B> {
         let guesses = model.runner.follow(&rows);
         self.guessing = if guesses.iter().any(|g| !g.is_empty()) { started.elapsed().as_secs_f64() } else { 0.0 };
         for ((id, ..), tokens) in next.iter().zip(guesses) {
-            let chain = self.conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number));
-            chain.into_iter().for_each(|chain| chain.guessed(tokens.clone()));
+            self.chain_mut(*id).into_iter().for_each(|chain| chain.guessed(&tokens));
         }
+    }
+
+    fn chain_mut(&mut self, id: Id) -> Option<&mut Chain> {
+        self.conversations.get_mut(&id.conversation)?.chain_mut(id.number)
     }
 
     /// The conversations of these chains.

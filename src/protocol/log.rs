@@ -38,6 +38,11 @@ pub enum LogEntry {
 }
 
 impl LogEntry {
+    /// The token, if it is one.
+    pub fn token(&self) -> Option<Token> {
+        if let Self::Token(token) = self { Some(*token) } else { None }
+    }
+
     /// Whether it changes which positions are pinned.
     pub fn is_pin(&self) -> bool {
         matches!(self, LogEntry::Pin { .. } | LogEntry::Unpin { .. })

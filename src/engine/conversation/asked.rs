@@ -104,8 +104,13 @@ impl Asked {
         chain.context.flat.clone_from(&self.flat);
         chain.context.pending = Some(last);
         chain.prefill(todo);
+        self.begin_answer(m, chain, self.seed);
+    }
+
+    /// Sets the answer that the chain generates after the prompt.
+    pub fn begin_answer<B: Backend>(&self, m: &Loaded<B>, chain: &mut Chain, seed: u64) {
         let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&self.ask.prompt));
-        chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, self.seed, reply, m.runner.has_head()));
+        chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head()));
     }
 
     /// What the chain that answers does.

@@ -8,8 +8,6 @@
 use super::super::chain::{Chain, Generation, Pushed};
 use super::super::context::Context;
 use super::super::loaded::Loaded;
-use super::super::prompt::ends_thinking;
-use super::super::reply::Reply;
 use super::super::report::Figures;
 use super::super::runner::{NonFinite, Runner};
 use super::super::scheduler::Stage;
@@ -276,13 +274,9 @@ impl<B: Backend> Conversation<B> {
                 forks.len()
             ));
         }
-        let thinks = ends_thinking(&turn.asked.ask.prompt);
         let fork = |(number, context)| {
             let mut chain = Chain::idle(context);
-            let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
-            let seed = chain_seed(first.seed, number);
-            chain
-                .begin_answer(&m.runner, Generation::new(&turn.asked.ask, &m.drafts, seed, reply, m.runner.has_head()));
+            turn.asked.begin_answer(m, &mut chain, chain_seed(first.seed, number));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();

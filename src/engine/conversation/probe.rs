@@ -109,9 +109,9 @@ impl<B: Backend> Conversation<B> {
     /// Begins what was asked, or says why not. Then nothing has changed.
     pub fn begin_probe(&mut self, m: &mut Loaded<B>, events: EventSender, probe: Probe) {
         let begun = match probe {
-            Probe::Recall(request) => self.begin_recall(m, *request),
+            Probe::Recall(request) => self.begin_recall(m, *request).map_err(|why| Finding::Recalled(Err(why))),
             Probe::Aside { ask, dense } => self.begin_aside(m, *ask, dense),
-            Probe::Logprobs(answer) => self.begin_logprobs(m, answer),
+            Probe::Logprobs(answer) => self.begin_logprobs(m, answer).map_err(|why| Finding::Logprobs(Err(why))),
         };
         match begun {
             Ok((chain, kind)) => self.probes.push(Running { events, cancelled: false, chain, kind }),
@@ -164,12 +164,20 @@ impl<B: Backend> Conversation<B> {
 
     fn end_probe(&mut self, m: &mut Loaded<B>, probe: Running, halt: Option<Halt>) {
         let Running { events, chain, kind, .. } = probe;
-        match kind {
-            Kind::Recall(recall) => self.end_recall(m, &events, chain, *recall, halt),
-            Kind::Logprobs(logprobs) => self.end_logprobs(m, &events, chain, logprobs, halt),
-            Kind::Aside { asked, dense } => self.end_aside(m, &events, chain, *asked, dense, halt),
-            Kind::Trial(waiting) => self.end_trial(m, chain, waiting, halt),
-        }
+        let finding = match kind {
+            Kind::Recall(recall) => Finding::Recalled(recall.result(m, halt)),
+            Kind::Logprobs(logprobs) => Finding::Logprobs(logprobs.result(m, halt)),
+            Kind::Aside { asked, dense } => {
+                self.end_aside(m, &events, chain, *asked, dense, halt);
+                return self.serve_next(m);
+            }
+            Kind::Trial(waiting) => {
+                self.end_trial(m, chain, waiting, halt);
+                return self.serve_next(m);
+            }
+        };
+        self.leave(m, chain);
+        events.event(Event::Found(finding));
         self.serve_next(m);
     }
 

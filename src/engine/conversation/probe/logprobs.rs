@@ -9,7 +9,7 @@ use crate::engine::conversation::{Conversation, Halt};
 use crate::engine::loaded::Loaded;
 use crate::engine::reply::flat_of;
 use crate::engine::runner::{NonFinite, Runner};
-use crate::protocol::{Event, EventSender, Finding, Likely, LogEntry, Token, TokenChoice};
+use crate::protocol::{Likely, LogEntry, Token, TokenChoice};
 use crate::sampler::log_softmax;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -37,6 +37,13 @@ impl Logprobs {
         let Self { answer, start, found } = self;
         let fed = end - n;
         runner.logits(first - fed..last - fed, |row, logits| found.push(choice(logits, answer[fed + row + 1 - *start])))
+    }
+
+    pub fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Vec<TokenChoice>, String> {
+        match halt {
+            None => Ok(self.report(&m.vocabulary.tokenizer)),
+            Some(halt) => Err(halt.without_answer("no room to read it again")),
+        }
     }
 
     fn report(self, tokenizer: &Tokenizer) -> Vec<TokenChoice> {
@@ -69,22 +76,14 @@ fn choice(logits: &[f32], said: Token) -> Vec<(Token, f64)> {
 
 /// Where the log has an answer last: the entry before its first token, and that token's position.
 fn find(log: &[LogEntry], pending: Option<Token>, answer: &[Token]) -> Option<(usize, usize)> {
-    let token = |(at, entry): (usize, &LogEntry)| match entry {
-        LogEntry::Token(token) => Some((at, *token)),
-        _ => None,
-    };
-    let fed = log.iter().enumerate().filter_map(token);
+    let fed = log.iter().enumerate().filter_map(|(at, entry)| Some((at, entry.token()?)));
     let (entries, tokens): (Vec<usize>, Vec<Token>) = fed.chain(pending.map(|token| (log.len(), token))).unzip();
     let at = (1..tokens.len()).rev().find(|&at| tokens[at..].starts_with(answer))?;
     Some((entries[at - 1], at))
 }
 
 impl<B: Backend> Conversation<B> {
-    pub(super) fn begin_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<(Chain, Kind), Finding> {
-        self.try_logprobs(m, answer).map_err(|why| Finding::Logprobs(Err(why)))
-    }
-
-    fn try_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<(Chain, Kind), String> {
+    pub(super) fn begin_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<(Chain, Kind), String> {
         let Context { log, pending, .. } = &self.chain.context;
         let found = find(log, *pending, &answer).filter(|_| !answer.is_empty());
         let (before, start) = found.ok_or("the answer is not in the cache; your next message loads it again")?;
@@ -99,21 +98,5 @@ impl<B: Backend> Conversation<B> {
         let mut chain = Chain::idle(fork.map_err(|error| format!("no room to read it again: {error}"))?);
         chain.replay(&log[from..]);
         Ok((chain, Kind::Logprobs(Logprobs { answer, start, found: Vec::new() })))
-    }
-
-    pub(super) fn end_logprobs(
-        &mut self,
-        m: &mut Loaded<B>,
-        events: &EventSender,
-        chain: Chain,
-        logprobs: Logprobs,
-        halt: Option<Halt>,
-    ) {
-        self.leave(m, chain);
-        let result = match halt {
-            None => Ok(logprobs.report(&m.vocabulary.tokenizer)),
-            Some(halt) => Err(halt.without_answer("no room to read it again")),
-        };
-        events.event(Event::Found(Finding::Logprobs(result)));
     }
 }

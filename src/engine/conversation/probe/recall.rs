@@ -15,9 +15,7 @@ use crate::engine::presence::lanes_with;
 use crate::engine::prompt::{Encoding, ends_thinking, stretches};
 use crate::engine::reply::flat_of;
 use crate::engine::runner::{NonFinite, Runner};
-use crate::protocol::{
-    Event, EventSender, Finding, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count,
-};
+use crate::protocol::{Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
 use crate::sampler::{argmax, log_softmax_at};
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::{Tokenizer, flatten};
@@ -88,6 +86,19 @@ impl Recall {
         chain.context.set_dial(runner, self.dial);
         chain.prefill(self.alone.iter().chain(self.to_feed()).copied());
         Ok(true)
+    }
+
+    /// What is known, once the question was asked with the conversation, even if not without.
+    pub fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Box<Recalled>, String> {
+        match halt {
+            Some(Halt::Cancelled) => Err("stopped".to_owned()),
+            Some(Halt::CacheFull(why)) if self.guessed.is_none() => Err(format!("no room to ask: {why}")),
+            Some(Halt::ContextFull(why) | Halt::Error(why)) if self.guessed.is_none() => Err(why),
+            _ => {
+                let g = m.runner.cache.geometry();
+                Ok(Box::new(self.report(&m.vocabulary.tokenizer, g.n_layers * g.n_kv_heads)))
+            }
+        }
     }
 
     fn report(self, tokenizer: &Tokenizer, lanes: usize) -> Recalled {
@@ -200,11 +211,11 @@ fn occurrences<'a>(flat: &'a str, text: &'a str, cue_bytes: usize) -> impl Itera
 }
 
 impl<B: Backend> Conversation<B> {
-    pub(super) fn begin_recall(&mut self, m: &mut Loaded<B>, request: RecallRequest) -> Result<(Chain, Kind), Finding> {
-        self.try_recall(m, request).map_err(|why| Finding::Recalled(Err(why)))
-    }
-
-    fn try_recall(&mut self, m: &mut Loaded<B>, mut request: RecallRequest) -> Result<(Chain, Kind), String> {
+    pub(super) fn begin_recall(
+        &mut self,
+        m: &mut Loaded<B>,
+        mut request: RecallRequest,
+    ) -> Result<(Chain, Kind), String> {
         if request.text.len() > MAX_TEXT_BYTES {
             let (bytes, most) = (count(request.text.len()), count(MAX_TEXT_BYTES));
             return Err(format!("the text has {bytes} bytes, the limit is {most}"));
@@ -247,28 +258,6 @@ impl<B: Backend> Conversation<B> {
         let recall = Recall { passage, alone, start, known, stored, guessed, eviction, dial };
         chain.prefill(todo.iter().chain(recall.to_feed()).copied());
         Ok((chain, Kind::Recall(Box::new(recall))))
-    }
-
-    pub(super) fn end_recall(
-        &mut self,
-        m: &mut Loaded<B>,
-        events: &EventSender,
-        chain: Chain,
-        recall: Recall,
-        halt: Option<Halt>,
-    ) {
-        let asked = recall.guessed.is_some();
-        let result = match halt {
-            Some(Halt::Cancelled) => Err("stopped".to_owned()),
-            Some(Halt::CacheFull(why)) if !asked => Err(format!("no room to ask: {why}")),
-            Some(Halt::ContextFull(why) | Halt::Error(why)) if !asked => Err(why),
-            _ => {
-                let g = m.runner.cache.geometry();
-                Ok(Box::new(recall.report(&m.vocabulary.tokenizer, g.n_layers * g.n_kv_heads)))
-            }
-        };
-        self.leave(m, chain);
-        events.event(Event::Found(Finding::Recalled(result)));
     }
 }
 
