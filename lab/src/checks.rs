@@ -18,10 +18,11 @@ pub mod steps;
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{KvGeometry, Measure, Plain, QkvRopeArgs, Use};
-use dmschat::cache::PAGE_SLOTS;
+use dmschat::cache::{KvCache, PAGE_SLOTS, SeqId};
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::Codec;
-use dmschat::policy::{Dms, Policy};
+use dmschat::engine::Runner;
+use dmschat::policy::{Dms, Policy, SlotMeta};
 use dmschat::quant::file::random_strip;
 use dmschat::quant::{Code, GROUP, TILE_ROWS};
 use dmschat::tensor::{DType, Tensor};
@@ -332,6 +333,32 @@ impl<B: Measure> NoRope<B> {
     }
 }
 
+/// Feeds rows of queries, keys and values to the first layer of a sequence. Returns what they attend to.
+pub(super) fn attend<B: Measure>(
+    b: &B,
+    cache: &mut KvCache<B>,
+    seq: SeqId,
+    rows: &[f32],
+    decisions: &[f32],
+) -> Vec<f32> {
+    let g = *cache.geometry();
+    let (width, out_width) = ((g.n_q_heads + 2 * g.n_kv_heads) * g.head_dim, g.n_q_heads * g.head_dim);
+    let n = rows.len() / width;
+    let spans = [cache.span(seq, 0, n)];
+    cache.reserve_step(b, &spans).expect("memory for a check");
+    let (mut qkv, mut decisions, mut out) = (acts(b, width, rows), buffer(b, decisions), poisoned(b, n, out_width));
+    cache.attention(b, &mut out, &mut qkv, &mut decisions, 0, &spans, &NoRope::new(b, g.head_dim).rope());
+    cache.finish(b, &spans);
+    values(b, &out, n * out_width)
+}
+
+/// The slots of every lane of a sequence.
+pub(super) fn slots_of<B: Measure>(runner: &Runner<B>, seq: SeqId) -> Vec<Vec<SlotMeta>> {
+    let (layers, heads) = (runner.config().attention_layers(), runner.config().n_kv_heads);
+    let lanes = (0..layers * heads).map(|lane| (lane / heads, lane % heads));
+    lanes.map(|(layer, head)| runner.cache.slot_metas(runner.backend(), seq, layer, head)).collect()
+}
+
 /// The geometry of a cache. `shape`: size of a head, KV heads, and query heads of each.
 pub(super) fn geometry(
     policy: Policy,
@@ -371,19 +398,25 @@ fn policy_name(policy: Policy) -> String {
 mod tests {
     use super::*;
 
+    /// Runs a part of some checks, all of which have to pass. Returns their number, and that of the checks of all parts.
+    pub(super) fn all_fine(part: Part, run: impl FnOnce(&mut Report<'_>)) -> [usize; 2] {
+        let mut seen = 0;
+        let each = &mut |f: Finding| {
+            seen += 1;
+            assert!(f.fine(), "{}: {} of {}, {:?}", f.name, f.error, f.limit, f.broken);
+        };
+        let mut report = Report::new(part, false, each);
+        run(&mut report);
+        let all = report.seen;
+        [seen, all]
+    }
+
     #[test]
     fn the_cpu_passes_with_any_number_of_threads_and_parts_are_all_of_it() {
-        let (mut run, mut all) = (0, Vec::new());
-        for part in ["1/3", "2/3", "3/3"] {
-            let each = &mut |f: Finding| {
-                run += 1;
-                assert!(f.fine(), "{}: {} of {}, {:?}", f.name, f.error, f.limit, f.broken);
-            };
-            let mut report = Report::new(part.parse().unwrap(), false, each);
-            run_all(&Cpu::new(1), &mut report);
-            all.push(report.seen);
-        }
-        assert!(all == [run; 3] && run > 100, "{run} checks of {all:?}");
+        let part = |part: &str| all_fine(part.parse().unwrap(), |report| run_all(&Cpu::new(1), report));
+        let parts = ["1/3", "2/3", "3/3"].map(part);
+        let run = parts.iter().map(|[run, _]| run).sum::<usize>();
+        assert!(parts.iter().all(|[_, all]| *all == run) && run > 100, "{parts:?}");
     }
 
     #[test]

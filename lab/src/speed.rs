@@ -52,13 +52,13 @@ pub fn time_ops(index: u32) -> Result<()> {
     let head = format!("\nops at the shapes of {shape}{why}; a copy within the GPU moves {:.0} GB/s\n", copy / 1e9);
     output::out(&(head + HEADER))?;
     // A closed stdout is reported by the last write.
-    let print = |line: String| drop(output::out(&line));
-    run_all(&cuda, &config, &sizes, copy, print)?;
+    let report = &mut |line: String| drop(output::out(&line));
+    Table { b: &cuda, c: &config, sizes: &sizes, copy_bytes_per_s: copy, report }.all()?;
     drop(cuda);
     let cuda = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = cuda.about().library {
-        output::out(&format!("\nGEMMs by {library}\n{}", HEADER))?;
-        run_gemms(&cuda, &config, &sizes, copy, print)?;
+        output::out(&format!("\nGEMMs by {library}\n{HEADER}"))?;
+        Table { b: &cuda, c: &config, sizes: &sizes, copy_bytes_per_s: copy, report }.gemms(&sizes.prefill)?;
     }
     Ok(())
 }
@@ -102,77 +102,43 @@ enum Work {
     Flop(f64),
 }
 
-/// One op at one size.
-struct Line {
-    name: String,
-    rows: usize,
-    us: f64,
-    work: Work,
-}
-
-pub const HEADER: &str = "\
+const HEADER: &str = "\
 | op                              | rows |       us |   at least |   a second | of copy |
 | ------------------------------- | ---: | -------: | ---------: | ---------: | ------: |
 ";
 
-impl Line {
-    fn text(&self, copy_bytes_per_s: f64) -> String {
-        let per_s = 1e6 / self.us;
-        let (least, speed, share) = match self.work {
+/// Measures ops and reports each as a line.
+struct Table<'a, B: Measure> {
+    b: &'a B,
+    c: &'a ModelConfig,
+    sizes: &'a Sizes,
+    copy_bytes_per_s: f64,
+    report: &'a mut dyn FnMut(String),
+}
+
+impl<B: Measure> Table<'_, B> {
+    fn all(&mut self) -> Result<()> {
+        self.rows()?;
+        self.gemms(&self.all_rows())?;
+        self.head()?;
+        self.attention()?;
+        self.samples()
+    }
+
+    fn report(&mut self, name: &str, rows: usize, us: f64, work: Work) {
+        let per_s = 1e6 / us;
+        let (least, speed, share) = match work {
             Work::Bytes(n) => {
                 let speed = n as f64 * per_s;
-                let share = format!("{:.0} %", 100.0 * speed / copy_bytes_per_s);
+                let share = format!("{:.0} %", 100.0 * speed / self.copy_bytes_per_s);
                 (format!("{:.2} MB", n as f64 / 1e6), format!("{:.0} GB/s", speed / 1e9), share)
             }
             Work::Flop(n) => {
                 (format!("{:.2} GFLOP", n / 1e9), format!("{:.1} TFLOP/s", n * per_s / 1e12), String::new())
             }
         };
-        format!(
-            "| {:<31} | {:>4} | {:>8.2} | {least:>10} | {speed:>10} | {share:>7} |\n",
-            self.name, self.rows, self.us
-        )
-    }
-}
-
-/// Measures all ops and passes each line to the callback.
-pub fn run_all<B: Measure>(
-    b: &B,
-    config: &ModelConfig,
-    sizes: &Sizes,
-    copy_bytes_per_s: f64,
-    mut report: impl FnMut(String),
-) -> Result<()> {
-    let mut table = Table { b, c: config, sizes, report: &mut |line: Line| report(line.text(copy_bytes_per_s)) };
-    table.rows()?;
-    table.gemms(&table.all_rows())?;
-    table.head()?;
-    table.attention()?;
-    table.samples()
-}
-
-/// Measures prefill GEMMs only, for another GEMM implementation.
-pub fn run_gemms<B: Measure>(
-    b: &B,
-    config: &ModelConfig,
-    sizes: &Sizes,
-    copy_bytes_per_s: f64,
-    mut report: impl FnMut(String),
-) -> Result<()> {
-    let mut table = Table { b, c: config, sizes, report: &mut |line: Line| report(line.text(copy_bytes_per_s)) };
-    table.gemms(&sizes.prefill)
-}
-
-struct Table<'a, B: Measure> {
-    b: &'a B,
-    c: &'a ModelConfig,
-    sizes: &'a Sizes,
-    report: &'a mut dyn FnMut(Line),
-}
-
-impl<B: Measure> Table<'_, B> {
-    fn report(&mut self, name: impl Into<String>, rows: usize, us: f64, work: Work) {
-        (self.report)(Line { name: name.into(), rows, us, work });
+        let line = format!("| {name:<31} | {rows:>4} | {us:>8.2} | {least:>10} | {speed:>10} | {share:>7} |\n");
+        (self.report)(line);
     }
 
     fn all_rows(&self) -> Vec<usize> {
@@ -289,7 +255,7 @@ impl<B: Measure> Table<'_, B> {
             true => Work::Bytes(2 * out * cols + n * row_bytes),
             false => Work::Flop(2.0 * (n * out * cols) as f64),
         };
-        self.report(format!("{name} {out} x {cols}"), n, us, work);
+        self.report(&format!("{name} {out} x {cols}"), n, us, work);
     }
 
     fn attention(&mut self) -> Result<()> {
@@ -317,8 +283,7 @@ impl<B: Measure> Table<'_, B> {
         let spread = (self.sizes.spread_bytes / (n_seqs * c.n_kv_heads * lane_bytes)).clamp(1, 64);
         let n_layers = if decode { spread } else { self.sizes.calls };
         let calls = n_layers * self.sizes.calls.div_ceil(n_layers);
-        let trained =
-            c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0, dial: 0.0 }, |d| d.rule);
+        let trained = c.dms.as_ref().map_or(Dms::new(512, Shift::Previous), |d| d.rule);
         let shape = [c.head_dim, c.n_kv_heads, c.n_q_heads / c.n_kv_heads];
         let geometry = geometry(Policy::Dms(trained), codec, shape, [n_layers, n_seqs]);
         // Every launch of a graph appends a token to each lane.
@@ -383,7 +348,7 @@ impl<B: Measure> Table<'_, B> {
             true => Work::Bytes(stored + n_seqs * 4 * (width + c.n_q_heads * c.head_dim)),
             false => Work::Flop(4.0 * (c.head_dim * pairs) as f64),
         };
-        self.report(name, n_seqs * len, us, work);
+        self.report(&name, n_seqs * len, us, work);
         Ok(())
     }
 
@@ -410,7 +375,7 @@ impl<B: Measure> Table<'_, B> {
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {
                     b.sample(sampled, logits, &args, n);
                 });
-                self.report(*name, n, us, Work::Bytes(4 * n * vocab));
+                self.report(name, n, us, Work::Bytes(4 * n * vocab));
             }
         }
         Ok(())
@@ -436,7 +401,8 @@ mod tests {
     fn every_op_has_its_lines() {
         let config = Checkpoint::shape("demo").unwrap();
         let mut text = HEADER.to_owned();
-        run_all(&Cpu::new(2), &config, &Sizes::small(), 1e9, |line| text.push_str(&line)).unwrap();
+        let (b, sizes, report) = (Cpu::new(2), Sizes::small(), &mut |line: String| text.push_str(&line));
+        Table { b: &b, c: &config, sizes: &sizes, copy_bytes_per_s: 1e9, report }.all().unwrap();
         for op in ["embed", "norm", "qkv", "o ", "gate_up", "down", "lm_head", "attention fp8", "sample"] {
             assert!(text.contains(&format!("| {op}")), "{op} is missing:\n{text}");
         }

@@ -1,10 +1,7 @@
 //! Checks of long prefill chunks over stored slots in shared pages: what every row attends to, and that the division of
 //! a chunk does not matter. And of decode over many pages, chosen ones and ties between them.
 
-use super::{
-    BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name,
-    rounded, values,
-};
+use super::{BF16_STEP, CODECS, Case, Output, Random, attend, geometry, make_sums_exact, policy_name, rounded};
 use dmschat::backend::Measure;
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
@@ -59,7 +56,7 @@ impl Chunks {
 }
 
 fn dms(window: usize, shift: Shift) -> Policy {
-    Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 })
+    Policy::Dms(Dms::new(window, shift))
 }
 
 fn quest(slots: usize, dms: Option<Dms>) -> Policy {
@@ -250,15 +247,7 @@ impl<'a, B: Measure> Run<'a, B> {
             }
             // Half of the decisions mark.
             let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();
-            let spans = [self.cache.span(seq, 0, n)];
-            self.cache.reserve_step(self.b, &spans).expect("memory for a check");
-            let (mut qkv, mut decisions) = (acts(self.b, width, &rows), buffer(self.b, &decided));
-            let out_width = queries;
-            let mut out = poisoned(self.b, n, out_width);
-            let no_rope = NoRope::new(self.b, case.head_dim);
-            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, 0, &spans, &no_rope.rope());
-            self.output.floats.extend(values(self.b, &out, n * out_width));
-            self.cache.finish(self.b, &spans);
+            self.output.floats.extend(attend(self.b, &mut self.cache, seq, &rows, &decided));
         }
     }
 

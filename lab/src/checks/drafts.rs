@@ -2,7 +2,7 @@
 //! Rows of one step are summed in another order than single ones, which would show with bf16 activations: the weights are f32.
 
 use super::models::{mix, vary};
-use super::{CODECS, Finding, Report, widen};
+use super::{CODECS, Finding, Report, slots_of, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::cache::{SeqId, SeqStats};
@@ -128,9 +128,7 @@ fn trace<B: Measure>(
             tokens.push((*row)?);
         }
     }
-    let c = runner.config();
-    let lanes = (0..c.attention_layers()).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h)));
-    let slots = lanes.map(|(l, h)| runner.cache.slot_metas(runner.backend(), seq, l, h)).collect();
+    let slots = slots_of(&runner, seq);
     Ok(Trace { tokens, slots, stats: runner.cache.stats(runner.backend(), seq) })
 }
 
@@ -145,18 +143,13 @@ fn finding(name: String, got: &Trace, plain: &Trace, started: Instant) -> Findin
 #[cfg(test)]
 mod tests {
     use super::super::Part;
+    use super::super::tests::all_fine;
     use super::*;
     use dmschat::backend::cpu::Cpu;
 
     #[test]
     fn drafts_change_nothing() {
-        let mut seen = 0;
         let open = || Ok::<_, std::fmt::Error>(Cpu::new(2));
-        let each = &mut |finding: Finding| {
-            seen += 1;
-            assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
-        };
-        run_all(open, &mut Report::new(Part::ALL, false, each)).unwrap();
-        assert_eq!(seen, CODECS.len() + 5);
+        assert_eq!(all_fine(Part::ALL, |report| run_all(open, report).unwrap()), [CODECS.len() + 5; 2]);
     }
 }

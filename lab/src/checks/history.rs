@@ -75,7 +75,7 @@ impl History {
 }
 
 fn policies() -> [Policy; 7] {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
+    let dms = |window, shift| Policy::Dms(Dms::new(window, shift));
     [
         Policy::Dense,
         dms(5, Shift::Previous),
@@ -98,7 +98,7 @@ pub fn long() -> Vec<History> {
 
 /// Chunks of hundreds of tokens, with windows shorter and longer than a thread block.
 pub fn wide() -> Vec<History> {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
+    let dms = |window, shift| Policy::Dms(Dms::new(window, shift));
     let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
     let case =
         |(i, policy): (usize, Policy)| History::new(policy, CODECS[1 + i % 2], [32, 1, 2], 200 + i as u64).wide();
@@ -199,7 +199,7 @@ pub fn merging() -> Vec<History> {
 /// Policies that read pages, over every cache below them.
 fn paged_policies() -> [Policy; 5] {
     let quest = |budget, dms| Policy::Quest(Quest { budget, dms });
-    let dms = |window, shift| Some(Dms { window, shift, sinks: 0, dial: 0.0 });
+    let dms = |window, shift| Some(Dms::new(window, shift));
     [
         quest(Budget::Slots(48), None),
         quest(Budget::Slots(64), dms(5, Shift::Previous)),

@@ -1,7 +1,7 @@
 //! Checks of GPU memory: defragmentation moves pages out of the last mapping granules of the pool, sequences read the
 //! same values, and the driver reports less memory in use.
 
-use super::{Finding, NoRope, Random, Report, acts, buffer, geometry, poisoned, values};
+use super::{Finding, Random, Report, attend, geometry};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::cache::{KvCache, SeqId};
@@ -34,7 +34,7 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     let mut random = Random::new(77);
     for _ in 0..CHUNKS {
         for seq in seqs {
-            fill(b, &mut cache, seq, &mut random);
+            attend(b, &mut cache, seq, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM), &[0.0; CHUNK * HEADS]);
         }
     }
     cache.release(b, seqs[0]);
@@ -74,26 +74,10 @@ pub fn run_plan<B: Measure>(b: B, report: &mut Report<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Feeds a chunk of tokens.
-fn fill<B: Measure>(b: &B, cache: &mut KvCache<B>, seq: SeqId, random: &mut Random) {
-    attend(b, cache, seq, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM));
-}
-
 /// The attention output of one more token, which is fed to a fork and dropped.
 fn look<B: Measure>(b: &B, cache: &mut KvCache<B>, seq: SeqId, row: &[f32]) -> Vec<f32> {
     let copy = cache.fork(b, seq).expect("a free row");
-    let seen = attend(b, cache, copy, row);
+    let seen = attend(b, cache, copy, row, &[0.0; HEADS]);
     cache.release(b, copy);
     seen
-}
-
-fn attend<B: Measure>(b: &B, cache: &mut KvCache<B>, seq: SeqId, rows: &[f32]) -> Vec<f32> {
-    let n = rows.len() / (3 * HEADS * HEAD_DIM);
-    let spans = [cache.span(seq, 0, n)];
-    cache.reserve_step(b, &spans).expect("memory for a check");
-    let (mut qkv, mut out) = (acts(b, 3 * HEADS * HEAD_DIM, rows), poisoned(b, n, HEADS * HEAD_DIM));
-    let (mut decisions, no_rope) = (buffer(b, &vec![0.0f32; n * HEADS]), NoRope::new(b, HEAD_DIM));
-    cache.attention(b, &mut out, &mut qkv, &mut decisions, 0, &spans, &no_rope.rope());
-    cache.finish(b, &spans);
-    values(b, &out, n * HEADS * HEAD_DIM)
 }

@@ -4,7 +4,7 @@
 //! changes a decision logit by hundredths: with bf16 weights every token is marked, so that slots
 //! are comparable, and with f32 weights the model decides.
 
-use super::{CODECS, Finding, Report, widen};
+use super::{CODECS, Finding, Report, slots_of, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
@@ -13,7 +13,7 @@ use dmschat::checkpoint::{
 };
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{Dmc, PolicyKind, PolicyRequest};
+use dmschat::policy::{Dmc, PolicyKind, PolicyRequest, SlotMeta};
 use dmschat::protocol::Token;
 use dmschat::sampler::argmax;
 use std::time::Instant;
@@ -171,11 +171,8 @@ fn trace<B: Measure>(
             last = 0;
         }
     }
-    let c = runner.config();
-    for (layer, head) in (0..c.attention_layers()).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h))) {
-        let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
-        trace.slots.push(metas.iter().map(|meta| (meta.position(), meta.marked())).collect());
-    }
+    let seen = |metas: Vec<SlotMeta>| metas.iter().map(|meta| (meta.position(), meta.marked())).collect();
+    trace.slots = slots_of(&runner, seq).into_iter().map(seen).collect();
     Ok(trace)
 }
 

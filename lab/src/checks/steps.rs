@@ -3,7 +3,7 @@
 //! slots must be equal. GEMV and small-batch GEMM sum in different orders, which would show with
 //! bf16 activations, so that this check has f32 weights.
 
-use super::{CODECS, Finding, Report, widen};
+use super::{CODECS, Finding, Report, slots_of, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
@@ -125,12 +125,7 @@ fn trace<B: Measure>(b: B, case: &Case<'_>, alone: bool) -> Result<(Trace, usize
         }
         trace.tokens.iter_mut().zip(next).for_each(|(tokens, next)| tokens.push(next));
     }
-    let c = runner.config();
-    for (layer, head) in (0..c.n_layers).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h))) {
-        for &seq in &seqs {
-            trace.slots.push(runner.cache.slot_metas(runner.backend(), seq, layer, head));
-        }
-    }
+    trace.slots = seqs.iter().flat_map(|&seq| slots_of(&runner, seq)).collect();
     Ok((trace, runner.backend().captured_steps(), runner.backend().notice()))
 }
 
@@ -147,18 +142,13 @@ fn finding(name: String, got: &Trace, plain: &Trace, notice: Option<String>, sta
 #[cfg(test)]
 mod tests {
     use super::super::Part;
+    use super::super::tests::all_fine;
     use super::*;
     use dmschat::backend::cpu::Cpu;
 
     #[test]
     fn sequences_in_one_step_are_as_each_by_itself() {
-        let mut seen = 0;
         let open = |_| Ok::<_, std::fmt::Error>(Cpu::new(2));
-        let each = &mut |finding: Finding| {
-            seen += 1;
-            assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
-        };
-        run_all(open, &mut Report::new(Part::ALL, false, each)).unwrap();
-        assert_eq!(seen, 2 * cases().count());
+        assert_eq!(all_fine(Part::ALL, |report| run_all(open, report).unwrap()), [2 * cases().count(); 2]);
     }
 }
