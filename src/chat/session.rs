@@ -22,7 +22,7 @@ use super::conversation::{Change, Conversation, MessageId, Role, now};
 use crate::protocol::ModelInfo;
 use anyhow::{Result, anyhow};
 use file::{AppendError, LineFile};
-use record::{Header, Question, Said, Turn};
+use record::{Header, Said, Turn};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -300,7 +300,7 @@ impl Session {
             id,
             parent: reply.parent,
             time: now(),
-            user: user.map(|m| Question { id: m.id, parent: m.parent, text: m.text.clone() }),
+            user: user.map(|m| Said { id: m.id, parent: m.parent, text: m.text.clone() }),
             text: reply.text.clone(),
             reasoning: reply.reasoning.clone(),
             reasoning_closed: reply.reasoning_closed,

@@ -28,6 +28,7 @@ pub struct Loaded {
     pub cache: Option<PathBuf>,
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
+    /// False after a turn whose log does not continue the one before it.
     log_fits: bool,
     /// The token after the log that was not fed, if the last turn states it.
     pending: Option<Option<Token>>,
@@ -58,7 +59,7 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     if header.version > VERSION {
         bail!("session {name}: version {} is newer than this dmschat reads ({VERSION})", header.version);
     }
-    let mut loading = Loading { system: header.system.clone(), log_fits: true, ..Loading::default() };
+    let mut loading = Loading { system: header.system.clone(), title: None, tokens: 0, out: Loaded::new(header) };
     let (mut problems, mut more) = (Vec::new(), 0);
     for (index, line) in lines {
         let read = Record::parse(line).map_err(|e| e.to_string()).and_then(|record| loading.take(record));
@@ -73,7 +74,7 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     if more > 0 {
         problems.push(format!("session {name}: {more} more lines are left out"));
     }
-    Ok(loading.finish(header, problems))
+    Ok(loading.finish(problems))
 }
 
 /// The message for a header of an unsupported version.
@@ -84,19 +85,12 @@ fn newer_version(text: &[u8]) -> Option<String> {
     Some(format!("says version {version}, which is newer than this dmschat reads ({VERSION})"))
 }
 
-#[derive(Default)]
 struct Loading {
-    conversation: Conversation,
+    out: Loaded,
     system: Option<String>,
     title: Option<String>,
-    eviction: Option<bool>,
-    turns: Vec<SavedTurn>,
-    log: Vec<LogEntry>,
-    /// Number of tokens in `log`.
+    /// Number of tokens in the log.
     tokens: usize,
-    /// False after a turn whose log does not continue the one before it.
-    log_fits: bool,
-    pending: Option<Option<Token>>,
 }
 
 impl Loading {
@@ -108,18 +102,18 @@ impl Loading {
             Record::Message(said) => self.user(said.id, said.parent, said.text)?,
             Record::Edit(edit) => {
                 self.user(edit.id, edit.parent, edit.text)?;
-                self.conversation.set_replaces(edit.id, edit.of);
+                self.out.conversation.set_replaces(edit.id, edit.of);
             }
             Record::Toggle(toggle) => {
-                self.conversation.restore_id(toggle.id);
-                self.conversation.restore_mark(Mark {
+                self.out.conversation.restore_id(toggle.id);
+                self.out.conversation.restore_mark(Mark {
                     after: toggle.parent,
                     within: toggle.at_text,
                     eviction: toggle.eviction,
                     at_token: toggle.at_token,
                     dropped_slots: toggle.dropped_slots,
                 });
-                self.eviction = Some(toggle.eviction);
+                self.out.eviction = Some(toggle.eviction);
                 // One within a turn is in that turn's log. Older versions wrote one at 0 tokens
                 // where the conversation was not in the cache.
                 let cuts = self.tokens > toggle.at_token;
@@ -128,22 +122,22 @@ impl Loading {
                 }
             }
             Record::Log(record) => {
-                self.conversation.restore_id(record.id);
+                self.out.conversation.restore_id(record.id);
                 self.extend_log(record.log_base, &record.log);
-                self.pending = Some(record.pending);
+                self.out.pending = Some(record.pending);
             }
             Record::Head(head) => {
-                self.conversation.restore_id(head.id);
-                if !self.conversation.restore_head(head.parent) {
+                self.out.conversation.restore_id(head.id);
+                if !self.out.conversation.restore_head(head.parent) {
                     return Err(format!("there is no message {:?}", head.parent));
                 }
             }
             Record::System(system) => {
-                self.conversation.restore_id(system.id);
+                self.out.conversation.restore_id(system.id);
                 self.system = system.text;
             }
             Record::Title(title) => {
-                self.conversation.restore_id(title.id);
+                self.out.conversation.restore_id(title.id);
                 self.title = title.title;
             }
         }
@@ -152,14 +146,14 @@ impl Loading {
 
     fn user(&mut self, id: MessageId, parent: Option<MessageId>, text: String) -> Result<(), String> {
         self.known(id, parent)?;
-        self.conversation.restore(Message::new(id, parent, Role::User, text));
+        self.out.conversation.restore(Message::new(id, parent, Role::User, text));
         Ok(())
     }
 
     /// A message follows an earlier one that was read, or none.
     fn known(&self, id: MessageId, parent: Option<MessageId>) -> Result<(), String> {
         match parent {
-            Some(parent) if parent >= id || self.conversation.get(parent).is_none() => {
+            Some(parent) if parent >= id || self.out.conversation.get(parent).is_none() => {
                 Err(format!("message {id} follows message {parent}, which does not exist"))
             }
             _ => Ok(()),
@@ -170,8 +164,8 @@ impl Loading {
         let report = turn.report;
         // The tokens are counted even if the text is not usable.
         self.extend_log(report.log_base, &report.log);
-        self.pending = report.pending;
-        self.eviction = Some(report.eviction);
+        self.out.pending = report.pending;
+        self.out.eviction = Some(report.eviction);
         if let Some(user) = turn.user {
             self.user(user.id, user.parent, user.text)?;
         }
@@ -185,24 +179,30 @@ impl Loading {
         message.in_context = report.in_context;
         message.retention = turn.retention;
         let (generated, in_context) = (report.generated.clone(), report.in_context);
-        self.turns.push(SavedTurn { turn: report.turn, model: turn.model, policy: turn.cache, generated, in_context });
+        self.out.turns.push(SavedTurn {
+            turn: report.turn,
+            model: turn.model,
+            policy: turn.cache,
+            generated,
+            in_context,
+        });
         message.report = Some(Box::new(report));
-        self.conversation.restore(message);
+        self.out.conversation.restore(message);
         Ok(())
     }
 
     /// Replaces the log after its first `base` entries.
     fn extend_log(&mut self, base: usize, log: &[LogEntry]) {
-        self.log_fits &= base <= self.log.len();
+        self.out.log_fits &= base <= self.out.log.len();
         self.cut_log(base);
-        self.tokens += log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
-        self.log.extend(log);
+        self.tokens += log.iter().filter_map(LogEntry::token).count();
+        self.out.log.extend(log);
     }
 
     /// Truncates the log to `n` entries.
     fn cut_log(&mut self, n: usize) {
-        while self.log.len() > n {
-            self.tokens -= usize::from(matches!(self.log.pop(), Some(LogEntry::Token(_))));
+        while self.out.log.len() > n {
+            self.tokens -= usize::from(self.out.log.pop().is_some_and(|entry| entry.token().is_some()));
         }
     }
 
@@ -210,29 +210,19 @@ impl Loading {
     fn log_toggle(&mut self, at_token: usize, eviction: bool) {
         if self.tokens > at_token {
             // After an undo, the pending token is not that of the last turn.
-            self.pending = None;
+            self.out.pending = None;
         }
         while self.tokens > at_token {
-            self.cut_log(self.log.len() - 1);
+            self.cut_log(self.out.log.len() - 1);
         }
-        self.log.push(LogEntry::Toggle { eviction });
+        self.out.log.push(LogEntry::Toggle { eviction });
     }
 
-    fn finish(self, header: Header, problems: Vec<String>) -> Loaded {
-        let mut conversation = self.conversation;
-        conversation.restore_facts(self.title, self.system);
-        conversation.set_continues(header.continues.clone());
-        Loaded {
-            conversation,
-            header,
-            eviction: self.eviction,
-            problems,
-            cache: None,
-            turns: self.turns,
-            log: self.log,
-            log_fits: self.log_fits,
-            pending: self.pending,
-        }
+    fn finish(self, problems: Vec<String>) -> Loaded {
+        let mut out = Loaded { problems, ..self.out };
+        out.conversation.restore_facts(self.title, self.system);
+        out.conversation.set_continues(out.header.continues.clone());
+        out
     }
 }
 
@@ -265,6 +255,20 @@ fn check_numbers(record: &Record) -> Result<(), String> {
 }
 
 impl Loaded {
+    fn new(header: Header) -> Self {
+        Self {
+            conversation: Conversation::default(),
+            header,
+            eviction: None,
+            problems: Vec::new(),
+            cache: None,
+            turns: Vec::new(),
+            log: Vec::new(),
+            log_fits: true,
+            pending: None,
+        }
+    }
+
     /// The model of the last turn.
     pub fn model(&self) -> &ModelIdentity {
         self.turns.last().map_or(&self.header.model, |t| &t.model)
@@ -304,9 +308,7 @@ impl Loaded {
         if self.turns.is_empty() || (self.log.is_empty() && self.log_fits) {
             return (request, None);
         }
-        if let Some(other) =
-            self.turns.iter().rev().find(|t| !t.model.fits(&info.identity)).filter(|_| !self.last_fits(info))
-        {
+        if let Some(other) = self.turns.last().filter(|turn| !turn.model.fits(&info.identity)) {
             let was = &other.model.name;
             let notice = format!("this conversation was held with another model ({was}); its texts are encoded again");
             return (request, Some(notice));
@@ -315,7 +317,7 @@ impl Loaded {
             return (request, Some("the token log has a gap; the texts are encoded again".to_owned()));
         }
         let pending = self.pending.unwrap_or_else(|| recall_pending(&self.log, &request.replies));
-        let in_log = self.log.iter().filter_map(|e| if let LogEntry::Token(id) = e { Some(*id) } else { None });
+        let in_log = self.log.iter().filter_map(LogEntry::token);
         if let Some(id) = in_log.chain(pending).find(|id| !known(id)).or(unknown(&fitting, info.vocab)) {
             let notice = format!(
                 "the token log names token {id}, and the vocabulary of {} has {}; the texts are encoded again",
@@ -328,10 +330,6 @@ impl Loaded {
         request.cache.clone_from(&self.cache);
         (request, None)
     }
-
-    fn last_fits(&self, info: &ModelInfo) -> bool {
-        self.turns.last().is_some_and(|t| t.model.fits(&info.identity))
-    }
 }
 
 /// The first generated token outside of a vocabulary of this size.
@@ -343,8 +341,8 @@ fn unknown(turns: &[&SavedTurn], vocab: usize) -> Option<Token> {
 /// sampled but not fed.
 fn recall_pending(log: &[LogEntry], replies: &[(u64, Vec<Token>)]) -> Option<Token> {
     let ends_log = |fed: &[Token]| {
-        let mut tokens = log.iter().rev().filter(|e| matches!(e, LogEntry::Token(_)));
-        fed.iter().rev().all(|id| tokens.next() == Some(&LogEntry::Token(*id)))
+        let mut tokens = log.iter().rev().filter_map(LogEntry::token);
+        fed.iter().rev().all(|id| tokens.next() == Some(*id))
     };
     let fed_and_last = replies.iter().filter_map(|(_, ids)| ids.split_last().map(|(last, fed)| (fed, *last)));
     let ending = fed_and_last.filter(|(fed, _)| !fed.is_empty() && ends_log(fed));

@@ -177,7 +177,7 @@ pub struct Turn {
     /// The id of the question.
     pub parent: Option<MessageId>,
     pub time: String,
-    pub user: Option<Question>,
+    pub user: Option<Said>,
     /// The answer as generated.
     pub text: String,
     /// The think block as generated, without its tags.
@@ -195,14 +195,7 @@ pub struct Turn {
     pub retention: Vec<Retention>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Question {
-    pub id: MessageId,
-    pub parent: Option<MessageId>,
-    pub text: String,
-}
-
-/// A message of the user without an answer.
+/// A message of the user: in a turn, or by itself without an answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Said {
     pub id: MessageId,
