@@ -133,6 +133,11 @@ pub enum FileError {
     Image(#[from] InvalidImage),
 }
 
+/// Says what of a file is damaged, unless it is `fine`.
+fn require(fine: bool, what: &'static str) -> Result<(), FileError> {
+    if fine { Ok(()) } else { Err(FileError::Damaged(what)) }
+}
+
 /// A file whose header was read and whose length is what the header says.
 pub struct Opened {
     file: File,
@@ -154,30 +159,22 @@ impl Opened {
         whole(file.read_exact(&mut fixed))?;
         let word = |at: usize| u32::from_ne_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
         let (version, length) = (word(MAGIC.len()), word(MAGIC.len() + 4) as usize);
-        if fixed[..MAGIC.len()] != MAGIC {
-            return Err(FileError::Damaged("it does not begin as one"));
-        }
+        require(fixed[..MAGIC.len()] == MAGIC, "it does not begin as one")?;
         if ![VERSION, UNNUMBERED].contains(&version) {
             return Err(FileError::Version);
         }
-        if length > MAX_HEADER_BYTES {
-            return Err(FileError::Damaged("the length of its header"));
-        }
+        require(length <= MAX_HEADER_BYTES, "the length of its header")?;
         let mut head = fixed.to_vec();
         head.resize(FIXED_BYTES + length, 0);
         whole(file.read_exact(&mut head[FIXED_BYTES..]))?;
         let mut sum = [0; CHECKSUM_BYTES];
         whole(file.read_exact(&mut sum))?;
         let seed = u64::from_ne_bytes(sum);
-        if checksum(0, &head) != seed {
-            return Err(FileError::Damaged("the checksum of its header"));
-        }
+        require(checksum(0, &head) == seed, "the checksum of its header")?;
         let header: Header =
             serde_json::from_slice(&head[FIXED_BYTES..]).map_err(|_| FileError::Damaged("its header"))?;
         let begin = (head.len() + CHECKSUM_BYTES) as u64;
-        if header.file_bytes(begin) != Some(file.metadata()?.len()) {
-            return Err(FileError::Damaged("another length than its header says"));
-        }
+        require(header.file_bytes(begin) == Some(file.metadata()?.len()), "another length than its header says")?;
         Ok(Some(Self { file, header, seed, begin, numbered: version != UNNUMBERED }))
     }
 }

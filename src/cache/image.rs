@@ -42,6 +42,10 @@ pub struct InvalidImage {
     what: &'static str,
 }
 
+fn require(fine: bool, otherwise: &'static str) -> Result<(), &'static str> {
+    if fine { Ok(()) } else { Err(otherwise) }
+}
+
 /// Checks images of the layers of a sequence, on any thread.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerCheck {
@@ -179,13 +183,10 @@ impl<B: Backend> KvCache<B> {
         let g = self.geometry();
         let slots = (g.n_layers * g.n_kv_heads) as u64 * len as u64;
         let in_order = head.pins.windows(2).all(|pair| pair[0].end <= pair[1].start);
-        if head.len != len || u64::from(head.peak) > slots || head.reads > slots.saturating_mul(len as u64) {
-            return Err("counters that such a sequence cannot have");
-        }
-        if !head.dial.is_finite() || !in_order || head.pins.iter().any(Range::is_empty) {
-            return Err("a dial or pins that no sequence has");
-        }
-        Ok(())
+        let counts = u64::from(head.peak) <= slots && head.reads <= slots.saturating_mul(len as u64);
+        require(head.len == len && counts, "counters that such a sequence cannot have")?;
+        let pins = in_order && !head.pins.iter().any(Range::is_empty);
+        require(head.dial.is_finite() && pins, "a dial or pins that no sequence has")
     }
 
     /// A check of the layers of a sequence of `len` tokens.
@@ -237,60 +238,47 @@ impl<B: Backend> KvCache<B> {
 impl LayerCheck {
     /// Checks that a layer of the sequence could have this image.
     pub fn check(&self, layer: usize, image: Vec<u8>) -> Result<CheckedLayer, InvalidImage> {
+        self.checked(layer, image).map_err(|what| InvalidImage { layer, what })
+    }
+
+    fn checked(&self, layer: usize, image: Vec<u8>) -> Result<CheckedLayer, &'static str> {
         let Self { g, len } = self;
-        let invalid = |what| InvalidImage { layer, what };
         let of_state = layer.checked_sub(g.n_layers);
         let fits = of_state.is_none_or(|layer| g.delta.is_some_and(|delta| layer < delta.n_layers));
-        if !fits || *len > g.max_pages * g.page_slots {
-            return Err(invalid("more than the cache holds"));
-        }
-        if !image.starts_with(&(layer as u32).to_ne_bytes()) {
-            return Err(invalid("it is the image of another layer"));
-        }
+        require(fits && *len <= g.max_pages * g.page_slots, "more than the cache holds")?;
+        require(image.starts_with(&(layer as u32).to_ne_bytes()), "it is the image of another layer")?;
         if let (Some(delta), Some(_)) = (&g.delta, of_state) {
-            let state = state::check(delta, &image).map_err(invalid)?;
+            let state = state::check(delta, &image)?;
             return Ok(CheckedLayer { layer, state, bytes: image, ..CheckedLayer::default() });
         }
-        let Some((tables, pages)) = image.split_at_checked(table_bytes(g)) else {
-            return Err(invalid("shorter than its tables"));
-        };
+        let (tables, pages) = image.split_at_checked(table_bytes(g)).ok_or("shorter than its tables")?;
         let (_, tables) = tables.split_at(LAYER_BYTES);
         let (tables, sums) = tables.split_at(tables.len() - g.n_kv_heads * g.sums_len() * size_of::<f32>());
         let mut live: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
         let rings = live.split_off(g.n_kv_heads);
         let sums: Vec<f32> = sums.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-        let stored = sums.chunks(g.sums_len().max(1)).zip(&live).filter(|(_, live)| **live > 0);
-        if !sums.iter().all(|x| x.is_finite()) || !stored.into_iter().all(|(sums, _)| are_sums(sums)) {
-            return Err(invalid("sums that are not those of a slot"));
-        }
-        if live.iter().any(|&live| live < 0 || live as usize > *len) {
-            return Err(invalid("more slots than tokens"));
-        }
+        let mut stored = sums.chunks(g.sums_len().max(1)).zip(&live).filter(|(_, live)| **live > 0);
+        let sound = sums.iter().all(|x| x.is_finite()) && stored.all(|(sums, _)| are_sums(sums));
+        require(sound, "sums that are not those of a slot")?;
+        require(live.iter().all(|&live| live >= 0 && live as usize <= *len), "more slots than tokens")?;
         let held: Vec<usize> = live.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).collect();
         let n_pages: usize = held.iter().sum();
-        if pages.len() != n_pages * page_bytes(g) {
-            return Err(invalid("another size than its slots need"));
-        }
+        require(pages.len() == n_pages * page_bytes(g), "another size than its slots need")?;
         let (pages, scores) = pages.split_at(n_pages * g.page_bytes());
         let scores: Vec<f32> = scores.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-        if !scores.iter().all(|score| score.is_finite()) {
-            return Err(invalid("a score is not a number"));
-        }
+        require(scores.iter().all(|score| score.is_finite()), "a score is not a number")?;
         let (ring_len, mut rest, mut stored) = (g.ring_len(), pages, vec![0; *len]);
         for head in 0..g.n_kv_heads {
             let lane;
             (lane, rest) = rest.split_at(held[head] * g.page_bytes());
             let policy = g.policy_of(layer);
             let (ring, beyond) = rings[head * ring_len..][..ring_len].split_at(policy.ring_len());
-            if beyond.iter().any(|&slot| slot != 0) {
-                return Err(invalid("the ring is longer than the window"));
-            }
-            self.lane((head as u32 + 1, policy), live[head] as usize, ring, lane, &mut stored).map_err(invalid)?;
+            require(beyond.iter().all(|&slot| slot == 0), "the ring is longer than the window")?;
+            self.lane((head as u32 + 1, policy), live[head] as usize, ring, lane, &mut stored)?;
         }
-        if g.policy.scored().is_some_and(|rule| rule.scope == Scope::Layer) && !self.lanes_agree(&live, pages, &scores)
-        {
-            return Err(invalid("its heads store different tokens, or score them differently"));
-        }
+        let by_layer = g.policy.scored().is_some_and(|rule| rule.scope == Scope::Layer);
+        let agree = !by_layer || self.lanes_agree(&live, pages, &scores);
+        require(agree, "its heads store different tokens, or score them differently")?;
         Ok(CheckedLayer { layer, live, rings, sums, scores, state: Vec::new(), bytes: image })
     }
 
@@ -338,24 +326,19 @@ impl LayerCheck {
             }
         }
         let mut rows = (0..live).map(|slot| (&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots));
-        if !rows.all(|(page, row)| {
+        let finite = rows.all(|(page, row)| {
             g.codec.are_finite([&page[layout.k(row)], &page[layout.v(row)]], layout.sides(page, row))
-        }) {
-            return Err("K or V has values that are not numbers");
-        }
+        });
+        require(finite, "K or V has values that are not numbers")?;
         for position in len.saturating_sub(ring.len())..*len {
             if ring.is_empty() {
                 break;
             }
             let slot = ring[position % ring.len()] as usize;
-            if slot >= live || meta(slot).position() != position {
-                return Err("the ring names another slot than that of the token");
-            }
+            let of_token = slot < live && meta(slot).position() == position;
+            require(of_token, "the ring names another slot than that of the token")?;
         }
         let unused = ring.get(*len..).unwrap_or_default();
-        if unused.iter().any(|&slot| slot != 0) {
-            return Err("the ring names a slot of no token");
-        }
-        Ok(())
+        require(unused.iter().all(|&slot| slot == 0), "the ring names a slot of no token")
     }
 }
