@@ -3,7 +3,7 @@
 
 use crate::divergence::{self, Compared, Row};
 use crate::score::{check_tokens, encode_text_file};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
 use dmschat::backend::Measure;
 use dmschat::checkpoint::Checkpoint;
@@ -148,9 +148,10 @@ impl<R: Measure, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
     fn run<B: Measure>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
         let [vocab, wanted] = [checkpoint.config.vocab, self.reference.config().vocab];
-        if vocab != wanted {
-            return Err(wrong_use(format!("--other: {} has {vocab} tokens, and the model {wanted}", checkpoint.name)));
-        }
+        ensure!(
+            vocab == wanted,
+            wrong_use(format!("--other: {} has {vocab} tokens, and the model {wanted}", checkpoint.name))
+        );
         (self.collect)(divergence::formats(self.reference, runner, checkpoint.into(), self.tokens, self.evictions)?);
         Ok(output::OK)
     }

@@ -2,7 +2,7 @@
 //! dmschat's `--importance`.
 
 use crate::score::encode_text_file;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
 use dmschat::chat::session::{check_output, open_stream, write_output};
 use dmschat::checkpoint::imatrix;
@@ -39,14 +39,13 @@ pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<u8> {
     }
     download::ensure(settings)?;
     let checkpoint = spawn::open(settings).map_err(as_wrong_use)?;
-    if checkpoint.weights.code().is_some() {
-        return Err(wrong_use(format!("{} is quantized already; measure the model that it was made of", args.id)));
-    }
+    ensure!(
+        checkpoint.weights.code().is_none(),
+        wrong_use(format!("{} is quantized already; measure the model that it was made of", args.id))
+    );
     let mut tokens = encode_text_file(&checkpoint, &args.text_file, usize::MAX).map_err(as_wrong_use)?;
     tokens.truncate(MAX_TOKENS.min(checkpoint.config.context));
-    if tokens.is_empty() {
-        return Err(wrong_use(format!("{} has no tokens", args.text_file.display())));
-    }
+    ensure!(!tokens.is_empty(), wrong_use(format!("{} has no tokens", args.text_file.display())));
     let mut progress = Quantizing::default();
     let importance = calibrate::importance(&checkpoint, &tokens, 0, &mut |report| progress.report(report));
     progress.clear();

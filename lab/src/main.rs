@@ -24,7 +24,7 @@ mod score;
 mod speed;
 mod train;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use dmschat::cli::args::help::with_flags;
 use dmschat::cli::args::{self, Common};
@@ -102,9 +102,10 @@ fn dispatch(cli: Cli) -> Result<u8> {
     if let Some(why) = common.width_conflict(true) {
         return Err(wrong_use(why));
     }
-    if common.keep_ratio.is_some() {
-        return Err(wrong_use("--keep-ratio is for conversations, bench and eval; compare takes --dial"));
-    }
+    ensure!(
+        common.keep_ratio.is_none(),
+        wrong_use("--keep-ratio is for conversations, bench and eval; compare takes --dial")
+    );
     match command {
         Command::Score(args) => score::run(&settings(&common)?, &args, common.json),
         Command::Compare(args) => compare::run(&settings(&common)?, &args, &common),

@@ -1,7 +1,7 @@
 //! `dmslab score`: log-probabilities of a text. Also reads the inputs of `compare`.
 
 use crate::schedule::{Op, Schedule, score};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
 use dmschat::backend::Measure;
 use dmschat::checkpoint::Checkpoint;
@@ -115,14 +115,13 @@ fn read_text(path: &Path) -> Result<String> {
 /// Fails if the model cannot process these tokens.
 pub fn check_tokens<B: Measure>(tokens: &[Token], runner: &Runner<B>) -> Result<()> {
     let (vocab, context) = (runner.config().vocab, runner.context());
-    if tokens.is_empty() {
-        return Err(wrong_use("the input has no tokens"));
-    }
+    ensure!(!tokens.is_empty(), wrong_use("the input has no tokens"));
     if let Some(at) = tokens.iter().position(|&t| t as usize >= vocab) {
         return Err(wrong_use(format!("token {} at position {at} is outside the vocabulary of {vocab}", tokens[at])));
     }
-    if tokens.len() > context {
-        return Err(wrong_use(format!("the input has {} tokens, but the context holds {context}", tokens.len())));
-    }
+    ensure!(
+        tokens.len() <= context,
+        wrong_use(format!("the input has {} tokens, but the context holds {context}", tokens.len()))
+    );
     Ok(())
 }

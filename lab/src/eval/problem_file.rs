@@ -3,7 +3,7 @@
 
 use crate::eval::problem::{Problem, ProblemMessage};
 use crate::eval::tasks::MAX_BYTES;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use dmschat::chat::Conversation;
 use dmschat::cli::client::{Client, Sampling, answer_json};
 use dmschat::cli::output::{self, wrong_use};
@@ -64,17 +64,16 @@ fn read(settings: &Settings, path: &Path) -> Result<Vec<(String, Line, Conversat
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let problem = |(index, line): (usize, &str)| {
         let place = format!("{file}:{}", index + 1);
-        if !line.trim_start().starts_with('{') {
-            return Err(wrong_use(format!("{place}: expected an object such as {EXAMPLE}")));
-        }
+        ensure!(
+            line.trim_start().starts_with('{'),
+            wrong_use(format!("{place}: expected an object such as {EXAMPLE}"))
+        );
         let problem: Line = serde_json::from_str(line).map_err(|e| wrong_use(format!("{place}: {e}")))?;
         let chat = Problem::conversation(&problem.messages, settings.system.clone());
         let chat = chat.map_err(|e| wrong_use(format!("{place}: {e}")))?;
         Ok((place, problem, chat))
     };
     let problems: Vec<_> = lines.map(problem).collect::<Result<_>>()?;
-    if problems.is_empty() {
-        return Err(wrong_use(format!("{file} has no problems")));
-    }
+    ensure!(!problems.is_empty(), wrong_use(format!("{file} has no problems")));
     Ok(problems)
 }

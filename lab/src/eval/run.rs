@@ -12,7 +12,7 @@ use crate::eval::problem::Problem;
 use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
 use crate::eval::tasks::{FileProblems, Task, read_file};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
 use dmschat::chat::session::write_output;
 use dmschat::checkpoint::Checkpoint;
@@ -73,14 +73,14 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
             _ => Err(wrong_use("eval needs a folder for its results: --out DIR")),
         };
     };
-    if common.early_stop.is_some() || common.check.is_some() {
-        return Err(wrong_use(
-            "--early-stop and --check are for a chat: eval lets every chain end, and checks answers itself",
-        ));
-    }
-    if common.budget.is_some() || common.eviction.is_some() {
-        return Err(wrong_use("--budget and --eviction are not for eval: use --policy and --keep-ratio"));
-    }
+    ensure!(
+        common.early_stop.is_none() && common.check.is_none(),
+        wrong_use("--early-stop and --check are for a chat: eval lets every chain end, and checks answers itself",)
+    );
+    ensure!(
+        common.budget.is_none() && common.eviction.is_none(),
+        wrong_use("--budget and --eviction are not for eval: use --policy and --keep-ratio")
+    );
     let run = Run::new(settings, args, common)?;
     let mut store = Store::open(out, &run.header(settings, args)?, &RESULT_FILES).map_err(as_wrong_use)?;
     answering::answer_all(settings, &run, out, &mut store)?;
@@ -142,11 +142,12 @@ impl Run {
         let language = Language::new(&checkpoint, context, settings.think, settings.system.clone())?;
         let sampling = settings.sampling.over(&default_sampling(&checkpoint.generation));
         let widest = widths.last().copied().unwrap_or(1);
-        if widest > 1 && sampling.temperature <= 0.0 {
-            return Err(wrong_use(format!(
+        ensure!(
+            widest == 1 || sampling.temperature > 0.0,
+            wrong_use(format!(
                 "--width {widest}: at temperature 0 all chains are the same; give one, such as --temperature 1"
-            )));
-        }
+            ))
+        );
         let policies = policies(common, &checkpoint)?;
         let mut tasks = Vec::new();
         let mut longest = 0;
@@ -154,13 +155,14 @@ impl Run {
             let prompts: Result<Vec<Prompt>> = problems.iter().map(|problem| language.prompt(problem)).collect();
             let prompts = prompts.with_context(|| name.clone()).map_err(as_wrong_use)?;
             let most = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
-            if most >= context {
-                return Err(wrong_use(format!(
+            ensure!(
+                most < context,
+                wrong_use(format!(
                     "{name}: a prompt of {} tokens leaves no room in the context of {} tokens",
                     count(most),
                     count(context)
-                )));
-            }
+                ))
+            );
             let (length, least) = (lengths.last().copied().unwrap_or(0), prompts.iter().map(|p| p.tokens.len()).min());
             check_length(&name, length, least.unwrap_or(0), context)?;
             longest = longest.max(most + length);
@@ -260,15 +262,14 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<(FileProblems, Option<String>)
         }
         digest = Some(file.digest);
         for (name, problems) in file.problems {
-            if out.iter().any(|(known, _)| *known == name) {
-                return Err(wrong_use(format!("{}: its task {name:?} is also one of --task", path.display())));
-            }
+            ensure!(
+                out.iter().all(|(known, _)| *known != name),
+                wrong_use(format!("{}: its task {name:?} is also one of --task", path.display()))
+            );
             out.push((name, problems));
         }
     }
-    if out.is_empty() {
-        return Err(wrong_use("eval needs problems: --task, or --problems FILE.jsonl"));
-    }
+    ensure!(!out.is_empty(), wrong_use("eval needs problems: --task, or --problems FILE.jsonl"));
     Ok((out, digest))
 }
 
@@ -331,9 +332,7 @@ fn settings_of(
             continue;
         }
         let above: Vec<f64> = crs.iter().copied().filter(|cr| *cr > 1.0).collect();
-        if above.is_empty() {
-            return Err(wrong_use(format!("--policy {}: give a --keep-ratio above 1", policy.name())));
-        }
+        ensure!(!above.is_empty(), wrong_use(format!("--policy {}: give a --keep-ratio above 1", policy.name())));
         for cr in above {
             if policy == PolicyKind::Dms {
                 out.push(setting(cr, None, Budget::Slots(0))?);
