@@ -377,7 +377,7 @@ impl<B: Backend> Runner<B> {
         }
         let Self { b, model, ws, cache, seen, .. } = self;
         b.mark_seen(seen, model.config.vocab, &ws.tokens, &spans);
-        model::commit(b, model, ws, cache, &spans);
+        model::Step { b, model, ws, cache, spans: &spans, staged: true }.commit();
     }
 
     /// Whether a head guesses tokens.
@@ -459,7 +459,7 @@ impl<B: Backend> Runner<B> {
         let Self { b, model, ws, cache, seen, draws, .. } = self;
         b.step(kind, spans, |b| match kind {
             StepKind::Verify { greedy } => {
-                model::forward_staged(b, model, ws, cache, spans);
+                model::Step { b, model, ws, cache, spans, staged: true }.forward();
                 model::logits(b, model, ws, tokens.len());
                 let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), staged: Some(&ws.tokens), greedy };
                 b.sample(&mut ws.sampled, &mut ws.logits, &args, tokens.len());
@@ -467,7 +467,7 @@ impl<B: Backend> Runner<B> {
             }
             StepKind::Feed | StepKind::Decode { .. } => {
                 b.mark_seen(seen, vocab, &ws.tokens, spans);
-                model::forward(b, model, ws, cache, spans);
+                model::Step { b, model, ws, cache, spans, staged: false }.forward();
                 if let StepKind::Decode { greedy } = kind {
                     model::logits(b, model, ws, spans.len());
                     let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), staged: None, greedy };
@@ -494,12 +494,13 @@ impl<B: Backend> Runner<B> {
     where
         B: Measure,
     {
-        let span = self.cache.span(seq, 0, tokens.len());
-        self.cache.reserve_step(&self.b, &[span])?;
+        let spans = [self.cache.span(seq, 0, tokens.len())];
+        self.cache.reserve_step(&self.b, &spans)?;
         self.sampled.clear();
         self.b.write(&mut self.ws.tokens, 0, tokens);
-        model::observe(&self.b, &self.model, &mut self.ws, &mut self.cache, span, text, each);
-        self.cache.fed(&[span]);
+        let Self { b, model, ws, cache, .. } = self;
+        model::observe(model::Step { b, model, ws, cache, spans: &spans, staged: false }, text, each);
+        self.cache.fed(&spans);
         Ok(self.check_finite()?)
     }
 

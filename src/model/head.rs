@@ -3,8 +3,8 @@
 //! only what goes in is made here.
 
 use super::weights::{Layer, Mixer};
-use super::{Model, Workspace, attention, logits, mlp, project, step_token_bytes};
-use crate::backend::{After, Backend, KvGeometry, Linear, Norm, SampleArgs, SamplingState, Span, Use, seen_words};
+use super::{Model, Step, Workspace, logits, step_token_bytes};
+use crate::backend::{After, Backend, KvGeometry, Linear, SampleArgs, SamplingState, Span, Use, seen_words};
 use crate::cache::KvCache;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::draft_head::{self, DraftHead};
@@ -150,17 +150,17 @@ impl<B: Backend> Head<B> {
     /// Feeds tokens with the hidden states in `states`, which [`Self::guess`] leaves: the decoder layer, up to the residual stream.
     pub fn feed_own(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
         let Self { model, ws, cache, embedding, hidden, states, embedded, normed, sum, .. } = self;
-        let (n, eps) = (tokens.len(), model.eps());
+        let n = tokens.len();
         let [layer] = &model.layers[..] else { return };
         let Layer { input_norm, mixer: Mixer::Attention(mixer), .. } = layer else { return };
         b.write(&mut ws.tokens, 0, tokens);
         b.embed(embedded, &model.embed, &ws.tokens, model.embedding_scale(), n);
-        let norm = Norm { weight: &embedding.norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+        let norm = model.norm(0, &embedding.norm, &mut ws.non_finite);
         let of_embedding = Linear { before: Some((norm, normed)), ..Linear::plain(&embedding.map) };
         let after = match hidden {
             Some(Input { norm, map }) => {
                 b.linear(&mut ws.x, embedded, of_embedding, n);
-                let norm = Norm { weight: norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+                let norm = model.norm(0, norm, &mut ws.non_finite);
                 let before = Some((norm, normed));
                 let of_hidden = Linear { before, after: After::Add(&mut ws.proj), ..Linear::plain(map) };
                 b.linear(&mut ws.x, states, of_hidden, n);
@@ -172,14 +172,16 @@ impl<B: Backend> Head<B> {
                 After::Add(sum)
             }
         };
-        project(b, model, (0, layer, mixer), ws, (after, false), n);
+        let mut step = Step { b, model, ws, cache, spans, staged: false };
+        step.project((0, layer, mixer), after);
         if self.norm_before_residual {
-            let norm = Norm { weight: input_norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+            let ws = &mut *step.ws;
+            let norm = model.norm(0, input_norm, &mut ws.non_finite);
             b.rms_norm(states, &ws.x, norm, false, n);
             std::mem::swap(&mut ws.x, states);
         }
-        attention(b, model, (0, layer, mixer), ws, cache, (spans, false), n);
-        mlp(b, model, (0, layer), ws, n);
+        step.attention((0, layer, mixer));
+        step.mlp((0, layer));
         cache.finish(b, spans);
     }
 }

@@ -2,9 +2,8 @@
 //! how much attention chosen queries pay to each token.
 
 use super::weights::Mixer;
-use super::{Model, Workspace, forward_with};
-use crate::backend::{Linear, Measure, Norm, QkvRopeArgs, Queries, Span};
-use crate::cache::KvCache;
+use super::{Model, Step, Workspace};
+use crate::backend::{Linear, Measure, QkvRopeArgs, Queries};
 use crate::policy::Policy;
 use std::ops::Range;
 
@@ -30,29 +29,22 @@ pub struct Observed<'a> {
 
 /// Runs a dense forward pass of one sequence and calls `each` for every layer with attention that is not local: what local ones
 /// keep is the model's. The layers' projections are computed twice.
-pub fn observe<B: Measure>(
-    b: &B,
-    model: &Model<B>,
-    ws: &mut Workspace<B>,
-    cache: &mut KvCache<B>,
-    span: Span,
-    text: &Text,
-    mut each: impl FnMut(Observed<'_>),
-) {
-    let (c, n) = (&model.config, span.len);
+pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl FnMut(Observed<'_>)) {
+    let Step { b, model, .. } = step;
+    let (c, n) = (&model.config, step.n());
     let (kv_width, q_width) = (c.n_kv_heads * c.head_dim, c.n_q_heads * c.head_dim);
     let width = c.qkv_width();
     let mut hidden = vec![0.0; n * c.hidden];
     let mut projected = vec![0.0; text.tokens.end * width];
     let mut values = vec![0.0; text.tokens.len() * kv_width];
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
-    forward_with(b, model, ws, cache, (&[span], false), |l, ws, cache| {
+    step.forward_with(|l, ws, cache| {
         let layer = &model.layers[l];
         let Mixer::Attention(mixer) = &layer.mixer else { return };
         if mixer.kind.local {
             return;
         }
-        let norm = Norm { weight: &layer.input_norm, eps: model.eps(), layer: l, non_finite: &mut ws.non_finite };
+        let norm = model.norm(l, &layer.input_norm, &mut ws.non_finite);
         b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
         b.read_acts(&ws.h, &mut hidden);
         let qkv = Linear { bias: mixer.qkv_bias.as_ref(), ..Linear::plain(&mixer.qkv) };

@@ -172,8 +172,18 @@ impl<B: Backend> Model<B> {
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, taps })
     }
 
+    /// A norm in layer `layer`.
+    pub(super) fn norm<'a>(
+        &self,
+        layer: usize,
+        weight: &'a B::Buf<f32>,
+        non_finite: &'a mut B::Buf<i32>,
+    ) -> Norm<'a, B> {
+        Norm { weight, eps: self.eps(), layer, non_finite }
+    }
+
     pub(super) fn final_norm<'a>(&'a self, non_finite: &'a mut B::Buf<i32>) -> Norm<'a, B> {
-        Norm { weight: &self.norm, eps: self.eps(), layer: self.layers.len(), non_finite }
+        self.norm(self.layers.len(), &self.norm, non_finite)
     }
 
     /// RoPE frequencies of a layer, and the factor on cos and sin.

@@ -95,7 +95,8 @@ fn hidden_states_and_guesses_are_those_of_speculators() {
         let span = cache.span(seq, 0, n);
         cache.reserve_step(&b, &[span]).unwrap();
         ws.tokens[..n].copy_from_slice(&golden.tokens[..n]);
-        model::forward(&b, &model, &mut ws, &mut cache, &[span]);
+        let spans = &[span];
+        model::Step { b: &b, model: &model, ws: &mut ws, cache: &mut cache, spans, staged: false }.forward();
 
         for steps in [vec![n], vec![1, 7, n - 8]] {
             let head = checkpoint.draft_head.as_ref().unwrap();
