@@ -32,6 +32,7 @@ pub struct Fetcher<'a> {
     pub repo: &'a Repo,
     commit: &'a str,
     pub meter: Meter,
+    pub observer: &'a mut dyn Observer,
     /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
     /// Beginnings of files, by hash. What they are is checked with the rest.
@@ -90,8 +91,8 @@ enum End {
 }
 
 impl<'a> Fetcher<'a> {
-    pub fn new(remote: &'a Remote<'a>, repo: &'a Repo, commit: &'a str) -> Self {
-        Self { remote, repo, commit, meter: Meter::default(), held: BTreeMap::new(), heads: BTreeMap::new() }
+    pub fn new(remote: &'a Remote<'a>, repo: &'a Repo, commit: &'a str, observer: &'a mut dyn Observer) -> Self {
+        Self { remote, repo, commit, observer, meter: Meter::default(), held: BTreeMap::new(), heads: BTreeMap::new() }
     }
 
     /// Bytes of a file that are in the cache.
@@ -103,7 +104,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Downloads a small file into memory, until [`Self::fetch`] writes it to the cache.
-    pub fn small(&mut self, file: &File, observer: &mut dyn Observer) -> Result<Vec<u8>, HubError> {
+    pub fn small(&mut self, file: &File) -> Result<Vec<u8>, HubError> {
         let hash = file.hash.as_str();
         if self.is_complete(file) {
             let read = regular_file::read(&self.repo.blob(hash), max_text_bytes(&file.name));
@@ -111,14 +112,14 @@ impl<'a> Fetcher<'a> {
         }
         self.meter.file(&file.name, file.bytes);
         let mut part = Part::new(Memory::default(), file);
-        self.complete(&mut part, file, observer)?;
+        self.complete(&mut part, file)?;
         let bytes = part.to.into_inner();
         self.held.insert(hash.to_owned(), bytes.clone());
         Ok(bytes)
     }
 
     /// The first `bytes` of a file, which are kept in memory until [`Self::fetch`] writes them.
-    pub fn head(&mut self, file: &File, bytes: u64, observer: &mut dyn Observer) -> Result<Vec<u8>, HubError> {
+    pub fn head(&mut self, file: &File, bytes: u64) -> Result<Vec<u8>, HubError> {
         let hash = file.hash.as_str();
         if self.is_complete(file) {
             let read = fs::File::open(self.repo.blob(hash)).and_then(|blob| {
@@ -129,27 +130,27 @@ impl<'a> Fetcher<'a> {
         }
         self.meter.file(&file.name, file.bytes);
         let mut part = self.heads.remove(hash).unwrap_or_else(|| Part::new(Memory::default(), file));
-        self.fill(&mut part, file, bytes, observer)?;
+        self.fill(&mut part, file, bytes)?;
         let head = part.to.get_ref().clone();
         self.heads.insert(hash.to_owned(), part);
         Ok(head)
     }
 
     /// Downloads a file if it is missing, and links it into the commit's folder.
-    pub fn fetch(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
+    pub fn fetch(&mut self, file: &File) -> Result<(), HubError> {
         self.meter.file(&file.name, file.bytes);
         let repo = self.repo;
         let hash = file.hash.as_str();
         if !self.is_complete(file) {
-            let lock = self.lock(file, observer)?;
+            let lock = self.lock(file)?;
             // Another process may have completed it meanwhile.
             if !self.is_complete(file) {
-                self.download(file, observer)?;
+                self.download(file)?;
             }
             drop(lock);
         }
         repo.link(self.commit, &file.name, hash).map_err(|e| repo.failed(&e))?;
-        self.meter.file_done(observer);
+        self.meter.file_done(self.observer);
         Ok(())
     }
 
@@ -159,7 +160,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Waits until no other process downloads this file.
-    fn lock(&mut self, file: &File, observer: &mut dyn Observer) -> Result<fs::File, HubError> {
+    fn lock(&mut self, file: &File) -> Result<fs::File, HubError> {
         let hash = file.hash.as_str();
         let lock = self.repo.lock_file(hash).map_err(|e| self.repo.failed(&e))?;
         let mut reported = false;
@@ -170,17 +171,17 @@ impl<'a> Fetcher<'a> {
                 Err(TryLockError::Error(e)) => return Err(self.repo.failed(&e)),
             }
             if !reported {
-                observer.notice(&format!("{}: waiting for another process that downloads it", file.name));
+                self.observer.notice(&format!("{}: waiting for another process that downloads it", file.name));
                 reported = true;
             }
             let done = self.here(file);
-            self.meter.at(done, observer);
-            pause_unless_stopped(Duration::from_millis(100), observer)?;
+            self.meter.at(done, self.observer);
+            pause_unless_stopped(Duration::from_millis(100), self.observer)?;
         }
     }
 
     /// Downloads the file, checks its hash, and renames it to its blob.
-    fn download(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
+    fn download(&mut self, file: &File) -> Result<(), HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
@@ -196,8 +197,8 @@ impl<'a> Fetcher<'a> {
             let written = opened.set_len(0).and_then(|()| (&opened).write_all(&bytes)).and_then(|()| opened.sync_all());
             written.map_err(disk)?;
         } else {
-            let mut part = self.resume(opened, file, observer)?;
-            if let Err(error) = self.complete(&mut part, file, observer) {
+            let mut part = self.resume(opened, file)?;
+            if let Err(error) = self.complete(&mut part, file) {
                 if part.at == file.bytes {
                     let _ = fs::remove_file(&partial);
                 }
@@ -210,17 +211,12 @@ impl<'a> Fetcher<'a> {
 
     /// Downloads the rest of a file and checks its hash. If a resumed file has the wrong hash,
     /// downloads it once more from the beginning.
-    fn complete(
-        &mut self,
-        part: &mut Part<impl Sink>,
-        file: &File,
-        observer: &mut dyn Observer,
-    ) -> Result<(), HubError> {
+    fn complete(&mut self, part: &mut Part<impl Sink>, file: &File) -> Result<(), HubError> {
         let repo = self.repo;
         let mut restarted = false;
         loop {
             let resumed = part.at > 0;
-            let pieced = self.fill(part, file, file.bytes, observer)? || resumed;
+            let pieced = self.fill(part, file, file.bytes)? || resumed;
             if part.hasher.clone().matches(&file.hash) {
                 return Ok(());
             }
@@ -230,19 +226,15 @@ impl<'a> Fetcher<'a> {
                     "{id}: {name} does not have the hash that {host} lists, and was deleted; try again later"
                 )));
             }
-            observer.notice(&format!("{}: the resumed file has the wrong hash and is downloaded again", file.name));
+            self.observer
+                .notice(&format!("{}: the resumed file has the wrong hash and is downloaded again", file.name));
             part.clear(file).map_err(|e| repo.failed(&e))?;
             restarted = true;
         }
     }
 
     /// Hashes the bytes that an earlier download left.
-    fn resume(
-        &mut self,
-        opened: fs::File,
-        file: &File,
-        observer: &mut dyn Observer,
-    ) -> Result<Part<fs::File>, HubError> {
+    fn resume(&mut self, opened: fs::File, file: &File) -> Result<Part<fs::File>, HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let mut left = opened.metadata().map_err(disk)?.len();
@@ -261,8 +253,8 @@ impl<'a> Fetcher<'a> {
             part.hasher.update(&buffer[..n]);
             part.at += n as u64;
             left = left.saturating_sub(n as u64);
-            self.meter.at(part.at, observer);
-            if observer.stopped() {
+            self.meter.at(part.at, self.observer);
+            if self.observer.stopped() {
                 return Err(HubError::Stopped);
             }
         }
@@ -270,18 +262,12 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Downloads the missing bytes up to `until`. Returns whether that took several responses.
-    fn fill(
-        &mut self,
-        part: &mut Part<impl Sink>,
-        file: &File,
-        until: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<bool, HubError> {
+    fn fill(&mut self, part: &mut Part<impl Sink>, file: &File, until: u64) -> Result<bool, HubError> {
         let mut retries = Retries::new(self.remote.hub, TRIES);
         let mut pieces = 0;
         while part.at < until {
             let from = part.at;
-            let end = self.request(part, file, until, observer);
+            let end = self.request(part, file, until);
             pieces += u32::from(part.at != from);
             match end {
                 Ok(()) => {}
@@ -291,7 +277,7 @@ impl<'a> Fetcher<'a> {
                     if part.at > from {
                         retries.reset();
                     }
-                    self.remote.retry(fault, Some(&file.name), &mut retries, observer)?;
+                    self.remote.retry(fault, Some(&file.name), &mut retries, self.observer)?;
                 }
             }
         }
@@ -299,13 +285,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Sends one request for all missing bytes, and reads those before `until`.
-    fn request(
-        &mut self,
-        part: &mut Part<impl Sink>,
-        file: &File,
-        until: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<(), End> {
+    fn request(&mut self, part: &mut Part<impl Sink>, file: &File, until: u64) -> Result<(), End> {
         let host = self.remote.hub.host();
         let mut headers = Vec::new();
         if part.at > 0 {
@@ -336,21 +316,15 @@ impl<'a> Fetcher<'a> {
         // A weak ETag does not identify bytes.
         part.etag = header(&answer, "etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = answer.body_mut().with_config().limit(rest.saturating_add(1)).reader();
-        self.copy(body, part, until, observer)
+        self.copy(body, part, until)
     }
 
-    fn copy(
-        &mut self,
-        mut body: impl Read,
-        part: &mut Part<impl Sink>,
-        until: u64,
-        observer: &mut dyn Observer,
-    ) -> Result<(), End> {
+    fn copy(&mut self, mut body: impl Read, part: &mut Part<impl Sink>, until: u64) -> Result<(), End> {
         let host = self.remote.hub.host();
         part.to.seek(SeekFrom::Start(part.at)).map_err(End::Disk)?;
         let mut buffer = vec![0; BUFFER];
         while part.at < until {
-            if observer.stopped() {
+            if self.observer.stopped() {
                 return Err(End::Stopped);
             }
             let n = match body.read(&mut buffer) {
@@ -363,7 +337,7 @@ impl<'a> Fetcher<'a> {
             part.hasher.update(&buffer[..n]);
             part.at += n as u64;
             self.meter.fetch(n);
-            self.meter.at(part.at, observer);
+            self.meter.at(part.at, self.observer);
         }
         Ok(())
     }

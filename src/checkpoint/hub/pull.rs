@@ -78,15 +78,15 @@ impl Hub {
         let listing = remote.listing(observer)?;
         let repo = self.repo(&model.id);
         let folder = repo.folder(&listing.commit);
-        let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
+        let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit, observer), listing: &listing };
         let files = match model.gguf {
-            Some(_) => pull.gguf(model, observer)?,
-            None => pull.folder(observer)?,
+            Some(_) => pull.gguf(model)?,
+            None => pull.folder()?,
         };
         let path =
             files.weights.first().filter(|_| model.gguf.is_some()).map_or(folder.clone(), |f| folder.join(&f.name));
         let plan = pull.plan(model, &files, &self.cache);
-        observer.plan(&plan);
+        pull.fetcher.observer.plan(&plan);
         if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
             let (name, need, at) = (&plan.name, plan.todo_bytes, self.cache.display());
             return Err(HubError::Failed(format!(
@@ -95,7 +95,7 @@ impl Hub {
         }
         pull.fetcher.meter.expect(plan.bytes);
         for file in files.texts.iter().chain(&files.weights) {
-            pull.fetcher.fetch(file, observer)?;
+            pull.fetcher.fetch(file)?;
         }
         repo.set_reference(model.revision(), &listing.commit).map_err(|e| repo.failed(&e))?;
         Ok(path)
@@ -166,20 +166,20 @@ struct Wanted {
 
 impl Pull<'_> {
     /// The files of a folder with safetensors.
-    fn folder(&mut self, observer: &mut dyn Observer) -> Result<Wanted, HubError> {
+    fn folder(&mut self) -> Result<Wanted, HubError> {
         let (id, listing) = (self.fetcher.remote.id, self.listing);
         let has = |name: &str| listing.files.contains_key(name);
         if !has(WEIGHTS) && !has(INDEX) && listing.files.keys().any(|name| name.ends_with(".gguf")) {
             let model = HubModel { id: id.to_owned(), gguf: Some(String::new()), revision: None };
             pick(&model, listing)?;
         }
-        let mut texts = self.files(TEXTS.iter().filter(|name| is_wanted(listing, name)), observer)?;
+        let mut texts = self.files(TEXTS.iter().filter(|name| is_wanted(listing, name)))?;
         if texts.first().is_none_or(|file| file.name != CONFIG) {
             return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
         }
         let mut early = BTreeMap::new();
         for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
-            let bytes: SharedBytes = Arc::new(self.fetcher.small(file, observer)?);
+            let bytes: SharedBytes = Arc::new(self.fetcher.small(file)?);
             early.insert(file.name.clone(), bytes);
         }
         let early = Files::Memory(early);
@@ -187,33 +187,33 @@ impl Pull<'_> {
             true => None,
             false => Some(config_of(&early).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
         };
-        let weights = self.weights(&mut texts, observer)?;
+        let weights = self.weights(&mut texts)?;
         Ok(Wanted { texts, weights, config })
     }
 
     /// The parts of a GGUF model, the configuration in their headers, and the importance matrix
     /// that is published with it.
-    fn gguf(&mut self, model: &HubModel, observer: &mut dyn Observer) -> Result<Wanted, HubError> {
+    fn gguf(&mut self, model: &HubModel) -> Result<Wanted, HubError> {
         let picked = pick(model, self.listing)?;
-        let weights = self.files(picked.files.iter(), observer)?;
+        let weights = self.files(picked.files.iter())?;
         let fits = |(name, file): (&'_ String, &Listed)| {
             plain_name(name).is_ok() && file.bytes.is_some_and(|bytes| bytes <= imatrix::MAX_BYTES)
         };
         let beside = self.listing.files.iter().filter(|file| fits(*file)).map(|(name, _)| name.as_str());
         let imatrix = gguf_files::imatrix(beside, picked.name(), false);
-        let texts = self.files(imatrix.into_iter(), observer)?;
-        let heads = weights.iter().map(|file| self.head(file, observer)).collect::<Result<Vec<_>, _>>()?;
+        let texts = self.files(imatrix.into_iter())?;
+        let heads = weights.iter().map(|file| self.head(file)).collect::<Result<Vec<_>, _>>()?;
         let config = Gguf::new(heads).and_then(|gguf| config_of(&Files::Gguf(Arc::new(gguf))));
         let config = config.map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
         Ok(Wanted { texts, weights, config: Some(config) })
     }
 
     /// The beginning of a GGUF file, with its header.
-    fn head(&mut self, file: &File, observer: &mut dyn Observer) -> Result<Part, HubError> {
+    fn head(&mut self, file: &File) -> Result<Part, HubError> {
         let most = file.bytes.min(HEADER_BYTES as u64);
         let mut bytes = HEAD_BYTES.min(most);
         loop {
-            let head: SharedBytes = Arc::new(self.fetcher.head(file, bytes, observer)?);
+            let head: SharedBytes = Arc::new(self.fetcher.head(file, bytes)?);
             let part = Part { label: file.name.clone(), bytes: head, file_bytes: file.bytes as usize };
             if bytes == most || part.has_header() {
                 return Ok(part);
@@ -223,18 +223,14 @@ impl Pull<'_> {
     }
 
     /// Sizes and hashes of files, from the listing or else from headers.
-    fn files<S: AsRef<str>>(
-        &self,
-        names: impl Iterator<Item = S>,
-        observer: &mut dyn Observer,
-    ) -> Result<Vec<File>, HubError> {
+    fn files<S: AsRef<str>>(&mut self, names: impl Iterator<Item = S>) -> Result<Vec<File>, HubError> {
         let remote = self.fetcher.remote;
         let mut files = Vec::new();
         for name in names {
             let name = name.as_ref();
             let mut listed = self.listing.files[name].clone();
             if listed.bytes.is_none() || listed.hash.is_none() {
-                listed = remote.headers(&self.listing.commit, name, observer)?;
+                listed = remote.headers(&self.listing.commit, name, self.fetcher.observer)?;
             }
             let (Some(bytes), Some(hash)) = (listed.bytes, listed.hash) else {
                 let (id, host) = (remote.id, remote.hub.host());
@@ -257,25 +253,25 @@ impl Pull<'_> {
     }
 
     /// The weight files: one, or those in the index, which is downloaded here and added to `texts`.
-    fn weights(&mut self, texts: &mut Vec<File>, observer: &mut dyn Observer) -> Result<Vec<File>, HubError> {
+    fn weights(&mut self, texts: &mut Vec<File>) -> Result<Vec<File>, HubError> {
         let id = self.fetcher.remote.id;
         let files = &self.listing.files;
         if files.contains_key(WEIGHTS) {
-            return self.files([WEIGHTS].iter(), observer);
+            return self.files([WEIGHTS].iter());
         }
         if !files.contains_key(INDEX) {
             return Err(HubError::Wrong(format!(
                 "{id} has neither {WEIGHTS} nor {INDEX}, and only safetensors weights are read"
             )));
         }
-        let index = self.files([INDEX].iter(), observer)?;
-        let raw = self.fetcher.small(&index[0], observer)?;
+        let index = self.files([INDEX].iter())?;
+        let raw = self.fetcher.small(&index[0])?;
         texts.extend(index);
         let names = cache::shards(&raw).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
         if let Some(name) = names.iter().find(|name| !files.contains_key(*name)) {
             return Err(HubError::Wrong(format!("{id}: {INDEX} names {name}, which the hub does not have")));
         }
-        self.files(names.iter(), observer)
+        self.files(names.iter())
     }
 
     fn plan(&self, model: &HubModel, wanted: &Wanted, cache: &Path) -> Plan {
