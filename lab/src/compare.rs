@@ -1,7 +1,7 @@
 //! `dmslab compare`: measures what eviction and smaller formats of cache and weights cost on a
 //! text.
 
-use crate::divergence::{self, Compared, Row};
+use crate::divergence::{self, Compared, Of, Row};
 use crate::score::{check_tokens, encode_text_file};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
@@ -181,20 +181,15 @@ fn as_table(tokens: usize, weights: &str, kv: &str, ppl: Option<f64>, rows: &[Ro
     );
     out.push_str("weights       MB  kv    eviction  perplexity  KL, nats/token  99 % below  same top token   ratio     KV MB  model\n");
     for r in rows {
-        out.push_str(&format!(
-            "{:<7}  {:>7.1}  {:<4}  {:<8}  {:>10}  {:>14.6}  {:>10.4}  {:>12.2} %  {:>5}x  {:>8.3}  {}\n",
-            r.of.weights,
-            r.of.weight_bytes as f64 / 1e6,
-            r.kv,
-            if r.eviction { "on" } else { "off" },
-            show(r.ppl, 4),
-            r.kl,
-            r.kl_99,
-            100.0 * r.top1_agreement,
-            show(r.ratio, 2),
-            r.live_bytes as f64 / 1e6,
-            output::visible(&r.of.model)
-        ));
+        let Of { weights, weight_bytes, model } = &r.of;
+        let [mb, live_mb] = [*weight_bytes, r.live_bytes].map(|bytes| bytes as f64 / 1e6);
+        let (eviction, ppl, ratio) = (if r.eviction { "on" } else { "off" }, show(r.ppl, 4), show(r.ratio, 2));
+        let (Row { kv, kl, kl_99, .. }, same) = (r, 100.0 * r.top1_agreement);
+        out += &format!(
+            "{weights:<7}  {mb:>7.1}  {kv:<4}  {eviction:<8}  {ppl:>10}  {kl:>14.6}  {kl_99:>10.4}  {same:>12.2} %  {ratio:>5}x  \
+             {live_mb:>8.3}  {}\n",
+            output::visible(model)
+        );
     }
     out
 }

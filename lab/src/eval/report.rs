@@ -83,30 +83,18 @@ pub fn csv(rows: &[Row]) -> String {
     let mut out = "task,policy,length,width,cr,cr_measured,budget,n,accuracy,pass_all,error,draw_error,reads,peak,tokens,prompt,peak_shared\n"
         .to_owned();
     for r in rows {
+        let Row { policy, length, width, cr, cr_measured, n, accuracy, pass_all, error, draw_error, .. } = r;
+        let Row { reads, peak, tokens, prompt, peak_shared, .. } = r;
         let budget = r.budget.map_or(String::new(), |b| b.to_string());
         let task = if r.task.contains([',', '"', '\n', '\r']) {
             format!("\"{}\"", r.task.replace('"', "\"\""))
         } else {
             r.task.clone()
         };
-        out.push_str(&format!(
-            "{task},{},{},{},{},{:.4},{budget},{},{:.4},{:.4},{:.4},{:.4},{:.2},{:.2},{:.2},{:.2},{:.2}\n",
-            r.policy,
-            r.length,
-            r.width,
-            r.cr,
-            r.cr_measured,
-            r.n,
-            r.accuracy,
-            r.pass_all,
-            r.error,
-            r.draw_error,
-            r.reads,
-            r.peak,
-            r.tokens,
-            r.prompt,
-            r.peak_shared
-        ));
+        out += &format!(
+            "{task},{policy},{length},{width},{cr},{cr_measured:.4},{budget},{n},{accuracy:.4},{pass_all:.4},{error:.4},\
+             {draw_error:.4},{reads:.2},{peak:.2},{tokens:.2},{prompt:.2},{peak_shared:.2}\n"
+        );
     }
     out
 }
@@ -161,33 +149,19 @@ pub fn table(rows: &[Row]) -> String {
     );
     let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.4}"));
     for r in rows {
-        out.push_str(&format!(
-            "{:<wide$}  {:<9}  {:<5}  {:<2} {:>3}x  {:>7.2}x  {:>5}  {:>5.1} ± {:>4.1} %  {:>6.1} %  {:>10.0}  {:>9.0}  {:>10.0}  {:>9}  {:>10}\n",
-            r.task,
-            r.policy,
-            r.length,
-            r.width,
-            r.cr,
-            r.cr_measured,
-            r.n,
-            100.0 * r.accuracy,
-            100.0 * r.error,
-            100.0 * r.pass_all,
-            r.reads,
-            r.peak,
-            r.peak_shared,
-            seconds(r.model_seconds),
-            seconds(r.seconds)
-        ));
+        let Row { task, policy, length, width, cr, cr_measured, n, reads, peak, peak_shared, .. } = r;
+        let [accuracy, error, all] = [r.accuracy, r.error, r.pass_all].map(|share| 100.0 * share);
+        let [model_s, measured_s] = [r.model_seconds, r.seconds].map(seconds);
+        out += &format!(
+            "{task:<wide$}  {policy:<9}  {length:<5}  {width:<2} {cr:>3}x  {cr_measured:>7.2}x  {n:>5}  {accuracy:>5.1} ± \
+             {error:>4.1} %  {all:>6.1} %  {reads:>10.0}  {peak:>9.0}  {peak_shared:>10.0}  {model_s:>9}  {measured_s:>10}\n"
+        );
     }
     out.push_str("model s: larger of FLOPs / peak and bytes / bandwidth of this machine; measured s: share of a group of problems\n");
     for m in margins(rows) {
         let show = |x: Option<f64>| x.map_or("NA".to_owned(), |x| format!("{x:+.1}"));
-        let (reads, peak) = (show(m.reads), show(m.peak));
-        out.push_str(&format!(
-            "{}: {} over {}: {reads} points at equal reads, {peak} at equal peak\n",
-            m.task, m.policy, m.over
-        ));
+        let (Margin { task, policy, over, .. }, reads, peak) = (&m, show(m.reads), show(m.peak));
+        out += &format!("{task}: {policy} over {over}: {reads} points at equal reads, {peak} at equal peak\n");
     }
     out
 }

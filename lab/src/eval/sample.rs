@@ -93,137 +93,135 @@ pub fn sample<B: Measure>(
 ) -> Result<Group> {
     let shared = vec![vec![0; options.widths.len()]; options.lengths.len()];
     let none = Sampled { chains: vec![Chain::default(); options.width], shared, live: Vec::new(), fed: 0 };
-    let mut out = Group { problems: vec![none; problems.len()], seconds: Vec::new() };
-    let mut open = Vec::new();
-    let done = begin(runner, problems, options, &mut open)
-        .and_then(|()| decode(runner, options, &mut open, &mut out, &mut on_step));
-    for running in open {
-        runner.release(running.seq);
+    let out = Group { problems: vec![none; problems.len()], seconds: Vec::new() };
+    let mut sampling = Sampling { runner, options, open: Vec::new(), out };
+    let done = sampling.begin(problems).and_then(|()| sampling.decode(&mut on_step));
+    for running in sampling.open {
+        sampling.runner.release(running.seq);
     }
-    done.map(|()| out)
+    done.map(|()| sampling.out)
 }
 
-/// Feeds the prompts but for their last tokens, and forks them.
-fn begin<B: Measure>(
-    runner: &mut Runner<B>,
-    problems: &[(&[Token], u64)],
-    options: &Options<'_>,
-    open: &mut Vec<Running>,
-) -> Result<()> {
-    for (problem, &(prompt, seed)) in problems.iter().enumerate() {
-        let (&next, before_it) = prompt.split_last().context("a prompt has no tokens")?;
-        let seq = runner.create(options.eviction)?;
-        let first = open.len();
-        let running = |number, seq| {
-            let seed = chain_seed(seed, number);
-            Running { problem, number, seq, seed, next, before: 0, done: false, chain: Chain::default() }
-        };
-        open.push(running(0, seq));
-        runner.set_dial(seq, options.dial);
-        for step in before_it.chunks(runner.max_step()) {
-            runner.feed(seq, step)?;
-        }
-        runner.check_finite()?;
-        for number in 1..options.width {
-            let fork = runner.fork(seq)?;
-            open.push(running(number, fork));
-        }
-        let (reads, _) = runner.cache.counters(runner.backend());
-        open[first..].iter_mut().for_each(|running| running.before = reads[running.seq.row()]);
-    }
-    Ok(())
+/// A group that is sampled.
+struct Sampling<'a, B: Measure> {
+    runner: &'a mut Runner<B>,
+    options: &'a Options<'a>,
+    /// The chains whose sequences are not released.
+    open: Vec<Running>,
+    out: Group,
 }
 
-/// Decodes until every chain is done. `open` keeps the chains whose sequences are not released.
-fn decode<B: Measure>(
-    runner: &mut Runner<B>,
-    options: &Options<'_>,
-    open: &mut Vec<Running>,
-    out: &mut Group,
-    on_step: &mut impl FnMut(usize),
-) -> Result<()> {
-    let mut step = 0;
-    let started = Instant::now();
-    while open.iter().any(|r| !r.done) {
-        step += 1;
-        let running = open.iter().filter(|r| !r.done);
-        let one = |r: &Running| Decode { seq: r.seq, token: r.next, sampling: options.sampling, seed: r.seed };
-        let batch: Vec<Decode<'_>> = running.map(one).collect();
-        on_step(batch.len());
-        let sampled = runner.decode_each(&batch)?;
-        for (running, token) in open.iter_mut().filter(|r| !r.done).zip(sampled) {
-            let token = token?;
-            running.chain.tokens.push(token);
-            running.next = token;
-            running.chain.ended = options.eos.contains(&token);
-            let full = step >= options.max_tokens || runner.cache.len(running.seq) >= runner.context();
-            running.done = running.chain.ended || full;
-        }
-        if step.is_multiple_of(STRIDE) || options.lengths.contains(&step) || open.iter().all(|r| r.done) {
-            read_counters(runner, options, open, step);
-            if options.lengths.contains(&step) {
-                out.seconds.push(started.elapsed().as_secs_f64());
+impl<B: Measure> Sampling<'_, B> {
+    /// Feeds the prompts but for their last tokens, and forks them.
+    fn begin(&mut self, problems: &[(&[Token], u64)]) -> Result<()> {
+        let Self { runner, options, open, .. } = self;
+        for (problem, &(prompt, seed)) in problems.iter().enumerate() {
+            let (&next, before_it) = prompt.split_last().context("a prompt has no tokens")?;
+            let seq = runner.create(options.eviction)?;
+            let first = open.len();
+            let running = |number, seq| {
+                let seed = chain_seed(seed, number);
+                Running { problem, number, seq, seed, next, before: 0, done: false, chain: Chain::default() }
+            };
+            open.push(running(0, seq));
+            runner.set_dial(seq, options.dial);
+            for step in before_it.chunks(runner.max_step()) {
+                runner.feed(seq, step)?;
             }
-            count_pages(runner, options, open, &mut out.problems, step);
-            collect(runner, open, &mut out.problems);
+            runner.check_finite()?;
+            for number in 1..options.width {
+                let fork = runner.fork(seq)?;
+                open.push(running(number, fork));
+            }
+            let (reads, _) = runner.cache.counters(runner.backend());
+            open[first..].iter_mut().for_each(|running| running.before = reads[running.seq.row()]);
         }
+        Ok(())
     }
-    out.seconds.resize(options.lengths.len(), started.elapsed().as_secs_f64());
-    Ok(())
-}
 
-/// Notes the distinct pages of the chains where some are released or a length is reached: until
-/// then they only grow.
-fn count_pages<B: Measure>(
-    runner: &Runner<B>,
-    options: &Options<'_>,
-    open: &[Running],
-    out: &mut [Sampled],
-    step: usize,
-) {
-    if !options.lengths.contains(&step) && !open.iter().any(|r| r.done) {
-        return;
+    /// Decodes until every chain is done.
+    fn decode(&mut self, on_step: &mut impl FnMut(usize)) -> Result<()> {
+        let mut step = 0;
+        let started = Instant::now();
+        while self.open.iter().any(|r| !r.done) {
+            step += 1;
+            let running = self.open.iter().filter(|r| !r.done);
+            let one = |r: &Running| Decode { seq: r.seq, token: r.next, sampling: self.options.sampling, seed: r.seed };
+            let batch: Vec<Decode<'_>> = running.map(one).collect();
+            on_step(batch.len());
+            let sampled = self.runner.decode_each(&batch)?;
+            for (running, token) in self.open.iter_mut().filter(|r| !r.done).zip(sampled) {
+                let token = token?;
+                running.chain.tokens.push(token);
+                running.next = token;
+                running.chain.ended = self.options.eos.contains(&token);
+                let full =
+                    step >= self.options.max_tokens || self.runner.cache.len(running.seq) >= self.runner.context();
+                running.done = running.chain.ended || full;
+            }
+            if step.is_multiple_of(STRIDE) || self.options.lengths.contains(&step) || self.open.iter().all(|r| r.done) {
+                self.read_counters(step);
+                if self.options.lengths.contains(&step) {
+                    self.out.seconds.push(started.elapsed().as_secs_f64());
+                }
+                self.count_pages(step);
+                self.collect();
+            }
+        }
+        self.out.seconds.resize(self.options.lengths.len(), started.elapsed().as_secs_f64());
+        Ok(())
     }
-    // The chains of a problem follow one another by number.
-    let problems: Vec<&[Running]> = open.chunk_by(|a, b| a.problem == b.problem).collect();
-    let seqs: Vec<Vec<SeqId>> = problems.iter().map(|chains| chains.iter().map(|r| r.seq).collect()).collect();
-    for (chains, pages) in problems.iter().zip(runner.cache.distinct_pages(runner.backend(), &seqs)) {
-        let reached = options.lengths.partition_point(|&length| length < step);
-        for by_width in &mut out[chains[0].problem].shared[reached..] {
-            for (most, &width) in by_width.iter_mut().zip(options.widths) {
-                let first = chains.partition_point(|r| r.number < width);
-                *most = (*most).max(first.checked_sub(1).map_or(0, |last| pages[last]));
+
+    /// Notes the distinct pages of the chains where some are released or a length is reached: until
+    /// then they only grow.
+    fn count_pages(&mut self, step: usize) {
+        let Self { runner, options, open, out } = self;
+        if !options.lengths.contains(&step) && !open.iter().any(|r| r.done) {
+            return;
+        }
+        // The chains of a problem follow one another by number.
+        let problems: Vec<&[Running]> = open.chunk_by(|a, b| a.problem == b.problem).collect();
+        let seqs: Vec<Vec<SeqId>> = problems.iter().map(|chains| chains.iter().map(|r| r.seq).collect()).collect();
+        for (chains, pages) in problems.iter().zip(runner.cache.distinct_pages(runner.backend(), &seqs)) {
+            let reached = options.lengths.partition_point(|&length| length < step);
+            for by_width in &mut out.problems[chains[0].problem].shared[reached..] {
+                for (most, &width) in by_width.iter_mut().zip(options.widths) {
+                    let first = chains.partition_point(|r| r.number < width);
+                    *most = (*most).max(first.checked_sub(1).map_or(0, |last| pages[last]));
+                }
             }
         }
     }
-}
 
-/// Notes reads and stored slots of the chains.
-fn read_counters<B: Measure>(runner: &Runner<B>, options: &Options<'_>, open: &mut [Running], step: usize) {
-    let (reads, peak) = runner.cache.counters(runner.backend());
-    for running in open {
-        let (chain, row) = (&mut running.chain, running.seq.row());
-        let is_due = running.done || step.is_multiple_of(STRIDE);
-        if is_due && chain.stored.len() * STRIDE < chain.tokens.len() {
-            chain.stored.push(peak[row]);
-        }
-        let reached = |length: &usize| running.done || *length <= step;
-        while options.lengths.get(chain.reads.len()).is_some_and(reached) {
-            chain.reads.push(reads[row] - running.before);
+    /// Notes reads and stored slots of the chains.
+    fn read_counters(&mut self, step: usize) {
+        let Self { runner, options, open, .. } = self;
+        let (reads, peak) = runner.cache.counters(runner.backend());
+        for running in open.iter_mut() {
+            let (chain, row) = (&mut running.chain, running.seq.row());
+            let is_due = running.done || step.is_multiple_of(STRIDE);
+            if is_due && chain.stored.len() * STRIDE < chain.tokens.len() {
+                chain.stored.push(peak[row]);
+            }
+            let reached = |length: &usize| running.done || *length <= step;
+            while options.lengths.get(chain.reads.len()).is_some_and(reached) {
+                chain.reads.push(reads[row] - running.before);
+            }
         }
     }
-}
 
-/// Moves the chains that are done to their problems and releases their sequences.
-fn collect<B: Measure>(runner: &mut Runner<B>, open: &mut Vec<Running>, out: &mut [Sampled]) {
-    for running in open.extract_if(.., |r| r.done) {
-        let problem = &mut out[running.problem];
-        if running.number == 0 {
-            let stats = runner.cache.stats(runner.backend(), running.seq);
-            (problem.live, problem.fed) = (stats.live, stats.len);
+    /// Moves the chains that are done to their problems and releases their sequences.
+    fn collect(&mut self) {
+        let Self { runner, open, out, .. } = self;
+        for running in open.extract_if(.., |r| r.done) {
+            let problem = &mut out.problems[running.problem];
+            if running.number == 0 {
+                let stats = runner.cache.stats(runner.backend(), running.seq);
+                (problem.live, problem.fed) = (stats.live, stats.len);
+            }
+            runner.release(running.seq);
+            problem.chains[running.number] = running.chain;
         }
-        runner.release(running.seq);
-        problem.chains[running.number] = running.chain;
     }
 }
 
