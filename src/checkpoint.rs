@@ -60,7 +60,7 @@ use json::Fields;
 use known::Published;
 use model_names::{MAX_NAME, Names};
 use names::TensorSpec;
-use origin::{Origin, SourceFile};
+use origin::Origin;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use source::Source;
@@ -149,12 +149,12 @@ impl Checkpoint {
         Self::from_files(name, &Files::memory(files)?, adapter, own_weights).map_err(unicode::one_line_error)
     }
 
-    /// `weights` gives the tensors of the configuration, and the files that they are in.
+    /// `weights` gives the tensors of the configuration, and the files of their own that they are in.
     fn from_files(
         name: &str,
         files: &Files,
         adapter: &AdapterChoice,
-        weights: impl FnOnce(&Files, &ModelConfig) -> Result<(Vec<Tensor>, Vec<SourceFile>)>,
+        weights: impl FnOnce(&Files, &ModelConfig) -> Result<(Vec<Tensor>, Option<Source>)>,
     ) -> Result<Self> {
         let (mut config, config_map, metadata) = configuration(files)?;
         let config_fields = Fields::new(&files.label("config.json"), &config_map);
@@ -162,7 +162,7 @@ impl Checkpoint {
         let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
         let (generation, ignored) = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
 
-        let (mut tensors, sources) = weights(files, &config)?;
+        let (mut tensors, own_files) = weights(files, &config)?;
         let stored_as = formats(&tensors);
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
         let found = matches!(adapter, AdapterChoice::Auto | AdapterChoice::In(_));
@@ -190,10 +190,10 @@ impl Checkpoint {
         out.names = names;
         out.adapter = source;
         out.builtin = matches!(files, Files::BuiltIn);
-        if !out.builtin {
+        out.origin = own_files.filter(|_| !out.builtin).map(|source| {
             let (model, revision) = (name.to_owned(), files.commit());
-            out.origin = Some(Origin { model, revision, files: files.clone(), weights: sources });
-        }
+            Origin { model, revision, files: files.clone(), source: source.into() }
+        });
         out.take_tensors(tensors);
         out.stored_as = stored_as;
         out.fingerprint = fingerprint(&identity, &out.tensors);
@@ -224,8 +224,7 @@ impl Checkpoint {
 
     /// The head among the model's own tensors, if there is one: its layer for multi-token prediction.
     pub fn own_head(&self) -> Result<Option<DraftHead>> {
-        let Some(origin) = &self.origin else { return Ok(None) };
-        mtp::read(&Source::open(&origin.files)?, &self.config)
+        self.origin.as_ref().map_or(Ok(None), |origin| mtp::read(&origin.source, &self.config))
     }
 
     /// Notices for the user: an adapter that was chosen automatically, defaults that are ignored.
@@ -287,9 +286,9 @@ impl Checkpoint {
 
     /// What its files hold and nothing here computes: `333 tensors of the vision tower`.
     pub fn unused(&self) -> Option<String> {
-        let source = Source::open(&self.origin.as_ref()?.files).ok()?;
+        let source = &self.origin.as_ref()?.source;
         let tensors = |n| if n == 1 { "1 tensor".to_owned() } else { format!("{n} tensors") };
-        let own = mtp::read(&source, &self.config).is_ok_and(|head| head.is_some());
+        let own = mtp::read(source, &self.config).is_ok_and(|head| head.is_some());
         let unused = source
             .unused()
             .into_iter()
@@ -383,9 +382,9 @@ pub fn full_path(path: &Path) -> PathBuf {
 }
 
 /// The weights of a checkpoint's own files.
-fn own_weights(files: &Files, config: &ModelConfig) -> Result<(Vec<Tensor>, Vec<SourceFile>)> {
+fn own_weights(files: &Files, config: &ModelConfig) -> Result<(Vec<Tensor>, Option<Source>)> {
     let source = Source::open(files)?;
-    Ok((source.take(config)?, source.files()))
+    Ok((source.take(config)?, Some(source)))
 }
 
 /// The name of a model, its files, and the commit of one from the hub.

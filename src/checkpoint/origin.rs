@@ -2,8 +2,9 @@
 //! converted weights are cached.
 
 use super::files::Files;
-use crate::tensor::SharedBytes;
+use super::source::Source;
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
 
 /// The model that a checkpoint was opened from.
 #[derive(Clone)]
@@ -13,16 +14,8 @@ pub struct Origin {
     /// The commit of a hub model.
     pub revision: Option<String>,
     pub(super) files: Files,
-    pub(super) weights: Vec<SourceFile>,
-}
-
-/// One weight file.
-#[derive(Clone)]
-pub struct SourceFile {
-    pub name: String,
-    /// Bytes before the tensors' data.
-    pub head_bytes: usize,
-    pub bytes: SharedBytes,
+    /// The weight files, with their headers read.
+    pub(super) source: Arc<Source>,
 }
 
 /// Blocks of a weight file that its digest covers, beside the header.
@@ -36,7 +29,7 @@ impl Origin {
     pub fn key(&self, what: &str) -> String {
         let mut hash = Sha256::new();
         hash.update(what);
-        for file in &self.weights {
+        for file in self.source.files() {
             let raw = (*file.bytes).as_ref();
             let (head, data) = raw.split_at(file.head_bytes.min(raw.len()));
             hash.update(format!("\n{} {}\n", file.name, raw.len()));
@@ -57,6 +50,6 @@ impl Origin {
 
     /// Bytes of all weight files.
     pub fn bytes(&self) -> u64 {
-        self.weights.iter().map(|f| (*f.bytes).as_ref().len() as u64).sum()
+        self.source.files().iter().map(|f| (*f.bytes).as_ref().len() as u64).sum()
     }
 }

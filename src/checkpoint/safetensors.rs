@@ -8,7 +8,6 @@
 use super::bounds;
 use super::mapped;
 use super::names::TensorSpec;
-use super::origin::SourceFile;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use ::safetensors::tensor::{Dtype, TensorInfo};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -17,6 +16,15 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+
+/// One weight file.
+#[derive(Clone)]
+pub struct SourceFile {
+    pub name: String,
+    /// Bytes before the tensors' data.
+    pub head_bytes: usize,
+    pub bytes: SharedBytes,
+}
 
 /// A parsed file. `label` names it in error messages.
 pub struct TensorFile {

@@ -3,8 +3,7 @@
 use super::files::{self, Files, INDEX, WEIGHTS};
 use super::json::{self, Fields};
 use super::names::{self, TensorSpec};
-use super::origin::SourceFile;
-use super::safetensors::{RawTensor, TensorFile};
+use super::safetensors::{RawTensor, SourceFile, TensorFile};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;

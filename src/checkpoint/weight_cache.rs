@@ -139,13 +139,12 @@ impl WeightCache {
             let bytes = mapped::map_file(&cached.path)?;
             let entries = weight_file::listed(&TensorFile::new("the file", bytes.clone())?, names::all(config))?;
             let tensors = weight_file::read(bytes, key, &entries)?;
-            Ok((tensors.into_values().collect(), Vec::new()))
+            Ok((tensors.into_values().collect(), None))
         };
         let opened = Checkpoint::from_files(name, &files, adapter, take);
         let mut out = opened.with_context(|| label.clone()).map_err(unicode::one_line_error)?;
         out.weights = weights.parse().map_err(|e: String| anyhow!("{label}: {e}"))?;
         out.cached = true;
-        out.origin = None;
         if out.adapter.is_none() && !fingerprint.is_empty() {
             out.fingerprint = fingerprint.clone();
         }
