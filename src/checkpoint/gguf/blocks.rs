@@ -23,23 +23,25 @@ pub enum Kind {
     Iq4Xs,
 }
 
-/// Number in a file, type, name, values and bytes of a block.
-const KINDS: [(u32, Kind, &str, usize, usize); 15] = [
-    (0, Kind::F32, "F32", 1, 4),
-    (1, Kind::F16, "F16", 1, 2),
-    (30, Kind::Bf16, "BF16", 1, 2),
-    (2, Kind::Q4_0, "Q4_0", 32, 18),
-    (3, Kind::Q4_1, "Q4_1", 32, 20),
-    (6, Kind::Q5_0, "Q5_0", 32, 22),
-    (7, Kind::Q5_1, "Q5_1", 32, 24),
-    (8, Kind::Q8_0, "Q8_0", 32, 34),
-    (10, Kind::Q2K, "Q2_K", 256, 84),
-    (11, Kind::Q3K, "Q3_K", 256, 110),
-    (12, Kind::Q4K, "Q4_K", 256, 144),
-    (13, Kind::Q5K, "Q5_K", 256, 176),
-    (14, Kind::Q6K, "Q6_K", 256, 210),
-    (20, Kind::Iq4Nl, "IQ4_NL", 32, 18),
-    (23, Kind::Iq4Xs, "IQ4_XS", 256, 136),
+/// Number in a file, type, name, values and bytes of a block, where its f16 scales are, and how it decodes.
+type Row = (u32, Kind, &'static str, usize, usize, &'static [usize], fn(&[u8], &mut [f32]));
+
+const KINDS: [Row; 15] = [
+    (0, Kind::F32, "F32", 1, 4, &[], |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+    (1, Kind::F16, "F16", 1, 2, &[], |b, y| y[0] = half(b, 0)),
+    (30, Kind::Bf16, "BF16", 1, 2, &[], |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+    (2, Kind::Q4_0, "Q4_0", 32, 18, &[0], q4_0),
+    (3, Kind::Q4_1, "Q4_1", 32, 20, &[0, 2], q4_1),
+    (6, Kind::Q5_0, "Q5_0", 32, 22, &[0], q5_0),
+    (7, Kind::Q5_1, "Q5_1", 32, 24, &[0, 2], q5_1),
+    (8, Kind::Q8_0, "Q8_0", 32, 34, &[0], q8_0),
+    (10, Kind::Q2K, "Q2_K", 256, 84, &[80, 82], q2_k),
+    (11, Kind::Q3K, "Q3_K", 256, 110, &[108], q3_k),
+    (12, Kind::Q4K, "Q4_K", 256, 144, &[0, 2], |b, y| with_minima(b, None, y)),
+    (13, Kind::Q5K, "Q5_K", 256, 176, &[0, 2], |b, y| with_minima(b, Some(&b[16..48]), y)),
+    (14, Kind::Q6K, "Q6_K", 256, 210, &[208], q6_k),
+    (20, Kind::Iq4Nl, "IQ4_NL", 32, 18, &[0], iq4_nl),
+    (23, Kind::Iq4Xs, "IQ4_XS", 256, 136, &[0], iq4_xs),
 ];
 
 /// Types of ggml that are not supported, for messages.
@@ -74,7 +76,7 @@ impl Kind {
         KINDS.iter().find(|k| k.0 == id).map(|k| k.1)
     }
 
-    fn row(self) -> &'static (u32, Kind, &'static str, usize, usize) {
+    fn row(self) -> &'static Row {
         &KINDS[KINDS.iter().position(|k| k.1 == self).unwrap_or(0)]
     }
 
@@ -90,47 +92,16 @@ impl Kind {
 
     /// Decodes whole blocks: `raw` holds exactly the values of `out`.
     pub fn decode(self, raw: &[u8], out: &mut [f32]) {
-        let (values, bytes) = self.block();
-        let decode: fn(&[u8], &mut [f32]) = match self {
-            Kind::F32 => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-            Kind::F16 => |b, y| y[0] = half(b, 0),
-            Kind::Bf16 => |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-            Kind::Q4_0 => q4_0,
-            Kind::Q4_1 => q4_1,
-            Kind::Q5_0 => q5_0,
-            Kind::Q5_1 => q5_1,
-            Kind::Q8_0 => q8_0,
-            Kind::Q2K => q2_k,
-            Kind::Q3K => q3_k,
-            Kind::Q4K => q4_k,
-            Kind::Q5K => q5_k,
-            Kind::Q6K => q6_k,
-            Kind::Iq4Nl => iq4_nl,
-            Kind::Iq4Xs => iq4_xs,
-        };
+        let &(_, _, _, values, bytes, _, decode) = self.row();
         for (block, values) in raw.chunks_exact(bytes).zip(out.chunks_exact_mut(values)) {
             decode(block, values);
-        }
-    }
-}
-
-impl Kind {
-    /// Where the f16 scales of a block are.
-    fn scales(self) -> &'static [usize] {
-        match self {
-            Kind::F32 | Kind::F16 | Kind::Bf16 => &[],
-            Kind::Q4_0 | Kind::Q5_0 | Kind::Q8_0 | Kind::Iq4Nl | Kind::Iq4Xs => &[0],
-            Kind::Q4_1 | Kind::Q5_1 | Kind::Q4K | Kind::Q5K => &[0, 2],
-            Kind::Q2K => &[80, 82],
-            Kind::Q3K => &[108],
-            Kind::Q6K => &[208],
         }
     }
 
     /// Whether all scales of whole blocks are finite numbers.
     pub fn has_finite_scales(self, raw: &[u8]) -> bool {
-        let finite = |block: &[u8]| self.scales().iter().all(|&at| half(block, at).is_finite());
-        raw.chunks_exact(self.block().1).all(finite)
+        let &(_, _, _, _, bytes, scales, _) = self.row();
+        raw.chunks_exact(bytes).all(|block| scales.iter().all(|&at| half(block, at).is_finite()))
     }
 }
 
@@ -246,14 +217,6 @@ fn with_minima(b: &[u8], high: Option<&[u8]>, y: &mut [f32]) {
         let (d1, m1) = (d * f32::from(scale), min * f32::from(m));
         y.iter_mut().zip(codes).for_each(|(y, q)| *y = d1 * f32::from(*q) - m1);
     }
-}
-
-fn q4_k(b: &[u8], y: &mut [f32]) {
-    with_minima(b, None, y);
-}
-
-fn q5_k(b: &[u8], y: &mut [f32]) {
-    with_minima(b, Some(&b[16..48]), y);
 }
 
 /// The codes of the 256 values of a block of Q6_K, around 32.
