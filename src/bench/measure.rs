@@ -10,6 +10,7 @@ use crate::protocol::{LaneFilter, SamplingParams, Token, WeightsInfo};
 use crate::quant::Weights;
 use crate::sampler::uniform;
 use anyhow::{Context, Result};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -159,8 +160,8 @@ impl Line {
     pub fn json(&self, weights: &WeightsInfo, codec: Codec) -> Value {
         json!({
             "weights": weights, "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
-            "parallel": self.case.parallel, "forks": self.case.forks, "of_one": self.of_one, "prefill_tok_s": self.prefill_tok_s.map(|s| s.json()),
-            "ttft_ms": self.ttft_ms.json(), "decode_tok_s": self.decode_tok_s.json(),
+            "parallel": self.case.parallel, "forks": self.case.forks, "of_one": self.of_one, "prefill_tok_s": self.prefill_tok_s,
+            "ttft_ms": self.ttft_ms, "decode_tok_s": self.decode_tok_s,
             "bytes_per_token": self.bytes_per_token, "share_of_copy": self.share_of_copy,
             "kv_bytes": self.kv_bytes, "live_slots": self.live_slots, "dense_slots": self.dense_slots,
             "ratio": self.ratio(), "host_us_between_steps": self.host_us, "device_bytes": self.device_bytes,
@@ -269,7 +270,7 @@ fn step<B: Measure>(
 }
 
 /// Median and range over several runs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize)]
 pub struct Spread {
     pub median: f64,
     pub min: f64,
@@ -286,9 +287,5 @@ impl Spread {
 
     fn text(&self) -> String {
         format!("{:.1} ({:.0}..{:.0})", self.median, self.min, self.max)
-    }
-
-    fn json(&self) -> Value {
-        json!({ "median": self.median, "min": self.min, "max": self.max })
     }
 }

@@ -7,6 +7,7 @@ use crate::cache::file::{Header, Identity, Opened, Room, Writer};
 use crate::engine::Runner;
 use crate::protocol::Token;
 use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 const DISK: Duration = Duration::from_secs(60);
 
 /// Seconds that each way takes, and what was written.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Resume {
     pub tokens: usize,
     pub bytes: u64,
@@ -69,10 +70,7 @@ impl Resume {
     }
 
     pub fn json(&self) -> Value {
-        json!({
-            "tokens": self.tokens, "bytes": self.bytes, "replay_s": self.replay_s, "export_s": self.export_s,
-            "write_s": self.write_s, "load_s": self.load_s, "wait_s": self.wait_s, "equal": self.equal,
-        })
+        json!(self)
     }
 }
 
