@@ -18,20 +18,21 @@ fn json(extra: &str) -> String {
     }
     vocab.push("\"he\": 256".into());
     vocab.push("\"Ġhe\": 257".into());
-    let added = |id: u32, text: &str| {
-        format!(
-            r#"{{"id":{id},"content":"{text}","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}}"#
-        )
-    };
     format!(
         r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{},{}],"normalizer":null,
         "pre_tokenizer":{{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}},
         "post_processor":null,"decoder":{{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}},
         "model":{{"type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":null,"end_of_word_suffix":null,
         "fuse_unk":false,"byte_fallback":false,"ignore_merges":false{extra},"vocab":{{{}}},"merges":[["h","e"],["Ġ","he"]]}}}}"#,
-        added(258, "<|s|>"),
-        added(259, "<think>"),
+        added(258, "<|s|>", true),
+        added(259, "<think>", true),
         vocab.join(",")
+    )
+}
+
+fn added(id: u32, content: &str, special: bool) -> String {
+    format!(
+        r#"{{"id":{id},"content":"{content}","special":{special},"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}}"#
     )
 }
 
@@ -82,20 +83,18 @@ fn streamed_text_equals_the_whole_decode() {
             // Random bytes, control tokens and ids without a token between whole characters.
             ids.insert(at, (state >> 40) as u32 % 270);
         }
-        let mut decoder = t.decoder();
-        let mut streamed = String::new();
-        for &id in &ids {
-            let part = decoder.push(id);
-            assert!(decoder_holds_little(&decoder));
-            streamed.push_str(&part);
-        }
-        streamed.push_str(&decoder.flush());
-        assert_eq!(streamed, t.decode(&ids).unwrap());
+        assert_eq!(streamed(&t, &ids), t.decode(&ids).unwrap());
     }
 }
 
-fn decoder_holds_little(decoder: &Decoder) -> bool {
-    decoder.held_bytes() <= 3
+fn streamed(t: &Tokenizer, ids: &[Token]) -> String {
+    let mut decoder = t.decoder();
+    let push = |&id| {
+        let part = decoder.push(id);
+        assert!(decoder.held_bytes() <= 3);
+        part
+    };
+    ids.iter().map(push).collect::<String>() + &decoder.flush()
 }
 
 #[test]
@@ -118,12 +117,7 @@ fn flat_form_is_unambiguous_and_invertible() {
 /// Gemma's lists runs of line feeds as added tokens, and a token of its vision that text-only models have no row for.
 #[test]
 fn added_white_space_is_text_and_tokens_of_vision_are_left_out() {
-    let added = |id: usize, content: &str| {
-        format!(
-            r#"{{"id":{id},"content":"{content}","special":false,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}}"#
-        )
-    };
-    let more = [added(260, "\\n"), added(261, "<image_soft_token>")].join(",");
+    let more = [added(260, "\\n", false), added(261, "<image_soft_token>", false)].join(",");
     let file = json("").replacen("],\"normalizer\"", &format!(",{more}],\"normalizer\""), 1);
     let tokenizer = Tokenizer::new(file.as_bytes(), 261).unwrap();
     assert_eq!(["<image_soft_token>", "<think>"].map(|t| tokenizer.token_for(t)), [None, Some(259)]);
@@ -173,11 +167,6 @@ fn sentence_piece_kind_streams_what_it_decodes() {
     vocab.extend((0..=255).map(|b| format!("\"<0x{b:02X}>\"")));
     vocab.extend(["▁", "a", "b", "c", "▁a", "ab", ".", "\\n"].map(|t| format!("\"{t}\"")));
     let vocab: Vec<String> = vocab.iter().enumerate().map(|(id, t)| format!("{t}: {id}")).collect();
-    let added = |id: u32, t: &str| {
-        format!(
-            r#"{{"id":{id},"content":"{t}","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}}"#
-        )
-    };
     let raw = format!(
         r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":[{},{},{}],
         "normalizer":{{"type":"Sequence","normalizers":[{{"type":"Prepend","prepend":"▁"}},{{"type":"Replace","pattern":{{"String":" "}},"content":"▁"}}]}},
@@ -185,18 +174,15 @@ fn sentence_piece_kind_streams_what_it_decodes() {
         "decoder":{{"type":"Sequence","decoders":[{{"type":"Replace","pattern":{{"String":"▁"}},"content":" "}},{{"type":"ByteFallback"}},{{"type":"Fuse"}},{{"type":"Strip","content":" ","start":1,"stop":0}}]}},
         "model":{{"type":"BPE","dropout":null,"unk_token":"<unk>","continuing_subword_prefix":null,"end_of_word_suffix":null,
         "fuse_unk":true,"byte_fallback":true,"vocab":{{{}}},"merges":[["▁","a"],["a","b"]]}}}}"#,
-        added(0, "<unk>"),
-        added(1, "<s>"),
-        added(2, "</s>"),
+        added(0, "<unk>", true),
+        added(1, "<s>", true),
+        added(2, "</s>", true),
         vocab.join(",")
     );
     let t = Tokenizer::new(raw.as_bytes(), 300).unwrap();
     for content in ["a", " a  b", "ab 東京 \u{1F600}c. a\nb", "</s>", "é"] {
         let ids = t.encode_pieces(&[text(content)]).unwrap();
-        let mut decoder = t.decoder();
-        let mut streamed: String = ids.iter().map(|&id| decoder.push(id)).collect();
-        streamed.push_str(&decoder.flush());
-        assert_eq!((streamed.as_str(), t.decode(&ids).unwrap().as_str()), (content, content));
+        assert_eq!((&*streamed(&t, &ids), &*t.decode(&ids).unwrap()), (content, content));
         assert!(ids.iter().all(|&id| !t.is_control(id)), "{content:?}: {ids:?}");
     }
 }
