@@ -25,6 +25,7 @@ use dmschat::engine::Runner;
 use dmschat::policy::{Dms, Policy, SlotMeta};
 use dmschat::quant::file::random_strip;
 use dmschat::quant::{Code, GROUP, TILE_ROWS};
+use dmschat::sampler::mix64;
 use dmschat::tensor::{DType, Tensor};
 pub use report::{Part, Report};
 use std::time::{Duration, Instant};
@@ -74,38 +75,30 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     // The CPU's fast kernels for packed weights round x, as a GPU's do.
     let exact = Cpu::exact(2);
-    macro_rules! check {
-        ($cases:expr) => {
-            check!($cases, cpu)
-        };
-        ($cases:expr, $reference:ident) => {
-            run(&$cases, b, &$reference, report)
-        };
-    }
-    check!(ops::packed_embeds(), exact);
-    check!(ops::packed_linears(), exact);
-    check!(ops::packed_swiglu(), exact);
-    check!(ops::stacks(), exact);
-    check!(ops::residuals(), exact);
-    check!(ops::embeds());
-    check!(ops::norms());
-    check!(ops::linears());
-    check!(ops::linear_swiglu());
-    check!(rows::ropes());
-    check!(rows::importance());
-    check!(rows::round_trips());
-    check!(delta::all());
-    check!(experts::all(), exact);
-    check!(sampling::all());
+    run(&ops::packed_embeds(), b, &exact, report);
+    run(&ops::packed_linears(), b, &exact, report);
+    run(&ops::packed_swiglu(), b, &exact, report);
+    run(&ops::stacks(), b, &exact, report);
+    run(&ops::residuals(), b, &exact, report);
+    run(&ops::embeds(), b, &cpu, report);
+    run(&ops::norms(), b, &cpu, report);
+    run(&ops::linears(), b, &cpu, report);
+    run(&ops::linear_swiglu(), b, &cpu, report);
+    run(&rows::ropes(), b, &cpu, report);
+    run(&rows::importance(), b, &cpu, report);
+    run(&rows::round_trips(), b, &cpu, report);
+    run(&delta::all(), b, &cpu, report);
+    run(&experts::all(), b, &exact, report);
+    run(&sampling::all(), b, &cpu, report);
     histories(history::all(), b, &cpu, report);
     histories(history::wide(), b, &cpu, report);
     histories(history::local(), b, &cpu, report);
     histories(history::scored(), b, &cpu, report);
     histories(history::merging(), b, &cpu, report);
     histories(history::paged(), b, &cpu, report);
-    check!(chunks::paged());
-    check!(chunks::tied());
-    check!(chunks::all());
+    run(&chunks::paged(), b, &cpu, report);
+    run(&chunks::tied(), b, &cpu, report);
+    run(&chunks::all(), b, &cpu, report);
 }
 
 /// Runs the GEMM cases only, for another GEMM implementation.
@@ -174,10 +167,7 @@ impl Random {
 
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix64(self.0)
     }
 
     pub fn below(&mut self, n: usize) -> usize {

@@ -45,12 +45,8 @@ impl Step {
     ) -> (Vec<f32>, Vec<f32>) {
         let (n, width) = (rows.len() / self.width(), self.width());
         let before = stored.map_or(0, |rows| rows.len() / width);
-        let geometry = geometry(
-            Policy::Dense,
-            self.codec,
-            [self.head_dim, self.heads, self.n_q_heads / self.heads],
-            [1, self.fed.len()],
-        );
+        let shape = [self.head_dim, self.heads, self.n_q_heads / self.heads];
+        let geometry = geometry(Policy::Dense, self.codec, shape, [1, self.fed.len()]);
         let mut kv = KvTables::new(b, geometry, PAGE_SLOTS, n.max(before)).expect("memory for a check");
         b.reserve(&mut kv, self.fed.len() * self.heads).expect("memory for a check");
         b.write(&mut kv.seq_len, 0, &self.fed);
