@@ -1,4 +1,4 @@
-//! The slash commands. Each is one entry of the table [`ALL`]; what it does is in a file of
+//! The slash commands. Each is one entry of [`ALL`]; what it does is in a file of
 //! [`commands`](self).
 
 mod cache;
@@ -27,103 +27,160 @@ use super::state::App;
 use super::text::clean_line;
 use crate::words::nearest;
 
-/// Declares the commands: group, name, other names, usage, what it does, arguments, help.
-macro_rules! commands {
-    ($($group:ident $name:literal $(also $alias:literal)* $usage:literal: $run:path, $args:expr, $help:literal;)*) => {
-        /// Every command, in the order that /help lists them.
-        pub const ALL: &[Command] = &[$(Command {
-            name: $name,
-            aliases: &[$($alias),*],
-            usage: $usage,
-            help: $help,
-            group: Group::$group,
-            args: $args,
-            run: $run,
-        }),*];
-    };
-}
+use Group::{Chat, Files, Hidden, Memory, Model};
 
-commands! {
-    Chat "help" "[WORDS]": help::open, Args::TEXT, "keys and commands";
-    Chat "new" also "clear" "": session::new, Args::NONE, "begin a new conversation; this one stays saved";
-    Chat "compact" "[list]": compact::begin,
-        Args::words("list or nothing", &[("list", "your messages, word for word")]),
-        "continue in a new conversation with a summary, or a list of your messages; this one stays saved";
-    Chat "regen" also "retry" "": turns::regenerate, Args::NONE,
-        "answer the last message again; the old answer stays a branch";
-    Chat "edit" "": turns::edit, Args::NONE, "change your last (or the chosen) message and send it again";
-    Chat "undo" "": turns::undo, Args::NONE, "remove the last message and its answer from the context";
-    Chat "parallel" also "width" "N|auto [TEXT]": chains::parallel,
+/// Every command, in the order that /help lists them.
+pub const ALL: &[Command] = &[
+    Command::new(Chat, "help", "[WORDS]", "keys and commands", help::open).args(Args::TEXT),
+    Command::new(Chat, "new", "", "begin a new conversation; this one stays saved", session::new).also(&["clear"]),
+    Command::new(
+        Chat,
+        "compact",
+        "[list]",
+        "continue in a new conversation with a summary, or a list of your messages; this one stays saved",
+        compact::begin,
+    )
+    .args(Args::words("list or nothing", &[("list", "your messages, word for word")])),
+    Command::new(Chat, "regen", "", "answer the last message again; the old answer stays a branch", turns::regenerate)
+        .also(&["retry"]),
+    Command::new(Chat, "edit", "", "change your last (or the chosen) message and send it again", turns::edit),
+    Command::new(Chat, "undo", "", "remove the last message and its answer from the context", turns::undo),
+    Command::new(
+        Chat,
+        "parallel",
+        "N|auto [TEXT]",
+        "answer with N chains that vote; 1 is off; with a text: this question only",
+        chains::parallel,
+    )
+    .also(&["width"])
+    .args(
         Args::words(
             "1 to 1024 chains, or auto",
             &[("1", "off"), ("4", ""), ("8", ""), ("16", ""), ("auto", "as many as fit")],
-        ).open(),
-        "answer with N chains that vote; 1 is off; with a text: this question only";
-    Chat "chains" "[N]": chains::show, Args::text("the number of a chain"),
-        "the chains of the last (or the chosen) answer, or chain N's reply";
-    Model "draft" "on|off|N": draft::run,
-        Args::words(
-            "on, off, or the most tokens of a step (1 to 15)",
-            &[("on", "as many as are faster"), ("off", "one token a step")],
-        ).open(),
-        "try several tokens in one step; the answer is the same";
-    Chat "think" "on|off": set::think, Args::ON_OFF, "let the model think before it answers";
-    Chat "system" "[TEXT|none]": set::system, Args::TEXT, "set the system prompt";
-    Chat "copy" "[N|code|all]": copy::run,
-        Args::words(
-            "a number, code or all",
-            &[("code", "the last code block"), ("all", "the whole conversation")],
-        ).open(),
-        "copy the last answer, the Nth from the end, its code, or all";
-    Chat "find" also "search" "[TEXT]": find::run, Args::TEXT, "find text in this conversation";
-    Chat "quit" also "exit" also "bye" "": session::quit, Args::NONE, "quit (the conversation is saved)";
-    Memory "eviction" "on|off": cache::eviction, Args::ON_OFF, "drop the tokens that the model marks, or keep all";
-    Memory "forget" "less|more|N|trained": cache::forget,
+        )
+        .open(),
+    ),
+    Command::new(
+        Chat,
+        "chains",
+        "[N]",
+        "the chains of the last (or the chosen) answer, or chain N's reply",
+        chains::show,
+    )
+    .args(Args::text("the number of a chain")),
+    Command::new(Model, "draft", "on|off|N", "try several tokens in one step; the answer is the same", draft::run)
+        .args(
+            Args::words(
+                "on, off, or the most tokens of a step (1 to 15)",
+                &[("on", "as many as are faster"), ("off", "one token a step")],
+            )
+            .open(),
+        ),
+    Command::new(Chat, "think", "on|off", "let the model think before it answers", set::think).args(Args::ON_OFF),
+    Command::new(Chat, "system", "[TEXT|none]", "set the system prompt", set::system).args(Args::TEXT),
+    Command::new(
+        Chat,
+        "copy",
+        "[N|code|all]",
+        "copy the last answer, the Nth from the end, its code, or all",
+        copy::run,
+    )
+    .args(
+        Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")])
+            .open(),
+    ),
+    Command::new(Chat, "find", "[TEXT]", "find text in this conversation", find::run)
+        .also(&["search"])
+        .args(Args::TEXT),
+    Command::new(Chat, "quit", "", "quit (the conversation is saved)", session::quit).also(&["exit", "bye"]),
+    Command::new(Memory, "eviction", "on|off", "drop the tokens that the model marks, or keep all", cache::eviction)
+        .args(Args::ON_OFF),
+    Command::new(
+        Memory,
+        "forget",
+        "less|more|N|trained",
+        "how much the model forgets from now on (N = compression ratio, as --keep-ratio)",
+        cache::forget,
+    )
+    .args(
         Args::words(
             "less, more, trained or a ratio",
             &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
-        ).open(),
-        "how much the model forgets from now on (N = compression ratio, as --keep-ratio)";
-    Memory "pin" "[system]": pin::pin,
-        Args::words("system, or nothing for your last (or the chosen) message", &[pin::SYSTEM]),
-        "never forget your last (or the chosen) message, or the system prompt";
-    Memory "unpin" "": pin::unpin,
+        )
+        .open(),
+    ),
+    Command::new(
+        Memory,
+        "pin",
+        "[system]",
+        "never forget your last (or the chosen) message, or the system prompt",
+        pin::pin,
+    )
+    .args(Args::words("system, or nothing for your last (or the chosen) message", &[pin::SYSTEM])),
+    Command::new(Memory, "unpin", "", "take the pin of that message back, or every pin; asks which", pin::unpin).args(
         Args::words(
             "system, all, or nothing for your last (or the chosen) message",
             &[pin::SYSTEM, ("all", "every pin")],
         ),
-        "take the pin of that message back, or every pin; asks which";
-    Memory "recall" "[TEXT]": recall::run,
-        Args::text("a text of this conversation, from its beginning on, or the chosen message"),
-        "ask whether the model still knows a text (or the chosen message)";
-    Memory "compare" "": compare::run, Args::NONE,
-        "answer the last question again without eviction, beside the conversation";
-    Memory "twin" "on|off": twin::run, Args::ON_OFF, "compare the next answers with a copy that drops nothing";
-    Memory "logprobs" also "probs" "": logprobs::run, Args::NONE,
-        "how sure the model was of each token of the last answer";
-    Memory "rebuild" "": cache::rebuild, Args::NONE, "recompute the cache with the current eviction setting";
-    Memory "stats" also "context" "": cache::stats, Args::NONE, "the numbers of the cache, head by head";
-    Model "model" also "load" "[NAME]": model::model, Args { more: model::known, ..Args::TEXT },
-        "load another model: demo, a folder, a GGUF file, or ORG/NAME";
-    Model "models" also "list" "": models::open, Args::NONE,
-        "the models on this machine: size, shape, DMS, licence; Enter loads one";
-    Model "set" also "settings" "[NAME VALUE]": set::set, Args { more: set::complete, ..Args::TEXT },
-        "change a setting; without a name: list them";
-    Model "theme" "[NAME]": set::theme, Args { more: set::themes, ..Args::TEXT }, "change the colours";
-    Files "sessions" also "history" "[WORDS]": sessions::open, Args::TEXT,
-        "saved conversations: open, rename, delete";
-    Files "rename" "TITLE": session::rename, Args::text("a title"), "give this conversation a title";
-    Files "delete" "": session::delete, Args::NONE, "delete this conversation's file";
-    Files "export" "FILE": session::export, Args::text("a file name that ends in .md or .jsonl"),
-        "write the conversation as .md or .jsonl";
-    Hidden "resume" "[ID]": session::resume, Args::TEXT, "open a saved conversation";
-    Hidden "save" "[FILE]": session::save, Args::TEXT,
-        "say where the conversation is saved, or write it to a file";
-    Hidden "panel" "": cache::panel, Args::NONE, "show or hide the cache panel";
-    Hidden "keep-thinking" "on|off|auto": set::keep_thinking,
-        Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")]),
-        "keep earlier thoughts in the context";
-}
+    ),
+    Command::new(
+        Memory,
+        "recall",
+        "[TEXT]",
+        "ask whether the model still knows a text (or the chosen message)",
+        recall::run,
+    )
+    .args(Args::text("a text of this conversation, from its beginning on, or the chosen message")),
+    Command::new(
+        Memory,
+        "compare",
+        "",
+        "answer the last question again without eviction, beside the conversation",
+        compare::run,
+    ),
+    Command::new(Memory, "twin", "on|off", "compare the next answers with a copy that drops nothing", twin::run)
+        .args(Args::ON_OFF),
+    Command::new(Memory, "logprobs", "", "how sure the model was of each token of the last answer", logprobs::run)
+        .also(&["probs"]),
+    Command::new(Memory, "rebuild", "", "recompute the cache with the current eviction setting", cache::rebuild),
+    Command::new(Memory, "stats", "", "the numbers of the cache, head by head", cache::stats).also(&["context"]),
+    Command::new(
+        Model,
+        "model",
+        "[NAME]",
+        "load another model: demo, a folder, a GGUF file, or ORG/NAME",
+        model::model,
+    )
+    .also(&["load"])
+    .args(Args { more: model::known, ..Args::TEXT }),
+    Command::new(
+        Model,
+        "models",
+        "",
+        "the models on this machine: size, shape, DMS, licence; Enter loads one",
+        models::open,
+    )
+    .also(&["list"]),
+    Command::new(Model, "set", "[NAME VALUE]", "change a setting; without a name: list them", set::set)
+        .also(&["settings"])
+        .args(Args { more: set::complete, ..Args::TEXT }),
+    Command::new(Model, "theme", "[NAME]", "change the colours", set::theme)
+        .args(Args { more: set::themes, ..Args::TEXT }),
+    Command::new(Files, "sessions", "[WORDS]", "saved conversations: open, rename, delete", sessions::open)
+        .also(&["history"])
+        .args(Args::TEXT),
+    Command::new(Files, "rename", "TITLE", "give this conversation a title", session::rename)
+        .args(Args::text("a title")),
+    Command::new(Files, "delete", "", "delete this conversation's file", session::delete),
+    Command::new(Files, "export", "FILE", "write the conversation as .md or .jsonl", session::export)
+        .args(Args::text("a file name that ends in .md or .jsonl")),
+    Command::new(Hidden, "resume", "[ID]", "open a saved conversation", session::resume).args(Args::TEXT),
+    Command::new(Hidden, "save", "[FILE]", "say where the conversation is saved, or write it to a file", session::save)
+        .args(Args::TEXT),
+    Command::new(Hidden, "panel", "", "show or hide the cache panel", cache::panel),
+    Command::new(Hidden, "keep-thinking", "on|off|auto", "keep earlier thoughts in the context", set::keep_thinking)
+        .args(Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")])),
+];
 
 /// A slash command.
 pub struct Command {
@@ -135,8 +192,28 @@ pub struct Command {
     pub help: &'static str,
     pub group: Group,
     pub args: Args,
-    pub run: fn(&mut App, &str) -> Done,
+    pub run: Run,
 }
+
+impl Command {
+    /// A command without arguments or other names.
+    const fn new(group: Group, name: &'static str, usage: &'static str, help: &'static str, run: Run) -> Self {
+        Self { name, aliases: &[], usage, help, group, args: Args::NONE, run }
+    }
+
+    const fn also(mut self, aliases: &'static [&'static str]) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    const fn args(mut self, args: Args) -> Self {
+        self.args = args;
+        self
+    }
+}
+
+/// What a command does with the words behind its name.
+type Run = fn(&mut App, &str) -> Done;
 
 /// The arguments of a command, for completion and for what is refused.
 pub struct Args {
