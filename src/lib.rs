@@ -3,7 +3,7 @@
 //! # The way of a token
 //!
 //! ```text
-//! ui --Command--> engine::worker -> scheduler -> model::forward -> cache -> backend op
+//! ui --Command--> engine::worker -> scheduler -> model::Step -> cache -> backend op
 //!    <--Event---- detokenizer <- sampler <- logits row <---------------------'
 //! (beside it, latest wins: Snapshot, the numbers of the panels)
 //! ```

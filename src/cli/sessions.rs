@@ -6,7 +6,7 @@ use crate::cache::file::{Kept, Room};
 use crate::chat::session::{CACHE_EXTENSION, Entry, Store, cache_of};
 use crate::config::Settings;
 use crate::regular_file::temporary::remove_abandoned;
-use crate::ui::text::{bytes, clean_line, truncate};
+use crate::ui::text::{bytes, clean_line, plural, truncate};
 use anyhow::Result;
 use serde_json::json;
 use std::fs;
@@ -78,11 +78,7 @@ fn prune(settings: &Settings, all: bool, common: &Common) -> Result<()> {
             "removed": gone.len(), "removed_bytes": sum(&gone), "left": kept.len(), "left_bytes": sum(&kept),
         }));
     }
-    let caches = |files: &[Kept]| format!("{} of {}", plural(files.len()), bytes(sum(files)));
+    let caches = |files: &[Kept]| format!("{} of {}", plural(files.len() as u64, "cache"), bytes(sum(files)));
     output::out(&format!("removed {}; {} left\n", caches(&gone), caches(&kept)))?;
     Ok(())
-}
-
-fn plural(n: usize) -> String {
-    if n == 1 { "1 cache".to_owned() } else { format!("{n} caches") }
 }

@@ -7,8 +7,7 @@ use crate::cli::args::{Common, DoctorArgs};
 use crate::cli::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use crate::cli::machine::{Resident, resident};
 use crate::cli::output::{self, as_wrong_use};
-use crate::cli::{download, spawn};
-use crate::config::Settings;
+use crate::cli::{download, quiet_settings, spawn};
 use crate::engine::{self, EngineOptions};
 use anyhow::Result;
 use serde_json::json;
@@ -17,7 +16,7 @@ use serde_json::json;
 /// not sum to what the device reports.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
     let before = resident();
-    let settings = Settings::load(common.layer(), common.config.as_deref())?;
+    let settings = quiet_settings(common)?;
     devices::check(&settings)?;
     let (checkpoint, target) = match &args.shape {
         Some(shape) => {

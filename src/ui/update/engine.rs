@@ -314,7 +314,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     let twin = if app.engine.twin { "; the twin is off" } else { "" };
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
-    app.engine.comparing = None;
+    (app.engine.comparing, app.engine.rebuilding) = (None, None);
     app.session.loaded(false);
     if let (Restore::Waiting(request), Some(_)) = (&mut app.session.restore, &app.engine.info) {
         // It was made for the model before.
