@@ -394,8 +394,8 @@ fn every_file_is_a_module() {
     assert!(orphans.is_empty(), "no `mod` names {orphans:?}");
 }
 
-/// The release profile goes without link-time optimisation. An intrinsic in a closure that was compiled before it was inlined
-/// would stay a call, as this program's own symbols show; `array_of` in `backend::cpu::simd` is the way around.
+/// An intrinsic in a closure that was compiled before it was inlined stays a call where link-time optimisation does not mend it,
+/// as incremental builds show; then this program has a symbol for it. `array_of` in `backend::cpu::simd` is the way around.
 #[test]
 #[cfg(all(target_arch = "x86_64", not(debug_assertions)))]
 fn intrinsics_are_not_calls() {
