@@ -261,9 +261,11 @@ impl Repo {
 
     /// Blobs that a snapshot links to under such names.
     fn linked(&self, counts: impl Fn(&str) -> bool) -> BTreeSet<PathBuf> {
-        let files = files_below(&self.dir.join("snapshots")).into_iter().filter(|(name, _)| counts(name));
-        let targets = files.filter_map(|(_, path)| fs::read_link(path).ok());
-        targets.filter_map(|target| Some(self.blob(target.file_name()?.to_str()?))).collect()
+        let blobs = self.dir.join("blobs");
+        let files = files_below(&self.dir.join("snapshots")).into_values();
+        let counted = files.filter(|path| path.file_name().is_some_and(|name| counts(&name.to_string_lossy())));
+        let targets = counted.filter_map(|path| fs::read_link(path).ok());
+        targets.filter_map(|target| Some(blobs.join(target.file_name()?))).collect()
     }
 }
 
