@@ -149,7 +149,7 @@ impl Checkpoint {
         Self::from_files(name, &Files::memory(files)?, adapter, own_weights).map_err(unicode::one_line_error)
     }
 
-    /// `weights` gives the tensors of the configuration, and the files of their own that they are in.
+    /// `weights` gives the tensors of the configuration, and the files that they are in where those are the model's own.
     fn from_files(
         name: &str,
         files: &Files,

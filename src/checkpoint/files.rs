@@ -144,12 +144,13 @@ impl Files {
             #[cfg(not(builtin_model))]
             Self::BuiltIn => bail!(builtin::LEFT_OUT),
             #[cfg(builtin_model)]
-            Self::BuiltIn if name == WEIGHTS => {
-                let bytes = builtin::weights().context("no memory for the built-in model (16 MB)")?;
-                Ok(Some(Arc::new(bytes)))
-            }
-            #[cfg(builtin_model)]
-            Self::BuiltIn => Ok(None),
+            Self::BuiltIn => match name {
+                WEIGHTS => {
+                    let bytes = builtin::weights().context("no memory for the built-in model (16 MB)")?;
+                    Ok(Some(Arc::new(bytes)))
+                }
+                _ => Ok(None),
+            },
             Self::Memory(files) => Ok(files.get(name).cloned()),
             Self::Gguf(_) => Ok(None),
             Self::Folder { .. } => self.path(name)?.map(|path| mapped::map_file(&path)).transpose(),

@@ -181,9 +181,10 @@ fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
     let scalar = config.positive("query_pre_attn_scalar")?;
     ensure!((1e-3..=1e6).contains(&scalar), "{place}: query_pre_attn_scalar {scalar} is out of range");
     spec.score_scale = Some(scalar.powf(-0.5) as f32);
-    let of = |is_global: bool| LayerKind { local: !is_global, ..LayerKind::ATTENTION };
-    spec.layers = layer_types(config, LocalLayers::MOST, ("sliding_window_pattern", 6), of)?;
-    if spec.layers.contains(&of(false)) {
+    let is_global =
+        full_layers(config, LocalLayers::MOST, |kind| kind != "sliding_attention", ("sliding_window_pattern", 6))?;
+    spec.layers = is_global.iter().map(|global| LayerKind { local: !global, ..LayerKind::ATTENTION }).collect();
+    if is_global.contains(&false) {
         let window = config.size_to("sliding_window", bounds::CONTEXT)?;
         spec.local = Some(Local { window, theta: rope::local_theta(config)? });
     }
@@ -250,29 +251,29 @@ fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
         mixer: if is_attention { Mixer::Attention } else { Mixer::DeltaNet },
         ..LayerKind::ATTENTION
     };
-    let layers = layer_types(config, bounds::LAYERS, ("full_attention_interval", 4), of)?;
-    ensure!(layers.contains(&of(true)), "{}: it has no layer of attention, which is not supported", config.place());
-    Ok(layers)
+    let full = full_layers(config, bounds::LAYERS, |kind| kind == "full_attention", ("full_attention_interval", 4))?;
+    ensure!(full.contains(&true), "{}: it has no layer of attention, which is not supported", config.place());
+    Ok(full.into_iter().map(of).collect())
 }
 
-/// At most `most` layers, by whether their attention is full: as `layer_types` says, or else every so many, by a key and its
-/// usual value.
-fn layer_types(
+/// Whether the attention of each layer is full, of `most` layers at the most: as `is_full` says of its entry in `layer_types`, or
+/// else in every so many, by a key and its usual value.
+fn full_layers(
     config: &Fields,
     most: usize,
+    is_full: impl Fn(&Value) -> bool,
     (key, usual): (&str, usize),
-    of: impl Fn(bool) -> LayerKind,
-) -> Result<Vec<LayerKind>> {
+) -> Result<Vec<bool>> {
     let n = config.size_to("num_hidden_layers", most)?;
-    let layers: Vec<LayerKind> = match config.get("layer_types").and_then(Value::as_array) {
-        Some(listed) => listed.iter().take(n).map(|kind| of(kind == "full_attention")).collect(),
+    let full: Vec<bool> = match config.get("layer_types").and_then(Value::as_array) {
+        Some(listed) => listed.iter().take(n).map(is_full).collect(),
         None => {
             let interval = config.opt_size(key)?.unwrap_or(usual).max(1);
-            (1..=n).map(|layer| of(layer % interval == 0)).collect()
+            (1..=n).map(|layer| layer % interval == 0).collect()
         }
     };
-    ensure!(layers.len() == n, "{}: layer_types is not a list of {n} names", config.place());
-    Ok(layers)
+    ensure!(full.len() == n, "{}: layer_types is not a list of {n} names", config.place());
+    Ok(full)
 }
 
 /// Whether `layer_types` lists nothing but sliding windows.
