@@ -7,6 +7,8 @@
 
 use super::super::thread_pool::Tile;
 #[cfg(target_arch = "x86_64")]
+use super::array_of;
+#[cfg(target_arch = "x86_64")]
 use super::integer::{self, Bytes, Dot, LINES, MOST_ROWS, Work};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
@@ -16,7 +18,7 @@ use super::strip::{STEPS, Strip};
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
-use super::{Isa, Set, array_of, by_isa};
+use super::{Isa, Set, by_isa};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::file::Words;
 use crate::quant::file::{FileCode, Runs};

@@ -16,6 +16,7 @@
 use super::super::thread_pool::Tile;
 use super::array_of;
 use super::strip::{Line, Ordered, Strip, WORDS, put, put_runs, round};
+use super::vector::{half, half_512};
 use crate::quant::GROUP;
 use std::arch::x86_64::*;
 
@@ -337,10 +338,7 @@ impl Dot for Avx512Vnni {
 
     #[inline(always)]
     unsafe fn rows(sums: __m512) -> [f32; 2] {
-        unsafe {
-            let half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps::<1>(sums));
-            rows_of_halves(half)
-        }
+        unsafe { rows_of_halves(half_512(sums)) }
     }
 }
 
@@ -374,7 +372,7 @@ unsafe fn dot_512<const PLANES: usize>(planes: [*const u8; PLANES], x: *const Li
 #[inline(always)]
 unsafe fn rows_of_halves(sums: __m256) -> [f32; 2] {
     unsafe {
-        let sums = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+        let sums = half(sums);
         let pairs = _mm_hadd_ps(sums, sums);
         [_mm_cvtss_f32(pairs), _mm_cvtss_f32(_mm_movehdup_ps(pairs))]
     }

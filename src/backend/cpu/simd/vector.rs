@@ -258,13 +258,14 @@ impl Vector for Avx2 {
 /// The lower half plus the upper one.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn half(v: __m256) -> __m128 {
+pub(super) unsafe fn half(v: __m256) -> __m128 {
     unsafe { _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)) }
 }
 
+/// As [`half`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn half_512(v: __m512) -> __m256 {
+pub(super) unsafe fn half_512(v: __m512) -> __m256 {
     unsafe { _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)) }
 }
 
