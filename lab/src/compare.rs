@@ -78,6 +78,7 @@ struct Job<'a> {
 }
 
 impl ModelJob for Job<'_> {
+    type Output = u8;
     fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = encode_text_file(checkpoint, &self.args.text_file, runner.context()).map_err(as_wrong_use)?;
         check_tokens(&tokens, runner).map_err(as_wrong_use)?;
@@ -145,6 +146,7 @@ struct Beside<'a, R: Measure, F: FnMut(Compared)> {
 }
 
 impl<R: Measure, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
+    type Output = u8;
     fn run<B: Measure>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
         let [vocab, wanted] = [checkpoint.config.vocab, self.reference.config().vocab];

@@ -47,6 +47,7 @@ struct Job<'a> {
 }
 
 impl ModelJob for Job<'_> {
+    type Output = u8;
     fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = match (&self.args.tokens_file, &self.args.text_file) {
             (Some(file), _) => read_tokens(file),

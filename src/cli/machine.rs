@@ -2,22 +2,33 @@
 
 use std::fs;
 
-/// CPU features that matter for speed; none are known of other processors.
+/// CPU features that matter for speed.
+#[cfg(target_arch = "x86_64")]
 pub fn cpu_features() -> Vec<&'static str> {
-    #[allow(unused_macros)]
     macro_rules! present {
-        ($is_detected:ident: $($name:tt),*) => {
-            [$(($name, std::arch::$is_detected!($name))),*]
+        ($($name:tt),*) => {
+            [$(($name, std::arch::is_x86_feature_detected!($name))),*]
         };
     }
-    #[cfg(target_arch = "x86_64")]
-    let all =
-        present!(is_x86_feature_detected: "sse4.2", "avx", "fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512bf16");
-    #[cfg(target_arch = "aarch64")]
-    let all = present!(is_aarch64_feature_detected: "neon", "fp16", "bf16");
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let all: [(&str, bool); 0] = [];
+    let all = present!("sse4.2", "avx", "fma", "f16c", "avx2", "avx512f", "avx512bw", "avx512bf16");
     all.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
+}
+
+/// CPU features that matter for speed.
+#[cfg(target_arch = "aarch64")]
+pub fn cpu_features() -> Vec<&'static str> {
+    let all = [
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("fp16", std::arch::is_aarch64_feature_detected!("fp16")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+    ];
+    all.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+/// CPU features that matter for speed: none are known here.
+pub fn cpu_features() -> Vec<&'static str> {
+    Vec::new()
 }
 
 /// Bytes in a field of `/proc/meminfo`, such as `MemTotal:`; `None` outside Linux.

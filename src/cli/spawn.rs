@@ -19,7 +19,6 @@ use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions}
 use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
 use crate::quant::Weights;
 use anyhow::{Context, Result, bail};
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
@@ -106,28 +105,30 @@ impl DeviceJob for Serve {
     }
 }
 
-/// Work on a loaded model without the engine's thread, for any backend. Its result is an exit code, or something else.
-pub trait ModelJob<T = u8> {
-    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<T>;
+/// Work on a loaded model without the engine's thread, for any backend.
+pub trait ModelJob {
+    /// An exit code, or what else it makes.
+    type Output;
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<Self::Output>;
 }
 
 /// Loads the model of the settings onto its device and does `job`. A step has at most `max_step` tokens.
-pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> Result<u8> {
+pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob<Output = u8>) -> Result<u8> {
     with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), ..options }, job)
 }
 
 /// As [`with_model`], with options that `adjust` makes from those of the settings.
-pub fn with_options<T>(
+pub fn with_options<J: ModelJob>(
     settings: &Settings,
     adjust: impl FnOnce(EngineOptions, &ModelConfig) -> EngineOptions,
-    job: impl ModelJob<T>,
-) -> Result<T> {
+    job: J,
+) -> Result<J::Output> {
     devices::check(settings)?;
     download::ensure(settings)?;
     interrupts::end_on_interrupt("interrupted")?;
     let (checkpoint, target) = open_or_say(settings).map_err(as_wrong_use)?;
     let options = adjust(options(settings, &checkpoint, target).map_err(as_wrong_use)?, &checkpoint.config);
-    target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job, output: PhantomData })
+    target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
 
 /// The checkpoint as it is loaded onto this device, with progress and notices on stderr.
@@ -141,18 +142,17 @@ pub fn prepared<B: Measure>(b: &B, checkpoint: Checkpoint, options: &mut EngineO
 }
 
 /// Loads a model and does a [`ModelJob`].
-struct OnRunner<J, T> {
+struct OnRunner<J> {
     checkpoint: Checkpoint,
     options: EngineOptions,
     job: J,
-    output: PhantomData<T>,
 }
 
-impl<T, J: ModelJob<T>> DeviceJob for OnRunner<J, T> {
-    type Output = T;
+impl<J: ModelJob> DeviceJob for OnRunner<J> {
+    type Output = J::Output;
 
-    fn run<D: DeviceKind>(self, device: &D) -> Result<T> {
-        let Self { checkpoint, mut options, job, .. } = self;
+    fn run<D: DeviceKind>(self, device: &D) -> Result<J::Output> {
+        let Self { checkpoint, mut options, job } = self;
         let b = device.open()?;
         let checkpoint = prepared(&b, checkpoint, &mut options)?;
         let mut runner = Runner::new(b, &checkpoint, &options, |_, _| true)?;

@@ -75,7 +75,7 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
     };
     ensure!(
         common.early_stop.is_none() && common.check.is_none(),
-        wrong_use("--early-stop and --check are for a chat: eval lets every chain end, and checks answers itself",)
+        wrong_use("--early-stop and --check are for a chat: eval lets every chain end, and checks answers itself")
     );
     ensure!(
         common.budget.is_none() && common.eviction.is_none(),

@@ -145,7 +145,8 @@ struct Fit<'a> {
     work: &'a mut Work,
 }
 
-impl ModelJob<FittedModel> for Fit<'_> {
+impl ModelJob for Fit<'_> {
+    type Output = FittedModel;
     fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<FittedModel> {
         let Self { texts, goal, work } = self;
         let c = &checkpoint.config;
@@ -185,7 +186,8 @@ struct Find<'a> {
     draft: Temporary,
 }
 
-impl ModelJob<Found> for Find<'_> {
+impl ModelJob for Find<'_> {
+    type Output = Found;
     fn run<B: Measure>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<Found> {
         let Self { fitted, goal, work, draft } = self;
         // Nothing that Ctrl+C ends the process at leaves a file behind.

@@ -82,6 +82,7 @@ struct Answering<'a> {
 }
 
 impl ModelJob for Answering<'_> {
+    type Output = u8;
     fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let Self { run, items, rows, out, store, progress } = self;
         check_width(runner, run.width())?;
