@@ -31,44 +31,31 @@ use Group::{Chat, Files, Hidden, Memory, Model};
 
 /// Every command, in the order that /help lists them.
 pub const ALL: &[Command] = &[
-    Command::new(Chat, "help", "[WORDS]", "keys and commands", help::open).args(Args::TEXT),
-    Command::new(Chat, "new", "", "begin a new conversation; this one stays saved", session::new).also(&["clear"]),
-    Command::new(
-        Chat,
-        "compact",
-        "[list]",
-        "continue in a new conversation with a summary, or a list of your messages; this one stays saved",
-        compact::begin,
-    )
-    .args(Args::words("list or nothing", &[("list", "your messages, word for word")])),
-    Command::new(Chat, "regen", "", "answer the last message again; the old answer stays a branch", turns::regenerate)
+    Command::new(Chat, "help", "[WORDS]", help::open).help("keys and commands").args(Args::TEXT),
+    Command::new(Chat, "new", "", session::new).help("begin a new conversation; this one stays saved").also(&["clear"]),
+    Command::new(Chat, "compact", "[list]", compact::begin)
+        .help("continue in a new conversation with a summary, or a list of your messages; this one stays saved")
+        .args(Args::words("list or nothing", &[("list", "your messages, word for word")])),
+    Command::new(Chat, "regen", "", turns::regenerate)
+        .help("answer the last message again; the old answer stays a branch")
         .also(&["retry"]),
-    Command::new(Chat, "edit", "", "change your last (or the chosen) message and send it again", turns::edit),
-    Command::new(Chat, "undo", "", "remove the last message and its answer from the context", turns::undo),
-    Command::new(
-        Chat,
-        "parallel",
-        "N|auto [TEXT]",
-        "answer with N chains that vote; 1 is off; with a text: this question only",
-        chains::parallel,
-    )
-    .also(&["width"])
-    .args(
-        Args::words(
-            "1 to 1024 chains, or auto",
-            &[("1", "off"), ("4", ""), ("8", ""), ("16", ""), ("auto", "as many as fit")],
-        )
-        .open(),
-    ),
-    Command::new(
-        Chat,
-        "chains",
-        "[N]",
-        "the chains of the last (or the chosen) answer, or chain N's reply",
-        chains::show,
-    )
-    .args(Args::text("the number of a chain")),
-    Command::new(Model, "draft", "on|off|N", "try several tokens in one step; the answer is the same", draft::run)
+    Command::new(Chat, "edit", "", turns::edit).help("change your last (or the chosen) message and send it again"),
+    Command::new(Chat, "undo", "", turns::undo).help("remove the last message and its answer from the context"),
+    Command::new(Chat, "parallel", "N|auto [TEXT]", chains::parallel)
+        .help("answer with N chains that vote; 1 is off; with a text: this question only")
+        .also(&["width"])
+        .args(
+            Args::words(
+                "1 to 1024 chains, or auto",
+                &[("1", "off"), ("4", ""), ("8", ""), ("16", ""), ("auto", "as many as fit")],
+            )
+            .open(),
+        ),
+    Command::new(Chat, "chains", "[N]", chains::show)
+        .help("the chains of the last (or the chosen) answer, or chain N's reply")
+        .args(Args::text("the number of a chain")),
+    Command::new(Model, "draft", "on|off|N", draft::run)
+        .help("try several tokens in one step; the answer is the same")
         .args(
             Args::words(
                 "on, off, or the most tokens of a step (1 to 15)",
@@ -76,109 +63,85 @@ pub const ALL: &[Command] = &[
             )
             .open(),
         ),
-    Command::new(Chat, "think", "on|off", "let the model think before it answers", set::think).args(Args::ON_OFF),
-    Command::new(Chat, "system", "[TEXT|none]", "set the system prompt", set::system).args(Args::TEXT),
-    Command::new(
-        Chat,
-        "copy",
-        "[N|code|all]",
-        "copy the last answer, the Nth from the end, its code, or all",
-        copy::run,
-    )
-    .args(
-        Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")])
-            .open(),
-    ),
-    Command::new(Chat, "find", "[TEXT]", "find text in this conversation", find::run)
+    Command::new(Chat, "think", "on|off", set::think).help("let the model think before it answers").args(Args::ON_OFF),
+    Command::new(Chat, "system", "[TEXT|none]", set::system).help("set the system prompt").args(Args::TEXT),
+    Command::new(Chat, "copy", "[N|code|all]", copy::run)
+        .help("copy the last answer, the Nth from the end, its code, or all")
+        .args(
+            Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")])
+                .open(),
+        ),
+    Command::new(Chat, "find", "[TEXT]", find::run)
+        .help("find text in this conversation")
         .also(&["search"])
         .args(Args::TEXT),
-    Command::new(Chat, "quit", "", "quit (the conversation is saved)", session::quit).also(&["exit", "bye"]),
-    Command::new(Memory, "eviction", "on|off", "drop the tokens that the model marks, or keep all", cache::eviction)
+    Command::new(Chat, "quit", "", session::quit).help("quit (the conversation is saved)").also(&["exit", "bye"]),
+    Command::new(Memory, "eviction", "on|off", cache::eviction)
+        .help("drop the tokens that the model marks, or keep all")
         .args(Args::ON_OFF),
-    Command::new(
-        Memory,
-        "forget",
-        "less|more|N|trained",
-        "how much the model forgets from now on (N = compression ratio, as --keep-ratio)",
-        cache::forget,
-    )
-    .args(
-        Args::words(
-            "less, more, trained or a ratio",
-            &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
-        )
-        .open(),
-    ),
-    Command::new(
-        Memory,
-        "pin",
-        "[system]",
-        "never forget your last (or the chosen) message, or the system prompt",
-        pin::pin,
-    )
-    .args(Args::words("system, or nothing for your last (or the chosen) message", &[pin::SYSTEM])),
-    Command::new(Memory, "unpin", "", "take the pin of that message back, or every pin; asks which", pin::unpin).args(
-        Args::words(
+    Command::new(Memory, "forget", "less|more|N|trained", cache::forget)
+        .help("how much the model forgets from now on (N = compression ratio, as --keep-ratio)")
+        .args(
+            Args::words(
+                "less, more, trained or a ratio",
+                &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
+            )
+            .open(),
+        ),
+    Command::new(Memory, "pin", "[system]", pin::pin)
+        .help("never forget your last (or the chosen) message, or the system prompt")
+        .args(Args::words("system, or nothing for your last (or the chosen) message", &[pin::SYSTEM])),
+    Command::new(Memory, "unpin", "", pin::unpin)
+        .help("take the pin of that message back, or every pin; asks which")
+        .args(Args::words(
             "system, all, or nothing for your last (or the chosen) message",
             &[pin::SYSTEM, ("all", "every pin")],
-        ),
-    ),
-    Command::new(
-        Memory,
-        "recall",
-        "[TEXT]",
-        "ask whether the model still knows a text (or the chosen message)",
-        recall::run,
-    )
-    .args(Args::text("a text of this conversation, from its beginning on, or the chosen message")),
-    Command::new(
-        Memory,
-        "compare",
-        "",
-        "answer the last question again without eviction, beside the conversation",
-        compare::run,
-    ),
-    Command::new(Memory, "twin", "on|off", "compare the next answers with a copy that drops nothing", twin::run)
+        )),
+    Command::new(Memory, "recall", "[TEXT]", recall::run)
+        .help("ask whether the model still knows a text (or the chosen message)")
+        .args(Args::text("a text of this conversation, from its beginning on, or the chosen message")),
+    Command::new(Memory, "compare", "", compare::run)
+        .help("answer the last question again without eviction, beside the conversation"),
+    Command::new(Memory, "twin", "on|off", twin::run)
+        .help("compare the next answers with a copy that drops nothing")
         .args(Args::ON_OFF),
-    Command::new(Memory, "logprobs", "", "how sure the model was of each token of the last answer", logprobs::run)
+    Command::new(Memory, "logprobs", "", logprobs::run)
+        .help("how sure the model was of each token of the last answer")
         .also(&["probs"]),
-    Command::new(Memory, "rebuild", "", "recompute the cache with the current eviction setting", cache::rebuild),
-    Command::new(Memory, "stats", "", "the numbers of the cache, head by head", cache::stats).also(&["context"]),
-    Command::new(
-        Model,
-        "model",
-        "[NAME]",
-        "load another model: demo, a folder, a GGUF file, or ORG/NAME",
-        model::model,
-    )
-    .also(&["load"])
-    .args(Args { more: model::known, ..Args::TEXT }),
-    Command::new(
-        Model,
-        "models",
-        "",
-        "the models on this machine: size, shape, DMS, licence; Enter loads one",
-        models::open,
-    )
-    .also(&["list"]),
-    Command::new(Model, "set", "[NAME VALUE]", "change a setting; without a name: list them", set::set)
+    Command::new(Memory, "rebuild", "", cache::rebuild).help("recompute the cache with the current eviction setting"),
+    Command::new(Memory, "stats", "", cache::stats).help("the numbers of the cache, head by head").also(&["context"]),
+    Command::new(Model, "model", "[NAME]", model::model)
+        .help("load another model: demo, a folder, a GGUF file, or ORG/NAME")
+        .also(&["load"])
+        .args(Args { more: model::known, ..Args::TEXT }),
+    Command::new(Model, "models", "", models::open)
+        .help("the models on this machine: size, shape, DMS, licence; Enter loads one")
+        .also(&["list"]),
+    Command::new(Model, "set", "[NAME VALUE]", set::set)
+        .help("change a setting; without a name: list them")
         .also(&["settings"])
         .args(Args { more: set::complete, ..Args::TEXT }),
-    Command::new(Model, "theme", "[NAME]", "change the colours", set::theme)
+    Command::new(Model, "theme", "[NAME]", set::theme)
+        .help("change the colours")
         .args(Args { more: set::themes, ..Args::TEXT }),
-    Command::new(Files, "sessions", "[WORDS]", "saved conversations: open, rename, delete", sessions::open)
+    Command::new(Files, "sessions", "[WORDS]", sessions::open)
+        .help("saved conversations: open, rename, delete")
         .also(&["history"])
         .args(Args::TEXT),
-    Command::new(Files, "rename", "TITLE", "give this conversation a title", session::rename)
+    Command::new(Files, "rename", "TITLE", session::rename)
+        .help("give this conversation a title")
         .args(Args::text("a title")),
-    Command::new(Files, "delete", "", "delete this conversation's file", session::delete),
-    Command::new(Files, "export", "FILE", "write the conversation as .md or .jsonl", session::export)
+    Command::new(Files, "delete", "", session::delete).help("delete this conversation's file"),
+    Command::new(Files, "export", "FILE", session::export)
+        .help("write the conversation as .md or .jsonl")
         .args(Args::text("a file name that ends in .md or .jsonl")),
-    Command::new(Hidden, "resume", "[ID]", "open a saved conversation", session::resume).args(Args::TEXT),
-    Command::new(Hidden, "save", "[FILE]", "say where the conversation is saved, or write it to a file", session::save)
+    Command::new(Hidden, "resume", "[ID]", session::resume).help("open a saved conversation").args(Args::TEXT),
+    Command::new(Hidden, "save", "[FILE]", session::save)
+        .help("say where the conversation is saved, or write it to a file")
         .args(Args::TEXT),
-    Command::new(Hidden, "panel", "", "show or hide the cache panel", cache::panel),
-    Command::new(Hidden, "keep-thinking", "on|off|auto", "keep earlier thoughts in the context", set::keep_thinking)
+    Command::new(Hidden, "panel", "", cache::panel).help("show or hide the cache panel"),
+    Command::new(Hidden, "keep-thinking", "on|off|auto", set::keep_thinking)
+        .help("keep earlier thoughts in the context")
         .args(Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")])),
 ];
 
@@ -193,23 +156,6 @@ pub struct Command {
     pub group: Group,
     pub args: Args,
     pub run: Run,
-}
-
-impl Command {
-    /// A command without arguments or other names.
-    const fn new(group: Group, name: &'static str, usage: &'static str, help: &'static str, run: Run) -> Self {
-        Self { name, aliases: &[], usage, help, group, args: Args::NONE, run }
-    }
-
-    const fn also(mut self, aliases: &'static [&'static str]) -> Self {
-        self.aliases = aliases;
-        self
-    }
-
-    const fn args(mut self, args: Args) -> Self {
-        self.args = args;
-        self
-    }
 }
 
 /// What a command does with the words behind its name.
@@ -267,6 +213,26 @@ impl Group {
 }
 
 impl Command {
+    /// A command without arguments or other names.
+    const fn new(group: Group, name: &'static str, usage: &'static str, run: Run) -> Self {
+        Self { name, aliases: &[], usage, help: "", group, args: Args::NONE, run }
+    }
+
+    const fn help(mut self, help: &'static str) -> Self {
+        self.help = help;
+        self
+    }
+
+    const fn also(mut self, aliases: &'static [&'static str]) -> Self {
+        self.aliases = aliases;
+        self
+    }
+
+    const fn args(mut self, args: Args) -> Self {
+        self.args = args;
+        self
+    }
+
     /// `/copy [N|code|all]`
     pub fn label(&self) -> String {
         format!("/{} {}", self.name, self.usage).trim_end().to_owned()
@@ -280,6 +246,15 @@ impl Command {
 
     fn takes(&self, argument: &str) -> String {
         takes(&format!("/{}", self.name), self.args.takes, argument)
+    }
+
+    /// Shows why the command was not carried out.
+    fn refuse(&self, app: &mut App, argument: &str, why: Refusal) {
+        match why {
+            Refusal::Said => {}
+            Refusal::Takes => app.error(self.takes(argument)),
+            Refusal::Because(why) => app.info(format!("/{}: {why}", self.name)),
+        }
     }
 }
 
@@ -307,8 +282,9 @@ pub fn read(name: &str, argument: &str) -> Result<&'static Command, String> {
 
 /// Carries out a command, or shows why not.
 pub fn run(app: &mut App, command: &Command, argument: &str) {
-    let done = (command.run)(app, argument);
-    finish(app, command.name, argument, done);
+    if let Err(why) = (command.run)(app, argument) {
+        command.refuse(app, argument, why);
+    }
 }
 
 /// Carries out the command of this name.
@@ -316,17 +292,6 @@ pub fn run_named(app: &mut App, name: &str, argument: &str) {
     if let Some(command) = find(name) {
         run(app, command, argument);
     }
-}
-
-/// Shows why a command was not carried out. True if it was.
-fn finish(app: &mut App, name: &str, argument: &str, done: Done) -> bool {
-    let Err(why) = done else { return true };
-    match why {
-        Refusal::Said => {}
-        Refusal::Takes => app.error(find(name).map_or_else(String::new, |command| command.takes(argument))),
-        Refusal::Because(why) => app.info(format!("/{name}: {why}")),
-    }
-    false
 }
 
 /// Listed commands whose name begins as typed, then those with its letters in order; an unlisted

@@ -1,12 +1,18 @@
 //! The compression ratio over the conversation, for the panel.
 
 /// Compression ratio by tokens fed, thinned out when long.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RatioHistory {
     /// Tokens fed, and the ratio then.
     points: Vec<(usize, f64)>,
-    /// Least tokens between two points.
+    /// Tokens between two points.
     step: usize,
+}
+
+impl Default for RatioHistory {
+    fn default() -> Self {
+        Self { points: Vec::new(), step: 1 }
+    }
 }
 
 impl RatioHistory {
@@ -29,7 +35,7 @@ impl RatioHistory {
                 n += 1;
                 n % 2 == 1
             });
-            self.step = 2 * self.step.max(1);
+            self.step *= 2;
         }
     }
 

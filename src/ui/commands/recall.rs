@@ -17,8 +17,11 @@ pub fn run(app: &mut App, text: &str) -> Done {
 
 /// Asks for the text at these positions, for the memory page. False after a notice.
 pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) -> bool {
-    let done = begin(app, text, Some(tokens));
-    super::finish(app, "recall", text, done)
+    let Err(why) = begin(app, text, Some(tokens)) else { return true };
+    if let Some(recall) = super::find("recall") {
+        recall.refuse(app, text, why);
+    }
+    false
 }
 
 fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Done {
