@@ -19,7 +19,8 @@ use crate::checkpoint::Activation;
 use taps::Tap;
 use weights::{Attention, DeltaNet, Layer, Mixer};
 
-/// A step on its way through the layers. The caller has reserved its pages ([`KvCache::reserve_step`]), so nothing here can fail.
+/// One forward pass of some rows, and what it reads and writes. The caller has reserved its pages ([`KvCache::reserve_step`]), so
+/// nothing here can fail.
 pub struct Step<'a, B: Backend> {
     pub b: &'a B,
     pub model: &'a Model<B>,

@@ -325,8 +325,10 @@ impl Chain {
     }
 
     /// Takes what a head has guessed.
-    pub fn guessed(&mut self, tokens: &[Token]) {
-        drafting(&mut self.generation).into_iter().for_each(|drafting| drafting.guessed(tokens.to_vec()));
+    pub fn guessed(&mut self, tokens: Vec<Token>) {
+        if let Some(drafting) = drafting(&mut self.generation) {
+            drafting.guessed(tokens);
+        }
     }
 
     /// The newest `n` tokens that were fed, less the first of them, and the one that is fed next.
@@ -363,6 +365,8 @@ impl Chain {
 
     /// Learns that of the last step's drafts the first `accepted` were right. `cost`: of the step, in steps without drafts.
     pub fn drafts_ran(&mut self, accepted: usize, cost: f64) {
-        drafting(&mut self.generation).into_iter().for_each(|drafting| drafting.observe(accepted, cost));
+        if let Some(drafting) = drafting(&mut self.generation) {
+            drafting.observe(accepted, cost);
+        }
     }
 }

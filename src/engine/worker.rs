@@ -273,7 +273,9 @@ impl<B: Backend> Worker<B> {
         let guessing = std::mem::take(&mut self.guessing);
         let cost = self.costs.observe(started.elapsed().as_secs_f64() + guessing, ids.len(), drafts);
         for (&id, &taken) in rows.iter().zip(&accepted) {
-            self.chain_mut(id).into_iter().for_each(|chain| chain.drafts_ran(taken - 1, cost));
+            if let Some(chain) = self.chain_mut(id) {
+                chain.drafts_ran(taken - 1, cost);
+            }
         }
         for (id, error) in failed {
             if let Some(conversation) = self.conversations.get_mut(&id.conversation) {
@@ -305,7 +307,9 @@ impl<B: Backend> Worker<B> {
         let guesses = model.runner.follow(&rows);
         self.guessing = if guesses.iter().any(|g| !g.is_empty()) { started.elapsed().as_secs_f64() } else { 0.0 };
         for ((id, ..), tokens) in next.iter().zip(guesses) {
-            self.chain_mut(*id).into_iter().for_each(|chain| chain.guessed(&tokens));
+            if let Some(chain) = self.chain_mut(*id) {
+                chain.guessed(tokens);
+            }
         }
     }
 

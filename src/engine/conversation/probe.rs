@@ -164,21 +164,19 @@ impl<B: Backend> Conversation<B> {
 
     fn end_probe(&mut self, m: &mut Loaded<B>, probe: Running, halt: Option<Halt>) {
         let Running { events, chain, kind, .. } = probe;
-        let finding = match kind {
-            Kind::Recall(recall) => Finding::Recalled(recall.result(m, halt)),
-            Kind::Logprobs(logprobs) => Finding::Logprobs(logprobs.result(m, halt)),
-            Kind::Aside { asked, dense } => {
-                self.end_aside(m, &events, chain, *asked, dense, halt);
-                return self.serve_next(m);
-            }
-            Kind::Trial(waiting) => {
-                self.end_trial(m, chain, waiting, halt);
-                return self.serve_next(m);
-            }
-        };
+        match kind {
+            Kind::Recall(recall) => self.end_with(Finding::Recalled(recall.result(m, halt)), m, &events, chain),
+            Kind::Logprobs(logprobs) => self.end_with(Finding::Logprobs(logprobs.result(m, halt)), m, &events, chain),
+            Kind::Aside { asked, dense } => self.end_aside(m, &events, chain, *asked, dense, halt),
+            Kind::Trial(waiting) => self.end_trial(m, chain, waiting, halt),
+        }
+        self.serve_next(m);
+    }
+
+    /// Reports what was found, once the memory of its chain is free.
+    fn end_with(&mut self, finding: Finding, m: &mut Loaded<B>, events: &EventSender, chain: Chain) {
         self.leave(m, chain);
         events.event(Event::Found(finding));
-        self.serve_next(m);
     }
 
     /// Drops all probes.
