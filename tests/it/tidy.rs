@@ -400,13 +400,17 @@ fn every_file_is_a_module() {
 #[cfg(all(target_arch = "x86_64", not(debug_assertions)))]
 fn intrinsics_are_not_calls() {
     let program = std::fs::read(std::env::current_exe().expect("a path")).expect("this program");
-    let begins = |at: usize, with: &[u8]| program[at..].starts_with(with);
-    let mangled =
-        (0..program.len()).filter(|&at| program[at] == b'c' && begins(at, b"core_arch3x86")).collect::<Vec<_>>();
-    assert!(!mangled.is_empty(), "the program has symbols, and libraries with intrinsics that are calls");
-    let ours = mangled.iter().find(|&&at| program[at..at + 22].windows(6).any(|name| name == b"avx512"));
-    let name = ours.map(|&at| String::from_utf8_lossy(&program[at..at + 60]).into_owned());
-    assert_eq!(name, None);
+    // Backwards, so that the program has it in its symbols alone.
+    let module: Vec<u8> = std::hint::black_box(b"68x3hcra_eroc9").iter().rev().copied().collect();
+    let calls = (0..program.len()).filter(|&at| program[at] == module[0] && program[at..].starts_with(&module));
+    let names: Vec<String> =
+        calls.map(|at| String::from_utf8_lossy(&program[at..program.len().min(at + 60)]).into_owned()).collect();
+    assert!(!names.is_empty(), "the program has symbols, and libraries with intrinsics that are calls");
+    // Other libraries have no use for these.
+    let of_avx512 =
+        |name: &&String| name[module.len()..].trim_start_matches(|c: char| c.is_ascii_digit()).starts_with("avx512");
+    let ours: Vec<&String> = names.iter().filter(of_avx512).collect();
+    assert!(ours.is_empty(), "{ours:?}");
 }
 
 #[test]
