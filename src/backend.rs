@@ -131,13 +131,13 @@ pub struct Alpha {
 }
 
 /// Arguments of [`Ops::sample`].
-pub struct SampleArgs<'a, B: Device> {
+pub struct SampleArgs<'a, B: Pages> {
     /// `[n]`, one per row.
     pub draws: &'a B::Buf<SamplingState>,
-    /// `[n_seqs, seen_words(vocab)]` bit sets of the tokens fed, for the repetition penalty.
-    pub seen: &'a B::Buf<u32>,
-    /// `[n_seqs]` tokens fed: the position of the token to sample, less [`SamplingState::ahead`].
-    pub seq_len: &'a B::Buf<i32>,
+    /// Tokens fed to each sequence: `seq_len` is the position of the token to sample, less [`SamplingState::ahead`].
+    pub kv: &'a KvTables<B>,
+    /// As in [`Norm`].
+    pub non_finite: &'a B::Buf<i32>,
     /// The tokens of a step whose sequences are only fed later: the last [`SamplingState::ahead`] up to a row itself count as
     /// fed for it.
     pub staged: Option<&'a B::Buf<Token>>,
@@ -191,11 +191,6 @@ pub struct ExpertRows<B: Device> {
     pub gate_up: B::Acts,
     pub act: B::Acts,
     pub out: B::Acts,
-}
-
-/// `u32` words of a bit set of tokens.
-pub fn seen_words(vocab: usize) -> usize {
-    vocab.div_ceil(32)
 }
 
 /// Work of a step after the forward pass. Steps of one kind with the same number of one-token spans issue the same ops on the
@@ -331,8 +326,6 @@ pub trait Ops: Pages {
     fn step(&self, _kind: StepKind, _spans: &[Span], mut ops: impl FnMut(&Self)) {
         ops(self)
     }
-    /// Adds a step's tokens to their sequences' bit sets: see [`SampleArgs::seen`].
-    fn mark_seen(&self, seen: &mut Self::Buf<u32>, vocab: usize, tokens: &Self::Buf<Token>, spans: &[Span]);
     /// `out[i] = scale * table[tokens[i]]`
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, scale: f32, n: usize);
     /// `out = rms_norm(x)`; with `add`, `out += rms_norm(x)`.
@@ -402,16 +395,14 @@ pub trait Ops: Pages {
     /// for each row of `h`: the `per_token` most probable by the softmax of `router h`, of equal ones those of lower numbers. The sum
     /// runs from the most probable on.
     fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize);
-    /// Ends the layers of a step: `seq_len += len` for every span; `peak` counts the live slots, and for spans of one token
-    /// `reads` does too, unless attention has counted them.
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]);
+    /// Ends the layers of a step: `seq_len += len` for every span; `seen` gets the step's tokens, where they are given;
+    /// `peak` counts the live slots, and for spans of one token `reads` does too, unless attention has counted them.
+    fn advance(&self, kv: &mut KvTables<Self>, tokens: Option<&Self::Buf<Token>>, spans: &[Span]);
     /// `out[i] = x[rows[i]]`
     fn select_rows(&self, out: &mut Self::Acts, x: &Self::Acts, rows: &[usize]);
-    /// Samples a token from each of the first `n` rows of `logits`, which it may overwrite.
+    /// Samples a token from each of the first `n` rows of `logits`, which it may overwrite. It is a step's last op, and starts
+    /// the copy of the result of [`Self::read_step`] to the host.
     fn sample(&self, sampled: &mut Self::Buf<Token>, logits: &mut Self::Acts, args: &SampleArgs<'_, Self>, n: usize);
-    /// Last op of a step that samples: starts the copy of the result of [`Self::read_step`] to the host.
-    fn copy_to_host(&self, _sampled: &Self::Buf<Token>, _non_finite: &Self::Buf<i32>, _kv: &KvTables<Self>, _n: usize) {
-    }
     /// Waits for the step and returns its result, the only read-back of a step. Updates the host's count of free pages.
     fn read_step(
         &self,

@@ -19,7 +19,7 @@ use crate::backend::{
     AttentionArgs, Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span,
 };
 use crate::policy::{STRENGTHS, Shift, SlotMeta, strength};
-use crate::protocol::LaneFilter;
+use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -117,7 +117,15 @@ impl<B: Backend> KvCache<B> {
         self.seqs[row] = SeqState { used: true, eviction, fork_group: self.fork_groups, ..SeqState::default() };
         b.write(&mut self.tables.eviction, row, &[eviction as i32]);
         b.write(&mut self.tables.dial, row, &[0.0]);
+        self.write_seen(b, row, std::iter::empty());
         Ok(SeqId(row))
+    }
+
+    /// Writes the set of the tokens fed to a sequence.
+    fn write_seen(&mut self, b: &B, row: usize, tokens: impl Iterator<Item = Token>) {
+        let mut seen = vec![0u32; self.geometry().seen_words()];
+        tokens.for_each(|token| seen[token as usize / 32] |= 1 << (token % 32));
+        b.write(&mut self.tables.seen, row * seen.len(), &seen);
     }
 
     /// Creates a copy of a sequence that shares all its pages.
@@ -458,14 +466,9 @@ impl<B: Backend> KvCache<B> {
         b.commit(rows, decisions, &mut self.tables, layer, spans);
     }
 
-    /// Device buffer `[n_seqs]` of the tokens fed.
-    pub fn seq_len(&self) -> &B::Buf<i32> {
-        &self.tables.seq_len
-    }
-
-    /// Ends a step on the device: adds its tokens to the sequence lengths.
-    pub fn advance(&mut self, b: &B, spans: &[Span]) {
-        b.advance(&mut self.tables, spans);
+    /// Ends a step on the device: adds its tokens to the sequence lengths, and to the sets of tokens fed where they are given.
+    pub fn advance(&mut self, b: &B, tokens: Option<&B::Buf<Token>>, spans: &[Span]) {
+        b.advance(&mut self.tables, tokens, spans);
     }
 
     /// Adds a step's tokens to the lengths kept on the host. Called after the step, whose body does not run when a
@@ -480,7 +483,7 @@ impl<B: Backend> KvCache<B> {
 
     /// Ends a step that is never replayed, on the device and on the host.
     pub fn finish(&mut self, b: &B, spans: &[Span]) {
-        self.advance(b, spans);
+        self.advance(b, None, spans);
         self.fed(spans);
     }
 

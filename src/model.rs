@@ -68,7 +68,7 @@ impl<B: Backend> Step<'_, B> {
             b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
         }
         if !staged {
-            self.cache.advance(b, spans);
+            self.cache.advance(b, Some(&self.ws.tokens), spans);
         }
     }
 
@@ -86,7 +86,7 @@ impl<B: Backend> Step<'_, B> {
                 cache.commit(b, &staged.rows, &staged.decisions, mixer.index, spans);
             }
         }
-        cache.advance(b, spans);
+        cache.advance(b, Some(&ws.tokens), spans);
     }
 
     /// Adds the input of layer `l` to the features for a head, where it reads that layer.

@@ -367,6 +367,7 @@ pub(super) fn geometry(
         codec,
         policy,
         delta: None,
+        vocab: 0,
         staged_rows: 0,
         local: Default::default(),
     }

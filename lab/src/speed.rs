@@ -9,7 +9,7 @@ use crate::gpu;
 use anyhow::Result;
 use dmschat::backend::cuda::Cuda;
 use dmschat::backend::{
-    After, Linear, Measure, Norm, QkvRopeArgs, Report as _, SampleArgs, SamplingState, Span, Use, seen_words,
+    After, KvTables, Linear, Measure, Norm, QkvRopeArgs, Report as _, SampleArgs, SamplingState, Span, Use,
 };
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::checkpoint::{Checkpoint, ModelConfig};
@@ -364,13 +364,14 @@ impl<B: Measure> Table<'_, B> {
             let rows: Vec<f32> = (0..n * vocab).map(|_| (0..6).map(|_| random.float()).sum::<f32>() * 1.5).collect();
             let mut logits = b.acts(n, vocab, Use::Logits)?;
             b.write_acts(&mut logits, &rows);
-            let seen = b.alloc::<u32>(n * seen_words(vocab))?;
-            let seq_len = b.alloc::<i32>(n)?;
+            let mut geometry = geometry(Policy::Dense, CODECS[0], [8, 1, 1], [1, n]);
+            geometry.vocab = vocab;
+            let (kv, non_finite) = (KvTables::new(b, geometry, 1, n)?, buffer(b, &[i32::MAX]));
             for (name, params) in &ways {
                 let draws: Vec<SamplingState> = (0..n).map(|i| SamplingState::new(i, i as u64, params)).collect();
                 let greedy = draws.iter().all(SamplingState::is_greedy);
                 let draws = buffer(b, &draws);
-                let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, staged: None, greedy };
+                let args = SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged: None, greedy };
                 let state = (b.alloc(n)?, &mut logits);
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {
                     b.sample(sampled, logits, &args, n);

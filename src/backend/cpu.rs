@@ -15,7 +15,7 @@ pub(super) mod thread_pool;
 
 use super::{
     About, After, AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KvGeometry, KvTables, Linear, Measure, Norm, Ops,
-    OutOfMemory, Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use, seen_words,
+    OutOfMemory, Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use,
 };
 use crate::codec::Codec;
 use crate::protocol::Token;
@@ -255,15 +255,6 @@ impl Device for Cpu {
 }
 
 impl Ops for Cpu {
-    fn mark_seen(&self, seen: &mut Vec<u32>, vocab: usize, tokens: &Vec<Token>, spans: &[Span]) {
-        let words = seen_words(vocab);
-        for span in spans {
-            for &token in &tokens[span.start..span.start + span.len] {
-                seen[span.seq * words + token as usize / 32] |= 1 << (token % 32);
-            }
-        }
-    }
-
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, scale: f32, n: usize) {
         self.rows(out, n, |out, i| {
             table.row_to_f32(self.isa, tokens[i] as usize, out);
@@ -362,8 +353,8 @@ impl Ops for Cpu {
         experts::experts(self, x, h, args, n);
     }
 
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
-        kv::advance(kv, spans);
+    fn advance(&self, kv: &mut KvTables<Self>, tokens: Option<&Vec<Token>>, spans: &[Span]) {
+        kv::advance(kv, tokens, spans);
     }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
@@ -373,13 +364,13 @@ impl Ops for Cpu {
     }
 
     fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
-        let (vocab, words) = (logits.width, seen_words(logits.width));
+        let (vocab, words) = (logits.width, args.kv.geometry.seen_words());
         for (i, draw) in args.draws[..n].iter().enumerate() {
             let (seq, ahead, params) = (draw.seq as usize, draw.ahead as usize, draw.params());
-            let seen = &args.seen[seq * words..(seq + 1) * words];
+            let seen = &args.kv.seen[seq * words..(seq + 1) * words];
             let own = args.staged.map_or(&[][..], |tokens| &tokens[i + 1 - ahead..=i]);
             let fed = (0..vocab as Token).filter(|t| seen[*t as usize / 32] >> (t % 32) & 1 > 0 || own.contains(t));
-            let position = args.seq_len[seq] as usize + ahead;
+            let position = args.kv.seq_len[seq] as usize + ahead;
             sampled[i] = crate::sampler::sample(logits.row_mut(i), &params, fed, draw.seed(), position as u64);
         }
     }

@@ -34,7 +34,7 @@ mod tensor_map;
 
 use super::{
     AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain,
-    SampleArgs, Span, StepKind, StepResult, Use, seen_words,
+    SampleArgs, Span, StepKind, StepResult, Use,
 };
 use crate::protocol::Token;
 use crate::tensor::Tensor;
@@ -267,19 +267,6 @@ impl Ops for Cuda {
         }
     }
 
-    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
-        let shape = self.send(spans);
-        let args = [
-            Ptr(seen.ptr()),
-            Ptr(tokens.ptr()),
-            Ptr(shape.spans),
-            Ptr(shape.span_of_row),
-            I32(seen_words(vocab) as i32),
-            I32(shape.n_rows as i32),
-        ];
-        self.driver.launch(Kernel::MarkSeen, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
-    }
-
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
         self.settle();
         out.holds_f32(n);
@@ -342,8 +329,8 @@ impl Ops for Cuda {
         experts::experts(self, x, h, args, n);
     }
 
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
-        kv::advance(self, kv, spans);
+    fn advance(&self, kv: &mut KvTables<Self>, tokens: Option<&Buf<Token>>, spans: &[Span]) {
+        kv::advance(self, kv, tokens, spans);
     }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
@@ -358,19 +345,11 @@ impl Ops for Cuda {
 
     fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         logits.holds_f32(n);
-        assert!(n <= sampled.len() && n <= args.draws.len(), "{n} rows do not fit");
+        assert!(n <= sampled.len() && n <= args.draws.len() && n + 2 <= MAILBOX_WORDS, "{n} rows do not fit");
         self.sampling.borrow().sample(&self.driver, sampled, logits, args, n);
-    }
-
-    fn copy_to_host(&self, sampled: &Buf<Token>, non_finite: &Buf<i32>, kv: &KvTables<Self>, n: usize) {
-        assert!(n + 2 <= MAILBOX_WORDS && n <= sampled.len(), "{n} tokens of one step");
-        let args = [
-            Ptr(self.mailbox.ptr()),
-            Ptr(sampled.ptr()),
-            Ptr(non_finite.ptr()),
-            Ptr(kv.pool.counts.ptr()),
-            I32(n as i32),
-        ];
+        let [mailbox, sampled] = [self.mailbox.ptr(), sampled.ptr()].map(Ptr);
+        let [non_finite, counts] = [args.non_finite.ptr(), args.kv.pool.counts.ptr()].map(Ptr);
+        let args = [mailbox, sampled, non_finite, counts, I32(n as i32)];
         self.driver.launch(Kernel::CopyToHost, [1, 1, 1], BLOCK, &args);
     }
 

@@ -37,6 +37,8 @@ pub struct KvGeometry {
     pub local: LocalLayers,
     /// Layers with a state beside those above; `None`: there are none.
     pub delta: Option<DeltaGeometry>,
+    /// Token ids, of which [`KvTables::seen`] has a bit each.
+    pub vocab: usize,
     /// Most rows of a step that is [committed later](super::Ops::commit).
     pub staged_rows: usize,
 }
@@ -155,6 +157,11 @@ impl KvGeometry {
     /// Floats of the sums of a lane's newest slot; 0 where the policy does not merge tokens.
     pub fn sums_len(&self) -> usize {
         self.policy.merging().map_or(0, |_| sums_len(self.head_dim))
+    }
+
+    /// Words of a sequence's row of [`KvTables::seen`].
+    pub fn seen_words(&self) -> usize {
+        self.vocab.div_ceil(u32::BITS as usize)
     }
 
     pub fn page(&self) -> PageLayout {
@@ -301,6 +308,8 @@ pub struct KvTables<B: Pages> {
     pub delta_state: B::Buf<f32>,
     /// `[n_seqs]` tokens fed before the step that is running.
     pub seq_len: B::Buf<i32>,
+    /// `[n_seqs, seen_words]` bit sets of the tokens fed, for the repetition penalty.
+    pub seen: B::Buf<u32>,
     /// `[n_seqs]` 1 where eviction is on.
     pub eviction: B::Buf<i32>,
     /// `[n_seqs]` what a decision must exceed to mark: [`crate::policy::Dms::dial`].
@@ -343,6 +352,7 @@ impl<B: Pages> KvTables<B> {
             delta_inputs: b.alloc(delta(DeltaGeometry::inputs_len))?,
             delta_state: b.alloc(delta(DeltaGeometry::state_len))?,
             seq_len: b.alloc(g.n_seqs)?,
+            seen: b.alloc(g.n_seqs * g.seen_words())?,
             eviction: b.alloc(g.n_seqs)?,
             dial: b.alloc(g.n_seqs)?,
             pinned: b.alloc(max_step)?,

@@ -16,6 +16,7 @@ use super::state::{self, LAYER_BYTES};
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
 use crate::policy::{MOST_MEMBERS, Policy, Scope};
+use crate::protocol::Token;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -222,8 +223,9 @@ impl<B: Backend> KvCache<B> {
         Ok(())
     }
 
-    /// Ends an import whose layers are all there.
-    pub fn end_import(&mut self, b: &B, seq: SeqId, head: &SeqHead) {
+    /// Ends an import, whose layers are all there, of a sequence that `tokens` were fed to.
+    pub fn end_import(&mut self, b: &B, seq: SeqId, head: &SeqHead, tokens: impl Iterator<Item = Token>) {
+        self.write_seen(b, seq.0, tokens);
         let state = &mut self.seqs[seq.0];
         (state.len, state.eviction, state.dial) = (head.len, head.eviction, head.dial);
         state.pins.clone_from(&head.pins);

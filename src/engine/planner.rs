@@ -1,7 +1,7 @@
 //! Memory planning before anything is loaded: pure arithmetic over sizes.
 
 use super::EngineOptions;
-use crate::backend::{DeltaGeometry, KvGeometry, seen_words};
+use crate::backend::{DeltaGeometry, KvGeometry};
 use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::Codec;
@@ -54,6 +54,7 @@ pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy,
         policy,
         local: LocalLayers::default(),
         delta: None,
+        vocab: c.vocab,
         staged_rows: 0,
     }
 }
@@ -110,7 +111,7 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     let states = state_bytes(c) * options.max_seqs as u64;
     let sums = policy.merging().map_or(0, |_| sums_len(c.head_dim));
     let rings = size_of::<i32>() * lanes * (policy.ring_len() + 1 + sums);
-    let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
+    let seen = options.max_seqs * c.vocab.div_ceil(8);
     let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
     let rows = options.max_logits.max(options.max_seqs).max(options.drafts.rows);
     let staged = options.drafts.rows * staged_row_bytes(c);

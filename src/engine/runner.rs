@@ -4,7 +4,7 @@ use super::EngineOptions;
 use super::head::{Follow, Stepped, Tracks};
 use super::planner::{self, kv_budget};
 use crate::backend::{
-    Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult, seen_words,
+    Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult,
 };
 use crate::cache::{CacheError, CheckedLayer, KvCache, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
@@ -66,8 +66,6 @@ pub struct Runner<B: Backend> {
     pub cache: KvCache<B>,
     context: usize,
     max_step: usize,
-    /// Bit sets of the tokens fed to each sequence: [`SampleArgs::seen`].
-    seen: B::Buf<u32>,
     /// Sampling parameters of each row, on the device.
     draws: B::Buf<SamplingState>,
     /// Host copy of `draws`; unchanged parameters are not uploaded again.
@@ -88,7 +86,6 @@ struct Allocations<B: Backend> {
     model: Model<B>,
     ws: Workspace<B>,
     cache: KvCache<B>,
-    seen: B::Buf<u32>,
     draws: B::Buf<SamplingState>,
     context: usize,
     max_step: usize,
@@ -122,7 +119,6 @@ impl<B: Backend> Allocations<B> {
         Ok(Self {
             cache: empty_cache(b, &mut ws, geometry, context)?,
             ws,
-            seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
             draws: b.alloc(max_logits.max(staged))?,
             head: Tracks::new(b, &model, checkpoint, options, context)?,
             model,
@@ -161,7 +157,7 @@ impl<B: Backend> Runner<B> {
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
         b.load_kernels(&options.kernel_needs(checkpoint)?, &mut |_, _| true)?;
-        let Allocations { model, ws, mut cache, seen, draws, context, max_step, head } =
+        let Allocations { model, ws, mut cache, draws, context, max_step, head } =
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.
         let fixed = checkpoint.weight_bytes + options.workspace_bytes;
@@ -173,7 +169,6 @@ impl<B: Backend> Runner<B> {
             cache,
             context,
             max_step,
-            seen,
             draws,
             uploaded_draws: Vec::new(),
             sampled: Vec::new(),
@@ -219,19 +214,12 @@ impl<B: Backend> Runner<B> {
 
     /// Creates an empty sequence.
     pub fn create(&mut self, eviction: bool) -> Result<SeqId, CacheError> {
-        let seq = self.cache.create(&self.b, eviction)?;
-        let words = seen_words(self.model.config.vocab);
-        self.b.write(&mut self.seen, seq.row() * words, &vec![0; words]);
-        Ok(seq)
+        self.cache.create(&self.b, eviction)
     }
 
     /// Creates a copy of a sequence that shares its pages.
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, CacheError> {
         let copy = self.cache.fork(&self.b, seq)?;
-        let words = seen_words(self.model.config.vocab);
-        let mut seen = vec![0; words];
-        self.b.read(&self.seen, seq.row() * words, &mut seen);
-        self.b.write(&mut self.seen, copy.row() * words, &seen);
         self.head.iter_mut().for_each(|head| head.fork(&self.b, seq, copy));
         Ok(copy)
     }
@@ -258,10 +246,7 @@ impl<B: Backend> Runner<B> {
 
     /// Ends the import of a sequence that `tokens` were fed to.
     pub fn end_import(&mut self, seq: SeqId, head: &SeqHead, tokens: impl Iterator<Item = Token>) {
-        let mut seen = vec![0u32; seen_words(self.model.config.vocab)];
-        tokens.for_each(|token| seen[token as usize / 32] |= 1 << (token % 32));
-        self.b.write(&mut self.seen, seq.row() * seen.len(), &seen);
-        self.cache.end_import(&self.b, seq, head);
+        self.cache.end_import(&self.b, seq, head, tokens);
     }
 
     /// Returns unused pool memory to the system.
@@ -375,8 +360,7 @@ impl<B: Backend> Runner<B> {
         if spans.is_empty() {
             return;
         }
-        let Self { b, model, ws, cache, seen, .. } = self;
-        b.mark_seen(seen, model.config.vocab, &ws.tokens, &spans);
+        let Self { b, model, ws, cache, .. } = self;
         model::Step { b, model, ws, cache, spans: &spans, staged: true }.commit();
     }
 
@@ -456,23 +440,22 @@ impl<B: Backend> Runner<B> {
             let of = |span: &Span| Stepped { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
             self.stepped = spans.iter().map(of).collect();
         }
-        let Self { b, model, ws, cache, seen, draws, .. } = self;
+        let Self { b, model, ws, cache, draws, .. } = self;
         b.step(kind, spans, |b| match kind {
             StepKind::Verify { greedy } => {
                 model::Step { b, model, ws, cache, spans, staged: true }.forward();
                 model::logits(b, model, ws, tokens.len());
-                let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), staged: Some(&ws.tokens), greedy };
+                let (kv, non_finite) = (cache.tables(), &ws.non_finite);
+                let args = SampleArgs { draws, kv, non_finite, staged: Some(&ws.tokens), greedy };
                 b.sample(&mut ws.sampled, &mut ws.logits, &args, tokens.len());
-                b.copy_to_host(&ws.sampled, &ws.non_finite, cache.tables(), tokens.len());
             }
             StepKind::Feed | StepKind::Decode { .. } => {
-                b.mark_seen(seen, vocab, &ws.tokens, spans);
                 model::Step { b, model, ws, cache, spans, staged: false }.forward();
                 if let StepKind::Decode { greedy } = kind {
                     model::logits(b, model, ws, spans.len());
-                    let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), staged: None, greedy };
+                    let (kv, non_finite) = (cache.tables(), &ws.non_finite);
+                    let args = SampleArgs { draws, kv, non_finite, staged: None, greedy };
                     b.sample(&mut ws.tokens, &mut ws.logits, &args, spans.len());
-                    b.copy_to_host(&ws.tokens, &ws.non_finite, cache.tables(), spans.len());
                 }
             }
         });

@@ -4,7 +4,7 @@
 
 use super::weights::{Layer, Mixer};
 use super::{Model, Step, Workspace, logits, step_token_bytes};
-use crate::backend::{After, Backend, KvGeometry, Linear, SampleArgs, SamplingState, Span, Use, seen_words};
+use crate::backend::{After, Backend, KvGeometry, Linear, SampleArgs, SamplingState, Span, Use};
 use crate::cache::KvCache;
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::draft_head::{self, DraftHead};
@@ -36,7 +36,6 @@ pub struct Head<B: Backend> {
     /// Scratch for sums of q, k and v.
     sum: B::Acts,
     sampled: B::Buf<Token>,
-    seen: B::Buf<u32>,
     draws: B::Buf<SamplingState>,
 }
 
@@ -83,7 +82,7 @@ impl<B: Backend> Head<B> {
         let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         b.write(&mut draws, 0, &vec![SamplingState::new(0, 0, &greedy); logits]);
         Ok(Self {
-            cache: KvCache::new(b, geometry, context, ROWS.max(logits))?,
+            cache: KvCache::new(b, KvGeometry { vocab: c.vocab, ..geometry }, context, ROWS.max(logits))?,
             norm_before_residual: head.norm_before_residual,
             norm_output: head.norm_output,
             tokens_of: head.tokens.clone(),
@@ -92,7 +91,6 @@ impl<B: Backend> Head<B> {
             normed,
             sum: b.acts(if hidden.is_none() { ROWS } else { 0 }, c.qkv_width(), Use::Any)?,
             sampled: b.alloc(logits)?,
-            seen: b.alloc(seen_words(c.vocab))?,
             draws,
             embedding,
             hidden,
@@ -121,13 +119,12 @@ impl<B: Backend> Head<B> {
         logits(b, model, ws, n);
         let args = SampleArgs {
             draws: &self.draws,
-            seen: &self.seen,
-            seq_len: self.cache.seq_len(),
+            kv: self.cache.tables(),
+            non_finite: &ws.non_finite,
             staged: None,
             greedy: true,
         };
         b.sample(&mut self.sampled, &mut ws.logits, &args, n);
-        b.copy_to_host(&self.sampled, &ws.non_finite, self.cache.tables(), n);
         let result = b.read_step(&self.sampled, &ws.non_finite, self.cache.tables(), n);
         if result.non_finite.is_some() {
             b.write(&mut ws.non_finite, 0, &[i32::MAX]);

@@ -31,6 +31,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         codec: Codec::Int8,
         policy: Policy::Dms(rule),
         delta: None,
+        vocab: 0,
         staged_rows: 0,
         local: Default::default(),
     };
@@ -114,7 +115,7 @@ pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
         let layer = reader.next(SOON).expect("a reader that reads")?;
         cache.import_layer(&b, seq, &layer)?;
     }
-    cache.end_import(&b, seq, &head);
+    cache.end_import(&b, seq, &head, std::iter::empty());
     if let Err(why) = cache.audit(&b) {
         panic!("{why}");
     }

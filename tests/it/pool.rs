@@ -67,6 +67,7 @@ impl Bench {
             codec,
             policy,
             delta: None,
+            vocab: 0,
             staged_rows: 0,
             local: Default::default(),
         };
@@ -153,7 +154,7 @@ impl Bench {
                 let image = self.cache.layer_check(head.len).check(layer, image.clone())?;
                 self.cache.import_layer(&self.b, id, &image)?;
             }
-            self.cache.end_import(&self.b, id, &head);
+            self.cache.end_import(&self.b, id, &head, std::iter::empty());
             anyhow::Ok(())
         };
         let imported = import();

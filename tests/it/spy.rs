@@ -96,6 +96,7 @@ impl Spy {
             delta_inputs: kv.delta_inputs.take(),
             delta_state: kv.delta_state.take(),
             seq_len: kv.seq_len.take(),
+            seen: kv.seen.take(),
             eviction: kv.eviction.take(),
             dial: kv.dial.take(),
             pinned: kv.pinned.take(),
@@ -113,6 +114,7 @@ impl Spy {
         kv.delta_inputs.replace(own.delta_inputs);
         kv.delta_state.replace(own.delta_state);
         kv.seq_len.replace(own.seq_len);
+        kv.seen.replace(own.seen);
         kv.eviction.replace(own.eviction);
         kv.dial.replace(own.dial);
         kv.pinned.replace(own.pinned);
@@ -256,10 +258,6 @@ impl Pages for Spy {
 }
 
 impl Ops for Spy {
-    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
-        self.cpu.mark_seen(&mut changed(seen), vocab, &tokens.borrow(), spans);
-    }
-
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
         self.cpu.embed(out, table, &tokens.borrow(), scale, n);
     }
@@ -350,12 +348,13 @@ impl Ops for Spy {
         rows.order.replace(order);
     }
 
-    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+    fn advance(&self, kv: &mut KvTables<Self>, tokens: Option<&Buf<Token>>, spans: &[Span]) {
+        let tokens = tokens.map(|tokens| tokens.borrow());
         self.lent(kv, |kv| {
             let used = self.cpu.pool_stats(kv).used_pages;
             let mut seen = self.watch.seen();
             seen.peak_pages = seen.peak_pages.max(used);
-            self.cpu.advance(kv, spans);
+            self.cpu.advance(kv, tokens.as_deref(), spans);
             let g = kv.geometry;
             let rows =
                 |seq: usize| (0..g.n_layers * g.n_kv_heads).map(move |i| (i / g.n_kv_heads, seq, i % g.n_kv_heads));
@@ -374,11 +373,12 @@ impl Ops for Spy {
         let mut rows = vec![0.0; n * logits.width];
         self.cpu.read_acts(logits, &mut rows);
         self.watch.seen().logits.extend(rows.chunks(logits.width).map(<[f32]>::to_vec));
-        let (draws, seen, seq_len) = (args.draws.borrow(), args.seen.borrow(), args.seq_len.borrow());
+        let (draws, non_finite) = (&*args.draws.borrow(), &*args.non_finite.borrow());
         let staged = args.staged.map(|tokens| tokens.borrow());
-        let staged = staged.as_deref();
-        let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len, staged, greedy: args.greedy };
-        self.cpu.sample(&mut changed(sampled), logits, &args, n);
+        let (staged, greedy) = (staged.as_deref(), args.greedy);
+        self.lent(args.kv, |kv| {
+            self.cpu.sample(&mut changed(sampled), logits, &SampleArgs { draws, kv, non_finite, staged, greedy }, n);
+        });
     }
 
     fn read_step(&self, sampled: &Buf<Token>, non_finite: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {

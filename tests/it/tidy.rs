@@ -360,7 +360,7 @@ fn sizes_stay_within_their_budgets() {
     for (what, size, budget) in [
         ("instances of kernels", index.lines().filter(|line| line.starts_with("kernel ")).count(), MOST_INSTANCES),
         ("lines of CUDA", lines("kernels", &[".cu", ".cuh"]), MOST_CUDA_LINES),
-        ("methods of Device, Ops, Pages and Report", methods(&["Device", "Ops", "Pages", "Report"]), 38),
+        ("methods of Device, Ops, Pages and Report", methods(&["Device", "Ops", "Pages", "Report"]), 36),
         ("methods of Measure", methods(&["Measure"]), 8),
         ("lines of src", src, MOST_LINES_OF_SRC),
         ("lines of src and lab/src", src + lines("lab/src", &[".rs"]), MOST_LINES_OF_SRC_AND_LAB),

@@ -76,7 +76,7 @@ impl Case for Delta {
                 b.delta_net(&mut out, &mut rows, &mut kv, layer, &spans, &args);
                 floats.extend(values(b, &out, n * g.value_width()));
             }
-            b.advance(&mut kv, &spans);
+            b.advance(&mut kv, None, &spans);
         }
         floats.extend(read(b, &kv.delta_state, g.n_layers * N_SEQS * g.state_len()));
         floats.extend(read(b, &kv.delta_inputs, g.n_layers * N_SEQS * g.inputs_len()));

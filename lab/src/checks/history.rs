@@ -6,11 +6,14 @@ use super::{
     CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name, rounded,
     values,
 };
-use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs};
+use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs, SampleArgs, SamplingState, Use};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dmc, Dms, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
-use dmschat::protocol::LaneFilter;
+use dmschat::protocol::{LaneFilter, SamplingParams};
+
+/// Of the logits that each step samples from.
+const VOCAB: usize = 40;
 
 const N_SEQS: usize = 4;
 /// Default limits: tokens of a step and of a sequence.
@@ -263,6 +266,7 @@ impl Case for History {
     fn run<B: Measure>(&self, b: &B) -> Output {
         let mut geometry =
             geometry(self.policy, self.codec, [self.head_dim, self.heads, self.group], [self.layers, N_SEQS]);
+        geometry.vocab = VOCAB;
         geometry.local = LocalLayers::new(self.local, (self.local > 0).then_some(0).into_iter());
         let cache = KvCache::new(b, geometry, self.context(), self.max_step()).expect("memory for a check");
         let random = Random::new(1000 + self.seed);
@@ -342,7 +346,7 @@ impl<B: Measure> Run<'_, B> {
             self.cache.export_layer(b, new, layer, &mut again);
             self.output.exact.extend([(image.len() as u64 == bytes) as i64, (image == again) as i64, bytes as i64]);
         }
-        self.cache.end_import(b, new, &head);
+        self.cache.end_import(b, new, &head, std::iter::empty());
         self.cache.release(b, old);
         self.seqs[seq] = new;
     }
@@ -387,9 +391,13 @@ impl<B: Measure> Run<'_, B> {
             self.output.floats.extend(values(self.b, &out, n * out_width));
         }
         self.cache.finish(self.b, &spans);
-        let (sampled, non_finite) = (self.b.alloc(3).expect("memory"), buffer(self.b, &[i32::MAX, 2][n % 2..]));
-        self.b.copy_to_host(&sampled, &non_finite, self.cache.tables(), 2);
-        let result = self.b.read_step(&sampled, &non_finite, self.cache.tables(), 2);
+        let (mut sampled, non_finite) = (self.b.alloc(3).expect("memory"), buffer(self.b, &[i32::MAX, 2][n % 2..]));
+        let mut logits = self.b.acts(2, VOCAB, Use::Logits).expect("memory");
+        self.b.write_acts(&mut logits, &self.random.floats(2 * VOCAB));
+        let draws = buffer(self.b, &[SamplingState::new(0, 0, &SamplingParams::default()); 2]);
+        let (draws, kv, non_finite) = (&draws, self.cache.tables(), &non_finite);
+        self.b.sample(&mut sampled, &mut logits, &SampleArgs { draws, kv, non_finite, staged: None, greedy: true }, 2);
+        let result = self.b.read_step(&sampled, non_finite, kv, 2);
         self.output.exact.extend(result.tokens.iter().map(|&t| t as i64));
         self.output.exact.push(result.non_finite.map_or(-1, |l| l as i64));
     }

@@ -58,7 +58,7 @@ impl Step {
             let mut out = poisoned(b, before, self.n_q_heads * self.head_dim);
             let (qkv, decisions) = (&mut acts(b, width, rows), &mut decisions);
             b.attention(&mut out, AttentionArgs { qkv, decisions, kv: &mut kv, layer: 0, spans: &spans, rope });
-            b.advance(&mut kv, &spans);
+            b.advance(&mut kv, None, &spans);
         }
         let mut qkv = acts(b, width, rows);
         let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
@@ -72,7 +72,7 @@ impl Step {
         let decided = read(b, &decisions, n * self.heads);
         if stored.is_some() {
             // The next step attends to the slots of this one.
-            b.advance(&mut kv, &self.spans);
+            b.advance(&mut kv, None, &self.spans);
             let mut next = acts(b, width, &rows.iter().map(|x| -x).collect::<Vec<_>>());
             let (qkv, decisions, kv) = (&mut next, &mut decisions, &mut kv);
             b.attention(&mut out, AttentionArgs { qkv, decisions, kv, layer: 0, spans: &self.spans, rope });

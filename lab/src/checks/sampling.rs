@@ -1,7 +1,10 @@
 //! Checks of sampling: the same tokens as on the CPU, for all kinds of rows and all filters.
 
-use super::{Case, Output, Random};
-use dmschat::backend::{Measure, SampleArgs, SamplingState, Span, Use, seen_words};
+use super::{Case, Output, Random, geometry};
+use dmschat::backend::{KvTables, Measure, SampleArgs, SamplingState, Span, Use};
+use dmschat::cache::PAGE_SLOTS;
+use dmschat::codec::Codec;
+use dmschat::policy::Policy;
 use dmschat::protocol::SamplingParams;
 
 /// Kinds of logits, typical and degenerate. Each step has one kind.
@@ -100,15 +103,17 @@ impl Case for Sample {
     }
     fn run<B: Measure>(&self, b: &B) -> Output {
         let (mut random, vocab, n, mut exact) = (Random::new(8), self.vocab, self.n, Vec::new());
-        let words = seen_words(vocab);
         let mut logits = b.acts(n, vocab, Use::Logits).expect("memory");
         let mut sampled = b.alloc(n + 1).expect("memory");
         // Row r belongs to sequence n - r. That of the first row was fed four tokens.
-        let mut seen = b.alloc((n + 1) * words).expect("memory");
+        let mut geometry = geometry(Policy::Dense, Codec::Bf16, [8, 1, 1], [1, n + 1]);
+        geometry.vocab = vocab;
+        let mut kv = KvTables::new(b, geometry, PAGE_SLOTS, 5).expect("memory");
         let mut fed = b.alloc(5).expect("memory");
         b.write(&mut fed, 0, &[1, 0, 2, 2, 1]);
         b.acts(5, 1, Use::Any).expect("memory");
-        b.mark_seen(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }]);
+        let spans = [Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }];
+        b.advance(&mut kv, Some(&fed), &spans);
         let mut draws = b.alloc(n).expect("memory");
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
         // Of two rows the second one has options of its own.
@@ -117,20 +122,21 @@ impl Case for Sample {
         let states: Vec<SamplingState> = (0..n).map(draw).collect();
         let greedy = states.iter().all(SamplingState::is_greedy);
         b.write(&mut draws, 0, &states);
-        let mut seq_len = b.alloc(n + 1).expect("memory");
+        let mut non_finite = b.alloc(1).expect("memory");
+        b.write(&mut non_finite, 0, &[i32::MAX]);
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
         for (position, kind) in kinds.into_iter().enumerate() {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
             b.write_acts(&mut logits, &rows);
-            b.write(&mut seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
-            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, staged: None, greedy };
+            b.write(&mut kv.seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
+            let args = SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged: None, greedy };
             b.sample(&mut sampled, &mut logits, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);
             exact.extend(tokens.into_iter().map(i64::from));
         }
-        let mut sets = vec![0; (n + 1) * words];
-        b.read(&seen, 0, &mut sets);
+        let mut sets = vec![0; (n + 1) * geometry.seen_words()];
+        b.read(&kv.seen, 0, &mut sets);
         exact.extend(sets.into_iter().map(i64::from));
         Output { floats: vec![], exact }
     }

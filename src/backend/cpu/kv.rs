@@ -5,7 +5,7 @@ use super::super::{KvGeometry, KvTables, OutOfMemory, PageLayout, Pages, PoolSta
 use super::{Acts, Cpu, Pool};
 use crate::codec::Codec;
 use crate::policy::{LaneSlots, Placement, Scope, Scored, SlotMeta};
-use crate::protocol::LaneFilter;
+use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
 
 /// One lane's part of the tables, with the pool it takes pages from.
@@ -267,6 +267,8 @@ impl Pages for Cpu {
             kv.delta_inputs.copy_within(row(from) * len..(row(from) + 1) * len, row(to) * len);
             kv.delta_state.copy_within(row(from) * state..(row(from) + 1) * state, row(to) * state);
         }
+        let words = g.seen_words();
+        kv.seen.copy_within(from * words..(from + 1) * words, to * words);
         kv.seq_len[to] = kv.seq_len[from];
         kv.eviction[to] = kv.eviction[from];
         kv.dial[to] = kv.dial[from];
@@ -375,10 +377,13 @@ impl Pages for Cpu {
     }
 }
 
-/// Ends a step: lengths, and the counters of live slots.
-pub(super) fn advance(kv: &mut KvTables<Cpu>, spans: &[Span]) {
+/// Ends a step: lengths, tokens fed, and the counters of live slots.
+pub(super) fn advance(kv: &mut KvTables<Cpu>, tokens: Option<&Vec<Token>>, spans: &[Span]) {
     let g = kv.geometry;
     for span in spans {
+        for &token in tokens.into_iter().flat_map(|tokens| &tokens[span.start..span.start + span.len]) {
+            kv.seen[span.seq * g.seen_words() + token as usize / 32] |= 1 << (token % 32);
+        }
         kv.seq_len[span.seq] += span.len as i32;
         let lanes = (0..g.n_layers).flat_map(|layer| (0..g.n_kv_heads).map(move |head| g.row(layer, span.seq, head)));
         let live: u32 = lanes.map(|row| kv.live[row] as u32).sum();

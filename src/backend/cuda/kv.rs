@@ -5,14 +5,14 @@ use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::driver::Driver;
 use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
-use super::memory::Acts;
+use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
 use super::spans::{Shape, Staged};
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool, delta};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
-use crate::protocol::LaneFilter;
+use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
 
 /// Blocks of `qkv_rope` that keep an SM busy.
@@ -389,13 +389,18 @@ fn score_scale(g: &KvGeometry) -> f32 {
     1.0 / (g.head_dim as f32).sqrt()
 }
 
-pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
+pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, tokens: Option<&Buf<Token>>, spans: &[Span]) {
     if kv.pool.staged_layers.get().layers > 0 {
         append(cuda, kv, 0, spans);
     }
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), Ptr(shape.spans), I32(shape.n_spans as i32)];
     cuda.driver.launch(Kernel::Advance, [shape.n_spans.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);
+    let Some(tokens) = tokens else { return };
+    let [seen, tokens] = [kv.seen.ptr(), tokens.ptr()].map(Ptr);
+    let (words, n) = (I32(kv.geometry.seen_words() as i32), shape.n_rows);
+    let args = [seen, tokens, Ptr(shape.spans), Ptr(shape.span_of_row), words, I32(n as i32)];
+    cuda.driver.launch(Kernel::MarkSeen, [n.div_ceil(BLOCK), 1, 1], BLOCK, &args);
 }
 
 /// Launches a kernel with one block for each lane of a sequence.
@@ -453,6 +458,8 @@ impl Pages for Cuda {
         over_lanes(self, kv, Kernel::Fork, BLOCK, &[from, to]);
         merge::fork(kv, from, to);
         delta::fork(kv, from, to);
+        let words = kv.geometry.seen_words();
+        kv.seen.copy(from * words, to * words, words);
     }
 
     fn release(&self, kv: &mut KvTables<Self>, seq: usize) {

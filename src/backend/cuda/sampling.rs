@@ -1,6 +1,6 @@
 //! Sampling: launches the kernels of `sample.cu`, and keeps their scratch.
 
-use super::super::{OutOfMemory, SampleArgs, seen_words};
+use super::super::{OutOfMemory, SampleArgs};
 use super::Cuda;
 use super::abi::Arg::{self, I32, Ptr};
 use super::abi::SAMPLE_ROW_BYTES;
@@ -40,15 +40,15 @@ impl Sampling {
         let (logits, draws, count) = (logits.ptr(), args.draws.ptr(), I32(vocab as i32));
         let (all, one) = ([vocab.div_ceil(SPLIT), n, 1], [1, n, 1]);
         let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);
-        let words = I32(seen_words(vocab) as i32);
-        let (seen, tokens) = (Ptr(args.seen.ptr()), Ptr(args.staged.map_or(0, Buf::ptr)));
+        let words = I32(args.kv.geometry.seen_words() as i32);
+        let (seen, tokens) = (Ptr(args.kv.seen.ptr()), Ptr(args.staged.map_or(0, Buf::ptr)));
         run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), seen, tokens, count, words]);
         if args.greedy {
             let args = [Ptr(sampled.ptr()), Ptr(rows), I32(vocab.div_ceil(SPLIT) as i32)];
             return driver.launch(Kernel::GreedyToken, one, 32, &args);
         }
         let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
-        let choose = [Ptr(sampled.ptr()), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seq_len.ptr()), count];
+        let choose = [Ptr(sampled.ptr()), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.kv.seq_len.ptr()), count];
         run(Kernel::Histogram, all, &look);
         run(Kernel::ThresholdBin, one, &look);
         run(Kernel::Candidates, all, &look);

@@ -21,6 +21,7 @@ pub(super) fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         delta_inputs: Vec::new(),
         delta_state: Vec::new(),
         seq_len: vec![0; geometry.n_seqs],
+        seen: Vec::new(),
         eviction: vec![1; geometry.n_seqs],
         dial: vec![0.0; geometry.n_seqs],
         pinned: vec![0; 1024],
@@ -59,6 +60,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         codec,
         policy,
         delta: None,
+        vocab: 0,
         staged_rows: 0,
         local: Default::default(),
     };
@@ -92,7 +94,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         cpu.reserve(&mut kv, 2 * n * heads).unwrap();
         place(&mut kv, &decisions, 0, &spans);
         store(&mut kv, &qkv, 0, &spans);
-        cpu.advance(&mut kv, &spans);
+        cpu.advance(&mut kv, None, &spans);
     }
 }
 
@@ -131,6 +133,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         codec,
         policy,
         delta: None,
+        vocab: 0,
         staged_rows: 0,
         local: Default::default(),
     };
@@ -150,7 +153,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         let put = |cpu: &Cpu, kv: &mut KvTables<Cpu>, qkv: &Acts, decisions: &[f32], span: Span| {
             place(kv, decisions, 0, &[span]);
             store(kv, qkv, 0, &[span]);
-            cpu.advance(kv, &[span]);
+            cpu.advance(kv, None, &[span]);
         };
         let span = Span { seq: 0, start: 0, len: n };
         let mut out = Acts { data: vec![0.0; n * out_width], width: out_width };
@@ -196,6 +199,7 @@ fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
         codec: Codec::F32,
         policy: Policy::Dense,
         delta: None,
+        vocab: 0,
         staged_rows: 0,
         local: Default::default(),
     };

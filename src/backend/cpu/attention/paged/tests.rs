@@ -90,7 +90,7 @@ fn step(cpu: &Cpu, kv: &mut KvTables<Cpu>, n: usize, seed: u64) {
     cpu.reserve(kv, 2 * n * HEADS).unwrap();
     place(kv, &decisions, 0, &[span]);
     store(kv, &qkv, 0, &[span]);
-    cpu.advance(kv, &[span]);
+    cpu.advance(kv, None, &[span]);
 }
 
 #[test]
@@ -110,6 +110,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 codec,
                 policy: Policy::Quest(Quest { budget: Budget::Slots(48), dms }),
                 delta: None,
+                vocab: 0,
                 staged_rows: 0,
                 local: Default::default(),
             };
