@@ -101,14 +101,19 @@ KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append(Kv kv, const Span* spans, 
   append_tokens(kv, spans, first_layer, kept, [](const AppendedSlot&, int) {});
 }
 
-// Ends a step: adds every span's length to its sequence's, counts the slots that live, and lets freed pages join the free list: no
-// other block of the launch takes or frees pages. That alone, for no spans, after `release` and the like. A warp for a span; grid
-// covers n_spans. Reads the live counts of every lane of the step. CPU twin: `backend::cpu::kv::advance`.
-KERNEL advance(Kv kv, const Span* spans, int n_spans) {
+// Ends a step: adds every span's length to its sequence's, sets the bits of its tokens in seen [n_seqs, words] unless tokens is
+// null, counts the slots that live, and lets freed pages join the free list: no other block of the launch takes or frees pages.
+// That alone, for no spans, after `release` and the like. A warp for a span; grid covers n_spans. Reads the live counts of every
+// lane of the step. CPU twin: `backend::cpu::kv::advance`.
+KERNEL advance(Kv kv, const Span* spans, int n_spans, u32* seen, const u32* tokens, int words) {
   after_previous();
   int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (i < n_spans) {
     Span span = spans[i];
+    for (int row = lane; tokens && row < span.len; row += 32) {
+      u32 token = tokens[span.start + row];
+      atomicOr(&seen[(u64)span.seq * words + token / 32], 1u << (token % 32));
+    }
     u32 live = 0;
     for (int j = lane; j < kv.n_layers * kv.n_kv_heads; j += 32)
       live += kv.live[lane_index(kv, j / kv.n_kv_heads, span.seq, j % kv.n_kv_heads)];

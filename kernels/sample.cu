@@ -8,30 +8,11 @@
 // which the threshold lies, and only candidates of that bin are sorted.
 #include "sample.cuh"
 
-// Sets the bits of a step's n tokens in seen [n_seqs, words], the tokens that each sequence has been fed. One thread per
-// token. CPU twin: `mark_seen`.
-KERNEL mark_seen(u32* seen, const u32* tokens, const Span* spans, const int* span_of_row, int words, int n) {
-  after_previous();
-  int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row >= n) return;
-  atomicOr(&seen[(u64)spans[span_of_row[row]].seq * words + tokens[row] / 32], 1u << (tokens[row] % 32));
-}
-
-// Copies a step's results to page-locked host memory: the non-finite flag, the number of free pages, n tokens. Grid 1.
-KERNEL copy_to_host(int* out, const u32* sampled, const int* non_finite, const int* counts, int n) {
-  after_previous();
-  for (int i = threadIdx.x; i < n; i += blockDim.x) out[2 + i] = (int)sampled[i];
-  if (threadIdx.x == 0) {
-    out[0] = non_finite[0];
-    out[1] = counts[0] + counts[1];
-  }
-}
-
 // Tokens where all rows are greedy: the argmax of each row's splits. Grid (1, n), a warp.
-KERNEL greedy_token(u32* sampled, const Row* rows, int splits) {
+KERNEL greedy_token(Results results, const Row* rows, int splits) {
   after_previous();
   u64 highest = row_argmax(rows[blockIdx.y], splits);
-  if (threadIdx.x == 0) sampled[blockIdx.y] = highest ? id_of(highest) : 0;
+  if (threadIdx.x == 0) results.put(highest ? id_of(highest) : 0);
 }
 
 // Applies the repetition penalty, and finds the argmax of every split. The tokens of `ahead` rows up to a row count as fed.
@@ -163,7 +144,7 @@ KERNEL __launch_bounds__(THREADS) candidates(Row* rows, const float* logits, con
 
 // Finds the last candidate that top-k and top-p keep and, if all kept candidates are listed, samples the token. Grid (1, n).
 KERNEL __launch_bounds__(THREADS)
-    nucleus_cut(u32* sampled, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
+    nucleus_cut(Results results, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
   __shared__ u64 items[MAX_SORTED], bins[BINS];
   __shared__ int listed;
   after_previous();
@@ -236,7 +217,7 @@ KERNEL __launch_bounds__(THREADS)
   double before = 0.0;
   goal = uniform(draw, (u64)(seq_len[draw.seq] + draw.ahead));
   int chosen = find_item(n, &before, &goal, true, false, drawn);
-  if (t == 0) sampled[blockIdx.y] = chosen < 0 ? (u32)job.best : ~(u32)(items[chosen] >> 32);
+  if (t == 0) results.put(chosen < 0 ? (u32)job.best : ~(u32)(items[chosen] >> 32));
 }
 
 __device__ __forceinline__ float kept(const Job& job, u64 least, float logit, int id) {
@@ -262,13 +243,13 @@ KERNEL __launch_bounds__(THREADS) mask_mass(Row* rows, const float* logits, cons
 
 // Samples the token: the first, in order of ids, at which the running mass exceeds a uniform share of the total. Grid (1, n).
 KERNEL __launch_bounds__(THREADS)
-    draw_token(u32* sampled, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
+    draw_token(Results results, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
   const Draw& draw = draws[blockIdx.y];
   Job job(row.highest, logits, draw, vocab);
   if (job.greedy) {
-    if (threadIdx.x == 0) sampled[blockIdx.y] = job.best;
+    if (threadIdx.x == 0) results.put(job.best);
     return;
   }
   if (job.cuts() && row.sampled) return;
@@ -278,5 +259,5 @@ KERNEL __launch_bounds__(THREADS)
   int run = find_item((vocab + SPLIT - 1) / SPLIT * WARPS, &before, &goal, true, false, mass), at = run * RUN;
   auto neighbour = [&](int i) { return at + i < vocab ? kept(job, least, job.logits[at + i], at + i) : 0.0f; };
   int chosen = run < 0 ? -1 : find_item(RUN, &before, &goal, false, false, neighbour);
-  if (threadIdx.x == 0) sampled[blockIdx.y] = chosen < 0 ? job.best : at + chosen;
+  if (threadIdx.x == 0) results.put(chosen < 0 ? job.best : at + chosen);
 }

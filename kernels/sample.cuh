@@ -33,6 +33,20 @@ static_assert(sizeof(Draw) == 40 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw,
                   OFFSET_OF(Draw, top_n_sigma) == 36,
               "backend::cuda::abi asserts another layout");
 
+// Where tokens are put: where the next step reads them, and in page-locked host memory behind the non-finite flag and the number
+// of free pages.
+struct Results {
+  u32* tokens;
+  int* host;
+  const int *non_finite, *counts;
+  // By one thread of the block that has sampled a row's token.
+  __device__ __forceinline__ void put(u32 token) const {
+    tokens[blockIdx.y] = token, host[2 + blockIdx.y] = (int)token;
+    if (blockIdx.y == 0) host[0] = non_finite[0], host[1] = counts[0] + counts[1];
+  }
+};
+static_assert(sizeof(Results) == 32, "backend::cuda::abi asserts another layout");
+
 // A bin, and the count and mass of all weights above it.
 struct Bin {
   int bin, above;

@@ -346,11 +346,13 @@ impl Ops for Cuda {
     fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         logits.holds_f32(n);
         assert!(n <= sampled.len() && n <= args.draws.len() && n + 2 <= MAILBOX_WORDS, "{n} rows do not fit");
-        self.sampling.borrow().sample(&self.driver, sampled, logits, args, n);
-        let [mailbox, sampled] = [self.mailbox.ptr(), sampled.ptr()].map(Ptr);
-        let [non_finite, counts] = [args.non_finite.ptr(), args.kv.pool.counts.ptr()].map(Ptr);
-        let args = [mailbox, sampled, non_finite, counts, I32(n as i32)];
-        self.driver.launch(Kernel::CopyToHost, [1, 1, 1], BLOCK, &args);
+        let results = abi::Results {
+            tokens: sampled.ptr(),
+            host: self.mailbox.ptr(),
+            non_finite: args.non_finite.ptr(),
+            counts: args.kv.pool.counts.ptr(),
+        };
+        self.sampling.borrow().sample(&self.driver, &results, logits, args, n);
     }
 
     fn read_step(&self, _: &Buf<Token>, _: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {

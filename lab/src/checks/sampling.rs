@@ -105,14 +105,14 @@ impl Case for Sample {
         let (mut random, vocab, n, mut exact) = (Random::new(8), self.vocab, self.n, Vec::new());
         let mut logits = b.acts(n, vocab, Use::Logits).expect("memory");
         let mut sampled = b.alloc(n + 1).expect("memory");
-        // Row r belongs to sequence n - r. That of the first row was fed four tokens.
+        // Row r belongs to sequence n - r. That of the first row was fed three tokens; nobody was fed the second one.
         let mut geometry = geometry(Policy::Dense, Codec::Bf16, [8, 1, 1], [1, n + 1]);
         geometry.vocab = vocab;
         let mut kv = KvTables::new(b, geometry, PAGE_SLOTS, 5).expect("memory");
         let mut fed = b.alloc(5).expect("memory");
-        b.write(&mut fed, 0, &[1, 0, 2, 2, 1]);
+        b.write(&mut fed, 0, &[1, 3, 2, 2, 0]);
         b.acts(5, 1, Use::Any).expect("memory");
-        let spans = [Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }];
+        let spans = [Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 2, len: 3 }];
         b.advance(&mut kv, Some(&fed), &spans);
         let mut draws = b.alloc(n).expect("memory");
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };

@@ -29,6 +29,7 @@ impl Param for MergeParams {}
 impl Param for ImportanceParams {}
 impl Param for TensorMap {}
 impl Param for Norm {}
+impl Param for Results {}
 
 /// One argument of a kernel.
 #[derive(Clone, Copy)]
@@ -88,6 +89,18 @@ pub struct Norm {
 }
 
 layout!(Norm: 40 { eps: 32 });
+
+/// Where sampled tokens are put: `Results` in `sample.cuh`. Addresses are device pointers.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Results {
+    pub tokens: u64,
+    pub host: u64,
+    pub non_finite: u64,
+    pub counts: u64,
+}
+
+layout!(Results: 32 {});
 
 /// The KV cache as kernels see it: `Kv` in `kv.cuh`, field by field. Addresses are device pointers.
 #[derive(Clone, Copy, Pod, Zeroable)]

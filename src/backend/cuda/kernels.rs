@@ -300,7 +300,6 @@ kernels! {
     ExpertsGemmFew "experts_gemm_8"
     ExpertsGemmMany "experts_gemm_32"
     AddExperts "add_experts"
-    MarkSeen "mark_seen"
     Argmax "argmax"
     GreedyToken "greedy_token"
     Histogram "histogram"
@@ -309,7 +308,6 @@ kernels! {
     NucleusCut "nucleus_cut"
     MaskMass "mask_mass"
     DrawToken "draw_token"
-    CopyToHost "copy_to_host"
     ;
     /// One row by a bf16 weight: `_whole` for up to 4,096 columns, or nothing for any number.
     GemvBf16(&'static str, Fused)

@@ -394,13 +394,10 @@ pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, tokens: Option<&Buf<
         append(cuda, kv, 0, spans);
     }
     let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Arg::of(&view), Ptr(shape.spans), I32(shape.n_spans as i32)];
-    cuda.driver.launch(Kernel::Advance, [shape.n_spans.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);
-    let Some(tokens) = tokens else { return };
-    let [seen, tokens] = [kv.seen.ptr(), tokens.ptr()].map(Ptr);
-    let (words, n) = (I32(kv.geometry.seen_words() as i32), shape.n_rows);
-    let args = [seen, tokens, Ptr(shape.spans), Ptr(shape.span_of_row), words, I32(n as i32)];
-    cuda.driver.launch(Kernel::MarkSeen, [n.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    let [spans, seen, tokens] = [shape.spans, kv.seen.ptr(), tokens.map_or(0, Buf::ptr)].map(Ptr);
+    let (n, words) = (shape.n_spans, I32(kv.geometry.seen_words() as i32));
+    let args = [Arg::of(&view), spans, I32(n as i32), seen, tokens, words];
+    cuda.driver.launch(Kernel::Advance, [n.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);
 }
 
 /// Launches a kernel with one block for each lane of a sequence.
@@ -413,7 +410,9 @@ fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, nu
 
 /// Lets freed pages join the free list: the end of a step of no spans.
 fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
-    cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &[Arg::of(&view(kv)), Ptr(0), I32(0)]);
+    let (view, none) = (view(kv), Ptr(0));
+    let args = [Arg::of(&view), none, I32(0), none, none, I32(0)];
+    cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &args);
 }
 
 /// Copies pages of the pool to the staging pages, or `back`. `returned` is unused between steps and lists the former.

@@ -3,11 +3,10 @@
 use super::super::{OutOfMemory, SampleArgs};
 use super::Cuda;
 use super::abi::Arg::{self, I32, Ptr};
-use super::abi::SAMPLE_ROW_BYTES;
+use super::abi::{Results, SAMPLE_ROW_BYTES};
 use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
-use crate::protocol::Token;
 use std::rc::Rc;
 
 // As in `sample.cuh`: threads of a block, logits of a block, most logits of a row.
@@ -32,8 +31,8 @@ impl Sampling {
         Ok(())
     }
 
-    /// Samples a token of each of `n` rows of `vocab` logits into `sampled`.
-    pub fn sample(&self, driver: &Driver, sampled: &Buf<Token>, logits: &Acts, args: &SampleArgs<'_, Cuda>, n: usize) {
+    /// Samples a token of each of `n` rows of `vocab` logits, and puts them into `results`.
+    pub fn sample(&self, driver: &Driver, results: &Results, logits: &Acts, args: &SampleArgs<'_, Cuda>, n: usize) {
         let vocab = logits.width;
         assert!(n <= self.rows && vocab <= MOST_LOGITS, "{n} rows of {vocab} logits, scratch for {}", self.rows);
         let rows = self.memory.as_ref().expect("reserved before").ptr();
@@ -44,11 +43,11 @@ impl Sampling {
         let (seen, tokens) = (Ptr(args.kv.seen.ptr()), Ptr(args.staged.map_or(0, Buf::ptr)));
         run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), seen, tokens, count, words]);
         if args.greedy {
-            let args = [Ptr(sampled.ptr()), Ptr(rows), I32(vocab.div_ceil(SPLIT) as i32)];
+            let args = [Arg::of(results), Ptr(rows), I32(vocab.div_ceil(SPLIT) as i32)];
             return driver.launch(Kernel::GreedyToken, one, 32, &args);
         }
         let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
-        let choose = [Ptr(sampled.ptr()), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.kv.seq_len.ptr()), count];
+        let choose = [Arg::of(results), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.kv.seq_len.ptr()), count];
         run(Kernel::Histogram, all, &look);
         run(Kernel::ThresholdBin, one, &look);
         run(Kernel::Candidates, all, &look);
