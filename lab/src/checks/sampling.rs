@@ -1,6 +1,6 @@
 //! Checks of sampling: the same tokens as on the CPU, for all kinds of rows and all filters.
 
-use super::{Case, Output, Random, geometry};
+use super::{Case, Output, Random, buffer, geometry};
 use dmschat::backend::{KvTables, Measure, SampleArgs, SamplingState, Span, Use};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
@@ -122,8 +122,7 @@ impl Case for Sample {
         let states: Vec<SamplingState> = (0..n).map(draw).collect();
         let greedy = states.iter().all(SamplingState::is_greedy);
         b.write(&mut draws, 0, &states);
-        let mut non_finite = b.alloc(1).expect("memory");
-        b.write(&mut non_finite, 0, &[i32::MAX]);
+        let non_finite = buffer(b, &[i32::MAX]);
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
         for (position, kind) in kinds.into_iter().enumerate() {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();

@@ -288,12 +288,9 @@ pub(in super::super) fn weighted_sum_of_slots(
     stride: usize,
     out: &mut Tile<'_>,
 ) {
-    if order.is_empty() {
-        return;
-    }
-    // `max` compares by references, and is not vectorised.
-    let last = order.iter().fold(0, |last, &slot| last.max(slot)) as usize;
-    let cols_bytes = out.cols() * slots.format.size_bytes();
+    // `Iterator::max` compares by references, and is not vectorised.
+    let Some(last) = order.iter().copied().reduce(u32::max) else { return };
+    let (last, cols_bytes) = (last as usize, out.cols() * slots.format.size_bytes());
     assert!(slots.page_slots.is_power_of_two() && cols_bytes <= slots.row_bytes, "slots of a weighted sum");
     let held = |page: &[u8]| page.len() >= (slots.page_slots.min(last + 1) - 1) * slots.row_bytes + cols_bytes;
     assert!(last / slots.page_slots < slots.pages.len() && slots.pages.iter().all(|p| held(p)), "slots in pages");
