@@ -134,7 +134,7 @@ pub struct Alpha {
 pub struct SampleArgs<'a, B: Pages> {
     /// `[n]`, one per row.
     pub draws: &'a B::Buf<SamplingState>,
-    /// Tokens fed to each sequence: `seq_len` is the position of the token to sample, less [`SamplingState::ahead`].
+    /// `seq_len` is the position of the token to sample, less [`SamplingState::ahead`]; the penalty is for those in `seen`.
     pub kv: &'a KvTables<B>,
     /// As in [`Norm`].
     pub non_finite: &'a B::Buf<i32>,

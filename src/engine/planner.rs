@@ -6,7 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{Budget, LocalLayers, POSITION_BITS, Policy, sums_len};
+use crate::policy::{Budget, LocalLayers, POSITION_BITS, Policy};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
@@ -106,12 +106,10 @@ pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> 
 /// Bytes of host memory that a model needs beside weights and pages: page tables, rings, sums of
 /// slots that merge, states of layers without attention, the bit sets of fed tokens, and the workspace of a step.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
-    let lanes = c.attention_layers() * c.n_kv_heads * options.max_seqs;
-    let policy = policy(c, options);
+    let g = geometry(c, options, policy(c, options), options.max_seqs);
     let states = state_bytes(c) * options.max_seqs as u64;
-    let sums = policy.merging().map_or(0, |_| sums_len(c.head_dim));
-    let rings = size_of::<i32>() * lanes * (policy.ring_len() + 1 + sums);
-    let seen = options.max_seqs * c.vocab.div_ceil(8);
+    let rings = size_of::<i32>() * g.n_layers * g.n_lanes() * (g.ring_len() + 1 + g.sums_len());
+    let seen = size_of::<u32>() * g.n_seqs * g.seen_words();
     let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
     let rows = options.max_logits.max(options.max_seqs).max(options.drafts.rows);
     let staged = options.drafts.rows * staged_row_bytes(c);

@@ -441,25 +441,19 @@ impl<B: Backend> Runner<B> {
             self.stepped = spans.iter().map(of).collect();
         }
         let Self { b, model, ws, cache, draws, .. } = self;
-        b.step(kind, spans, |b| match kind {
-            StepKind::Verify { greedy } => {
-                model::Step { b, model, ws, cache, spans, staged: true }.forward();
-                model::logits(b, model, ws, tokens.len());
-                let (kv, non_finite) = (cache.tables(), &ws.non_finite);
-                let args = SampleArgs { draws, kv, non_finite, staged: Some(&ws.tokens), greedy };
-                b.sample(&mut ws.sampled, &mut ws.logits, &args, tokens.len());
-            }
-            StepKind::Feed | StepKind::Decode { .. } => {
-                model::Step { b, model, ws, cache, spans, staged: false }.forward();
-                if let StepKind::Decode { greedy } = kind {
-                    model::logits(b, model, ws, spans.len());
-                    let (kv, non_finite) = (cache.tables(), &ws.non_finite);
-                    let args = SampleArgs { draws, kv, non_finite, staged: None, greedy };
-                    b.sample(&mut ws.tokens, &mut ws.logits, &args, spans.len());
-                }
+        let (n, staged) = (tokens.len(), matches!(kind, StepKind::Verify { .. }));
+        b.step(kind, spans, |b| {
+            model::Step { b, model, ws, cache, spans, staged }.forward();
+            let (StepKind::Verify { greedy } | StepKind::Decode { greedy }) = kind else { return };
+            model::logits(b, model, ws, n);
+            let (kv, non_finite) = (cache.tables(), &ws.non_finite);
+            let args = |staged| SampleArgs { draws, kv, non_finite, staged, greedy };
+            match staged {
+                true => b.sample(&mut ws.sampled, &mut ws.logits, &args(Some(&ws.tokens)), n),
+                false => b.sample(&mut ws.tokens, &mut ws.logits, &args(None), n),
             }
         });
-        if !matches!(kind, StepKind::Verify { .. }) {
+        if !staged {
             self.cache.fed(spans);
         }
         Ok(())
