@@ -111,14 +111,17 @@ impl<B: Backend> KvCache<B> {
     /// Creates an empty sequence. The window of a model's own attention is always in force.
     pub fn create(&mut self, b: &B, eviction: bool) -> Result<SeqId, CacheError> {
         let eviction = eviction || self.geometry().policy.models_window().is_some();
-        let n = self.seqs.len();
-        let row = self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(n))?;
+        let row = self.free_row()?;
         self.fork_groups += 1;
         self.seqs[row] = SeqState { used: true, eviction, fork_group: self.fork_groups, ..SeqState::default() };
         b.write(&mut self.tables.eviction, row, &[eviction as i32]);
         b.write(&mut self.tables.dial, row, &[0.0]);
         self.write_seen(b, row, std::iter::empty());
         Ok(SeqId(row))
+    }
+
+    fn free_row(&self) -> Result<usize, CacheError> {
+        self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(self.seqs.len()))
     }
 
     /// Writes the set of the tokens fed to a sequence.
@@ -130,8 +133,7 @@ impl<B: Backend> KvCache<B> {
 
     /// Creates a copy of a sequence that shares all its pages.
     pub fn fork(&mut self, b: &B, seq: SeqId) -> Result<SeqId, CacheError> {
-        let eviction = self.eviction(seq);
-        let copy = self.create(b, eviction)?;
+        let copy = SeqId(self.free_row()?);
         b.fork(&mut self.tables, seq.0, copy.0);
         self.seqs[seq.0].owns_newest = false;
         self.seqs[copy.0] = self.seqs[seq.0].clone();

@@ -375,8 +375,8 @@ pub trait Pages: Device {
     /// Returns unused memory to the system. A backend may move pages for that.
     fn trim(&self, kv: &mut KvTables<Self>);
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
-    /// Makes the empty sequence `to` a copy of `from` that shares all its pages and has a copy of its
-    /// [`KvTables::delta_state`] and [`KvTables::delta_inputs`].
+    /// Makes the empty sequence `to` a copy of `from` that shares all its pages and has a copy of all else that the tables
+    /// have of it.
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
     /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);

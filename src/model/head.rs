@@ -82,7 +82,7 @@ impl<B: Backend> Head<B> {
         let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         b.write(&mut draws, 0, &vec![SamplingState::new(0, 0, &greedy); logits]);
         Ok(Self {
-            cache: KvCache::new(b, KvGeometry { vocab: c.vocab, ..geometry }, context, ROWS.max(logits))?,
+            cache: KvCache::new(b, geometry, context, ROWS.max(logits))?,
             norm_before_residual: head.norm_before_residual,
             norm_output: head.norm_output,
             tokens_of: head.tokens.clone(),

@@ -109,7 +109,6 @@ fn hidden_states_and_guesses_are_those_of_speculators() {
                 policy: Policy::Dense,
                 n_seqs: 1,
                 delta: None,
-                vocab: 0,
                 ..*runner.cache.geometry()
             };
             let mut head = Head::new(&b, &model, head, geometry, 64, n).unwrap();
