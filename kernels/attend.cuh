@@ -128,33 +128,37 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
 #else
   __shared__ __align__(16) Memory s;
 #endif
+  const Mode mode(p);
+  const Codec codec(p.kv);
   next_may_begin();
-  if (Mode::SCORES && p.in_order) wait_previous();
+  if (mode.scores && p.in_order) wait_previous();
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   Span span = p.spans[Mode::DRAFTS ? p.span_of_row[blockIdx.y] : blockIdx.y];
-  int row_of_step = Mode::DRAFTS ? blockIdx.y : span.start, position = position_of<Mode>(kv, span, row_of_step);
+  int row_of_step = Mode::DRAFTS ? blockIdx.y : span.start, before = Mode::DRAFTS ? row_of_step - span.start : mode.scores ? span.before : 0;
+  int position = kv.seq_len[span.seq] + before;
   const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
-  bool some = Mode::PAGES && reads_some(kv, live, position, lane);
+  bool some = mode.pages && reads_some(kv, live, position, lane);
   Split split = some ? even_split(kv, live, position) : split_of(live, heads, lane);
   // Blocks without work end here; the kernel ends with the last of the others.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
   int first_head = split.head * group;
-  const int2* chosen = Mode::PAGES ? p.chosen + (u64)(blockIdx.y * heads + split.head) * kv.max_pages : nullptr;
+  // Page numbers, or pages that were chosen.
+  const int* pages = mode.pages ? (const int*)(p.chosen + (u64)(blockIdx.y * heads + split.head) * kv.max_pages) : slots.pages;
 
   // this warp's pages: each of a run, or every step-th of a list
   int at = split.first + warp, step = some ? split.count * WARPS : WARPS, number = 0;
   // of this page and the next one, where pages are chosen
   u32 choice = 0, next = 0;
   auto look_up = [&](int i, u32& choice) {
-    if (Mode::PAGES) {
-      int2 page = chosen[i];
+    if (mode.pages) {
+      int2 page = ((const int2*)pages)[i];
       choice = page.x, number = page.y;
     } else {
-      number = slots.pages[i];
+      number = pages[i];
     }
   };
   // of the page looked up last
@@ -162,7 +166,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
 #pragma unroll 1
     for (int j = 128 * lane; j < kv.meta_at; j += 128 * 32) prefetch(page_at(kv, number) + j);
   };
-  auto first_slot = [&] { return (Mode::PAGES ? chosen_entry(choice) : at) * PAGE_SLOTS; };
+  auto first_slot = [&] { return (mode.pages ? chosen_entry(choice) : at) * PAGE_SLOTS; };
   Page<D, Codec> page;
   // first page to registers, second one in flight
   auto load_first = [&] {
@@ -191,7 +195,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     }
     copy_commit();
   };
-  if (!Mode::PAGES) load_first();
+  if (!mode.pages) load_first();
   // The head's first block, under a mode with drafts the last, also has the token's K and V, and those of the rows before it in its
   // span. A warp's rows: query heads, then K and V of each.
   bool own = split.index == (Mode::DRAFTS ? split.count - 1 : 0);
@@ -216,10 +220,10 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     int leaving = leaves ? slots.ring[dms.ring_at(at)] : -1;
     s.unseen[lane] = dms.overwritten(leaving, leaves && meta_marked(slot_meta(kv, slots, leaving)));
   }
-  bool has_units = !Mode::SCORES && head_params.units > 0;
+  bool has_units = !mode.scores && head_params.units > 0;
   if (has_units && looks) prefetch_hidden_units(head_params, split.head, lane);
   // `select_pages` lets this kernel start when all work in front of it is done.
-  if (!Mode::PAGES) wait_previous();
+  if (!mode.pages) wait_previous();
 
   // The split's number among those of its head in the order in which they begin. No block of this launch comes after the last one,
   // and the next launch waits for this one.
@@ -228,7 +232,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   auto begin = [&] {
     if (split.count > 1 && threadIdx.x == 0) begun = atomicAdd(arrivals, 1);
   };
-  if (!Mode::PAGES) begin();
+  if (!mode.pages) begin();
 
   // rows of the token: norm, RoPE, codec
   const float* row = p.qkv + (u64)row_of_step * head_params.qkv_width;
@@ -245,13 +249,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       if (!is_v(r)) rotate(to, angles, d, head_params.rotary, r < head_params.borrowed, lane);
       if (r < group) continue;
       u8 *page = (u8*)s.of_span.page, *codes = row_at(kv, page, at, is_v(r));
-      u32 side = encode_row<Codec>(is_v(r), codes, to, d, lane);
+      u32 side = encode_row(codec, is_v(r), codes, to, d, lane);
       if (kv.k_sides_at > 0 && lane == 0) *side_at(kv, page, at, is_v(r)) = side;
       if (at == of_span) write_codes(kv, staged, staged_row, is_v(r), codes, side, lane);
     } else {
       load_row(s.rows[r], row + column * d, norm_of(r), head_params.eps, d, lane);
       if (r <= group) rotate(s.rows[r], angles, d, head_params.rotary, r < head_params.borrowed, lane);
-      if (r >= group) stage_row<Codec>(kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
+      if (r >= group) stage_row(codec, kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
     }
   }
   // One warp would take microseconds for some hundred units.
@@ -265,9 +269,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   }
   if (looks) {
     float decision = 0.0f;
-    bool decides = own && !Mode::SCORES;
+    bool decides = own && !mode.scores;
     if (decides || (!Mode::DRAFTS && assignment.needs_decision()))
-      decision = decision_of<!Mode::SCORES>(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
+      decision = decision_of(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
                                             row_of_step, pinned, hidden, kv, lane);
     if (!Mode::DRAFTS) s.unseen[0] = assignment.overwritten(dms, decision);
     if (decides && lane == 0) {
@@ -275,7 +279,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       if (head_params.borrowed || head_params.columns) p.decisions[row_of_step * heads + split.head] = decision;
     }
   }
-  if (Mode::PAGES) {
+  if (mode.pages) {
     wait_previous();
     begin();
     load_first();
@@ -287,12 +291,12 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   // The last warps are those with the fewest pages.
   int own_head = WARPS - 1 - warp;
   if (!Mode::DRAFTS && own && own_head < group) {
-    float2 state = attend_to_itself<Codec, Mode>(p, s.own, s.rows[own_head], s.rows[group], first_head, own_head, lane);
+    float2 state = attend_to_itself<Codec>(mode, p, s.own, s.rows[own_head], s.rows[group], first_head, own_head, lane);
     if (lane == 0) s.max[WARPS][own_head] = state.x, s.sum[WARPS][own_head] = state.y;
   }
-  float by = p.score_scale * LOG2E * Codec::SCORE_FACTOR;
-  float* logits = Mode::SCORES ? logits_at(p, blockIdx.y, split.head) : nullptr;
-  int stride = Mode::SCORES ? logit_stride(kv) : 0;
+  float by = p.score_scale * LOG2E * codec.score_factor();
+  float* logits = mode.scores ? logits_at(p, blockIdx.y, split.head) : nullptr;
+  int stride = mode.scores ? logit_stride(kv) : 0;
   int busy = min(split.last - split.first, WARPS);  // warps with pages
   // The rows of the span are read by the warp with the fewest.
   int reads_span = Mode::DRAFTS && own ? min(busy, WARPS - 1) : WARPS;
@@ -304,7 +308,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
 #pragma unroll 1
     while (at < split.last) {
       int first = first_slot();
-      float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
+      float* logits_of_page = mode.scores ? logits + first * stride : nullptr;
       int not_seen = unseen - first;
       if (Mode::DRAFTS) {
         int slot = lane < PAGE_SLOTS ? s.unseen[lane] - first : -1;
@@ -312,15 +316,15 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
         for (u32 left = __ballot_sync(FULL, slot >= 0 && slot < PAGE_SLOTS); left; left &= left - 1)
           not_seen |= 1 << __shfl_sync(FULL, slot, __ffs(left) - 1);
       }
-      softmax.template score<Mode>(page, split.live - first, not_seen, by, lane, logits_of_page, stride, chosen_readers(choice));
+      softmax.score(mode, codec, page, split.live - first, not_seen, by, lane, logits_of_page, stride, chosen_readers(choice));
       // `select_pages` has counted it
-      if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
+      if (mode.pages && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
         atomicAdd(kv.reads + p.spans[blockIdx.y].seq, ~(u64)0);
       at += step;
       choice = next;
       const u8* from = number < 0 ? (const u8*)s.of[warp].page : page_at(kv, number);
       if (at < split.last) page.load_k(kv, from, lane);
-      softmax.accumulate(page);
+      softmax.accumulate(codec, page);
       if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
       if (at + step < split.last) {
         look_up(at + step, next);
@@ -331,10 +335,10 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       if (warp == reads_span) {
         page.load_k(kv, (const u8*)s.of_span.page, lane);
         page.load_v(kv, (const u8*)s.of_span.page, of_span + 1, lane);
-        softmax.template score<Mode>(page, of_span + 1, 0, by, lane, nullptr, 0, 0);
-        softmax.accumulate(page);
+        softmax.score(mode, codec, page, of_span + 1, 0, by, lane, nullptr, 0, 0);
+        softmax.accumulate(codec, page);
       }
-    softmax.save(s.of[warp].acc, s.max[warp], s.sum[warp], group, lane);
+    softmax.save(codec, s.of[warp].acc, s.max[warp], s.sum[warp], group, lane);
   }
   if (threadIdx.x == 0) {
     s.last = begun == split.count - 1;
@@ -366,7 +370,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       x.acc.x += is ? by * acc.x : 0.0f;
       x.acc.y += is ? by * acc.y : 0.0f;
     }
-    x.acc.x *= Codec::SUM_FACTOR, x.acc.y *= Codec::SUM_FACTOR;
+    x.acc.x *= codec.sum_factor(), x.acc.y *= codec.sum_factor();
     if (itself) {
       const float* v = s.rows[group + 1] + channel;
       float by = exp2_fast(s.max[WARPS][head] - from), weight = by * s.own.weight[head];
@@ -382,7 +386,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     // The first split sees the token itself, under a mode with drafts the last one, so the sum is not zero.
     float by = reciprocal(x.sum);
     x.acc.x *= by, x.acc.y *= by;
-    if (Mode::SCORES && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = x.max;
+    if (mode.scores && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = x.max;
     if (channel >= d) continue;
     if (Codec::ROTATED) *(float2*)&s.rows[head][channel] = x.acc;
     else put_out(p, row_of_step, (first_head + head) * d + channel, x.acc);
@@ -398,8 +402,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   }
 }
 
-// Instances by head size (up to 64, 128 and 256 channels) and codec. Two blocks fit an SM, but for one of the widest rows.
-#define ATTEND(name, D, Codec, Mode)                                                                     \
-  KERNEL __launch_bounds__(THREADS, D > 128 || (D > 64 && !Codec::PACKED) ? 1 : 2) name(DecodeParams params) {      \
-    attend<D, Codec, Mode>(params);                                                                      \
+// Instances by head size (up to 64, 128 and 256 channels) and codec. Two blocks fit an SM, but for one of the widest rows, and one
+// that chooses: with registers for two it takes 3 % longer.
+#define ATTEND(name, D, Codec, Mode)                                                                                            \
+  KERNEL __launch_bounds__(THREADS, D > 128 || (D > 64 && (!Codec::PACKED || Mode::CHOOSES)) ? 1 : 2) name(DecodeParams params) { \
+    attend<D, Codec, Mode>(params);                                                                                             \
   }

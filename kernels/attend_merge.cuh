@@ -29,8 +29,8 @@ struct OwnToken {
 
 // Encodes K (v = 0) or V (1) of the token to row r of a staged page; x becomes what the cache gives back. By a warp.
 template <class Codec>
-__device__ __forceinline__ void stage_row(const Kv& kv, u8* page, int r, OwnToken& own, float* x, int v, int lane) {
-  u32 side = encode_row<Codec>(v, own.codes[v], x, kv.head_dim, lane);
+__device__ __forceinline__ void stage_row(const Codec& codec, const Kv& kv, u8* page, int r, OwnToken& own, float* x, int v, int lane) {
+  u32 side = encode_row(codec, v, own.codes[v], x, kv.head_dim, lane);
   if (lane == 0) own.sides[v] = side;
   write_codes(kv, page, r, v, own.codes[v], side, lane);
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void stage_row(const Kv& kv, u8* page, int r, OwnToke
 // Maximum and sum of the softmax state that the token's own K is for query head `h` of its group, rounded as attend.cuh rounds
 // states. Sets the weight of its V. By a warp.
 template <class Codec, class Mode>
-__device__ __forceinline__ float2 attend_to_itself(const DecodeParams& p, OwnToken& own, const float* q, const float* k,
+__device__ __forceinline__ float2 attend_to_itself(Mode mode, const DecodeParams& p, OwnToken& own, const float* q, const float* k,
                                                    int first_head, int h, int lane) {
   float dot = 0.0f;
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ float2 attend_to_itself(const DecodeParams& p, OwnTok
   float weight = exp2_fast(score - top), scale = Codec::V::affine(own.sides[1]).x;
   float rounded = bf16_to_f32(f32_to_bf16(weight * scale)) / scale;
   if (lane == 0) own.weight[h] = rounded;
-  if (Mode::SCORES && lane == 0) p.peaks[blockIdx.y * p.kv.n_q_heads + first_head + h].y = score;
+  if (mode.scores && lane == 0) p.peaks[blockIdx.y * p.kv.n_q_heads + first_head + h].y = score;
   return float2{top, Codec::SCALED ? weight : rounded};
 }
 

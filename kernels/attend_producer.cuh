@@ -293,6 +293,8 @@ struct Producer {
   // Decodes what `copy_codes` or `copy_row_codes` copied.
   __device__ __forceinline__ void decode(u16* to, int which) const {
     const int PER_KEY = D / 16, AT_ONCE = PRODUCERS / PER_KEY;
+    typedef typename C::Codec::K Rows;
+    const Rows format(kv);
     int first = thread / PER_KEY, part = thread % PER_KEY, odd = part / 4;
     // Threads of the two halves of a row write chunks of different parity, so that they meet in no bank.
     u16* row = to + part / 4 * (BN * 64) + first * 64;
@@ -301,11 +303,9 @@ struct Producer {
 #pragma unroll 4
     for (int i = 0; i < BN / AT_ONCE; i++) {
       const u8* from = s.codes[which] + (i * PRODUCERS + thread) * 16;
-      typename C::Codec::K::Eight a, b;
-      a.load(from, 8 * odd, true);
-      b.load(from, 8 - 8 * odd, true);
-      *(uint4*)(low + i * AT_ONCE * 64) = a.as_bf16();
-      *(uint4*)(high + i * AT_ONCE * 64) = b.as_bf16();
+      auto a = Rows::load(from, 8 * odd, true), b = Rows::load(from, 8 - 8 * odd, true);
+      *(uint4*)(low + i * AT_ONCE * 64) = format.as_bf16(a);
+      *(uint4*)(high + i * AT_ONCE * 64) = format.as_bf16(b);
     }
   }
 

@@ -136,7 +136,7 @@ struct OnlineSoftmax {
   // `scale` are logits in log2 units; under a mode with scores those of slot i go to `logits + i * stride` too.
   // Under a mode with pages, heads whose bit in `readers` is 0 see none of them.
   template <class Mode>
-  __device__ __forceinline__ void score(const Page<D, Codec>& page, int n, int unseen, float scale, int lane,
+  __device__ __forceinline__ void score(Mode mode, const Codec& codec, const Page<D, Codec>& page, int n, int unseen, float scale, int lane,
                                         float* logits, int stride, u32 readers) {
     int g = lane / 4;
     // S = K Q^T, in two independent chains of mma
@@ -147,7 +147,7 @@ struct OnlineSoftmax {
 #endif
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
-      auto pair = [&](int half, int p) { return Codec::K::pair(page.k[half][p / K::HALF], p % K::HALF); };
+      auto pair = [&](int half, int p) { return codec.k.pair(page.k[half][p / K::HALF], p % K::HALF); };
       u32 a[4] = {pair(0, 2 * i), pair(1, 2 * i), pair(0, 2 * i + 1), pair(1, 2 * i + 1)};
 #if MAX_HEAD_DIM > 128
       u32 b[2];
@@ -166,9 +166,9 @@ struct OnlineSoftmax {
         x = (x + others[2 * half + k]) * (Codec::SCALED ? page.k_scale[half] * scale : scale);
         int slot = g + 8 * half;
         if (slot >= n || (Mode::DRAFTS ? unseen >> slot & 1 : slot == unseen)) x = NEG_INFINITY;
-        if (Mode::PAGES && !(readers >> (lane % 4 * 2 + k) & 1)) x = NEG_INFINITY;
+        if (mode.pages && !(readers >> (lane % 4 * 2 + k) & 1)) x = NEG_INFINITY;
       }
-    if (Mode::SCORES) {
+    if (mode.scores) {
       int head = 2 * (lane % 4);
 #pragma unroll
       for (int half = 0; half < 2; half++)
@@ -215,7 +215,7 @@ struct OnlineSoftmax {
   }
 
   // O = O * rescale + V^T P^T of the page that was scored last.
-  __device__ __forceinline__ void accumulate(const Page<D, Codec>& page) {
+  __device__ __forceinline__ void accumulate(const Codec& codec, const Page<D, Codec>& page) {
 #pragma unroll
     for (int w = 0; w < V::WORDS; w++) {
       // halves of the same channels of two keys become words, so that a pair is of two keys of one channel
@@ -229,7 +229,7 @@ struct OnlineSoftmax {
       for (int i = 0; i < V::HALF; i++) {
         // Rows of A are channels 2 i and 2 i + 1 of the word.
         int h0 = V::ACROSS ? 0 : i, h1 = V::ACROSS ? 1 : i, i0 = V::ACROSS ? i : 0, i1 = V::ACROSS ? i : 1;
-        u32 a[4] = {Codec::V::pair(x[h0], i0), Codec::V::pair(x[h1], i1), Codec::V::pair(y[h0], i0), Codec::V::pair(y[h1], i1)};
+        u32 a[4] = {codec.v.pair(x[h0], i0), codec.v.pair(x[h1], i1), codec.v.pair(y[h0], i0), codec.v.pair(y[h1], i1)};
         float* to = acc[V::HALF * w + i];
         to[0] *= rescale[0], to[1] *= rescale[1], to[2] *= rescale[0], to[3] *= rescale[1];
         mma(to, a, weights);
@@ -244,7 +244,7 @@ struct OnlineSoftmax {
   }
 
   // Writes the state to shared memory, with the offsets.
-  __device__ __forceinline__ void save(float* to_acc, float* to_max, float* to_sum, int group, int lane) {
+  __device__ __forceinline__ void save(const Codec& codec, float* to_acc, float* to_max, float* to_sum, int group, int lane) {
     int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int k = 0; k < 2; k++) {
@@ -254,7 +254,7 @@ struct OnlineSoftmax {
       if (!Codec::AFFINE) continue;
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) offset[k] += __shfl_xor_sync(FULL, offset[k], mask);
-      float by = offset[k] * (1.0f / Codec::SUM_FACTOR);
+      float by = offset[k] * (1.0f / codec.sum_factor());
 #pragma unroll
       for (int j = 0; j < D / 16; j++) acc[j][k] += by, acc[j][2 + k] += by;
     }

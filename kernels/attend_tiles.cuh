@@ -174,16 +174,15 @@ __device__ __forceinline__ void load_async(Shared<D, Codec>& s, const Batch& b, 
 
 // Unpacks the codes, and V's side data where it is more than a scale, that this thread copied.
 template <class Rows, int D, class Codec>
-__device__ __forceinline__ void unpack(Shared<D, Codec>& s, int v, int parity) {
+__device__ __forceinline__ void unpack(const Rows& rows, Shared<D, Codec>& s, int v, int parity) {
   if (!Codec::PACKED) return;
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
   int channel = threadIdx.x % PER_KEY * 8;
 #pragma unroll
   for (int i = 0; i < TILE_KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE;
-    typename Rows::Eight x;
-    x.load((v ? s.v_codes : s.k_codes) + key * PER_KEY * Rows::EIGHT_BYTES, channel, true);
-    *(uint4*)((v ? s.v : s.k) + swizzled<D>(key, channel)) = x.as_bf16();
+    auto x = Rows::load((v ? s.v_codes : s.k_codes) + key * PER_KEY * Rows::EIGHT_BYTES, channel, true);
+    *(uint4*)((v ? s.v : s.k) + swizzled<D>(key, channel)) = rows.as_bf16(x);
   }
   if (Codec::AFFINE && v && threadIdx.x < TILE_KEYS) {
     float2 affine = Rows::affine(s.sides[parity][1][threadIdx.x]);
@@ -228,8 +227,8 @@ struct OnlineSoftmax {
 
   // Scores become softmax weights in bf16; accumulators and sums are rescaled to the new maxima.
   __device__ __forceinline__ void weigh(u32 (*weights)[TILE_KEYS / 8][2], float (*scores)[TILE_KEYS / 8][4],
-                                        const Shared<D, Codec>& s, const Batch& b, int parity, const Tile& t,
-                                        float scale) {
+                                        const Codec& codec, const Shared<D, Codec>& s, const Batch& b, int parity,
+                                        const Tile& t, float scale) {
     // Scores times this are logits in log2 units; scaled codecs apply it with the scales of the keys.
     float unit = Codec::SCALED ? 1.0f : scale * LOG2E;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -238,7 +237,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int j = 0; j < TILE_KEYS / 8; j++) {
         float2 by = *(const float2*)&s.sides[parity][0][8 * j + lane % 4 * 2];
-        by.x *= scale * (LOG2E * Codec::SCORE_FACTOR), by.y *= scale * (LOG2E * Codec::SCORE_FACTOR);
+        by.x *= scale * (LOG2E * codec.score_factor()), by.y *= scale * (LOG2E * codec.score_factor());
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -326,7 +325,7 @@ struct OnlineSoftmax {
   }
 
   // Sums of the four lanes that share a row; offsets join the accumulators.
-  __device__ __forceinline__ void reduce_sums() {
+  __device__ __forceinline__ void reduce_sums(const Codec& codec) {
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
@@ -335,7 +334,7 @@ struct OnlineSoftmax {
         sum += __shfl_xor_sync(FULL, sum, 1);
         sum += __shfl_xor_sync(FULL, sum, 2);
         if (!Codec::AFFINE) continue;
-        float plus = offset[f][i] * (1.0f / Codec::SUM_FACTOR);
+        float plus = offset[f][i] * (1.0f / codec.sum_factor());
         plus += __shfl_xor_sync(FULL, plus, 1);
         plus += __shfl_xor_sync(FULL, plus, 2);
 #pragma unroll
@@ -351,6 +350,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory<sizeof(Shared<D, Codec>)>();
   after_previous();
   const Kv& kv = p.kv;
+  const Codec codec(kv);
   Tile t = tile_of<TILE_QUERIES>(kv, p.layer, p.spans);
   int total = t.live + t.last_row + 1;
   int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS, MIN_SPLIT_KEYS);
@@ -377,7 +377,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
 #pragma unroll 1
   while (now.n > 0) {
     copy_wait<1>();
-    unpack<typename Codec::K>(s, 0, parity);
+    unpack(codec.k, s, 0, parity);
     __syncthreads();
     float scores[FRAGMENTS][TILE_KEYS / 8][4] = {};
     softmax.score(scores, s);
@@ -388,11 +388,11 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     // Packed V is waited for before the weights, which need its scales, bf16 V after them.
     if (Codec::PACKED) {
       copy_wait<1>();
-      unpack<typename Codec::V>(s, 1, parity);
+      unpack(codec.v, s, 1, parity);
       __syncthreads();
     }
     u32 weights[FRAGMENTS][TILE_KEYS / 8][2];
-    softmax.weigh(weights, scores, s, now, parity, t, p.score_scale);
+    softmax.weigh(weights, scores, codec, s, now, parity, t, p.score_scale);
     if (!Codec::PACKED) {
       copy_wait<1>();
       __syncthreads();
@@ -403,7 +403,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     now = next;
     parity ^= 1;
   }
-  softmax.reduce_sums();
+  softmax.reduce_sums(codec);
   if (splits > 1) {
     const int SIZE = (D + 8) * TILE_QUERIES;
     int tile = t.index * kv.n_kv_heads + t.head;
@@ -423,7 +423,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   }
 #pragma unroll
   for (int f = 0; f < FRAGMENTS; f++)
-    softmax.rows[f].template write<Codec>(p, t, 16 * FRAGMENTS * warp + 16 * f + lane / 4, kv.head_dim);
+    softmax.rows[f].write(codec, p, t, 16 * FRAGMENTS * warp + 16 * f + lane / 4, kv.head_dim);
 }
 
 #define ATTEND_TILES(name, D, Codec)                                     \

@@ -18,6 +18,7 @@ template <class C>
 struct Consumer {
   static constexpr int D = C::D, BN = C::BN;
   Shared<C>& s;
+  const typename C::Codec codec;
   int group, warp, lane;
   RowPair<D> rows;
 
@@ -46,7 +47,7 @@ struct Consumer {
     // Scores times this are logits in log2 units; scaled codecs apply it with the scales of the keys.
     float unit = C::SCALED ? 1.0f : scale * LOG2E;
     if (C::SCALED) {
-      float by = scale * (LOG2E * C::Codec::SCORE_FACTOR);
+      float by = scale * (LOG2E * codec.score_factor());
 #pragma unroll
       for (int j = 0; j < BN / 8; j++) {
         float2 k = *(const float2*)&scales[0][8 * j + lane % 4 * 2];
@@ -235,7 +236,7 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
     return;
   }
   more_registers<CONSUMER_REGISTERS>();
-  Consumer<C> consumer = {s, (int)threadIdx.x / 128, (int)threadIdx.x / 32 % 4, (int)threadIdx.x % 32};
+  Consumer<C> consumer = {s, typename C::Codec(kv), (int)threadIdx.x / 128, (int)threadIdx.x / 32 % 4, (int)threadIdx.x % 32};
   load_queries<C::D, typename C::Codec, 64, 128>(p, t, 64 * consumer.group, threadIdx.x % 128, C::D, [&](int query, int chunk) {
     return s.q + chunk / 8 * (C::QUERIES * 64) + query * 64 + ((chunk ^ query) & 7) * 8;
   });
@@ -256,7 +257,7 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
 #pragma unroll 1
     for (int i = 0; i < splits; i++) consumer.rows.merge(state_at(i), 2 * C::QUERIES);
   }
-  consumer.rows.template write<typename C::Codec>(p, t, 64 * consumer.group + 16 * consumer.warp + consumer.lane / 4, C::D);
+  consumer.rows.write(consumer.codec, p, t, 64 * consumer.group + 16 * consumer.warp + consumer.lane / 4, C::D);
 }
 
 #define ATTEND_WGMMA(name, Codec, PRODUCER_REGISTERS, CONSUMER_REGISTERS)                                                  \
@@ -265,11 +266,6 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
     attend_wgmma<Config<Codec>, PRODUCER_REGISTERS, CONSUMER_REGISTERS>(params, &stored, &staged);                         \
   }
 ATTEND_WGMMA(attend_wgmma_128_bf16, Bf16Codec, 72, 216)
-ATTEND_WGMMA(attend_wgmma_128_fp8, Fp8Codec, 88, 208)
-ATTEND_WGMMA(attend_wgmma_128_int8, Int8Codec, 88, 208)
+ATTEND_WGMMA(attend_wgmma_128_bytes, ByteCodec, 88, 208)
 
-// Codes of int8, or of fp8.
-KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack(PrefillParams params, int is_int8) {
-  if (is_int8) unpack_pages<Int8Codec>(params);
-  else unpack_pages<Fp8Codec>(params);
-}
+KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack(PrefillParams params) { unpack_pages(params); }

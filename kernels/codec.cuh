@@ -1,33 +1,31 @@
 // Codecs of the KV cache. A codec says how rows of K and of V are stored, how a warp encodes one, and how eight channels of
-// it become bf16 for tensor cores. Where a row lies in a page is data of the cache's view (`kv.cuh`).
+// it become bf16 for tensor cores. Where a row lies in a page is data of the cache's view (`kv.cuh`), from which a codec is made.
 //
 // A codec is a struct with
-//   K, V            the formats of rows of K and of V
+//   K, V            the formats of rows of K and of V, and k, v those formats
 //   PACKED, SCALED  whether codes are narrower than bf16; whether each row has side data. Scaled codes are packed.
 //   AFFINE          whether values of V have an offset beside their scale
 //   ROTATED         whether V is stored after `rotate_value`; attention's output then goes through `unrotate_*`
 //   QUERY_FACTOR    what queries are multiplied by before q k^T, and
-//   SCORE_FACTOR    scores after it;
+//   score_factor    scores after it;
 //   WEIGHT_FACTOR   what softmax weights are multiplied by before they meet V, and
-//   SUM_FACTOR      the sums after it. 1 where codes have their own value as bf16.
+//   sum_factor      the sums after it. 1 where codes have their own value as bf16.
 // A format of rows is a struct with
 //   EIGHT_BYTES     bytes of eight consecutive channels of a stored row
-//   Eight           load, as_bf16: eight consecutive channels
+//   Eight           eight consecutive channels; load reads them, zeros where not `real`, and as_bf16 decodes them
 //   pair            value i of each half of a stored u32 as bf16. That of half h is channel 2 i + h of the u32, but of one-byte
 //                   codes 2 h + i
 //   affine          scale and offset by the side data of a row
 //   encode          a row of f32 to codes, and to the values that the codes give back; returns the side data
 #pragma once
 #include "codec_bf16.cuh"
-#include "codec_fp8.cuh"
-#include "codec_int8.cuh"
+#include "codec_bytes.cuh"
 #include "codec_k8v4.cuh"
 
 // Instances of a kernel: INSTANCE(suffix of its name, codec).
 #define FOR_EACH_CODEC(INSTANCE) \
   INSTANCE(bf16, Bf16Codec)      \
-  INSTANCE(fp8, Fp8Codec)        \
-  INSTANCE(int8, Int8Codec)      \
+  INSTANCE(bytes, ByteCodec)     \
   INSTANCE(k8v4, K8V4Codec)
 
 // Starts an async copy of eight channels of a stored row to shared memory; zeros where not `real`.
@@ -38,13 +36,10 @@ __device__ __forceinline__ void copy_eight_async(void* to, const void* from, boo
   else copy_async4(to, from, real);
 }
 
-// Codecs as the host numbers them: `crate::codec::Codec`.
-enum CodecNumber { BF16_KV = 1, FP8_KV, INT8_KV, K8V4_KV };
-
 // Row of K (v = 0) or V (1) to codes. By a warp.
 template <class Codec>
-__device__ __forceinline__ u32 encode_row(int v, u8* codes, float* x, int d, int lane) {
-  if (!v) return Codec::K::encode(codes, x, d, lane);
+__device__ __forceinline__ u32 encode_row(const Codec& codec, int v, u8* codes, float* x, int d, int lane) {
+  if (!v) return codec.k.encode(codes, x, d, lane);
   if (Codec::ROTATED) rotate_value(x, d, lane);
-  return Codec::V::encode(codes, x, d, lane);
+  return codec.v.encode(codes, x, d, lane);
 }

@@ -1,22 +1,18 @@
 // K and V as bf16, rounded to nearest even. CPU twin: `codec::bf16`.
 #pragma once
+#include "kv.cuh"
 #include "tensor.cuh"
 
-struct Bf16Codec {
-  using K = Bf16Codec;
-  using V = Bf16Codec;
-  static const bool PACKED = false, SCALED = false, AFFINE = false, ROTATED = false;
+struct Bf16Rows {
   static const int EIGHT_BYTES = 16;
-  static constexpr float QUERY_FACTOR = 1.0f, SCORE_FACTOR = 1.0f, WEIGHT_FACTOR = 1.0f, SUM_FACTOR = 1.0f;
 
-  // Eight consecutive channels of a stored row; zeros where not `real`.
-  struct Eight {
-    uint4 x;
-    __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
-      x = real ? *(const uint4*)(row + channel / 8 * EIGHT_BYTES) : uint4{0, 0, 0, 0};
-    }
-    __device__ __forceinline__ uint4 as_bf16() const { return x; }
-  };
+  __device__ __forceinline__ explicit Bf16Rows(const Kv&) {}
+
+  typedef uint4 Eight;
+  static __device__ __forceinline__ Eight load(const u8* row, int channel, bool real) {
+    return real ? *(const uint4*)(row + channel / 8 * EIGHT_BYTES) : uint4{0, 0, 0, 0};
+  }
+  static __device__ __forceinline__ uint4 as_bf16(Eight x) { return x; }
 
   static __device__ __forceinline__ u32 pair(u32 x, int) { return x; }
 
@@ -35,4 +31,16 @@ struct Bf16Codec {
     __syncwarp();
     return 0;
   }
+};
+
+struct Bf16Codec {
+  using K = Bf16Rows;
+  using V = Bf16Rows;
+  static const bool PACKED = false, SCALED = false, AFFINE = false, ROTATED = false;
+  static constexpr float QUERY_FACTOR = 1.0f, WEIGHT_FACTOR = 1.0f;
+  Bf16Rows k, v;
+
+  __device__ __forceinline__ explicit Bf16Codec(const Kv& kv) : k(kv), v(kv) {}
+  static __device__ __forceinline__ float score_factor() { return 1.0f; }
+  static __device__ __forceinline__ float sum_factor() { return 1.0f; }
 };

@@ -1,6 +1,6 @@
 // K as int8; V rotated, then as 4-bit codes with an f16 scale and an f16 offset a row. CPU twin: `codec::k8v4`, bit for bit.
 #pragma once
-#include "codec_int8.cuh"
+#include "codec_bytes.cuh"
 
 // Signs of the rotation: channel i's is bit i % 32 of word i / 32 % 4.
 __device__ __forceinline__ float flip_value(float x, int channel) {
@@ -119,15 +119,11 @@ struct Int4Rows {
   static __device__ __forceinline__ u32 pair(u32 x, int i) { return (x >> (4 * i)) & 0x000f000fu; }
 
   // Eight neighbouring codes; as bf16 each is a subnormal of code 2^-133, as int8 codes are.
-  struct Eight {
-    u32 x;
-    __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
-      x = real ? *(const u32*)(row + channel / 8 * EIGHT_BYTES) : 0;
-    }
-    __device__ __forceinline__ uint4 as_bf16() const {
-      return uint4{pair(x, 0), pair(x, 1), pair(x, 2), pair(x, 3)};
-    }
-  };
+  typedef u32 Eight;
+  static __device__ __forceinline__ Eight load(const u8* row, int channel, bool real) {
+    return real ? *(const u32*)(row + channel / 8 * EIGHT_BYTES) : 0;
+  }
+  static __device__ __forceinline__ uint4 as_bf16(Eight x) { return uint4{pair(x, 0), pair(x, 1), pair(x, 2), pair(x, 3)}; }
 
   static __device__ __forceinline__ float2 affine(u32 side) {
     return float2{f16_value(side), f16_value(side >> 16)};
@@ -169,9 +165,14 @@ struct Int4Rows {
 };
 
 struct K8V4Codec {
-  using K = Int8Codec;
+  using K = ByteRows;
   using V = Int4Rows;
   static const bool PACKED = true, SCALED = true, AFFINE = true, ROTATED = true;
-  static constexpr float QUERY_FACTOR = Int8Codec::QUERY_FACTOR, SCORE_FACTOR = Int8Codec::SCORE_FACTOR,
-                         WEIGHT_FACTOR = Int8Codec::WEIGHT_FACTOR, SUM_FACTOR = Int8Codec::SUM_FACTOR;
+  static constexpr float QUERY_FACTOR = ByteCodec::QUERY_FACTOR, WEIGHT_FACTOR = ByteCodec::WEIGHT_FACTOR;
+  ByteRows k;
+  Int4Rows v;
+
+  __device__ __forceinline__ explicit K8V4Codec(const Kv&) : k(ByteRows::int8()) {}
+  static __device__ __forceinline__ float score_factor() { return ByteCodec::INT8_SCORE_FACTOR; }
+  static __device__ __forceinline__ float sum_factor() { return ByteCodec::INT8_SUM_FACTOR; }
 };

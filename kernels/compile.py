@@ -44,12 +44,12 @@ SPILLS = {
     # Leaves room for blocks of attention beside it. ptxas 13 needs none.
     r"packed_gemv_q8_norm": 28,
     # What a thread keeps from before its pages until after them.
-    r"attend_(pages_|scores_)?128_(fp8|int8|k8v4)": 16,
+    r"attend_128_(bytes|k8v4)": 16,
     # The same, and its place in the span.
-    r"attend_drafts_128_(fp8|int8|k8v4)": 44,
+    r"attend_drafts_128_(bytes|k8v4)": 44,
     # What a tile keeps beside its fragments, once for 64 keys.
     r"attend_tiles_128_bf16": 256,
-    r"attend_tiles_128_(fp8|int8)": 128,
+    r"attend_tiles_128_bytes": 128,
     r"attend_tiles_128_k8v4": 144,
     # Of the widest heads, once for a page.
     r"attend_256_bf16": 16,
@@ -66,9 +66,9 @@ REGISTERS = {
     # Sums of four strips: one block of 256 threads on an SM.
     r"packed_gemm_q[48]_32": 200,
     # Two blocks of 256 threads on an SM.
-    r"attend_128_(fp8|int8|k8v4)": 128,
-    # A page of bf16: one block of 256 threads on an SM.
-    r"attend_(pages_|scores_|drafts_)?128_bf16": 178,
+    r"attend_128_(bytes|k8v4)": 128,
+    # A page of bf16, or what chooses: one block of 256 threads on an SM.
+    r"attend_(drafts_)?128_bf16|attend_choice_128_.*": 180,
     # A page of twice as many channels: likewise.
     r"attend_256_.*": 255,
     # Columns of a state, and the next tokens' inputs: one block of 128 threads on an SM.
@@ -80,7 +80,7 @@ REGISTERS = {
 }
 
 # Files that convert to or from fp8, for which compute capability 8.9 has instructions. Attention's own loads shift bits instead.
-CONVERT_FP8 = {"attend", "attend_256", "attend_drafts", "attend_pages", "attend_scores", "pages", "rope", "rope_256"}
+CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "pages", "rope"}
 
 # Static shared memory that any block has room for, and all of a block on Hopper.
 STATIC_BYTES = 48 << 10
@@ -243,7 +243,7 @@ def main():
     if check:
         chosen = files
     elif prefixes:
-        chosen = [name for name in files if name.startswith(prefixes)]
+        chosen = [name for name in files if name.startswith(prefixes) or f"{name}.lzma" not in packed]
     else:
         chosen = [name for name in files if not described.get(name, "").startswith(heads[name])]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

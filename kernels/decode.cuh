@@ -27,33 +27,27 @@ struct DecodeParams {
   const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
   Kept kept;               // where the rows of a staged step go
 };
-static_assert(sizeof(DecodeParams) == 488 && OFFSET_OF(DecodeParams, heads) == 256 && OFFSET_OF(DecodeParams, out) == 360 &&
-                  OFFSET_OF(DecodeParams, layer) == 420 && OFFSET_OF(DecodeParams, logits) == 432,
+static_assert(sizeof(DecodeParams) == 504 && OFFSET_OF(DecodeParams, heads) == 272 && OFFSET_OF(DecodeParams, out) == 376 &&
+                  OFFSET_OF(DecodeParams, layer) == 436 && OFFSET_OF(DecodeParams, logits) == 448,
               "backend::cuda::abi::DecodeParams has another layout");
 
-// What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose
-// nothing.
+// What attention does beside the ordinary step: instances of their own, so that the ordinary ones lose nothing.
 struct Ordinary {
-  static const bool SCORES = false, PAGES = false, DRAFTS = false;
+  static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false;
+  __device__ explicit Ordinary(const DecodeParams&) {}
 };
-// Attention weights choose what is dropped: attend_scores.cu, place_scores.cu.
-struct WithScores {
-  static const bool SCORES = true, PAGES = false, DRAFTS = false;
+// Attention chooses: under a policy with scores, whose logits are kept, what is dropped (place_scores.cu), else the pages that a
+// token reads (pages.cu).
+struct WithChoice {
+  static constexpr bool CHOOSES = true, DRAFTS = false;
+  bool scores, pages;
+  __device__ explicit WithChoice(const DecodeParams& p) : scores(p.kv.policy & SCORES), pages(!scores) {}
 };
-// A token reads some of the pages: attend_pages.cu.
-struct WithPages {
-  static const bool SCORES = false, PAGES = true, DRAFTS = false;
-};
-// Rows of a staged step, each with the ones before it in its span: attend_drafts.cu.
+// Rows of a staged step, each with the ones before it in its span.
 struct WithDrafts {
-  static const bool SCORES = false, PAGES = false, DRAFTS = true;
+  static constexpr bool CHOOSES = false, DRAFTS = true, scores = false, pages = false;
+  __device__ explicit WithDrafts(const DecodeParams&) {}
 };
-
-// Position of row `row` of the step, of that span, under a mode.
-template <class Mode>
-__device__ __forceinline__ int position_of(const Kv& kv, const Span& span, int row) {
-  return kv.seq_len[span.seq] + (Mode::SCORES ? span.before : Mode::DRAFTS ? row - span.start : 0);
-}
 
 // Logits of a token with the stored slots of a KV head, in log2 units: `logit_stride` floats a slot, one for each query head
 // of the group, an even number.

@@ -1,18 +1,6 @@
-// Elementwise and row-wise ops: embedding, residual add, RMS norm, gated linear units. Activations are [n, width] in
+// Elementwise and row-wise ops: residual add, RMS norm, gated linear units. Activations are [n, width] in
 // f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
 #include "image.cuh"
-
-// out[i, width] = scale * table[tokens[i], width] for n tokens. Grid n, any block. Reads n rows of the table, writes n rows of f32.
-// CPU twin: `embed`.
-KERNEL embed(float* out, const void* table, int dtype, const u32* tokens, float scale, int width) {
-  after_previous();
-  u64 from = (u64)tokens[blockIdx.x] * width;
-  float* to = out + (u64)blockIdx.x * width;
-  for (int i = threadIdx.x; i < width; i += blockDim.x)
-    to[i] = scale * (dtype == F32   ? weight_at<F32>(table, from + i)
-                     : dtype == F16 ? weight_at<F16>(table, from + i)
-                                    : weight_at<BF16>(table, from + i));
-}
 
 // acc[len] += x[len]. One thread per value. Moves 12 bytes per value. CPU twin: `add`.
 KERNEL add(float* acc, const float* x, u64 len) {
@@ -29,11 +17,12 @@ __device__ __forceinline__ float row_factor(float squares, int width, float eps,
 // Vectors of four values of a row that a thread keeps in registers, so that it reads them once.
 #define KEPT 4
 
-// x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Moves
-// 4 bytes in and 2 or 4 out per value, 8 more with `more`. Rows of more than 4 * KEPT values per thread, or whose width is
-// no multiple of 4, are read twice; of others an image is written too, if `image` is not null. `non_finite` may be null. CPU twin: `rms_norm`.
+// x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight, or if `add`, out += instead, in f32. Grid n, a block of
+// whole warps per row. Moves 4 bytes in and 2 or 4 out per value, 8 more with `more`, 4 with `add`. Rows of more than 4 * KEPT values
+// per thread, or whose width is no multiple of 4, are read twice; of others an image is written too, if `image` is not null.
+// `non_finite` may be null. CPU twin: `rms_norm`.
 KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x, const float* more, const float* weight, float eps,
-                                        int layer, int* non_finite, int width) {
+                                        int layer, int* non_finite, int width, int add) {
   next_may_begin();
   u64 from = (u64)blockIdx.x * width;
   int step = 4 * blockDim.x, first = 4 * threadIdx.x;
@@ -76,6 +65,10 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
       float4 v = row[k];
       if (i >= width) continue;
       v = float4{v.x * scale * by[k].x, v.y * scale * by[k].y, v.z * scale * by[k].z, v.w * scale * by[k].w};
+      if (add) {
+        float4 before = *(const float4*)((const float*)out + from + i);
+        v = float4{before.x + v.x, before.y + v.y, before.z + v.z, before.w + v.w};
+      }
       put4(out, bf16, from + i, v);
       if (!image) continue;
       put_image2(image, blockIdx.x, i, v.x, v.y);
@@ -90,19 +83,10 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
     squares += v * v;
   }
   float scale = row_factor(squares, width, eps, layer, non_finite);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) put(out, bf16, from + i, x[from + i] * scale * weight[i]);
-}
-
-// acc += x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Reads x twice, moves 8 bytes per value beside.
-// CPU twin: `rms_norm` with `add`.
-KERNEL __launch_bounds__(1024) add_normed(float* acc, const float* x, const float* weight, float eps, int layer, int* non_finite,
-                                          int width) {
-  after_previous();
-  u64 from = (u64)blockIdx.x * width;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) squares += x[from + i] * x[from + i];
-  float scale = row_factor(squares, width, eps, layer, non_finite);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) acc[from + i] += x[from + i] * scale * weight[i];
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    float before = add ? ((const float*)out)[from + i] : 0.0f;
+    put(out, bf16, from + i, before + x[from + i] * scale * weight[i]);
+  }
 }
 
 // GELU by its approximation with tanh: (1 + tanh(y)) / 2 is the logistic function of 2 y.

@@ -3,6 +3,7 @@
 #include "common.cuh"
 #include "tensor.cuh"
 
+#define WARPS 8      // of a block
 #define TILE_ROWS 8  // of a stage that a block copies at once: 16 bytes a thread
 #define SQUARED 16   // neighbours whose squares one block adds up
 
@@ -37,7 +38,7 @@ __device__ __forceinline__ int chunk_at(int tile_row, int chunk) {
 //
 // SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n, rows / 2] =
 // silu(gate) * up in bf16; `norm` has no weight.
-template <int NT, int TILE_N, int STAGES, int WARPS, bool SWIGLU>
+template <int NT, int TILE_N, int STAGES, bool SWIGLU>
 __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                             int cols, int n, const Norm& norm) {
   constexpr int DEPTH = 32 * WARPS, CHUNKS = DEPTH / 8;  // columns of a stage, in 16-byte chunks
@@ -194,20 +195,19 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
 }
 
 // Tiles of 16 rows give narrow matrices more blocks, but with 32 tokens x from L2 would be twice the weight.
-#define GEMM_DECODE(name, NT, TILE_N, STAGES, WARPS, SWIGLU, BLOCKS) \
+#define GEMM_DECODE(name, NT, TILE_N, STAGES, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, Norm norm) { \
-    gemm_decode<NT, TILE_N, STAGES, WARPS, SWIGLU>(out, x, weight, bias, rows, cols, n, norm); \
+    gemm_decode<NT, TILE_N, STAGES, SWIGLU>(out, x, weight, bias, rows, cols, n, norm); \
   }
-GEMM_DECODE(gemm_decode_8, 1, 16, 6, 8, false, 2)
-GEMM_DECODE(gemm_decode_16, 2, 16, 4, 8, false, 2)
-GEMM_DECODE(gemm_decode_32, 4, 32, 3, 8, false, 2)
-GEMM_DECODE(gemm_decode_8_swiglu, 1, 16, 6, 8, true, 2)
-GEMM_DECODE(gemm_decode_16_swiglu, 2, 16, 4, 8, true, 2)
-GEMM_DECODE(gemm_decode_32_swiglu, 4, 32, 3, 8, true, 2)
+GEMM_DECODE(gemm_decode_8, 1, 16, 6, false, 2)
+GEMM_DECODE(gemm_decode_16, 2, 16, 4, false, 2)
+GEMM_DECODE(gemm_decode_32, 4, 32, 3, false, 2)
+GEMM_DECODE(gemm_decode_8_swiglu, 1, 16, 6, true, 2)
+GEMM_DECODE(gemm_decode_16_swiglu, 2, 16, 4, true, 2)
+GEMM_DECODE(gemm_decode_32_swiglu, 4, 32, 3, true, 2)
 // For weights of so few rows that an SM has one block: as many bytes in flight as two blocks have.
-GEMM_DECODE(gemm_decode_8_deep, 1, 16, 6, 16, false, 1)
-GEMM_DECODE(gemm_decode_16_tall, 2, 32, 6, 8, false, 1)
-GEMM_DECODE(gemm_decode_32_deep, 4, 32, 6, 8, false, 1)
+GEMM_DECODE(gemm_decode_16_tall, 2, 32, 6, false, 1)
+GEMM_DECODE(gemm_decode_32_deep, 4, 32, 6, false, 1)
 // For weights of many columns and so few rows that an SM has two blocks.
-GEMM_DECODE(gemm_decode_8_long, 1, 16, 8, 8, false, 2)
+GEMM_DECODE(gemm_decode_8_long, 1, 16, 8, false, 2)

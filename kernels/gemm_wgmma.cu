@@ -133,7 +133,6 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
     gemm_tiles<BN, STAGES, SWIGLU>(out, &x, &weight, bias, rows, cols, n, ld); \
   }
 GEMM_WGMMA(gemm_wgmma_256, 256, 4, false)
-GEMM_WGMMA(gemm_wgmma_192, 192, 5, false)
 GEMM_WGMMA(gemm_wgmma_128, 128, 6, false)
 GEMM_WGMMA(gemm_wgmma_192_swiglu, 192, 5, true)
 GEMM_WGMMA(gemm_wgmma_128_swiglu, 128, 6, true)

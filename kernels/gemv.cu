@@ -44,17 +44,16 @@ __device__ __forceinline__ float warp_sums(float (&values)[ROWS], int lane) {
 // ROWS rows: blockIdx.x, blockIdx.x + gridDim.x and so on, any grid. cols is a multiple of 8. Reads 2 n cols bytes. The next
 // group is loaded as soon as registers are free; the first one before the previous kernel has ended.
 //
-// WHOLE: cols is at most STEP, and x stays in registers. Data returns in the order of its loads, so a load of x between
-// those of weights would wait for weights that are needed later.
-//
 // SWIGLU: the weight is [gate | up]; half of a group's rows are gate's and half up's, and out[n / 2] = silu(gate) * up
-// in bf16. ADD: out += instead.
+// in bf16. Otherwise, if `add`, out += instead.
 //
 // NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x, and the one factor of all columns
-// multiplies the sums. Lowers the non-finite flag to `layer` if x is not finite.
-template <int WARPS, bool WHOLE, bool SWIGLU, bool ADD, bool NORM>
+// multiplies the sums. cols is at most STEP, and x stays in registers: data returns in the order of its loads, so a load of x between
+// those of weights would wait for weights that are needed later. Lowers the non-finite flag to `layer` if x is not finite.
+template <int WARPS, bool SWIGLU, bool NORM>
 __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* weight, const float* bias,
-                                          const float* norm, float eps, int layer, int* non_finite, int n, int cols) {
+                                          const float* norm, float eps, int layer, int* non_finite, int n, int cols,
+                                          int add) {
   constexpr int OUT = SWIGLU ? ROWS / 2 : ROWS, CHUNK = 32 * WARPS * 8, STEP = LOADS * CHUNK;
   __shared__ float partials[2][WARPS][ROWS], squares[WARPS];
   next_may_begin();
@@ -90,7 +89,7 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
   // What the writing threads add to.
   float before = 0.0f;
   auto read_before = [&](int row0) {
-    if (ADD && thread < OUT && row0 + thread < n_out) before = ((const float*)out)[row0 + thread];
+    if (add && thread < OUT && row0 + thread < n_out) before = ((const float*)out)[row0 + thread];
   };
   read_before(blockIdx.x * OUT);
   uint4 next[LOADS];
@@ -116,7 +115,6 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
     }
   } else {
     fetch_x(0);
-    if (WHOLE) take_x();
   }
 
 #pragma unroll 1
@@ -126,10 +124,10 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
     // Dot products.
 #pragma unroll 1
     for (int first = 0; first < cols; first += STEP) {
-      bool ends = WHOLE || first + STEP >= cols;
+      bool ends = NORM || first + STEP >= cols;
       int fetch_row0 = ends ? next_row0 : row0, fetch_first = ends ? 0 : first + STEP;
       bool more = fetch_row0 < n_out;
-      if (!WHOLE) {
+      if (!NORM) {
         take_x();
         if (more) fetch_x(fetch_first);
       }
@@ -139,7 +137,7 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
         for (int r = 0; r < ROWS; r++) sums[r] = dot8(sums[r], w[k][r], values[k]);
         if (more) fetch(k, fetch_row0, fetch_first);
       }
-      if (WHOLE) break;
+      if (NORM) break;
     }
     float sum = warp_sums(sums, lane);
     if (lane % (32 / ROWS) == 0) partials[buffer][warp][lane / (32 / ROWS)] = sum;
@@ -171,30 +169,21 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
   }
 }
 
-// Blocks of 4 warps for weights of up to 2,048 columns, and of 8 for others. With their number, or the norm, SwiGLU and the sum, as
-// arguments of the loop, one row of Qwen3-8B and Llama-3.2-1B takes 3 % longer.
-#define BY_WARPS(WHOLE, SWIGLU, ADD, NORM, ...)                                                    \
-  if (blockDim.x == 128) gemv_rows<4, WHOLE, SWIGLU, ADD, NORM>(__VA_ARGS__);                      \
-  else gemv_rows<8, WHOLE, SWIGLU, ADD, NORM>(__VA_ARGS__);
-#define WHOLE_GEMV(name, ADD)                                                                                              \
-  KERNEL __launch_bounds__(256, 2) name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols) {  \
-    BY_WARPS(true, false, ADD, false, out, x, weight, bias, nullptr, 0.0f, 0, nullptr, n, cols)                            \
+// With the norm or SwiGLU as arguments of the loop one row of Qwen3-8B and Llama-3.2-1B takes 3 % longer; as much with the number of
+// warps, 4 for weights of up to 2,048 columns.
+#define NORM_GEMV(name, SWIGLU)                                                                                      \
+  KERNEL __launch_bounds__(256, 2)                                                                                   \
+      name(void* out, const float* x, const u16* weight, const float* bias, const float* norm, float eps, int layer, \
+           int* non_finite, int n, int cols) {                                                                       \
+    if (blockDim.x == 128) gemv_rows<4, SWIGLU, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols, 0); \
+    else gemv_rows<8, SWIGLU, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols, 0);                 \
   }
-#define NORM_GEMV(name, SWIGLU)                                                                                            \
-  KERNEL __launch_bounds__(256, 2)                                                                                         \
-      name(void* out, const float* x, const u16* weight, const float* bias, const float* norm, float eps, int layer,       \
-           int* non_finite, int n, int cols) {                                                                             \
-    BY_WARPS(true, SWIGLU, false, true, out, x, weight, bias, norm, eps, layer, non_finite, n, cols)                       \
+#define GEMV(name, SWIGLU)                                                                                                        \
+  KERNEL __launch_bounds__(256, 2) name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols, int add) { \
+    gemv_rows<8, SWIGLU, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, n, cols, add);                                   \
   }
-#define ANY_GEMV(name, SWIGLU, ADD)                                                                                        \
-  KERNEL __launch_bounds__(256, 2) name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols) {  \
-    gemv_rows<8, false, SWIGLU, ADD, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, n, cols);                     \
-  }
-// Up to 4,096 columns, and any number. SwiGLU of up to 4,096 columns comes with the norm before it.
-WHOLE_GEMV(gemv_whole, false)
-WHOLE_GEMV(gemv_whole_add, true)
-NORM_GEMV(gemv_whole_norm, false)
-NORM_GEMV(gemv_whole_norm_swiglu, true)
-ANY_GEMV(gemv, false, false)
-ANY_GEMV(gemv_add, false, true)
-ANY_GEMV(gemv_swiglu, true, false)
+// SwiGLU of up to 4,096 columns comes with the norm before it.
+GEMV(gemv, false)
+GEMV(gemv_swiglu, true)
+NORM_GEMV(gemv_norm, false)
+NORM_GEMV(gemv_norm_swiglu, true)

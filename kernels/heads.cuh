@@ -116,14 +116,12 @@ __device__ __forceinline__ float predicted_decision(const HeadParams& params, in
 }
 
 // The decision of a row of the step in a KV head: read from `decisions`, predicted, or borrowed from the query head, which is
-// normed in `scratch`; minus infinity in a `pinned` row. By a warp. `PREDICTS`: whether there may be a predictor, whose hidden
-// units add `hidden`.
-template <bool PREDICTS>
+// normed in `scratch`; minus infinity in a `pinned` row. By a warp. Hidden units of a predictor add `hidden`.
 __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& params, const float* q_norm,
                                              const float* qkv_row, const float* decisions, int head, int row, bool pinned,
                                              float hidden, const Kv& kv, int lane) {
   if (pinned) return NEG_INFINITY;
-  if (PREDICTS && params.columns) return predicted_decision(params, row, head, hidden);
+  if (params.columns) return predicted_decision(params, row, head, hidden);
   if (!params.borrowed) return decisions[row * kv.n_kv_heads + head];
   int first = params.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
   load_row(scratch, qkv_row + first * kv.head_dim, q_norm, params.eps, kv.head_dim, lane);

@@ -1,5 +1,5 @@
 // The KV cache in device memory, as `backend::KvTables` describes it: the view that kernels get, the layout of a page,
-// and the reference counts of pages. Knows no codec: offsets within a page are data of the view.
+// and the reference counts of pages. Knows no codec: offsets within a page, and what tells codes of one byte apart, are data of the view.
 #pragma once
 #include "common.cuh"
 
@@ -45,8 +45,11 @@ struct Kv {
   // A bit for each local layer: those see `local_window` tokens, whatever the rule of the others. `ring_len`: of the longest ring.
   u64 local[4];
   int local_window, ring_len;
+  // Codes of one byte, of K at least: see codec_bytes.cuh.
+  u32 code_factor, code_shift, code_bits;
+  int unused;
 };
-static_assert(sizeof(Kv) == 256 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+static_assert(sizeof(Kv) == 272 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
                   OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 128 && OFFSET_OF(Kv, n_layers) == 136 &&
                   OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196 &&
                   OFFSET_OF(Kv, score) == 208 && OFFSET_OF(Kv, local) == 216 && OFFSET_OF(Kv, ring_len) == 252,

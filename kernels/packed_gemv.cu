@@ -1,16 +1,16 @@
 // GEMV with our own codes of 4 and 8 bits.
 #include "packed_gemv.cuh"
 
-#define PACKED_GEMV(name, CODE, STAGES, ADD)                                                                             \
-  KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                           \
-      name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols) {                          \
-    BY_WARPS(CODE(), CODE, STAGES, 1, (Fixed<false, ADD, false>()), out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, cols, 1, 0, 0) \
+#define PACKED_GEMV(name, CODE, STAGES)                                                                                   \
+  KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                            \
+      name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols, int add) {                  \
+    BY_WARPS(CODE(), CODE, STAGES, 1, (Fixed<false, false>{add}), out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, cols, 1, 0, 0) \
   }
 #define PACKED_NORM_GEMV(name, CODE, STAGES, SWIGLU, PER_SM)                                                             \
   KERNEL __launch_bounds__(32 * MOST_WARPS, PER_SM)                                                                      \
       name(void* out, const float* x, const u8* weight, const float* bias, const float* norm, float eps,                 \
            int layer, int* non_finite, int rows, int cols) {                                                             \
-    BY_WARPS(CODE(), CODE, STAGES, 1, (Fixed<SWIGLU, false, true>()), out, x, weight, bias, norm, eps, layer, non_finite, rows, cols, 1, 0, 0) \
+    BY_WARPS(CODE(), CODE, STAGES, 1, (Fixed<SWIGLU, true>{0}), out, x, weight, bias, norm, eps, layer, non_finite, rows, cols, 1, 0, 0) \
   }
 // Up to 4 tokens, with or without a norm.
 #define PACKED_GEMV_ROWS(name, CODE, STAGES)                                                                             \
@@ -21,8 +21,7 @@
              cols, m, ld, round)                                                                                                \
   }
 #define PACKED_GEMVS(name, CODE, STAGES)         \
-  PACKED_GEMV(name, CODE, STAGES, false)         \
-  PACKED_GEMV(name##_add, CODE, STAGES, true)    \
+  PACKED_GEMV(name, CODE, STAGES)                \
   /* The projection in front of attention: half of the registers are left to blocks of attention, which begin beside it. */ \
   PACKED_NORM_GEMV(name##_norm, CODE, STAGES, false, 2) \
   PACKED_NORM_GEMV(name##_norm_swiglu, CODE, STAGES, true, 1) \

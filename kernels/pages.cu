@@ -1,4 +1,4 @@
-// Which pages a decode token reads (`policy::Quest`), in two kernels before attend_pages.cu: `estimate` bounds the logits of
+// Which pages a decode token reads (`policy::Quest`), in two kernels before attend_choice.cu: `estimate` bounds the logits of
 // each page for each query head, `select_pages` lists the pages with the greatest bounds. And the kernels that write the bounds
 // of pages. CPU twin: `backend::cpu::attention::paged`.
 #include "decode.cuh"
@@ -436,14 +436,13 @@ __device__ __forceinline__ void append_with_bounds(const Kv& kv, const Span* spa
 }
 
 // By the format of keys.
-#define BY_KEYS(codec, function, ...)                        \
-  if (codec == BF16_KV) function<Bf16Codec>(__VA_ARGS__);    \
-  else if (codec == FP8_KV) function<Fp8Codec>(__VA_ARGS__); \
-  else function<Int8Codec>(__VA_ARGS__);
-KERNEL scatter_bounds(Kv kv, int layer, const Span* spans, const int* span_of_row, int n, int codec) {
-  BY_KEYS(codec, bounds_of_rows, kv, layer, spans, span_of_row, n)
+#define BY_KEYS(kv, function, ...)                          \
+  if (kv.code_bits) function<ByteRows>(__VA_ARGS__);        \
+  else function<Bf16Rows>(__VA_ARGS__);
+KERNEL scatter_bounds(Kv kv, int layer, const Span* spans, const int* span_of_row, int n) {
+  BY_KEYS(kv, bounds_of_rows, kv, layer, spans, span_of_row, n)
 }
-KERNEL lane_bounds(Kv kv, int seq, int codec) { BY_KEYS(codec, bounds_of_lanes, kv, seq) }
-KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append_bounds(Kv kv, const Span* spans, int first_layer, int codec) {
-  BY_KEYS(codec, append_with_bounds, kv, spans, first_layer)
+KERNEL lane_bounds(Kv kv, int seq) { BY_KEYS(kv, bounds_of_lanes, kv, seq) }
+KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append_bounds(Kv kv, const Span* spans, int first_layer) {
+  BY_KEYS(kv, append_with_bounds, kv, spans, first_layer)
 }

@@ -36,14 +36,12 @@ __device__ __forceinline__ u32 bf16_down(float x) {
 __device__ __forceinline__ u32 bf16_up(float x) { return bf16_down(-x) ^ 0x8000; }
 
 // Four neighbouring channels of a stored row of K; `side` is its side data.
-template <class Rows>
-__device__ __forceinline__ void stored_keys(float x[4], const u8* row, int channel, u32 side) {
+__device__ __forceinline__ void stored_keys(const ByteRows& rows, float x[4], const u8* row, int channel, u32 side) {
   u32 codes = *(const u32*)(row + channel);
 #pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = __fmul_rn(Rows::value((u8)(codes >> (8 * i))), Rows::affine(side).x);
+  for (int i = 0; i < 4; i++) x[i] = __fmul_rn(rows.value((u8)(codes >> (8 * i))), rows.affine(side).x);
 }
-template <>
-__device__ __forceinline__ void stored_keys<Bf16Codec>(float x[4], const u8* row, int channel, u32) {
+__device__ __forceinline__ void stored_keys(const Bf16Rows&, float x[4], const u8* row, int channel, u32) {
   uint2 codes = *(const uint2*)(row + 2 * channel);
   x[0] = __uint_as_float(codes.x << 16), x[1] = __uint_as_float(codes.x & 0xffff0000u);
   x[2] = __uint_as_float(codes.y << 16), x[3] = __uint_as_float(codes.y & 0xffff0000u);
@@ -71,7 +69,7 @@ struct Bounds {
   __device__ __forceinline__ void add(const Kv& kv, const u8* row, u32 side, int lane) {
     if (4 * lane >= kv.head_dim) return;
     float x[4];
-    stored_keys<Rows>(x, row, 4 * lane, side);
+    stored_keys(Rows(kv), x, row, 4 * lane, side);
 #pragma unroll
     for (int i = 0; i < 4; i++) low[i] = fminf(low[i], x[i]), high[i] = fmaxf(high[i], x[i]);
   }

@@ -221,31 +221,20 @@ __device__ __forceinline__ void close_gaps(const Kv& kv, const Dms& dms, const L
   }
 }
 
-// Drops the slots outside the window that are marked or at least as strong as `threshold`, and closes the gaps. Grid
-// (n_kv_heads, n_layers), 32 threads.
-KERNEL compact(Kv kv, int seq, int threshold) {
-  after_previous();
-  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
-  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row];
-  Dms dms = dms_of(kv, blockIdx.y, seq);
+// Drops the slots outside the window that are marked or at least as strong as `threshold`.
+__device__ __forceinline__ void drop_marked(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane, int threshold) {
   // anything to drop?
   int kept = 0;
-  for (int slot = 0; slot < live; slot++) {
-    kept += !dms.drops(slot_meta(kv, l, slot), n - 1, threshold);
-  }
+  for (int slot = 0; slot < live; slot++) kept += !dms.drops(slot_meta(kv, l, slot), n - 1, threshold);
   if (kept == live) return;
   __syncwarp();
   close_gaps(kv, dms, l, n, live, lane, [&](int, int meta) { return dms.drops(meta, n - 1, threshold); });
 }
 
-// Drops the slots with the least scores that exceed the budget, and closes the gaps: what dropping one token after the
-// other by the present scores leaves. Grid (n_kv_heads, n_layers), 32 threads. Reads the scores 64 times. CPU twin:
-// `policy::Scored::keep`.
-KERNEL reduce(Kv kv, int seq) {
-  after_previous();
-  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
-  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], first_kept = protected_from(kv, n);
-  int excess = live - budget_at(kv, n);
+// Drops the slots with the least scores that exceed the budget: what dropping one token after the other by the present scores
+// leaves. Reads the scores 64 times. CPU twin: `policy::Scored::keep`.
+__device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane) {
+  int excess = live - budget_at(kv, n), first_kept = protected_from(kv, n);
   if (excess <= 0) return;
   auto key_of = [&](int slot, int meta) {
     return meta_position(meta) < first_kept ? score_key(l.scores[slot], slot) : NO_SLOT;
@@ -258,10 +247,20 @@ KERNEL reduce(Kv kv, int seq) {
     for (int slot = lane; slot < live; slot += 32) n_below += key_of(slot, slot_meta(kv, l, slot)) <= below;
     if (warp_sum(n_below) < excess) last |= 1ull << bit;
   }
-  close_gaps(kv, dms_of(kv, blockIdx.y, seq), l, n, live, lane, [&](int slot, int meta) {
+  close_gaps(kv, dms, l, n, live, lane, [&](int slot, int meta) {
     u64 key = key_of(slot, meta);
     return key != NO_SLOT && key <= last;
   });
+}
+
+// Drops what a policy drops when eviction is switched on again, and closes the gaps. Grid (n_kv_heads, n_layers), 32 threads.
+KERNEL compact(Kv kv, int seq, int threshold) {
+  after_previous();
+  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row];
+  Dms dms = dms_of(kv, blockIdx.y, seq);
+  if (kv.policy & SCORES) drop_least(kv, dms, l, n, live, lane);
+  else drop_marked(kv, dms, l, n, live, lane, threshold);
 }
 
 // Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is metadata of position 0. Grid

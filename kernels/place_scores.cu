@@ -1,4 +1,4 @@
-// Slots of decode tokens under a policy with scores, after attend_scores.cu: the keys' scores, the victim, and the slot. CPU
+// Slots of decode tokens under a policy with scores, after attend_choice.cu: the keys' scores, the victim, and the slot. CPU
 // twin: `backend::cpu::kv::put_by_scores`.
 //
 // Sums run in an order that depends on the number of slots alone, so that victims do not depend on the other sequences of a
@@ -191,7 +191,7 @@ KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
   const Kv& kv = p.kv;
   int head = blockIdx.x, group = kv.n_q_heads / kv.n_kv_heads;
   Span span = p.spans[blockIdx.y];
-  int position = position_of<WithScores>(kv, span, span.start);
+  int position = kv.seq_len[span.seq] + span.before;
   if ((int)threadIdx.x < group) {
     float2 peak = p.peaks[blockIdx.y * kv.n_q_heads + head * group + threadIdx.x];
     s.max[threadIdx.x] = peak.x, s.own[threadIdx.x] = peak.y;

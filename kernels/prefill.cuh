@@ -20,8 +20,8 @@ struct PrefillParams {
   u8* unpacked;            // pages of unpacked.cuh; null: none
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
 };
-static_assert(sizeof(PrefillParams) == 336 && OFFSET_OF(PrefillParams, out) == 256 && OFFSET_OF(PrefillParams, layer) == 308 &&
-                  OFFSET_OF(PrefillParams, unpacked) == 320,
+static_assert(sizeof(PrefillParams) == 352 && OFFSET_OF(PrefillParams, out) == 272 && OFFSET_OF(PrefillParams, layer) == 324 &&
+                  OFFSET_OF(PrefillParams, unpacked) == 336,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.
@@ -77,12 +77,12 @@ struct RowPair {
 
   // Writes the normalised output of rows `query` and query + 8 of the tile. By a whole warp.
   template <class Codec>
-  __device__ __forceinline__ void write(const PrefillParams& p, const Tile& t, int query, int d) const {
+  __device__ __forceinline__ void write(const Codec& codec, const PrefillParams& p, const Tile& t, int query, int d) const {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++, query += 8) {
       int row = t.first_row + query / t.group, q_head = t.head * t.group + query % t.group;
-      float x[D / 8][2], by = Codec::SUM_FACTOR / sum[h];
+      float x[D / 8][2], by = codec.sum_factor() / sum[h];
 #pragma unroll
       for (int j = 0; j < D / 8; j++) x[j][0] = acc[4 * j + 2 * h] * by, x[j][1] = acc[4 * j + 2 * h + 1] * by;
       if (Codec::ROTATED) unrotate_fragment<D>(x, d, lane);

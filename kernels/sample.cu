@@ -1,19 +1,12 @@
 // Sampling: logits [n, vocab] to tokens [n], the same tokens as `sampler::sample` from the same logits. Seven kernels in
 // order: `argmax`, `histogram`, `threshold_bin`, `candidates`, `nucleus_cut`, `mask_mass`, `draw_token`; two where all rows are
-// greedy: `argmax`, `greedy_token`. `argmax`, `histogram`, `candidates` and `mask_mass` split a row over blocks of 4,096
+// greedy: `argmax`, `draw_token`. `argmax`, `histogram`, `candidates` and `mask_mass` split a row over blocks of 4,096
 // logits; the others are one block per row. Each kernel returns at once for rows that do not need it. Every one that reads
 // logits reads 4 vocab bytes per row. CPU twin: `crate::sampler`.
 //
 // Top-k and top-p are a radix select on the softmax weights e^((logit - max) / temperature): a histogram finds the bin in
 // which the threshold lies, and only candidates of that bin are sorted.
 #include "sample.cuh"
-
-// Tokens where all rows are greedy: the argmax of each row's splits. Grid (1, n), a warp.
-KERNEL greedy_token(Results results, const Row* rows, int splits) {
-  after_previous();
-  u64 highest = row_argmax(rows[blockIdx.y], splits);
-  if (threadIdx.x == 0) results.put(highest ? id_of(highest) : 0);
-}
 
 // Applies the repetition penalty, and finds the argmax of every split. The tokens of `ahead` rows up to a row count as fed.
 // Grid (splits, n).
@@ -247,7 +240,7 @@ KERNEL __launch_bounds__(THREADS)
   after_previous();
   Row& row = rows[blockIdx.y];
   const Draw& draw = draws[blockIdx.y];
-  Job job(row.highest, logits, draw, vocab);
+  Job job(row_argmax(row, (vocab + SPLIT - 1) / SPLIT), logits, draw, vocab);
   if (job.greedy) {
     if (threadIdx.x == 0) results.put(job.best);
     return;

@@ -21,11 +21,11 @@ __device__ __forceinline__ bool lane_is_unpacked(const PrefillParams& p, int liv
 
 // Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; a warp for a page. Reads 4 KiB of codes a page
 // and writes 8.
-template <class Codec>
 __device__ __forceinline__ void unpack_pages(const PrefillParams& p) {
   const int EIGHTS = PAGE_SLOTS * 128 / 8 / 32;  // of K or V, of a warp lane
   after_previous();
   const Kv& kv = p.kv;
+  const ByteRows rows(kv);
   Span span = p.spans[blockIdx.z];
   int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int lane_row = lane_index(kv, p.layer, span.seq, head), live = kv.live[lane_row];
@@ -38,17 +38,17 @@ __device__ __forceinline__ void unpack_pages(const PrefillParams& p) {
     u8* from = i < stored ? page_at(kv, table[i]) : staged_at(kv, of_step * PAGE_SLOTS, head);
     int page = i < stored ? first + i : p.first_staged + of_step * kv.n_kv_heads + head;
     u8* to = p.unpacked + (u64)page * UnpackedPage::BYTES;
-    typename Codec::K::Eight k[EIGHTS], v[EIGHTS];
+    ByteRows::Eight k[EIGHTS], v[EIGHTS];
 #pragma unroll
-    for (int j = 0; j < EIGHTS; j++) k[j].load(row_at(kv, from, 0, 0), 8 * (lane + 32 * j), true);
+    for (int j = 0; j < EIGHTS; j++) k[j] = ByteRows::load(row_at(kv, from, 0, 0), 8 * (lane + 32 * j), true);
 #pragma unroll
-    for (int j = 0; j < EIGHTS; j++) v[j].load(row_at(kv, from, 0, 1), 8 * (lane + 32 * j), true);
+    for (int j = 0; j < EIGHTS; j++) v[j] = ByteRows::load(row_at(kv, from, 0, 1), 8 * (lane + 32 * j), true);
     u32 scale = *side_at(kv, from, lane % PAGE_SLOTS, lane / PAGE_SLOTS);
     int meta = *meta_at(kv, from, lane % PAGE_SLOTS);
 #pragma unroll
-    for (int j = 0; j < EIGHTS; j++) ((uint4*)to)[lane + 32 * j] = k[j].as_bf16();
+    for (int j = 0; j < EIGHTS; j++) ((uint4*)to)[lane + 32 * j] = rows.as_bf16(k[j]);
 #pragma unroll
-    for (int j = 0; j < EIGHTS; j++) ((uint4*)(to + UnpackedPage::V_AT))[lane + 32 * j] = v[j].as_bf16();
+    for (int j = 0; j < EIGHTS; j++) ((uint4*)(to + UnpackedPage::V_AT))[lane + 32 * j] = rows.as_bf16(v[j]);
     ((u32*)(to + UnpackedPage::SCALES_AT))[lane] = scale;
     if (lane < PAGE_SLOTS) ((int*)(to + UnpackedPage::META_AT))[lane] = meta;
   }

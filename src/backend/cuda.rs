@@ -129,32 +129,22 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
-    /// `x += more` if there is more (its address; else 0), then `out = rms_norm(x)`.
-    #[allow(clippy::too_many_arguments)]
-    fn norm(
-        &self,
-        out: &mut Acts,
-        x: &Acts,
-        more: u64,
-        weight: &Buf<f32>,
-        eps: f32,
-        non_finite: Option<(usize, u64)>,
-        n: usize,
-    ) {
+    /// `x += more` if there is more (its address; else 0), then `out = rms_norm(x)`, or if `add`, `out += rms_norm(x)`.
+    fn norm(&self, out: &mut Acts, x: &Acts, more: u64, norm: &Norm<'_, Self>, add: bool, n: usize) {
         out.fills(n);
         x.holds_f32(n);
-        let (layer, flag) = non_finite.unwrap_or((0, 0));
         let args = [
             Ptr(out.ptr()),
             Ptr(out.image_to_fill(n)),
             I32(out.bf16 as i32),
             Ptr(x.ptr()),
             Ptr(more),
-            Ptr(weight.ptr()),
-            F32(eps),
-            I32(layer as i32),
-            Ptr(flag),
+            Ptr(norm.weight.ptr()),
+            F32(norm.eps),
+            I32(norm.layer as i32),
+            Ptr(norm.non_finite.ptr()),
             I32(x.width as i32),
+            I32(add as i32),
         ];
         self.driver.launch(Kernel::RmsNorm, [n, 1, 1], norm_threads(x.width, n), &args);
     }
@@ -270,12 +260,15 @@ impl Ops for Cuda {
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
         self.settle();
         out.holds_f32(n);
-        let dtype = match table.stored {
-            Stored::Packed => return packed::embed(self, out, table, tokens, scale, n),
-            Stored::Plain(dtype) => dtype_number(dtype),
+        let (planes, words) = match table.stored {
+            Stored::Plain(dtype) => (0, I32(dtype_number(dtype))),
+            Stored::Packed => {
+                let [part] = &table.parts[..] else { panic!("an embedding has one code") };
+                (part.code.planes(), packed::words(part.code))
+            }
         };
         let (tokens, width) = (Ptr(tokens.ptr()), I32(out.width as i32));
-        let args = [Ptr(out.ptr()), Ptr(table.ptr()), I32(dtype), tokens, F32(scale), width];
+        let args = [Ptr(out.ptr()), Ptr(table.ptr()), tokens, F32(scale), width, I32(planes as i32), words];
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 
@@ -284,17 +277,8 @@ impl Ops for Cuda {
             return matmul::rms_norm(self, out, x, norm, n);
         }
         self.settle();
-        [&*out, x].iter().for_each(|acts| acts.holds_f32(n));
-        let args = [
-            Ptr(out.ptr()),
-            Ptr(x.ptr()),
-            Ptr(norm.weight.ptr()),
-            F32(norm.eps),
-            I32(norm.layer as i32),
-            Ptr(norm.non_finite.ptr()),
-            I32(out.width as i32),
-        ];
-        self.driver.launch(Kernel::AddNormed, [n, 1, 1], norm_threads(out.width, n), &args);
+        out.holds_f32(n);
+        self.norm(out, x, 0, &norm, true, n);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {

@@ -112,9 +112,9 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
     };
     assert_eq!(of_policy(Policy::Dense), ["attend", "attend_drafts"]);
     assert_eq!(of_policy(Policy::Pool(Pool { every: 4 })), ["attend", "merge"]);
-    assert_eq!(of_policy(Policy::Tova(Tova { budget })), ["attend_scores", "place_scores"]);
+    assert_eq!(of_policy(Policy::Tova(Tova { budget })), ["attend_choice", "place_scores"]);
     let quest = Policy::Quest(Quest { budget, dms: None });
-    assert_eq!(of_policy(quest), ["attend_pages", "pages"]);
+    assert_eq!(of_policy(quest), ["attend_choice", "pages"]);
 }
 
 /// Wide heads load their own files in place of the usual ones, and policies without such files are refused.
@@ -134,7 +134,7 @@ fn wide_heads_have_files_of_their_own() {
         needed.map(|s| s.name).filter(|name| name.starts_with("attend") || name.starts_with("rope"))
     };
     assert_eq!(files(128).collect::<Vec<_>>(), ["attend", "attend_drafts", "attend_wgmma", "rope"]);
-    assert_eq!(files(136).collect::<Vec<_>>(), ["attend_256", "attend_tiles_256", "rope_256"]);
+    assert_eq!(files(136).collect::<Vec<_>>(), ["attend_256", "attend_tiles_256", "rope"]);
     let tova = Policy::Tova(Tova { budget: Budget::Slots(64) });
     assert!(check_needs(&needs(256, Policy::Dense)).is_ok() && check_needs(&needs(128, tova)).is_ok());
     let refused = check_needs(&needs(256, tova)).unwrap_err().to_string();

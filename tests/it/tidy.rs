@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
-const MOST_INSTANCES: usize = 164;
-const MOST_CUDA_LINES: usize = 8890;
+const MOST_INSTANCES: usize = 130;
+const MOST_CUDA_LINES: usize = 8748;
 const MOST_LINES_OF_SRC: usize = 77_100;
 const MOST_LINES_OF_SRC_AND_LAB: usize = 85_300;
 

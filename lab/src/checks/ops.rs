@@ -61,7 +61,7 @@ impl Case for Norms {
     fn name(&self) -> String {
         let [bad, matmul_input] =
             [(self.bad, ", infinite"), (self.matmul_input, ", matmul_input")].map(|(is, t)| if is { t } else { "" });
-        format!("rms_norm after a linear sum, add_normed, width {}{bad}{matmul_input}", self.width)
+        format!("rms_norm after a linear sum, and added, width {}{bad}{matmul_input}", self.width)
     }
     fn limit(&self) -> f32 {
         if self.matmul_input { BF16_STEP } else { 2e-6 }

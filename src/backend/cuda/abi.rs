@@ -150,8 +150,13 @@ pub struct Kv {
     pub local: [u64; 4],
     pub local_window: i32,
     pub ring_len: i32,
+    /// What tells codes of one byte apart: `ByteRows` in `codec_bytes.cuh`. 0 where K has others.
+    pub code_factor: u32,
+    pub code_shift: u32,
+    pub code_bits: u32,
+    pub unused: i32,
 }
-layout!(Kv: 256 {
+layout!(Kv: 272 {
     table: 8,
     staged: 88,
     reads: 96,
@@ -227,7 +232,7 @@ pub struct DecodeParams {
     pub span_of_row: u64,
     pub kept: Kept,
 }
-layout!(DecodeParams: 488 { heads: 256, out: 360, layer: 420, logits: 432 });
+layout!(DecodeParams: 504 { heads: 272, out: 376, layer: 436, logits: 448 });
 
 /// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -248,9 +253,9 @@ pub struct PrefillParams {
     pub lane_pages: i32,
     pub first_staged: i32,
 }
-layout!(PrefillParams: 336 { out: 256, layer: 308, unpacked: 320 });
+layout!(PrefillParams: 352 { out: 272, layer: 324, unpacked: 336 });
 
-/// Parameters of `rope.cuh`: `RopeParams` there.
+/// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct RopeParams {
@@ -260,12 +265,12 @@ pub struct RopeParams {
     pub decisions: u64,
     pub spans: u64,
     pub span_of_row: u64,
-    /// `CodecNumber` in `codec.cuh`: [`Codec`](crate::codec::Codec) as a number.
-    pub codec: i32,
+    /// [`Rows`](super::kernels::Rows) as a number.
+    pub rows: i32,
     pub layer: i32,
     pub kept: Kept,
 }
-layout!(RopeParams: 416 { heads: 256, qkv: 360, kept: 400 });
+layout!(RopeParams: 432 { heads: 272, qkv: 376, kept: 416 });
 
 /// Where rows are staged until they are committed: `Kept` in `kv.cuh`. The default is nowhere.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]

@@ -26,8 +26,16 @@ const MOST_ROUNDS: usize = 4;
 const COLS: usize = 16;
 const MOST_THREADS: usize = 256;
 
+/// What becomes of a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    Store,
+    Add,
+    Swiglu,
+}
+
 /// Several rows by a packed weight.
-fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, fused: Fused) -> bool {
+fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
     let [part] = &weight.parts[..] else { return false };
     if packed::is_own(weight, part.code) {
         return false;
@@ -39,11 +47,11 @@ fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'
     let mut shapes = [(most, 4), (most, 2), (most / 2, 2)].into_iter();
     let fits = |&(threads, strips): &(usize, usize)| driver.supports_width(kernel, threads, cols(strips));
     let Some((threads, strips)) = shapes.find(fits) else { return false };
-    let swiglu = matches!(fused, Fused::Swiglu | Fused::NormSwiglu);
+    let swiglu = then == Then::Swiglu;
     let ld = if swiglu { gemm.n / 2 } else { gemm.n };
     let mut args = gemm::arguments(&Gemm { ld, ..*gemm });
     args.splice(4..4, norm_arguments(norm));
-    args.extend([swiglu as i32, (fused == Fused::Add) as i32, strips as i32].map(I32));
+    args.extend([swiglu as i32, (then == Then::Add) as i32, strips as i32].map(I32));
     let blocks = packed::even_blocks(cuda, gemm, swiglu);
     driver.launch_of_width(kernel, [blocks, 1, 1], threads, cols(strips), &args);
     true
@@ -55,13 +63,25 @@ fn norm_arguments<'a>(norm: Option<&Norm<'_, Cuda>>) -> [Arg<'a>; 4] {
     [Ptr(norm.weight.ptr()), F32(norm.eps), I32(norm.layer as i32), Ptr(norm.non_finite.ptr())]
 }
 
-/// Of a packed weight: a kernel for each part.
-fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, args: &[Arg<'_>], fused: Fused) -> bool {
-    // Decode of one row has SwiGLU with the norm before it, and gate and up in one kernel.
-    let swiglu = fused == Fused::NormSwiglu;
-    if fused == Fused::Swiglu || swiglu && weight.parts.len() > 1 {
+/// The arguments of a kernel of one row.
+fn arguments<'a>(gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> Vec<Arg<'a>> {
+    let mut args = gemm::arguments(gemm);
+    args.truncate(6);
+    match norm {
+        Some(_) => drop(args.splice(4..4, norm_arguments(norm))),
+        None => args.push(I32((then == Then::Add) as i32)),
+    }
+    args
+}
+
+/// One row by a packed weight: a kernel for each part.
+fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
+    // SwiGLU comes with the norm before it, and gate and up in one kernel.
+    let swiglu = then == Then::Swiglu;
+    if swiglu && (norm.is_none() || weight.parts.len() > 1) {
         return false;
     }
+    let fused = Fused::of(norm.is_some(), swiglu);
     let driver = &cuda.driver;
     let mut launches = Vec::new();
     for part in &weight.parts {
@@ -75,9 +95,7 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, args: &[Arg<'_>], 
         launches.push((gemm::of_part(gemm, part), kernel, threads, own.then(|| packed::words(part.code))));
     }
     for (part, kernel, threads, words) in launches {
-        let mut args = args.to_vec();
-        let n = args.len() - 2;
-        (args[0], args[2], args[3], args[n]) = (Ptr(part.out), Ptr(part.weight), Ptr(part.bias), I32(part.n as i32));
+        let mut args = arguments(&part, norm, then);
         args.extend(words);
         let blocks = packed::even_blocks(cuda, &part, swiglu);
         driver.launch_of_width(kernel, [blocks, 1, 1], threads, gemm.k, &args);
@@ -87,33 +105,26 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, args: &[Arg<'_>], 
 
 /// `out = x weight^T + bias`, x in bf16, and what is fused; or, with a norm, of `rms_norm(x)`, x in f32. False if there is no kernel
 /// for so many rows, or none that this GPU runs.
-pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, fused: Fused) -> bool {
+pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
     if gemm.m > 1 {
         let packed = matches!(weight.stored, Stored::Packed) && gemm.m <= MOST_ROWS;
-        return packed && multiply_rows(cuda, weight, gemm, norm, fused);
+        return packed && multiply_rows(cuda, weight, gemm, norm, then);
     }
-    let mut args = gemm::arguments(gemm);
-    args.truncate(6);
-    if norm.is_some() {
-        args.splice(4..4, norm_arguments(norm));
-    }
-    let driver = &cuda.driver;
     if let Stored::Packed = weight.stored {
-        return multiply_packed(cuda, weight, gemm, &args, fused);
+        return multiply_packed(cuda, weight, gemm, norm, then);
     }
-    let whole = gemm.k <= COLS * MOST_THREADS;
-    if norm.is_some() && !whole {
+    // With a norm, x stays in registers.
+    if norm.is_some() && gemm.k > COLS * MOST_THREADS {
         return false;
     }
-    // The same holds for bf16 weights.
-    let kernel = Kernel::GemvBf16(if whole && fused != Fused::Swiglu { "_whole" } else { "" }, fused);
-    let narrow = whole && fused != Fused::Swiglu && gemm.k <= COLS * MOST_THREADS / 2;
+    let narrow = norm.is_some() && gemm.k <= COLS * MOST_THREADS / 2;
     let threads = if narrow { MOST_THREADS / 2 } else { MOST_THREADS };
+    let kernel = Kernel::GemvBf16(Fused::of(norm.is_some(), then == Then::Swiglu));
     // A block for each group of rows; or, where those are few rounds, as many as run at once, all with the same number of
     // groups but for the last ones.
     let groups = gemm.n.div_ceil(ROWS);
-    let rounds = groups.div_ceil(WARPS_PER_SM / (threads / 32) * driver.sm_count);
+    let rounds = groups.div_ceil(WARPS_PER_SM / (threads / 32) * cuda.driver.sm_count);
     let blocks = if rounds <= MOST_ROUNDS { groups.div_ceil(rounds) } else { groups };
-    driver.launch(kernel, [blocks, 1, 1], threads, &args);
+    cuda.driver.launch(kernel, [blocks, 1, 1], threads, &arguments(gemm, norm, then));
     true
 }

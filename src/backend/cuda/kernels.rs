@@ -14,7 +14,7 @@ static INDEX_TEXT: &str = include_str!("../../../kernels/ptx.txt");
 /// PTX targets, oldest first. A GPU uses the newest that it runs, which the driver compiles for it.
 pub const TARGETS: [Target; 4] = [
     Target { name: "compute_80", capability: (8, 0), exact: false },
-    // Conversions to and from fp8 (`codec_fp8.cuh`): the files that have them are compiled for it.
+    // Conversions to and from fp8 (`codec_bytes.cuh`): the files that have them are compiled for it.
     Target { name: "compute_89", capability: (8, 9), exact: false },
     Target { name: "compute_90", capability: (9, 0), exact: false },
     // Instructions that only Hopper has (`hopper.cuh`).
@@ -109,14 +109,14 @@ impl Source {
             // As `kv::decode_kernel` chooses them.
             "attend" => !scored && !paged && !wide,
             "attend_drafts" => drafts && policy.stages() && !wide,
-            "attend_256" | "attend_tiles_256" | "rope_256" => wide,
-            "rope" => !wide,
-            "attend_scores" | "place_scores" => scored,
-            "pages" | "attend_pages" => paged,
+            "attend_256" | "attend_tiles_256" => wide,
+            "attend_choice" => scored || paged,
+            "place_scores" => scored,
+            "pages" => paged,
             "merge" => policy.merging().is_some(),
             "gemv" | "gemm_decode" => !weights.is_packed(),
-            "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => weights.code().is_some(),
-            "own_gemv" | "own_gemm" | "own_unpack" => weights == Weights::Own,
+            "packed_gemv" | "packed_resident" | "packed_wgmma" => weights.code().is_some(),
+            "own_gemv" | "own_gemm" => weights == Weights::Own,
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma && !wide,
             _ => true,
@@ -203,24 +203,28 @@ static BY_PARTS: LazyLock<HashMap<Kernel, &'static Entry>> = LazyLock::new(|| {
     Kernel::all().into_iter().filter_map(entry).collect()
 });
 
-/// What a matmul's kernel does beside the product.
+/// What a matmul's kernel does beside the product, as far as it has instances for that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fused {
     Nothing,
     Swiglu,
-    Add,
     Norm,
     NormSwiglu,
 }
 
 impl Fused {
-    /// With or without SwiGLU.
-    pub fn swiglu(yes: bool) -> Self {
-        if yes { Self::Swiglu } else { Self::Nothing }
+    /// With or without a norm in front, and SwiGLU behind.
+    pub fn of(norm: bool, swiglu: bool) -> Self {
+        match (norm, swiglu) {
+            (false, false) => Self::Nothing,
+            (false, true) => Self::Swiglu,
+            (true, false) => Self::Norm,
+            (true, true) => Self::NormSwiglu,
+        }
     }
 
     fn suffix(self) -> &'static str {
-        ["", "_swiglu", "_add", "_norm", "_norm_swiglu"][self as usize]
+        ["", "_swiglu", "_norm", "_norm_swiglu"][self as usize]
     }
 }
 
@@ -228,9 +232,34 @@ impl Fused {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     Ordinary,
-    Scores,
-    Pages,
+    Choice,
     Drafts,
+}
+
+/// How K and V are stored, as far as kernels have instances for that: codes of one byte are told apart by
+/// [`Kv`](super::abi::Kv).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    Bf16,
+    Bytes,
+    K8V4,
+}
+
+impl Rows {
+    const ALL: [Self; 3] = [Self::Bf16, Self::Bytes, Self::K8V4];
+
+    pub fn of(codec: Codec) -> Self {
+        match codec {
+            Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
+            Codec::Bf16 => Self::Bf16,
+            Codec::Fp8 | Codec::Int8 => Self::Bytes,
+            Codec::K8V4 => Self::K8V4,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        ["bf16", "bytes", "k8v4"][self as usize]
+    }
 }
 
 macro_rules! kernels {
@@ -248,9 +277,10 @@ macro_rules! kernels {
 
 kernels! {
     Embed "embed"
+    /// What prefill does to rows before attention.
+    QkvRope "qkv_rope"
     Add "add"
     RmsNorm "rms_norm"
-    AddNormed "add_normed"
     Glu "glu"
     /// In f32, with the weight's dtype as an argument: up to eight rows, any number.
     GemvPlain "gemv_plain"
@@ -258,10 +288,7 @@ kernels! {
     /// GEMM of prefill.
     GemmTiles "gemm_tiles"
     GemmTilesSmall "gemm_tiles_small"
-    EmbedPacked "embed_packed"
     Unpack "unpack"
-    EmbedOwn "embed_own"
-    UnpackOwn "unpack_own"
     MakeImage "make_image"
     MergeHeads "merge_heads"
     MergeRows "merge_rows"
@@ -278,7 +305,6 @@ kernels! {
     Fork "fork"
     Release "release"
     Compact "compact"
-    Reduce "reduce"
     RateSlots "rate_slots"
     SlotMetas "slot_metas"
     Presence "presence"
@@ -301,7 +327,6 @@ kernels! {
     ExpertsGemmMany "experts_gemm_32"
     AddExperts "add_experts"
     Argmax "argmax"
-    GreedyToken "greedy_token"
     Histogram "histogram"
     ThresholdBin "threshold_bin"
     Candidates "candidates"
@@ -309,8 +334,8 @@ kernels! {
     MaskMass "mask_mass"
     DrawToken "draw_token"
     ;
-    /// One row by a bf16 weight: `_whole` for up to 4,096 columns, or nothing for any number.
-    GemvBf16(&'static str, Fused)
+    /// One row by a bf16 weight: of up to 4,096 columns with a norm, else of any number.
+    GemvBf16(Fused)
     /// Small-batch GEMM: most rows of activations, the shape of blocks (`_deep`, `_tall`, `_long` or nothing).
     GemmDecode(u8, &'static str, Fused)
     /// GEMM of prefill on Hopper: rows of the weight in a tile.
@@ -327,31 +352,26 @@ kernels! {
     /// On Hopper: `wide` or `narrow`.
     PackedWgmma(Code, &'static str)
     /// Decode attention; channels that a head has room for, as [`padded`] says.
-    Attend(Mode, usize, Codec)
-    /// What prefill does to rows before attention: whether heads are wider than usual.
-    QkvRope(bool)
+    Attend(Mode, usize, Rows)
     /// Prefill attention, and that on Hopper for heads of 128 channels.
-    AttendTiles(usize, Codec)
-    AttendWgmma(Codec)
+    AttendTiles(usize, Rows)
+    AttendWgmma(Rows)
 }
 
 impl Kernel {
     /// Every instance.
     pub fn all() -> Vec<Self> {
-        use Fused::{Add, Norm, NormSwiglu, Nothing, Swiglu};
+        use Fused::{Norm, NormSwiglu, Nothing, Swiglu};
         use Kernel::*;
         let mut all: Vec<Self> = SINGLES.iter().map(|single| single.0).collect();
-        let of_one_row = [Nothing, Add, Norm, NormSwiglu];
-        all.extend(of_one_row.map(|fused| GemvBf16("_whole", fused)));
-        all.extend([Nothing, Swiglu, Add].map(|fused| GemvBf16("", fused)));
-        all.extend(
-            [(8, "_deep"), (16, "_tall"), (32, "_deep"), (8, "_long")].map(|(m, form)| GemmDecode(m, form, Nothing)),
-        );
+        let of_one_row = [Nothing, Norm, NormSwiglu];
+        all.extend(of_one_row.into_iter().chain([Swiglu]).map(GemvBf16));
+        all.extend([(16, "_tall"), (32, "_deep"), (8, "_long")].map(|(m, form)| GemmDecode(m, form, Nothing)));
         for fused in [Nothing, Swiglu] {
             all.extend([8, 16, 32].map(|m| GemmDecode(m, "", fused)));
-            all.extend([192, 128].map(|width| GemmWgmma(width, fused)));
+            all.push(GemmWgmma(128, fused));
         }
-        all.push(GemmWgmma(256, Nothing));
+        all.extend([GemmWgmma(192, Swiglu), GemmWgmma(256, Nothing)]);
         for code in Code::ALL {
             all.extend(of_one_row.map(|fused| PackedGemv(code, fused)));
             all.push(PackedGemvRows(code));
@@ -362,16 +382,14 @@ impl Kernel {
             all.extend(of_one_row.map(|fused| OwnGemv(planes, fused)));
             all.push(OwnGemm(planes));
         }
-        for codec in Codec::ALL.into_iter().filter(|codec| *codec != Codec::F32) {
-            all.extend((codec != Codec::K8V4).then_some(AttendWgmma(codec)));
-            all.push(Attend(Mode::Drafts, USUAL_HEAD_DIM, codec));
+        all.extend([Rows::Bf16, Rows::Bytes].map(AttendWgmma));
+        for rows in Rows::ALL {
+            all.push(Attend(Mode::Drafts, USUAL_HEAD_DIM, rows));
             for head_dim in HEAD_DIMS {
-                all.extend([AttendTiles(head_dim, codec), Attend(Mode::Ordinary, head_dim, codec)]);
-                let others = [Mode::Scores, Mode::Pages].map(|mode| Attend(mode, head_dim, codec));
-                all.extend(others.into_iter().filter(|_| head_dim <= USUAL_HEAD_DIM));
+                all.extend([AttendTiles(head_dim, rows), Attend(Mode::Ordinary, head_dim, rows)]);
+                all.extend((head_dim <= USUAL_HEAD_DIM).then_some(Attend(Mode::Choice, head_dim, rows)));
             }
         }
-        all.extend([false, true].map(QkvRope));
         all
     }
 
@@ -379,7 +397,7 @@ impl Kernel {
     pub fn name(self) -> String {
         use Kernel::*;
         match self {
-            GemvBf16(form, fused) => format!("gemv{form}{}", fused.suffix()),
+            GemvBf16(fused) => format!("gemv{}", fused.suffix()),
             GemmDecode(m, form, fused) => format!("gemm_decode_{m}{form}{}", fused.suffix()),
             GemmWgmma(width, fused) => format!("gemm_wgmma_{width}{}", fused.suffix()),
             PackedGemv(code, fused) => format!("packed_gemv_{}{}", code.name(), fused.suffix()),
@@ -389,13 +407,12 @@ impl Kernel {
             PackedGemm(code, m) => format!("packed_gemm_{}_{m}", code.name()),
             PackedResident(code, m) => format!("packed_resident_{}_{m}", code.name()),
             PackedWgmma(code, form) => format!("packed_wgmma_{}_{form}", code.name()),
-            Attend(mode, head_dim, codec) => {
-                let mode = ["", "scores_", "pages_", "drafts_"][mode as usize];
-                format!("attend_{mode}{head_dim}_{}", codec.name())
+            Attend(mode, head_dim, rows) => {
+                let mode = ["", "choice_", "drafts_"][mode as usize];
+                format!("attend_{mode}{head_dim}_{}", rows.name())
             }
-            QkvRope(wide) => ["qkv_rope", "qkv_rope_256"][wide as usize].to_owned(),
-            AttendTiles(head_dim, codec) => format!("attend_tiles_{head_dim}_{}", codec.name()),
-            AttendWgmma(codec) => format!("attend_wgmma_128_{}", codec.name()),
+            AttendTiles(head_dim, rows) => format!("attend_tiles_{head_dim}_{}", rows.name()),
+            AttendWgmma(rows) => format!("attend_wgmma_128_{}", rows.name()),
             single => SINGLES.iter().find(|entry| entry.0 == single).expect("a kernel of one instance").1.to_owned(),
         }
     }

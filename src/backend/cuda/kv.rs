@@ -4,7 +4,7 @@ use super::super::{AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, Pool
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::driver::Driver;
-use super::kernels::{Kernel, Mode, USUAL_HEAD_DIM, padded};
+use super::kernels::{Kernel, Mode, Rows, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
@@ -39,6 +39,7 @@ const UNPACK_ROWS: usize = 256;
 fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
     let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
+    let [code_factor, code_shift, code_bits] = byte_codes(g.codec);
     abi::Kv {
         pages: kv.pool.base(),
         table: kv.page_table.ptr(),
@@ -79,6 +80,19 @@ fn view(kv: &KvTables<Cuda>) -> abi::Kv {
         local: g.local.bits(),
         local_window: g.local.window as i32,
         ring_len: g.ring_len() as i32,
+        code_factor,
+        code_shift,
+        code_bits,
+        unused: 0,
+    }
+}
+
+/// How codes of one byte, of K at least, become bf16: `ByteRows` in `codec_bytes.cuh`.
+fn byte_codes(codec: Codec) -> [u32; 3] {
+    match codec {
+        Codec::F32 | Codec::Bf16 => [0; 3],
+        Codec::Fp8 => [16, 4, 0x07f0_07f0],
+        Codec::Int8 | Codec::K8V4 => [1, 8, 0x007f_007f],
     }
 }
 
@@ -107,18 +121,15 @@ fn budget(policy: &Policy) -> i32 {
 
 /// Prefill attention with `wgmma`, if the GPU runs it and there is an instance.
 fn attend_wgmma(driver: &Driver, g: &KvGeometry) -> Option<Kernel> {
-    let kernel = Kernel::AttendWgmma(g.codec);
+    let kernel = Kernel::AttendWgmma(Rows::of(g.codec));
     (g.head_dim == 128 && g.codec != Codec::K8V4 && driver.supports(kernel)).then_some(kernel)
 }
 
-/// Attention of decode steps: ordinary ones, those with scores and those over chosen pages.
+/// Attention of decode steps: ordinary ones, and those under a policy by which attention chooses what to drop or to read.
 fn decode_kernel(g: &KvGeometry) -> Kernel {
-    let mode = match (g.policy.scored(), g.policy.quest()) {
-        (Some(_), _) => Mode::Scores,
-        (None, Some(_)) => Mode::Pages,
-        (None, None) => Mode::Ordinary,
-    };
-    Kernel::Attend(mode, padded(g.head_dim), g.codec)
+    let chooses = g.policy.scored().is_some() || g.policy.quest().is_some();
+    let mode = if chooses { Mode::Choice } else { Mode::Ordinary };
+    Kernel::Attend(mode, padded(g.head_dim), Rows::of(g.codec))
 }
 
 /// Whether the codes that a step of `rows` rows attends to are unpacked first.
@@ -181,7 +192,7 @@ fn staged(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     out.fills(shape.n_rows);
     pool.staged_layers.take();
     let params = decode_params(args, merge::head_params(args.qkv, args.rope), out, &shape);
-    let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, g.codec);
+    let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, Rows::of(g.codec));
     let grid = [decode_blocks(pool, g, shape.n_rows), shape.n_rows, 1];
     cuda.driver.launch(kernel, grid, DECODE_THREADS, &[Arg::of(&params)]);
 }
@@ -262,11 +273,11 @@ fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
     let (g, Staged { layers, kept }) = (&kv.geometry, kv.pool.staged_layers.take());
     let (shape, view) = (cuda.send(spans), view(kv));
     let kept = if kept { kv.pool.kept(g) } else { Kept::default() };
-    let of = |last| [Arg::of(&view), Ptr(shape.spans), I32(first as i32), last];
+    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), Arg::of(&kept)];
     let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers - first];
     match g.policy.quest() {
-        Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &of(I32(g.codec as i32))),
-        None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &of(Arg::of(&kept))),
+        Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &args[..3]),
+        None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &args),
     }
 }
 
@@ -297,13 +308,12 @@ fn qkv_rope(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) {
         decisions: decisions.ptr(),
         spans: shape.spans,
         span_of_row: shape.span_of_row,
-        codec: g.codec as i32,
+        rows: Rows::of(g.codec) as i32,
         layer: *layer as i32,
         kept: if rope.staged { kv.pool.kept(g) } else { Kept::default() },
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
-    let kernel = Kernel::QkvRope(g.head_dim > USUAL_HEAD_DIM);
-    driver.launch(kernel, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
+    driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
@@ -339,8 +349,8 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     };
     if unpacked.at != 0 {
         let blocks = (UNPACK_BLOCKS_PER_SM * driver.sm_count).div_ceil(lanes);
-        let args = [Arg::of(&params), I32((g.codec == Codec::Int8) as i32)];
-        driver.launch(Kernel::KvUnpack, [blocks, g.n_kv_heads, shape.n_spans], UNPACK_THREADS, &args);
+        let grid = [blocks, g.n_kv_heads, shape.n_spans];
+        driver.launch(Kernel::KvUnpack, grid, UNPACK_THREADS, &[Arg::of(&params)]);
     }
     let grid = [splits, g.n_kv_heads, n_tiles];
     match wgmma {
@@ -350,7 +360,7 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
             driver.launch(kernel, grid, WGMMA_THREADS, &args);
         }
         None => {
-            let kernel = Kernel::AttendTiles(padded(g.head_dim), g.codec);
+            let kernel = Kernel::AttendTiles(padded(g.head_dim), Rows::of(g.codec));
             driver.launch(kernel, grid, TILE_THREADS, &[Arg::of(&params)]);
         }
     }
@@ -370,10 +380,10 @@ fn place(cuda: &Cuda, args: &AttentionArgs<'_, Cuda>) {
 fn store(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let (layer, n) = (I32(layer as i32), I32(shape.n_rows as i32));
-    let args = [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n, I32(kv.geometry.codec as i32)];
+    let args = [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n];
     let warps = shape.n_rows * kv.geometry.n_kv_heads;
     let grid = [warps.div_ceil(SCATTER_THREADS / 32), 1, 1];
-    cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args[..5]);
+    cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args);
     if kv.geometry.policy.quest().is_some() {
         cuda.driver.launch(Kernel::ScatterBounds, grid, SCATTER_THREADS, &args);
     }
@@ -467,12 +477,9 @@ impl Pages for Cuda {
     }
 
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
-        match kv.geometry.policy.scored() {
-            Some(_) => over_lanes(self, kv, Kernel::Reduce, 32, &[seq]),
-            None => over_lanes(self, kv, Kernel::Compact, 32, &[seq, threshold]),
-        }
+        over_lanes(self, kv, Kernel::Compact, 32, &[seq, threshold]);
         if kv.geometry.policy.quest().is_some() {
-            over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq, kv.geometry.codec as usize]);
+            over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq]);
         }
         reclaim(self, kv);
     }

@@ -8,7 +8,8 @@ use super::super::{After, Linear, Norm};
 use super::abi;
 use super::abi::Arg::{Ptr, U64};
 use super::cublaslt::Gemm;
-use super::kernels::{Fused, Kernel};
+use super::gemv::Then;
+use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Stored, UNSCALED_ROWS, Weight};
 use super::{BLOCK, Cuda, gemm, gemv, packed};
 
@@ -57,7 +58,7 @@ impl Cuda {
 /// [`Ops::rms_norm`](super::super::Ops::rms_norm), with what is still to be added to `x`.
 pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cuda>, m: usize) {
     let more = cuda.pending_of(x, m).map_or(0, |pending| pending.result(cuda));
-    cuda.norm(out, x, more, norm.weight, norm.eps, Some((norm.layer, norm.non_finite.ptr())), m);
+    cuda.norm(out, x, more, &norm, false, m);
 }
 
 /// [`Ops::linear`](super::super::Ops::linear).
@@ -101,8 +102,8 @@ fn fused_norm(
 ) -> bool {
     match (weight.stored, pending) {
         (_, None) => {
-            let fused = if swiglu { Fused::NormSwiglu } else { Fused::Norm };
-            weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), fused)
+            let then = if swiglu { Then::Swiglu } else { Then::Store };
+            weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), then)
         }
         (Stored::Plain(_), Some(sum)) if !sum.launched && weight.on_tensor_cores() => {
             let Some(squares) = normed.squares() else { return false };
@@ -151,7 +152,7 @@ pub(super) fn store(cuda: &Cuda, out: &mut Acts, x: &Acts, weight: &Weight, bias
     let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
     assert!(!x.bf16 || weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
     // A packed weight too wide for the GPU's shared memory is left to the kernels of more rows.
-    if x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Fused::Nothing) {
+    if x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Then::Store) {
         return;
     }
     match weight.stored {
@@ -167,7 +168,7 @@ fn add(cuda: &Cuda, acc: &Acts, sum: &mut Acts, x: &Acts, weight: &Weight, bias:
     sum.holds_f32(m);
     x.holds(m);
     let gemm = gemm::describe(acc.ptr(), x.ptr(), weight, bias, m);
-    if x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Fused::Add) {
+    if x.bf16 && gemv::multiply(cuda, weight, &gemm, None, Then::Add) {
         return;
     }
     let waits = matches!(weight.stored, Stored::Plain(_)) && x.bf16 && m <= UNSCALED_ROWS;
@@ -190,7 +191,7 @@ fn fused_swiglu(
     out.fills(m);
     x.holds(m);
     let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-    if gemv::multiply(cuda, weight, &gemm, None, Fused::Swiglu) {
+    if gemv::multiply(cuda, weight, &gemm, None, Then::Swiglu) {
         return;
     }
     match weight.stored {

@@ -4,13 +4,12 @@
 
 use super::super::OutOfMemory;
 use super::Cuda;
-use super::abi::Arg::{self, F32, I32, Ptr};
+use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Part, Stored, Weight};
-use crate::protocol::Token;
 use crate::quant::file::Words;
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::DType;
@@ -104,20 +103,8 @@ pub(super) fn is_own(weight: &Weight, code: Code) -> bool {
 pub(super) fn words<'a>(code: Code) -> Arg<'a> {
     I32(match code {
         Code::File(code) => code.words() as i32,
-        Code::Q8 => Words::Sixteenths as i32 + 1,
-        Code::Q4 => panic!("q4 is stacked with other codes"),
+        Code::Q8 | Code::Q4 => Words::Sixteenths as i32 + 1,
     })
-}
-
-/// Rows `[n, width]` of a packed embedding.
-pub(super) fn embed(cuda: &Cuda, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
-    let [part] = &table.parts[..] else { panic!("an embedding has one code") };
-    let (width, planes) = (I32(out.width as i32), I32(part.code.planes() as i32));
-    let mut args = vec![Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), F32(scale), width, planes];
-    let own = is_own(table, part.code);
-    args.extend(own.then(|| words(part.code)));
-    let kernel = if own { Kernel::EmbedOwn } else { Kernel::EmbedPacked };
-    cuda.driver.launch(kernel, [n, 1, 1], super::BLOCK, &args);
 }
 
 /// `out = x weight^T + bias` in f32; x is bf16 or, where some reader of it is not on tensor cores, f32.
@@ -205,11 +192,8 @@ fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize
     let to = cuda.unpacked.borrow().at();
     let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
     let [n, cols, planes] = [strips, gemm.k, code.planes()].map(|n| I32(n as i32));
-    let mut args = vec![Ptr(to), Ptr(gemm.weight), gate, up, n, cols, planes];
-    let own = matches!(code, Code::File(_));
-    args.extend(own.then(|| words(code)));
-    let kernel = if own { Kernel::UnpackOwn } else { Kernel::Unpack };
-    cuda.driver.launch(kernel, [gemm.k / GROUP, halves * strips, 1], 128, &args);
+    let args = [Ptr(to), Ptr(gemm.weight), gate, up, n, cols, planes, words(code)];
+    cuda.driver.launch(Kernel::Unpack, [gemm.k / GROUP, halves * strips, 1], 128, &args);
     to
 }
 

@@ -42,17 +42,15 @@ impl Sampling {
         let words = I32(args.kv.geometry.seen_words() as i32);
         let (seen, tokens) = (Ptr(args.kv.seen.ptr()), Ptr(args.staged.map_or(0, Buf::ptr)));
         run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), seen, tokens, count, words]);
-        if args.greedy {
-            let args = [Arg::of(results), Ptr(rows), I32(vocab.div_ceil(SPLIT) as i32)];
-            return driver.launch(Kernel::GreedyToken, one, 32, &args);
-        }
         let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
         let choose = [Arg::of(results), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.kv.seq_len.ptr()), count];
-        run(Kernel::Histogram, all, &look);
-        run(Kernel::ThresholdBin, one, &look);
-        run(Kernel::Candidates, all, &look);
-        run(Kernel::NucleusCut, one, &choose);
-        run(Kernel::MaskMass, all, &look);
+        if !args.greedy {
+            run(Kernel::Histogram, all, &look);
+            run(Kernel::ThresholdBin, one, &look);
+            run(Kernel::Candidates, all, &look);
+            run(Kernel::NucleusCut, one, &choose);
+            run(Kernel::MaskMass, all, &look);
+        }
         run(Kernel::DrawToken, one, &choose);
     }
 }

@@ -1,0 +1,123 @@
+// K and V in codes of one byte with one f32 scale a row, which is 1 where all are 0. Which codes they are is data of the cache's view,
+// so that kernels have one instance for both. CPU twins, bit for bit:
+//   `codec::fp8`   e4m3fn; scale max|x| / 448
+//   `codec::int8`  sign in bit 7 and magnitude rint(|x| / scale) below it, scale max|x| / 127. Not two's complement: it becomes a bf16
+//                  by moving bits, as an fp8 code does.
+#pragma once
+#include "kv.cuh"
+#include "tensor.cuh"
+
+struct ByteRows {
+  static const int EIGHT_BYTES = 8;
+  // How the magnitude of a code comes to its place in a bf16: that of a low byte times `factor`, that of a high byte shifted down. A
+  // product, as the units that shift are busy with masks. `bits`: of the magnitudes of a pair.
+  u32 factor, shift, bits;
+
+  __device__ __forceinline__ ByteRows(u32 factor, u32 shift, u32 bits) : factor(factor), shift(shift), bits(bits) {}
+  __device__ __forceinline__ explicit ByteRows(const Kv& kv) : ByteRows(kv.code_factor, kv.code_shift, kv.code_bits) {}
+  static __device__ __forceinline__ ByteRows int8() { return ByteRows(1, 8, 0x007f007fu); }
+  __device__ __forceinline__ bool is_fp8() const { return shift == 4; }
+
+  // Rounds to nearest even and saturates at +-448. NaN becomes 0x7f, with or without a sign.
+  static __device__ __forceinline__ u8 fp8_code(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    u16 codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
+    return (u8)codes;
+#else
+    u32 bits = __float_as_uint(x);
+    u8 sign = (bits >> 24) & 0x80;
+    float a = fabsf(x);
+    if (a != a) return sign | 0x7f;
+    if (a >= 448.0f) return sign | 0x7e;
+    if (a < 0.015625f) return sign | (u8)(int)rintf(a * 512.0f);
+    bits &= 0x7fffffffu;
+    u32 code = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120 << 3);
+    return sign | (u8)(code < 0x7e ? code : 0x7e);
+#endif
+  }
+  static __device__ __forceinline__ float fp8_value(u8 code) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    float x;
+    asm("{.reg .b32 values; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 values, %1; mov.b32 {low, high}, values; cvt.f32.f16 %0, low;}"
+        : "=f"(x)
+        : "h"((u16)code));
+    return x;
+#else
+    int exponent = (code >> 3) & 15, mantissa = code & 7;
+    float a = exponent == 0 ? mantissa * (1.0f / 512.0f)
+                            : __uint_as_float(((u32)(exponent + 120) << 23) | ((u32)mantissa << 20));
+    if ((code & 0x7f) == 0x7f) a = __uint_as_float(0x7fc00000u);
+    return code & 0x80 ? -a : a;
+#endif
+  }
+
+  __device__ __forceinline__ u8 code(float x) const {
+    if (is_fp8()) return fp8_code(x);
+    u8 sign = (__float_as_uint(x) >> 24) & 0x80;
+    return sign | (u8)(int)fminf(rintf(fabsf(x)), 127.0f);
+  }
+  __device__ __forceinline__ float value(u8 code) const {
+    if (is_fp8()) return fp8_value(code);
+    float a = (float)(code & 0x7f);
+    return code & 0x80 ? -a : a;
+  }
+
+  __device__ __forceinline__ u32 pair(u32 x, int i) const {
+    return i == 0 ? ((x << 8) & 0x80008000u) | ((x * factor) & bits) : (x & 0x80008000u) | ((x >> shift) & bits);
+  }
+
+  // Eight neighbouring codes of a row. Neighbours are brought to the high bytes of two halves to become a pair.
+  typedef uint2 Eight;
+  static __device__ __forceinline__ Eight load(const u8* row, int channel, bool real) {
+    return real ? *(const uint2*)(row + channel) : uint2{0, 0};
+  }
+  __device__ __forceinline__ uint4 as_bf16(Eight x) const {
+    auto neighbours = [&](u32 codes, u32 which) { return pair(__byte_perm(codes, 0, which), 1); };
+    return uint4{neighbours(x.x, 0x1404), neighbours(x.x, 0x3424), neighbours(x.y, 0x1404), neighbours(x.y, 0x3424)};
+  }
+
+  static __device__ __forceinline__ float2 affine(u32 side) { return float2{__uint_as_float(side), 0.0f}; }
+
+  // Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back. Returns the scale's
+  // bits. The codes of NaN decode to finite values in attention, so a row that holds a NaN gets NaN as its scale.
+  __device__ __forceinline__ u32 encode(u8* codes, float* x, int d, int lane) const {
+    float v[MAX_HEAD_DIM / 32], most = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
+      v[k] = lane + 32 * k < d ? x[lane + 32 * k] : 0.0f;
+      most = fmaxf(most, fabsf(v[k]));
+    }
+    most = warp_max(most);
+    float scale = most == 0.0f ? 1.0f : __fdiv_rn(most, is_fp8() ? 448.0f : 127.0f);
+    bool nan = false;
+#pragma unroll
+    for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
+      int i = lane + 32 * k;
+      if (i >= d) continue;
+      nan |= v[k] != v[k];
+      codes[i] = code(__fdiv_rn(v[k], scale));
+      x[i] = __fmul_rn(value(codes[i]), scale);
+    }
+    __syncwarp();
+    return __any_sync(FULL, nan) ? 0x7fc00000u : __float_as_uint(scale);
+  }
+};
+
+// Tensor cores read the bits of an e4m3 code as a bf16 that is 2^-120 times the code's value, and a magnitude m of int8 as a subnormal
+// bf16 of m 2^-133: exact, for subnormal bf16 too. The factors keep every f32 and bf16 in between normal. q is multiplied by 2^100,
+// so scores are 2^-20 or 2^-33 of their value (in units of K's scale), and no product of int8 with q >= 2^-90 is subnormal; weights
+// of V by 2^104, which leaves weight times scale finite up to 2^24 and makes sums 2^-16 or 2^-29 of theirs. Powers of 2 change no
+// rounding.
+struct ByteCodec {
+  using K = ByteRows;
+  using V = ByteRows;
+  static const bool PACKED = true, SCALED = true, AFFINE = false, ROTATED = false;
+  static constexpr float QUERY_FACTOR = 0x1p100f, WEIGHT_FACTOR = 0x1p104f;
+  static constexpr float INT8_SCORE_FACTOR = 0x1p33f, INT8_SUM_FACTOR = 0x1p29f;
+  ByteRows k, v;
+
+  __device__ __forceinline__ explicit ByteCodec(const Kv& kv) : k(kv), v(kv) {}
+  __device__ __forceinline__ float score_factor() const { return k.is_fp8() ? 0x1p20f : INT8_SCORE_FACTOR; }
+  __device__ __forceinline__ float sum_factor() const { return k.is_fp8() ? 0x1p16f : INT8_SUM_FACTOR; }
+};
