@@ -13,7 +13,6 @@ struct Bf16Rows {
     return real ? *(const uint4*)(row + channel / 8 * EIGHT_BYTES) : uint4{0, 0, 0, 0};
   }
   static __device__ __forceinline__ uint4 as_bf16(Eight x) { return x; }
-
   static __device__ __forceinline__ u32 pair(u32 x, int) { return x; }
 
   static __device__ __forceinline__ float2 affine(u32) { return float2{1.0f, 0.0f}; }

@@ -12,7 +12,8 @@ enum OwnWords {
   SUPER,       // f16 factors of scales {}, of minima {}; scale | low 2 bits of minimum << 6 [8]{}; the minima's upper 4 bits, [4]{} of
                // groups i and i + 4 in a byte
   SIXTEENTHS,  // f16 factors {}; i8 scales [16 runs of 16]{}
-  TILES        // as our own codes have them: of 8 bits f16 scales [4 tiles]{}. Those of 4 bits are unpacked alone (unpack.cu)
+  // As our own codes have them: of 8 bits f16 scales [4 tiles]{}. Those of 4 bits are read by unpack.cu alone.
+  TILES
 };
 
 // P planes of nibbles. A tile has a scale for 32 columns where codes have 4 bits, else for 16.
