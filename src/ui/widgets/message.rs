@@ -4,7 +4,7 @@
 use super::prelude::*;
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Message, Role as Who, line_after};
-use crate::protocol::{StopReason, TurnReport};
+use crate::protocol::{StopReason, TurnReport, count};
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::folded;
 use crate::ui::heat;
@@ -374,7 +374,7 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
         facts.push(plural(tokens as u64, "token"));
     }
     if let Some(speed) = report.decode_tok_s {
-        facts.push(format!("{speed:.0} tok/s"));
+        facts.push(format!("{} tok/s", count(speed.round() as usize)));
     }
     if report.kv.ratio.is_some() {
         facts.push(format!("{} smaller", ratio(report.kv.ratio)));

@@ -252,7 +252,7 @@ fn parts(app: &App) -> Vec<Part> {
         let last = app.chat.path().last().and_then(|m| m.report.as_ref()).filter(|_| app.session.answered);
         let shown = last.and_then(|r| r.decode_tok_s);
         if let Some(speed) = if app.turn.is_some() { s.decode_tok_s } else { shown } {
-            add(4, Role::Status, format!("{speed:.0} tok/s"));
+            add(4, Role::Status, format!("{} tok/s", count(speed.round() as u64)));
             let running = s.draft_gain.filter(|_| app.turn.is_some());
             let gain = running.or_else(|| last.filter(|_| app.turn.is_none())?.draft?.gain());
             if let Some(gain) = gain.filter(|gain| *gain >= WORTH_SAYING) {
