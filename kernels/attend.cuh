@@ -272,7 +272,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     bool decides = own && !mode.scores;
     if (decides || (!Mode::DRAFTS && assignment.needs_decision()))
       decision = decision_of(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
-                                            row_of_step, pinned, hidden, kv, lane);
+                             row_of_step, pinned, hidden, kv, lane);
     if (!Mode::DRAFTS) s.unseen[0] = assignment.overwritten(dms, decision);
     if (decides && lane == 0) {
       *(float*)meta_at(kv, staged, staged_row) = decision;

@@ -9,8 +9,8 @@
 
 struct ByteRows {
   static const int EIGHT_BYTES = 8;
-  // How the magnitude of a code comes to its place in a bf16: that of a low byte times `factor`, that of a high byte shifted down. A
-  // product, as the units that shift are busy with masks. `bits`: of the magnitudes of a pair.
+  // How the magnitude of a code becomes the low bits of a bf16: a low byte's is multiplied by `factor`, a high byte's shifted right by
+  // `shift`. Shifts run on the units that mask too, multiplications do not. `bits` masks the magnitudes of a pair.
   u32 factor, shift, bits;
 
   __device__ __forceinline__ ByteRows(u32 factor, u32 shift, u32 bits) : factor(factor), shift(shift), bits(bits) {}

@@ -67,8 +67,10 @@ REGISTERS = {
     r"packed_gemm_q[48]_32": 200,
     # Two blocks of 256 threads on an SM.
     r"attend_128_(bytes|k8v4)": 128,
-    # A page of bf16, or what chooses: one block of 256 threads on an SM.
-    r"attend_(drafts_)?128_bf16|attend_choice_128_.*": 180,
+    # A page of bf16: one block of 256 threads on an SM.
+    r"attend_(drafts_)?128_bf16": 178,
+    # A page, and which pages are chosen: likewise.
+    r"attend_choice_128_.*": 180,
     # A page of twice as many channels: likewise.
     r"attend_256_.*": 255,
     # Columns of a state, and the next tokens' inputs: one block of 128 threads on an SM.

@@ -26,7 +26,7 @@ const MOST_ROUNDS: usize = 4;
 const COLS: usize = 16;
 const MOST_THREADS: usize = 256;
 
-/// What becomes of a product.
+/// What a kernel does with its product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Store,

@@ -203,7 +203,7 @@ static BY_PARTS: LazyLock<HashMap<Kernel, &'static Entry>> = LazyLock::new(|| {
     Kernel::all().into_iter().filter_map(entry).collect()
 });
 
-/// What a matmul's kernel does beside the product, as far as it has instances for that.
+/// Ops that are fused into a matmul kernel by an instance of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fused {
     Nothing,
@@ -236,8 +236,7 @@ pub enum Mode {
     Drafts,
 }
 
-/// How K and V are stored, as far as kernels have instances for that: codes of one byte are told apart by
-/// [`Kv`](super::abi::Kv).
+/// Formats of K and V that kernels have instances for; [`Kv`](super::abi::Kv) tells codes of one byte apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rows {
     Bf16,

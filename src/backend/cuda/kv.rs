@@ -148,7 +148,6 @@ pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
     let group = g.n_q_heads / g.n_kv_heads;
     assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
     assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
-    assert!(g.codec != Codec::F32, "the CUDA backend does not store K and V as f32");
     driver.blocks_per_sm(decode_kernel(g), DECODE_THREADS)
 }
 

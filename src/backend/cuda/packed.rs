@@ -96,7 +96,9 @@ impl Unpacked {
 /// Whether the kernels for codes of GGUF files (`own.cuh`) multiply a part of the weight in steps of decode: those of our codes
 /// write whole rows of the output.
 pub(super) fn is_own(weight: &Weight, code: Code) -> bool {
-    matches!(code, Code::File(_)) || weight.parts.len() > 1
+    let own = matches!(code, Code::File(_)) || weight.parts.len() > 1;
+    assert!(!own || code != Code::Q4, "q4 is stacked with other codes");
+    own
 }
 
 /// How the words of a code hold scales and minima: `OwnWords` in `own.cuh`.
