@@ -2,7 +2,7 @@
 """Walks at random through messages, slash commands and keys of chats, and compares their saved sessions.
 
 usage: tests/campaign/walk.py [--binary target/debug/dmschat] [--settings all|NAME,...] [--steps 1000] [--seed 1]
-                              [--play FILE] [--model M] [--tolerate-replay] [--out FILE]
+                              [--play FILE] [--model M|gemma3|qwen3_5] [--jobs N] [--tolerate-replay] [--out FILE]
 
 A walk types STEPS random steps into a terminal of its own under one of the SETTINGS: messages, pastes, every slash
 command with good and bad arguments, keys in and after answers and on every page, other sizes of the terminal.
@@ -13,15 +13,19 @@ file that contradict each other. At the end each saved session is
 - continued with its cache and, in a copy of the data folder, twice without it: the answer to one question, live
   slots and reads must be the same. Differences from a replay are counted apart; with --tolerate-replay they do
   not fail the walk.
+--model gemma3 and qwen3_5 are small random models whose layers differ (models.py), with a predictor; settings that such a
+model refuses are left out.
 Each finding is one line of JSON in --out with its setting, seed and last steps. The folder of a walk with findings is
 kept: its walk.json has all steps, and --play FILE types them again. Times vary, so that a walk may differ from
 its last run. Exits with 1 after any finding.
 """
 import argparse
 import collections
+import concurrent.futures
 import fcntl
 import json
 import os
+import pathlib
 import pty
 import re
 import select
@@ -34,6 +38,7 @@ import tempfile
 import termios
 import time
 
+import models
 from screen import Screen
 from steps import KEYS, SIZES, walk_of
 
@@ -55,6 +60,8 @@ SETTINGS = {
     "weights": ["-m", SMALL, "--weights", "int8", "--ctx-size", "2048", "--max-tokens", "20"],
     "off": ["--eviction", "off", "--ctx-size", "900", "--pin", "system", "--system", "Answer briefly."],
 }
+# Of models with layers that see a window of their own.
+REFUSED = {"gemma3": {"tova", "h2o", "pool", "weights"}, "qwen3_5": {"weights"}}
 REACTION = 20.0
 # Longest time for an end: it waits for the answer to stop, for the disk, and for copies of what the disk refuses.
 LEAVING = 8.0
@@ -73,6 +80,10 @@ class Walk:
         self.args = list(SETTINGS[setting])
         if options.model:
             self.args += ["-m", options.model]
+        if options.predictor and "--policy" not in self.args:
+            self.args += ["--adapter", options.predictor]
+        # Tokens that each layer sees at most.
+        self.windows = options.windows
         if "--max-tokens" not in self.args:
             self.args += ["--max-tokens", "60"]
         self.home = tempfile.mkdtemp(prefix=f"dmschat-walk-{setting}-")
@@ -316,9 +327,14 @@ class Walk:
         self.figures["lists of numbers checked"] += 1
         if (tokens, of) != (used, used):
             return f"{used} tokens in the status line, {tokens} and {of} in /stats"
-        if sum(map(sum, cells)) != live or dense != tokens * sum(map(len, cells)):
+        if sum(map(sum, cells)) != live or dense != self.dense(tokens, cells):
             return f"{live} live and {dense} dense slots, the heads have {sum(map(sum, cells))} of {tokens} tokens"
         return None
+
+    def dense(self, tokens, live):
+        """Slots of a dense cache of so many tokens, with a row of `live` for each layer."""
+        windows = self.windows or [tokens] * len(live)
+        return sum(min(tokens, window) * len(heads) for window, heads in zip(windows, live, strict=True))
 
     def sessions(self):
         folder = f"{self.home}/data/sessions"
@@ -355,12 +371,12 @@ class Walk:
             report, kv = record["report"], record["report"]["kv"]
             if sum(map(sum, kv["live"])) != kv["live_slots"]:
                 self.found("record", f"{where}: {kv['live_slots']} live slots, the heads have {kv['live']}")
-            tokens, heads = sum(isinstance(entry, int) for entry in log), sum(map(len, kv["live"]))
+            tokens = sum(isinstance(entry, int) for entry in log)
             # A summary, or a turn of a list, has the numbers of the conversation that it comes from, and no log.
             if records[0].get("continues") and not log:
                 continue
-            if report["in_context"] and kv["dense_slots"] != tokens * heads:
-                self.found("record", f"{where}: {kv['dense_slots']} dense slots of {tokens} tokens, {heads} heads, "
+            if report["in_context"] and kv["dense_slots"] != self.dense(tokens, kv["live"]):
+                self.found("record", f"{where}: {kv['dense_slots']} dense slots of {tokens} tokens, "
                                      f"{report['stop_reason']}")
             if len(report["generated"]) != report["answer_tokens"] + report["reasoning_tokens"]:
                 self.found("record", f"{where}: {len(report['generated'])} tokens generated, "
@@ -455,38 +471,54 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--play", help="type the steps of this walk.json instead")
-    parser.add_argument("--model", help="another model than the built-in one")
+    parser.add_argument("--model", help="another model than the built-in one: a folder, or " + ", ".join(models.CONFIGS))
+    parser.add_argument("--jobs", type=int, default=1, help="walks that go on at once")
     parser.add_argument("--tolerate-replay", action="store_true", help="a replay may differ from the cache")
     parser.add_argument("--out", help="findings are appended here, a line of JSON each")
     options = parser.parse_args()
     settings = list(SETTINGS) if options.settings == "all" else options.settings.split(",")
-    failed = 0
-    for setting in settings:
-        begun = time.monotonic()
-        if options.play:
-            with open(options.play) as file:
-                steps = json.load(file)
-        else:
-            steps = walk_of(options.seed, setting, options.steps)
-        walk = Walk(options, setting, steps)
-        walk.go()
-        tolerated = [f for f in walk.findings if options.tolerate_replay and "replay" in f["kind"]]
-        failed += len(walk.findings) - len(tolerated)
-        kinds = collections.Counter(finding["kind"] for finding in walk.findings)
-        row = {"setting": setting, "seed": options.seed, "seconds": round(time.monotonic() - begun), **walk.figures,
-               "findings": kinds}
-        if walk.findings:
-            row["folder"] = walk.home
-            with open(f"{walk.home}/walk.json", "w") as out:
-                json.dump(steps, out)
-        else:
-            shutil.rmtree(walk.home)
-        print(json.dumps(row), flush=True)
-        if options.out:
-            with open(options.out, "a") as out:
-                for finding in walk.findings:
-                    out.write(json.dumps({"setting": setting, "seed": options.seed, **finding}) + "\n")
+    options.predictor, options.windows = None, None
+    with tempfile.TemporaryDirectory(prefix="dmschat-walk-models-") as folder:
+        if options.model in models.CONFIGS:
+            config, refused = models.CONFIGS[options.model], REFUSED[options.model]
+            models.write_all(pathlib.Path(folder))
+            settings = [setting for setting in settings if options.settings != "all" or setting not in refused]
+            options.predictor = f"{folder}/{options.model}-predictor"
+            options.model = f"{folder}/{options.model}"
+            kinds = {"sliding_attention": config.get("sliding_window"), "full_attention": 1 << 30}
+            options.windows = [kinds[kind] for kind in config["layer_types"] if kind in kinds]
+        # A walk mostly waits for its chat.
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            failed = sum(pool.map(lambda setting: walk_under(options, setting), settings))
     return 1 if failed else 0
+
+
+def walk_under(options, setting):
+    """Walks under a setting, prints its row, and returns the number of findings."""
+    begun = time.monotonic()
+    if options.play:
+        with open(options.play) as file:
+            steps = json.load(file)
+    else:
+        steps = walk_of(options.seed, setting, options.steps)
+    walk = Walk(options, setting, steps)
+    walk.go()
+    tolerated = [f for f in walk.findings if options.tolerate_replay and "replay" in f["kind"]]
+    kinds = collections.Counter(finding["kind"] for finding in walk.findings)
+    row = {"setting": setting, "seed": options.seed, "seconds": round(time.monotonic() - begun), **walk.figures,
+           "findings": kinds}
+    if walk.findings:
+        row["folder"] = walk.home
+        with open(f"{walk.home}/walk.json", "w") as out:
+            json.dump(steps, out)
+    else:
+        shutil.rmtree(walk.home)
+    print(json.dumps(row), flush=True)
+    if options.out:
+        with open(options.out, "a") as out:
+            for finding in walk.findings:
+                out.write(json.dumps({"setting": setting, "seed": options.seed, **finding}) + "\n")
+    return len(walk.findings) - len(tolerated)
 
 
 if __name__ == "__main__":
