@@ -18,7 +18,7 @@ pub use crate::protocol::SamplingState;
 use crate::protocol::Token;
 pub(crate) use crate::protocol::bytes as in_units;
 use crate::tensor::Tensor;
-pub use kv::{DeltaGeometry, KvGeometry, KvTables, PageLayout, Pages, PoolStats, PresenceCounts, Span};
+pub use kv::{DeltaGeometry, KvGeometry, KvTables, Lane, PageLayout, Pages, PoolStats, PresenceCounts, Span};
 pub use report::{About, KernelNeeds, Measure, MemoryUse, Queries, Report, TIMED_ROUNDS};
 
 /// Elements a device buffer may hold.

@@ -11,15 +11,15 @@ mod error;
 pub mod file;
 mod image;
 mod state;
+mod stats;
 
 pub use error::CacheError;
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
+pub use stats::SeqStats;
 
-use crate::backend::{
-    AttentionArgs, Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span,
-};
-use crate::policy::{STRENGTHS, Shift, SlotMeta, strength};
-use crate::protocol::{LaneFilter, Token};
+use crate::backend::{AttentionArgs, Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span};
+use crate::policy::{STRENGTHS, Shift, strength};
+use crate::protocol::Token;
 use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -51,25 +51,6 @@ struct SeqState {
     settled: Option<(usize, usize)>,
     /// Whether a token was fed since the last fork: no other sequence holds the page of the newest token.
     owns_newest: bool,
-}
-
-/// Counters of one sequence, read from the device tables.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeqStats {
-    /// Number of tokens fed.
-    pub len: usize,
-    /// Live slots `[n_layers][n_kv_heads]`.
-    pub live: Vec<Vec<u32>>,
-    /// Sum of `live`.
-    pub live_slots: u64,
-    /// Entries of the page table in use. Forks count shared pages each.
-    pub pages: usize,
-    /// Slots attended to by decode steps, summed over lanes.
-    pub reads: u64,
-    /// Maximum over steps of the slots stored, summed over lanes.
-    pub peak: u32,
-    /// Slots of a dense cache, in which local layers store their window.
-    pub dense_slots: u64,
 }
 
 pub struct KvCache<B: Backend> {
@@ -327,7 +308,7 @@ impl<B: Backend> KvCache<B> {
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {
         if spans.iter().all(|s| s.len <= PAGE_SLOTS) {
             let g = self.geometry();
-            let worst_case = g.n_layers * g.n_kv_heads * spans.iter().map(|s| self.most_taken(s)).sum::<usize>();
+            let worst_case = g.seq_lanes() * spans.iter().map(|s| self.most_taken(s)).sum::<usize>();
             if self.reserve(b, worst_case).is_ok() {
                 return Ok(());
             }
@@ -379,7 +360,7 @@ impl<B: Backend> KvCache<B> {
             }
             let needed_bytes = bytes(self.used_upper_bound + pages).saturating_sub(limit_bytes);
             if needed_bytes > 0 {
-                let least_bytes = bytes(g.n_layers * g.n_kv_heads);
+                let least_bytes = bytes(g.seq_lanes());
                 return Err(CacheError::Limit { needed_bytes, limit_bytes, least_bytes });
             }
         }
@@ -395,50 +376,7 @@ impl<B: Backend> KvCache<B> {
     /// Upper bound on the sequences for which there are pages: each writes to one of its own in every lane. `None` without a limit.
     pub fn most_sequences(&self, b: &B) -> Option<usize> {
         let g = self.geometry();
-        Some(self.free_pages(b)? / (g.n_layers * g.n_kv_heads))
-    }
-
-    /// Pages that these sequences hold, where shared ones count for each holder: an upper bound on the distinct ones, which takes
-    /// no page table to know.
-    pub fn held_pages(&self, b: &B, seqs: &[SeqId]) -> usize {
-        let (g, live) = (self.geometry(), self.live_slots(b));
-        seqs.iter().flat_map(|seq| self.rows_of(seq.0)).map(|row| live[row].div_ceil(g.page_slots)).sum()
-    }
-
-    /// For each group the numbers of distinct pages that its first sequence, its first two, ... and all hold. Copies the page
-    /// tables of a layer at once, with the entries that are not in use: a copy for each lane would wait for the device as often.
-    pub fn distinct_pages(&self, b: &B, groups: &[Vec<SeqId>]) -> Vec<Vec<usize>> {
-        let g = *self.geometry();
-        let mut counts: Vec<Vec<usize>> = groups.iter().map(|group| vec![0; group.len()]).collect();
-        let rows = || groups.iter().flatten().map(|seq| seq.0);
-        let (Some(first), Some(last)) = (rows().min(), rows().max()) else { return counts };
-        let (live, of_seq) = (self.live_slots(b), g.n_kv_heads * g.max_pages);
-        let mut tables = vec![0; (last + 1 - first) * of_seq];
-        // The group, from 1, that was last seen to hold a page. Pages belong to one layer.
-        let mut holder: Vec<usize> = Vec::new();
-        for layer in 0..g.n_layers {
-            b.read(&self.tables.page_table, g.row(layer, first, 0) * g.max_pages, &mut tables);
-            for (i, group) in groups.iter().enumerate() {
-                for (seq, count) in group.iter().zip(&mut counts[i]) {
-                    let lanes = tables[(seq.0 - first) * of_seq..][..of_seq].chunks_exact(g.max_pages);
-                    let held = (0..).map(|head| live[g.row(layer, seq.0, head)].div_ceil(g.page_slots));
-                    for page in lanes.zip(held).flat_map(|(pages, held)| &pages[..held]) {
-                        let page = *page as usize;
-                        holder.resize(holder.len().max(page + 1), 0);
-                        *count += usize::from(holder[page] != i + 1);
-                        holder[page] = i + 1;
-                    }
-                }
-            }
-        }
-        for group in &mut counts {
-            let mut sum = 0;
-            group.iter_mut().for_each(|count| {
-                sum += *count;
-                *count = sum;
-            });
-        }
-        counts
+        Some(self.free_pages(b)? / g.seq_lanes())
     }
 
     /// Whether another sequence may hold pages of this one.
@@ -503,34 +441,6 @@ impl<B: Backend> KvCache<B> {
         b.pool_stats(&self.tables)
     }
 
-    /// Reads the counters of a sequence. Waits for the device.
-    pub fn stats(&self, b: &B, seq: SeqId) -> SeqStats {
-        let g = self.geometry();
-        let rows: Vec<u32> = self.live_rows(b, seq.0).map(|(live, _)| live as u32).collect();
-        let (mut reads, mut peak) = ([0], [0]);
-        b.read(&self.tables.reads, seq.0, &mut reads);
-        b.read(&self.tables.peak, seq.0, &mut peak);
-        SeqStats {
-            len: self.len(seq),
-            dense_slots: g.dense_slots(self.len(seq)),
-            reads: reads[0],
-            peak: peak[0],
-            live_slots: rows.iter().map(|&l| l as u64).sum(),
-            pages: rows.iter().map(|&l| (l as usize).div_ceil(g.page_slots)).sum(),
-            live: rows.chunks(g.n_kv_heads).map(<[u32]>::to_vec).collect(),
-        }
-    }
-
-    /// Reads the counters of all sequences by their rows, summed over lanes: [`SeqStats::reads`] and [`SeqStats::peak`]. Waits
-    /// for the device.
-    pub fn counters(&self, b: &B) -> (Vec<u64>, Vec<u32>) {
-        let n = self.seqs.len();
-        let (mut reads, mut peak) = (vec![0; n], vec![0; n]);
-        b.read(&self.tables.reads, 0, &mut reads);
-        b.read(&self.tables.peak, 0, &mut peak);
-        (reads, peak)
-    }
-
     /// Live slots and table row of each lane of a sequence, layer by layer.
     fn live_rows(&self, b: &B, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<B> {
         let live = self.live_slots(b);
@@ -540,7 +450,7 @@ impl<B: Backend> KvCache<B> {
     /// Table rows of the lanes of a sequence, layer by layer.
     fn rows_of(&self, seq: usize) -> impl Iterator<Item = usize> + use<B> {
         let g = *self.geometry();
-        (0..g.n_layers).flat_map(move |layer| (0..g.n_kv_heads).map(move |head| g.row(layer, seq, head)))
+        g.lanes().map(move |lane| g.row(lane.layer, seq, lane.head))
     }
 
     /// Live slots of all lanes, by table row.
@@ -548,15 +458,5 @@ impl<B: Backend> KvCache<B> {
         let mut live = vec![0; self.geometry().n_layers * self.geometry().n_lanes()];
         b.read(&self.tables.live, 0, &mut live);
         live.into_iter().map(|n: i32| n as usize).collect()
-    }
-
-    /// Counts the lanes that store each token of a sequence. Waits for the device.
-    pub fn presence(&self, b: &B, seq: SeqId, filter: LaneFilter, position: usize) -> PresenceCounts {
-        b.presence(&self.tables, seq.0, self.len(seq), filter, position)
-    }
-
-    /// Positions and marks of the slots stored in a lane, in slot order.
-    pub fn slot_metas(&self, b: &B, seq: SeqId, layer: usize, head: usize) -> Vec<SlotMeta> {
-        b.slot_metas(&self.tables, layer, seq.0, head)
     }
 }

@@ -111,9 +111,39 @@ impl LocalLayers {
         self.layers.iter().map(|bits| bits.count_ones() as usize).sum()
     }
 
+    /// The lanes of a layer.
+    pub fn lanes(&self, layer: usize) -> LayerLanes {
+        LayerLanes { window: self.contains(layer).then_some(self.window) }
+    }
+
     /// Their policy.
     pub fn policy(&self) -> Policy {
         Policy::Window(Window::of_model(self.window))
+    }
+}
+
+/// What the lanes of one layer store if no policy drops anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerLanes {
+    /// Newest tokens that attention sees, as the model was trained; `None`: all of them.
+    pub window: Option<usize>,
+}
+
+impl LayerLanes {
+    /// Whether the cache's policy chooses the tokens that are stored. Elsewhere the model's window does.
+    pub fn decides(&self) -> bool {
+        self.window.is_none()
+    }
+
+    /// Slots of one lane of a dense cache after `n` tokens.
+    pub fn dense_slots(&self, n: usize) -> usize {
+        self.window.map_or(n, |window| n.min(window))
+    }
+
+    /// Sum of [`Self::dense_slots`] over the lengths from 1 to `n`: the reads of a dense cache that decodes them.
+    pub fn dense_reads(&self, n: usize) -> u64 {
+        let grows = self.dense_slots(n) as u64;
+        grows * (grows + 1) / 2 + (n as u64 - grows) * grows
     }
 }
 

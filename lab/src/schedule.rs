@@ -120,7 +120,7 @@ pub fn score<B: Measure>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Sc
 
 /// Compression ratio: slots of a dense cache / live slots. `None` for an empty cache.
 pub fn ratio(stats: &SeqStats) -> Option<f64> {
-    (stats.live_slots > 0).then(|| stats.dense_slots as f64 / stats.live_slots as f64)
+    (stats.live_slots > 0).then(|| stats.dense_slots() as f64 / stats.live_slots as f64)
 }
 
 pub fn perplexity(logprobs: &[Option<f64>]) -> Option<f64> {

@@ -3,7 +3,7 @@
 
 use super::{Device, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
-use crate::policy::{LocalLayers, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
+use crate::policy::{LayerLanes, LocalLayers, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
 
@@ -89,8 +89,53 @@ impl DeltaGeometry {
     }
 }
 
+/// One KV head of one layer, in any sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    pub layer: usize,
+    pub head: usize,
+}
+
 impl KvGeometry {
-    /// Lanes of one layer. Lane `seq * n_kv_heads + head` is one KV head of one sequence.
+    /// The lanes of a layer.
+    pub fn layer(&self, layer: usize) -> LayerLanes {
+        self.local.lanes(layer)
+    }
+
+    /// The lanes of each layer, in order.
+    pub fn layers(&self) -> impl Iterator<Item = LayerLanes> + use<> {
+        let g = *self;
+        (0..g.n_layers).map(move |layer| g.layer(layer))
+    }
+
+    /// The lanes of a sequence, layer by layer.
+    pub fn lanes(&self) -> impl Iterator<Item = Lane> + use<> {
+        let g = *self;
+        (0..g.n_layers).flat_map(move |layer| (0..g.n_kv_heads).map(move |head| Lane { layer, head }))
+    }
+
+    /// The lanes of a sequence whose tokens the policy chooses, layer by layer.
+    pub fn deciding_lanes(&self) -> impl Iterator<Item = Lane> + use<> {
+        let g = *self;
+        self.lanes().filter(move |lane| g.layer(lane.layer).decides())
+    }
+
+    /// Number of lanes of a sequence.
+    pub fn seq_lanes(&self) -> usize {
+        self.n_layers * self.n_kv_heads
+    }
+
+    /// Slots of one lane of a layer in a dense cache of `n` tokens.
+    pub fn dense_slots(&self, layer: usize, n: usize) -> usize {
+        self.layer(layer).dense_slots(n)
+    }
+
+    /// Pages of a dense cache of `n` tokens.
+    pub fn dense_pages(&self, n: usize) -> usize {
+        self.lanes().map(|lane| self.dense_slots(lane.layer, n).div_ceil(self.page_slots)).sum()
+    }
+
+    /// Lanes of one layer in the tables. Lane `seq * n_kv_heads + head` is one KV head of one sequence.
     pub fn n_lanes(&self) -> usize {
         self.n_seqs * self.n_kv_heads
     }
@@ -126,12 +171,6 @@ impl KvGeometry {
     /// Whether the tokens of a layer evict others: in local layers always, else where eviction is `on`.
     pub fn evicts(&self, layer: usize, on: bool) -> bool {
         on || self.local.contains(layer)
-    }
-
-    /// Slots of a sequence of `n` tokens, all lanes together, where no policy drops any.
-    pub fn dense_slots(&self, n: usize) -> u64 {
-        let local = self.local.count();
-        (self.n_kv_heads * ((self.n_layers - local) * n + local * n.min(self.local.window))) as u64
     }
 
     /// Both policies, where there are two.

@@ -61,7 +61,7 @@ pub(super) fn kept<B: Measure>(checkpoint: &Checkpoint, b: B) -> Result<f64> {
     for chunk in super::prompt(context, c.vocab, 0).chunks(runner.max_step()) {
         runner.feed(seq, chunk)?;
     }
-    let lanes = c.attention_layers() * c.n_kv_heads;
-    let live = runner.cache.stats(runner.backend(), seq).live_slots as usize;
-    Ok((live - lanes * recent) as f64 / (lanes * TOKENS) as f64)
+    let lanes = runner.cache.geometry().deciding_lanes().count();
+    let (_, live) = runner.cache.stats(runner.backend(), seq).decided(runner.cache.geometry());
+    Ok((live as usize - lanes * recent) as f64 / (lanes * TOKENS) as f64)
 }

@@ -91,8 +91,10 @@ impl Line {
         let per_s = |n: usize, time: Duration| n as f64 / time.as_secs_f64();
         let decode_tok_s = Spread::of(runs.iter().map(|r| per_s(case.parallel * case.n, r.decode)));
         let last = runs.last().context("a run")?;
-        let c = runner.config();
-        let slot_bytes = runner.cache.geometry().slot_bytes() as f64;
+        let geometry = runner.cache.geometry();
+        let slot_bytes = geometry.slot_bytes() as f64;
+        let tokens = case.ctx.max(1) + case.n;
+        let dense_slots: usize = geometry.lanes().map(|lane| geometry.dense_slots(lane.layer, tokens)).sum();
         let bytes_per_step = weight_bytes(checkpoint) as f64 + last.mean_live * slot_bytes;
         let bytes_per_token = bytes_per_step / case.parallel as f64;
         let prefilled = case.prompts() * case.ctx.saturating_sub(1);
@@ -103,7 +105,7 @@ impl Line {
             decode_tok_s,
             kv_bytes: last.kv_bytes,
             live_slots: last.live_slots,
-            dense_slots: (case.parallel * (case.ctx.max(1) + case.n) * c.attention_layers() * c.n_kv_heads) as u64,
+            dense_slots: (case.parallel * dense_slots) as u64,
             bytes_per_token,
             host_us: last.device_bytes.map(|_| Spread::of(runs.iter().map(|r| r.host_us)).median),
             device_bytes: runs.iter().filter_map(|r| r.device_bytes).max(),

@@ -182,7 +182,7 @@ impl<B: Backend> KvCache<B> {
     /// Checks that a sequence of `len` tokens could have this state.
     pub fn check_head(&self, head: &SeqHead, len: usize) -> Result<(), &'static str> {
         let g = self.geometry();
-        let slots = (g.n_layers * g.n_kv_heads) as u64 * len as u64;
+        let slots = g.seq_lanes() as u64 * len as u64;
         let in_order = head.pins.windows(2).all(|pair| pair[0].end <= pair[1].start);
         let counts = u64::from(head.peak) <= slots && head.reads <= slots.saturating_mul(len as u64);
         require(head.len == len && counts, "counters that such a sequence cannot have")?;

@@ -1,7 +1,7 @@
 //! What a model computes beyond its sizes, as data: a family's parser writes it, the forward pass reads it and knows no family.
 
 use super::config::ModelConfig;
-use crate::policy::LocalLayers;
+use crate::policy::{LayerLanes, LocalLayers};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
@@ -173,6 +173,12 @@ impl ModelConfig {
         let Some(local) = self.spec.local else { return LocalLayers::default() };
         let layers = (0..self.n_layers).filter(|&layer| self.layer(layer).local).map(|layer| self.mixer_index(layer));
         LocalLayers::new(local.window, layers)
+    }
+
+    /// The lanes of each layer of the KV cache, in order.
+    pub fn lanes(&self) -> impl Iterator<Item = LayerLanes> + use<> {
+        let local = self.local_layers();
+        (0..self.attention_layers()).map(move |layer| local.lanes(layer))
     }
 
     /// Layers with a state of fixed size.

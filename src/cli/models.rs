@@ -352,8 +352,9 @@ fn layers_with_state(c: &ModelConfig) -> Option<String> {
 
 /// The layers that see a window of tokens, if there are any.
 fn local_layers(c: &ModelConfig) -> Option<String> {
-    let local = c.local_layers();
-    (local.count() > 0).then(|| format!("{}, which see the newest {} tokens", local.count(), local.window))
+    let windows: Vec<usize> = c.lanes().filter_map(|layer| layer.window).collect();
+    let widest = windows.iter().max()?;
+    Some(format!("{}, which see the newest {widest} tokens", windows.len()))
 }
 
 /// Values of `--policy` for a model.

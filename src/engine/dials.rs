@@ -111,11 +111,11 @@ impl<B: Backend> Loaded<B> {
     }
 }
 
-/// Calls `each` with the number of the lane and the metadata of each slot of a sequence.
+/// Calls `each` with the metadata of each slot of a sequence in the lanes whose tokens the policy chooses, and with the
+/// number of the lane among those.
 pub(super) fn for_each_slot<B: Backend>(runner: &Runner<B>, seq: SeqId, mut each: impl FnMut(usize, SlotMeta)) {
-    let (layers, heads) = (runner.config().attention_layers(), runner.config().n_kv_heads);
-    for lane in 0..layers * heads {
-        let metas = runner.cache.slot_metas(runner.backend(), seq, lane / heads, lane % heads);
-        metas.into_iter().for_each(|meta| each(lane, meta));
+    for (number, lane) in runner.cache.geometry().deciding_lanes().enumerate() {
+        let metas = runner.cache.slot_metas(runner.backend(), seq, lane.layer, lane.head);
+        metas.into_iter().for_each(|meta| each(number, meta));
     }
 }

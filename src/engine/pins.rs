@@ -2,7 +2,7 @@
 
 use super::conversation::Conversation;
 use super::loaded::Loaded;
-use super::presence::lanes_with;
+use super::presence::{counted, lanes_with};
 use super::reply::flat_of;
 use super::runner::Runner;
 use crate::backend::Backend;
@@ -39,7 +39,7 @@ fn positions(
 /// Share of the slots at these positions, over all heads, that are still stored.
 fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) -> f64 {
     let lanes = lanes_with(runner, seq, positions.clone());
-    let all = lanes.len() * runner.config().attention_layers() * runner.config().n_kv_heads;
+    let all = lanes.len() * counted(runner);
     if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
 }
 
@@ -140,7 +140,7 @@ impl<B: Backend> Conversation<B> {
         if pins.iter().any(|pin| pin.start <= positions.start && positions.end <= pin.end) {
             return Err("that message is pinned already; /unpin takes the pin back".into());
         }
-        let token_bytes = (g.n_layers * g.n_kv_heads * g.slot_bytes()) as u64;
+        let token_bytes = (counted(&m.runner) * g.slot_bytes()) as u64;
         let n = pins.iter().map(ExactSizeIterator::len).sum::<usize>() + positions.len();
         let needed = n as u64 * token_bytes;
         if let Some(limit) = m.runner.cache.limit_bytes().filter(|limit| needed > *limit) {

@@ -6,7 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{Budget, LocalLayers, POSITION_BITS, Policy};
+use crate::policy::{Budget, LayerLanes, POSITION_BITS, Policy};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
@@ -40,7 +40,7 @@ fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
     options.policy.resolve(c.trained()).unwrap_or(Policy::Dense)
 }
 
-/// The geometry of the cache of a model's layers with attention, but for local ones and what depends on the backend.
+/// The geometry of the cache of a model's layers with attention, but for what depends on the backend.
 pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy, n_seqs: usize) -> KvGeometry {
     KvGeometry {
         n_layers: c.attention_layers(),
@@ -52,23 +52,24 @@ pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy,
         max_pages: 0,
         codec: options.codec,
         policy,
-        local: LocalLayers::default(),
+        local: c.local_layers(),
         delta: None,
         vocab: c.vocab,
         staged_rows: 0,
     }
 }
 
-/// Bytes per token of a dense cache, but for local layers.
+/// Bytes per token of a dense cache in the layers that store all tokens.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
-    ((c.attention_layers() - c.local_layers().count()) * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+    let layers = c.lanes().filter(LayerLanes::decides).count();
+    (layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
 }
 
-/// Bytes of a sequence in local layers, whose windows are full, in whole pages.
+/// Bytes of a sequence in the layers that store a window, which is full, in whole pages.
 fn local_bytes(c: &ModelConfig, codec: Codec) -> u64 {
-    let local = c.local_layers();
-    let slots = local.count() * c.n_kv_heads * local.window.next_multiple_of(PAGE_SLOTS);
-    (slots * codec.slot_bytes(c.head_dim)) as u64
+    let windows = c.lanes().filter_map(|layer| layer.window);
+    let slots: usize = windows.map(|window| window.next_multiple_of(PAGE_SLOTS)).sum();
+    (slots * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
 }
 
 /// Bytes of tables per token of context, used or not: one entry of the page table per page in every

@@ -10,12 +10,17 @@ use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Token};
 use crate::tokenizer::{Decoder, Tokenizer};
 use std::ops::Range;
 
-/// Number of lanes that store each of these positions; none where they were not fed. Waits for the
-/// device.
+/// Number of lanes that store each of these positions, of [`counted`] ones; none where they were not fed. Waits
+/// for the device.
 pub(super) fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
     let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
     let fed = positions.start..positions.end.min(counts.kept.len());
     counts.kept.get(fed).unwrap_or_default().iter().map(|&kept| kept.into()).collect()
+}
+
+/// Number of lanes of a sequence whose tokens the policy chooses.
+pub(super) fn counted<B: Backend>(runner: &Runner<B>) -> usize {
+    runner.cache.counted_lanes(LaneFilter::default())
 }
 
 /// The decoded token log. Only tokens that are new since the last call are decoded.
@@ -55,7 +60,7 @@ impl FedText {
             from,
             revision: self.revision,
             filter: request.filter,
-            lanes: request.filter.count(geometry.n_layers, geometry.n_kv_heads),
+            lanes: runner.cache.counted_lanes(request.filter),
             position: request.position,
             pins: runner.cache.pins(context.seq).to_vec(),
             forgot: context.forgot(),

@@ -51,33 +51,35 @@ impl Figures {
         self.pool.used_pages.saturating_sub(self.seq.pages + self.twin_pages)
     }
 
-    /// Shows the mean of these sequences instead, which hold all pages but the twin's and `others`.
+    /// Shows the mean of these sequences instead, which hold all pages but the twin's and `others`. Without any, the
+    /// sequence itself stays.
     pub fn show_mean(&mut self, of: &[SeqStats], others: usize) {
-        let n = of.len().max(1) as u64;
-        for (layer, row) in self.seq.live.iter_mut().enumerate() {
-            for (head, live) in row.iter_mut().enumerate().filter(|_| !of.is_empty()) {
-                let sum: u64 = of.iter().map(|stats| u64::from(stats.live[layer][head])).sum();
-                *live = ((sum + n / 2) / n) as u32;
+        let n = of.len() as u64;
+        if n > 0 {
+            let mean = |figure: &dyn Fn(&SeqStats) -> u64| (of.iter().map(figure).sum::<u64>() + n / 2) / n;
+            for (layer, row) in self.seq.live.iter_mut().enumerate() {
+                for (head, live) in row.iter_mut().enumerate() {
+                    *live = mean(&|stats| stats.live[layer][head].into()) as u32;
+                }
+                self.seq.dense[layer] = mean(&|stats| stats.dense[layer].into()) as u32;
             }
-        }
-        self.seq.live_slots = self.seq.live.iter().flatten().map(|&live| u64::from(live)).sum();
-        self.seq.len = of.iter().map(|stats| stats.len).sum::<usize>().checked_div(of.len()).unwrap_or(self.seq.len);
-        if !of.is_empty() {
-            self.seq.pages = of.iter().map(|stats| stats.pages).sum::<usize>() / of.len();
+            self.seq.live_slots = self.seq.live.iter().flatten().map(|&live| u64::from(live)).sum();
+            self.seq.len = mean(&|stats| stats.len as u64) as usize;
+            self.seq.pages = mean(&|stats| stats.pages as u64) as usize;
         }
         self.chain_pages = self.other_pages().saturating_sub(others);
     }
 
     /// A sum over lanes as a mean of lanes.
     pub fn per_lane(geometry: &KvGeometry, sum: u64) -> f64 {
-        sum as f64 / (geometry.n_layers * geometry.n_kv_heads) as f64
+        sum as f64 / geometry.seq_lanes() as f64
     }
 
     /// Cache figures of the sequence. `bytes` counts every page of the pool that is in use, those
     /// of other sequences included.
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
-        let dense_slots = stats.dense_slots;
+        let dense_slots = stats.dense_slots();
         let slot_bytes = g.slot_bytes() as u64;
         KvStats {
             codec: g.codec,
@@ -88,6 +90,7 @@ impl Figures {
             live_bytes: stats.live_slots * slot_bytes,
             dense_bytes: dense_slots * slot_bytes,
             live: stats.live.clone(),
+            dense: stats.dense.clone(),
             reads: Self::per_lane(g, self.counted.0),
             peak_slots: Self::per_lane(g, self.counted.1),
             peak_shared: self.shared_pages.map(|pages| Self::per_lane(g, (pages * g.page_slots) as u64)),

@@ -108,7 +108,6 @@ impl<B: Backend> Allocations<B> {
         let max_step = wanted.min(context).max(1);
         let policy = c.policy(options.policy)?;
         let geometry = KvGeometry {
-            local: c.local_layers(),
             delta: planner::delta_geometry(c),
             staged_rows: if policy.stages() { options.drafts.rows.min(b.about().staged_rows) } else { 0 },
             ..planner::geometry(c, options, policy, options.max_seqs)

@@ -69,8 +69,8 @@ impl<B: Backend> Conversation<B> {
         let Ok((_, dropped)) = context.apply(&mut m.runner, entry) else { return false };
         if self.forgotten.times == 0 {
             self.forgotten.untold = Some(format!(
-                "the cache is full: dropped the {:.0} % of it {what} ({} slots); --when-full stop ends the turn instead",
-                100.0 * dropped as f64 / live.max(1) as f64,
+                "the cache is full: dropped the {} of it {what} ({} slots); with --when-full stop the turn ends instead",
+                percent(dropped as f64 / live.max(1) as f64),
                 count(dropped as usize)
             ));
         }
@@ -86,16 +86,22 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Says how much went in a job that ended, if it was more than the first notice said. Returns the slots.
-    pub fn tell_forgotten(&mut self, events: &EventSender) -> u64 {
-        let Forgotten { times, slots, .. } = std::mem::take(&mut self.forgotten);
-        if times > 1 {
-            let slots = count(slots as usize);
-            events.notice(format!(
-                "the cache was full {times} times in this turn, and {slots} slots were dropped in all"
-            ));
+    /// Reports what a job that ended has dropped, where the first notice does not say it all. Returns the slots.
+    /// `kept`: whether the turn stays in the context; otherwise the cache is as it was before the turn.
+    pub fn tell_forgotten(&mut self, events: &EventSender, kept: bool) -> u64 {
+        let Forgotten { times, slots, untold } = std::mem::take(&mut self.forgotten);
+        let dropped = count(slots as usize);
+        match (times, kept) {
+            (0, _) => {}
+            // The first notice was not sent: the turn did not go on.
+            (_, false) if untold.is_some() => {}
+            (_, false) => events.notice(format!("the {dropped} slots that this turn dropped are back")),
+            (1, true) => {}
+            (_, true) => events.notice(format!(
+                "the cache was full {times} times in this turn, and {dropped} slots were dropped in all"
+            )),
         }
-        slots
+        if kept { slots } else { 0 }
     }
 
     /// Reports a change of the log that no turn will report.
@@ -120,14 +126,22 @@ impl<B: Backend> Conversation<B> {
     }
 }
 
+/// A share in percent, with a digit more below 1 %.
+fn percent(share: f64) -> String {
+    let percent = 100.0 * share;
+    if percent < 1.0 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
+}
+
 /// Positions of a dense sequence whose tokens are to be dropped: the oldest after the first few, as many as free a share of its
 /// pages. `None` if the newest tokens would have to go.
 fn oldest<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<[u32; 2]> {
-    // All lanes store the same tokens.
-    let mut stored: Vec<usize> =
-        runner.cache.slot_metas(runner.backend(), seq, 0, 0).iter().map(|meta| meta.position()).collect();
+    let geometry = runner.cache.geometry();
+    // All lanes whose tokens the policy chooses store the same ones.
+    let lane = geometry.deciding_lanes().next()?;
+    let metas = runner.cache.slot_metas(runner.backend(), seq, lane.layer, lane.head);
+    let mut stored: Vec<usize> = metas.iter().map(|meta| meta.position()).collect();
     stored.sort_unstable();
-    let page_slots = runner.cache.geometry().page_slots;
+    let page_slots = geometry.page_slots;
     let pages = stored.len().div_ceil(page_slots);
     let goal = pages.div_ceil(FREED_SHARE).max(1);
     let left = pages.checked_sub(goal)? * page_slots;
@@ -140,8 +154,8 @@ fn oldest<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<[u32; 2]> {
 fn threshold<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Option<u16> {
     let lanes = Lanes::read(runner, seq, rule);
     let pages: usize = lanes.live.iter().map(|live| live.div_ceil(lanes.page_slots)).sum();
-    // A page for each lane, so that the next step has what it may need.
-    let goal = (pages / FREED_SHARE).max(lanes.live.len()).min(pages);
+    // A page for each lane of the sequence, so that the next step has what it may need.
+    let goal = (pages / FREED_SHARE).max(runner.cache.geometry().seq_lanes()).min(pages);
     let (mut low, mut high) = (1, STRENGTHS);
     while low + 1 < high {
         let middle = (low + high) / 2;
@@ -150,7 +164,7 @@ fn threshold<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Option<u
     (lanes.freed(low) > 0).then_some(low as u16)
 }
 
-/// Slots of every lane that may be dropped, by strength.
+/// Slots that may be dropped, by strength, of the lanes whose tokens the policy chooses.
 struct Lanes {
     page_slots: usize,
     /// Slots stored.
@@ -162,7 +176,7 @@ struct Lanes {
 impl Lanes {
     fn read<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Self {
         let (g, n) = (runner.cache.geometry(), runner.cache.len(seq));
-        let lanes = g.n_layers * g.n_kv_heads;
+        let lanes = g.deciding_lanes().count();
         let mut out =
             Self { page_slots: g.page_slots, live: vec![0; lanes], at_least: vec![vec![0; STRENGTHS + 1]; lanes] };
         for_each_slot(runner, seq, |lane, meta| {

@@ -6,7 +6,7 @@ use super::texts::Piece;
 use crate::backend::Measure;
 use crate::checkpoint::adapter::card::{Figure, over_all};
 use crate::engine::Runner;
-use crate::policy::{Dms, LocalLayers, Policy, Shift};
+use crate::policy::{Dms, Policy, Shift};
 use crate::sampler::{divergence, log_softmax};
 use anyhow::{Result, ensure};
 
@@ -133,7 +133,7 @@ fn ratio_at<B: Measure>(
     threshold: f32,
     on_pass: &mut dyn FnMut(),
 ) -> Result<f64> {
-    let (mut dense, mut live, local) = (0, 0, runner.cache.geometry().local);
+    let (mut dense, mut live) = (0, 0);
     for text in texts {
         on_pass();
         let seq = runner.create(true)?;
@@ -143,18 +143,11 @@ fn ratio_at<B: Measure>(
         }
         let stats = runner.cache.stats(runner.backend(), seq);
         runner.release(seq);
-        let (all, kept) = slots(local, stats.len, &stats.live);
+        let (all, kept) = stats.decided(runner.cache.geometry());
         dense += all;
         live += kept;
     }
     Ok(dense as f64 / live.max(1) as f64)
-}
-
-/// Slots of a dense cache of `n` tokens and the `live` ones of all layers, in those that a predictor decides about.
-fn slots(local: LocalLayers, n: usize, live: &[Vec<u32>]) -> (usize, usize) {
-    let layers = live.iter().enumerate().filter(|(layer, _)| !local.contains(*layer));
-    let live: Vec<u32> = layers.flat_map(|(_, heads)| heads).copied().collect();
-    (n * live.len(), live.iter().sum::<u32>() as usize)
 }
 
 /// Compares the distributions with and without eviction at a threshold.
@@ -183,7 +176,7 @@ fn compare<B: Measure>(
         }
         on_pass();
         let stats = runner.cache.stats(runner.backend(), seq);
-        let (all, live) = slots(runner.cache.geometry().local, stats.len, &stats.live);
+        let (all, live) = stats.decided(runner.cache.geometry());
         runner.release(dense);
         runner.release(seq);
         measured.push(Figure {

@@ -3,7 +3,8 @@
 use crate::codec::Codec;
 use serde::{Deserialize, Serialize};
 
-/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens.
+/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens, where no layer has a
+/// window of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KvStats {
     pub codec: Codec,
@@ -19,6 +20,9 @@ pub struct KvStats {
     pub dense_bytes: u64,
     /// Live slots `[n_layers][n_kv_heads]`; of several chains their mean.
     pub live: Vec<Vec<u32>>,
+    /// Slots of one head of a dense cache, by layer. Empty in files of older versions: [`Self::dense_of`].
+    #[serde(default)]
+    pub dense: Vec<u32>,
     /// Slots that the decode steps of the answer attended to, per KV head and layer, over all its
     /// chains. 0 in files of older versions.
     #[serde(default)]
@@ -35,6 +39,24 @@ pub struct KvStats {
 
 impl KvStats {
     pub fn empty(codec: Codec, n_layers: usize, n_kv_heads: usize) -> Self {
-        Self { codec, live: vec![vec![0; n_kv_heads]; n_layers], ..Self::default() }
+        Self { codec, live: vec![vec![0; n_kv_heads]; n_layers], dense: vec![0; n_layers], ..Self::default() }
+    }
+
+    /// Slots of one head of a layer in a dense cache.
+    pub fn dense_of(&self, layer: usize) -> u64 {
+        let heads: usize = self.live.iter().map(Vec::len).sum();
+        let mean = || self.dense_slots.checked_div(heads as u64).unwrap_or(0);
+        self.dense.get(layer).map_or_else(mean, |&dense| dense.into())
+    }
+
+    /// Tokens of the sequence: what a head of a dense cache holds at most.
+    pub fn tokens(&self) -> u64 {
+        (0..self.live.len()).map(|layer| self.dense_of(layer)).max().unwrap_or(0)
+    }
+
+    /// Live slots of a head over those of a dense cache; `None` before the first token.
+    pub fn retention(&self, layer: usize, head: usize) -> Option<f64> {
+        let (live, dense) = (*self.live.get(layer)?.get(head)?, self.dense_of(layer));
+        (dense > 0).then(|| f64::from(live) / dense as f64)
     }
 }

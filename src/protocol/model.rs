@@ -2,7 +2,7 @@
 
 use super::{SamplingParams, TemplateSpec};
 use crate::codec::Codec;
-use crate::policy::{Budget, PolicyKind};
+use crate::policy::{Budget, LayerLanes, PolicyKind};
 use serde::{Deserialize, Serialize};
 
 /// Memory planned before loading.
@@ -131,9 +131,8 @@ pub struct ModelInfo {
     /// Layers with a state of fixed size instead, and the bytes of all their states in one sequence.
     pub state_layers: usize,
     pub state_bytes: u64,
-    /// Layers whose attention sees so many of the newest tokens alone; 0 where there are none.
-    pub local_layers: usize,
-    pub local_window: usize,
+    /// The lanes of each layer of the cache.
+    pub lanes: Vec<LayerLanes>,
     pub n_q_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
@@ -164,6 +163,19 @@ pub struct ModelInfo {
     pub most_drafts: usize,
     /// From `generation_config.json`.
     pub default_sampling: SamplingParams,
+}
+
+impl ModelInfo {
+    /// KV heads of all layers of the cache.
+    pub fn heads(&self) -> usize {
+        self.lanes.len() * self.n_kv_heads
+    }
+
+    /// Bytes of the slots of a dense cache of `n` tokens.
+    pub fn dense_bytes(&self, n: usize) -> u64 {
+        let slots: usize = self.lanes.iter().map(|layer| layer.dense_slots(n) * self.n_kv_heads).sum();
+        (slots * self.slot_bytes) as u64
+    }
 }
 
 /// Whether a model thinks before it answers.

@@ -15,11 +15,6 @@ impl LaneFilter {
     pub fn selects(&self, layer: usize, head: usize) -> bool {
         self.layer.is_none_or(|l| l == layer) && self.head.is_none_or(|h| h == head)
     }
-
-    /// Number of lanes selected.
-    pub fn count(&self, n_layers: usize, n_kv_heads: usize) -> usize {
-        self.layer.map_or(n_layers, |_| 1) * self.head.map_or(n_kv_heads, |_| 1)
-    }
 }
 
 /// State of one token in a lane.
@@ -56,9 +51,9 @@ pub struct Presence {
     /// Changes if a token before the end of the text known so far becomes another.
     pub revision: u64,
     pub filter: LaneFilter,
-    /// Number of lanes that the filter selects.
+    /// Lanes that are counted: of those that the filter selects the ones whose tokens the policy chooses.
     pub lanes: usize,
-    /// For each position, from 0 on, the selected lanes that store it.
+    /// For each position, from 0 on, the counted lanes that store it.
     pub kept: Vec<u16>,
     /// Of `kept`, the lanes that have marked the token for eviction.
     pub marked: Vec<u16>,
@@ -80,7 +75,7 @@ impl Presence {
         self.pins.iter().any(|pin| pin.contains(&position))
     }
 
-    /// Share of the selected lanes that store the token at `position`.
+    /// Share of the counted lanes that store the token at `position`.
     pub fn share(&self, position: usize) -> f64 {
         self.kept.get(position).map_or(0.0, |&kept| f64::from(kept) / self.lanes.max(1) as f64)
     }

@@ -5,20 +5,7 @@ use super::state::App;
 use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
 use crate::chat::summary::WAY_OUT;
 use crate::policy::PolicyKind;
-use crate::protocol::{Download, DraftReport, KvStats, ModelInfo, Plan, Snapshot};
-
-/// Returns the tokens that each head of a dense cache would hold.
-pub fn dense_per_head(kv: &KvStats) -> u64 {
-    let heads: usize = kv.live.iter().map(Vec::len).sum();
-    kv.dense_slots.checked_div(heads as u64).unwrap_or(0)
-}
-
-/// Returns the live slots of a head over those of a dense cache; `None` before the first token.
-pub fn retention(kv: &KvStats, layer: usize, head: usize) -> Option<f64> {
-    let dense = dense_per_head(kv);
-    let live = *kv.live.get(layer)?.get(head)?;
-    (dense > 0).then(|| f64::from(live) / dense as f64)
-}
+use crate::protocol::{Download, DraftReport, ModelInfo, Plan, Snapshot};
 
 /// Number of the newest tokens that every head keeps, whatever it has decided: those of the window,
 /// or all of a dense cache.
@@ -126,8 +113,9 @@ fn policy(info: &ModelInfo) -> String {
 
 /// `22 layers see the newest 512 tokens`, if there are any.
 fn local_layers(info: &ModelInfo) -> Option<String> {
-    let tokens = || plural(info.local_window as u64, "token");
-    (info.local_layers > 0).then(|| format!("{} layers see the newest {}", info.local_layers, tokens()))
+    let windows: Vec<usize> = info.lanes.iter().filter_map(|layer| layer.window).collect();
+    let widest = windows.iter().max()?;
+    Some(format!("{} layers see the newest {}", windows.len(), plural(*widest as u64, "token")))
 }
 
 /// The layers without attention, if there are any.
@@ -228,7 +216,7 @@ pub fn stats_note(app: &App) -> String {
     let Some(s) = &app.engine.snapshot else { return "no numbers yet: no model is loaded".to_owned() };
     let mut lines: Vec<String> = stats_rows(app, s).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
     lines.push(String::new());
-    lines.push(format!("live slots of {}, by layer and head:", plural(dense_per_head(&s.kv), "token")));
+    lines.push(format!("live slots of {}, by layer and head:", plural(s.kv.tokens(), "token")));
     let widest = s.kv.live.iter().flatten().max().copied().unwrap_or(0).to_string().len().max(3);
     let heads = s.kv.live.iter().map(Vec::len).max().unwrap_or(0);
     let head: String = (0..heads).map(|h| format!(" {:>widest$}", format!("h{h}"))).collect();

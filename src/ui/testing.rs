@@ -10,7 +10,7 @@ pub use super::update::update;
 use crate::chat::Conversation;
 use crate::codec::Codec;
 use crate::config::{Dirs, Layer, Settings};
-use crate::policy::PolicyKind;
+use crate::policy::{LayerLanes, PolicyKind};
 use crate::protocol::*;
 use crate::ui::event::Opened;
 pub use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -88,6 +88,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
+        lanes: vec![LayerLanes::default(); n_layers],
         n_q_heads: n_kv_heads,
         n_kv_heads,
         head_dim: 32,
@@ -126,6 +127,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
             codec: Codec::F32,
             live_slots,
             dense_slots,
+            dense: vec![tokens as u32; layers],
             ratio: (live_slots > 0).then(|| dense_slots as f64 / live_slots as f64),
             bytes: live_slots * 300,
             live_bytes: live_slots * 260,

@@ -1,7 +1,7 @@
 //! Several chains that answer one question: each is the ordinary answer with its seed, whatever runs beside it, and nothing of
 //! them is left but the winner's reply.
 
-use crate::harness::Session;
+use crate::harness::{Session, check_kv};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::protocol::{ChainEvent, ChainsRequest, Command, Event, MAX_AUTO_WIDTH, StopReason, TurnReport};
 
@@ -63,9 +63,14 @@ fn check_pages(s: &Session) {
 
 /// While chains answer, the figures are of a mean one, and what the others hold has a name of its own.
 #[test]
-fn the_memory_of_the_other_chains_is_counted_by_name() {
-    let tiny = talker();
-    let mut s = session(&tiny);
+fn figures_are_of_a_mean_chain_and_the_others_are_counted_by_name() {
+    figures_are_of_a_mean_chain(&talker());
+    let predictor = talker_of(Form::Predictor { linear: true, units: 8 }).spec;
+    figures_are_of_a_mean_chain(&Tiny::new(Spec { local: 20, n_layers: 3, ..predictor }, 321));
+}
+
+fn figures_are_of_a_mean_chain(tiny: &Tiny) {
+    let mut s = session(tiny);
     s.max_tokens = 400;
     // An answer takes milliseconds: a busy machine may look only when it has ended, and asks again.
     let look = |_| {
@@ -82,11 +87,16 @@ fn the_memory_of_the_other_chains_is_counted_by_name() {
     };
     let snapshot = (0..100).find_map(look).expect("a look while all chains speak");
     let page_bytes = (16 * s.info.slot_bytes) as u64;
+    check_kv(&snapshot.kv, s.info.slot_bytes as u64);
+    assert_eq!(snapshot.kv.tokens(), snapshot.tokens as u64);
+    let said = snapshot.chains.iter().map(|chain| chain.tokens).sum::<usize>() as f64 / WIDTH as f64;
     let own = snapshot.kv.bytes - snapshot.checkpoint_bytes - snapshot.twin_bytes - snapshot.chain_bytes;
     let lanes = (s.info.n_layers * s.info.n_kv_heads) as u64;
     assert!((snapshot.kv.live_bytes..=snapshot.kv.live_bytes + lanes * page_bytes).contains(&own), "{snapshot:?}");
     assert!(snapshot.chain_bytes >= page_bytes, "{snapshot:?}");
-    wait(&mut s);
+    let prompt_tokens = wait(&mut s).prompt_tokens as f64;
+    // Of the mean chain: its prompt, and what it has said but for the newest token.
+    assert!((snapshot.tokens as f64 - (prompt_tokens + said - 1.0)).abs() <= 1.0, "{prompt_tokens}: {snapshot:?}");
     assert_eq!(s.snapshot().chain_bytes, 0);
 }
 

@@ -130,7 +130,7 @@ fn each_family_evicts_in_chunks_as_in_single_steps() {
                 let seq = runner.create(true).unwrap();
                 let logits = fed(&mut runner, seq, &tokens, steps);
                 let stats = runner.cache.stats(runner.backend(), seq);
-                assert!(stats.live_slots < stats.dense_slots, "{name}, {policy:?}: nothing is evicted");
+                assert!(stats.live_slots < stats.dense_slots(), "{name}, {policy:?}: nothing is evicted");
                 let got = (logits, images(&mut runner, seq));
                 assert!(wanted.as_ref().is_none_or(|wanted| *wanted == got), "{name}, {policy:?}: {steps:?}");
                 wanted = Some(got);

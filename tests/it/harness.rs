@@ -10,8 +10,8 @@ use dmschat::codec::Codec;
 use dmschat::engine::{self, EngineOptions};
 use dmschat::policy::PolicyKind;
 use dmschat::protocol::{
-    Ask, Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, Response, SamplingParams, Snapshot,
-    Token, TurnReport,
+    Ask, Command, EngineHandle, Event, GenerateRequest, KvStats, LogEntry, ModelInfo, Piece, Response, SamplingParams,
+    Snapshot, Token, TurnReport,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -170,8 +170,8 @@ impl<'a> Session<'a> {
 
     /// Compares the report with the reference, the pool and the tables.
     fn check(&mut self, report: &TurnReport, first: usize) {
-        if self.tiny.spec.hybrid {
-            return;
+        if self.tiny.spec.hybrid || self.tiny.spec.local > 0 {
+            return self.check_figures(&report.kv, self.tokens().len());
         }
         let wanted = self.wanted();
         let logits = self.watch.seen().logits[first..].to_vec();
@@ -197,6 +197,27 @@ impl<'a> Session<'a> {
         assert_eq!(counted, named, "pages by the pool's count and by the tables");
         assert_eq!(kv.bytes, (counted * self.info.page_slots) as u64 * slot_bytes);
         self.check_stored();
+    }
+
+    /// Compares figures of a cache of `n` tokens with the slots that are stored and with what a dense cache would hold: all
+    /// tokens in the layers with attention, and the newest ones in local layers.
+    pub fn check_figures(&mut self, kv: &KvStats, n: usize) {
+        let spec = &self.tiny.spec;
+        let attention = (0..spec.n_layers).filter(|l| !spec.hybrid || l % 2 == 1);
+        let dense: Vec<u32> =
+            attention.map(|l| if spec.is_local(l) { n.min(spec.local) as u32 } else { n as u32 }).collect();
+        assert_eq!(kv.dense, dense);
+        let stored = self.stored();
+        let live: Vec<Vec<u32>> = stored.iter().map(|l| l.iter().map(|h| h.len() as u32).collect()).collect();
+        assert_eq!(kv.live, live);
+        check_kv(kv, self.info.slot_bytes as u64);
+        for (layer, heads) in stored.iter().enumerate().filter(|(layer, _)| self.tiny.spec.is_local(*layer)) {
+            let newest: Vec<usize> = (n - dense[layer] as usize..n).collect();
+            let of = |head: &Vec<(usize, bool)>| head.iter().map(|(position, _)| *position).collect::<Vec<_>>();
+            assert!(heads.iter().all(|head| of(head) == newest), "layer {layer} stores its window");
+        }
+        let (counted, named) = self.watch.seen().pages;
+        assert_eq!(counted, named, "pages by the pool's count and by the tables");
     }
 
     /// Runs the reference on the log. Fails if a decision is too close to the threshold.
@@ -265,6 +286,17 @@ pub fn run_alone(test: &str, prepare: &str, variable: [&str; 2]) {
     let output = shell.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Checks that figures agree with each other.
+pub fn check_kv(kv: &KvStats, slot_bytes: u64) {
+    assert_eq!(kv.live_slots, kv.live.iter().flatten().map(|&n| u64::from(n)).sum::<u64>(), "{kv:?}");
+    let dense = kv.live.iter().zip(&kv.dense).map(|(heads, &dense)| heads.len() as u64 * u64::from(dense));
+    assert_eq!(kv.dense_slots, dense.sum::<u64>(), "{kv:?}");
+    assert_eq!((kv.live_bytes, kv.dense_bytes), (kv.live_slots * slot_bytes, kv.dense_slots * slot_bytes), "{kv:?}");
+    assert_eq!(kv.ratio, (kv.live_slots > 0).then(|| kv.dense_slots as f64 / kv.live_slots as f64), "{kv:?}");
+    let shares = kv.live.iter().zip(&kv.dense).flat_map(|(heads, dense)| heads.iter().map(move |live| live <= dense));
+    assert!(shares.into_iter().all(|fits| fits), "a head holds more than a dense cache: {kv:?}");
 }
 
 /// Text and control pieces of generated tokens, which are ASCII bytes here.

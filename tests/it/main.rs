@@ -39,6 +39,7 @@ mod predictors;
 mod program;
 mod pty;
 mod quantized;
+mod ragged;
 mod real;
 mod recall;
 mod reference;

@@ -87,6 +87,27 @@ fn a_turn_goes_on_one_page_short_and_is_resumed_as_it_was() {
     assert_eq!(ask(&mut s, &question).stop_reason, StopReason::CacheFull);
 }
 
+/// A turn that ends although something was dropped leaves the cache as it was, and says so.
+#[test]
+fn what_a_turn_that_ends_has_dropped_is_back() {
+    let tiny = talker(340);
+    let mut seen = [0; 2];
+    for pages in 4..40 {
+        let mut s = Session::with(&tiny, |o| {
+            (o.when_full, o.kv_limit) = (WhenFull::Forget, Some(pages * 16 * 260));
+        });
+        let report = ask(&mut s, &long_question());
+        let ended = report.stop_reason == StopReason::CacheFull;
+        let notices = s.notices();
+        let told = notices.iter().any(|text| text.starts_with("the cache is full: dropped"));
+        let back = notices.last().is_some_and(|text| text.ends_with("slots that this turn dropped are back"));
+        assert_eq!(back, ended && told, "{pages} pages: {notices:?}");
+        assert!(!ended || report.forgotten_slots == 0 && s.snapshot().tokens == 0, "{pages} pages");
+        seen[usize::from(ended)] += usize::from(told);
+    }
+    assert!(seen.iter().all(|&n| n > 0), "turns that went on and that ended: {seen:?}");
+}
+
 #[test]
 fn an_unpinned_message_may_go_again_and_is_not_pinned_by_itself() {
     let tiny = talker(360);

@@ -68,6 +68,9 @@ pub struct Spec {
     pub qwen: bool,
     /// Whether every other layer is a gated delta net. The reference has none: tests compare such a model with itself.
     pub hybrid: bool,
+    /// Newest tokens that two of three layers see, in the form of Gemma 3; 0: all layers see all. The reference has no such
+    /// layers: tests compare such a model with itself.
+    pub local: usize,
     /// Whether it has a layer for multi-token prediction.
     pub mtp: bool,
     pub tied: bool,
@@ -105,6 +108,7 @@ impl Spec {
         Self {
             qwen,
             hybrid: false,
+            local: 0,
             mtp: false,
             tied: !qwen,
             bias: false,
@@ -173,6 +177,15 @@ impl Spec {
         if self.form == Form::Adapter {
             c["dms_separate_alpha"] = json!(true);
         }
+        if self.local > 0 {
+            let kind = |l| if self.is_local(l) { "sliding_attention" } else { "full_attention" };
+            c["architectures"] = json!(["Gemma3ForCausalLM"]);
+            c["layer_types"] = (0..self.n_layers).map(kind).collect();
+            c["sliding_window"] = json!(self.local);
+            c["rope_local_base_freq"] = json!(1e3);
+            c["query_pre_attn_scalar"] = json!(self.head_dim);
+            c["hidden_activation"] = json!("gelu_pytorch_tanh");
+        }
         if self.hybrid {
             let kind = |l| if self.has_attention(l) { "full_attention" } else { "linear_attention" };
             c["architectures"] = json!(["Qwen3_5ForCausalLM"]);
@@ -189,11 +202,17 @@ impl Spec {
     }
 
     fn family(&self) -> &'static str {
-        match (self.hybrid, self.qwen) {
-            (true, _) => "qwen3_5_text",
-            (_, true) => "qwen3",
-            (_, false) => "llama",
+        match self.qwen {
+            _ if self.hybrid => "qwen3_5_text",
+            _ if self.local > 0 => "gemma3_text",
+            true => "qwen3",
+            false => "llama",
         }
+    }
+
+    /// Whether a layer sees [`Spec::local`] tokens alone.
+    pub fn is_local(&self, layer: usize) -> bool {
+        self.local > 0 && layer % 3 != 1
     }
 
     fn has_attention(&self, layer: usize) -> bool {
@@ -223,6 +242,10 @@ impl Spec {
             let mut push = |name: &str, shape: &[usize]| out.push((format!("{layer}.{name}"), shape.to_vec()));
             push("input_layernorm.weight", &[self.hidden]);
             push("post_attention_layernorm.weight", &[self.hidden]);
+            if self.local > 0 {
+                push("pre_feedforward_layernorm.weight", &[self.hidden]);
+                push("post_feedforward_layernorm.weight", &[self.hidden]);
+            }
             let q_rows = if self.hybrid { 2 * q } else { q };
             let parts =
                 [("q", q_rows, self.hidden), ("k", kv, self.hidden), ("v", kv, self.hidden), ("o", self.hidden, q)];

@@ -117,21 +117,24 @@ impl Wanderer<'_> {
 
     /// The pool, the tables, the presence page and the inspector agree.
     fn check(&mut self) {
-        let tokens = self.s.snapshot().tokens;
+        let snapshot = self.s.snapshot();
+        let tokens = snapshot.tokens;
+        self.s.check_figures(&snapshot.kv, tokens);
         let stored = self.s.stored();
-        let (counted, named) = self.s.watch.seen().pages;
-        assert_eq!(counted, named, "pages by the pool's count and by the tables");
         let position = self.rng.below(tokens.max(1));
         self.s.send(Command::Presence(PresenceRequest { position, ..PresenceRequest::default() }));
         let presence = self.s.wait(|e| if let Event::Presence(presence) = e { Some(presence.clone()) } else { None });
         assert_eq!(presence.kept.len(), tokens);
         let mut kept = vec![[0; 2]; tokens];
-        for (position, marked) in stored.iter().flatten().flatten() {
+        let spec = &self.s.tiny.spec;
+        let counted: Vec<_> = stored.iter().enumerate().filter(|(layer, _)| !spec.is_local(*layer)).collect();
+        assert_eq!(presence.lanes, counted.len() * spec.n_kv_heads);
+        for (position, marked) in counted.iter().flat_map(|(_, heads)| heads.iter().flatten()) {
             kept[*position][0] += 1;
             kept[*position][1] += u16::from(*marked);
         }
         let counts = presence.kept.iter().zip(&presence.marked).map(|(&kept, &marked)| [kept, marked]);
-        assert!(counts.eq(kept), "presence is what the heads store");
+        assert!(counts.eq(kept), "presence is what the heads that decide store");
     }
 
     /// The log alone makes the same cache.
@@ -163,11 +166,19 @@ fn session<'a>(tiny: &'a Tiny, folder: &Path, when_full: Option<WhenFull>, evict
 #[test]
 fn whatever_is_done_to_a_conversation_its_log_makes_the_same_cache() {
     let mut taken = [0; 12];
-    let cases =
-        [(Form::Borrowed, 1, false), (Form::Adapter, 3, false), (Form::Plain, 4, false), (Form::Borrowed, 5, true)];
-    for (form, seed, hybrid) in cases {
+    let predictor = Form::Predictor { linear: true, units: 8 };
+    let cases = [
+        (Form::Borrowed, 1, false, 0),
+        (Form::Adapter, 3, false, 0),
+        (Form::Plain, 4, false, 0),
+        (Form::Borrowed, 5, true, 0),
+        (predictor, 6, false, 20),
+        (Form::Plain, 7, false, 20),
+    ];
+    for (form, seed, hybrid, local) in cases {
         let spec = Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) };
-        let tiny = Tiny::new(Spec { hybrid, n_layers: if hybrid { 4 } else { 2 }, ..spec }, 380 + seed);
+        let n_layers = if hybrid || local > 0 { 4 } else { 2 };
+        let tiny = Tiny::new(Spec { hybrid, local, n_layers, ..spec }, 380 + seed);
         let folder = tempfile::tempdir().unwrap();
         let s = session(&tiny, folder.path(), Some(WhenFull::Window), true);
         let mut w = Wanderer { s, rng: Rng(seed), eviction: true, asked: 0, taken: [0; 12] };

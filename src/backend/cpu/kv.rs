@@ -333,7 +333,7 @@ impl Pages for Cpu {
         position: usize,
     ) -> PresenceCounts {
         let g = &kv.geometry;
-        let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
+        let mut words = vec![0u32; n + g.seq_lanes()];
         for layer in 0..g.n_layers {
             for head in 0..g.n_kv_heads {
                 for meta in self.slot_metas(kv, layer, seq, head) {

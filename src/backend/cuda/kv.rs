@@ -499,7 +499,7 @@ impl Pages for Cuda {
     ) -> PresenceCounts {
         let g = &kv.geometry;
         let (view, out) = (view(kv), &kv.pool.metas);
-        let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
+        let mut words = vec![0u32; n + g.seq_lanes()];
         self.driver.clear(out.ptr(), words.len() * size_of::<u32>());
         let selected = |index: Option<usize>| I32(index.map_or(-1, |i| i as i32));
         let args = [

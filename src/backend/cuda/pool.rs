@@ -130,7 +130,7 @@ impl Pool {
         let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
         let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
-        let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
+        let metas = Buf::new(driver, g.max_pages * g.page_slots + g.seq_lanes())?;
         let choices = g.policy.quest().map(|_| Choices::new(driver, g)).transpose()?;
         let unpacked = match unpacks(driver, g, max_step) {
             true => {

@@ -236,6 +236,7 @@ fn check_numbers(record: &Record) -> Result<(), String> {
             let counts = [r.prompt_tokens, r.reused_tokens, r.answer_tokens, r.reasoning_tokens, r.log_base];
             numbers.extend(counts.map(|n| n as u64));
             numbers.extend([r.turn, kv.live_slots, kv.dense_slots, kv.bytes, kv.live_bytes, kv.dense_bytes]);
+            numbers.extend(kv.dense.iter().map(|&dense| u64::from(dense)));
             let kept = turn.retention.iter().flat_map(|r| {
                 let bytes = r.stretches.iter().fold(0u64, |sum, s| sum.saturating_add(s.0 as u64));
                 [r.message.unwrap_or(0), r.tokens as u64, bytes]

@@ -14,7 +14,7 @@ use super::super::scheduler::Stage;
 use super::super::snapshots::Worth;
 use super::turn::Turn;
 use super::{Conversation, Halt, Job, Work};
-use crate::backend::Backend;
+use crate::backend::{Backend, KvGeometry};
 use crate::cache::{CacheError, SeqId, SeqStats};
 use crate::protocol::{
     ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, ConversationId, Event, EventSender,
@@ -66,10 +66,11 @@ struct Ended {
     report: ChainReport,
 }
 
-/// Slots that a dense cache's steps would attend to: the tokens after the prompt, each with all before it.
-fn dense_reads(prompt_tokens: usize, generated: usize) -> f64 {
-    let steps = generated as f64;
-    steps * prompt_tokens as f64 + steps * (steps - 1.0).max(0.0) / 2.0
+/// Slots that a dense cache's steps would attend to, per KV head and layer: those of the tokens after the prompt.
+fn dense_reads(geometry: &KvGeometry, prompt_tokens: usize, generated: usize) -> f64 {
+    let (first, last) = (prompt_tokens.saturating_sub(1), (prompt_tokens + generated).saturating_sub(1));
+    let layers = geometry.layers().map(|layer| layer.dense_reads(last) - layer.dense_reads(first));
+    layers.sum::<u64>() as f64 / geometry.n_layers.max(1) as f64
 }
 
 /// Refuses more chains than memory holds in some rounds. `fit`: those that it holds at a time.
@@ -413,7 +414,7 @@ impl<B: Backend> Conversation<B> {
         // A cancel that has chosen the winner is done.
         *cancelled = false;
         let (checked, prompt_tokens) = (chains.elected.flatten() == Some(winner), chains.prompt_tokens);
-        let votes = chains.vote_counts();
+        let (votes, geometry) = (chains.vote_counts(), m.runner.cache.geometry());
         let mut ended: Vec<Ended> = chains.chains.into_iter().filter_map(|one| one.ended).collect();
         let sum = |of: fn(&Ended) -> u64| ended.iter().map(of).sum::<u64>();
         let counted = (sum(|e| e.counted.0), sum(|e| e.counted.1));
@@ -424,7 +425,7 @@ impl<B: Backend> Conversation<B> {
             checked,
             stopped,
             // The last token of a reply is not fed.
-            dense_reads: ended.iter().map(|e| dense_reads(prompt_tokens, e.generation.generated.len())).sum(),
+            dense_reads: ended.iter().map(|e| dense_reads(geometry, prompt_tokens, e.generation.generated.len())).sum(),
         };
         let Ended { mut generation, flat, report: chosen, .. } = ended.swap_remove(winner);
         if stopped {
@@ -494,7 +495,7 @@ impl<B: Backend> Conversation<B> {
                 tokens: one.generated(),
                 live_slots: stats.as_ref().map_or(0, |stats| stats.live_slots),
                 reads: Figures::per_lane(geometry, counted.0),
-                dense_reads: dense_reads(chains.prompt_tokens, one.generated()),
+                dense_reads: dense_reads(geometry, chains.prompt_tokens, one.generated()),
             });
             running.extend(stats);
         }

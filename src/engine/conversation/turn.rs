@@ -292,9 +292,9 @@ impl<B: Backend> Conversation<B> {
         figures.shared_pages = turn.shared_pages;
         let presence = self.presence(m, &PresenceRequest::default());
         let twin = turn.asked.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
-        let forgotten_slots = self.tell_forgotten(events);
-        let (log_base, log) = self.untold();
         let in_context = halt.is_none();
+        let forgotten_slots = self.tell_forgotten(events, in_context);
+        let (log_base, log) = self.untold();
         let report = TurnReport {
             turn: turn.id,
             forgotten_slots,

@@ -43,9 +43,9 @@ pub fn done(app: &mut App, report: &TurnReport) {
 
 fn show(app: &mut App, report: &TurnReport) {
     let Some(Comparison { answer, text }) = app.engine.comparing.take() else { return };
-    let tokens = report.prompt_tokens + report.answer_tokens + report.reasoning_tokens;
-    let slots = app.engine.info.as_ref().map_or(0, |info| info.n_layers * info.n_kv_heads * info.slot_bytes);
-    let dense = bytes((tokens * slots) as u64);
+    // The last token of an answer is not fed.
+    let fed = (report.prompt_tokens + report.answer_tokens + report.reasoning_tokens).saturating_sub(1);
+    let dense = bytes(app.engine.info.as_ref().map_or(0, |info| info.dense_bytes(fed)));
     let said = app.chat.get(answer).map_or("", Message::shown).trim();
     let held = app.chat.get(answer).and_then(|m| m.report.as_ref()).map_or(0, |report| report.kv.live_bytes);
     let rest = match text.trim() {

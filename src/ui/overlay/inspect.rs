@@ -323,15 +323,21 @@ fn head_lines(app: &App, inspect: &Inspect) -> Vec<String> {
     let mut lines = vec![format!("layer {}, head {}", inspect.layer, inspect.head)];
     let Some(s) = &app.engine.snapshot else { return lines };
     let live = s.kv.live.get(inspect.layer).and_then(|l| l.get(inspect.head)).copied().unwrap_or(0);
-    let dense = numbers::dense_per_head(&s.kv);
-    lines.push(match numbers::retention(&s.kv, inspect.layer, inspect.head) {
+    let dense = s.kv.dense_of(inspect.layer);
+    lines.push(match s.kv.retention(inspect.layer, inspect.head) {
         Some(r) => format!("{} of {} slots kept, {} %", count(live.into()), count(dense), numbers::percent(r)),
         None => "nothing is stored yet".to_owned(),
     });
     let slots = inspect.slots.as_ref().filter(|h| (h.layer, h.head) == (inspect.layer, inspect.head));
     if let Some(h) = slots.filter(|h| !h.slots.is_empty()) {
-        let marked = h.slots.iter().filter(|s| s.marked).count();
-        lines.push(format!("{} marked for eviction", count(marked as u64)));
+        let layer = app.engine.info.as_ref().and_then(|info| info.lanes.get(inspect.layer));
+        lines.push(match layer.and_then(|layer| layer.window) {
+            Some(window) => format!("sees the newest {}, as trained", plural(window as u64, "token")),
+            None => {
+                let marked = h.slots.iter().filter(|s| s.marked).count();
+                format!("{} marked for eviction", count(marked as u64))
+            }
+        });
         let gap =
             h.slots.windows(2).map(|w| w[1].position - w[0].position - u32::from(w[1].position > w[0].position)).max();
         lines.push(format!("longest gap: {}", plural(gap.unwrap_or(0).into(), "token")));

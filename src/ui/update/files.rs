@@ -77,8 +77,7 @@ pub fn opened(app: &mut App, opened: Opened) {
     }
     let reports: Vec<_> = app.chat.path().iter().filter_map(|m| m.report.clone()).collect();
     for report in reports {
-        let heads: usize = report.kv.live.iter().map(Vec::len).sum();
-        app.panel.ratios.push(report.kv.dense_slots as usize / heads.max(1), report.kv.ratio);
+        app.panel.ratios.push(report.kv.tokens() as usize, report.kv.ratio);
     }
     for text in opened.notices {
         app.note(LocalKind::Warning, text);

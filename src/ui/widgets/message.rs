@@ -222,7 +222,7 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     let turn = app.turn.as_ref().filter(|turn| turn.message == message.id);
     if let Some(chains) = turn.and_then(|turn| turn.chains.as_ref()) {
         let figures = app.engine.snapshot.as_ref().map_or(&[][..], |s| &s.chains);
-        let lanes = app.engine.info.as_ref().map_or(1, |info| (info.n_layers * info.n_kv_heads) as u64);
+        let lanes = app.engine.info.as_ref().map_or(1, |info| info.heads() as u64);
         lines.extend(super::chains::rows(chains, figures, lanes, full, &app.theme));
     }
     if message.report.is_some() {

@@ -28,7 +28,7 @@ pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
     let retention = match &app.engine.snapshot {
         Some(s) => {
             let cells = s.kv.live.iter().enumerate();
-            cells.map(|(l, row)| (0..row.len()).map(|h| numbers::retention(&s.kv, l, h)).collect()).collect()
+            cells.map(|(l, row)| (0..row.len()).map(|h| s.kv.retention(l, h)).collect()).collect()
         }
         None => Vec::new(),
     };

@@ -11,7 +11,7 @@ use crate::engine::chain::Chain;
 use crate::engine::context::Context;
 use crate::engine::conversation::{Conversation, Halt};
 use crate::engine::loaded::Loaded;
-use crate::engine::presence::lanes_with;
+use crate::engine::presence::{counted, lanes_with};
 use crate::engine::prompt::{Encoding, ends_thinking, stretches};
 use crate::engine::reply::flat_of;
 use crate::engine::runner::{NonFinite, Runner};
@@ -94,10 +94,7 @@ impl Recall {
             Some(Halt::Cancelled) => Err("stopped".to_owned()),
             Some(Halt::CacheFull(why)) if self.guessed.is_none() => Err(format!("no room to ask: {why}")),
             Some(Halt::ContextFull(why) | Halt::Error(why)) if self.guessed.is_none() => Err(why),
-            _ => {
-                let g = m.runner.cache.geometry();
-                Ok(Box::new(self.report(&m.vocabulary.tokenizer, g.n_layers * g.n_kv_heads)))
-            }
+            _ => Ok(Box::new(self.report(&m.vocabulary.tokenizer, counted(&m.runner)))),
         }
     }
 

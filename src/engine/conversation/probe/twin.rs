@@ -5,7 +5,7 @@
 //! is the answer, on every backend. If its pages are needed, the twin is given up.
 
 use crate::backend::Backend;
-use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
+use crate::cache::{CacheError, SeqId};
 use crate::engine::chain::Generation;
 use crate::engine::conversation::{Conversation, Work};
 use crate::engine::loaded::Loaded;
@@ -68,8 +68,9 @@ impl Twin {
     /// The report of the answer `generated`.
     fn finish<B: Backend>(&mut self, m: &Loaded<B>, generated: &[Token]) -> TwinReport {
         let mut report = std::mem::take(&mut self.report);
-        let pages = self.seq.map_or(0, |_| pages(&m.runner, self.fed.len()));
-        report.bytes = pages as u64 * m.runner.cache.geometry().page_bytes() as u64;
+        let geometry = m.runner.cache.geometry();
+        let pages = self.seq.map_or(0, |_| geometry.dense_pages(self.fed.len()));
+        report.bytes = pages as u64 * geometry.page_bytes() as u64;
         let first = self.first.filter(|(at, _)| *at < generated.len());
         report.first = first.map(|(at, choice)| difference(&m.vocabulary, generated, at, choice));
         report
@@ -103,12 +104,6 @@ fn answer_bytes(vocabulary: &Vocabulary, generated: &[Token], n: usize) -> Optio
     (!reply.is_thinking()).then_some(bytes)
 }
 
-/// Pages of a dense cache of `tokens`.
-fn pages<B: Backend>(runner: &Runner<B>, tokens: usize) -> usize {
-    let g = runner.cache.geometry();
-    g.n_layers * g.n_kv_heads * tokens.div_ceil(PAGE_SLOTS)
-}
-
 impl<B: Backend> Conversation<B> {
     /// Switches the twin on for the next answers, or off.
     pub fn set_twin(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
@@ -128,7 +123,7 @@ impl<B: Backend> Conversation<B> {
         }
         let free = m.runner.cache.free_pages(m.runner.backend())?;
         let tokens = self.chain.context.len(&m.runner);
-        let need = pages(&m.runner, tokens);
+        let need = m.runner.cache.geometry().dense_pages(tokens);
         let in_bytes = |pages: usize| bytes((pages * m.runner.cache.geometry().page_bytes()) as u64);
         (need > free).then(|| {
             format!(
