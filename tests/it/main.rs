@@ -16,6 +16,7 @@ mod families;
 mod files;
 mod folder;
 mod full;
+mod gemma;
 mod gguf;
 mod gguf_file;
 mod golden;

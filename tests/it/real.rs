@@ -27,7 +27,7 @@ const GGUF: &str = "SmolLM2-135M-Instruct.Q4_1";
 const TIE: f32 = 1e-3;
 
 /// A folder of target/models, or `None` where it was not fetched.
-fn fetched(name: &str) -> Option<PathBuf> {
+pub fn fetched(name: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/models").join(name);
     if folder.is_dir() {
         return Some(folder);
