@@ -26,6 +26,12 @@ const TEXT: &str = include_str!("../texts/chat.txt");
 const LEARNED: usize = 9 << 10;
 const FIRST: usize = 3 << 10;
 
+/// About `len` bytes of the text from byte `from` on.
+fn part(from: usize, len: usize) -> &'static str {
+    let boundary = |at: usize| (at..).find(|&at| TEXT.is_char_boundary(at)).expect("the end is one");
+    &TEXT[boundary(from)..boundary(from + len)]
+}
+
 struct Talk {
     handle: EngineHandle,
     log: Vec<LogEntry>,
@@ -144,7 +150,7 @@ impl Talk {
 
 fn trained(model: &Path, home: &tempfile::TempDir) -> PathBuf {
     let (text, out) = (home.path().join("text.txt"), home.path().join("predictor.safetensors"));
-    std::fs::write(&text, &TEXT[..LEARNED]).unwrap();
+    std::fs::write(&text, part(0, LEARNED)).unwrap();
     let mut command = program(env!("CARGO_BIN_EXE_dmschat"), home);
     command.args(["adapter", "train", "--device", "cpu", "-m"]).arg(model).arg("--text").arg(text);
     let (code, _, stderr) = said(&command.arg("--out").arg(&out).output().unwrap());
@@ -159,8 +165,7 @@ fn ten_turns_have_true_figures_whatever_changes_between_them() {
     let home = tempfile::tempdir().unwrap();
     let predictor = trained(&model, &home);
     let mut talk = Talk::new(model.clone(), predictor.clone(), WhenFull::Forget);
-    let begun = TEXT[LEARNED..].find(' ').unwrap() + LEARNED;
-    talk.say(&TEXT[begun..begun + FIRST]);
+    talk.say(part(LEARNED, FIRST));
     assert!(talk.tokens() > WINDOW + 100, "{} tokens", talk.tokens());
     let by_default = talk.kept();
     assert!(by_default < 0.9, "the predictor keeps {by_default}");
@@ -176,7 +181,7 @@ fn ten_turns_have_true_figures_whatever_changes_between_them() {
         let set = talk.wait(|e| if let Event::DialSet { ratio, .. } = e { Some(*ratio) } else { None });
         assert!((set / f64::from(ratio) - 1.0).abs() < 0.2, "{ratio} became {set}");
         let (before, held) = (talk.tokens(), talk.kept());
-        talk.say(&TEXT[begun + FIRST..begun + FIRST + 1500]);
+        talk.say(part(LEARNED + FIRST, 1500));
         let n = talk.tokens();
         shares.push((talk.kept() * n as f64 - held * before as f64) / (n - before) as f64);
     }
@@ -199,7 +204,7 @@ fn ten_turns_have_true_figures_whatever_changes_between_them() {
     // The valve: the next turn drops what the heads need least, in the global layers.
     let report = talk.say("\nOne more line.\n");
     talk.send(Command::SetKvLimit(Some(report.kv.live_bytes)));
-    let squeezed = talk.say(&TEXT[begun..begun + 400]);
+    let squeezed = talk.say(part(LEARNED, 400));
     assert!(squeezed.forgotten_slots > 0 && squeezed.stop_reason != StopReason::CacheFull);
     talk.send(Command::SetKvLimit(None));
     // Undo: the turn is gone, and the next one goes on from the state before it.
