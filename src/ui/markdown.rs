@@ -2,11 +2,15 @@
 //! leaves the asterisks of `5*b - 3*c` alone. Tables are in [`table`], code colours in
 //! [`super::highlight`].
 
+mod finished;
+mod formula;
 mod table;
 
 use super::text::{clean, truncate, wrap};
 use super::theme::{Role, Theme};
 use super::{highlight, links};
+pub use finished::finished_prefix;
+use formula::Shielded;
 use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -21,53 +25,13 @@ pub const PROSE: usize = 100;
 pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) -> Vec<Line<'static>> {
     let text = clean(text);
     let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
-    let mut renderer = Renderer::new(&text, width, theme, links);
-    for (event, range) in Parser::new_ext(&text, options).into_offset_iter() {
+    let shielded = Shielded::new(&text, options);
+    let mut renderer = Renderer::new(&shielded, width, theme, links);
+    for (event, range) in Parser::new_ext(&shielded.text, options).into_offset_iter() {
         renderer.event(event, range);
     }
     renderer.end_block();
     renderer.lines
-}
-
-/// Where a growing text can be cut so that the text before is finished: after the last blank
-/// line outside a fence that a plain, unindented line follows.
-pub fn finished_prefix(text: &str) -> usize {
-    let mut finished = 0;
-    let mut offset = 0;
-    let mut fence: Option<(char, usize)> = None;
-    let mut blank = false;
-    for line in text.split_inclusive('\n') {
-        let trimmed = line.trim();
-        let marker = fence_of(trimmed);
-        match fence {
-            // A fence is closed by one of its own characters, as long or longer, with nothing
-            // behind it.
-            Some((of, open)) => {
-                let ends = marker.is_some_and(|(c, n)| c == of && n >= open && trimmed.len() == n);
-                fence = fence.filter(|_| !ends);
-            }
-            None => {
-                let first = line.chars().next();
-                let plain = first.is_some_and(|c| c.is_alphabetic() || c == '#' || c == '*' || c == '`' || c == '(');
-                let item = ["* ", "- ", "+ "].iter().any(|m| line.starts_with(m));
-                if blank && plain && !item {
-                    finished = offset;
-                }
-                fence = marker;
-            }
-        }
-        blank = trimmed.is_empty();
-        offset += line.len();
-    }
-    finished
-}
-
-/// The character and the length of the fence that a line begins with.
-fn fence_of(line: &str) -> Option<(char, usize)> {
-    let of = line.chars().next().filter(|c| matches!(c, '`' | '~'))?;
-    let n = line.chars().take_while(|c| *c == of).count();
-    // Backticks behind backticks are code within a line.
-    (n >= 3 && !(of == '`' && line[n..].contains('`'))).then_some((of, n))
 }
 
 /// The fenced and indented code blocks of a text, as written.
@@ -99,6 +63,7 @@ enum Container {
 }
 
 struct Renderer<'a> {
+    shielded: &'a Shielded<'a>,
     source: &'a str,
     theme: &'a Theme,
     /// Columns of prose, and of what may be wider.
@@ -118,9 +83,10 @@ struct Renderer<'a> {
 }
 
 impl<'a> Renderer<'a> {
-    fn new(source: &'a str, width: usize, theme: &'a Theme, links: &'a mut Vec<String>) -> Self {
+    fn new(shielded: &'a Shielded<'a>, width: usize, theme: &'a Theme, links: &'a mut Vec<String>) -> Self {
         Self {
-            source,
+            shielded,
+            source: &shielded.text,
             theme,
             width: width.min(PROSE),
             full: width,
@@ -141,12 +107,12 @@ impl<'a> Renderer<'a> {
             Event::Start(tag) => self.start(tag, range),
             Event::End(tag) => self.end(tag, range),
             Event::Text(text) => match &mut self.code {
-                Some((_, code)) => code.push_str(&text),
+                Some((_, code)) => code.push_str(&self.shielded.restored(&text)),
                 None => self.text(&text),
             },
             Event::Code(text) | Event::InlineMath(text) | Event::DisplayMath(text) => {
                 let style = self.style().patch(self.theme.style(Role::Code));
-                self.push(&text, style);
+                self.push(&self.shielded.restored(&text), style);
             }
             Event::Html(text) | Event::InlineHtml(text) => self.text(&text),
             Event::FootnoteReference(name) => self.text(&format!("[^{name}]")),
@@ -157,7 +123,7 @@ impl<'a> Renderer<'a> {
                 self.emit(&[Span::styled(rule, self.theme.style(Role::Border))]);
                 self.gap = true;
             }
-            Event::TaskListMarker(done) => self.text(if done { "[x] " } else { "[ ] " }),
+            Event::TaskListMarker(done) => self.task(if done { "[x] " } else { "[ ] " }),
         }
     }
 
@@ -197,8 +163,12 @@ impl<'a> Renderer<'a> {
             Tag::Strong => self.emphasis(range, Role::Strong),
             Tag::Strikethrough => self.emphasis(range, Role::Strike),
             Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. } => {
-                self.styles.push(links::linked(self.theme.style(Role::Link), &dest_url, self.links));
-                self.link = Some(dest_url.to_string());
+                self.styles.push(links::linked(
+                    self.theme.style(Role::Link),
+                    &self.shielded.restored(&dest_url),
+                    self.links,
+                ));
+                self.link = Some(self.shielded.restored(&dest_url).into_owned());
             }
             Tag::Table(alignments) => {
                 self.begin_block();
@@ -284,6 +254,18 @@ impl<'a> Renderer<'a> {
         self.containers.push(Container::Item { indent, marker: Some(marker) });
     }
 
+    /// The box of a task takes the place of the item's bullet, and follows its number.
+    fn task(&mut self, checkbox: &str) {
+        let bullet = format!("{} ", self.theme.glyphs().bullet);
+        match self.containers.last_mut() {
+            Some(Container::Item { indent, marker: Some(marker) }) if *marker == bullet => {
+                *indent = checkbox.len();
+                *marker = checkbox.to_owned();
+            }
+            _ => self.text(checkbox),
+        }
+    }
+
     fn emphasis(&mut self, range: Range<usize>, role: Role) {
         if self.is_literal(&range) {
             self.text(mark_of(&self.source[range]));
@@ -361,7 +343,7 @@ impl<'a> Renderer<'a> {
     }
 
     fn text(&mut self, text: &str) {
-        let style = self.style();
+        let (style, text) = (self.style(), self.shielded.restored(text));
         for (n, part) in text.split('\n').enumerate() {
             if n > 0 {
                 self.inline.push(Vec::new());
@@ -522,6 +504,14 @@ mod tests {
     }
 
     #[test]
+    fn the_box_of_a_task_is_its_bullet() {
+        assert_eq!(
+            plain("- [x] done\n- [ ] open\n- item\n1. [x] first", 40),
+            "[x] done\n[ ] open\n• item\n\n1. [x] first"
+        );
+    }
+
+    #[test]
     fn tables_fit_or_become_lists() {
         let text = "| name | value |\n|:--|--:|\n| alpha | 1 |\n| 日本語 | 22 |";
         insta::assert_snapshot!(plain(text, 40), @r"
@@ -551,15 +541,6 @@ mod tests {
                 assert!(columns < 14 || width(&row) <= columns, "{columns}: {row:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_growing_text_is_cut_where_blocks_are_finished() {
-        let text = "One.\n\nTwo.\n\n```\na\n\nb\n```\n\n- item\n\n- item\n\nThree";
-        assert_eq!(&text[finished_prefix(text)..], "Three");
-        let open = "One.\n\n```\na\n\nb";
-        assert_eq!(&open[finished_prefix(open)..], "```\na\n\nb");
-        assert_eq!(code_blocks(text), ["a\n\nb\n"]);
     }
 
     #[test]
