@@ -143,7 +143,7 @@ pub struct CacheFile {
 }
 
 /// A command to the engine. Those that change the conversation are served in order; `Cancel`, `Elect`, `SetEviction`,
-/// `SetTwin`, `SetKvLimit`, `Inspect`, `Presence` and `CountTokens` act between two steps.
+/// `SetTwin`, `SetKvLimit`, `SetWhenFull`, `Inspect`, `Presence` and `CountTokens` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Answers a turn.
@@ -182,6 +182,8 @@ pub enum Command {
     Presence(PresenceRequest),
     /// Limits the bytes of allocated KV pages, of all conversations together. `None` lifts the limit.
     SetKvLimit(Option<u64>),
+    /// Sets what happens where memory runs out; `None`: what the model does by default.
+    SetWhenFull(Option<WhenFull>),
     /// Asks for the number of tokens of a text: [`Event::TokensCounted`].
     CountTokens { id: u64, text: String },
 }
@@ -447,4 +449,6 @@ pub struct Snapshot {
     pub chains: Vec<ChainFigures>,
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     pub device_bytes: Option<u64>,
+    /// Tokens of each earlier state that is kept to go back to.
+    pub kept: Vec<usize>,
 }

@@ -56,22 +56,23 @@ pub fn checked(summary: &str, covered: &[&str], after: &[&str], bytes: usize) ->
     let own: Vec<&str> = covered.iter().copied().filter(|m| lacks(m)).chain(after.iter().copied()).collect();
     Ok(match own.is_empty() {
         true => summary.to_owned(),
-        false => format!("{summary}\n\n{}", own_words(&own, bytes)),
+        false => format!("{summary}\n\n{}", own_words(&own, bytes).0),
     })
 }
 
 /// Lists messages in the user's own words, as many as have room in `bytes`, and says how many have
-/// none.
-pub fn own_words(messages: &[&str], bytes: usize) -> String {
+/// none. Returns their number too.
+pub fn own_words(messages: &[&str], bytes: usize) -> (String, usize) {
     let sizes: Vec<usize> = messages.iter().map(|message| message.len() + 3).collect();
     let kept = that_fit(&sizes, bytes);
     let mut out = OWN_WORDS.to_owned();
     for (message, _) in messages.iter().zip(&kept).filter(|(_, kept)| **kept) {
         out += &format!("\n- {}", message.trim().replace('\n', "\n  "));
     }
-    match left_out(kept.iter().filter(|kept| !**kept).count()) {
-        Some(line) => format!("{out}\n({line})"),
-        None => out,
+    let left = kept.iter().filter(|kept| !**kept).count();
+    match left_out(left) {
+        Some(line) => (format!("{out}\n({line})"), left),
+        None => (out, 0),
     }
 }
 
@@ -138,12 +139,8 @@ mod tests {
     fn the_longest_messages_are_left_out_with_a_line_that_says_so() {
         let long = "x".repeat(90);
         let text = own_words(&["My name is Ada.", &long, "The code is 5."], 60);
-        assert_eq!(
-            text,
-            format!(
-                "{OWN_WORDS}\n- My name is Ada.\n- The code is 5.\n(1 long message is left out: there is no room for more)"
-            )
-        );
+        let left_out = "(1 long message is left out: there is no room for more)";
+        assert_eq!(text, (format!("{OWN_WORDS}\n- My name is Ada.\n- The code is 5.\n{left_out}"), 1));
         assert_eq!(that_fit(&[5, 5, 5], 10), [false, true, true]);
     }
 }

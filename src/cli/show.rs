@@ -258,7 +258,7 @@ mod tests {
         }
         let mut info = crate::ui::testing::model(1, 1);
         (info.policy, info.budget) = (PolicyKind::Pool, Some(Budget::of_ratio(4.0)));
-        let exported = crate::chat::session::markdown(&loaded.conversation, &info, &Default::default());
+        let exported = crate::chat::session::markdown(&loaded.conversation, &info, &Default::default(), None);
         assert!(exported.contains("*its 3 tokens are in 50 % as many slots*"), "{exported}");
         assert!(exported.contains("policy: \"pool\"\nbudget: \"4x\"\n"), "{exported}");
         // The second turn names its own.

@@ -20,10 +20,9 @@ use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Command, ConversationId, DraftReport, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence,
-    PresenceRequest, SlotInfo, Token,
+    Command, ConversationId, DraftReport, Event, EventSender, LogEntry, Outlet, Phase, Presence, PresenceRequest,
+    SlotInfo, Snapshot, Token,
 };
-use crate::tokenizer::flatten;
 use chains::Chains;
 use probe::{Running, Twin};
 use std::collections::{HashMap, VecDeque};
@@ -519,32 +518,6 @@ impl<B: Backend> Conversation<B> {
         self.decode_tok_s = None;
     }
 
-    /// Goes back to the longest kept state whose text begins the rendering.
-    fn rewind(&mut self, m: &mut Loaded<B>, events: &EventSender, pieces: &[Piece]) {
-        let flat = flatten(pieces);
-        if flat.starts_with(&self.chain.context.flat) {
-            return;
-        }
-        self.disk.left_log();
-        match m.snapshots.longest_prefix(self.id(), &flat) {
-            Some(i) => {
-                let kept = m.snapshots.take(i).context;
-                let left = std::mem::replace(&mut self.chain.context, kept);
-                m.snapshots.insert(&mut m.runner, self.id(), Worth::Earlier, left);
-            }
-            None => self.reset_context(&mut m.runner, self.eviction),
-        }
-        // The start of the last turn stays what it is if the end of its prompt was a prefix.
-        m.snapshots.leave_turn(&mut m.runner, self.id(), |start| flat.starts_with(&start.flat));
-        let kept = self.chain.context.log.len();
-        if let Err(error) = self.follow_eviction_here(m, events) {
-            events.notice(format!("eviction stays as it was: {error}"));
-        }
-        if self.chain.context.log.len() > kept {
-            self.tell_log(events);
-        }
-    }
-
     /// Activity of the conversation, for the status line.
     pub fn phase(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
@@ -590,11 +563,10 @@ impl<B: Backend> Conversation<B> {
     }
 
     pub fn publish_figures(&self, m: &Loaded<B>, figures: &Figures) {
-        self.outlet.snapshot(figures.snapshot(
-            self.phase(&m.runner),
-            self.eviction,
-            self.decode_tok_s,
-            self.draft_gain(),
-        ));
+        let (phase, gain) = (self.phase(&m.runner), self.draft_gain());
+        let snapshot = figures.snapshot(phase, self.eviction, self.decode_tok_s, gain);
+        let kept = m.snapshots.of(self.id()).filter(|one| self.chain.context.log.starts_with(&one.context.log));
+        let kept = kept.map(|one| one.context.len(&m.runner)).collect();
+        self.outlet.snapshot(Snapshot { kept, ..snapshot });
     }
 }

@@ -86,6 +86,11 @@ impl<B: Backend> Loaded<B> {
         }
     }
 
+    /// What happens where memory runs out, if nobody has said: models trained to evict forget.
+    pub fn usual_when_full(&self) -> WhenFull {
+        if self.runner.config().dms.is_some() { WhenFull::Forget } else { WhenFull::Stop }
+    }
+
     /// Makes what takes a sequence. If none is free, earlier states give theirs up.
     pub fn with_sequence<T>(
         &mut self,

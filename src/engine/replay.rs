@@ -1,4 +1,4 @@
-//! Prefills of a whole log: rebuild, restore, and the return from a failed turn.
+//! Prefills of a whole log: rebuild, restore, and the return from a failed turn; the return to an earlier state.
 
 use super::chain::Chain;
 use super::context::Context;
@@ -10,7 +10,8 @@ use super::runner::Runner;
 use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
-use crate::protocol::{Event, EventSender, LogEntry, RestoreRequest, Token, count};
+use crate::protocol::{Event, EventSender, LogEntry, Piece, RestoreRequest, Token, count};
+use crate::tokenizer::flatten;
 
 impl<B: Backend> Conversation<B> {
     /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache is kept while there is
@@ -160,5 +161,40 @@ impl<B: Backend> Conversation<B> {
         if let Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why) = halt {
             events.notice(format!("the conversation could not be loaded into the cache: {why}"));
         }
+    }
+
+    /// Goes back to the longest kept state whose text begins the rendering.
+    pub fn rewind(&mut self, m: &mut Loaded<B>, events: &EventSender, pieces: &[Piece]) {
+        let flat = flatten(pieces);
+        if flat.starts_with(&self.chain.context.flat) {
+            return;
+        }
+        self.disk.left_log();
+        match m.snapshots.longest_prefix(self.id(), &flat) {
+            Some(i) => {
+                let kept = m.snapshots.take(i).context;
+                self.leave_for(m, kept);
+            }
+            // The state that is left is kept, to come back to it; without a sequence it goes.
+            None => match m.with_sequence(|runner| Context::new(runner, self.eviction)) {
+                Ok(empty) => self.leave_for(m, empty),
+                Err(_) => self.reset_context(&mut m.runner, self.eviction),
+            },
+        }
+        // The start of the last turn stays what it is if the end of its prompt was a prefix.
+        m.snapshots.leave_turn(&mut m.runner, self.id(), |start| flat.starts_with(&start.flat));
+        if let Err(error) = self.follow_eviction_here(m, events) {
+            events.notice(format!("eviction stays as it was: {error}"));
+        }
+        // The session and the cache on disk follow, unless nothing is left that they could hold.
+        if self.chain.context.tokens().next().is_some() {
+            self.tell_log(events);
+        }
+    }
+
+    /// Makes a state the current one and keeps the one before.
+    fn leave_for(&mut self, m: &mut Loaded<B>, state: Context) {
+        let left = std::mem::replace(&mut self.chain.context, state);
+        m.snapshots.insert(&mut m.runner, self.id(), Worth::Earlier, left);
     }
 }

@@ -119,6 +119,7 @@ impl Figures {
             draft_gain,
             chains: self.chains.clone(),
             device_bytes: self.device_bytes,
+            kept: Vec::new(),
         }
     }
 }

@@ -134,6 +134,10 @@ impl<B: Backend> Worker<B> {
                     self.scheduler.has_room();
                     return conversation.publish(&self.model);
                 }
+                if let Command::SetWhenFull(when) = command {
+                    self.model.when_full = when.unwrap_or(self.model.usual_when_full());
+                    return;
+                }
                 let events = conversation.outlet.sender(Some(request));
                 conversation.receive(&mut self.model, events, command);
             }

@@ -110,8 +110,9 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     assert_eq!(loaded.conversation.system(), Some("be brief"));
     let (restore, notice) = loaded.restore_for(&info());
     assert_eq!(notice, None);
+    // The last turn was undone: its tokens are not what the model is to remember.
     let log = [1, 1, 1].map(LogEntry::Token).into_iter().chain([LogEntry::Toggle { eviction: false }]);
-    assert_eq!(restore.log, log.chain([4, 4, 4].map(LogEntry::Token)).collect::<Vec<_>>());
+    assert_eq!((restore.log, restore.cache), (log.collect::<Vec<_>>(), None));
     assert_eq!(restore.replies.len(), 4);
 
     // Going on appends; what was there stays byte for byte.
@@ -127,7 +128,7 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     let (copy, again) = store.resume(exported.to_str().unwrap()).unwrap();
     assert_ne!(copy.id(), session.id());
     assert_eq!(texts(&again.conversation), texts(&chat));
-    let text = markdown(&chat, &info(), session.policies());
+    let text = markdown(&chat, &info(), session.policies(), None);
     assert!(
         text.starts_with("---\ntitle: \"a title\"\n") && text.contains("\nratio: 1.33") && text.contains("five"),
         "{text}"
@@ -157,7 +158,7 @@ fn a_transcript_names_the_policy_of_each_turn_also_of_a_session_that_was_opened(
     session.sync(&mut chat, &under(PolicyKind::Pool)).unwrap();
     drop(session);
     let (session, loaded) = store.resume(&id).unwrap();
-    let text = markdown(&loaded.conversation, &under(PolicyKind::Tova), session.policies());
+    let text = markdown(&loaded.conversation, &under(PolicyKind::Tova), session.policies(), None);
     assert!(text.contains("\npolicy: \"pool\"\nbudget: \"4x\"\nwindow: null\n"), "{text}");
     assert!(text.contains(", policy dms |") && text.contains(", policy pool 4x |") && !text.contains("tova"), "{text}");
 }
@@ -175,7 +176,7 @@ fn a_transcript_keeps_the_memory_of_the_gpu_and_the_revision_of_the_model() {
     on_gpu.identity.reference = Some(reference);
     session.sync(&mut chat, &on_gpu).unwrap();
     let loaded = load(session.jsonl().as_bytes(), "x").unwrap();
-    let text = markdown(&loaded.conversation, &on_gpu, session.policies());
+    let text = markdown(&loaded.conversation, &on_gpu, session.policies(), None);
     assert!(text.contains("\nrevision: \"c0ffee\"\n") && text.contains("\ndevice_bytes: 12345\n"), "{text}");
 }
 
@@ -497,7 +498,7 @@ fn titles_are_one_line_wherever_they_come_from() {
     fs::write(&path, text).unwrap();
     assert_eq!(title(), "x --- y");
     let loaded = store.read(&id).unwrap();
-    let page = markdown(&loaded.conversation, &info(), &loaded.policies());
+    let page = markdown(&loaded.conversation, &info(), &loaded.policies(), None);
     assert!(page.contains("\n# x --- y\n") && page.starts_with("---\ntitle: \"x --- y\"\n"), "{page}");
 }
 
@@ -577,7 +578,7 @@ fn a_transcript_says_where_a_toggle_was_and_a_reader_what_is_missing() {
     let mut done = report(turn, 4);
     done.kv = KvStats { bytes: 999, live_bytes: 5, ..done.kv };
     chat.finish(done);
-    let text = markdown(&chat, &info(), &Policies::new());
+    let text = markdown(&chat, &info(), &Policies::new(), None);
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
     assert!([at("two more"), at("*eviction off at token 7"), at("three")].is_sorted(), "{text}");
     // As the ratio: of live slots.

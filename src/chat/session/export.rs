@@ -3,17 +3,18 @@
 use super::Policies;
 use super::record::Policy;
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, line_after};
-use crate::protocol::ModelInfo;
+use crate::protocol::{ModelInfo, Snapshot};
 use std::fmt::Write;
 
 /// The active path as a Markdown document. `policies`: those of the turns; the front matter has
-/// that of the last one.
-pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies) -> String {
+/// that of the last one. `now`: the figures of the cache if the conversation is open, else those of
+/// the last turn count.
+pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies, now: Option<&Snapshot>) -> String {
     let path = chat.path();
     let of_turn = |message: &&Message| message.turn.and_then(|turn| policies.get(&turn));
     let last = path.iter().rev().find_map(of_turn).cloned().unwrap_or_else(|| Policy::of(info));
     let changed = path.iter().filter_map(of_turn).any(|policy| *policy != last);
-    let mut out = front_matter(chat, &path, info, &last);
+    let mut out = front_matter(chat, &path, (info, &last), now);
     let retention = chat.retention();
     let kept = |out: &mut String, id: Option<MessageId>| {
         let Some(r) = retention.iter().find(|r| r.message == id) else { return };
@@ -97,7 +98,18 @@ fn assistant(out: &mut String, chat: &Conversation, message: &Message, policy: O
     );
 }
 
-fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy: &Policy) -> String {
+/// To so many decimals.
+fn rounded(number: Option<f64>, decimals: i32) -> Option<f64> {
+    let scale = 10f64.powi(decimals);
+    number.map(|number| (number * scale).round() / scale)
+}
+
+fn front_matter(
+    chat: &Conversation,
+    path: &[&Message],
+    (info, policy): (&ModelInfo, &Policy),
+    now: Option<&Snapshot>,
+) -> String {
     let mut out = "---\n".to_owned();
     let mut field = |name: &str, value: serde_json::Value| {
         // JSON strings are valid YAML.
@@ -124,17 +136,19 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy
     if let Some(last) = reports.last() {
         field("prompt_tokens", last.prompt_tokens.into());
         field("seed", last.seed.into());
-        field("eviction", last.eviction.into());
-        field("codec", last.kv.codec.name().into());
-        field("ratio", last.kv.ratio.into());
-        field("live_slots", last.kv.live_slots.into());
-        field("dense_slots", last.kv.dense_slots.into());
-        field("kv_bytes", last.kv.live_bytes.into());
-        field("dense_bytes", last.kv.dense_bytes.into());
-        if let Some(bytes) = last.device_bytes {
+        let filled = now.filter(|now| now.tokens > 0);
+        let kv = filled.map_or(&last.kv, |now| &now.kv);
+        field("eviction", now.map_or(last.eviction, |now| now.eviction).into());
+        field("codec", kv.codec.name().into());
+        field("ratio", rounded(kv.ratio, 2).into());
+        field("live_slots", kv.live_slots.into());
+        field("dense_slots", kv.dense_slots.into());
+        field("kv_bytes", kv.live_bytes.into());
+        field("dense_bytes", kv.dense_bytes.into());
+        if let Some(bytes) = filled.map_or(last.device_bytes, |now| now.device_bytes) {
             field("device_bytes", bytes.into());
         }
-        field("decode_tok_s", last.decode_tok_s.into());
+        field("decode_tok_s", rounded(last.decode_tok_s, 1).into());
     }
     out.push_str("---\n");
     let _ = write!(out, "\n# {}\n", chat.title_or_first_line());

@@ -28,6 +28,8 @@ pub struct Loaded {
     pub cache: Option<PathBuf>,
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
+    /// The last message when the log was what it is.
+    log_of: Option<MessageId>,
     /// False after a turn whose log does not continue the one before it.
     log_fits: bool,
     /// The token after the log that was not fed, if the last turn states it.
@@ -42,6 +44,10 @@ struct SavedTurn {
     policy: Option<Policy>,
     generated: Vec<Token>,
     in_context: bool,
+    /// Entries of the log at its end, while the log still begins with them, and the token after
+    /// them.
+    end: Option<usize>,
+    pending: Option<Option<Token>>,
 }
 
 /// Reads all lines. Broken lines are reported and skipped. Fails without a header of a supported
@@ -119,11 +125,13 @@ impl Loading {
                 let cuts = self.tokens > toggle.at_token;
                 if !cuts || toggle.at_text.is_none() && (toggle.at_token > 0 || toggle.parent.is_none()) {
                     self.log_toggle(toggle.at_token, toggle.eviction);
+                    self.out.log_of = toggle.parent;
                 }
             }
             Record::Log(record) => {
                 self.out.conversation.restore_id(record.id);
                 self.extend_log(record.log_base, &record.log);
+                self.out.log_of = record.parent;
                 self.out.pending = Some(record.pending);
             }
             Record::Head(head) => {
@@ -164,7 +172,7 @@ impl Loading {
         let report = turn.report;
         // The tokens are counted even if the text is not usable.
         self.extend_log(report.log_base, &report.log);
-        self.out.pending = report.pending;
+        (self.out.log_of, self.out.pending) = (Some(turn.id), report.pending);
         self.out.eviction = Some(report.eviction);
         if let Some(user) = turn.user {
             self.user(user.id, user.parent, user.text)?;
@@ -185,6 +193,8 @@ impl Loading {
             policy: turn.cache,
             generated,
             in_context,
+            end: Some(self.out.log.len()),
+            pending: report.pending,
         });
         message.report = Some(Box::new(report));
         self.out.conversation.restore(message);
@@ -201,6 +211,9 @@ impl Loading {
 
     /// Truncates the log to `n` entries.
     fn cut_log(&mut self, n: usize) {
+        for turn in &mut self.out.turns {
+            turn.end.take_if(|end| *end > n);
+        }
         while self.out.log.len() > n {
             self.tokens -= usize::from(self.out.log.pop().is_some_and(|entry| entry.token().is_some()));
         }
@@ -265,6 +278,7 @@ impl Loaded {
             cache: None,
             turns: Vec::new(),
             log: Vec::new(),
+            log_of: None,
             log_fits: true,
             pending: None,
         }
@@ -317,6 +331,15 @@ impl Loaded {
         if !self.log_fits {
             return (request, Some("the token log has a gap; the texts are encoded again".to_owned()));
         }
+        // After an undo the log is that of the turn that was taken back.
+        let whole = self.log.len();
+        if let Some((end, pending)) = self.left_off() {
+            self.log.truncate(end);
+            self.pending = pending;
+        }
+        if self.log.iter().all(|entry| entry.token().is_none()) {
+            return (request, None);
+        }
         let pending = self.pending.unwrap_or_else(|| recall_pending(&self.log, &request.replies));
         let in_log = self.log.iter().filter_map(LogEntry::token);
         if let Some(id) = in_log.chain(pending).find(|id| !known(id)).or(unknown(&fitting, info.vocab)) {
@@ -328,8 +351,23 @@ impl Loaded {
         }
         request.log.clone_from(&self.log);
         request.pending = pending;
-        request.cache.clone_from(&self.cache);
+        request.cache = self.cache.clone().filter(|_| self.log.len() == whole);
         (request, None)
+    }
+
+    /// Where the log has to end for the active path, and the token after it. `None` if all of it is
+    /// of the path.
+    fn left_off(&self) -> Option<(usize, Option<Option<Token>>)> {
+        let path = self.conversation.path();
+        if self.log_of.is_none_or(|id| path.iter().any(|m| m.id == id)) {
+            return None;
+        }
+        let mut turns = path.iter().rev().filter_map(|m| self.turns.iter().find(|turn| Some(turn.turn) == m.turn));
+        let known = turns.find_map(|turn| Some((turn.end?, turn.pending)));
+        let (end, pending) = known.unwrap_or((0, Some(None)));
+        // Switches behind it stay as they are.
+        let switches = self.log[end..].iter().take_while(|entry| entry.token().is_none()).count();
+        Some((end + switches, pending))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::chat::conversation::{Change, short_title};
 use crate::protocol::StopReason;
 use crate::regular_file;
 use crate::unicode::one_line;
+use crate::words::nearest;
 use anyhow::{Context, Result, anyhow, bail};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
@@ -77,6 +78,12 @@ impl Entry {
     fn has_word(&self, word: &str) -> bool {
         let mut places = self.words.match_indices(word);
         places.any(|(at, _)| !word.is_ascii() || !self.words[..at].ends_with(char::is_alphanumeric))
+    }
+
+    /// Whether each of these words, in lower case, is spelled nearly like one that it has.
+    fn is_near(&self, wanted: &str) -> bool {
+        let own = || self.words.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().count() > 2);
+        wanted.split_whitespace().all(|word| nearest(word, own().chain([&*self.id])).is_some())
     }
 
     /// `ID "title"`, for messages.
@@ -170,8 +177,8 @@ impl Store {
         Ok(path)
     }
 
-    /// Finds the session that a user typed: its id, else its whole title, else the beginning of its
-    /// id, else words that its title or first message has. The error names candidates, unless
+    /// Finds the session that a user typed: its id, else its whole title, else the beginning or the
+    /// end of its id, else words that its title or first message has. The error names candidates, unless
     /// exactly one session fits.
     pub fn find(&self, name: &str) -> Result<Entry> {
         if name.trim().is_empty() {
@@ -179,8 +186,8 @@ impl Store {
         }
         let entries = self.list();
         let wanted = name.to_lowercase();
-        let rules: [&dyn Fn(&Entry) -> bool; 4] =
-            [&|e| e.id == name, &|e| e.title == name, &|e| e.id.starts_with(name), &|e| {
+        let rules: [&dyn Fn(&Entry) -> bool; 5] =
+            [&|e| e.id == name, &|e| e.title == name, &|e| e.id.starts_with(name), &|e| e.id.ends_with(name), &|e| {
                 wanted.split_whitespace().all(|word| e.has_word(word))
             }];
         let found = rules.iter().map(|rule| entries.iter().filter(|e| rule(e)).collect::<Vec<_>>());
@@ -195,10 +202,8 @@ impl Store {
             bail!("{name:?} fits {} conversations, give the id of one: {}{more}", found.len(), list(&found));
         }
         let kind = if name.ends_with(".jsonl") { "no file and no session is called" } else { "no session matches" };
-        let similar = match &self.search(name)[..] {
-            [] => String::new(),
-            similar => format!("; similar: {}", list(similar)),
-        };
+        let near: Vec<Entry> = entries.into_iter().filter(|e| e.is_near(&wanted)).collect();
+        let similar = if near.is_empty() { String::new() } else { format!("; similar: {}", list(&near)) };
         bail!("{kind} {name:?}{similar}; dmschat sessions list names the sessions")
     }
 
