@@ -240,26 +240,27 @@ impl Checkpoint {
     fn found_adapter(&self) -> Option<String> {
         let source = self.adapter.as_ref().filter(|source| source.found)?;
         let other =
-            if source.is_anothers { format!(", made for another model than {}", self.name) } else { String::new() };
-        Some(format!("{}{other}; --adapter none turns it off", self.evicts_by()?))
+            if source.is_anothers { format!(", made for a different model than {}", self.name) } else { String::new() };
+        Some(format!("{}{other}. --adapter none keeps everything", self.evicts_by()?))
     }
 
     /// The source of decisions from outside the model's files, with what it is measured to do:
-    /// `evicts by KVzap-mlp-Qwen3-8B, about 3.1x, KL 0.009 on held-out text`.
+    /// `forgets with KVzap-mlp-Qwen3-8B (about 3.1x, KL 0.009 on held-out text)`.
     pub fn evicts_by(&self) -> Option<String> {
         let (source, dms) = (self.adapter.as_ref()?, self.config.dms.as_ref()?);
         let base = source.base.as_deref().unwrap_or("an unnamed model");
         let name = match source.kind {
+            "adapter" if builtin::is_adapter(&source.name) => format!("the built-in adapter for {base}"),
             "adapter" => format!("the adapter for {base}"),
             "predictor" => format!("predictor {}", source.name),
             _ => source.name.clone(),
         };
         let figures = dms.threshold().zip(source.card.as_ref());
         let promise = match figures.and_then(|(threshold, card)| card.figures(threshold, dms.rule.window)) {
-            Some((ratio, kl)) => format!(", about {ratio:.1}x, KL {kl:.3} on held-out text"),
-            None => dms.target_ratio.map_or(String::new(), |ratio| format!(", trained for {ratio:.0}x")),
+            Some((ratio, kl)) => format!(" (about {ratio:.1}x, KL {kl:.3} on held-out text)"),
+            None => dms.target_ratio.map_or(String::new(), |ratio| format!(" (trained for {ratio:.0}x)")),
         };
-        Some(format!("evicts by {name}{promise}"))
+        Some(format!("forgets with {name}{promise}"))
     }
 
     /// A notice about a source of decisions that the user named and that was made for another model.

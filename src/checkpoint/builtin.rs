@@ -30,6 +30,11 @@ static SMOLLM2_ADAPTER: &Aligned<[u8]> = &Aligned(*asset!("adapters/smollm2-135m
 /// Adapters for `AdapterChoice::Auto`: name and safetensors bytes.
 pub static ADAPTERS: &[(&str, &[u8])] = &[("smollm2-135m-instruct-dms", &SMOLLM2_ADAPTER.0)];
 
+/// Whether a built-in adapter has this name.
+pub fn is_adapter(name: &str) -> bool {
+    ADAPTERS.iter().any(|(adapter, _)| *adapter == name)
+}
+
 /// A text file of the built-in model by name; `None` if there is no such file.
 pub fn file(name: &str) -> Option<&'static [u8]> {
     DEMO_FILES.iter().find(|(file, _)| *file == name).map(|(_, bytes)| *bytes)

@@ -149,7 +149,7 @@ pub struct ModelInfo {
     /// Source of the eviction decisions: `borrowed`, `adapter`, `predictor` or `none`.
     pub dms: String,
     pub adapter: Option<String>,
-    /// Who evicts if not the model itself, and what that is measured to do: `evicts by KVzap-mlp-Qwen3-8B, about 3.1x, ...`.
+    /// Who evicts if not the model itself, and what that is measured to do: `forgets with KVzap-mlp-Qwen3-8B (about 3.1x, ...)`.
     pub evicts_by: Option<String>,
     pub weights: WeightsInfo,
     pub slot_bytes: usize,

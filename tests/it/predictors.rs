@@ -58,7 +58,7 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
     let before = hub.connections();
     let (_, found, stderr) = ask("1", &[]);
     assert_eq!((&found["name"], &found["hash"]), (&json!("KVzap-mlp-Qwen3-8B"), &decisions["hash"]), "{stderr}");
-    assert!(stderr.contains("evicts by KVzap-mlp-Qwen3-8B, made for another model than any/model"), "{stderr}");
+    assert!(stderr.contains("forgets with KVzap-mlp-Qwen3-8B, made for a different model than any/model"), "{stderr}");
     assert!(ask("1", &["--adapter", "none"]).1.is_null());
     assert_eq!(ask("1", &["--adapter", &format!("{ZAP}@{COMMIT}")]).1["hash"], decisions["hash"]);
     let (code, _, stderr) = ask("1", &["--adapter", &format!("{ZAP}@v9")]);
@@ -131,6 +131,6 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     let (_, stdout, stderr) = home.run(&hub, &ask);
     let answer: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&answer["decisions"]["kind"], &answer["decisions"]["name"]), (&json!("predictor"), &json!(name)));
-    let said = format!("evicts by predictor {name}, about {ratio:.1}x, KL ");
-    assert!(stderr.contains(&said) && stderr.contains("--adapter none turns it off"), "{stderr}");
+    let said = format!("forgets with predictor {name} (about {ratio:.1}x, KL ");
+    assert!(stderr.contains(&said) && stderr.contains("--adapter none keeps everything"), "{stderr}");
 }

@@ -323,7 +323,10 @@ fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
         let found = open(AdapterChoice::Auto);
         assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(192));
         let notice = found.notices().next().unwrap_or_default();
-        let parts = ["evicts by the adapter for HuggingFaceTB/SmolLM2-135M-Instruct", "; --adapter none turns it off"];
+        let parts = [
+            "forgets with the built-in adapter for HuggingFaceTB/SmolLM2-135M-Instruct",
+            ". --adapter none keeps everything",
+        ];
         assert!(parts.iter().all(|part| notice.contains(part)), "{notice}");
         let plain = open(AdapterChoice::None);
         assert_eq!((plain.config.dms.clone(), plain.notices().next()), (None, None));

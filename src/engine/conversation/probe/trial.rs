@@ -8,7 +8,7 @@ use crate::engine::context::Context;
 use crate::engine::conversation::{Conversation, Halt};
 use crate::engine::dials::{TOO_SHORT, sample, table_of};
 use crate::engine::loaded::Loaded;
-use crate::protocol::{Command, Dial, EventSender};
+use crate::protocol::{Command, Dial, Event, EventSender};
 
 impl<B: Backend> Conversation<B> {
     /// Begins the trial that a request needs, which is served when that has ended.
@@ -18,7 +18,7 @@ impl<B: Backend> Conversation<B> {
                 return waiting.push((events.clone(), to));
             }
         }
-        events.notice("measuring once how much this model keeps at each setting");
+        events.event(Event::Info("measuring what each setting keeps (once per model)".into()));
         match m.with_sequence(|runner| Context::new(runner, false)) {
             Ok(context) => {
                 let mut chain = Chain::idle(context);
