@@ -10,7 +10,7 @@ pub enum Signal {
 }
 
 #[cfg(unix)]
-pub use unix::{Interrupts, Kills, Signals, stop_here};
+pub use unix::{Interrupts, Kills, Signals, run_in_terminal, stop_here};
 
 #[cfg(unix)]
 mod unix {
@@ -24,6 +24,7 @@ mod unix {
         terminate: Stream,
         hangup: Stream,
         interrupt: Stream,
+        quit: Stream,
         stop: Stream,
         go_on: Stream,
     }
@@ -35,6 +36,7 @@ mod unix {
                 terminate: signal(SignalKind::terminate())?,
                 hangup: signal(SignalKind::hangup())?,
                 interrupt: signal(SignalKind::interrupt())?,
+                quit: signal(SignalKind::quit())?,
                 stop: signal(number(rustix::process::Signal::TSTP))?,
                 go_on: signal(number(rustix::process::Signal::CONT))?,
             })
@@ -45,8 +47,47 @@ mod unix {
                 _ = self.terminate.recv() => Signal::End(15),
                 _ = self.hangup.recv() => Signal::End(1),
                 _ = self.interrupt.recv() => Signal::End(2),
+                _ = self.quit.recv() => Signal::End(3),
                 _ = self.stop.recv() => Signal::Stop,
                 _ = self.go_on.recv() => Signal::Continue,
+            }
+        }
+    }
+
+    impl Signals {
+        /// Drops the signals of keys that arrived so far: they were meant for a child that had the
+        /// terminal.
+        pub async fn drop_keys(&mut self) {
+            // Long enough for the runtime to look at what arrived.
+            let until = tokio::time::Instant::now() + Duration::from_millis(5);
+            let drop = async {
+                loop {
+                    tokio::select! {
+                        _ = self.interrupt.recv() => {}
+                        _ = self.quit.recv() => {}
+                        _ = self.stop.recv() => {}
+                        _ = self.go_on.recv() => {}
+                    }
+                }
+            };
+            let _ = tokio::time::timeout_at(until, drop).await;
+        }
+    }
+
+    /// Runs a program that has the terminal, until it ends. As with system(3), Ctrl+C and Ctrl+\ are
+    /// its own: this process listens to both, which a program that is started does not inherit.
+    /// Where the program is stopped (Ctrl+Z), so is this process, until both go on.
+    pub fn run_in_terminal(command: &mut std::process::Command) -> std::io::Result<std::process::ExitStatus> {
+        use rustix::process::{Pid, WaitOptions, waitpid};
+        use std::os::unix::process::ExitStatusExt;
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        loop {
+            match waitpid(pid, WaitOptions::UNTRACED) {
+                Ok(Some((_, status))) if status.stopped() => stop_here(),
+                Ok(Some((_, status))) => return Ok(std::process::ExitStatus::from_raw(status.as_raw() as i32)),
+                Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -99,7 +140,7 @@ mod unix {
 }
 
 #[cfg(not(unix))]
-pub use other::{Interrupts, Kills, Signals, stop_here};
+pub use other::{Interrupts, Kills, Signals, run_in_terminal, stop_here};
 
 #[cfg(not(unix))]
 mod other {
@@ -119,6 +160,14 @@ mod other {
                 Err(_) => std::future::pending().await,
             }
         }
+
+        /// Nothing is kept.
+        pub async fn drop_keys(&mut self) {}
+    }
+
+    /// Runs a program that has the terminal, until it ends.
+    pub fn run_in_terminal(command: &mut std::process::Command) -> std::io::Result<std::process::ExitStatus> {
+        command.status()
     }
 
     /// Ctrl+C.

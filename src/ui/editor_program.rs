@@ -1,6 +1,7 @@
 //! The input in the user's own editor.
 
 use crate::regular_file;
+use crate::system::signals::run_in_terminal;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::io::Write;
@@ -36,10 +37,7 @@ fn run(program: &str, path: &std::path::Path) -> Result<()> {
     // Editors are given with their flags: `code --wait`.
     let mut words = program.split_whitespace();
     let name = words.next().unwrap_or("vi");
-    let status = Command::new(name)
-        .args(words)
-        .arg(path)
-        .status()
+    let status = run_in_terminal(Command::new(name).args(words).arg(path))
         .with_context(|| format!("cannot start the editor {name:?}; set EDITOR to one that exists"))?;
     if !status.success() {
         bail!("the editor {name:?} failed ({status}); the input is as it was");

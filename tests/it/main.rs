@@ -52,6 +52,7 @@ mod spy;
 mod steering;
 mod steps;
 mod template;
+mod terminal;
 mod tidy;
 mod tiny;
 mod turns;
