@@ -50,6 +50,14 @@ impl Burst {
         newline
     }
 
+    /// Text of many keys arrives at once, with so many newlines. As for [`Burst::typed`].
+    pub fn typed_many(&mut self, at: u64, newlines: usize) -> bool {
+        let newline = self.typed(at);
+        self.newlines += newlines;
+        (0..KEYS).for_each(|_| self.came(at));
+        newline
+    }
+
     /// Enter arrives; [`Burst::typed`] is to be asked first when one is held already.
     pub fn enter(&mut self, at: u64) -> Enter {
         let fast = self.is_fast(at);
@@ -142,6 +150,18 @@ mod tests {
         assert_eq!(b.enter(1601), Enter::Newline);
         assert!(!b.due(9000));
         assert_eq!(b.enter(9000), Enter::Send);
+    }
+
+    #[test]
+    fn keys_that_came_together_are_a_paste_that_goes_on() {
+        let mut b = Burst::default();
+        assert!(!b.typed_many(0, 3));
+        assert_eq!(b.enter(1), Enter::Newline);
+        // One line: its Enter is held, and what follows decides.
+        let mut b = Burst::default();
+        assert!(!b.typed_many(0, 0));
+        assert_eq!(b.enter(1), Enter::Wait);
+        assert!(b.typed_many(30, 0));
     }
 
     #[test]

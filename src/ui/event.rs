@@ -18,6 +18,8 @@ pub enum AppEvent {
     Key(KeyEvent),
     /// A bracketed paste.
     Paste(String),
+    /// Text of many keys that waited together: a paste without brackets.
+    Burst(String),
     Mouse(MouseEvent),
     Resize(u16, u16),
     /// Time has passed; asked for by `App::wants_tick`.
@@ -49,7 +51,7 @@ pub enum AppEvent {
     Background(Background),
     /// The engine was sent the state of a saved conversation.
     Restored,
-    /// The program ends: the draft is kept in the history.
+    /// The program ends: the unsent text is kept in the history.
     Leaving,
     /// The external editor has closed.
     Edited(Result<String, String>),

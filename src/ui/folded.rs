@@ -38,7 +38,9 @@ pub fn is_mark(c: char) -> bool {
 
 /// `[500 lines]`, or `[2,300 characters]` of fewer lines.
 pub fn label_of(text: &str) -> String {
-    match text.lines().count() {
+    // Counted again and again while a paste grows.
+    let newlines = text.bytes().filter(|b| *b == b'\n').count();
+    match newlines + usize::from(!text.ends_with('\n') && !text.is_empty()) {
         n if n > MAX_LINES => format!("[{} lines]", count(n as u64)),
         _ => match text.chars().count() {
             1 => "[1 character]".to_owned(),

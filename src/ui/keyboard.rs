@@ -4,7 +4,7 @@
 
 use super::capabilities::{LONGEST_REPLY, background_of};
 use super::theme::Background;
-use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -12,6 +12,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// How often the thread checks whether to pause or end.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Keys of text that wait together from which on they are one text, and the most bytes of it.
+const MANY_KEYS: usize = 64;
+const MOST_BYTES: usize = 64 << 10;
 
 /// How late the terminal's reply about its background is still recognised.
 const LATE: Duration = Duration::from_secs(10);
@@ -22,6 +26,8 @@ pub type Typed = (Instant, io::Result<Input>);
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
     Event(Event),
+    /// Text of many keys that waited together. It does not end in a newline.
+    Burst(String),
     /// The terminal reported its background after startup stopped waiting for it.
     Background(Background),
 }
@@ -119,7 +125,9 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
             }
         }
         let (inputs, gone) = match event::poll(LOOK).and_then(|any| any.then(event::read).transpose()) {
-            Ok(Some(event)) => (late.pass(event), false),
+            Ok(Some(event)) => waiting(event, &mut late, || {
+                event::poll(Duration::ZERO).and_then(|any| any.then(event::read).transpose())
+            }),
             Ok(None) if crate::system::terminal_is_gone() => (vec![Err(io::ErrorKind::UnexpectedEof.into())], true),
             Ok(None) => (late.give_up(), false),
             Err(e) => (vec![Err(e)], true),
@@ -131,6 +139,95 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
             shared.set(State::Ended);
             return;
         }
+    }
+}
+
+/// What a key types, if it types text.
+fn text_of(event: &Event) -> Option<char> {
+    let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else { return None };
+    match (*code, *modifiers) {
+        (KeyCode::Char(c), modifiers) if (modifiers - KeyModifiers::SHIFT).is_empty() => Some(c),
+        (KeyCode::Enter, KeyModifiers::NONE) | (KeyCode::Char('j'), KeyModifiers::CONTROL) => Some('\n'),
+        (KeyCode::Tab, KeyModifiers::NONE) => Some('\t'),
+        _ => None,
+    }
+}
+
+/// This event and those that wait behind it, as `next` reads them: many keys of text as one text, so
+/// that neither time nor memory is spent on each. Also returns whether the terminal is gone.
+fn waiting(
+    first: Event,
+    late: &mut LateReply,
+    mut next: impl FnMut() -> io::Result<Option<Event>>,
+) -> (Vec<io::Result<Input>>, bool) {
+    let (mut inputs, mut keys, mut event) = (Vec::new(), Keys::default(), Some(first));
+    while let Some(now) = event.take() {
+        if late.held.is_empty() && text_of(&now).is_some() {
+            keys.push(now);
+        } else {
+            keys.end(&mut inputs);
+            inputs.extend(late.pass(now));
+        }
+        if inputs.len() >= MANY_KEYS || keys.text.len() >= MOST_BYTES {
+            break;
+        }
+        match next() {
+            Ok(more) => event = more,
+            Err(error) => {
+                keys.end(&mut inputs);
+                inputs.push(Err(error));
+                return (inputs, true);
+            }
+        }
+    }
+    keys.end(&mut inputs);
+    (inputs, false)
+}
+
+/// Keys of text, in order: the first ones as they are, and all as text once they are many.
+#[derive(Default)]
+struct Keys {
+    few: Vec<Event>,
+    text: String,
+    /// The last key was Enter: a line feed behind it ends the same line.
+    ended_line: bool,
+}
+
+impl Keys {
+    fn push(&mut self, event: Event) {
+        if self.few.len() < MANY_KEYS {
+            self.few.push(event);
+            if self.few.len() == MANY_KEYS {
+                let few = self.few.clone();
+                few.iter().for_each(|event| self.add(event));
+            }
+        } else {
+            self.add(&event);
+        }
+    }
+
+    fn add(&mut self, event: &Event) {
+        let line_feed = matches!(event, Event::Key(KeyEvent { code: KeyCode::Char('j'), modifiers, .. })
+            if *modifiers == KeyModifiers::CONTROL);
+        if !(line_feed && self.ended_line) {
+            self.text.extend(text_of(event));
+        }
+        self.ended_line = matches!(event, Event::Key(KeyEvent { code: KeyCode::Enter, .. }));
+    }
+
+    /// Moves the keys to the inputs. Newlines at the end stay keys: they may send.
+    fn end(&mut self, inputs: &mut Vec<io::Result<Input>>) {
+        let keys = std::mem::take(self);
+        if keys.text.is_empty() {
+            return inputs.extend(keys.few.into_iter().map(|event| Ok(Input::Event(event))));
+        }
+        let text = keys.text.trim_end_matches('\n');
+        let enters = keys.text.len() - text.len();
+        if !text.is_empty() {
+            inputs.push(Ok(Input::Burst(text.to_owned())));
+        }
+        let enter = || Ok(Input::Event(Event::Key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE))));
+        inputs.extend(std::iter::repeat_with(enter).take(enters));
     }
 }
 
@@ -207,6 +304,30 @@ mod tests {
         let mut out: Vec<_> = keys(text).into_iter().flat_map(|e| late.pass(e)).collect();
         out.extend(late.give_up());
         out.into_iter().map(Result::unwrap).collect()
+    }
+
+    /// A paste without brackets is a few inputs, not one for each of its characters.
+    #[test]
+    fn many_keys_that_wait_are_one_text() {
+        let key = |code| Event::Key(KeyEvent::new(code, KeyModifiers::NONE));
+        let read = |text: &str| {
+            let mut events = text.chars().map(|c| match c {
+                '\r' => key(KeyCode::Enter),
+                '\n' => keys("^j").remove(0),
+                c => keys(&c.to_string()).remove(0),
+            });
+            let mut late = LateReply { until: None, held: Vec::new() };
+            let first = events.next().unwrap();
+            let (inputs, gone) = waiting(first, &mut late, || Ok(events.next()));
+            assert!(!gone);
+            inputs.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+        };
+        let long = "a Line\r\n".repeat(100);
+        let burst = Input::Burst("a Line\n".repeat(100).trim_end().to_owned());
+        assert_eq!(read(&long), [burst, Input::Event(key(KeyCode::Enter))]);
+        assert_eq!(read("hello").len(), 5);
+        let most = read(&"x".repeat(10 * MOST_BYTES));
+        assert!(matches!(&most[..], [Input::Burst(text)] if text.len() == MOST_BYTES));
     }
 
     /// A reply that comes late is never typed text; everything else is.
