@@ -62,7 +62,7 @@ actions! {
     Send Chat "send" "send the message (a \\ before it makes a newline)",
     Newline Chat "newline" "new line",
     Stop Chat "stop" "take back a queued message, stop the answer, close a list or page",
-    Interrupt Chat "interrupt" "stop the answer, else clear the draft, else quit at the second press",
+    Interrupt Chat "interrupt" "stop the answer, else clear the unsent text, else quit at the second press",
     QuitWhenEmpty Chat "quit-when-empty" "quit when the input is empty, else delete forward",
     Complete Chat "complete" "complete a command or a file name, or try an example",
     HistoryOlder Chat "history-older" "up a row; at the top: the previous message you sent",

@@ -22,10 +22,13 @@ pub struct Attachment {
 pub fn read(typed: &str) -> Result<Attachment, String> {
     let name = clean_line(typed);
     let refused = |why: &str| format!("{name} is not attached: {why}");
-    let text =
-        regular_file::read_text(&expand_home(Path::new(typed)), MAX_BYTES).map_err(|e| refused(&e.to_string()))?;
+    let path = expand_home(Path::new(typed));
+    if std::fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() > MAX_BYTES) {
+        return Err(refused("it is larger than 1 MiB, the limit for attached files"));
+    }
+    let text = regular_file::read_text(&path, MAX_BYTES).map_err(|e| refused(&e.to_string()))?;
     if text.contains('\0') {
-        return Err(refused("it holds zero bytes, so it is not text"));
+        return Err(refused("it is a binary file"));
     }
     let lines = plural(text.lines().count() as u64, "line");
     let size = bytes(text.len() as u64);
@@ -102,8 +105,8 @@ mod tests {
         std::fs::File::create(path("large")).unwrap().set_len(MAX_BYTES + 1).unwrap();
         for (name, why) in [
             ("image", "not UTF-8"),
-            ("zeros", "zero bytes"),
-            ("large", "more than 1048576 bytes"),
+            ("zeros", "it is a binary file"),
+            ("large", "larger than 1 MiB, the limit for attached files"),
             ("", "not a regular file"),
             ("nothing", "No such file"),
         ] {

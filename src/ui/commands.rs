@@ -1,7 +1,7 @@
 //! The slash commands. Each is one entry of [`ALL`]; what it does is in a file of
 //! [`commands`](self).
 
-mod cache;
+pub mod cache;
 mod chains;
 pub mod compact;
 pub mod compare;
@@ -55,7 +55,7 @@ pub const ALL: &[Command] = &[
         .help("the chains of the last (or the chosen) answer, or chain N's reply")
         .args(Args::text("the number of a chain")),
     Command::new(Model, "draft", "on|off|N", draft::run)
-        .help("try several tokens in one step; the answer is the same")
+        .help("guess several tokens per step (speculative decoding); same answer, faster")
         .args(
             Args::words(
                 "on, off, or the most tokens of a step (1 to 15)",
@@ -83,8 +83,8 @@ pub const ALL: &[Command] = &[
         .help("how much the model forgets from now on (N = compression ratio, as --keep-ratio)")
         .args(
             Args::words(
-                "less, more, trained or a ratio",
-                &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
+                "less, more, trained, or a ratio of 1 to 64",
+                &[("less", "keep more"), ("more", "keep less"), ("trained", "what the model was trained to keep")],
             )
             .open(),
         ),
@@ -99,7 +99,7 @@ pub const ALL: &[Command] = &[
         )),
     Command::new(Memory, "recall", "[TEXT]", recall::run)
         .help("ask whether the model still knows a text (or the chosen message)")
-        .args(Args::text("a text of this conversation, from its beginning on, or the chosen message")),
+        .args(Args::TEXT),
     Command::new(Memory, "compare", "", compare::run)
         .help("answer the last question again without eviction, beside the conversation"),
     Command::new(Memory, "twin", "on|off", twin::run)
@@ -253,6 +253,8 @@ impl Command {
         match why {
             Refusal::Said => {}
             Refusal::Takes => app.error(self.takes(argument)),
+            Refusal::Wrong(why) => app.error(why),
+            Refusal::Price(price) => app.info(price),
             Refusal::Because(why) => app.info(format!("/{}: {why}", self.name)),
         }
     }
@@ -280,11 +282,12 @@ pub fn read(name: &str, argument: &str) -> Result<&'static Command, String> {
     command.mistake(argument).map_or(Ok(command), Err)
 }
 
-/// Carries out a command, or shows why not.
-pub fn run(app: &mut App, command: &Command, argument: &str) {
-    if let Err(why) = (command.run)(app, argument) {
-        command.refuse(app, argument, why);
-    }
+/// Carries out a command, or shows why not. False if its line is to be corrected or confirmed.
+pub fn run(app: &mut App, command: &Command, argument: &str) -> bool {
+    let Err(why) = (command.run)(app, argument) else { return true };
+    let stays = why.keeps_line();
+    command.refuse(app, argument, why);
+    !stays
 }
 
 /// Carries out the command of this name.

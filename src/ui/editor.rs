@@ -444,7 +444,7 @@ pub struct History {
     entries: Vec<String>,
     /// Entries since [`History::take_new`].
     new: Vec<String>,
-    /// The entry shown, and the draft it replaced.
+    /// The entry shown, and the unsent text it replaced.
     at: Option<(usize, String)>,
 }
 
@@ -484,25 +484,25 @@ impl History {
         std::mem::take(&mut self.new)
     }
 
-    /// Returns the entry before the one shown; `draft` is kept.
-    pub fn older(&mut self, draft: &str) -> Option<String> {
+    /// Returns the entry before the one shown; `unsent` is kept.
+    pub fn older(&mut self, unsent: &str) -> Option<String> {
         let at = match &self.at {
             Some((at, _)) => at.checked_sub(1)?,
             None => self.entries.len().checked_sub(1)?,
         };
-        let kept = self.at.take().map_or_else(|| draft.to_owned(), |(_, d)| d);
+        let kept = self.at.take().map_or_else(|| unsent.to_owned(), |(_, d)| d);
         self.at = Some((at, kept));
         self.entries.get(at).cloned()
     }
 
-    /// Returns the entry after the one shown, or the draft after the last.
+    /// Returns the entry after the one shown, or the unsent text after the last.
     pub fn newer(&mut self) -> Option<String> {
-        let (at, draft) = self.at.take()?;
+        let (at, unsent) = self.at.take()?;
         if at + 1 < self.entries.len() {
-            self.at = Some((at + 1, draft));
+            self.at = Some((at + 1, unsent));
             self.entries.get(at + 1).cloned()
         } else {
-            Some(draft)
+            Some(unsent)
         }
     }
 }

@@ -47,6 +47,8 @@ pub const LEGEND: &[(&str, &str)] = &[
         "place of one token's key and value in one head; a model trained with DMS marks tokens that it will not need, and with \
          eviction on their slots are given to new tokens once they leave the window",
     ),
+    ("context", "positions that the model can address; eviction saves memory, not positions"),
+    ("drafts +20 %", "answers come 20 % faster because guessed tokens are checked several at a time (/draft)"),
     ("cache", "bytes of the tokens that the heads still keep; while several chains answer, of a mean chain"),
     ("dense", "bytes of the same conversation if every head kept every token"),
     ("4.0x", "dense over cache: how many times smaller the cache is (the compression ratio)"),
@@ -207,7 +209,7 @@ pub fn kept((ratio, default): (f64, f64)) -> String {
 }
 
 /// With one decimal, which a whole number does not need.
-fn short(number: f64) -> String {
+pub fn short(number: f64) -> String {
     format!("{number:.1}").trim_end_matches(".0").to_owned()
 }
 

@@ -25,6 +25,8 @@ pub const WHEEL_ROWS: isize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     Stay,
+    /// It has no meaning here.
+    Ignored,
     Close,
     /// It stays, and the action is carried out as without it.
     Act(Action),
@@ -51,6 +53,11 @@ pub trait Overlay<A>: Any {
     /// Handles Esc: closes what is open inside it, else itself.
     fn escape(&mut self, _app: &mut A) -> After {
         After::Close
+    }
+
+    /// Whether letters are keys of the page: text for the input needs Esc first.
+    fn has_letter_keys(&self) -> bool {
+        false
     }
 
     /// Inserts pasted text, as one line.

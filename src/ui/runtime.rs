@@ -48,6 +48,8 @@ pub struct Runtime {
     /// A key was pressed since the last frame.
     pressed: bool,
     pub(super) exit: Option<ExitKind>,
+    /// The editor had the terminal: signals of keys that came meanwhile were meant for it.
+    lent: bool,
     /// A model was loaded, or the user has chosen to continue without.
     begun: bool,
     /// A conversation to open once the model is there.
@@ -98,6 +100,7 @@ impl Runtime {
             dirty: true,
             pressed: true,
             exit: None,
+            lent: false,
             begun: false,
             resume,
             outcomes,
@@ -168,6 +171,9 @@ impl Runtime {
                 other => self.woken(other),
             }
             self.drain(&mut keyboard);
+            if std::mem::take(&mut self.lent) {
+                signals.drop_keys().await;
+            }
             if self.app.wants_tick().is_some_and(|at| at <= self.elapsed_ms()) {
                 self.handle(AppEvent::Tick);
             }
@@ -287,6 +293,7 @@ impl Runtime {
             }
             Ok(Input::Event(Terminal::FocusGained | Terminal::FocusLost)) => return,
             Ok(Input::Background(background)) => AppEvent::Background(background),
+            Ok(Input::Burst(text)) => AppEvent::Burst(text),
             // The terminal is gone.
             Err(_) => return self.exit = Some(ExitKind::Signal(1)),
         };
@@ -450,6 +457,7 @@ impl Runtime {
     fn edit_outside(&mut self, text: &str, keyboard: &Keyboard) -> Result<String, String> {
         let Some(screen) = &mut self.screen else { return Err("there is no screen to edit on".into()) };
         keyboard.pause();
+        self.lent = true;
         screen.lend();
         let edited = editor_program::edit(self.app.setup.settings.editor.as_deref(), text);
         let _ = screen.retake();

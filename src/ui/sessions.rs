@@ -14,7 +14,7 @@ use super::worker::{Outcome, Read, Worker};
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
-use crate::protocol::{CacheFile, LogEntry, ModelInfo, RestoreRequest};
+use crate::protocol::{CacheFile, LogEntry, ModelInfo, RestoreRequest, Snapshot};
 use crate::regular_file;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -399,7 +399,9 @@ impl Sessions {
         let path = expand_home(&path);
         let text = match &self.info {
             Some(info) if path.extension().is_some_and(|e| e == "md") => {
-                session::markdown(&app.chat, info, self.session.policies())
+                let now = app.engine.snapshot.as_deref();
+                let now = now.map(|now| Snapshot { eviction: app.engine.eviction, ..now.clone() });
+                session::markdown(&app.chat, info, self.session.policies(), now.as_ref())
             }
             _ => self.session.jsonl().to_owned(),
         };

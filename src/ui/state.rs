@@ -19,7 +19,8 @@ use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
 use crate::protocol::{
-    Command, Download, Event, MAX_DRAFTS, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot,
+    Command, Download, DraftSource, Event, MAX_DRAFTS, ModelInfo, Phase, SamplingOverrides, SamplingParams, Snapshot,
+    WhenFull,
 };
 use std::any::Any;
 use std::collections::VecDeque;
@@ -48,7 +49,7 @@ pub struct App {
     pub feed: Feed,
     pub input: Editor,
     pub history: History,
-    pub draft_count: DraftCount,
+    pub unsent_count: UnsentCount,
     pub burst: Burst,
     pub completion: Option<Completion>,
     /// Files that are still to be read before the input is sent.
@@ -65,10 +66,13 @@ pub struct App {
     pub notice: Option<Notice>,
     /// Messages that wait for the model or for the running answer.
     pub queue: VecDeque<Queued>,
-    /// The draft set aside while a command is typed; it returns afterwards.
+    /// The unsent text set aside while a command is typed; it returns afterwards.
     pub aside: Option<String>,
     /// The text that the program put into the input last; `/` sets it aside.
     pub given_back: Option<String>,
+    /// The command whose price was said, and whether the one that runs is that one again.
+    pub priced: Option<String>,
+    pub paid: bool,
     /// A conversation is still to be opened; messages sent meanwhile belong to it.
     pub resuming: bool,
     /// A saved conversation is being read.
@@ -80,6 +84,8 @@ pub struct App {
     pub used_models: Vec<String>,
     /// Where this conversation is saved; absent before the first turn and with `--no-session`.
     pub session: SessionView,
+    /// When a command was typed last into a page that takes no text.
+    pub mistyped_ms: Option<u64>,
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
     /// Milliseconds since the start, as of the event being handled.
@@ -109,8 +115,12 @@ pub struct EngineView {
     pub chosen: String,
     pub loaded: String,
     pub snapshot: Option<Arc<Snapshot>>,
-    /// Eviction as last set or reported.
+    /// Eviction as last reported.
     pub eviction: bool,
+    /// As it was asked for since, until the engine has answered.
+    pub eviction_asked: Option<bool>,
+    /// As it is to be once what runs has ended: several chains, or a conversation that is loaded.
+    pub eviction_later: Option<bool>,
     /// The compression ratio expected since it was set, and the one of training.
     pub dial: Option<(f64, f64)>,
     /// Done and total tokens of a running rebuild or restore.
@@ -187,11 +197,13 @@ pub struct ChatOptions {
     /// How many chains answer.
     pub width: Width,
     pub kv_limit: Option<u64>,
+    /// What happens where memory runs out; `None`: as the model's kind of cache does.
+    pub when_full: Option<WhenFull>,
 }
 
-/// The token count of the draft.
+/// The token count of the unsent text.
 #[derive(Clone, Debug, Default)]
-pub struct DraftCount {
+pub struct UnsentCount {
     /// The revision of the text; 0 if it is not counted.
     pub id: u64,
     pub changed_ms: u64,
@@ -199,7 +211,7 @@ pub struct DraftCount {
     pub tokens: Option<usize>,
 }
 
-impl DraftCount {
+impl UnsentCount {
     /// Returns the number to show: of this text, or of the previous one while this one is counted.
     pub fn shown(&self) -> Option<usize> {
         self.tokens.filter(|_| self.id != 0)
@@ -271,9 +283,10 @@ impl App {
             seed: settings.seed,
             max_tokens: settings.max_tokens,
             max_think: settings.max_think,
-            drafts: MAX_DRAFTS,
+            drafts: if settings.draft == DraftSource::Off { 0 } else { MAX_DRAFTS },
             width: settings.width,
             kv_limit: settings.kv_limit,
+            when_full: settings.when_full,
         };
         let engine = EngineView {
             eviction: settings.eviction.unwrap_or(true),
@@ -290,7 +303,7 @@ impl App {
             feed: Feed::default(),
             input: Editor::default(),
             history: History::default(),
-            draft_count: DraftCount::default(),
+            unsent_count: UnsentCount::default(),
             burst: Burst::default(),
             completion: None,
             attaching: 0,
@@ -306,9 +319,12 @@ impl App {
             queue: VecDeque::new(),
             aside: None,
             given_back: None,
+            priced: None,
+            paid: false,
             resuming: false,
             opening: false,
             session: SessionView::default(),
+            mistyped_ms: None,
             size: (80, 24),
             now_ms: 0,
             effects: Vec::new(),
@@ -330,6 +346,13 @@ impl App {
         let EngineView { rebuilding, recalling, compacting, comparing, .. } = &self.engine;
         let asks = *recalling || compacting.is_some() || comparing.is_some();
         self.turn.is_some() || rebuilding.is_some() || self.session.is_restoring() || asks || self.opening
+    }
+
+    /// Whether a switch of eviction waits: the engine feeds or answers on copies of the conversation,
+    /// or has not answered the one before.
+    pub fn defers_switches(&self) -> bool {
+        let chains = self.turn.as_ref().is_some_and(|turn| turn.chains.is_some());
+        self.session.is_restoring() || chains || self.engine.eviction_asked.is_some()
     }
 
     /// True if the cache is empty and the conversation is not: the next message prefills all of it.
@@ -386,8 +409,19 @@ impl App {
         self.emit(Effect::Store(what));
     }
 
-    /// Adds a line of the program to the conversation.
+    /// Adds a line of the program to the conversation. What went wrong is also said over the input
+    /// while the end of the conversation is out of view.
     pub fn note(&mut self, kind: LocalKind, text: impl Into<String>) {
+        let text = text.into();
+        let level = match kind {
+            LocalKind::Warning => Some(Level::Warning),
+            LocalKind::Error => Some(Level::Error),
+            LocalKind::Mark | LocalKind::Note | LocalKind::Table => None,
+        };
+        let covered = self.overlays.iter().any(|overlay| overlay.hides_banner());
+        if let Some(level) = level.filter(|_| covered || !self.feed.is_following()) {
+            self.say(level, text.clone());
+        }
         self.feed.push_local(&self.chat, kind, text);
     }
 

@@ -23,10 +23,15 @@ pub fn settings() -> Settings {
 
 /// The chat before any model is loaded.
 pub fn unloaded(columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
+    unloaded_with(settings(), columns, rows, depth, theme)
+}
+
+/// As [`unloaded`], with these settings.
+pub fn unloaded_with(settings: Settings, columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
     let themes = Themes::default();
     let theme = themes.load(theme).unwrap();
     let keymap = Keymap::load(None).unwrap();
-    let setup = Setup { settings: settings(), themes, keymap, depth, links: false, no_session: false };
+    let setup = Setup { settings, themes, keymap, depth, links: false, no_session: false };
     let mut app = App::new(setup, theme);
     app.size = (columns, rows);
     app
@@ -145,6 +150,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
         decode_tok_s: Some(312.4),
         chains: Vec::new(),
         device_bytes: None,
+        kept: vec![tokens],
     }
 }
 

@@ -39,8 +39,8 @@ pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
 pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
     handle(app, event);
     app.expire_notice();
-    turns::return_draft(app);
-    count::draft(app);
+    turns::return_unsent(app);
+    count::unsent(app);
     engine::ask_presence(app);
     std::mem::take(&mut app.effects)
 }
@@ -49,6 +49,7 @@ fn handle(app: &mut App, event: AppEvent) {
     match event {
         AppEvent::Key(key) => keys::key(app, key),
         AppEvent::Paste(text) => keys::paste(app, &text),
+        AppEvent::Burst(text) => keys::burst(app, &text),
         AppEvent::Mouse(mouse) => keys::mouse(app, mouse),
         AppEvent::Resize(columns, rows) => app.size = (columns, rows),
         AppEvent::Tick => keys::tick(app),
@@ -75,8 +76,8 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Background(background) => set_background(app, background),
         AppEvent::Restored => app.session.restore = Restore::Done,
         AppEvent::Leaving => {
-            let draft = app.input.take();
-            for text in app.aside.take().into_iter().chain([draft]) {
+            let unsent = app.input.take();
+            for text in app.aside.take().into_iter().chain([unsent]) {
                 app.history.push(&text);
             }
         }

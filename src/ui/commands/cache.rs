@@ -1,7 +1,9 @@
 //! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
 
 use super::prelude::*;
+use crate::policy::MAX_RATIO;
 use crate::protocol::Dial;
+use crate::ui::state::EngineView;
 use crate::ui::{numbers, widgets};
 
 pub fn stats(app: &mut App, _: &str) -> Done {
@@ -11,19 +13,45 @@ pub fn stats(app: &mut App, _: &str) -> Done {
 
 /// Switches eviction, or says how it is set. The engine reports where the switch acted.
 pub fn eviction(app: &mut App, argument: &str) -> Done {
-    let now = on_or_off(app.engine.eviction);
+    let EngineView { eviction, eviction_asked, eviction_later, .. } = app.engine;
+    let now = on_or_off(eviction);
     if argument.is_empty() {
-        return app.tell(format!("eviction is {now}; /eviction on or /eviction off"));
+        let later = eviction_later.map_or(String::new(), |on| format!("; it goes {} later", on_or_off(on)));
+        return app.tell(format!("eviction is {now}{later}; /eviction on or /eviction off"));
     }
     let model = app.model()?;
+    let (on, set) = (argument == "on", eviction_asked.unwrap_or(eviction));
+    let after = match &app.turn {
+        _ if app.session.is_restoring() => "once the conversation is loaded",
+        Some(turn) if turn.chains.is_some() => "after this answer",
+        _ => "with the next step",
+    };
     if model.policy.keeps_all() {
         app.info(format!("the cache keeps everything: its policy is {}", model.policy));
-    } else if argument == now {
-        app.info(format!("eviction is {now} already"));
+    } else if on == eviction_later.unwrap_or(set) {
+        app.info(match eviction_later {
+            Some(_) => format!("eviction goes {argument} {after} already"),
+            None => format!("eviction is {argument} already"),
+        });
+    } else if app.defers_switches() {
+        app.engine.eviction_later = Some(on).filter(|on| *on != set);
+        app.info(match app.engine.eviction_later {
+            Some(_) => format!("eviction goes {argument} {after}"),
+            None => format!("eviction stays {argument}"),
+        });
     } else {
-        app.send(Engine::SetEviction(argument == "on"));
+        switch(app, on);
     }
     Ok(())
+}
+
+/// Switches eviction now, or before the next step of what runs.
+pub fn switch(app: &mut App, on: bool) {
+    if app.turn.is_some() {
+        app.info(format!("eviction goes {} with the next step", on_or_off(on)));
+    }
+    app.engine.eviction_asked = Some(on);
+    app.send(Engine::SetEviction(on));
 }
 
 /// Steers how much is kept. The engine reports what is expected then.
@@ -37,15 +65,24 @@ pub fn forget(app: &mut App, argument: &str) -> Done {
     }
     let to = match argument {
         "" => {
-            let now = app.engine.dial.map_or("as the model was trained".to_owned(), numbers::kept);
+            let now = app.engine.dial.map_or("what the model was trained to keep".to_owned(), numbers::kept);
             return app.tell(format!("keeps {now}; /forget less|more|N|trained changes it"));
         }
         "less" => Dial::More,
         "more" => Dial::Less,
         "trained" => Dial::Trained,
-        n => Dial::Ratio(n.trim_end_matches('x').parse().map_err(|_| Refusal::Takes)?),
+        n => {
+            let ratio: f32 = n.trim_end_matches('x').parse().map_err(|_| Refusal::Takes)?;
+            if !(1.0..=MAX_RATIO).contains(&f64::from(ratio)) {
+                return Err(Refusal::Takes);
+            }
+            Dial::Ratio(ratio)
+        }
     };
     app.send(Engine::SetDial(to));
+    if app.turn.as_ref().is_some_and(|turn| turn.chains.is_some()) {
+        app.info("what is kept changes after this answer");
+    }
     Ok(())
 }
 

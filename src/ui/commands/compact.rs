@@ -5,7 +5,7 @@
 use super::prelude::*;
 use crate::chat::summary::{self, checked, own_words};
 use crate::chat::{Conversation, Message, MessageId, Role};
-use crate::protocol::{StopReason, TextKind, TurnReport};
+use crate::protocol::{KvStats, StopReason, TextKind, TurnReport};
 use crate::ui::effect::{Summary, TakenOver};
 use crate::ui::event::NewSession;
 use crate::ui::state::{Compacting, Level};
@@ -98,39 +98,57 @@ fn numbers_of(report: &TurnReport) -> TurnReport {
 /// Begins a new conversation with what the user said: as a list or, for the built-in model, as
 /// turns with short answers, of which it was trained to recall.
 fn copy(app: &mut App) -> Done {
-    let (mut turns, mut left_out) = (Vec::new(), None);
+    let all = app.chat.path().iter().filter(|m| m.role == Role::User).count();
+    let (mut turns, mut why) = (Vec::new(), NO_ROOM);
     if let Some(info) = app.engine.info.as_ref().filter(|info| info.is_builtin()) {
-        (turns, left_out) = short_turns(app, info.context / 2);
+        (turns, why) = short_turns(app, info.context / 2);
     }
+    let (mut taken, mut thoughts) = (turns.len(), "long thoughts left out");
     if turns.is_empty() {
         let report = app.chat.context_path().iter().rev().find_map(|m| m.report.as_deref().map(numbers_of));
         let report = report.ok_or("nothing to copy yet: no answer so far")?;
-        let answer = own_words(&said(app, MessageId::MAX).0, room_bytes(app));
+        let said = said(app, MessageId::MAX).0;
+        let (answer, left_out) = own_words(&said, room_bytes(app));
+        (taken, why, thoughts) = (said.len() - left_out, NO_ROOM, "thoughts left out");
+        // The list is no answer of the model's: it has no numbers.
+        let report = without_answer(report);
         turns = vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer, report }];
     }
-    let left_out = left_out.map_or(String::new(), |line| format!("; {line}"));
-    let what = format!("with your messages, word for word, and without long thoughts{left_out}");
+    let what = match all - taken {
+        0 => format!("with your messages, word for word; {thoughts}"),
+        n => format!("with your messages; {thoughts}; {} left out ({why})", plural(n as u64, "message")),
+    };
     app.store(Store::Compact(Box::new(Summary { turns, what })));
     Ok(())
 }
 
+/// Why messages are left out.
+const NO_ROOM: &str = "no room, or never answered";
+const OR_QUESTIONS: &str = "questions, no room, or never answered";
+
+/// A report without an answer and what the cache held of it.
+fn without_answer(report: TurnReport) -> TurnReport {
+    let kv = KvStats { ratio: None, ..report.kv };
+    TurnReport { answer_tokens: 0, reasoning_tokens: 0, decode_tok_s: None, draft: None, kv, ..report }
+}
+
 /// The turns in which the user told something and was answered, without long thoughts, as many as
-/// have room in so many tokens; and a line that says how many have none.
-fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
+/// have room in so many tokens; and why others are missing. Questions, which tell nothing, are.
+fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, &'static str) {
     let path = app.chat.context_path();
-    let (mut turns, mut sizes, mut before, mut unanswered) = (Vec::new(), Vec::new(), 0, 0);
+    let (mut turns, mut sizes, mut before, mut why) = (Vec::new(), Vec::new(), 0, NO_ROOM);
     for pair in path.windows(2).filter(|pair| pair[0].role == Role::User) {
         let (question, reply) = (pair[0], pair[1]);
-        let Some(report) = reply.report.as_deref() else {
-            unanswered += 1;
-            continue;
-        };
+        let Some(report) = reply.report.as_deref() else { continue };
         let asked = report.prompt_tokens.saturating_sub(std::mem::replace(
             &mut before,
             report.prompt_tokens + report.reasoning_tokens + report.answer_tokens,
         ));
-        if question.text.trim_end().ends_with('?') || reply.shown().is_empty() {
-            unanswered += usize::from(reply.shown().is_empty());
+        if reply.shown().is_empty() {
+            continue;
+        }
+        if question.text.trim_end().ends_with('?') {
+            why = OR_QUESTIONS;
             continue;
         }
         let reasoning = reply.reasoning.as_deref().filter(|text| text.len() <= MAX_THOUGHT).map(str::to_owned);
@@ -141,11 +159,8 @@ fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
         turns.push(TakenOver { question, reasoning, answer, report });
     }
     let mut kept = summary::that_fit(&sizes, room).into_iter();
-    let n = turns.len() + unanswered;
     turns.retain(|_| kept.next() == Some(true));
-    let left_out = plural((n - turns.len()) as u64, "message");
-    let line = (n > turns.len()).then(|| format!("left out, for lack of room or of an answer: {left_out}"));
-    (turns, line)
+    (turns, why)
 }
 
 /// Collects the summary.
@@ -362,6 +377,12 @@ mod tests {
         fill(&mut app, 400);
         let copied = summary(&say(&mut app, "/compact"));
         assert_eq!(copied.turns[0].answer, "In the user's own words:\n- My name is Ada.");
+        assert_eq!(copied.what, "with your messages, word for word; thoughts left out");
+        // Below the list are no numbers of an answer that it is not.
+        let (session, continues) = (NewSession::default(), None);
+        update(&mut app, AppEvent::Compacted { session, continues, summary: copied });
+        let shown = screen(&mut app);
+        assert!(shown.contains("My name is Ada.") && !shown.contains("tok/s") && !shown.contains("smaller"), "{shown}");
     }
 
     #[test]
@@ -386,10 +407,12 @@ mod tests {
         update(&mut app, AppEvent::Compacted { session, continues, summary: copied });
         let line = &app.feed.locals.last().expect("a line").text;
         assert!(
-            line.contains("left out, for lack of room or of an answer: 2 messages")
-                && line.contains("/resume old opens"),
+            line.contains(
+                "thoughts left out; 3 messages left out (questions, no room, or never answered); /resume old opens"
+            ),
             "{line}"
         );
+        assert!(!line.contains("word for word"), "{line}");
         assert_eq!(app.chat.turns(), 2);
     }
 }

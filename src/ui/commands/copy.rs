@@ -25,7 +25,7 @@ pub fn run(app: &mut App, argument: &str) -> Done {
         n => {
             let n: usize = n.parse().ok().filter(|n| *n > 0).ok_or(Refusal::Takes)?;
             let all = plural(answers.len() as u64, "answer");
-            let none = || format!("no answer {n} from the end; this conversation has {all}");
+            let none = || Refusal::Wrong(format!("/copy: no answer {n} from the end; this conversation has {all}"));
             ((*answers.get(n - 1).ok_or_else(none)?).to_owned(), format!("answer {n} from the end"))
         }
     };

@@ -89,13 +89,18 @@ impl Overlay<App> for Help {
         let buffer = frame.buffer_mut();
         draw_lines(buffer, Rect { y: area.y + 1, height: room as u16, ..inside }, lines.get(top..).unwrap_or_default());
         let close = app.key(Action::Stop);
-        let text = match lines.len().saturating_sub(top + room) {
-            _ if lines.is_empty() => format!("{NOTHING}; {close} closes"),
-            0 => format!("type to filter, {close} closes"),
-            n => {
-                format!("{} more lines; PageDown or the arrows scroll, type to filter, {close} closes", count(n as u64))
-            }
+        let more = count(lines.len().saturating_sub(top + room) as u64);
+        let texts = match more.as_str() {
+            _ if lines.is_empty() => vec![format!("{NOTHING}; {close} closes")],
+            "0" => vec![format!("type to filter, {close} closes")],
+            _ => vec![
+                format!("{more} more lines; PageDown or the arrows scroll, type to filter, {close} closes"),
+                format!("{more} more (PageDown); type to filter, {close} closes"),
+                format!("{more} more; {close} closes"),
+            ],
         };
+        let text = texts.iter().find(|text| width(text) <= usize::from(inside.width)).or(texts.last());
+        let text = text.cloned().unwrap_or_default();
         let style = app.theme.style(Role::Dim);
         buffer.set_stringn(inside.x, area.bottom() - 1, text, usize::from(inside.width), style);
         field(frame, row(inside, 0), &app.theme, "help:", &self.query);
@@ -177,7 +182,7 @@ fn sections(app: &App, keys: bool) -> Vec<Section> {
         out.push(section("More keys", keys_of(Keys::Chat).map(|action| key_row(app, *action))));
         out.push(section(format!("Memory page ({})", app.key(Action::Inspect)), owned(MEMORY)));
     }
-    out.push(section("Drafts and waiting messages", drafts(app)));
+    out.push(section("Unsent text and waiting messages", unsent(app)));
     out.push(section("Files", files(app)));
     if keys {
         out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));
@@ -191,13 +196,13 @@ fn key_row(app: &App, action: Action) -> (String, String) {
 }
 
 /// Fate of texts that are not sent yet.
-fn drafts(app: &App) -> Vec<(String, String)> {
+fn unsent(app: &App) -> Vec<(String, String)> {
     let (send, stop) = (app.key(Action::Send), app.key(Action::Stop));
     let rows = [
         (send.clone(), "while a model loads or an answer runs: the message waits, and is sent when its turn comes"),
         (format!("{send}, input empty"), "sends the next waiting message, where a stop or an error has held them up"),
         (format!("{stop}, input empty"), "takes the newest waiting message back into the input"),
-        ("/ before a draft".to_owned(), "sets the draft aside for a command; it returns when the command has run"),
+        ("/ before your text".to_owned(), "sets the text aside for a command; it returns when the command has run"),
         (
             "/undo".to_owned(),
             "puts the text back into the input; / right after it begins a command and sets the text aside",

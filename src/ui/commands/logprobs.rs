@@ -133,8 +133,15 @@ impl Overlay<App> for Logprobs {
         if matches!(key.code, KeyCode::Enter | KeyCode::Char('q')) {
             return self.escape(app);
         }
-        self.top = scrolled(self.top, key.code, page_rows(app), self.last(app)).unwrap_or(self.top);
+        match scrolled(self.top, key.code, page_rows(app), self.last(app)) {
+            Some(top) => self.top = top,
+            None => return After::Ignored,
+        }
         After::Stay
+    }
+
+    fn has_letter_keys(&self) -> bool {
+        true
     }
 
     fn escape(&mut self, app: &mut App) -> After {

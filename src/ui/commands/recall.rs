@@ -27,7 +27,9 @@ pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) -> bool {
 fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Done {
     turns::idle(app)?;
     if text.is_empty() {
-        return Err(Refusal::Takes);
+        let key = app.key(Action::SelectOlder);
+        let how = "quote the conversation from where the passage starts, or choose a message with";
+        return Err(Refusal::Wrong(format!("/recall TEXT: {how} {key}")));
     }
     app.model()?;
     if app.chat.context_path().is_empty() {
@@ -74,11 +76,11 @@ pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) {
 pub fn summary(recalled: &Recalled) -> String {
     let (known, all) = (recalled.remembered(), plural(recalled.tokens.len() as u64, "token"));
     let mut first = match recalled.times {
-        0 => format!("recall: this text was not said in this conversation; the model expects {known} of {all}"),
+        0 => format!("recall: this text was not said in this conversation; the model would guess {known} of {all}"),
         _ => format!("recall: remembers {known} of {all}"),
     };
     if let Some(guessed) = recalled.guessed() {
-        first += &format!(", {guessed} without the conversation");
+        first += &format!(" ({guessed} without the conversation)");
     }
     if recalled.times > 1 {
         first += &format!("; it was said {} times", recalled.times);
@@ -157,7 +159,8 @@ mod tests {
             assert!(say(app, text).is_empty() && !app.engine.recalling);
             app.notice.take().expect("a line").text
         };
-        assert!(said(&mut app, "/recall").starts_with("/recall takes a text"));
+        assert!(said(&mut app, "/recall").starts_with("/recall TEXT: quote the conversation"));
+        app.input.set("");
         assert!(said(&mut app, "/recall the code").starts_with("/recall: nothing was said yet"));
         turn(&mut app, "q", "hm", "Fine.");
         say(&mut app, "/recall the code");

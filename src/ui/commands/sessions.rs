@@ -54,7 +54,7 @@ impl Overlay<App> for Sessions {
             text: clean_line(&entry.title),
             // Equal questions differ in their answers.
             more: entry.preview.lines().nth(1).map(|line| format!("  {}", clean_line(line))).unwrap_or_default(),
-            facts: facts(entry, names.min(MAX_NAME)),
+            facts: facts(entry, names.min(MAX_NAME), usize::from(list.width) * 2 / 3),
             warns: false,
         };
         match &self.renaming {
@@ -137,14 +137,19 @@ impl Overlay<App> for Sessions {
 }
 
 /// The columns of a conversation, equally wide in all rows: `names` columns for the model's name.
-fn facts(entry: &SessionEntry, names: usize) -> String {
+/// Where they are wider than `room`, sizes leave first, then ratios and numbers of turns.
+fn facts(entry: &SessionEntry, names: usize, room: usize) -> String {
     let name = truncate(&clean_line(&entry.model), names);
-    format!(
-        "{}  {:>9}  {:>6}  {:>7}  {name}{}",
-        clean_line(&entry.when),
-        plural(entry.turns as u64, "turn"),
-        entry.ratio.map_or_else(String::new, |r| ratio(Some(r))),
-        bytes(entry.bytes),
-        " ".repeat(names.saturating_sub(width(&name)))
-    )
+    let mut columns = vec![
+        format!("{:>9}", plural(entry.turns as u64, "turn")),
+        format!("{:>6}", entry.ratio.map_or_else(String::new, |r| ratio(Some(r)))),
+        format!("{:>7}", bytes(entry.bytes)),
+    ];
+    let (when, gap) = (clean_line(&entry.when), " ".repeat(names.saturating_sub(width(&name))));
+    loop {
+        let row = format!("{when}  {}{name}{gap}", columns.iter().map(|c| format!("{c}  ")).collect::<String>());
+        if width(&row) <= room || columns.pop().is_none() {
+            return row;
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! their own.
 
 use super::prelude::*;
-use super::{pairs, run_named, takes};
+use super::{pairs, takes};
 use crate::config::{ByteSize, Width};
 use crate::protocol::{Thinking, sampling_table};
 use crate::ui::completion::Sources;
@@ -17,15 +17,15 @@ struct Setting {
     /// Values that completion offers.
     values: &'static [&'static str],
     now: fn(&App) -> String,
-    /// Sets a value; `None` if it is not one. It may say more than that it was set.
-    set: fn(&mut App, &str) -> Option<()>,
+    /// Sets a value; refused if it is not one. It may say more than that it was set.
+    set: fn(&mut App, &str) -> Done,
 }
 
 const fn setting(
     name: &'static str,
     takes: &'static str,
     now: fn(&App) -> String,
-    set: fn(&mut App, &str) -> Option<()>,
+    set: fn(&mut App, &str) -> Done,
 ) -> Setting {
     Setting { name, takes, values: &[], now, set }
 }
@@ -46,8 +46,9 @@ macro_rules! sampling {
             |app| app.sampling().$name.to_string(),
             |app, v| {
                 let value = or("default", v, |v| v.parse::<$type>().ok().map(f64::from))?;
-                app.options.sampling = app.options.sampling.with(stringify!($name), value)?;
-                Some(())
+                let set = app.options.sampling.with(stringify!($name), value);
+                app.options.sampling = set.ok_or(Refusal::Takes)?;
+                Ok(())
             },
         )),*];
     };
@@ -62,7 +63,7 @@ const SETTINGS: &[Setting] = &[
         |app| shown(app.options.seed, "random"),
         |app, v| {
             app.options.seed = or("random", v, |v| v.parse().ok())?;
-            Some(())
+            Ok(())
         },
     ),
     setting(
@@ -71,7 +72,7 @@ const SETTINGS: &[Setting] = &[
         |app| shown(app.options.max_tokens, "none"),
         |app, v| {
             app.options.max_tokens = or("none", v, |v| v.parse().ok().filter(|n| *n > 0))?;
-            Some(())
+            Ok(())
         },
     ),
     setting(
@@ -79,9 +80,9 @@ const SETTINGS: &[Setting] = &[
         "tokens after which a thought is closed, none, or default",
         |app| shown(app.engine.info.as_ref().and_then(|info| info.max_think(app.options.max_think)), "none"),
         |app, v| {
-            let tokens = |v: &str| or("none", v, |v| v.parse().ok()).map(Option::unwrap_or_default);
+            let tokens = |v: &str| or("none", v, |v| v.parse().ok()).ok().map(Option::unwrap_or_default);
             app.options.max_think = or("default", v, tokens)?;
-            Some(())
+            Ok(())
         },
     ),
     setting(
@@ -91,7 +92,7 @@ const SETTINGS: &[Setting] = &[
         |app, v| {
             app.options.kv_limit = or("none", v, |v| v.parse().ok().map(|bytes: ByteSize| bytes.0))?;
             app.send(Engine::SetKvLimit(app.options.kv_limit));
-            Some(())
+            Ok(())
         },
     ),
     setting("mouse", "on or off", |app| on_or_off(app.mouse).to_owned(), mouse).values(&["on", "off"]),
@@ -122,12 +123,29 @@ const SETTINGS: &[Setting] = &[
         |app| app.engine.dial.map_or("trained".to_owned(), |(ratio, _)| format!("{ratio:.1}")),
         |app, v| by(app, "forget", v, v == "trained" || v.parse::<f32>().is_ok()),
     ),
+    setting(
+        "when_full",
+        "forget, window, stop or default; default is forget for models trained to evict, stop for others",
+        |app| shown(app.options.when_full, "default"),
+        |app, v| {
+            app.options.when_full = or("default", v, |v| v.parse().ok())?;
+            app.send(Engine::SetWhenFull(app.options.when_full));
+            Ok(())
+        },
+    )
+    .values(&["forget", "window", "stop", "default"]),
+    setting(
+        "system",
+        "a system prompt, or none",
+        |app| app.chat.system().map_or("none".to_owned(), |text| truncate(&clean_line(text), 12)),
+        |app, v| by(app, "system", v, true),
+    ),
 ];
 
-/// `None` is invalid, `Some(None)` the word that unsets.
-fn or<T>(word: &str, value: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<Option<T>> {
+/// `None` is the word that unsets.
+fn or<T>(word: &str, value: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, Refusal> {
     let unset = value == word || (word != "default" && matches!(value, "none" | "off" | "random"));
-    if unset { Some(None) } else { read(value).map(Some) }
+    if unset { Ok(None) } else { read(value).map(Some).ok_or(Refusal::Takes) }
 }
 
 fn settings() -> impl Iterator<Item = &'static Setting> {
@@ -139,20 +157,21 @@ fn shown(value: Option<impl ToString>, none: &str) -> String {
 }
 
 /// Sets by another command, which says so.
-fn by(app: &mut App, command: &str, value: &str, valid: bool) -> Option<()> {
-    valid.then(|| run_named(app, command, value))
+fn by(app: &mut App, command: &str, value: &str, valid: bool) -> Done {
+    let command = super::find(command).filter(|_| valid).ok_or(Refusal::Takes)?;
+    (command.run)(app, value)
 }
 
 /// Captures the mouse, or releases it to the terminal.
-pub fn mouse(app: &mut App, value: &str) -> Option<()> {
+pub fn mouse(app: &mut App, value: &str) -> Done {
     app.mouse = match value {
         "on" => true,
         "off" => false,
-        _ => return None,
+        _ => return Err(Refusal::Takes),
     };
     app.info(if app.mouse { "the wheel scrolls the conversation" } else { "mouse released: select text as usual" });
     app.emit(Effect::Mouse(app.mouse));
-    Some(())
+    Ok(())
 }
 
 pub fn themes(_: &str, sources: &Sources) -> Vec<(String, String)> {
@@ -183,17 +202,22 @@ pub fn set(app: &mut App, argument: &str) -> Done {
         let near = nearest(&name, settings().map(|s| s.name));
         let names = || settings().map(|s| s.name).collect::<Vec<_>>().join(", ");
         let hint = near.map_or_else(|| format!("settings: {}", names()), |n| format!("did you mean {n}?"));
-        app.error(format!("/set: no setting {:?}; {hint}", clean_line(&name)));
-        return Ok(());
+        return Err(Refusal::Wrong(format!("/set: no setting {:?}; {hint}", clean_line(&name))));
     };
     let value = value.trim();
     app.notice = None;
     if value.is_empty() {
-        app.info(format!("{name} is {}; it takes {}", (setting.now)(app), setting.takes));
-    } else if (setting.set)(app, value).is_none() {
-        let what = setting.takes.split(';').next().unwrap_or_default();
-        app.error(takes(&format!("/set {name}"), what, value));
-    } else if app.notice.is_none() {
+        return app.tell(format!("{name} is {}; it takes {}", (setting.now)(app), setting.takes));
+    }
+    match (setting.set)(app, value) {
+        Err(Refusal::Takes) => {
+            let what = setting.takes.split(';').next().unwrap_or_default();
+            return Err(Refusal::Wrong(takes(&format!("/set {name}"), what, value)));
+        }
+        Err(Refusal::Because(why)) => return Err(Refusal::Wrong(format!("/set {name}: {why}"))),
+        other => other?,
+    }
+    if app.notice.is_none() {
         app.info(format!("{name} is {}", clean_line(value)));
     }
     Ok(())
@@ -237,7 +261,7 @@ pub fn theme(app: &mut App, name: &str) -> Done {
         let names = app.setup.themes.names().join(", ");
         return app.tell(format!("theme {}; themes: {names}", app.theme.name));
     }
-    let theme = app.setup.themes.load(name).map_err(|e| format!("{e:#}"))?;
+    let theme = app.setup.themes.load(name).map_err(|e| Refusal::Wrong(format!("/theme: {e:#}")))?;
     app.set_theme(theme);
     app.tell(format!("theme {name}"))
 }

@@ -12,14 +12,35 @@ pub fn regenerate(app: &mut App, _: &str) -> Done {
     Ok(())
 }
 
-/// Removes the last message and its answer from the path; its text returns to the input.
+/// Tokens from which on it is said before they are read again.
+const PRICED_TOKENS: usize = 200;
+
+/// Removes the last message and its answer from the path; its text returns to the input. Where no
+/// earlier state is kept, its price is said first.
 pub fn undo(app: &mut App, _: &str) -> Done {
     turns::idle(app)?;
+    let price = read_again(app);
+    if price >= PRICED_TOKENS && !app.paid {
+        let (price, send) = (plural(price as u64, "token"), app.key(Action::Send));
+        return Err(Refusal::Price(format!("/undo reads {price} again; {send} again does it")));
+    }
     let text = app.chat.undo().ok_or("nothing was asked yet")?;
     let place = turns::give_back(app, &text);
     app.info(format!("removed from the context{place}; it stays in the file as a branch"));
     turns::moved(app);
     Ok(())
+}
+
+/// Tokens that the next message reads again if the last turn is undone.
+fn read_again(app: &App) -> usize {
+    let Some(snapshot) = app.engine.snapshot.as_ref().filter(|s| s.tokens > 0 && app.session.is_restored()) else {
+        return 0;
+    };
+    let path = app.chat.context_path();
+    let asked = path.iter().rposition(|m| m.role == Role::User).unwrap_or(0);
+    let before = path[..asked].iter().rev().find_map(|m| m.report.as_ref());
+    let left = before.map_or(0, |r| r.prompt_tokens + r.reasoning_tokens + r.answer_tokens).min(snapshot.tokens);
+    left - snapshot.kept.iter().filter(|&&kept| kept <= left).max().copied().unwrap_or(0)
 }
 
 /// Puts the chosen or last message of the user into the input.

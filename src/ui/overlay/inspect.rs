@@ -93,15 +93,21 @@ impl Overlay<App> for Inspect {
             }
             (KeyCode::Char('q') | KeyCode::Enter, _) | (_, Some(Action::Panel)) => return After::Close,
             (_, Some(action @ (Action::Eviction | Action::Help))) => return After::Act(action),
+            (KeyCode::Char(_), _) if self.page == Page::Heads => return After::Ignored,
             _ if self.page == Page::Heads => {
                 self.choose_head(app, key.code);
                 self.read(app);
             }
             (KeyCode::Char('r'), _) => self.recall(app),
             (KeyCode::Char('p'), _) => self.pin(app),
+            (KeyCode::Char(c), _) if !"lLhHa +=-_".contains(c) => return After::Ignored,
             _ => self.memory_key(app, key),
         }
         After::Stay
+    }
+
+    fn has_letter_keys(&self) -> bool {
+        true
     }
 
     /// Stops a recall test of this page, removes its result, or closes.

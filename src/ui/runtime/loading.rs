@@ -2,7 +2,7 @@
 
 use super::Runtime;
 use crate::config::{Adapter, Settings};
-use crate::protocol::Event;
+use crate::protocol::{DraftSource, Event};
 use crate::ui::effect::{Effect, Store};
 use crate::ui::event::AppEvent;
 use crate::ui::worker::Read;
@@ -104,6 +104,11 @@ impl Runtime {
             settings.eviction = Some(self.app.engine.eviction);
         }
         settings.kv_limit = self.app.options.kv_limit;
+        settings.when_full = self.app.options.when_full;
+        if settings.draft == DraftSource::Off {
+            // None are tried until /draft asks for them.
+            settings.draft = DraftSource::Lookup;
+        }
         match (self.loading.load)(&settings) {
             Ok(handle) => {
                 self.next = Some(handle);

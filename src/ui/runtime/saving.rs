@@ -21,7 +21,7 @@ impl Runtime {
         }
     }
 
-    /// Stops and saves the running turn, and keeps the draft in the history.
+    /// Stops and saves the running turn, and keeps the unsent text in the history.
     pub(in crate::ui) async fn leave(&mut self) {
         if self.app.turn.is_some() {
             for event in self.send(Command::Cancel) {

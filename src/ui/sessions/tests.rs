@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::protocol::ModelReference;
 use crate::ui::history::HistoryFile;
 use crate::ui::models::{Given, ModelEntry};
-use crate::ui::testing::{app, turn};
+use crate::ui::testing::{self, app, turn};
 use crate::ui::update::update;
 use crate::ui::worker::Outcomes;
 
@@ -184,4 +184,21 @@ fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
     assert_eq!(texts, [crate::ui::commands::compact::QUESTION, "The code is seven."]);
     let (request, notice) = loaded.restore_for(app.engine.info.as_ref().unwrap());
     assert_eq!((request.log.len(), request.pending, notice), (0, None, None));
+}
+
+/// An open conversation is exported as the status line says, not as it was after its last turn.
+#[test]
+fn an_export_has_the_figures_of_now() {
+    let mut app = testing::app(100, 24, 8, 4);
+    testing::turn(&mut app, "question", "hm", "answer");
+    let info = app.engine.info.clone().unwrap();
+    let export = |now: Option<&Snapshot>| session::markdown(&app.chat, &info, &session::Policies::new(), now);
+    let now = testing::snapshot(900, 8, 4);
+    let kv = crate::protocol::KvStats { ratio: Some(6.765_446_559_297_218), live_slots: 10_245, ..now.kv.clone() };
+    let text = export(Some(&Snapshot { eviction: false, kv, ..now }));
+    for field in ["eviction: false", "ratio: 6.77", "live_slots: 10245", "decode_tok_s: 312.4"] {
+        assert!(text.contains(&format!("\n{field}\n")), "{field}: {text}");
+    }
+    // Of a conversation that is not in the cache the last turn says what there is to say.
+    assert!(export(None).contains("\neviction: true\n"));
 }

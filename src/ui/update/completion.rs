@@ -61,7 +61,7 @@ pub fn chooses_file(app: &App) -> bool {
     chosen.is_some_and(|candidate| candidate.insert.starts_with('@'))
 }
 
-/// Reads the files that the draft names with `@`; it is sent once they are in it. False if it names
+/// Reads the files that the unsent text names with `@`; it is sent once they are in it. False if it names
 /// none, or is a command that is not a question.
 pub fn attach_mentions(app: &mut App) -> bool {
     let text = app.input.text();

@@ -3,12 +3,12 @@
 use super::{files, texts, turns};
 use crate::chat::{Message, MessageId};
 use crate::protocol::{Command, Event, Finding, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
-use crate::ui::commands::{compact, compare, logprobs, twin};
+use crate::ui::commands::{cache, compact, compare, logprobs, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::numbers;
 use crate::ui::overlay::inspect::{self, Inspect, Page};
-use crate::ui::state::{App, Level, Loading, Restore};
+use crate::ui::state::{App, Loading, Restore};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
 use std::collections::HashSet;
@@ -39,7 +39,10 @@ pub fn event(app: &mut App, event: Event) {
         }
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
         Event::TurnDone(report) => done(app, *report),
-        Event::EvictionSet { on, at_token, dropped_slots } => toggled(app, on, at_token, dropped_slots),
+        Event::EvictionSet { on, at_token, dropped_slots } => {
+            toggled(app, on, at_token, dropped_slots);
+            switch_now(app);
+        }
         Event::TwinSet { on, why } => twin::was_set(app, on, why),
         Event::Pinned(pinned) => pinned_message(app, *pinned),
         Event::Unpinned { tokens, dropped_slots } => unpinned_message(app, tokens, dropped_slots),
@@ -47,14 +50,7 @@ pub fn event(app: &mut App, event: Event) {
             app.chat.log_changed(*change);
             app.store(Store::Sync);
         }
-        Event::DialSet { ratio, trained, .. } => {
-            app.engine.dial = Some((ratio, trained));
-            app.info(format!("from now on keeps {}", numbers::kept((ratio, trained))));
-            if ratio > trained * BEYOND_TRAINING {
-                let text = "this is far beyond the default: it will lose facts; /forget less keeps more";
-                app.result(LocalKind::Warning, text);
-            }
-        }
+        Event::DialSet { ratio, trained, .. } => dial_set(app, ratio, trained),
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => rebuilt(app, cancelled, tokens),
         Event::HeadPositions { layer, head, slots } => inspect::was_read(app, layer, head, slots),
@@ -62,7 +58,7 @@ pub fn event(app: &mut App, event: Event) {
             app.memory.update(&presence);
             app.feed.pinned = pinned_messages(app);
         }
-        Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
+        Event::TokensCounted { id, tokens } => app.unsent_count.counted(id, tokens),
         Event::Found(Finding::Recalled(result)) => inspect::recalled(app, result),
         Event::Found(Finding::Logprobs(found)) => logprobs::found(app, found),
         Event::Found(Finding::Text { dense: false, kind, text }) => compact::streamed(app, kind, &text),
@@ -75,21 +71,55 @@ pub fn event(app: &mut App, event: Event) {
                 active.follow(event);
             }
         }
-        Event::Refused { command, why } => app.error(format!("/{command}: {why}")),
+        Event::Refused { command, why } => refused(app, command, &why),
         Event::Repeats { turn, chain } if app.turn.as_ref().is_some_and(|t| t.turn == turn) => {
             let text = texts::repeats(app, chain);
             app.note(LocalKind::Note, text);
         }
         Event::Repeats { .. } => {}
         Event::Notice(text) => {
-            // The memory page hides the conversation.
-            if open_inspect(app).is_some() {
-                app.say(Level::Warning, text.clone());
-            }
+            // A switch that was refused is answered by a notice.
+            app.engine.eviction_asked = None;
             app.note(LocalKind::Warning, text);
+            switch_now(app);
         }
-        Event::Info(text) => app.note(LocalKind::Note, text),
+        Event::Info(text) => informed(app, text),
         Event::Failed(error) => failed(app, &error),
+    }
+}
+
+/// Says how much is kept from now on.
+fn dial_set(app: &mut App, ratio: f64, trained: f64) {
+    app.engine.dial = Some((ratio, trained));
+    app.info(match numbers::short(ratio) == numbers::short(trained) {
+        true => format!("back to the default: about 1 token in {trained:.0}"),
+        false => format!("from now on keeps {}", numbers::kept((ratio, trained))),
+    });
+    if ratio > trained * BEYOND_TRAINING {
+        let text = "this is far beyond the default: it will lose facts; /forget less keeps more";
+        app.result(LocalKind::Warning, text);
+    }
+}
+
+/// Says why the engine did not carry out a command, whose line comes back to be corrected.
+fn refused(app: &mut App, command: &str, why: &str) {
+    let is_it = |line: &&String| line.strip_prefix('/').is_some_and(|line| line.starts_with(command));
+    if app.input.is_empty()
+        && app.aside.is_none()
+        && let Some(line) = app.history.entries().last().filter(is_it).cloned()
+    {
+        app.input.set(&line);
+    }
+    app.error(format!("/{command}: {why}"));
+}
+
+/// Adds what the engine says of the model. Where a message has waited for the model, above that
+/// message.
+fn informed(app: &mut App, text: String) {
+    let waits = app.chat.turns() == 0 && app.turn.as_ref().is_some_and(|turn| !turn.answering);
+    match waits {
+        true => app.feed.push(&app.chat, Local::new(None, LocalKind::Note, text)),
+        false => app.note(LocalKind::Note, text),
     }
 }
 
@@ -100,7 +130,7 @@ pub fn rebuilt(app: &mut App, cancelled: bool, tokens: usize) {
     let restored = app.session.loaded(cancelled);
     // Nothing was fed: another model encodes the texts with the next message.
     if tokens == 0 && !cancelled {
-        return;
+        return switch_now(app);
     }
     app.info(match cancelled {
         true if restored => "stopped; the conversation loads with your next message".to_owned(),
@@ -109,8 +139,19 @@ pub fn rebuilt(app: &mut App, cancelled: bool, tokens: usize) {
         false if restored || !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
         false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
     });
+    switch_now(app);
     if !cancelled {
         turns::send_next(app);
+    }
+}
+
+/// Switches eviction as was asked for while the engine put switches off.
+fn switch_now(app: &mut App) {
+    if app.defers_switches() {
+        return;
+    }
+    if let Some(on) = app.engine.eviction_later.take().filter(|on| *on != app.engine.eviction) {
+        cache::switch(app, on);
     }
 }
 
@@ -167,7 +208,7 @@ fn done(app: &mut App, report: TurnReport) {
         (_, Some(detail)) => format!("{detail}{}", advice(&report)),
         (reason, None) => reason.name().to_owned(),
     };
-    let no_room = report.stop_reason == StopReason::ContextFull;
+    let no_room = matches!(report.stop_reason, StopReason::ContextFull | StopReason::CacheFull);
     let long = app.turn.as_ref().is_some_and(|t| t.turn == turn && app.now_ms >= t.started_ms + BELL_MS);
     // After a stop or a failure the queue waits for the user.
     let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
@@ -178,7 +219,7 @@ fn done(app: &mut App, report: TurnReport) {
         app.emit(crate::ui::effect::Effect::Bell);
     }
     if refused && no_room {
-        turns::no_room(app, turn, &why);
+        turns::no_room(app, turn, report.stop_reason, &why);
     } else if refused {
         // Not a turn: nothing is written.
         turns::take_back(app, turn, &why);
@@ -188,6 +229,7 @@ fn done(app: &mut App, report: TurnReport) {
     }
     app.store(Store::Sync);
     inspect::read_again(app);
+    switch_now(app);
     if ended_well {
         turns::send_next(app);
     }
@@ -195,6 +237,7 @@ fn done(app: &mut App, report: TurnReport) {
 
 fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.engine.eviction = on;
+    app.engine.eviction_asked.take_if(|asked| *asked == on);
     app.memory.mark_stale();
     if !app.session.is_restored() {
         // The empty cache was switched. The saved conversation continues it, and reports it then.
@@ -217,6 +260,7 @@ pub fn failed(app: &mut App, error: &str) {
     app.engine.recalling = false;
     app.session.loaded(false);
     (app.engine.compacting, app.engine.comparing) = (None, None);
+    (app.engine.eviction_asked, app.engine.eviction_later) = (None, None);
     if app.turn.take().is_some() {
         // The turn gets no report; its text stays on the screen.
         app.store(Store::Sync);
@@ -315,6 +359,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
     (app.engine.comparing, app.engine.rebuilding) = (None, None);
+    (app.engine.eviction_asked, app.engine.eviction_later) = (None, None);
     app.session.loaded(false);
     if let (Restore::Waiting(request), Some(_)) = (&mut app.session.restore, &app.engine.info) {
         // It was made for the model before.
@@ -354,5 +399,5 @@ pub fn load_failed(app: &mut App, error: &str) {
         }
         None => "; /model NAME loads another".to_owned(),
     };
-    app.note(LocalKind::Error, format!("not loaded: {error}{kept}"));
+    app.result(LocalKind::Error, format!("not loaded: {error}{kept}"));
 }

@@ -47,6 +47,7 @@ pub fn show(app: &mut App, chat: Conversation) {
         app.queue.clear();
     }
     app.session = SessionView::default();
+    (app.engine.eviction_asked, app.engine.eviction_later) = (None, None);
     // They are the figures of the conversation before.
     app.engine.snapshot = None;
     app.panel.ratios = RatioHistory::default();

@@ -13,13 +13,16 @@ use crate::ui::text::clean_line;
 use crate::ui::widgets;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
+/// Letters so soon after a slash that a page does not take belong to the same command.
+const COMMAND_PAUSE_MS: u64 = 2_000;
+
 /// Handles a key: text goes into the input, anything else is an action.
 pub fn key(app: &mut App, event: KeyEvent) {
     if event.kind == KeyEventKind::Release {
         return;
     }
     let key = Key::of(&event);
-    // The draft changes: it is not sent as it was.
+    // The unsent text changes: it is not sent as it was.
     app.attaching = 0;
     if app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1 {
         // The screen is too small: only keys that leave or stop.
@@ -73,16 +76,33 @@ pub fn key(app: &mut App, event: KeyEvent) {
 /// Handles a key of the topmost overlay.
 fn overlay_key(app: &mut App, key: Key) {
     let action = app.setup.keymap.action(key);
-    app.notice = None;
+    let letters = app.overlays.last().is_some_and(|top| top.has_letter_keys());
+    if let Some(text) = typed(key).filter(|_| letters) {
+        // A command that is typed here is not taken for keys of the page.
+        let command = app.mistyped_ms.is_some_and(|at| app.now_ms < at + COMMAND_PAUSE_MS);
+        if command || text == "/" {
+            app.mistyped_ms = Some(app.now_ms);
+            return esc_first(app);
+        }
+    }
+    (app.notice, app.mistyped_ms) = (None, None);
     let after = match action {
         Some(action @ (Action::Suspend | Action::Redraw)) => return act(app, action),
         Some(action @ Action::QuitWhenEmpty) if app.input.is_empty() => return act(app, action),
         Some(Action::Stop | Action::Interrupt | Action::QuitWhenEmpty) => with_top(app, |top, app| top.escape(app)),
         _ => with_top(app, |top, app| top.key(app, key, action)),
     };
-    if let Some(After::Act(action)) = after {
-        act(app, action);
+    match after {
+        Some(After::Act(action)) => act(app, action),
+        Some(After::Ignored) if typed(key).is_some() => esc_first(app),
+        _ => {}
     }
+}
+
+/// Says that this page does not take text.
+fn esc_first(app: &mut App) {
+    let close = app.key(Action::Stop);
+    app.info(format!("{close} first: this page takes no text"));
 }
 
 /// Hands an event to the topmost overlay. `None` if none is open.
@@ -105,7 +125,7 @@ fn typed(key: Key) -> Option<String> {
     }
 }
 
-/// Sets the draft aside when a slash begins a command: typed before its first character, or right
+/// Sets the unsent text aside when a slash begins a command: typed before its first character, or right
 /// after the program itself put the text into the input.
 fn set_aside(app: &mut App) {
     let input = &app.input;
@@ -117,7 +137,7 @@ fn set_aside(app: &mut App) {
 }
 
 fn type_text(app: &mut App, text: &str) {
-    app.notice = None;
+    (app.notice, app.priced) = (None, None);
     app.input.insert(text);
     input_changed(app);
 }
@@ -141,7 +161,7 @@ pub fn line(app: &mut App, line: &str) {
     if question::answer(app, line) {
         return;
     }
-    // A draft that was given back is not on the screen: only a line that was continued stays before
+    // Unsent text that was given back is not on the screen: only a line that was continued stays before
     // this one.
     if !app.input.text().ends_with('\n') {
         app.input.take();
@@ -175,12 +195,30 @@ pub fn paste(app: &mut App, text: &str) {
     app.completion = None;
 }
 
+/// Types the text of many keys that waited together, as [`key`] would one after the other.
+pub fn burst(app: &mut App, text: &str) {
+    let too_small = app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1;
+    if app.overlay::<question::Question>().is_some() || too_small {
+        let typed = |c| if c == '\n' { KeyCode::Enter } else { KeyCode::Char(c) };
+        return text.chars().for_each(|c| key(app, KeyEvent::new(typed(c), KeyModifiers::NONE)));
+    }
+    if !app.overlays.is_empty() {
+        return paste(app, text);
+    }
+    (app.attaching, app.answered) = (0, None);
+    let newlines = text.bytes().filter(|b| *b == b'\n').count();
+    if app.burst.typed_many(app.now_ms, newlines) {
+        app.input.insert_fast("\n");
+    }
+    type_fast(app, text);
+}
+
 /// Replaces a file's name in the input by the attached file. Sends the input after the last file
 /// that it waits for.
 pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
     let left = std::mem::take(&mut app.attaching);
     match read {
-        Err(why) if left > 0 => app.error(format!("not sent: {why}; without the @ its name is sent")),
+        Err(why) if left > 0 => app.error(format!("not sent: {why}. Remove the @ to send just the name")),
         Err(why) => app.error(why),
         Ok(Attachment { label, text }) if app.input.attach(typed, &text, label.clone()) => {
             app.info(format!("attached {label}"));

@@ -8,7 +8,7 @@ use crate::ui::commands::{self, set};
 use crate::ui::effect::Effect;
 use crate::ui::overlay::{history::HistorySearch, inspect::Inspect};
 use crate::ui::spelling::parse;
-use crate::ui::state::{App, NO_MODEL};
+use crate::ui::state::{App, EngineView, NO_MODEL};
 use crate::ui::text::on_or_off;
 use crate::ui::widgets;
 
@@ -33,7 +33,11 @@ pub fn act(app: &mut App, action: Action) {
         Action::Find | Action::Help | Action::Panel | Action::Sessions | Action::Copy => {
             commands::run_named(app, action.name(), "");
         }
-        Action::Eviction => commands::run_named(app, "eviction", on_or_off(!app.engine.eviction)),
+        Action::Eviction => {
+            let EngineView { eviction, eviction_asked, eviction_later, .. } = app.engine;
+            let now = eviction_later.or(eviction_asked).unwrap_or(eviction);
+            commands::run_named(app, "eviction", on_or_off(!now));
+        }
         Action::ExternalEditor => app.emit(Effect::ExternalEditor(app.input.expanded().into_owned())),
         Action::PageUp => app.feed.scroll(-page),
         Action::PageDown => app.feed.scroll(page),
@@ -111,8 +115,13 @@ pub fn submit(app: &mut App) {
         Some((name, argument)) => match commands::read(name, argument) {
             Ok(command) => {
                 app.history.push(&text);
-                app.input.take();
-                commands::run(app, command, argument);
+                let line = app.input.take();
+                app.paid = app.priced.take().as_ref() == Some(&line);
+                if !commands::run(app, command, argument) {
+                    // To be corrected, or confirmed.
+                    app.input.set(&line);
+                    app.priced = Some(line);
+                }
             }
             // It stays in the input to be corrected.
             Err(mistake) => app.error(mistake),

@@ -14,7 +14,7 @@ pub fn stop_or_close(app: &mut App) {
     app.notice = None;
     if app.completion.take().is_some() {
     } else if app.aside.is_some() {
-        // The draft set aside returns.
+        // The unsent text set aside returns.
         app.input.take();
     } else if turns::unqueue(app) {
     } else if app.is_busy() {
@@ -29,14 +29,14 @@ pub fn stop_or_close(app: &mut App) {
     }
 }
 
-/// Stops what runs, else clears the draft, else stops loading or quits at the second press.
+/// Stops what runs, else clears the unsent text, else stops loading or quits at the second press.
 pub fn interrupt(app: &mut App) {
     let asked = app.asked();
     if app.is_busy() {
         stop(app);
     } else if !app.input.is_empty() {
-        let draft = app.input.take();
-        app.history.push(&draft);
+        let unsent = app.input.take();
+        app.history.push(&unsent);
         app.editing = None;
         app.completion = None;
         app.info(format!("cleared; {} brings it back", app.key(Action::Undo)));

@@ -137,6 +137,7 @@ fn eviction_is_switched_under_every_policy_that_drops_or_merges() {
         let effects = press(&mut app, KeyCode::F(4));
         let switched = matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]);
         assert_eq!(switched, switches, "{policy}");
+        app.engine.eviction_asked = None;
     }
     assert_eq!(notice(&app), "the cache keeps everything: its policy is dense");
 }
@@ -150,7 +151,7 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     engine(&mut app, Event::EvictionSet { on: false, at_token: 472, dropped_slots: 0 });
     let shown = screen(&mut app);
     assert!(shown.contains("every token is kept from here on"), "{shown}");
-    assert!(shown.contains("recomputes 472 tokens"), "{shown}");
+    assert!(shown.contains("recomputes all 472"), "{shown}");
     assert!(shown.contains("eviction off"));
     engine(&mut app, Event::EvictionSet { on: true, at_token: 500, dropped_slots: 1234 });
     assert!(screen(&mut app).contains("eviction on: 1,234 slots dropped at once"));
@@ -267,6 +268,8 @@ fn undo_edit_and_regenerate_keep_the_branches() {
     assert!(sent(&press(&mut app, KeyCode::Enter)));
     assert_eq!(app.chat.path()[0].text, "first!");
     assert_eq!(app.chat.siblings(app.chat.path()[0].id).len(), 2);
+    end(&mut app, StopReason::End);
+    assert!(screen(&mut app).lines().any(|line| line.contains("tok/s") && line.contains("version 2 of 2")));
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn a_file_named_by_hand_is_attached_at_enter() {
     let effects = press(&mut app, KeyCode::Enter);
     assert!(answer(&mut app, &effects[0]).is_empty() && app.chat.path().len() == 2);
     assert!(notice(&app).starts_with("not sent: ") && notice(&app).contains("not UTF-8"), "{}", notice(&app));
-    // A key in between leaves the draft to its writer.
+    // A key in between leaves the unsent text to its writer.
     app.input.set(&format!("@{} ", path("notes.txt")));
     let effects = press(&mut app, KeyCode::Enter);
     press(&mut app, KeyCode::Char('!'));
@@ -350,4 +350,73 @@ fn a_rebuild_that_is_stopped_does_not_call_the_cache_empty() {
     figures(&mut app, snapshot(472, 8, 4));
     let shown = screen(&mut app);
     assert!(shown.contains("stopped; the cache holds 472 tokens") && !shown.contains("the cache is empty"), "{shown}");
+}
+
+#[test]
+fn a_command_with_a_wrong_argument_stays_in_the_input() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "question", "", "answer");
+    for line in [
+        "/parallel 3000",
+        "/parallel 3000 how many?",
+        "/set temprature 1",
+        "/set top_p 2",
+        "/set width 3000",
+        "/set keep_ratio 0",
+        "/set theme nope",
+        "/set when_full never",
+        "/forget 0",
+        "/forget 65",
+        "/forget lots",
+        "/draft 99",
+        "/copy 9",
+        "/theme nope",
+        "/export notes.txt",
+        "/think maybe",
+        "/rename",
+        "/recall",
+    ] {
+        assert!(say(&mut app, line).is_empty(), "{line}");
+        assert_eq!(app.input.text(), line);
+        assert!(app.notice.as_ref().is_some_and(|n| n.level == crate::ui::state::Level::Error), "{line}");
+        app.input.set("");
+    }
+    // The engine may refuse too. What was typed meanwhile stays.
+    let refused = || Event::Refused { command: "forget", why: "it cannot be measured now".into() };
+    say(&mut app, "/forget 2");
+    assert_eq!(app.input.text(), "");
+    engine(&mut app, refused());
+    assert_eq!(app.input.text(), "/forget 2");
+    app.input.set("more");
+    engine(&mut app, refused());
+    assert_eq!(app.input.text(), "more");
+    // One that is carried out leaves it.
+    app.input.set("");
+    assert!(matches!(say(&mut app, "/set when_full stop")[..], [Effect::Engine(Command::SetWhenFull(Some(_)))]));
+    say(&mut app, "/set system Be brief.");
+    assert_eq!((app.input.text(), app.chat.system()), ("", Some("Be brief.")));
+}
+
+/// A state that is kept costs nothing; without one the price is said, and the same command again
+/// pays it.
+#[test]
+fn undo_says_its_price_first() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "first", "hm", "one");
+    turn(&mut app, "second", "hm", "two");
+    let kept = |kept: Vec<usize>| crate::protocol::Snapshot { kept, ..snapshot(900, 8, 4) };
+    figures(&mut app, kept(vec![40]));
+    assert!(say(&mut app, "/undo").is_empty());
+    assert_eq!((notice(&app), app.input.text()), ("/undo reads 432 tokens again; Enter again does it", "/undo"));
+    // A key in between asks again.
+    press(&mut app, KeyCode::Char(' '));
+    press(&mut app, KeyCode::Backspace);
+    assert!(press(&mut app, KeyCode::Enter).is_empty() && app.chat.path().len() == 4);
+    assert!(matches!(press(&mut app, KeyCode::Enter)[..], [Effect::Rewind, ..]));
+    assert_eq!((app.chat.path().len(), app.input.text()), (2, "second"));
+    // With a state to go back to it is done at once.
+    app.input.set("");
+    turn(&mut app, "second", "hm", "two");
+    figures(&mut app, kept(vec![40, 471]));
+    assert!(matches!(say(&mut app, "/undo")[..], [Effect::Rewind, ..]));
 }

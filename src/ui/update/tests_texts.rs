@@ -35,11 +35,12 @@ fn words_behind_a_command_that_takes_none_are_refused_and_nothing_is_done() {
     app.input.take();
     say(&mut app, "/copy 9");
     assert_eq!(notice(&app), "/copy: no answer 9 from the end; this conversation has 1 answer");
+    app.input.take();
     say(&mut app, "/help me");
     assert!(app.overlay::<Help>().is_some());
 }
 
-/// There is no input on the screen whose draft a line could continue.
+/// There is no input on the screen whose unsent text a line could continue.
 #[test]
 fn in_line_mode_a_line_is_sent_alone() {
     let mut app = app(120, 40, 8, 4);

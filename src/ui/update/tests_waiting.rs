@@ -1,7 +1,8 @@
-//! Drafts, waiting messages and notices: what is kept, what returns, what goes by itself.
+//! Unsent text, waiting messages and notices: what is kept, what returns, what goes by itself.
 
 use super::*;
-use crate::protocol::{Command, Event, StopReason, TextKind};
+use crate::protocol::{ChainEvent, Command, Event, StopReason, TextKind, TurnReport};
+use crate::ui::attach::Attachment;
 use crate::ui::commands::sessions::Sessions;
 use crate::ui::effect::{Store, Which};
 use crate::ui::event::{Asked, SessionEntry};
@@ -52,7 +53,7 @@ fn a_command_works_while_a_draft_stands() {
     // The text given back makes way for the next command, and returns.
     type_in(&mut app, "/");
     assert_eq!((app.input.text(), app.aside.as_deref()), ("/", Some("second")));
-    assert!(screen(&mut app).contains("your draft is kept aside"));
+    assert!(screen(&mut app).contains("your text is set aside"));
     press(&mut app, KeyCode::Backspace);
     assert_eq!((app.input.text(), &app.aside), ("second", &None));
     say(&mut app, "/set temperature 1");
@@ -62,7 +63,7 @@ fn a_command_works_while_a_draft_stands() {
     say(&mut app, "/undo");
     assert_eq!(app.input.text(), "first");
     assert!(app.history.entries().contains(&"second".to_owned()));
-    // A draft of the user's own makes way when the slash is before it.
+    // Unsent text of the user's own makes way when the slash is before it.
     press(&mut app, KeyCode::Char('!'));
     type_in(&mut app, "/x");
     assert_eq!(app.input.text(), "first!/x");
@@ -101,7 +102,7 @@ fn messages_sent_while_a_model_loads_or_answers_wait_their_turn() {
     assert!(!sent(&end(&mut app, StopReason::Cancelled)));
     assert!(screen(&mut app).contains("queued: third  (Enter sends, Esc takes it back)"));
     assert!(sent(&press(&mut app, KeyCode::Enter)));
-    // With a draft in the input, Esc stops the answer.
+    // With unsent text in the input, Esc stops the answer.
     say(&mut app, "fourth");
     type_in(&mut app, "d");
     assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
@@ -231,4 +232,113 @@ fn an_answer_asked_for_again_and_stopped_leaves_the_first_one() {
     let id = app.turn.as_ref().unwrap().turn;
     update(&mut app, AppEvent::NotAsked { what: Asked::Turn(id), why: None });
     assert_eq!((app.input.text(), app.chat.path().len()), ("another", 2));
+}
+
+#[test]
+fn eviction_is_switched_after_the_chains_and_once() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "/parallel 4 how many?");
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(&mut app, Event::TurnStarted { turn, prompt_tokens: 40, reused: 0, todo: 40 });
+    engine(&mut app, Event::Chain { turn, event: ChainEvent::Started(4) });
+    let f4 = |app: &mut App| {
+        let effects = press(app, KeyCode::F(4));
+        assert!(effects.is_empty(), "{effects:?}");
+        notice(app).to_owned()
+    };
+    assert_eq!(f4(&mut app), "eviction goes off after this answer");
+    assert_eq!(f4(&mut app), "eviction stays on");
+    assert_eq!(f4(&mut app), "eviction goes off after this answer");
+    say(&mut app, "/eviction off");
+    assert_eq!(notice(&app), "eviction goes off after this answer already");
+    let switches = |effects: Vec<Effect>| -> Vec<bool> {
+        let on = |effect| if let Effect::Engine(Command::SetEviction(on)) = effect { Some(on) } else { None };
+        effects.into_iter().filter_map(on).collect()
+    };
+    engine(&mut app, Event::Chain { turn, event: ChainEvent::Elected(0) });
+    assert_eq!(switches(end(&mut app, StopReason::End)), [false]);
+    engine(&mut app, Event::EvictionSet { on: false, at_token: 472, dropped_slots: 0 });
+    assert_eq!(app.chat.marks().len(), 1);
+    // While a switch is on its way, the next one waits, and a third takes that back.
+    assert_eq!(switches(press(&mut app, KeyCode::F(4))), [true]);
+    (0..3).for_each(|_| assert!(switches(press(&mut app, KeyCode::F(4))).is_empty()));
+    let set = Event::EvictionSet { on: true, at_token: 472, dropped_slots: 9 };
+    assert_eq!(switches(engine(&mut app, set)), [false]);
+}
+
+#[test]
+fn a_message_that_the_cache_has_no_room_for_is_recalled_by_up() {
+    let mut app = app(120, 40, 8, 4);
+    for question in ["first", "second"] {
+        say(&mut app, question);
+        let turn = app.turn.as_ref().unwrap().turn;
+        let full = report(turn, StopReason::CacheFull);
+        let why = Some("the KV cache is full: 6.3 kB more would pass the limit of 1.3 MB".to_owned());
+        let refused = TurnReport { in_context: false, generated: Vec::new(), detail: why, ..full };
+        engine(&mut app, Event::TurnDone(Box::new(refused)));
+        assert_eq!((app.input.text(), app.history.entries().last().map(String::as_str)), ("", Some(question)));
+        let shown = screen(&mut app);
+        assert_eq!(shown.matches("not sent (Up recalls it): the KV cache is full").count(), 1, "{shown}");
+    }
+}
+
+#[test]
+fn what_fails_late_is_in_view() {
+    for late in [true, false] {
+        let mut app = app(100, 24, 8, 4);
+        for n in 0..8 {
+            turn(&mut app, &format!("question {n}"), "hm", "an answer");
+        }
+        screen(&mut app);
+        press(&mut app, KeyCode::PageUp);
+        screen(&mut app);
+        match late {
+            true => drop(update(&mut app, AppEvent::LoadFailed("no connection".into()))),
+            false => drop(engine(&mut app, Event::Notice("no connection".into()))),
+        }
+        assert!(screen(&mut app).contains("no connection"), "{late}: {}", screen(&mut app));
+    }
+}
+
+#[test]
+fn text_that_is_typed_into_a_page_needs_esc_first() {
+    let mut app = app(100, 24, 8, 4);
+    turn(&mut app, "question", "hm", "an answer");
+    press(&mut app, KeyCode::F(3));
+    let effects: Vec<Effect> = "/unpin".chars().flat_map(|c| press(&mut app, KeyCode::Char(c))).collect();
+    assert!(!effects.iter().any(|e| matches!(e, Effect::Engine(Command::PinTokens { .. }))), "{effects:?}");
+    assert_eq!(notice(&app), "Esc first: this page takes no text");
+    app.notice = None;
+    app.now_ms += 10_000;
+    press(&mut app, KeyCode::Char('x'));
+    assert_eq!(notice(&app), "Esc first: this page takes no text");
+    press(&mut app, KeyCode::Esc);
+    assert!(app.overlays.is_empty());
+}
+
+/// Keys that waited together are one text, wherever they are typed.
+#[test]
+fn a_burst_is_typed_at_once() {
+    let mut app = app(100, 24, 8, 4);
+    let long: String = (0..2_000).map(|n| format!("line {n}\n")).collect();
+    let text = long.trim_end();
+    let effects = update(&mut app, AppEvent::Burst(text.to_owned()));
+    assert!(!sent(&effects) && app.input.expanded() == text);
+    assert!(notice(&app).starts_with("pasted text is folded"));
+    app.input.set("");
+    press(&mut app, KeyCode::F(1));
+    update(&mut app, AppEvent::Burst("cache".into()));
+    assert!(screen(&mut app).contains("help: cache"), "{}", screen(&mut app));
+}
+
+#[test]
+fn a_waiting_message_shows_its_file_as_the_input_did() {
+    let mut app = app(100, 24, 8, 4);
+    say(&mut app, "first");
+    type_in(&mut app, "sum up @notes.md");
+    let file = Attachment { label: "[@notes.md, 2 lines]".into(), text: "notes.md:\n```\none\ntwo\n```".into() };
+    update(&mut app, AppEvent::Attached { typed: "@notes.md".into(), read: Ok(file) });
+    press(&mut app, KeyCode::Enter);
+    let shown = screen(&mut app);
+    assert!(shown.contains("queued: sum up [@notes.md, 2 li") && !shown.contains("^J"), "{shown}");
 }

@@ -3,7 +3,7 @@
 use crate::protocol::Snapshot;
 use crate::ui::action::Action;
 use crate::ui::state::App;
-use crate::ui::text::plural;
+use crate::ui::text::{count, plural};
 
 /// What happens to a conversation that the cache does not hold any more. `held`: the last figures
 /// while it did.
@@ -26,16 +26,18 @@ pub fn repeats(app: &App, chain: Option<usize>) -> String {
 
 /// Returns the text of a toggle's line.
 pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
-    let redo = match at_token {
-        0 => String::new(),
-        n => format!(" (/rebuild recomputes {})", plural(n as u64, "token")),
-    };
     match (on, at_token) {
         (true, 0) => "eviction on".to_owned(),
-        (true, _) => format!("eviction on: {} dropped at once{redo}", plural(dropped_slots, "slot")),
+        (true, n) => {
+            let (slots, tokens) = (plural(dropped_slots, "slot"), plural(n as u64, "token"));
+            format!("eviction on: {slots} dropped at once (/rebuild recomputes {tokens})")
+        }
         (false, 0) => "eviction off: nothing is dropped".to_owned(),
-        (false, _) => {
-            format!("eviction off: every token is kept from here on; dropped ones do not come back{redo}")
+        (false, n) => {
+            let all = count(n as u64);
+            format!(
+                "eviction off: every token is kept from here on; dropped tokens are gone; /rebuild recomputes all {all}"
+            )
         }
     }
 }

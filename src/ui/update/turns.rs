@@ -3,6 +3,7 @@
 use crate::chat::MessageId;
 use crate::chat::summary::WAY_OUT;
 use crate::config::Width;
+use crate::protocol::StopReason;
 use crate::ui::action::Action;
 use crate::ui::attach::unattached;
 use crate::ui::effect::{Effect, Store};
@@ -129,15 +130,15 @@ pub fn give_back(app: &mut App, text: &str) -> String {
     format!(" ({} recalls it)", app.key(Action::HistoryOlder))
 }
 
-/// Moves the draft set aside back into the input once that is empty.
-pub fn return_draft(app: &mut App) {
+/// Moves the unsent text set aside back into the input once that is empty.
+pub fn return_unsent(app: &mut App) {
     if app.input.is_empty()
         && app.editing.is_none()
-        && let Some(draft) = app.aside.take()
+        && let Some(unsent) = app.aside.take()
     {
-        app.input.set(&draft);
+        app.input.set(&unsent);
         app.completion = None;
-        app.given_back = Some(draft);
+        app.given_back = Some(unsent);
     }
 }
 
@@ -196,25 +197,28 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) {
     app.note(LocalKind::Error, format!("{what}: {why}"));
 }
 
-/// Takes back a question for which the context has no room, and says what to do. A long one returns
-/// to the input to be shortened; others can be recalled, so that the next one is not typed behind
-/// them.
-pub fn no_room(app: &mut App, turn: u64, why: &str) {
+/// Takes back a question for which context or cache have no room, and says what to do. One that is
+/// too long for the context returns to the input to be shortened; others can be recalled, so that the
+/// next one is not typed behind them.
+pub fn no_room(app: &mut App, turn: u64, what: StopReason, why: &str) {
     let question = app.chat.reply(turn).and_then(|reply| reply.parent);
     let text = app.chat.retract(turn).filter(|_| question.is_some_and(|id| app.chat.get(id).is_none()));
     app.feed.reattach(&app.chat);
     let context = app.engine.info.as_ref().map_or(0, |info| info.context);
+    let recalls = |app: &mut App, text: &str| {
+        app.history.push(text);
+        format!("not sent ({} recalls it)", app.key(Action::HistoryOlder))
+    };
     let line = match text {
+        Some(text) if what == StopReason::CacheFull => format!("{}: {why}", recalls(app, &text)),
+        None if what == StopReason::CacheFull => format!("not answered again: {why}"),
         Some(text) if app.chat.path().is_empty() || text.len() > context => {
             let place = give_back(app, &text);
             format!(
                 "not sent{place}: {why}; shorten the message, or start with a larger --ctx-size if the model allows it"
             )
         }
-        Some(text) => {
-            app.history.push(&text);
-            format!("not sent ({} recalls it): {FULL}: {WAY_OUT}", app.key(Action::HistoryOlder))
-        }
+        Some(text) => format!("{}: {FULL}: {WAY_OUT}", recalls(app, &text)),
         None => format!("not answered again: {FULL}: {WAY_OUT}"),
     };
     app.say(Level::Warning, line);

@@ -28,8 +28,8 @@ pub fn rows(chains: &Chains, figures: &[ChainFigures], lanes: u64, width: usize,
     }
     lines.extend(votes(&chains.votes, chains.each.len(), width, theme));
     let (reads, dense) = figures.iter().fold((0.0, 0.0), |(r, d), f| (r + f.reads, d + f.dense_reads));
-    if dense > 0.0 {
-        lines.push(Line::styled(format!("{MARGIN}{}", reads_words(reads, dense)), dim));
+    if let Some(words) = reads_words(reads, dense) {
+        lines.push(Line::styled(format!("{MARGIN}{words}"), dim));
     }
     lines
 }
@@ -103,22 +103,20 @@ fn votes(votes: &[VoteCount], chains: usize, width: usize, theme: &Theme) -> Vec
     votes.iter().zip(&answers).enumerate().map(line).collect()
 }
 
-/// `8.0x fewer cache reads than dense`
-fn reads_words(reads: f64, dense: f64) -> String {
-    match dense / reads {
-        times if times.is_finite() && times >= 1.05 => format!("{times:.1}x fewer cache reads than dense"),
-        _ => "as many cache reads as dense".to_owned(),
-    }
+/// `8.0x fewer cache reads than dense`, if they are fewer.
+fn reads_words(reads: f64, dense: f64) -> Option<String> {
+    let times = Some(dense / reads).filter(|times| times.is_finite() && *times >= 1.05)?;
+    Some(format!("{times:.1}x fewer cache reads than dense"))
 }
 
 /// What the line under an answer of several chains says: the votes, whose reply it is, and the
 /// reads.
 pub fn words(report: &ChainsReport, reads: f64) -> String {
+    let fewer = reads_words(reads, report.dense_reads).map_or(String::new(), |words| format!("; {words}"));
     format!(
-        "{}; this is chain {}; {}; /chains shows them",
+        "{}; this is chain {}{fewer}; /chains shows them",
         report.votes_in_words(MAX_ANSWERS, |answer| truncate(&clean_line(answer), 24)),
         report.winner.saturating_add(1),
-        reads_words(reads, report.dense_reads)
     )
 }
 
@@ -209,6 +207,7 @@ mod tests {
         ] {
             say(&mut app, typed);
             assert!(screen(&mut app).contains(shown), "{typed}: {}", screen(&mut app));
+            app.input.set("");
         }
     }
 }

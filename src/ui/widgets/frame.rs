@@ -45,7 +45,9 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         overlay.draw(frame, area, app);
     }
     if app.overlays.last().is_some_and(|top| top.hides_banner()) {
-        status::draw_notice(frame.buffer_mut(), area, app);
+        // Above the keys of the page and the status line.
+        let above = Rect { height: at.status.y.saturating_sub(1), ..area };
+        status::draw_notice(frame.buffer_mut(), above, app);
     }
     if chat_has_keys {
         input::draw_completion(frame, at.banner.y, app);

@@ -10,7 +10,7 @@ use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, PageRecall, Spelled, shown};
 use crate::ui::numbers::{self, percent};
 use crate::ui::overlay::{below, draw_lines, inside};
-use crate::ui::text::{count, grapheme_width, plural, truncate, wrap_plain};
+use crate::ui::text::{count, grapheme_width, plural, truncate, width, wrap_plain};
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -62,9 +62,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage, recal
     };
     line(buffer, Rect { height: area.height.min(1), y: area.y, ..at.text }, &title(app, page), Role::Title);
     let close = app.key(Action::Stop);
-    let keys = [KEYS, SHORT_KEYS].map(|keys| format!("{keys}  {close}"));
-    let fits = keys.iter().find(|keys| keys.len() <= usize::from(at.keys.width));
-    line(buffer, at.keys, fits.map_or(SHORT_KEYS, String::as_str), Role::Dim);
+    line(buffer, at.keys, &keys_that_fit(&close, usize::from(at.keys.width)), Role::Dim);
     if memory.is_empty() {
         line(buffer, at.text, "nothing is in the cache yet", Role::Text);
         return;
@@ -83,9 +81,32 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage, recal
     draw_scale_between(buffer, at.scale, theme, app.depth(), ["dropped ", " kept"]);
 }
 
-/// The keys of the page, and those that a narrow screen has room for.
-const KEYS: &str = "arrows move  Space choose  r recall  p pin  + best  - least  l layer  h head  a all  Tab heads";
-const SHORT_KEYS: &str = "Space choose  r recall  p pin  + best  - least  l layer  h head  Tab heads";
+/// The keys of the page. Those of the lowest rank leave a narrow row first.
+const KEYS: [(u8, &str); 10] = [
+    (0, "arrows move"),
+    (6, "Space choose"),
+    (9, "r recall"),
+    (8, "p pin"),
+    (5, "+ best"),
+    (4, "- least"),
+    (3, "l layer"),
+    (2, "h head"),
+    (1, "a all"),
+    (7, "Tab heads"),
+];
+
+/// The row of keys in so many columns. The one that closes is always there.
+fn keys_that_fit(close: &str, columns: usize) -> String {
+    let mut keys = KEYS.to_vec();
+    loop {
+        let row: String = keys.iter().map(|(_, key)| format!("{key}  ")).collect::<String>() + close + " closes";
+        let least = keys.iter().enumerate().min_by_key(|(_, (rank, _))| *rank).map(|(n, _)| n);
+        match least {
+            Some(least) if width(&row) > columns => keys.remove(least),
+            _ => return row,
+        };
+    }
+}
 
 /// Rows of the recall test that was asked for on this page.
 pub fn result_rows(app: &App, recalled: Option<&PageRecall>) -> u16 {
@@ -104,7 +125,7 @@ fn result_lines(app: &App, recalled: Option<&PageRecall>, width: usize) -> Vec<L
     lines
 }
 
-/// `memory: 1,234 tokens, 37 % kept, mean of all heads; plain: in the window`
+/// `memory: 1,234 tokens, 37 % kept, mean of all heads; untinted: still in the window`
 fn title(app: &App, page: &MemoryPage) -> String {
     let memory = &app.memory;
     let lanes = match page.filter {
@@ -118,7 +139,7 @@ fn title(app: &App, page: &MemoryPage) -> String {
     title += &match numbers::undecided(app) {
         0 => String::new(),
         usize::MAX => "; nothing is dropped".to_owned(),
-        _ => "; plain: in the window".to_owned(),
+        _ => "; untinted: still in the window".to_owned(),
     };
     let pinned: usize = memory.presence().pins.iter().map(ExactSizeIterator::len).sum();
     if pinned > 0 {
@@ -304,6 +325,20 @@ mod tests {
             engine(&mut app, Event::Presence(Arc::new(presence)));
             let screen = screen(&mut app);
             assert!(screen.contains(words), "{policy}: {screen}");
+        }
+    }
+
+    #[test]
+    fn the_key_that_closes_is_never_cut() {
+        for columns in [30, 60, 80, 100, 120] {
+            let mut app = opened(columns, 20, Depth::Rgb, "dark");
+            let keys = |app: &mut App| screen(app).lines().rev().nth(1).unwrap_or_default().to_owned();
+            assert!(keys(&mut app).ends_with("Esc closes"), "{columns}: {}", screen(&mut app));
+            // A notice covers neither them nor the status line.
+            app.info("cache loaded: 497 tokens");
+            let shown = screen(&mut app);
+            assert!(shown.contains("cache loaded") && keys(&mut app).ends_with("Esc closes"), "{shown}");
+            assert!(status(&mut app).contains("demo"), "{shown}");
         }
     }
 

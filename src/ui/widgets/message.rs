@@ -19,6 +19,8 @@ use std::ops::Range;
 /// Columns before the text and after it.
 const MARGIN: usize = 3;
 pub const RIGHT_MARGIN: usize = 2;
+/// Compression from which it is said.
+const WORTH_SAYING: f64 = 1.05;
 /// Rows of a think block while it streams.
 const TAIL: usize = 4;
 /// Bytes of a streaming think block that are looked at for its tail.
@@ -41,6 +43,10 @@ pub fn ending(report: &TurnReport) -> String {
 pub fn advice(report: &TurnReport) -> String {
     let text = match report.stop_reason {
         StopReason::ContextFull => return format!(": {WAY_OUT}"),
+        StopReason::CacheFull if report.forgotten_slots > 0 => {
+            let slots = plural(report.forgotten_slots, "slot");
+            return format!("; {slots} were dropped first, and nothing else may be; /set kv_limit raises the limit");
+        }
         StopReason::CacheFull if report.eviction => "; /set kv_limit raises the limit, /new starts over",
         StopReason::CacheFull => "; /set kv_limit raises the limit, /eviction on saves room, /new starts over",
         StopReason::MaxTokens => "; /set max_tokens raises it",
@@ -118,7 +124,8 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         let reasoning = m.reasoning.as_ref().map(String::len);
         let remembered = app.feed.remembered.get(&id);
         (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen, remembered).hash(&mut hasher);
-        (app.chat.sibling_count(id), app.feed.within(id).count()).hash(&mut hasher);
+        let asked = m.parent.map_or(0, |asked| app.chat.sibling_count(asked));
+        (app.chat.sibling_count(id), asked, app.feed.within(id).count()).hash(&mut hasher);
         (app.feed.pinned.contains(&id), all_kept(app)).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
         turn.and_then(|t| t.chains.as_ref()).map(|chains| chains.revision).hash(&mut hasher);
@@ -376,10 +383,12 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     if let Some(speed) = report.decode_tok_s {
         facts.push(format!("{} tok/s", count(speed.round() as usize)));
     }
-    if report.kv.ratio.is_some() {
+    if report.kv.ratio.is_some_and(|ratio| ratio >= WORTH_SAYING) {
         facts.push(format!("{} smaller", ratio(report.kv.ratio)));
     }
-    facts.extend(version(app, message));
+    // That of the question, if that was edited and has one answer.
+    let question = message.parent.and_then(|id| app.chat.get(id));
+    facts.extend(version(app, message).or_else(|| version(app, question?)));
     let mut spans = Vec::new();
     if !text.is_empty() {
         spans.push(Span::styled(clean(&text).into_owned(), style));

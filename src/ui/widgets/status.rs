@@ -25,7 +25,7 @@ fn banner_text(app: &App) -> Option<(String, Role)> {
         return Some((text, Role::Mark));
     }
     if app.aside.is_some() {
-        return Some((format!("your draft is kept aside until the command has run ({stop}: now)"), Role::Note));
+        return Some((format!("your text is set aside until the command has run ({stop}: now)"), Role::Note));
     }
     if app.editing.is_some() {
         return Some((format!("changing an earlier message; Enter sends it, {stop} leaves it"), Role::Mark));
@@ -72,9 +72,20 @@ fn queue_rows(app: &App, columns: u16) -> Vec<String> {
         };
         let more = if n == first && first > 0 { format!("{first} more, ") } else { String::new() };
         let room = usize::from(columns).saturating_sub(4 + width(&more) + "queued: ".len() + width(&keys));
-        format!("{more}queued: {}{keys}", truncate(&clean_line(&queued.text), room))
+        format!("{more}queued: {}{keys}", truncate(&clean_line(&with_labels(app, &queued.text)), room))
     };
     app.queue.iter().enumerate().skip(first).map(row).collect()
+}
+
+/// A text with its pastes and attached files as they are in the input.
+fn with_labels(app: &App, text: &str) -> String {
+    let (mut out, mut from) = (String::new(), 0);
+    for fold in app.input.folds(text) {
+        out.push_str(text[from..fold.range.start].trim_end_matches('\n'));
+        out.push_str(&fold.label);
+        from = fold.range.end;
+    }
+    out + &text[from..]
 }
 
 /// Describes what runs, its progress, and the key that stops it.
@@ -105,6 +116,9 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     if app.opening {
         return Some(format!("reading the conversation ({stop} stops)"));
     }
+    if let Some((asked, Phase::Prefill { done, total })) = probing(app).zip(Some(app.engine.phase())) {
+        return Some(format!("{asked}: reading {} ({stop} stops)", share(done, total)));
+    }
     if let Some(summary) = &app.engine.compacting {
         let words = plural(summary.text.split_whitespace().count() as u64, "word");
         return Some(format!("writing a summary: {words} ({stop} stops)"));
@@ -127,8 +141,24 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         }
         _ => return None,
     };
+    Some(format!("{what}: {} ({stop} stops)", share(done, total)))
+}
+
+/// What is asked beside the conversation, if anything.
+fn probing(app: &App) -> Option<&'static str> {
+    let engine = &app.engine;
+    let asked = [
+        (engine.compacting.is_some(), "writing a summary"),
+        (engine.comparing.is_some(), "answering without eviction"),
+        (engine.recalling, "asking for the text"),
+    ];
+    asked.into_iter().find_map(|(runs, what)| runs.then_some(what))
+}
+
+/// `1,234 of 6,283 tokens, 19 %`
+fn share(done: usize, total: usize) -> String {
     let percent = done.min(total) * 100 / total.max(1);
-    Some(format!("{what}: {} of {}, {percent} % ({stop} stops)", count(done as u64), plural(total as u64, "token")))
+    format!("{} of {}, {percent} %", count(done as u64), plural(total as u64, "token"))
 }
 
 /// Rows that the banner needs.
@@ -177,7 +207,7 @@ pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
         buffer.set_string(area.x + 2, area.y + (above + n) as u16, row, theme.style(Role::Note));
     }
     if app.feed.is_following() {
-        draw_draft_count(buffer, area, app);
+        draw_unsent_count(buffer, area, app);
     } else {
         draw_badge(buffer, area, app);
     }
@@ -202,9 +232,9 @@ fn draw_badge(buffer: &mut Buffer, area: Rect, app: &App) {
     }
 }
 
-/// The tokens of the draft, at the right end of the banner where that is free.
-fn draw_draft_count(buffer: &mut Buffer, area: Rect, app: &App) {
-    let Some(tokens) = app.draft_count.shown() else { return };
+/// The tokens of the unsent text, at the right end of the banner where that is free.
+fn draw_unsent_count(buffer: &mut Buffer, area: Rect, app: &App) {
+    let Some(tokens) = app.unsent_count.shown() else { return };
     let about = if app.theme.ascii { "about" } else { "≈" };
     let text = format!(" {about} {} ", plural(tokens as u64, "token"));
     if text_columns(app, area.width) + width(&text) + 2 > usize::from(area.width) {
@@ -256,7 +286,7 @@ fn parts(app: &App) -> Vec<Part> {
             let running = s.draft_gain.filter(|_| app.turn.is_some());
             let gain = running.or_else(|| last.filter(|_| app.turn.is_none())?.draft?.gain());
             if let Some(gain) = gain.filter(|gain| *gain >= WORTH_SAYING) {
-                add(3, Role::Status, format!("{gain:.1}x drafted"));
+                add(3, Role::Status, format!("drafts +{:.0} %", 100.0 * (gain - 1.0)));
             }
         }
     }
@@ -331,8 +361,25 @@ mod tests {
     use crate::ui::depth::Depth;
     use crate::ui::event::AppEvent;
     use crate::ui::state::Loading;
-    use crate::ui::testing::unloaded;
+    use crate::ui::testing::{self, unloaded};
     use crate::ui::update::update;
+
+    /// Of a long conversation this takes longest.
+    #[test]
+    fn what_is_read_beside_the_conversation_shows_how_far_it_is() {
+        let mut app = testing::app(100, 24, 8, 4);
+        testing::turn(&mut app, "question", "hm", "answer");
+        testing::say(&mut app, "/compare");
+        let phase = Phase::Prefill { done: 628, total: 6_283 };
+        testing::figures(&mut app, crate::protocol::Snapshot { phase, ..testing::snapshot(472, 8, 4) });
+        let text = banner_text(&app).unwrap().0;
+        assert_eq!(text, "answering without eviction: reading 628 of 6,283 tokens, 9 % (Esc stops)");
+        let gain = Some(1.204);
+        app.engine.comparing = None;
+        testing::say(&mut app, "next");
+        testing::figures(&mut app, crate::protocol::Snapshot { draft_gain: gain, ..testing::snapshot(472, 8, 4) });
+        assert!(testing::status(&mut app).contains("drafts +20 %"), "{}", testing::status(&mut app));
+    }
 
     #[test]
     fn kernels_that_are_compiled_are_told_until_weights_are_read() {

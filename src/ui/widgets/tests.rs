@@ -32,7 +32,7 @@ fn the_welcome_at_80x24() {
     (info.plan.certain_context, info.plan.expected_context) = (8_192, 131_072);
     ready(&mut app, info);
     let shown = screen(&mut app);
-    for text in ["dmschat", "at least 8,192 of them fit", "What can you do?", "F1 ", "/data/sessions"] {
+    for text in ["dmschat", "at least 8,192 tokens of it fit", "What can you do?", "F1 ", "/data/sessions"] {
         assert!(shown.contains(text), "{text}: {shown}");
     }
 }

@@ -12,12 +12,25 @@ use crate::ui::text::{clean_line, count, wrap, wrap_plain};
 const PURPOSE: &str = "watch a model decide what to forget";
 
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
-    let mut lines = lines(app, usize::from(area.width).saturating_sub(3).min(88), true);
-    // Empty rows go before words do.
-    while lines.len() > usize::from(area.height)
+    let (width, room) = (usize::from(area.width).saturating_sub(3).min(88), usize::from(area.height));
+    let mut lines = lines(app, width, true);
+    // Empty rows go before words do, and the place of files before the keys.
+    while lines.len() > room
         && let Some(empty) = lines.iter().rposition(|line| line.width() == 0)
     {
         lines.remove(empty);
+    }
+    let more = lines.len().saturating_sub(room);
+    if more > 0 {
+        let saved = saved(app, width).len();
+        lines.truncate(lines.len() - saved.min(more));
+    }
+    let more = lines.len().saturating_sub(room);
+    if more > 0 {
+        // What to try goes last but for the keys.
+        let keys = key_rows(app, width).len();
+        let end = lines.len().saturating_sub(keys);
+        lines.drain(end.saturating_sub(more)..end);
     }
     let height = lines.len().min(usize::from(area.height));
     let y = area.y + (usize::from(area.height) - height) as u16 / 2;
@@ -56,14 +69,19 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
         out.extend(key_rows(app, width));
     }
     out.push(Line::default());
+    out.extend(saved(app, width));
+    out
+}
+
+/// Where the conversation is saved.
+fn saved(app: &App, width: usize) -> Vec<Line<'static>> {
     let saved = if app.setup.no_session {
         "This conversation is not saved.".to_owned()
     } else {
         let folder = clean_line(&app.setup.settings.dirs.sessions().display().to_string());
         format!("Conversations are saved in {folder}")
     };
-    out.extend(wrap_plain(&saved, dim, width, &[]));
-    out
+    wrap_plain(&saved, app.theme.style(Role::Dim), width, &[])
 }
 
 /// The model, how long a conversation may be, and who evicts; the rest is in /stats.
@@ -72,7 +90,7 @@ fn model(app: &App) -> String {
     let Some(info) = &app.engine.info else {
         let downloads = app.engine.loading.as_ref().is_some_and(|l| l.download().is_some());
         return match &app.engine.loading {
-            Some(_) if downloads => "the model is being downloaded".to_owned(),
+            Some(_) if downloads => "the model is being downloaded; messages wait for it".to_owned(),
             Some(_) => "loading the model".to_owned(),
             None => "no model is loaded; /model NAME loads one".to_owned(),
         };
@@ -80,12 +98,15 @@ fn model(app: &App) -> String {
     let plan = &info.plan;
     let fits = match plan.certain_context {
         _ if plan.kv_budget_bytes.is_none() => String::new(),
-        fits if fits >= info.context => ", all of it fits".to_owned(),
-        fits => format!(", at least {} of them fit", tokens(fits)),
+        fits if fits >= info.context => String::new(),
+        fits => format!(", at least {} tokens of it fit", tokens(fits)),
     };
     let separator = app.theme.glyphs().separator;
-    let evicts = info.evicts_by.as_ref().map_or(String::new(), |text| format!(" {separator} {}", clean_line(text)));
-    format!("{} {separator} context {} tokens{fits}{evicts}", clean_line(&info.identity.name), tokens(info.context))
+    // A line below may have said so.
+    let said = |text: &&String| app.feed.locals.iter().any(|local| local.text.starts_with(text.as_str()));
+    let evicts = info.evicts_by.as_ref().filter(|text| !said(text));
+    let evicts = evicts.map_or(String::new(), |text| format!(" {separator} {}", clean_line(text)));
+    format!("{} {separator} {}-token context{fits}{evicts}", clean_line(&info.identity.name), tokens(info.context))
 }
 
 /// The keys that matter, in one column or two.
