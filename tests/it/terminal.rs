@@ -4,7 +4,7 @@ use crate::pty::{Chat, answer};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const CPU: &[&str] = &["--device", "cpu", "--temperature", "0"];
+const CPU: &[&str] = &["--device", "cpu", "--temperature", "0", "--max-tokens", "24"];
 
 /// Writes a program by a child process, because a file that is open for writing cannot be run.
 #[cfg(unix)]
