@@ -40,7 +40,6 @@ pub mod weight_cache;
 mod weight_file;
 
 pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
-pub use described::EXACT_FIRST;
 pub use family::Family;
 pub use hub::ModelRef;
 pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
@@ -306,7 +305,7 @@ impl Checkpoint {
 
     /// A notice about codes of GPTQ that [`convert`] could not keep.
     fn reordered(&self) -> Option<String> {
-        let again = self.weights == quant::Weights::Int4 && self.stored_as.contains(packed::ACT_ORDER);
+        let again = self.weights.uses_importance() && self.stored_as.contains(packed::ACT_ORDER);
         again
             .then(|| "its GPTQ codes are in act-order, so they were quantized again; int8 is closer to them".to_owned())
     }
@@ -337,7 +336,7 @@ impl Checkpoint {
             names: Names::default(),
             draft_head: None,
             builtin: false,
-            weights: quant::Weights::Bf16,
+            weights: quant::Weights::default(),
             cached: false,
             origin: None,
             kept: None,

@@ -1,17 +1,21 @@
-//! How K and V of a slot are stored. One file per codec: the bytes of a row of K and of V, encode
-//! and decode. Pure maths, orthogonal to the policy. CUDA twins: `kernels/codec_*.cuh`.
+//! How K and V of a slot are stored. One file per format of rows: its bytes, encode and decode. A
+//! codec is a row of [`CODECS`]; every other place asks it. Pure maths, orthogonal to the policy.
+//! CUDA twins: `kernels/codec_*.cuh`.
 
 mod bf16;
 mod f32;
 mod fp8;
 mod int8;
 mod k8v4;
+mod row;
 
 pub use fp8::{FP8_MAX, FP8_VALUES, fp8_encode};
 pub use int8::int8_value;
 pub use k8v4::{rotate, unpack_codes, unrotate};
+pub use row::Elements;
 
 use crate::words::words;
+use row::RowFormat;
 
 /// Storage format of K and V, as `--kv` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -26,6 +30,47 @@ pub enum Codec {
 
 words! { Codec, "a KV format", { F32 = "f32", Bf16 = "bf16", Fp8 = "fp8", Int8 = "int8", K8V4 = "k8v4" } }
 
+/// The smaller codecs that `--kv auto` falls back to where the context would not fit, in this order.
+pub const FALLBACKS: [Codec; 3] = [Codec::Bf16, Codec::Int8, Codec::K8V4];
+
+/// Instances of the kernels by what they read. Formats of one byte to a value share one:
+/// [`Codec::byte_codes`] tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    Bf16,
+    Bytes,
+    K8V4,
+}
+
+impl Rows {
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::Bytes, Self::K8V4];
+
+    /// As kernels are called.
+    pub fn name(self) -> &'static str {
+        ["bf16", "bytes", "k8v4"][self as usize]
+    }
+}
+
+/// One codec: the formats of K and of V, and the instance of the kernels that reads them; `None` where GPUs have none.
+struct Row(Codec, &'static dyn RowFormat, &'static dyn RowFormat, Option<Rows>);
+
+/// In the order of [`Codec`].
+static CODECS: [Row; 5] = [
+    Row(Codec::F32, &f32::F32, &f32::F32, None),
+    Row(Codec::Bf16, &bf16::Bf16, &bf16::Bf16, Some(Rows::Bf16)),
+    Row(Codec::Fp8, &fp8::Fp8, &fp8::Fp8, Some(Rows::Bytes)),
+    Row(Codec::Int8, &int8::Int8, &int8::Int8, Some(Rows::Bytes)),
+    Row(Codec::K8V4, &int8::Int8, &k8v4::Int4, Some(Rows::K8V4)),
+];
+
+const _: () = {
+    let mut i = 0;
+    while i < CODECS.len() {
+        assert!(CODECS[i].0 as usize == i, "the rows are in the order of the codecs");
+        i += 1;
+    }
+};
+
 /// Bytes of one slot of one head. K and V may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
@@ -35,49 +80,43 @@ pub struct SlotLayout {
     pub side_bytes: usize,
 }
 
-/// A format of rows of `head_dim` values: that of K or that of V.
-trait RowFormat {
-    fn bytes(&self, head_dim: usize) -> usize;
-    /// Whether a row has 4 bytes of side data.
-    fn has_side(&self) -> bool {
-        false
-    }
-    /// Scale and offset by the side data: a value is `code * scale + offset`.
-    fn affine(&self, _side: u32) -> [f32; 2] {
-        [1.0, 0.0]
-    }
-    /// Encodes `x` into `out` and returns the row's side data (0 where the format has none).
-    fn encode(&self, x: &[f32], out: &mut [u8]) -> u32;
-    /// Decodes `bytes` with the row's side data into `out`.
-    fn decode(&self, bytes: &[u8], side: u32, out: &mut [f32]);
-    /// Whether `decode` gives finite numbers.
-    fn is_finite(&self, bytes: &[u8], side: u32) -> bool;
-    /// Replaces `x` by `decode(encode(x))`. Once more, it changes nothing.
-    fn round_trip(&self, x: &mut [f32]);
-}
-
 impl Codec {
-    /// The formats of K and of V.
-    fn formats(self) -> [&'static dyn RowFormat; 2] {
-        match self {
-            Codec::F32 => [&f32::F32; 2],
-            Codec::Bf16 => [&bf16::Bf16; 2],
-            Codec::Fp8 => [&fp8::Fp8; 2],
-            Codec::Int8 => [&int8::Int8; 2],
-            Codec::K8V4 => [&int8::Int8, &k8v4::Int4],
-        }
-    }
-
     fn k(self) -> &'static dyn RowFormat {
-        self.formats()[0]
+        CODECS[self as usize].1
     }
 
     fn v(self) -> &'static dyn RowFormat {
-        self.formats()[1]
+        CODECS[self as usize].2
+    }
+
+    /// The instance of the kernels; `None` where GPUs cannot store the codec.
+    pub fn rows(self) -> Option<Rows> {
+        CODECS[self as usize].3
+    }
+
+    /// Whether reading gives the values that were stored.
+    pub fn is_exact(self) -> bool {
+        self.elements() == Elements::F32
+    }
+
+    /// What loops load from rows of K, and from those of V after [`unpack_codes`] where
+    /// [`Self::packs_values`].
+    pub fn elements(self) -> Elements {
+        self.k().elements()
+    }
+
+    /// Whether codes of V share bytes, which [`unpack_codes`] takes apart for loops.
+    pub fn packs_values(self) -> bool {
+        self.v().shares_bytes()
+    }
+
+    /// How a GPU makes bf16 of codes of one byte, of K at least: factor, shift and bits.
+    pub fn byte_codes(self) -> [u32; 3] {
+        self.k().byte_codes()
     }
 
     pub fn slot(self, head_dim: usize) -> SlotLayout {
-        let [k, v] = self.formats();
+        let (k, v) = (self.k(), self.v());
         let side_bytes = if k.has_side() || v.has_side() { size_of::<u32>() } else { 0 };
         SlotLayout { k_bytes: k.bytes(head_dim), v_bytes: v.bytes(head_dim), side_bytes }
     }
@@ -91,12 +130,12 @@ impl Codec {
     /// Whether rows of V are stored, and summed by attention, after [`rotate`]: each row of
     /// attention's output then goes through [`unrotate`], which is exact because the sum is linear.
     pub fn rotates_values(self) -> bool {
-        self == Codec::K8V4
+        self.v().rotates()
     }
 
     /// Whether values of V have an offset beside their scale.
     pub fn has_offsets(self) -> bool {
-        self == Codec::K8V4
+        self.v().has_offset()
     }
 
     /// Encodes one row of K into `out` (`k_bytes` of the slot) and returns its side data (0 where
@@ -165,7 +204,9 @@ mod tests {
             (Codec::K8V4, [int8, 2.0 * 0.502 / 15.0]),
         ] {
             let slot = codec.slot(64);
-            for ((format, bytes), bound) in codec.formats().into_iter().zip([slot.k_bytes, slot.v_bytes]).zip(bounds) {
+            for ((format, bytes), bound) in
+                [codec.k(), codec.v()].into_iter().zip([slot.k_bytes, slot.v_bytes]).zip(bounds)
+            {
                 let mut bytes = vec![0; bytes];
                 let side = format.encode(&x, &mut bytes);
                 let mut decoded = vec![0.0; 64];
@@ -187,6 +228,12 @@ mod tests {
                 assert_eq!(zeros, [0.0; 8]);
             }
         }
+    }
+
+    #[test]
+    fn loops_read_k_and_v_by_one_kind_of_load() {
+        assert!(Rows::ALL.into_iter().enumerate().all(|(i, rows)| rows as usize == i));
+        assert!(Codec::ALL.iter().all(|codec| codec.k().elements() == codec.v().elements()));
     }
 
     #[test]

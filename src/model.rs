@@ -76,13 +76,13 @@ impl<B: Backend> Step<'_, B> {
     pub fn commit(self) {
         let Self { b, model, ws, cache, spans, .. } = self;
         for (layer, staged) in model.layers.iter().zip(&mut ws.staged) {
-            if let Mixer::DeltaNet(mixer) = &layer.mixer {
+            if let Some(mixer) = layer.mixer.delta_net() {
                 let args = mixer.args(&staged.gates, model.config.rms_eps, false);
                 cache.delta_net(b, &mut ws.delta_out, &mut staged.rows, mixer.index, spans, &args);
             }
         }
         for (layer, staged) in model.layers.iter().zip(&ws.staged) {
-            if let Mixer::Attention(mixer) = &layer.mixer {
+            if let Some(mixer) = layer.mixer.attention() {
                 cache.commit(b, &staged.rows, &staged.decisions, mixer.index, spans);
             }
         }
@@ -128,7 +128,7 @@ impl<B: Backend> Step<'_, B> {
             rms_eps: model.config.rms_eps,
             inv_freq,
             rope_scale,
-            borrowed: model.borrowed(&policy),
+            borrowed: model.borrowed(policy.constant_decision()),
             predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
             gated: model.config.spec.output_gate,
             staged,

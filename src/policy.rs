@@ -17,6 +17,7 @@ mod merge;
 mod pool;
 mod quest;
 mod scored;
+mod slot;
 mod strength;
 mod tova;
 mod window;
@@ -26,23 +27,15 @@ pub use dials::{DialTable, MAX_RATIO};
 pub use dmc::Dmc;
 pub use dms::{Dms, Shift};
 pub use h2o::H2o;
-pub use kind::{PolicyKind, PolicyRequest};
+pub use kind::PolicyKind;
 pub use merge::{MOST_MEMBERS, Merging, members, merge, sums_len};
 pub use pool::Pool;
 pub use quest::{Quest, bf16_down, bf16_up, choose, upper_bound};
 pub use scored::{History, Scope, Scored};
+pub use slot::{LaneSlots, POSITION_BITS, Placement, SlotMeta};
 pub use strength::{STRENGTHS, decision_of, least_decision, strength};
 pub use tova::Tova;
 pub use window::{SINKS, Window};
-
-/// Slot of an incoming token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    Append,
-    Overwrite(usize),
-    /// The incoming token is the one to drop.
-    Skip,
-}
 
 /// Policy of a cache, fixed when a model is loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,7 +111,7 @@ impl LocalLayers {
 
     /// Their policy.
     pub fn policy(&self) -> Policy {
-        Policy::Window(Window::of_model(self.window))
+        Policy::of_window(self.window)
     }
 }
 
@@ -147,19 +140,12 @@ impl LayerLanes {
     }
 }
 
-/// State of one lane that a policy reads and writes.
-pub trait LaneSlots {
-    fn meta(&self, slot: usize) -> SlotMeta;
-    /// Writes to a slot, whose page becomes the lane's own first.
-    fn set_meta(&mut self, slot: usize, meta: SlotMeta);
-    /// Slot in an entry of the ring of newest tokens.
-    fn ring(&self, entry: usize) -> usize;
-    fn set_ring(&mut self, entry: usize, slot: usize);
-    /// A new slot behind the last one.
-    fn append(&mut self) -> usize;
-}
-
 impl Policy {
+    /// That of attention that sees the newest `tokens` alone, as its model was trained.
+    pub fn of_window(tokens: usize) -> Self {
+        Policy::Window(Window::of_model(tokens))
+    }
+
     pub fn kind(&self) -> PolicyKind {
         match self {
             Policy::Dense => PolicyKind::Dense,
@@ -341,32 +327,60 @@ impl Policy {
     }
 }
 
-/// Bits of a slot's position, which bound the tokens of a sequence.
-pub const POSITION_BITS: u32 = 20;
+impl PolicyKind {
+    pub fn with(self, budget: Budget) -> PolicyRequest {
+        PolicyRequest { kind: self, budget: Some(budget) }
+    }
+}
 
-/// A slot's u32: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark. It is stored beside K and
-/// V, because prefill masks, compaction and the panel read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotMeta(pub u32);
+/// A policy that a user asks for; by default the model's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PolicyRequest {
+    pub kind: PolicyKind,
+    /// `None`: [`PolicyKind::default_budget`].
+    pub budget: Option<Budget>,
+}
 
-impl SlotMeta {
-    /// `strength` is from [`strength()`].
-    pub fn new(position: usize, strength: usize, marked: bool) -> Self {
-        debug_assert!(position < 1 << POSITION_BITS && strength < STRENGTHS);
-        SlotMeta((position << 12 | strength << 1) as u32 | u32::from(marked))
+impl From<PolicyKind> for PolicyRequest {
+    fn from(kind: PolicyKind) -> Self {
+        Self { kind, budget: None }
+    }
+}
+
+impl PolicyRequest {
+    pub fn budget(self) -> Option<Budget> {
+        self.budget.or(self.kind.default_budget())
     }
 
-    pub fn position(self) -> usize {
-        (self.0 >> 12) as usize
+    /// The window of a model whose attention sees the newest `tokens`: its own, or a shorter one.
+    fn within(self, tokens: usize) -> Option<Window> {
+        match (self.kind, self.budget()) {
+            (PolicyKind::Auto, _) => Some(Window::of_model(tokens)),
+            (PolicyKind::Window, Some(budget)) if budget.at(0) < tokens => Some(Window::new(budget.at(0))),
+            (PolicyKind::Window, _) => Some(Window::of_model(tokens)),
+            _ => None,
+        }
     }
 
-    /// Strength of the decision about the token, below [`STRENGTHS`]. 0 for a pinned token, in a dense cache, and for the newest one of a
-    /// sequence as long as the next token's decision is not known.
-    pub fn strength(self) -> usize {
-        (self.0 >> 1) as usize % STRENGTHS
-    }
-
-    pub fn marked(self) -> bool {
-        self.0 & 1 == 1
+    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a
+    /// model without it, and where a model with a sliding window cannot have it. The budget is one that [`PolicyKind::budget_refusal`] allows.
+    pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
+        if let Some(Trained::Window(tokens)) = trained {
+            return self.within(tokens).map(Policy::Window);
+        }
+        let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
+        let budget = self.budget().unwrap_or(Budget::Slots(0));
+        match self.kind {
+            PolicyKind::Auto => dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(Some(Policy::Dense)),
+            PolicyKind::Dense => Some(Policy::Dense),
+            PolicyKind::Dms => dms.map(Policy::Dms),
+            PolicyKind::Window => Some(Policy::Window(Window::new(budget.at(0)))),
+            PolicyKind::Tova => Some(Policy::Tova(Tova { budget })),
+            PolicyKind::H2o => Some(Policy::H2o(H2o { budget })),
+            PolicyKind::Quest => Some(Policy::Quest(Quest { budget, dms: None })),
+            PolicyKind::DmsQuest => dms.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
+            PolicyKind::Pool => Some(Policy::Pool(Pool { every: budget.ratio() as usize })),
+            PolicyKind::Dmc => dmc.map(Policy::Dmc),
+        }
     }
 }

@@ -8,6 +8,7 @@ mod regression;
 mod rows;
 pub mod search;
 pub mod texts;
+mod threads;
 
 pub use regression::Fitted;
 pub use rows::Frame;
@@ -101,18 +102,6 @@ pub fn regress(rows: Rows, threads: usize, on: &mut dyn FnMut(Progress)) -> Resu
     });
     let layer = |fitted: Mutex<Option<Fitted>>| fitted.into_inner().ok().flatten().context("a regression failed");
     fitted.into_iter().map(layer).collect()
-}
-
-/// What `of` makes of every item, on all threads.
-fn on_threads<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = thread::available_parallelism().map_or(1, |n| n.get());
-    let share = items.len().div_ceil(threads).max(1);
-    thread::scope(|scope| {
-        let of = &of;
-        let part = |items| scope.spawn(move || <[T]>::iter(items).map(of).collect::<Vec<R>>());
-        let parts: Vec<_> = items.chunks(share).map(part).collect();
-        parts.into_iter().flat_map(|part| part.join().expect("no item panics")).collect()
-    })
 }
 
 /// The scores of all fitted rows, in ascending order.

@@ -59,8 +59,13 @@ pub(crate) use text_serde;
 
 /// `"f16" is not a KV format (expected f32, bf16 or fp8)`.
 pub fn not_one_of(text: &str, noun: &str, words: &[&str]) -> String {
+    format!("{text:?} is not {noun} (expected {})", one_of(words))
+}
+
+/// `f32, bf16 or fp8`
+pub fn one_of(words: &[&str]) -> String {
     let (last, others) = words.split_last().unwrap_or((&"", &[]));
-    format!("{text:?} is not {noun} (expected {} or {last})", others.join(", "))
+    format!("{} or {last}", others.join(", "))
 }
 
 /// The name nearest to a mistyped one, when one is near.

@@ -17,7 +17,6 @@ use super::{
     About, After, AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KvGeometry, KvTables, Linear, Measure, Norm, Ops,
     OutOfMemory, Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use,
 };
-use crate::codec::Codec;
 use crate::protocol::Token;
 use crate::system;
 use crate::tensor::Tensor;
@@ -132,7 +131,7 @@ impl Cpu {
 
     /// Replaces K and V of rows `[q | k | v]` by what storing and reading makes of them.
     fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
-        if g.codec == Codec::F32 {
+        if g.codec.is_exact() {
             return;
         }
         self.rows(qkv, n, |row, _| {

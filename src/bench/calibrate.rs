@@ -55,7 +55,7 @@ pub(super) fn kept<B: Measure>(checkpoint: &Checkpoint, b: B) -> Result<f64> {
     let c = &checkpoint.config;
     let recent = c.dms.as_ref().context("a DMS model")?.rule.ring_len();
     let context = recent + TOKENS;
-    let options = EngineOptions { context: Some(context), ..EngineOptions::new(Codec::F32) };
+    let options = EngineOptions { context: Some(context), ..EngineOptions::new(Codec::default()) };
     let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
     let seq = runner.create(true)?;
     for chunk in super::prompt(context, c.vocab, 0).chunks(runner.max_step()) {

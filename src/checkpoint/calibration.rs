@@ -42,7 +42,7 @@ impl Calibration {
     pub fn describe(&self, weights: Weights) -> String {
         match self {
             Self::Equal => String::new(),
-            _ if weights != Weights::Int4 => String::new(),
+            _ if !weights.uses_importance() => String::new(),
             Self::Given(given) => digest(&given.importance),
             Self::Measured(..) => MEASURED.to_owned(),
         }

@@ -4,7 +4,7 @@
 
 use super::names::{self, LayerSpec, TensorSpec};
 use super::{Checkpoint, ModelConfig, mapped};
-use crate::quant::{Code, TILE_ROWS, Weights};
+use crate::quant::{Code, TILE_ROWS, Weights, formats};
 use crate::tensor::{DType, Format, Tensor};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -28,39 +28,47 @@ pub enum Report {
 /// Callback of a conversion.
 pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
-/// The code of each matrix that is packed. Matrices that a backend stacks (q, k and v; gate and up)
-/// have the same. One whose columns are not divisible by 64, or whose rows do not fill strips where
-/// it is stacked, stays as it is.
-pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
+/// The matrices that can be packed, and whether each is the embedding or the output head. One whose columns are not
+/// divisible by 64 cannot, nor can one whose rows do not fill strips where a backend stacks it (q, k and v; gate and
+/// up), nor the others of that stack.
+pub fn packable(c: &ModelConfig) -> BTreeMap<String, bool> {
     let mut out = BTreeMap::new();
-    let mut add = |stack: &[&TensorSpec], code: Option<Code>| {
+    let mut add = |stack: &[&TensorSpec], is_end: bool| {
         let packs =
             |t: &&TensorSpec| Code::fits(t.shape[1]) && (stack.len() == 1 || t.shape[0].is_multiple_of(TILE_ROWS));
-        if let Some(code) = code.filter(|_| stack.iter().all(packs)) {
-            out.extend(stack.iter().map(|t| (t.name.clone(), code)));
+        if stack.iter().all(packs) {
+            out.extend(stack.iter().map(|t| (t.name.clone(), is_end)));
         }
     };
-    add(&[&names::embedding(c)], weights.embedding_code());
+    add(&[&names::embedding(c)], true);
     if let Some(head) = names::lm_head(c) {
-        add(&[&head], weights.embedding_code());
+        add(&[&head], true);
     }
     for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
-        layer.stacks().iter().for_each(|stack| add(stack, weights.code()));
+        layer.stacks().iter().for_each(|stack| add(stack, false));
     }
     out
 }
 
-/// [`codes`] of this checkpoint, which under [`Weights::Own`] are those of its files. Matrices in
-/// formats without a code of ours have 8 bits. Plain ones stay, and so does a stack with one.
+/// The code of each matrix for which a format chooses one.
+pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
+    let code = |is_end: bool| if is_end { weights.embedding_code() } else { weights.code() };
+    packable(c).into_iter().filter_map(|(name, is_end)| Some((name, code(is_end)?))).collect()
+}
+
+/// [`codes`] of this checkpoint, or those of its files where the format keeps them.
 pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code> {
-    if weights != Weights::Own {
-        return codes(&source.config, weights);
-    }
+    if weights.keeps_codes() { own_codes(source) } else { codes(&source.config, weights) }
+}
+
+/// The codes of a checkpoint's files. Matrices in formats without a code of ours have 8 bits. Plain ones stay, and so
+/// does a stack with one.
+pub fn own_codes(source: &Checkpoint) -> BTreeMap<String, Code> {
     let own = |name: &str| match &source.tensors.get(name)?.format {
         Format::Rows(rows) => Some(rows.own_code().unwrap_or(Code::Q8)),
         _ => None,
     };
-    let mut out = codes(&source.config, Weights::Int8);
+    let mut out = packable(&source.config);
     for layer in (0..source.config.n_layers).map(|l| LayerSpec::new(&source.config, l)) {
         for stack in layer.stacks() {
             if stack.iter().any(|matrix| own(&matrix.name).is_none()) {
@@ -83,15 +91,16 @@ pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
         _ => true,
     };
     let converts = !source.builtin && !source.weights.is_packed();
-    converts && codes(&source.config, weights).iter().any(|(name, code)| *code == Code::Q4 && chooses((name, code)))
+    converts
+        && codes(&source.config, weights).iter().any(|(name, code)| code.uses_importance() && chooses((name, code)))
 }
 
 /// A matrix with 4-bit codes of which nothing is known. Text may never have reached an expert.
 pub fn lacks(source: &Checkpoint, importance: &Importance) -> Option<String> {
     let needs = |(name, code): &(String, Code)| {
-        *code == Code::Q4 && !name.contains(".mlp.experts.") && !importance.contains_key(name)
+        code.uses_importance() && !name.contains(".mlp.experts.") && !importance.contains_key(name)
     };
-    codes(&source.config, Weights::Int4).into_iter().find(needs).map(|(name, _)| name)
+    formats().flat_map(|weights| codes(&source.config, weights)).find(needs).map(|(name, _)| name)
 }
 
 /// Bytes of all tensors of a model under `weights`, if those that are not packed have `plain_bytes`
@@ -147,7 +156,7 @@ pub fn convert(
     if checkpoint.weights.is_packed() {
         return Ok(checkpoint);
     }
-    if weights == Weights::Own && codes.is_empty() {
+    if weights.keeps_codes() && codes.is_empty() {
         bail!("--weights own keeps the codes of a GGUF file, and {} has none that can be kept", checkpoint.name);
     }
     if weights.is_packed() && codes.is_empty() {
@@ -178,7 +187,7 @@ pub fn convert(
     let n_params = checkpoint.n_params;
     checkpoint.take_tensors(tensors);
     checkpoint.n_params = n_params;
-    checkpoint.weights = if weights.is_packed() { weights } else { Weights::Bf16 };
+    checkpoint.weights = if weights.is_packed() { weights } else { Weights::default() };
     Ok(checkpoint)
 }
 

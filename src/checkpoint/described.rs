@@ -2,22 +2,19 @@
 //! of its tensors, without their bytes.
 
 use super::{Checkpoint, convert, mapped};
-use crate::quant::{Code, Weights};
+use crate::quant::{self, Code, Weights};
 use crate::tensor::{DType, Format, Rows, Tensor};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
-
-/// The formats that `--weights auto` chooses from, the most exact first.
-pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::Int4];
 
 impl Checkpoint {
     /// Whether the weights can be stored in `weights`. The built-in model and quantized checkpoints
     /// have one format.
     pub fn can_be(&self, weights: Weights) -> bool {
         match (self.builtin, self.weights.is_packed()) {
-            (true, _) => weights == Weights::Bf16,
+            (true, _) => weights.is_plain(),
             (_, true) => weights == self.weights,
-            _ => weights == Weights::Bf16 || !convert::codes_of(self, weights).is_empty(),
+            _ => weights.is_plain() || !convert::codes_of(self, weights).is_empty(),
         }
     }
 
@@ -41,16 +38,16 @@ impl Checkpoint {
             below += n;
             2 * below >= total
         });
-        match median.map_or(1600, |(bits, _)| bits) {
-            0..=500 => Weights::Int4,
-            501..=900 => Weights::Int8,
-            _ => Weights::Bf16,
-        }
+        quant::natural(median.map_or(1600, |(bits, _)| bits))
     }
 
-    /// Whether the codes of most weights can be kept as they are: [`Weights::Own`].
-    pub fn has_own_codes(&self) -> bool {
-        let kept = convert::codes_of(self, Weights::Own);
+    /// The format that keeps the codes of the files, where those of most weights can be kept.
+    pub fn own_format(&self) -> Option<Weights> {
+        self.has_own_codes().then_some(Weights::Own)
+    }
+
+    fn has_own_codes(&self) -> bool {
+        let kept = convert::own_codes(self);
         let own = |t: &&Tensor| matches!(kept.get(&t.name), Some(Code::File(_)));
         let count = |n: usize, t: &Tensor| n + t.len();
         !self.weights.is_packed()

@@ -402,7 +402,7 @@ impl Rows for Blocks {
     }
 
     fn own_code(&self) -> Option<Code> {
-        codes::code(self.kind).map(Code::File)
+        self.kind.own_code().map(Code::File)
     }
 
     fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {

@@ -4,7 +4,7 @@
 use super::draft_head::{DraftHead, Input, Reads, columns};
 use super::names::{self, TensorSpec};
 use super::source::Source;
-use super::{Checkpoint, Mixer, ModelConfig, Spec};
+use super::{Checkpoint, LayerKind, ModelConfig, Spec};
 use anyhow::Result;
 
 /// The head among the tensors of a model; `None` if there is none.
@@ -12,7 +12,7 @@ pub fn read(source: &Source, c: &ModelConfig) -> Result<Option<DraftHead>> {
     let h = c.hidden;
     let part = |name: &str, shape: &[usize]| TensorSpec { name: format!("model.{name}.weight"), shape: shape.to_vec() };
     let fc = part("fc", &[h, 2 * h]);
-    let kind = (0..c.n_layers).map(|layer| c.layer(layer)).find(|kind| kind.mixer == Mixer::Attention);
+    let kind = (0..c.n_layers).map(|layer| c.layer(layer)).find(LayerKind::attends);
     let Some(kind) = kind.filter(|_| source.has_mtp(&fc.name)) else { return Ok(None) };
     let spec = Spec { layers: vec![kind], delta_net: None, ..c.spec.clone() };
     let config = ModelConfig { n_layers: 1, spec, dms: None, dmc: None, ..c.clone() };

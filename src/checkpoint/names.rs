@@ -249,7 +249,7 @@ impl DecisionSpec {
     /// numbered by layers with attention.
     pub fn new(c: &ModelConfig, layer: usize) -> Option<Self> {
         match c.dms.as_ref()?.variant {
-            _ if c.layer(layer).mixer != Mixer::Attention => None,
+            _ if !c.layer(layer).attends() => None,
             DmsVariant::Borrowed => None,
             DmsVariant::Adapter => {
                 let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");

@@ -8,7 +8,7 @@ use super::family::{Family, WindowIn};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
-use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
+use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mlp, Spec};
 use crate::policy::{Dmc, Dms, LocalLayers, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
@@ -247,10 +247,7 @@ fn mlps(config: &Fields) -> Result<Vec<LayerKind>> {
 
 /// Layers of attention and of gated delta nets: `layer_types`, or attention in every fourth.
 fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
-    let of = |is_attention| LayerKind {
-        mixer: if is_attention { Mixer::Attention } else { Mixer::DeltaNet },
-        ..LayerKind::ATTENTION
-    };
+    let of = |is_attention| if is_attention { LayerKind::ATTENTION } else { LayerKind::DELTA_NET };
     let full = full_layers(config, bounds::LAYERS, |kind| kind == "full_attention", ("full_attention_interval", 4))?;
     ensure!(full.contains(&true), "{}: it has no layer of attention, which is not supported", config.place());
     Ok(full.into_iter().map(of).collect())

@@ -5,7 +5,7 @@ use super::adapter::{self, kvzap};
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
 use super::{
-    Activation, Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Local, Mixer, Mlp, Spec, builtin,
+    Activation, Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Local, Mlp, Spec, builtin,
     convert, mapped,
 };
 use crate::policy::{Dms, Shift};
@@ -128,7 +128,7 @@ impl Checkpoint {
     /// of one code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
-        let packed = convert::codes(&self.config, Weights::Int8);
+        let packed = convert::packable(&self.config);
         let mut filled = HashMap::new();
         let mut tensors = Vec::new();
         // The tallest first: its bytes are enough for all of its width.
@@ -287,7 +287,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         "qwen3.5-9b" => {
             let sizes =
                 DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4, tiled: false };
-            let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false, ..LayerKind::ATTENTION };
+            let delta = LayerKind::DELTA_NET;
             ModelConfig {
                 family: family("qwen3_5_text"),
                 n_kv_heads: 4,

@@ -120,6 +120,12 @@ impl DeltaNet {
 
 impl LayerKind {
     pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true, mlp: Mlp::Dense, local: false };
+    pub const DELTA_NET: Self = Self { mixer: Mixer::DeltaNet, ..Self::ATTENTION };
+
+    /// Whether its mixer is attention, whose K and V are in the KV cache.
+    pub fn attends(&self) -> bool {
+        self.mixer == Mixer::Attention
+    }
 }
 
 impl Default for Spec {

@@ -151,7 +151,7 @@ fn set_decisions(checkpoint: &mut Checkpoint, args: &BenchArgs) -> Result<Option
 
 /// The checkpoint with its matrices in that format, in memory.
 fn convert(checkpoint: &Checkpoint, weights: Weights, args: &BenchArgs, target: Target) -> Result<Checkpoint> {
-    if weights == Weights::Own && args.shape.is_some() {
+    if weights.keeps_codes() && args.shape.is_some() {
         return checkpoint.with_random_codes(target.copies_weights());
     }
     let converted =
@@ -234,7 +234,7 @@ fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
 /// Fails if the host has not enough memory for tables and scratch.
 fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, policy: PolicyRequest, longest: usize) -> Result<()> {
     let max_seqs = args.parallel().chain(args.chains.iter().copied()).max().unwrap_or(1);
-    let options = EngineOptions { max_seqs, policy, ..EngineOptions::new(Codec::F32) };
+    let options = EngineOptions { max_seqs, policy, ..EngineOptions::new(Codec::default()) };
     let needed = host_bytes(&checkpoint.config, &options, longest);
     match memory("MemAvailable:") {
         Some(free) if needed > free => {
@@ -270,7 +270,7 @@ impl Lists {
         target.check_kv(&kv)?;
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
         // What fits decides nothing here: random weights stay as they are.
-        let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
+        let weights = weights.into_iter().map(|w| w.asked().unwrap_or_default()).collect();
         let policy = settings.policy_request();
         Ok(Self { eviction, policy, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
     }

@@ -74,7 +74,8 @@ pub fn importance(
 fn feed(cpu: Cpu, checkpoint: &Checkpoint, tokens: &[Token]) -> Result<()> {
     ensure!(!tokens.is_empty(), "the text has no tokens");
     let step = STEP.min(tokens.len());
-    let options = EngineOptions { context: Some(tokens.len()), max_step: Some(step), ..EngineOptions::new(Codec::F32) };
+    let options =
+        EngineOptions { context: Some(tokens.len()), max_step: Some(step), ..EngineOptions::new(Codec::default()) };
     let mut runner = Runner::new(cpu, checkpoint, &options, |_, _| true)?;
     let seq = runner.create(false)?;
     for tokens in tokens.chunks(step) {

@@ -2,6 +2,7 @@
 
 use super::args::help;
 use super::output;
+use crate::codec::Codec;
 use crate::config::{Gemm, Pin};
 use crate::policy::PolicyKind;
 use crate::protocol::{DraftSource, WhenFull};
@@ -17,7 +18,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ("eviction", &["on", "off"]),
     ("policy", &PolicyKind::WORDS),
     ("budget", &["256", "512", "1024", "2x", "4x", "8x"]),
-    ("kv", &["auto", "f32", "bf16", "fp8", "int8", "k8v4"]),
+    ("kv", &KV),
     ("when_full", &WhenFull::WORDS),
     ("pin", &Pin::WORDS),
     ("draft", &DraftSource::WORDS),
@@ -26,6 +27,13 @@ const VALUES: &[(&str, &[&str])] = &[
     ("think", &["on", "off"]),
     ("theme", &["auto", "dark", "light", "cividis", "ascii"]),
 ];
+
+/// `auto` and every codec.
+const KV: [&str; 1 + Codec::WORDS.len()] = {
+    let mut words = ["auto"; 1 + Codec::WORDS.len()];
+    words.split_at_mut(1).1.copy_from_slice(&Codec::WORDS);
+    words
+};
 
 pub fn run(shell: clap_complete::Shell) -> Result<u8> {
     let mut script = Vec::new();
@@ -48,7 +56,6 @@ fn command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::Codec;
     use crate::config::{Auto, Device};
     use crate::ui::theme::Themes;
 

@@ -8,13 +8,14 @@ use crate::backend::Measure;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::checkpoint::convert::loaded_bytes;
-use crate::checkpoint::{Checkpoint, DeltaNet, EXACT_FIRST, ModelConfig};
-use crate::codec::Codec;
+use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
+use crate::codec::{Codec, FALLBACKS};
 use crate::config::{Auto, Device, Gemm, Settings};
 use crate::engine::dense_context;
-use crate::quant::Weights;
+use crate::quant::{EXACT_FIRST, Weights};
 use crate::tensor::DType;
 use crate::ui::text::{bytes, count};
+use crate::words::one_of;
 use anyhow::{Result, bail};
 use std::path::PathBuf;
 
@@ -22,8 +23,6 @@ use std::path::PathBuf;
 const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
 /// Names the kernels to load, such as `compute_80`, instead of the newest that the GPU runs.
 const KERNEL_TARGET: &str = "DMSCHAT_KERNEL_TARGET";
-
-const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16, fp8, int8 or k8v4, or --device cpu";
 
 /// The device that a model runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +93,7 @@ impl Target {
     /// The device that the settings ask for, whatever the model. An error says why it cannot be used.
     pub fn new(settings: &Settings) -> Result<Self> {
         let target = match settings.device {
-            // A GPU cannot store K and V in f32.
-            Device::Auto if settings.kv == Auto::Is(Codec::F32) => Self::Cpu,
+            Device::Auto if matches!(settings.kv, Auto::Is(codec) if codec.rows().is_none()) => Self::Cpu,
             Device::Cuda(index) => {
                 let index = index.unwrap_or(0);
                 cuda::usable(index).map_err(|why| wrong_use(format!("--device cuda: {why}; use --device cpu")))?;
@@ -153,28 +151,31 @@ impl Target {
 
     /// The codec that `--kv` selects on this device.
     pub fn codec(self, kv: Auto<Codec>) -> Codec {
-        match (kv, self) {
-            (Auto::Auto, Self::Cpu) => Codec::F32,
-            (Auto::Auto | Auto::Is(Codec::F32), Self::Cuda(_)) => Codec::Bf16,
-            (Auto::Is(codec), _) => codec,
+        match kv {
+            Auto::Is(codec) if self.stores(codec) => codec,
+            _ => Codec::ALL.into_iter().find(|codec| self.stores(*codec)).unwrap_or_default(),
         }
+    }
+
+    /// Whether the device has kernels for the codec.
+    fn stores(self, codec: Codec) -> bool {
+        matches!(self, Self::Cpu) || codec.rows().is_some()
     }
 
     /// The codecs that `--kv auto` falls back to where the context would not fit, in this order.
     pub fn smaller_codecs(self, kv: Auto<Codec>) -> &'static [Codec] {
-        match (kv, self) {
-            (Auto::Auto, Self::Cpu) => &[Codec::Bf16, Codec::Int8, Codec::K8V4],
-            (Auto::Auto, Self::Cuda(_)) => &[Codec::Int8, Codec::K8V4],
-            _ => &[],
-        }
+        let usual = self.codec(Auto::Auto);
+        let smaller = FALLBACKS.iter().position(|codec| *codec == usual).map_or(0, |at| at + 1);
+        if kv == Auto::Auto { &FALLBACKS[smaller..] } else { &[] }
     }
 
     /// Refuses formats of K and V that this device cannot store.
     pub fn check_kv(self, formats: &[Auto<Codec>]) -> Result<()> {
-        match self {
-            Self::Cuda(_) if formats.contains(&Auto::Is(Codec::F32)) => Err(wrong_use(NO_F32)),
-            _ => Ok(()),
-        }
+        let lacks = |format: &Auto<Codec>| matches!(format, Auto::Is(codec) if !self.stores(*codec));
+        let Some(format) = formats.iter().copied().find(lacks) else { return Ok(()) };
+        let stored = Codec::ALL.into_iter().filter(|codec| self.stores(*codec)).map(Codec::name);
+        let stored = one_of(&stored.collect::<Vec<_>>());
+        Err(wrong_use(format!("--kv {format} is not offered on CUDA: use --kv {stored}, or --device cpu")))
     }
 
     /// Fails with the reason where this device's kernels do not support the model.
@@ -253,9 +254,9 @@ pub fn free_bytes(device: Device) -> Option<u64> {
 
 /// Bytes of a model's weights in a format, of which its files have `file_bytes`.
 pub fn bytes_in(config: &ModelConfig, file_bytes: u64) -> impl Fn(Weights) -> u64 {
-    move |weights| match weights {
-        Weights::Bf16 => file_bytes,
-        weights => loaded_bytes(config, weights, DType::Bf16.size_bytes()),
+    move |weights| match weights.is_plain() {
+        true => file_bytes,
+        false => loaded_bytes(config, weights, DType::Bf16.size_bytes()),
     }
 }
 
@@ -275,7 +276,7 @@ pub fn fit(loaded: impl Fn(Weights) -> u64, config: Option<&ModelConfig>, device
     let free = target.free_bytes()?;
     let (fit, how) = match first_that_fits(&loaded, free) {
         None => ("will NOT fit", String::new()),
-        Some(Weights::Bf16) => ("fit", String::new()),
+        Some(weights) if weights.is_plain() => ("fit", String::new()),
         Some(weights) => ("fit", format!(" as {} ({})", weights.name(), bytes(loaded(weights)))),
     };
     let context = first_that_fits(&loaded, free).zip(config).map(|(weights, config)| {
@@ -283,7 +284,7 @@ pub fn fit(loaded: impl Fn(Weights) -> u64, config: Option<&ModelConfig>, device
         let tokens = dense_context(config, codec, free - loaded(weights)).min(config.context);
         format!(", with about {} tokens of context in {} slots", count(tokens as u64), codec.name())
     });
-    let (all, context) = (bytes(loaded(Weights::Bf16)), context.unwrap_or_default());
+    let (all, context) = (bytes(loaded(Weights::default())), context.unwrap_or_default());
     Some(format!("its weights ({all}) {fit}{how} into the memory of {place} ({} free){context}", bytes(free)))
 }
 

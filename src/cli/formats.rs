@@ -3,12 +3,12 @@
 
 use super::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::{quantized, spawn};
-use crate::checkpoint::{Checkpoint, EXACT_FIRST};
+use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::Settings;
 use crate::engine::{EngineOptions, Fit, resolve_context};
 use crate::protocol::{Plan, bytes, count};
-use crate::quant::Weights;
+use crate::quant::{EXACT_FIRST, Weights};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -101,7 +101,7 @@ impl DeviceJob for Plans<'_> {
             };
             Ok(Offer { weights, plan, codec, fits, cached: None })
         };
-        let own = self.checkpoint.has_own_codes().then_some(Weights::Own);
+        let own = self.checkpoint.own_format();
         let formats = EXACT_FIRST.into_iter().filter(|weights| self.checkpoint.can_be(*weights));
         own.into_iter().chain(formats).map(offer).collect()
     }

@@ -15,7 +15,7 @@ use crate::checkpoint::weight_cache::Cached;
 use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
 use crate::policy::Trained;
-use crate::quant::Weights;
+use crate::quant::{self, Weights};
 use crate::ui::text::bytes;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -186,7 +186,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
 fn remove_quantized(model: &str, common: &Common) -> Result<()> {
     let weights = settings(common)?.weights;
     let mut files = quantized::of(model);
-    files.retain(|c| weights == Weights::Auto || c.identity.weights == weights.name());
+    files.retain(|c| weights.admits(&c.identity.weights));
     if files.is_empty() {
         return Err(wrong_use(format!("there are no {} weights of {model} in the cache folder", weights.name())));
     }
@@ -323,7 +323,8 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let (checkpoint, target) = spawn::open_or_say(settings).map_err(output::as_wrong_use)?;
     let formats = Formats::new(settings, &checkpoint, target)?;
     let importance = spawn::weight_options(settings, &checkpoint).map_err(output::as_wrong_use)?.calibration;
-    let importance = importance.by().filter(|_| checkpoint.can_be(Weights::Int4) && !checkpoint.weights.is_packed());
+    let chooses = |weights: Weights| weights.uses_importance() && checkpoint.can_be(weights);
+    let importance = importance.by().filter(|_| quant::formats().any(chooses) && !checkpoint.weights.is_packed());
     let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
@@ -383,13 +384,7 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
 
 /// Bytes of weights in a format, if those in the files are bf16: before the configuration is known.
 fn about_bytes(file_bytes: u64) -> impl Fn(Weights) -> u64 {
-    // A mean of 5 bits is that of int4 with its 8-bit embedding and head, from 4.3 at 70B to 6.5 at
-    // 0.6B.
-    move |weights| match weights {
-        Weights::Int8 => file_bytes / 32 * 17,
-        Weights::Int4 => file_bytes / 16 * 5,
-        _ => file_bytes,
-    }
+    move |weights| weights.estimated_bytes(file_bytes)
 }
 
 fn object(value: Value) -> Map<String, Value> {

@@ -64,7 +64,7 @@ pub fn in_place_of(model: &str, weights: Weights, device: Device) -> Option<Cach
         return None;
     }
     let mut files = of(model);
-    files.retain(|c| weights == Weights::Auto || c.identity.weights == weights.name());
+    files.retain(|c| weights.admits(&c.identity.weights));
     files.sort_by_key(|c| c.bytes);
     let free = devices::free_bytes(device).unwrap_or(u64::MAX);
     let at = files.iter().rposition(|c| c.bytes < free).unwrap_or(0);

@@ -244,7 +244,7 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
 
 /// How the weights of a model are stored under these settings.
 pub fn weight_options(settings: &Settings, checkpoint: &Checkpoint) -> Result<WeightOptions> {
-    let may_quantize = matches!(settings.weights, Weights::Auto | Weights::Int4) && !checkpoint.weights.is_packed();
+    let may_quantize = settings.weights.asked().is_none_or(Weights::uses_importance) && !checkpoint.weights.is_packed();
     Ok(WeightOptions {
         choice: settings.weights,
         cache: settings.weight_cache.then(|| WeightCache::new(settings.dirs.weights())),

@@ -1,11 +1,15 @@
 //! `bf16`: the upper half of an f32, rounded to nearest even.
 
-use super::RowFormat;
+use super::row::{Elements, RowFormat};
 use half::bf16;
 
 pub struct Bf16;
 
 impl RowFormat for Bf16 {
+    fn elements(&self) -> Elements {
+        Elements::Bf16
+    }
+
     fn bytes(&self, head_dim: usize) -> usize {
         2 * head_dim
     }

@@ -1,10 +1,14 @@
 //! `f32`: values as they are.
 
-use super::RowFormat;
+use super::row::{Elements, RowFormat};
 
 pub struct F32;
 
 impl RowFormat for F32 {
+    fn elements(&self) -> Elements {
+        Elements::F32
+    }
+
     fn bytes(&self, head_dim: usize) -> usize {
         4 * head_dim
     }

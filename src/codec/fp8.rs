@@ -1,6 +1,6 @@
 //! `fp8`: e4m3fn codes with one f32 scale a row.
 
-use super::RowFormat;
+use super::row::{Elements, RowFormat};
 
 /// `scale = max|x| / 448` (1 where all values are 0); code = x / scale to nearest even, saturating;
 /// value = code * scale.
@@ -10,6 +10,14 @@ pub struct Fp8;
 pub const FP8_MAX: f32 = 448.0;
 
 impl RowFormat for Fp8 {
+    fn elements(&self) -> Elements {
+        Elements::Fp8
+    }
+
+    fn byte_codes(&self) -> [u32; 3] {
+        [16, 4, 0x07f0_07f0]
+    }
+
     fn bytes(&self, head_dim: usize) -> usize {
         head_dim
     }

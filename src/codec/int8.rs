@@ -5,7 +5,7 @@
 //! multiply exactly. A GPU decodes a pair of codes with as many instructions as a pair of fp8
 //! codes.
 
-use super::RowFormat;
+use super::row::{Elements, RowFormat};
 
 /// `scale = max|x| / 127` (1 where all values are 0, NaN where one is NaN); code = sign bit and
 /// `|x| / scale` to nearest even; value = +-magnitude * scale.
@@ -14,6 +14,14 @@ pub struct Int8;
 const MAX_MAGNITUDE: f32 = 127.0;
 
 impl RowFormat for Int8 {
+    fn elements(&self) -> Elements {
+        Elements::Int8
+    }
+
+    fn byte_codes(&self) -> [u32; 3] {
+        [1, 8, 0x007f_007f]
+    }
+
     fn bytes(&self, head_dim: usize) -> usize {
         head_dim
     }

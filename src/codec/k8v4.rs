@@ -5,7 +5,7 @@
 //! them, which halves the error of 4-bit codes. It is orthonormal: attention sums rotated values,
 //! and only its output is rotated back.
 
-use super::RowFormat;
+use super::row::{Elements, RowFormat};
 use half::f16;
 use std::f32::consts::FRAC_1_SQRT_2;
 
@@ -25,6 +25,23 @@ const MAX_OFFSET: f32 = 512.0;
 const NAN_SIDE: u32 = 0x7e00_7e00;
 
 impl RowFormat for Int4 {
+    fn elements(&self) -> Elements {
+        // A byte each, they are int8 codes without a sign.
+        Elements::Int8
+    }
+
+    fn shares_bytes(&self) -> bool {
+        true
+    }
+
+    fn rotates(&self) -> bool {
+        true
+    }
+
+    fn has_offset(&self) -> bool {
+        true
+    }
+
     fn bytes(&self, head_dim: usize) -> usize {
         // GPUs copy rows by 8 bytes.
         head_dim.div_ceil(2).next_multiple_of(8)

@@ -26,7 +26,6 @@ use crate::protocol::{
 use chains::Chains;
 use probe::{Running, Twin};
 use std::collections::{HashMap, VecDeque};
-use std::marker::PhantomData;
 use std::sync::Arc;
 use turn::{Base, Turn};
 
@@ -136,8 +135,7 @@ pub(super) struct Conversation<B: Backend> {
     late: VecDeque<(EventSender, Command)>,
     pub forgotten: Forgotten,
     /// What works beside the answers.
-    probes: Vec<Running>,
-    backend: PhantomData<B>,
+    probes: Vec<Running<B>>,
 }
 
 impl<B: Backend> Conversation<B> {
@@ -171,7 +169,6 @@ impl<B: Backend> Conversation<B> {
             late: VecDeque::new(),
             forgotten: Forgotten::default(),
             probes: Vec::new(),
-            backend: PhantomData,
         })
     }
 

@@ -5,7 +5,7 @@ use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::dial_file;
-use crate::policy::{DialTable, MAX_RATIO, Policy, STRENGTHS, SlotMeta};
+use crate::policy::{DialTable, MAX_RATIO, STRENGTHS, SlotMeta};
 use crate::protocol::{Dial, Token};
 use crate::tokenizer::Tokenizer;
 use anyhow::Context as _;
@@ -50,13 +50,8 @@ pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) 
 impl<B: Backend> Loaded<B> {
     /// The table, if it is known or in a file. Fails with a sentence for the user if there can be none.
     pub fn dial_table(&mut self) -> Result<Option<&DialTable>, String> {
-        match self.runner.cache.geometry().policy {
-            Policy::Dms(_) => {}
-            Policy::Dense => return Err("the cache keeps everything: its policy is dense".into()),
-            Policy::Dmc(_) => {
-                return Err("policy dmc merges as its heads decide; its ratio was fixed in training".into());
-            }
-            policy => return Err(format!("policy {} keeps as much as --budget says", policy.name())),
+        if let Some(why) = self.runner.cache.geometry().policy.kind().dial_refusal() {
+            return Err(why);
         }
         if self.dials.is_none() {
             self.dials = self.dial_file().as_deref().and_then(dial_file::read);

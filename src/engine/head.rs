@@ -7,7 +7,7 @@ use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::draft_head::DraftHead;
 use crate::model::{self, HEAD_ROWS, Head, Model};
-use crate::policy::{Policy, Window};
+use crate::policy::Policy;
 use crate::protocol::{MAX_DRAFTS, Token};
 use anyhow::Result;
 use std::collections::HashMap;
@@ -79,7 +79,7 @@ impl<B: Backend> Tracks<B> {
     ) -> Result<Option<Self>> {
         let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return Ok(None) };
         // A sequence guesses in a fork.
-        let policy = Policy::Window(Window::of_model(WINDOW));
+        let policy = Policy::of_window(WINDOW);
         let geometry = planner::geometry(&head.layer.config, options, policy, 2 * options.max_seqs);
         let context = context + MAX_DRAFTS + 1;
         let limit = pages_bytes(head, options);

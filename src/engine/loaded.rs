@@ -10,12 +10,11 @@ use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, GenerationDefaults};
-use crate::policy::{DialTable, Policy};
+use crate::policy::DialTable;
 use crate::protocol::{
     Decisions, LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit,
     Token, WeightsInfo, WhenFull,
 };
-use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
 use sha2::{Digest, Sha256};
@@ -182,7 +181,7 @@ fn model_info<B: Backend>(
         window: g.policy.dropping().map(|rule| rule.window),
         dms: c.dms.as_ref().map_or("none", |dms| dms.variant.name()).to_owned(),
         adapter: checkpoint.adapter.as_ref().and_then(|source| source.base.clone()),
-        evicts_by: checkpoint.evicts_by().filter(|_| matches!(g.policy, Policy::Dms(_))),
+        evicts_by: checkpoint.evicts_by().filter(|_| g.policy.kind().is_steered()),
         weights: weights_info(checkpoint),
         slot_bytes: g.slot_bytes(),
         page_slots: g.page_slots,
@@ -234,9 +233,9 @@ pub fn weights_info(checkpoint: &Checkpoint) -> WeightsInfo {
 
 /// Returns the format of the matrices. Norms and adapters may differ.
 fn weight_format(checkpoint: &Checkpoint) -> &str {
-    match checkpoint.weights {
-        Weights::Int8 | Weights::Int4 | Weights::Own => checkpoint.weights.name(),
-        _ => checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.format.name()),
+    match checkpoint.weights.is_packed() {
+        true => checkpoint.weights.name(),
+        false => checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.format.name()),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::{EngineOptions, head, planner, resolve_context, workspace_bytes};
 use crate::backend::Backend;
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::convert::{OnReport, Report};
 use crate::checkpoint::weight_cache::{WeightCache, convert_in_memory};
-use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::protocol::{Plan, bytes, count};
-use crate::quant::Weights;
+use crate::quant::{EXACT_FIRST, Weights};
 use anyhow::{Context, Result};
 
 /// How the weights are stored.
@@ -75,27 +75,28 @@ fn choose<B: Backend>(
     options: &EngineOptions,
     notice: &mut dyn FnMut(String),
 ) -> Result<Weights> {
-    let asked = options.weights.choice;
+    let asked = options.weights.choice.asked();
     if source.weights.is_packed() {
-        if ![Weights::Auto, source.weights].contains(&asked) {
+        if asked.is_some_and(|asked| asked != source.weights) {
             let (name, is) = (&source.name, source.weights.name());
-            notice(format!("the weights of {name} are {is} and stay so; --weights {} is not used", asked.name()));
+            let asked = options.weights.choice;
+            notice(format!("the weights of {name} are {is} and stay so; --weights {asked} is not used"));
         }
         return Ok(source.weights);
     }
-    if asked != Weights::Auto {
+    if let Some(asked) = asked {
         return Ok(asked);
     }
     if source.builtin {
-        return Ok(Weights::Bf16);
+        return Ok(Weights::default());
     }
-    let natural = source.natural_weights();
     let wanted = options.context.unwrap_or_else(|| source.config.context.min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     // Another format than the file's own only where that does not fit.
     let keeps = source.config.spec.experts.is_none() || b.about().own_experts;
-    let own = (keeps && source.has_own_codes()).then_some(Weights::Own);
-    let smaller = EXACT_FIRST.into_iter().skip_while(|w| *w != own.map_or(natural, |_| Weights::Int4));
+    let own = source.own_format().filter(|_| keeps);
+    let least = if own.is_some() { EXACT_FIRST[EXACT_FIRST.len() - 1] } else { source.natural_weights() };
+    let smaller = EXACT_FIRST.into_iter().skip_while(|weights| *weights != least);
     let candidates = own.into_iter().chain(smaller).filter(|w| source.can_be(*w));
     let mut fits = Vec::new();
     for weights in candidates {
@@ -104,7 +105,7 @@ fn choose<B: Backend>(
             break;
         }
     }
-    let Some((chosen, refused)) = fits.split_last() else { return Ok(Weights::Bf16) };
+    let Some((chosen, refused)) = fits.split_last() else { return Ok(Weights::default()) };
     // A model that does not fit at all is an error of its own.
     let told = !refused.is_empty() && chosen.plan.expected_context > 0;
     if let (true, Some(free)) = (told, options.memory_bytes) {

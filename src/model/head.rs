@@ -2,7 +2,6 @@
 //! of the row before it. The model's forward leaves [`Workspace::features`] for it, and the layer is computed as the model's are:
 //! only what goes in is made here.
 
-use super::weights::{Layer, Mixer};
 use super::{Model, Step, Workspace, logits, step_token_bytes};
 use crate::backend::{After, Backend, KvGeometry, Linear, SampleArgs, SamplingState, Span, Use};
 use crate::cache::KvCache;
@@ -149,7 +148,7 @@ impl<B: Backend> Head<B> {
         let Self { model, ws, cache, embedding, hidden, states, embedded, normed, sum, .. } = self;
         let n = tokens.len();
         let [layer] = &model.layers[..] else { return };
-        let Layer { input_norm, mixer: Mixer::Attention(mixer), .. } = layer else { return };
+        let (input_norm, Some(mixer)) = (&layer.input_norm, layer.mixer.attention()) else { return };
         b.write(&mut ws.tokens, 0, tokens);
         b.embed(embedded, &model.embed, &ws.tokens, model.embedding_scale(), n);
         let norm = model.norm(0, &embedding.norm, &mut ws.non_finite);

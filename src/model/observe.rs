@@ -1,10 +1,8 @@
 //! A forward pass that shows what a predictor of importance is fitted to: each layer's normed input, its values, and
 //! how much attention chosen queries pay to each token.
 
-use super::weights::Mixer;
 use super::{Model, Step, Workspace};
 use crate::backend::{Linear, Measure, QkvRopeArgs, Queries};
-use crate::policy::Policy;
 use std::ops::Range;
 
 /// Rows of a sequence, which is one step from its first token on.
@@ -40,10 +38,7 @@ pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl Fn
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
     step.forward_with(|l, ws, cache| {
         let layer = &model.layers[l];
-        let Mixer::Attention(mixer) = &layer.mixer else { return };
-        if mixer.kind.local {
-            return;
-        }
+        let Some(mixer) = layer.mixer.attention().filter(|mixer| !mixer.kind.local) else { return };
         let norm = model.norm(l, &layer.input_norm, &mut ws.non_finite);
         b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
         b.read_acts(&ws.h, &mut hidden);
@@ -60,7 +55,7 @@ pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl Fn
             qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
             rms_eps: c.rms_eps,
             rope_scale,
-            borrowed: model.borrowed(&Policy::Dense),
+            borrowed: model.borrowed(None),
             ..QkvRopeArgs::plain(inv_freq)
         };
         let queries = Queries { rows: text.queries.clone(), factors: &factors };

@@ -7,7 +7,6 @@ use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Norm};
 use crate::checkpoint::draft_head::DraftHead;
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Rope, Stacked};
-use crate::policy::Policy;
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
@@ -51,6 +50,16 @@ pub(super) struct Layer<B: Backend> {
 pub(super) enum Mixer<B: Backend> {
     Attention(Attention<B>),
     DeltaNet(DeltaNet<B>),
+}
+
+impl<B: Backend> Mixer<B> {
+    pub fn attention(&self) -> Option<&Attention<B>> {
+        if let Self::Attention(mixer) = self { Some(mixer) } else { None }
+    }
+
+    pub fn delta_net(&self) -> Option<&DeltaNet<B>> {
+        if let Self::DeltaNet(mixer) = self { Some(mixer) } else { None }
+    }
 }
 
 pub(super) struct Attention<B: Backend> {
@@ -105,12 +114,12 @@ impl<B: Backend> Model<B> {
 
     /// The layers with attention.
     pub(super) fn attentions(&self) -> impl Iterator<Item = &Attention<B>> {
-        self.layers.iter().filter_map(|l| if let Mixer::Attention(mixer) = &l.mixer { Some(mixer) } else { None })
+        self.layers.iter().filter_map(|l| l.mixer.attention())
     }
 
     /// The layers that are a gated delta net.
     pub(super) fn delta_nets(&self) -> impl Iterator<Item = &DeltaNet<B>> {
-        self.layers.iter().filter_map(|l| if let Mixer::DeltaNet(mixer) = &l.mixer { Some(mixer) } else { None })
+        self.layers.iter().filter_map(|l| l.mixer.delta_net())
     }
 
     /// Decision projections of all layers that have one.
@@ -211,15 +220,14 @@ impl<B: Backend> Model<B> {
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
 
-    /// The borrowed channels of q. A policy with constant decisions still zeroes them, as in
-    /// training.
-    pub(super) fn borrowed(&self, policy: &Policy) -> Option<Borrowed> {
+    /// The borrowed channels of q. Under a policy with a constant decision they are still zeroed, as in training.
+    pub(super) fn borrowed(&self, constant: Option<f32>) -> Option<Borrowed> {
         let (heads, alpha) = match (&self.config.dms, &self.config.dmc) {
             (Some(dms), _) if dms.variant == DmsVariant::Borrowed => (1, self.alpha()?),
             (None, Some(dmc)) => (2, Alpha { scale: dmc.alpha_scale, offset: dmc.alpha_offset, per_layer: false }),
             _ => return None,
         };
-        let alpha = match policy.constant_decision() {
+        let alpha = match constant {
             Some(decision) => Alpha { scale: 0.0, offset: -decision, ..alpha },
             None => alpha,
         };

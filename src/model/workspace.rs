@@ -1,7 +1,7 @@
 //! Buffers of a forward pass, allocated once.
 
 use super::Model;
-use super::weights::{Layer, Mixer};
+use super::weights::Layer;
 use crate::backend::{Backend, ExpertRows, OutOfMemory, Use};
 use crate::checkpoint::{Activation, DeltaNet, Experts, ModelConfig};
 use crate::policy::Window;
@@ -119,11 +119,12 @@ impl<B: Backend> Workspace<B> {
             Activation::GeluTanh => Use::Any,
         };
         let staged = |layer: &Layer<B>| {
-            let attends = matches!(layer.mixer, Mixer::Attention(_));
+            let attention = layer.mixer.attention();
+            let attends = attention.is_some();
             let gates = if attends { 0 } else { gate_columns };
             let width = if attends { model.qkv_width() } else { delta_columns };
             let decisions_len = if attends { staged_rows * c.n_kv_heads } else { 0 };
-            let local = matches!(&layer.mixer, Mixer::Attention(mixer) if mixer.kind.local);
+            let local = attention.is_some_and(|mixer| mixer.kind.local);
             Ok(Staged {
                 rows: b.acts(staged_rows, width, Use::Any)?,
                 decisions: if local { constant(b, decisions_len)? } else { b.alloc(decisions_len)? },

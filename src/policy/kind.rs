@@ -1,7 +1,6 @@
-//! Policies as users name them. With a budget and what a model was trained for, one becomes a
-//! [`Policy`].
+//! Policies as users name them, a word each.
 
-use super::{Budget, H2o, MOST_MEMBERS, Policy, Pool, Quest, Tova, Trained, Window};
+use super::{Budget, MOST_MEMBERS};
 use crate::words::words;
 
 /// The name of a policy.
@@ -88,7 +87,17 @@ impl PolicyKind {
 
     /// Whether a conversation can change how much is kept.
     pub fn is_steered(self) -> bool {
-        self == Self::Dms
+        self.dial_refusal().is_none()
+    }
+
+    /// Why a conversation cannot change how much is kept.
+    pub fn dial_refusal(self) -> Option<String> {
+        match self {
+            Self::Dms => None,
+            Self::Dense => Some("the cache keeps everything: its policy is dense".to_owned()),
+            Self::Dmc => Some("policy dmc merges as its heads decide; its ratio was fixed in training".to_owned()),
+            policy => Some(format!("policy {} keeps as much as --budget says", policy.name())),
+        }
     }
 
     /// What becomes of a token that nothing marks ahead of time. `gone`: the heads that no longer
@@ -102,62 +111,6 @@ impl PolicyKind {
                 format!("dropped by {gone}, whose queries attended to it least")
             }
             _ => "a dense cache: it stays while there is memory".to_owned(),
-        }
-    }
-
-    pub fn with(self, budget: Budget) -> PolicyRequest {
-        PolicyRequest { kind: self, budget: Some(budget) }
-    }
-}
-
-/// A policy that a user asks for; by default the model's own.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PolicyRequest {
-    pub kind: PolicyKind,
-    /// `None`: [`PolicyKind::default_budget`].
-    pub budget: Option<Budget>,
-}
-
-impl From<PolicyKind> for PolicyRequest {
-    fn from(kind: PolicyKind) -> Self {
-        Self { kind, budget: None }
-    }
-}
-
-impl PolicyRequest {
-    pub fn budget(self) -> Option<Budget> {
-        self.budget.or(self.kind.default_budget())
-    }
-
-    /// The window of a model whose attention sees the newest `tokens`: its own, or a shorter one.
-    fn within(self, tokens: usize) -> Option<Window> {
-        match (self.kind, self.budget()) {
-            (PolicyKind::Auto, _) => Some(Window::of_model(tokens)),
-            (PolicyKind::Window, Some(budget)) if budget.at(0) < tokens => Some(Window::new(budget.at(0))),
-            (PolicyKind::Window, _) => Some(Window::of_model(tokens)),
-            _ => None,
-        }
-    }
-
-    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a
-    /// model without it, and where a model with a sliding window cannot have it. The budget is one that [`PolicyKind::budget_refusal`] allows.
-    pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
-        if let Some(Trained::Window(tokens)) = trained {
-            return self.within(tokens).map(Policy::Window);
-        }
-        let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
-        let budget = self.budget().unwrap_or(Budget::Slots(0));
-        match self.kind {
-            PolicyKind::Auto => dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(Some(Policy::Dense)),
-            PolicyKind::Dense => Some(Policy::Dense),
-            PolicyKind::Dms => dms.map(Policy::Dms),
-            PolicyKind::Window => Some(Policy::Window(Window::new(budget.at(0)))),
-            PolicyKind::Tova => Some(Policy::Tova(Tova { budget })),
-            PolicyKind::H2o => Some(Policy::H2o(H2o { budget })),
-            PolicyKind::Quest => Some(Policy::Quest(Quest { budget, dms: None })),
-            PolicyKind::DmsQuest => dms.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
-            PolicyKind::Pool => Some(Policy::Pool(Pool { every: budget.ratio() as usize })),
-            PolicyKind::Dmc => dmc.map(Policy::Dmc),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The rows that a predictor is fitted to: hidden states of tokens, and how important each token is to each KV head, which a
 //! repetition of the text shows.
 
-use super::on_threads;
 use super::random::Random;
+use super::threads::on_threads;
 use crate::backend::Measure;
 use crate::checkpoint::ModelConfig;
 use crate::engine::Runner;

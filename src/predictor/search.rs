@@ -1,8 +1,8 @@
 //! The threshold of a predictor: forward passes over texts that it was not fitted to, with eviction inside the prompt as in
 //! decoding.
 
-use super::on_threads;
 use super::texts::Piece;
+use super::threads::on_threads;
 use crate::backend::Measure;
 use crate::checkpoint::adapter::card::{Figure, over_all};
 use crate::engine::Runner;

@@ -1,7 +1,7 @@
 //! Probes: what is asked beside a conversation, of which nothing changes. They run on a sequence of their own, one after the other
 //! and after the requests before them; [`Command::Cancel`](super::Command::Cancel) drops them.
 
-use super::{Ask, RecallRequest, Recalled, TextKind, Token, TurnReport};
+use super::{Ask, Piece, RecallRequest, Recalled, TextKind, Token, TurnReport};
 
 /// What is asked.
 #[derive(Clone, Debug)]
@@ -12,6 +12,30 @@ pub enum Probe {
     Aside { ask: Box<Ask>, dense: bool },
     /// How probable each token of the last answer was. These are its tokens.
     Logprobs(Vec<Token>),
+}
+
+impl From<RecallRequest> for Probe {
+    fn from(request: RecallRequest) -> Self {
+        Self::Recall(Box::new(request))
+    }
+}
+
+impl Ask {
+    /// Asks it beside the conversation.
+    pub fn aside(self, dense: bool) -> Probe {
+        Probe::Aside { ask: Box::new(self), dense }
+    }
+}
+
+impl Probe {
+    /// Sets the prompt of what is asked, and that without the conversation, where they are needed.
+    pub fn set_prompts(&mut self, prompt: Vec<Piece>, alone: Vec<Piece>) {
+        match self {
+            Self::Recall(request) => (request.prompt, request.alone) = (prompt, alone),
+            Self::Aside { ask, .. } => ask.prompt = prompt,
+            Self::Logprobs(_) => {}
+        }
+    }
 }
 
 /// What was found.
@@ -25,6 +49,13 @@ pub enum Finding {
     Said { dense: bool, report: Box<TurnReport> },
     /// The tokens of the answer, or why they were not read again.
     Logprobs(Result<Vec<TokenChoice>, String>),
+}
+
+impl Finding {
+    /// Text to print as it comes: that of a cache that drops nothing follows as a whole.
+    pub fn streamed(&self) -> Option<(TextKind, &str)> {
+        if let Self::Text { dense: false, kind, text } = self { Some((*kind, text)) } else { None }
+    }
 }
 
 /// A token of an answer, and those that were most probable in its place.

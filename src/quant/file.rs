@@ -13,8 +13,8 @@
 //! Sixteenths  f16 factors {g, g + 8}; 32 i8 scales of 16 columns      36 bytes
 //! ```
 
+use super::group::{GROUP, TILE_ROWS};
 use super::layout::StripMut;
-use super::{Code, GROUP};
 
 /// Columns that share words.
 pub const QUAD: usize = 256;
@@ -56,45 +56,53 @@ impl Runs {
     pub const ZERO: Self = Self { scales: [0.0; RUNS], minima: [0.0; RUNS] };
 }
 
+/// One code: its name, its largest code, how its words hold scales, and the code of 0 where there are no minima.
+struct Row(FileCode, &'static str, u8, Words, Option<f32>);
+
+/// In the order of [`FileCode`].
+const CODES: [Row; 7] = [
+    Row(FileCode::Q4_0, "q4_0", 15, Words::Halves, Some(8.0)),
+    Row(FileCode::Q4_1, "q4_1", 15, Words::Pairs, None),
+    Row(FileCode::Q4K, "q4_k", 15, Words::Super, None),
+    Row(FileCode::Q5_1, "q5_1", 31, Words::Pairs, None),
+    Row(FileCode::Q5K, "q5_k", 31, Words::Super, None),
+    Row(FileCode::Q6K, "q6_k", 63, Words::Sixteenths, Some(32.0)),
+    Row(FileCode::Q8_0, "q8_0", 255, Words::Halves, Some(128.0)),
+];
+
 impl FileCode {
-    pub const ALL: [Self; 7] = [Self::Q4_0, Self::Q4_1, Self::Q4K, Self::Q5_1, Self::Q5K, Self::Q6K, Self::Q8_0];
+    pub fn all() -> impl Iterator<Item = Self> {
+        CODES.iter().map(|row| row.0)
+    }
+
+    #[inline(always)]
+    fn row(self) -> &'static Row {
+        &CODES[self as usize]
+    }
 
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Q4_0 => "q4_0",
-            Self::Q4_1 => "q4_1",
-            Self::Q4K => "q4_k",
-            Self::Q5_1 => "q5_1",
-            Self::Q5K => "q5_k",
-            Self::Q6K => "q6_k",
-            Self::Q8_0 => "q8_0",
-        }
+        self.row().1
+    }
+
+    /// The largest code.
+    fn most(self) -> u8 {
+        self.row().2
     }
 
     /// Planes of nibbles.
     pub fn planes(self) -> usize {
-        if matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q4K) { 1 } else { 2 }
+        if self.most() < 16 { 1 } else { 2 }
     }
 
     #[inline(always)]
     pub fn words(self) -> Words {
-        match self {
-            Self::Q4_0 | Self::Q8_0 => Words::Halves,
-            Self::Q4_1 | Self::Q5_1 => Words::Pairs,
-            Self::Q4K | Self::Q5K => Words::Super,
-            Self::Q6K => Words::Sixteenths,
-        }
+        self.row().3
     }
 
     /// The code of 0, where there are no minima.
     #[inline(always)]
     pub fn zero(self) -> Option<f32> {
-        match self {
-            Self::Q4_0 => Some(8.0),
-            Self::Q6K => Some(32.0),
-            Self::Q8_0 => Some(128.0),
-            _ => None,
-        }
+        self.row().4
     }
 
     /// Bytes of the words of two rows in a quad.
@@ -196,7 +204,7 @@ pub struct FileStrip<'a> {
 impl<'a> FileStrip<'a> {
     /// Clears `bytes`.
     pub fn new(code: FileCode, cols: usize, bytes: &'a mut [u8]) -> Self {
-        Self { code, strip: StripMut::new(Code::File(code), cols, bytes) }
+        Self { code, strip: StripMut::new([code.planes(), code.word_bytes(cols)], cols, bytes) }
     }
 
     /// Codes of columns `64 tile ..`.
@@ -249,17 +257,12 @@ pub fn random_strip(code: FileCode, cols: usize, deviation: f32, seed: u32, out:
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 16) as u8
     };
-    let most = match code {
-        FileCode::Q4_0 | FileCode::Q4_1 | FileCode::Q4K => 15,
-        FileCode::Q5_1 | FileCode::Q5K => 31,
-        FileCode::Q6K => 63,
-        FileCode::Q8_0 => 255,
-    };
+    let most = code.most();
     // Codes are uniform, scales between a half and one and a half of `step`.
     let (step, middle) = (deviation * 12f32.sqrt() / f32::from(most), 0.5 * f32::from(most));
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
     let mut strip = FileStrip::new(code, cols, out);
-    for row in 0..super::TILE_ROWS {
+    for row in 0..TILE_ROWS {
         for tile in 0..cols / GROUP {
             strip.codes(row, tile, &std::array::from_fn(|_| next() & most));
         }

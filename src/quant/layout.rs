@@ -1,6 +1,6 @@
 //! Places of codes and words in a strip; see the table in `quant.rs`.
 
-use super::{Code, GROUP, Group, TILE_ROWS};
+use super::group::{GROUP, Group, TILE_ROWS};
 
 /// Bytes of a tile in one plane.
 pub const STRIP_TILE_BYTES: usize = TILE_ROWS * GROUP / 2;
@@ -37,7 +37,7 @@ fn nibble(w: u32, c: usize) -> u8 {
     (w >> (4 * (c / 2) + 16 * (c % 2))) as u8 & 15
 }
 
-/// A packed strip.
+/// A packed strip. `new` takes its planes and the bytes of its words.
 pub struct Strip<'a> {
     planes: usize,
     tiles: usize,
@@ -45,9 +45,10 @@ pub struct Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
-    pub fn new(code: Code, cols: usize, bytes: &'a [u8]) -> Self {
-        assert_eq!(bytes.len(), code.strip_bytes(cols), "bytes of a strip");
-        Self { planes: code.planes(), tiles: cols / GROUP, bytes }
+    pub fn new([planes, word_bytes]: [usize; 2], cols: usize, bytes: &'a [u8]) -> Self {
+        let tiles = cols / GROUP;
+        assert_eq!(bytes.len(), planes * tiles * STRIP_TILE_BYTES + word_bytes, "bytes of a strip");
+        Self { planes, tiles, bytes }
     }
 
     /// Codes and word of one group.
@@ -75,7 +76,7 @@ impl<'a> Strip<'a> {
     }
 }
 
-/// A strip that is being packed.
+/// A strip that is being packed, as [`Strip`].
 pub struct StripMut<'a> {
     planes: usize,
     tiles: usize,
@@ -84,10 +85,11 @@ pub struct StripMut<'a> {
 
 impl<'a> StripMut<'a> {
     /// Clears `bytes`: words of tiles that do not exist are never written.
-    pub fn new(code: Code, cols: usize, bytes: &'a mut [u8]) -> Self {
-        assert_eq!(bytes.len(), code.strip_bytes(cols), "bytes of a strip");
+    pub fn new([planes, word_bytes]: [usize; 2], cols: usize, bytes: &'a mut [u8]) -> Self {
+        let tiles = cols / GROUP;
+        assert_eq!(bytes.len(), planes * tiles * STRIP_TILE_BYTES + word_bytes, "bytes of a strip");
         bytes.fill(0);
-        Self { planes: code.planes(), tiles: cols / GROUP, bytes }
+        Self { planes, tiles, bytes }
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@
 // Indexed loops, which become vector code in the caller's instruction set.
 #![allow(clippy::needless_range_loop)]
 
-use super::{GROUP, Group, GroupCode, LANES, nearest, range, sum};
+use super::group::{GROUP, Group, GroupCode, LANES, nearest, range, sum};
 use half::f16;
 
 pub struct Q4;
@@ -29,6 +29,10 @@ impl GroupCode for Q4 {
 
     fn planes(&self) -> usize {
         1
+    }
+
+    fn uses_importance(&self) -> bool {
+        true
     }
 
     /// From each starting grid: rounds, fits scale and zero point to the codes by weighted least

@@ -1,6 +1,6 @@
 //! `q8`: codes 1 to 255 around a zero point of 128, and the scale as f16.
 
-use super::{GROUP, Group, GroupCode, nearest, range};
+use super::group::{GROUP, Group, GroupCode, nearest, range};
 use half::f16;
 
 pub struct Q8;

@@ -1,6 +1,9 @@
 //! Bytes that never change, bounds of errors, unusual groups.
 
-use super::*;
+use super::Code;
+use super::file::FileCode;
+use super::group::{GROUP, GroupCode, TILE_ROWS};
+use super::q4::Q4;
 
 /// Values with outliers, the same on every machine.
 fn values(n: usize) -> Vec<f32> {
@@ -149,9 +152,18 @@ fn unusual_groups_have_codes_too() {
 #[test]
 fn q4_words_hold_the_nearest_scale() {
     for scale in [1.0f32, 1.01, 0.0333, 6.2e-5, 5e-5, 1e-6, 65_000.0, 1e9] {
-        let (stored, zero) = Code::Q4.scale_zero(Code::Q4.rules().word(scale, 3.3));
+        let (stored, zero) = Q4.scale_zero(Q4.word(scale, 3.3));
         let step = (scale / 64.0).max(1e-6);
         assert!((stored - scale.min(65_024.0)).abs() <= 0.51 * step, "{scale} {stored}");
         assert_eq!(zero, 3.5);
     }
+}
+
+#[test]
+fn codes_of_files_are_rows_in_order() {
+    assert!(FileCode::all().enumerate().all(|(i, code)| code as usize == i));
+    assert_eq!(
+        FileCode::all().filter(|code| code.planes() == 1).map(FileCode::name).collect::<Vec<_>>(),
+        ["q4_0", "q4_1", "q4_k"]
+    );
 }

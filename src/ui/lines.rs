@@ -8,7 +8,7 @@ use super::text::{clean, clean_line};
 use super::widgets::{message, recall, twin, welcome};
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
-use crate::protocol::{Event, Finding, TextKind};
+use crate::protocol::{Event, TextKind};
 use crate::system::signals::{Signal, Signals};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
@@ -74,13 +74,12 @@ impl Runtime {
                 }
                 Woken::Line(None) => ended = true,
                 Woken::Engine(event) => {
-                    // That of /compare follows as a whole.
-                    if let Some(
-                        Event::Text { kind, text, .. } | Event::Found(Finding::Text { dense: false, kind, text }),
-                    ) = &event
-                    {
-                        print_text(&mut printed, *kind, text);
-                    }
+                    let streamed = match &event {
+                        Some(Event::Text { kind, text, .. }) => Some((*kind, text.as_str())),
+                        Some(Event::Found(found)) => found.streamed(),
+                        _ => None,
+                    };
+                    streamed.into_iter().for_each(|(kind, text)| print_text(&mut printed, kind, text));
                     self.engine(event);
                     self.snapshot();
                 }

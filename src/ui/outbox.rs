@@ -18,8 +18,8 @@ pub enum Purpose {
     /// The request still lacks its prompt.
     Generate(Box<GenerateRequest>),
     Rewind,
-    /// The request still lacks its prompts.
-    Probe(Probe),
+    /// What the user waits for, and the request, which still lacks its prompts.
+    Probe(Asked, Probe),
 }
 
 impl Purpose {
@@ -27,9 +27,8 @@ impl Purpose {
     pub fn asked(&self) -> Option<Asked> {
         match self {
             Self::Generate(request) => Some(Asked::Turn(request.turn)),
-            Self::Probe(Probe::Recall(_)) => Some(Asked::Recall),
-            Self::Probe(Probe::Aside { dense, .. }) => Some(Asked::Aside { dense: *dense }),
-            Self::Probe(Probe::Logprobs(_)) | Self::Rewind => None,
+            Self::Probe(asked, _) => Some(*asked),
+            Self::Rewind => None,
         }
     }
 }
@@ -139,18 +138,13 @@ impl Outbox {
         }
     }
 
-    /// Returns the purpose of a finished rendering; `None` if it was cancelled.
-    pub fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<Vec<Piece>>)> {
+    /// Returns the purpose of a finished rendering, the prompt, and the last message by itself; `None` if it was cancelled.
+    pub fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<[Vec<Piece>; 2]>)> {
         if self.running != Some(rendered.id) {
             return None;
         }
         match self.remove(0)? {
-            Waiting::Prompt { mut purpose, .. } => {
-                if let Purpose::Probe(Probe::Recall(request)) = &mut purpose {
-                    request.alone = rendered.alone;
-                }
-                Some((purpose, rendered.result))
-            }
+            Waiting::Prompt { purpose, .. } => Some((purpose, rendered.result.map(|prompt| [prompt, rendered.alone]))),
             Waiting::Command(_) => None,
         }
     }
@@ -213,7 +207,7 @@ mod tests {
         (Outbox::new(worker), outcomes)
     }
 
-    fn finish((outbox, outcomes): (&mut Outbox, &mut Outcomes)) -> Option<(Purpose, Result<Vec<Piece>>)> {
+    fn finish((outbox, outcomes): (&mut Outbox, &mut Outcomes)) -> Option<(Purpose, Result<[Vec<Piece>; 2]>)> {
         let Some(Outcome::Rendered(rendered)) = outcomes.blocking_recv() else { panic!("nothing was rendered") };
         outbox.finish(rendered)
     }

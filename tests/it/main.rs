@@ -48,6 +48,8 @@ mod rule;
 mod session;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod software_gpu;
+mod sources;
+mod spread;
 mod spy;
 mod steering;
 mod steps;

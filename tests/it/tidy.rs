@@ -1,68 +1,13 @@
 //! The house rules that a machine can check. The table of who may use whom stands in src/lib.rs
 //! and is read from there.
 
+use super::sources::{ROOT, Source, code, inside_word, sources, used};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const MAX_LINES: usize = 600;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
 const MOST_INSTANCES: usize = 130;
-
-#[derive(Clone)]
-struct Source {
-    /// From the repository's root, with forward slashes.
-    path: String,
-    text: String,
-    /// Without comments.
-    code: String,
-}
-
-impl Source {
-    /// `["backend", "cpu", "kv"]` for src/backend/cpu/kv.rs; empty for the roots. Those of lab/src in the same way.
-    fn module(&self) -> Vec<&str> {
-        let path = self
-            .path
-            .strip_prefix("lab/")
-            .unwrap_or(&self.path)
-            .strip_prefix("src/")
-            .and_then(|p| p.strip_suffix(".rs"))
-            .unwrap_or("");
-        if matches!(path, "" | "lib" | "main") { Vec::new() } else { path.split('/').collect() }
-    }
-
-    /// The code up to the file's module of tests.
-    fn without_tests(&self) -> &str {
-        self.code.split("\n#[cfg(test)]\nmod ").next().unwrap_or("")
-    }
-}
-
-fn sources(folder: &str) -> Vec<Source> {
-    fn walk(dir: &Path, out: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(dir).expect("a folder").map(|e| e.expect("an entry").path()) {
-            if entry.is_dir() {
-                walk(&entry, out);
-            } else if entry.extension().is_some_and(|e| e == "rs") {
-                out.push(entry);
-            }
-        }
-    }
-    let mut paths = Vec::new();
-    walk(&Path::new(ROOT).join(folder), &mut paths);
-    paths.sort();
-    let read = |path: PathBuf| {
-        let text = std::fs::read_to_string(&path).expect("UTF-8");
-        let code = text.lines().map(|l| l.split_once("//").map_or(l, |(code, _)| code)).collect::<Vec<_>>().join("\n");
-        let path = path.strip_prefix(ROOT).expect("inside").to_str().expect("UTF-8").replace('\\', "/");
-        Source { path, text, code }
-    };
-    paths.into_iter().map(read).collect()
-}
-
-/// The sources of both programs.
-fn code() -> Vec<Source> {
-    [sources("src"), sources("lab/src")].concat()
-}
 
 /// The rows of lib.rs's table: module to what it may use; `None` is everything.
 fn table() -> BTreeMap<String, Option<BTreeSet<String>>> {
@@ -81,63 +26,6 @@ fn table() -> BTreeMap<String, Option<BTreeSet<String>>> {
         }
     }
     out
-}
-
-/// The paths that a file uses, from the crate's root: `crate::a::B` and `super::a::B`, groups taken apart.
-fn used(source: &Source) -> BTreeSet<Vec<String>> {
-    let code = &source.code;
-    let module: Vec<String> = source.module().into_iter().map(str::to_owned).collect();
-    // A module of tests inside the file stands one deeper.
-    let inner = source.without_tests().len();
-    let mut out = BTreeSet::new();
-    for (at, _) in code.match_indices("crate::").filter(|&(at, _)| !inside_word(code, at)) {
-        paths(&code[at + "crate::".len()..], Vec::new(), &mut out);
-    }
-    let climbs = code.match_indices("super::").map(|(at, _)| at);
-    for start in climbs.filter(|&at| !code[..at].ends_with("super::") && !inside_word(code, at)) {
-        let rest = code[start..].trim_start_matches("super::");
-        let climbed = (code.len() - start - rest.len()) / "super::".len();
-        let depth = module.len() + usize::from(start > inner);
-        if let Some(left) = depth.checked_sub(climbed) {
-            paths(rest, module[..left.min(module.len())].to_vec(), &mut out);
-        }
-    }
-    out
-}
-
-fn inside_word(code: &str, at: usize) -> bool {
-    code[..at].ends_with(|c: char| c.is_alphanumeric() || "_$:".contains(c))
-}
-
-/// Adds the path that begins here after `base`, or every path of a group.
-fn paths(rest: &str, base: Vec<String>, out: &mut BTreeSet<Vec<String>>) {
-    let Some(group) = rest.strip_prefix('{') else {
-        let word = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
-        let path = base.into_iter().chain((!word.is_empty()).then(|| word.to_owned())).collect();
-        match rest[word.len()..].strip_prefix("::") {
-            Some(rest) if !word.is_empty() => paths(rest, path, out),
-            _ => drop(out.insert(path)),
-        }
-        return;
-    };
-    let (mut depth, mut start) = (0, 0);
-    for (at, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            ',' | '}' if depth == 0 => {
-                let item = group[start..at].trim();
-                if !item.is_empty() {
-                    paths(item, base.clone(), out);
-                }
-                start = at + 1;
-                if c == '}' {
-                    return;
-                }
-            }
-            '}' => depth -= 1,
-            _ => {}
-        }
-    }
 }
 
 #[test]
@@ -269,6 +157,89 @@ fn circles_are_found() {
     let rooms =
         [door(), file("src/a/b.rs", "use crate::d::X;"), file("src/a/c.rs", ""), file("src/d.rs", "crate::a::Y")];
     assert_eq!(found(&rooms), "a::b d a");
+}
+
+/// Arrows up in each room that has some. A door (`a.rs` beside the folder `a/`) declares the files behind it and may use them. A
+/// file behind it uses no function, type, trait, constant or macro that a door above it defines itself: what both need is a
+/// file of its own, below both. Budgets only fall; a room that is not named here has no arrow.
+const ARROWS_UP: &[(&str, usize)] = &[
+    ("backend", 63),
+    ("bench", 3),
+    ("cache", 6),
+    ("chat", 3),
+    ("checkpoint", 22),
+    ("cli", 7),
+    ("config", 2),
+    ("engine", 16),
+    ("model", 2),
+    ("protocol", 7),
+    ("regular_file", 1),
+    ("tokenizer", 1),
+    ("ui", 16),
+];
+
+/// The names that a file defines at its top level.
+fn defined(code: &str) -> BTreeSet<&str> {
+    const KINDS: [&str; 8] = ["fn", "struct", "enum", "trait", "type", "const", "static", "macro_rules!"];
+    let mut out = BTreeSet::new();
+    for line in code.lines().filter(|line| !line.starts_with(' ')) {
+        // Before the word of the kind there may be `pub(in a::b)`, `unsafe` and the `const` of a function.
+        let words = || line.split(' ');
+        let named = words().zip(words().skip(1)).find(|(kind, name)| KINDS.contains(kind) && !KINDS.contains(name));
+        out.extend(named.and_then(|(_, name)| name.split(|c: char| !c.is_alphanumeric() && c != '_').next()));
+    }
+    out
+}
+
+/// Files that use what a door above them defines: the file, the door and the names, one entry for each file and door.
+fn arrows_up(sources: &[Source]) -> BTreeMap<[String; 2], BTreeSet<String>> {
+    let defined: BTreeMap<Vec<&str>, BTreeSet<&str>> =
+        sources.iter().map(|source| (source.module(), defined(source.without_tests()))).collect();
+    let mut out: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for source in sources.iter().filter(|s| !s.path.contains("test")) {
+        let module = source.module();
+        for path in used(&Source { code: source.without_tests().to_owned(), ..source.clone() }) {
+            let prefix = |n: usize| path[..n].iter().map(String::as_str).collect::<Vec<_>>();
+            // The file that the path leads into, and what it names there.
+            let file = (1..path.len()).rev().map(prefix).find(|file| defined.contains_key(file));
+            let Some(door) = file.filter(|f| f.len() < module.len() && module.starts_with(f)) else { continue };
+            let name = &path[door.len()];
+            if !defined.contains_key(&prefix(door.len() + 1)) && defined[&door].contains(name.as_str()) {
+                out.entry([module.join("::"), door.join("::")]).or_default().insert(name.clone());
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn no_arrow_runs_up_inside_a_room() {
+    let arrows = arrows_up(&sources("src"));
+    let rooms: BTreeSet<&str> = arrows.keys().map(|[file, _]| file.split("::").next().unwrap_or("")).collect();
+    for room in rooms {
+        let own = arrows.iter().filter(|([file, _], _)| file.split("::").next() == Some(room));
+        let list: Vec<String> = own.map(|([file, door], names)| format!("{file} uses {names:?} of {door}")).collect();
+        let budget = ARROWS_UP.iter().find(|(name, _)| *name == room).map_or(0, |(_, budget)| *budget);
+        assert!(
+            list.len() <= budget,
+            "{room}: {} arrows up, {budget} at most: move what is used below both files\n{}",
+            list.len(),
+            list.join("\n")
+        );
+    }
+}
+
+#[test]
+fn arrows_up_are_found() {
+    let file = |path: &str, code: &str| Source { path: path.into(), text: String::new(), code: code.into() };
+    let door =
+        file("src/a.rs", "mod b;\npub use b::X;\npub(in crate::a) struct Y<T>(T);\npub const fn f() {}\n    fn g() {}");
+    let found = |code: &str| {
+        let arrows = arrows_up(&[door.clone(), file("src/a/b.rs", code), file("src/a/c.rs", "pub struct Z;")]);
+        arrows.into_values().flatten().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(found("use super::{X, Y, c::Z};\nfn h() { crate::a::f(); super::g(); }"), "Y f");
+    assert_eq!(found("use super::X;\n#[cfg(test)]\nmod tests {\n    use super::super::Y;\n}"), "");
 }
 
 /// The modules that lib.rs says may hold it.

@@ -8,9 +8,7 @@ use super::{CODECS, Finding, Report, slots_of, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{
-    Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Local, Mixer, Mlp, ModelConfig,
-};
+use dmschat::checkpoint::{Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Local, Mlp, ModelConfig};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Dmc, PolicyKind, PolicyRequest, SlotMeta};
@@ -137,7 +135,7 @@ pub(super) fn mix(config: &mut ModelConfig) {
     let spec = &mut config.spec;
     let sizes = DeltaNet { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 48, kernel: 4, tiled: false };
     (spec.delta_net, spec.output_gate, spec.norm_offset) = (Some(sizes), true, 1.0);
-    let delta = LayerKind { mixer: Mixer::DeltaNet, rotates: false, ..LayerKind::ATTENTION };
+    let delta = LayerKind::DELTA_NET;
     spec.layers = vec![delta, LayerKind::ATTENTION];
 }
 

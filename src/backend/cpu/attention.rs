@@ -32,7 +32,7 @@ use super::super::{KvGeometry, KvTables, PageLayout, Span};
 use super::simd::{Format, Isa, maths};
 use super::thread_pool::Tile;
 use super::{Acts, Cpu, kv};
-use crate::codec::{Codec, unpack_codes, unrotate};
+use crate::codec::{Codec, Elements, unpack_codes, unrotate};
 use crate::policy::{Dms, SlotMeta};
 pub(super) use importance::importance;
 pub(super) use in_order::attend_in_order;
@@ -99,7 +99,7 @@ impl OwnRows {
                     let (k_out, rest) = own.split_at_mut(layout.slot.k_bytes);
                     let (v_out, sides) = rest.split_at_mut(rest.len() - 8);
                     let k_side = g.codec.encode_k(k, k_out);
-                    let v_side = if g.codec == Codec::K8V4 {
+                    let v_side = if g.codec.packs_values() {
                         let mut codes = vec![0; layout.slot.v_bytes];
                         let side = g.codec.encode_v(v, &mut codes);
                         unpack_codes(&codes, v_out);
@@ -211,12 +211,11 @@ fn finish(codec: Codec, out: &mut [f32], d: usize) {
 
 /// Format of rows of K, and of V in whole bytes.
 fn format(codec: Codec) -> Format {
-    match codec {
-        Codec::F32 => Format::F32,
-        Codec::Bf16 => Format::Bf16,
-        Codec::Fp8 => Format::Fp8,
-        // 4-bit codes, a byte each, are int8 codes without a sign.
-        Codec::Int8 | Codec::K8V4 => Format::Int8,
+    match codec.elements() {
+        Elements::F32 => Format::F32,
+        Elements::Bf16 => Format::Bf16,
+        Elements::Fp8 => Format::Fp8,
+        Elements::Int8 => Format::Int8,
     }
 }
 
@@ -313,7 +312,7 @@ impl Call<'_> {
 
     /// Rows of V with a whole number of bytes to a value.
     fn value_rows<'a>(&self, rows: &'a [u8], codes: &'a mut Vec<u8>) -> &'a [u8] {
-        if self.geometry.codec != Codec::K8V4 {
+        if !self.geometry.codec.packs_values() {
             return rows;
         }
         let (d, bytes) = (self.geometry.head_dim, self.layout.slot.v_bytes);

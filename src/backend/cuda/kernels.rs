@@ -3,7 +3,8 @@
 
 use super::super::KernelNeeds;
 use crate::codec::Codec;
-use crate::quant::{Code, Weights};
+pub use crate::codec::Rows;
+use crate::quant::{Code, has_kernels_of_formats};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::sync::LazyLock;
@@ -36,7 +37,7 @@ pub fn padded(head_dim: usize) -> usize {
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
     let KernelNeeds { head_dim, policy, weights, experts, .. } = *needs;
     anyhow::ensure!(
-        !experts || weights != Weights::Own,
+        !experts || !weights.keeps_codes(),
         "weights own: on a GPU experts have no kernels for the codes of GGUF files; use --weights int8 or int4, or --device cpu"
     );
     let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
@@ -100,7 +101,7 @@ impl Source {
         let KernelNeeds { head_dim, codec, weights, policy, delta_net, experts, drafts } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
-        let (wgmma, wide) = (hopper && head_dim == 128 && codec != Codec::K8V4, head_dim > USUAL_HEAD_DIM);
+        let (wgmma, wide) = (hopper && head_dim == 128 && Rows::of(codec).has_wgmma(), head_dim > USUAL_HEAD_DIM);
         match self.name {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; training.
             "linear" | "packed_gemm" | "importance" => false,
@@ -114,9 +115,7 @@ impl Source {
             "place_scores" => scored,
             "pages" => paged,
             "merge" => policy.merging().is_some(),
-            "gemv" | "gemm_decode" => !weights.is_packed(),
-            "packed_gemv" | "packed_resident" | "packed_wgmma" => weights.code().is_some(),
-            "own_gemv" | "own_gemm" => weights == Weights::Own,
+            file if has_kernels_of_formats(file) => weights.has_kernels(file),
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma && !wide,
             _ => true,
@@ -236,28 +235,16 @@ pub enum Mode {
     Drafts,
 }
 
-/// Formats of K and V that kernels have instances for; [`Kv`](super::abi::Kv) tells codes of one byte apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rows {
-    Bf16,
-    Bytes,
-    K8V4,
-}
+/// Rows that prefill attention with `wgmma` has instances for.
+const WGMMA_ROWS: [Rows; 2] = [Rows::Bf16, Rows::Bytes];
 
 impl Rows {
-    const ALL: [Self; 3] = [Self::Bf16, Self::Bytes, Self::K8V4];
-
     pub fn of(codec: Codec) -> Self {
-        match codec {
-            Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
-            Codec::Bf16 => Self::Bf16,
-            Codec::Fp8 | Codec::Int8 => Self::Bytes,
-            Codec::K8V4 => Self::K8V4,
-        }
+        codec.rows().unwrap_or_else(|| panic!("the CUDA backend does not store K and V as {codec}"))
     }
 
-    fn name(self) -> &'static str {
-        ["bf16", "bytes", "k8v4"][self as usize]
+    pub fn has_wgmma(self) -> bool {
+        WGMMA_ROWS.contains(&self)
     }
 }
 
@@ -381,7 +368,7 @@ impl Kernel {
             all.extend(of_one_row.map(|fused| OwnGemv(planes, fused)));
             all.push(OwnGemm(planes));
         }
-        all.extend([Rows::Bf16, Rows::Bytes].map(AttendWgmma));
+        all.extend(WGMMA_ROWS.map(AttendWgmma));
         for rows in Rows::ALL {
             all.push(Attend(Mode::Drafts, USUAL_HEAD_DIM, rows));
             for head_dim in HEAD_DIMS {

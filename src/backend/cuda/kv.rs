@@ -10,7 +10,6 @@ use super::merge;
 use super::pages::Choices;
 use super::spans::{Shape, Staged};
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool, delta};
-use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
 use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
@@ -39,7 +38,7 @@ const UNPACK_ROWS: usize = 256;
 fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
     let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
-    let [code_factor, code_shift, code_bits] = byte_codes(g.codec);
+    let [code_factor, code_shift, code_bits] = g.codec.byte_codes();
     abi::Kv {
         pages: kv.pool.base(),
         table: kv.page_table.ptr(),
@@ -87,15 +86,6 @@ fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     }
 }
 
-/// How codes of one byte, of K at least, become bf16: `ByteRows` in `codec_bytes.cuh`.
-fn byte_codes(codec: Codec) -> [u32; 3] {
-    match codec {
-        Codec::F32 | Codec::Bf16 => [0; 3],
-        Codec::Fp8 => [16, 4, 0x07f0_07f0],
-        Codec::Int8 | Codec::K8V4 => [1, 8, 0x007f_007f],
-    }
-}
-
 /// What a policy other than the eviction rule does, as bits for the kernels.
 fn policy_bits(policy: &Policy) -> i32 {
     let mut bits = if policy.quest().is_some() { abi::policy::READS_PAGES } else { 0 };
@@ -121,8 +111,9 @@ fn budget(policy: &Policy) -> i32 {
 
 /// Prefill attention with `wgmma`, if the GPU runs it and there is an instance.
 fn attend_wgmma(driver: &Driver, g: &KvGeometry) -> Option<Kernel> {
-    let kernel = Kernel::AttendWgmma(Rows::of(g.codec));
-    (g.head_dim == 128 && g.codec != Codec::K8V4 && driver.supports(kernel)).then_some(kernel)
+    let rows = Rows::of(g.codec);
+    let kernel = Kernel::AttendWgmma(rows);
+    (g.head_dim == 128 && rows.has_wgmma() && driver.supports(kernel)).then_some(kernel)
 }
 
 /// Attention of decode steps: ordinary ones, and those under a policy by which attention chooses what to drop or to read.
@@ -134,7 +125,7 @@ fn decode_kernel(g: &KvGeometry) -> Kernel {
 
 /// Whether the codes that a step of `rows` rows attends to are unpacked first.
 pub(super) fn unpacks(driver: &Driver, g: &KvGeometry, rows: usize) -> bool {
-    rows >= UNPACK_ROWS && g.codec != Codec::Bf16 && attend_wgmma(driver, g).is_some()
+    rows >= UNPACK_ROWS && Rows::of(g.codec) != Rows::Bf16 && attend_wgmma(driver, g).is_some()
 }
 
 /// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cuh` and `attend_wgmma.cu`.

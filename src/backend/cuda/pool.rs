@@ -6,13 +6,12 @@
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::abi::{Kept, TensorMap};
 use super::driver::{Driver, out_of_memory};
-use super::kernels::{USUAL_HEAD_DIM, padded};
+use super::kernels::{Rows, USUAL_HEAD_DIM, padded};
 use super::kv::{attend_blocks, tile_queries, unpacks};
 use super::memory::Buf;
 use super::pages::Choices;
 use super::spans::Staged;
 use super::tensor_map::page_map;
-use crate::codec::Codec;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use std::cell::Cell;
@@ -190,7 +189,7 @@ impl Pool {
     /// TMA descriptors of the pool's pages and of the staged ones, whose rows are K's and then V's. For codecs other than
     /// bf16 the first is of the unpacked pages, if there are any, and the second is empty.
     pub(super) fn maps(&self, g: &KvGeometry) -> [TensorMap; 2] {
-        if g.codec != Codec::Bf16 {
+        if Rows::of(g.codec) != Rows::Bf16 {
             let map = |memory: &Buf<u8>| {
                 let n = memory.len() / UNPACKED_BYTES;
                 page_map(memory.ptr(), n, UNPACKED_BYTES, [2 * PAGE_SLOTS, g.head_dim], PAGE_SLOTS)

@@ -1,6 +1,7 @@
 //! Element types of GGUF files, and how their blocks decode to f32. Pure arithmetic in the order of
 //! ggml's `dequantize_row_*`, so that the values are the same bit for bit.
 
+use crate::quant::file::FileCode;
 use half::{bf16, f16};
 
 /// A supported element type.
@@ -23,25 +24,26 @@ pub enum Kind {
     Iq4Xs,
 }
 
-/// Number in a file, type, name, values and bytes of a block, where its f16 scales are, and how it decodes.
-type Row = (u32, Kind, &'static str, usize, usize, &'static [usize], fn(&[u8], &mut [f32]));
+/// Number in a file, type, name, values and bytes of a block, where its f16 scales are, how it decodes, and the code that keeps
+/// it.
+type Row = (u32, Kind, &'static str, usize, usize, &'static [usize], fn(&[u8], &mut [f32]), Option<FileCode>);
 
 const KINDS: [Row; 15] = [
-    (0, Kind::F32, "F32", 1, 4, &[], |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-    (1, Kind::F16, "F16", 1, 2, &[], |b, y| y[0] = half(b, 0)),
-    (30, Kind::Bf16, "BF16", 1, 2, &[], |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-    (2, Kind::Q4_0, "Q4_0", 32, 18, &[0], q4_0),
-    (3, Kind::Q4_1, "Q4_1", 32, 20, &[0, 2], q4_1),
-    (6, Kind::Q5_0, "Q5_0", 32, 22, &[0], q5_0),
-    (7, Kind::Q5_1, "Q5_1", 32, 24, &[0, 2], q5_1),
-    (8, Kind::Q8_0, "Q8_0", 32, 34, &[0], q8_0),
-    (10, Kind::Q2K, "Q2_K", 256, 84, &[80, 82], q2_k),
-    (11, Kind::Q3K, "Q3_K", 256, 110, &[108], q3_k),
-    (12, Kind::Q4K, "Q4_K", 256, 144, &[0, 2], |b, y| with_minima(b, None, y)),
-    (13, Kind::Q5K, "Q5_K", 256, 176, &[0, 2], |b, y| with_minima(b, Some(&b[16..48]), y)),
-    (14, Kind::Q6K, "Q6_K", 256, 210, &[208], q6_k),
-    (20, Kind::Iq4Nl, "IQ4_NL", 32, 18, &[0], iq4_nl),
-    (23, Kind::Iq4Xs, "IQ4_XS", 256, 136, &[0], iq4_xs),
+    (0, Kind::F32, "F32", 1, 4, &[], |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]), None),
+    (1, Kind::F16, "F16", 1, 2, &[], |b, y| y[0] = half(b, 0), None),
+    (30, Kind::Bf16, "BF16", 1, 2, &[], |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(), None),
+    (2, Kind::Q4_0, "Q4_0", 32, 18, &[0], q4_0, Some(FileCode::Q4_0)),
+    (3, Kind::Q4_1, "Q4_1", 32, 20, &[0, 2], q4_1, Some(FileCode::Q4_1)),
+    (6, Kind::Q5_0, "Q5_0", 32, 22, &[0], q5_0, Some(FileCode::Q8_0)),
+    (7, Kind::Q5_1, "Q5_1", 32, 24, &[0, 2], q5_1, Some(FileCode::Q5_1)),
+    (8, Kind::Q8_0, "Q8_0", 32, 34, &[0], q8_0, Some(FileCode::Q8_0)),
+    (10, Kind::Q2K, "Q2_K", 256, 84, &[80, 82], q2_k, None),
+    (11, Kind::Q3K, "Q3_K", 256, 110, &[108], q3_k, None),
+    (12, Kind::Q4K, "Q4_K", 256, 144, &[0, 2], |b, y| with_minima(b, None, y), Some(FileCode::Q4K)),
+    (13, Kind::Q5K, "Q5_K", 256, 176, &[0, 2], |b, y| with_minima(b, Some(&b[16..48]), y), Some(FileCode::Q5K)),
+    (14, Kind::Q6K, "Q6_K", 256, 210, &[208], q6_k, Some(FileCode::Q6K)),
+    (20, Kind::Iq4Nl, "IQ4_NL", 32, 18, &[0], iq4_nl, None),
+    (23, Kind::Iq4Xs, "IQ4_XS", 256, 136, &[0], iq4_xs, None),
 ];
 
 /// Types of ggml that are not supported, for messages.
@@ -90,9 +92,14 @@ impl Kind {
         (self.row().3, self.row().4)
     }
 
+    /// The code that keeps its blocks as they are, if there is one. That of Q5_0 is wider.
+    pub fn own_code(self) -> Option<FileCode> {
+        self.row().7
+    }
+
     /// Decodes whole blocks: `raw` holds exactly the values of `out`.
     pub fn decode(self, raw: &[u8], out: &mut [f32]) {
-        let &(_, _, _, values, bytes, _, decode) = self.row();
+        let &(_, _, _, values, bytes, _, decode, _) = self.row();
         for (block, values) in raw.chunks_exact(bytes).zip(out.chunks_exact_mut(values)) {
             decode(block, values);
         }
@@ -100,7 +107,7 @@ impl Kind {
 
     /// Whether all scales of whole blocks are finite numbers.
     pub fn has_finite_scales(self, raw: &[u8]) -> bool {
-        let &(_, _, _, _, bytes, scales, _) = self.row();
+        let &(_, _, _, _, bytes, scales, ..) = self.row();
         raw.chunks_exact(bytes).all(|block| scales.iter().all(|&at| half(block, at).is_finite()))
     }
 }

@@ -4,20 +4,6 @@ use super::blocks::{Kind, five_bits, scale_min, six_bits};
 use crate::quant::file::{FileCode, FileStrip};
 use crate::quant::{GROUP, TILE_ROWS};
 
-/// The code that holds a type.
-pub fn code(kind: Kind) -> Option<FileCode> {
-    Some(match kind {
-        Kind::Q4_0 => FileCode::Q4_0,
-        Kind::Q4_1 => FileCode::Q4_1,
-        Kind::Q4K => FileCode::Q4K,
-        Kind::Q5_1 => FileCode::Q5_1,
-        Kind::Q5K => FileCode::Q5K,
-        Kind::Q6K => FileCode::Q6K,
-        Kind::Q5_0 | Kind::Q8_0 => FileCode::Q8_0,
-        _ => return None,
-    })
-}
-
 /// Packs up to 16 rows of blocks of a type that has a code.
 pub fn pack<'a>(kind: Kind, code: FileCode, rows: impl Iterator<Item = &'a [u8]>, cols: usize, out: &mut [u8]) {
     let mut strip = FileStrip::new(code, cols, out);

@@ -2,7 +2,7 @@
 
 use super::blocks::Kind;
 use super::header::{Header, Value};
-use super::{Blocks, RowOrder, codes, gguf_name};
+use super::{Blocks, RowOrder, gguf_name};
 use crate::quant::Code;
 use crate::tensor::{Rows, SharedBytes};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn codes_of_a_file_keep_the_bits_of_llama_cpp() {
     let mut kept = Vec::new();
     for (name, entry) in header.tensors.iter().filter(|(name, _)| !name.contains('.')) {
         let kind = entry.kind.unwrap();
-        let Some(code) = codes::code(kind) else { continue };
+        let Some(code) = kind.own_code() else { continue };
         let order = RowOrder { head_dim: None };
         let rows = Blocks { kind, bytes: bytes.clone(), range: entry.range.clone(), cols: 512, order };
         let code = Code::File(code);

@@ -1,6 +1,6 @@
 //! Probes: what works beside a conversation's answers, on a sequence of its own, and changes nothing of it.
 //!
-//! A probe is a chain and what its file makes of the tokens that the chain feeds and samples. Its steps run between those of the
+//! A probe is a chain and what its file makes of the tokens that the chain feeds and samples ([`ProbeWork`]). Its steps run between those of the
 //! scheduler. It is the first to give its memory back, and a cancel drops it. The twin, whose steps follow the answer's, lives
 //! beside them.
 
@@ -9,10 +9,10 @@ mod logprobs;
 mod recall;
 mod trial;
 mod twin;
+mod work;
 
 pub(super) use twin::Twin;
 
-use super::asked::Asked;
 use super::{Base, Conversation, Halt};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
@@ -21,86 +21,59 @@ use crate::engine::context::Context;
 use crate::engine::loaded::Loaded;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::Stage;
-use crate::protocol::{Dial, Event, EventSender, Finding, Phase, Probe};
-use logprobs::Logprobs;
-use recall::Recall;
+use crate::protocol::{Event, EventSender, Finding, Phase, Probe};
+use work::ProbeWork;
 
 /// A probe that runs.
-pub(in crate::engine) struct Running {
+pub(in crate::engine) struct Running<B: Backend> {
     events: EventSender,
     pub cancelled: bool,
     chain: Chain,
-    kind: Kind,
+    work: Box<dyn ProbeWork<B>>,
 }
 
-enum Kind {
-    Recall(Box<Recall>),
-    Logprobs(Logprobs),
-    /// `dense`: from a cache that drops nothing.
-    Aside {
-        asked: Box<Asked>,
-        dense: bool,
-    },
-    /// Measures the dial for these requests.
-    Trial(Vec<(EventSender, Dial)>),
-}
-
-impl Running {
+impl<B: Backend> Running<B> {
     /// Whether later requests wait for it.
     pub fn is_queued(&self) -> bool {
-        !matches!(self.kind, Kind::Trial(_))
+        self.work.is_queued()
     }
 
     /// Whether it waits for the tokens of its prompt.
     pub fn is_encoding(&self) -> bool {
-        matches!(&self.kind, Kind::Aside { asked, .. } if asked.is_encoding())
+        self.work.is_encoding()
     }
 
     /// The sequence, if it drops nothing: a twin of the conversation.
     pub fn dense(&self) -> Option<SeqId> {
-        matches!(self.kind, Kind::Aside { dense: true, .. }).then_some(self.chain.context.seq)
+        self.work.is_dense().then_some(self.chain.context.seq)
     }
 
     /// Activity of the conversation while it runs.
-    pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Option<Phase> {
-        let done = self.chain.context.len(runner);
-        match &self.kind {
-            Kind::Recall(_) | Kind::Logprobs(_) => {
-                Some(Phase::Prefill { done, total: done + self.chain.tokens_left() })
-            }
-            Kind::Aside { asked, .. } => Some(asked.phase(&self.chain)),
-            Kind::Trial(_) => None,
-        }
+    pub fn phase(&self, runner: &Runner<B>) -> Option<Phase> {
+        self.work.phase(&self.chain, self.chain.context.len(runner))
     }
 
     /// Runs a step of at most `size` tokens. Returns the number of tokens fed; `None` after the last step.
-    fn step<B: Backend>(&mut self, m: &mut Loaded<B>, size: usize) -> Result<Option<usize>, Halt> {
-        let Self { chain, kind, events, .. } = self;
-        match (chain.stage(), kind) {
-            (Stage::Prefill, kind) => {
+    fn step(&mut self, m: &mut Loaded<B>, size: usize) -> Result<Option<usize>, Halt> {
+        let Self { chain, work, events, .. } = self;
+        match chain.stage() {
+            Stage::Prefill => {
                 let n = chain.feed(&mut m.runner, size)?;
                 m.runner.check_finite()?;
-                match kind {
-                    Kind::Recall(recall) => recall.score(&mut m.runner, &chain.context, n)?,
-                    Kind::Logprobs(logprobs) => logprobs.score(&mut m.runner, &chain.context, n)?,
-                    Kind::Aside { .. } | Kind::Trial(_) => {}
-                }
+                work.fed(&mut m.runner, &chain.context, n)?;
                 Ok(Some(n))
             }
-            (Stage::Decode, kind) => {
+            Stage::Decode => {
                 // Without drafts, so that each chain has one token.
                 for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
                     chain.accept(&mut m.runner);
-                    let Pushed { kind: of, text, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
-                    if let (Kind::Aside { dense, .. }, false) = (&*kind, text.is_empty()) {
-                        events.event(Event::Found(Finding::Text { dense: *dense, kind: of, text }));
-                    }
+                    let Pushed { kind, text, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
+                    let found = if text.is_empty() { None } else { work.said(kind, text) };
+                    found.into_iter().for_each(|found| events.event(Event::Found(found)));
                 }
                 Ok(Some(1))
             }
-            (Stage::Done, Kind::Aside { asked, .. }) if asked.is_encoding() => aside::begin(m, chain, asked).map(Some),
-            (Stage::Done, Kind::Recall(recall)) => Ok(recall.ask_alone(m, chain)?.then_some(0)),
-            (Stage::Done, _) => Ok(None),
+            Stage::Done => Ok(work.go_on(m, chain)?.then_some(0)),
         }
     }
 }
@@ -114,7 +87,7 @@ impl<B: Backend> Conversation<B> {
             Probe::Logprobs(answer) => self.begin_logprobs(m, answer).map_err(|why| Finding::Logprobs(Err(why))),
         };
         match begun {
-            Ok((chain, kind)) => self.probes.push(Running { events, cancelled: false, chain, kind }),
+            Ok((chain, work)) => self.probes.push(Running { events, cancelled: false, chain, work }),
             Err(finding) => events.event(Event::Found(finding)),
         }
     }
@@ -162,14 +135,9 @@ impl<B: Backend> Conversation<B> {
         true
     }
 
-    fn end_probe(&mut self, m: &mut Loaded<B>, probe: Running, halt: Option<Halt>) {
-        let Running { events, chain, kind, .. } = probe;
-        match kind {
-            Kind::Recall(recall) => self.end_with(Finding::Recalled(recall.result(m, halt)), m, &events, chain),
-            Kind::Logprobs(logprobs) => self.end_with(Finding::Logprobs(logprobs.result(m, halt)), m, &events, chain),
-            Kind::Aside { asked, dense } => self.end_aside(m, &events, chain, *asked, dense, halt),
-            Kind::Trial(waiting) => self.end_trial(m, chain, waiting, halt),
-        }
+    fn end_probe(&mut self, m: &mut Loaded<B>, probe: Running<B>, halt: Option<Halt>) {
+        let Running { events, chain, work, .. } = probe;
+        work.end(self, m, &events, chain, halt);
         self.serve_next(m);
     }
 

@@ -3,7 +3,7 @@
 use super::Runtime;
 use crate::chat::MessageId;
 use crate::config::Pin;
-use crate::protocol::{Ask, Command, GenerateRequest, Probe, RecallRequest};
+use crate::protocol::{Ask, Command, GenerateRequest, RecallRequest};
 use crate::ui::commands::compact::{QUESTION, max_tokens};
 use crate::ui::commands::recall::{cue_bytes, question};
 use crate::ui::event::{AppEvent, Asked};
@@ -94,8 +94,8 @@ impl Runtime {
             let mut chat = this.app.chat.clone();
             chat.set_head(Some(upto));
             source.ask(&chat, QUESTION);
-            let ask = Box::new(this.ask(Some(max_tokens(source.info.context)), source));
-            Some(Purpose::Probe(Probe::Aside { ask, dense: false }))
+            let ask = this.ask(Some(max_tokens(source.info.context)), source);
+            Some(Purpose::Probe(Asked::Aside { dense: false }, ask.aside(false)))
         })
     }
 
@@ -108,8 +108,8 @@ impl Runtime {
             let (question, report) = (message.parent?, message.report.as_deref()?);
             source.path = chat.context_path_to(Some(question)).into_iter().cloned().collect();
             let ask = this.ask(this.app.options.max_tokens, source);
-            let ask = Box::new(Ask { sampling: report.sampling.clone(), seed: Some(report.seed), ..ask });
-            Some(Purpose::Probe(Probe::Aside { ask, dense: true }))
+            let ask = Ask { sampling: report.sampling.clone(), seed: Some(report.seed), ..ask };
+            Some(Purpose::Probe(Asked::Aside { dense: true }, ask.aside(true)))
         })
     }
 
@@ -119,7 +119,7 @@ impl Runtime {
             source.ask(&this.app.chat, &question(&text));
             source.alone = true;
             let request = RecallRequest { cue_bytes: cue_bytes(&text), text, tokens, ..RecallRequest::default() };
-            Some(Purpose::Probe(Probe::Recall(Box::new(request))))
+            Some(Purpose::Probe(Asked::Recall, request.into()))
         })
     }
 
@@ -171,19 +171,15 @@ impl Runtime {
     pub(in crate::ui) fn rendered(&mut self, rendered: Rendered) {
         let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
         let event = match (purpose, result) {
-            (Purpose::Generate(mut request), Ok(prompt)) => {
+            (Purpose::Generate(mut request), Ok([prompt, _])) => {
                 request.ask.prompt = prompt;
                 Some(self.ask_now(Command::Generate(request)))
             }
-            (Purpose::Probe(mut probe), Ok(prompt)) => {
-                match &mut probe {
-                    Probe::Recall(request) => request.prompt = prompt,
-                    Probe::Aside { ask, .. } => ask.prompt = prompt,
-                    Probe::Logprobs(_) => {}
-                }
+            (Purpose::Probe(_, mut probe), Ok([prompt, alone])) => {
+                probe.set_prompts(prompt, alone);
                 Some(self.ask_now(Command::Probe(probe)))
             }
-            (Purpose::Rewind, Ok(pieces)) => {
+            (Purpose::Rewind, Ok([pieces, _])) => {
                 self.send_now(Command::Rewind(pieces));
                 None
             }

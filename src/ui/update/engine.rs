@@ -61,10 +61,12 @@ pub fn event(app: &mut App, event: Event) {
         Event::TokensCounted { id, tokens } => app.unsent_count.counted(id, tokens),
         Event::Found(Finding::Recalled(result)) => inspect::recalled(app, result),
         Event::Found(Finding::Logprobs(found)) => logprobs::found(app, found),
-        Event::Found(Finding::Text { dense: false, kind, text }) => compact::streamed(app, kind, &text),
-        Event::Found(Finding::Text { dense: true, kind, text }) => compare::streamed(app, kind, &text),
+        Event::Found(Finding::Text { dense, kind, text }) => {
+            let streamed = if dense { compare::streamed } else { compact::streamed };
+            streamed(app, kind, &text);
+        }
         Event::Found(Finding::Said { dense: false, report }) => compact::done(app, *report),
-        Event::Found(Finding::Said { dense: true, report }) => compare::done(app, &report),
+        Event::Found(Finding::Said { report, .. }) => compare::done(app, &report),
         Event::Chain { turn, event } => {
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
                 active.answering = true;

@@ -7,7 +7,7 @@ use super::super::simd::maths;
 use super::super::thread_pool::Tile;
 use super::weights::{EXTRA, Sides, normalize, scale, softmax, start};
 use super::{Call, FEW_TOKENS, Group, Scratch, format};
-use crate::codec::{Codec, unpack_codes};
+use crate::codec::unpack_codes;
 use crate::policy::Dms;
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ pub(super) fn shared_keys(cpu: &Cpu, call: &Call<'_>, groups: &[Group]) -> Optio
     let few = cpu.threads() > 1 && groups.len() < 8 * cpu.threads();
     let in_place = call.spans.iter().all(|span| span.len <= FEW_TOKENS);
     // Unpacking V takes longer than waiting.
-    let whole_bytes = call.geometry.codec != Codec::K8V4;
+    let whole_bytes = !call.geometry.codec.packs_values();
     let most = groups.iter().map(|group| keys(call, group)).max()?;
     (few && in_place && whole_bytes && most >= SHARED_SLOTS).then_some(most)
 }
@@ -203,7 +203,7 @@ fn values(
     start(out, scores, width);
     let mut out = out.first_rows(scores.len() / width);
     let stored = (0..live).step_by(g.page_slots).map(|first| &call.page(group, first)[layout.v_rows()]);
-    let pages: Vec<&[u8]> = if g.codec == Codec::K8V4 {
+    let pages: Vec<&[u8]> = if g.codec.packs_values() {
         codes.resize(live.next_multiple_of(g.page_slots) * d, 0);
         let rows = stored.flat_map(|rows| rows.chunks_exact(layout.slot.v_bytes));
         rows.zip(codes.chunks_exact_mut(d)).for_each(|(row, codes)| unpack_codes(row, codes));

@@ -1,15 +1,15 @@
 //! The log-probabilities of an answer: its log is fed once more from the last kept state before it, and
 //! the logits before each of its tokens say how probable the token was, and which ones were likelier.
 
-use super::Kind;
+use super::work::{Begun, ProbeWork};
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
 use crate::engine::conversation::{Conversation, Halt};
 use crate::engine::loaded::Loaded;
 use crate::engine::reply::flat_of;
-use crate::engine::runner::{NonFinite, Runner};
-use crate::protocol::{Likely, LogEntry, Token, TokenChoice};
+use crate::engine::runner::Runner;
+use crate::protocol::{EventSender, Finding, Likely, LogEntry, Token, TokenChoice};
 use crate::sampler::log_softmax;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -27,19 +27,7 @@ pub(super) struct Logprobs {
 }
 
 impl Logprobs {
-    /// Scores the answer's tokens that follow the `n` just fed.
-    pub fn score<B: Backend>(&mut self, runner: &mut Runner<B>, context: &Context, n: usize) -> Result<(), NonFinite> {
-        let end = context.len(runner);
-        let (first, last) = ((end - n).max(self.start - 1), end.min(self.start + self.answer.len() - 1));
-        if first >= last {
-            return Ok(());
-        }
-        let Self { answer, start, found } = self;
-        let fed = end - n;
-        runner.logits(first - fed..last - fed, |row, logits| found.push(choice(logits, answer[fed + row + 1 - *start])))
-    }
-
-    pub fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Vec<TokenChoice>, String> {
+    fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Vec<TokenChoice>, String> {
         match halt {
             None => Ok(self.report(&m.vocabulary.tokenizer)),
             Some(halt) => Err(halt.without_answer("no room to read it again")),
@@ -58,6 +46,32 @@ impl Logprobs {
             TokenChoice { said: Likely { text: said, logprob }, others: likely.map(other).collect() }
         };
         texts.zip(self.found).map(token).collect()
+    }
+}
+
+impl<B: Backend> ProbeWork<B> for Logprobs {
+    /// Scores the answer's tokens that follow the `n` just fed.
+    fn fed(&mut self, runner: &mut Runner<B>, context: &Context, n: usize) -> Result<(), Halt> {
+        let end = context.len(runner);
+        let (first, last) = ((end - n).max(self.start - 1), end.min(self.start + self.answer.len() - 1));
+        if first >= last {
+            return Ok(());
+        }
+        let Self { answer, start, found } = self;
+        let fed = end - n;
+        let score = |row: usize, logits: &[f32]| found.push(choice(logits, answer[fed + row + 1 - *start]));
+        Ok(runner.logits(first - fed..last - fed, score)?)
+    }
+
+    fn end(
+        self: Box<Self>,
+        of: &mut Conversation<B>,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        chain: Chain,
+        halt: Option<Halt>,
+    ) {
+        of.end_with(Finding::Logprobs(self.result(m, halt)), m, events, chain);
     }
 }
 
@@ -83,7 +97,7 @@ fn find(log: &[LogEntry], pending: Option<Token>, answer: &[Token]) -> Option<(u
 }
 
 impl<B: Backend> Conversation<B> {
-    pub(super) fn begin_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<(Chain, Kind), String> {
+    pub(super) fn begin_logprobs(&mut self, m: &mut Loaded<B>, answer: Vec<Token>) -> Result<Begun<B>, String> {
         let Context { log, pending, .. } = &self.chain.context;
         let found = find(log, *pending, &answer).filter(|_| !answer.is_empty());
         let (before, start) = found.ok_or("the answer is not in the cache; your next message loads it again")?;
@@ -97,6 +111,6 @@ impl<B: Backend> Conversation<B> {
         };
         let mut chain = Chain::idle(fork.map_err(|error| format!("no room to read it again: {error}"))?);
         chain.replay(&log[from..]);
-        Ok((chain, Kind::Logprobs(Logprobs { answer, start, found: Vec::new() })))
+        Ok((chain, Box::new(Logprobs { answer, start, found: Vec::new() })))
     }
 }

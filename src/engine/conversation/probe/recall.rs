@@ -5,7 +5,7 @@
 //! tokens before a token help to guess it, so the same question is asked once more without the conversation. Neither
 //! changes the conversation: its log, pages and snapshots stay.
 
-use super::Kind;
+use super::work::{Begun, ProbeWork};
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
@@ -14,8 +14,8 @@ use crate::engine::loaded::Loaded;
 use crate::engine::presence::{counted, lanes_with};
 use crate::engine::prompt::{Encoding, ends_thinking, stretches};
 use crate::engine::reply::flat_of;
-use crate::engine::runner::{NonFinite, Runner};
-use crate::protocol::{Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
+use crate::engine::runner::Runner;
+use crate::protocol::{EventSender, Finding, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
 use crate::sampler::{argmax, log_softmax_at};
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::{Tokenizer, flatten};
@@ -48,48 +48,8 @@ impl Recall {
         self.passage.answer.split_last().map_or(&[], |(_, rest)| rest)
     }
 
-    /// Scores the answer's tokens that follow the `n` just fed.
-    pub fn score<B: Backend>(&mut self, runner: &mut Runner<B>, context: &Context, n: usize) -> Result<(), NonFinite> {
-        let end = context.len(runner);
-        let fed = end - n..end;
-        let scored = self.start + self.passage.given..self.start + self.passage.answer.len();
-        let first = fed.start.max(scored.start.saturating_sub(1));
-        let last = fed.end.min(scored.end - 1);
-        if first >= last {
-            return Ok(());
-        }
-        let Self { passage, start, known, guessed, .. } = self;
-        let guesses = guessed.as_mut().unwrap_or(known);
-        runner.logits(first - fed.start..last - fed.start, |row, logits| {
-            let at = fed.start + row + 1 - *start;
-            let token = passage.answer[at];
-            guesses.push(Guess { logprob: log_softmax_at(logits, token), is_choice: argmax(logits) == token });
-        })
-    }
-
-    /// Asks the question once more without the conversation. Returns false if that is done, or there is no room for it.
-    pub fn ask_alone<B: Backend>(&mut self, m: &mut Loaded<B>, chain: &mut Chain) -> Result<bool, Halt> {
-        if self.guessed.is_some() {
-            return Ok(false);
-        }
-        let runner = &mut m.runner;
-        if let Some(at) = self.passage.said {
-            let scored = at..at + self.passage.answer.len() - self.passage.given;
-            self.stored = lanes_with(runner, chain.context.seq, scored);
-        }
-        if self.alone.len() + self.to_feed().len() > runner.context() {
-            return Ok(false);
-        }
-        (self.guessed, self.start) = (Some(Vec::new()), self.alone.len());
-        runner.release(chain.context.seq);
-        chain.context = Context::new(runner, self.eviction).expect("a sequence was just released");
-        chain.context.set_dial(runner, self.dial);
-        chain.prefill(self.alone.iter().chain(self.to_feed()).copied());
-        Ok(true)
-    }
-
     /// What is known, once the question was asked with the conversation, even if not without.
-    pub fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Box<Recalled>, String> {
+    fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Box<Recalled>, String> {
         match halt {
             Some(Halt::Cancelled) => Err("stopped".to_owned()),
             Some(Halt::CacheFull(why)) if self.guessed.is_none() => Err(format!("no room to ask: {why}")),
@@ -111,6 +71,60 @@ impl Recall {
             stored: self.stored.get(i).copied(),
         });
         Recalled { times, cue: text[..from].replace([OPEN, CLOSE], ""), lanes: lanes as u32, tokens: tokens.collect() }
+    }
+}
+
+impl<B: Backend> ProbeWork<B> for Recall {
+    /// Scores the answer's tokens that follow the `n` just fed.
+    fn fed(&mut self, runner: &mut Runner<B>, context: &Context, n: usize) -> Result<(), Halt> {
+        let end = context.len(runner);
+        let fed = end - n..end;
+        let scored = self.start + self.passage.given..self.start + self.passage.answer.len();
+        let first = fed.start.max(scored.start.saturating_sub(1));
+        let last = fed.end.min(scored.end - 1);
+        if first >= last {
+            return Ok(());
+        }
+        let Self { passage, start, known, guessed, .. } = self;
+        let guesses = guessed.as_mut().unwrap_or(known);
+        let scored = runner.logits(first - fed.start..last - fed.start, |row, logits| {
+            let at = fed.start + row + 1 - *start;
+            let token = passage.answer[at];
+            guesses.push(Guess { logprob: log_softmax_at(logits, token), is_choice: argmax(logits) == token });
+        });
+        Ok(scored?)
+    }
+
+    /// Asks the question once more without the conversation. Returns false if that is done, or there is no room for it.
+    fn go_on(&mut self, m: &mut Loaded<B>, chain: &mut Chain) -> Result<bool, Halt> {
+        if self.guessed.is_some() {
+            return Ok(false);
+        }
+        let runner = &mut m.runner;
+        if let Some(at) = self.passage.said {
+            let scored = at..at + self.passage.answer.len() - self.passage.given;
+            self.stored = lanes_with(runner, chain.context.seq, scored);
+        }
+        if self.alone.len() + self.to_feed().len() > runner.context() {
+            return Ok(false);
+        }
+        (self.guessed, self.start) = (Some(Vec::new()), self.alone.len());
+        runner.release(chain.context.seq);
+        chain.context = Context::new(runner, self.eviction).expect("a sequence was just released");
+        chain.context.set_dial(runner, self.dial);
+        chain.prefill(self.alone.iter().chain(self.to_feed()).copied());
+        Ok(true)
+    }
+
+    fn end(
+        self: Box<Self>,
+        of: &mut Conversation<B>,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        chain: Chain,
+        halt: Option<Halt>,
+    ) {
+        of.end_with(Finding::Recalled(self.result(m, halt)), m, events, chain);
     }
 }
 
@@ -208,11 +222,7 @@ fn occurrences<'a>(flat: &'a str, text: &'a str, cue_bytes: usize) -> impl Itera
 }
 
 impl<B: Backend> Conversation<B> {
-    pub(super) fn begin_recall(
-        &mut self,
-        m: &mut Loaded<B>,
-        mut request: RecallRequest,
-    ) -> Result<(Chain, Kind), String> {
+    pub(super) fn begin_recall(&mut self, m: &mut Loaded<B>, mut request: RecallRequest) -> Result<Begun<B>, String> {
         if request.text.len() > MAX_TEXT_BYTES {
             let (bytes, most) = (count(request.text.len()), count(MAX_TEXT_BYTES));
             return Err(format!("the text has {bytes} bytes, the limit is {most}"));
@@ -254,7 +264,7 @@ impl<B: Backend> Conversation<B> {
         let (start, known, stored, guessed) = (told.len(), Vec::new(), Vec::new(), None);
         let recall = Recall { passage, alone, start, known, stored, guessed, eviction, dial };
         chain.prefill(todo.iter().chain(recall.to_feed()).copied());
-        Ok((chain, Kind::Recall(Box::new(recall))))
+        Ok((chain, Box::new(recall)))
     }
 }
 

@@ -1,0 +1,51 @@
+//! What a format of rows has to say: one implementation in each of the files beside this one.
+
+/// What loops over a row load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    F32,
+    Bf16,
+    Fp8,
+    /// Sign and magnitude.
+    Int8,
+}
+
+/// A format of rows of `head_dim` values: that of K or that of V.
+pub trait RowFormat: Sync {
+    /// What its bytes are; those of [`unpack_codes`](super::unpack_codes) where several codes share one.
+    fn elements(&self) -> Elements;
+    /// Whether several codes share a byte.
+    fn shares_bytes(&self) -> bool {
+        false
+    }
+    /// Whether rows are stored after [`rotate`](super::rotate).
+    fn rotates(&self) -> bool {
+        false
+    }
+    /// Whether values have an offset beside their scale.
+    fn has_offset(&self) -> bool {
+        false
+    }
+    /// How a GPU makes a bf16 of a code of one byte: factor, shift and bits of `ByteRows` in
+    /// `kernels/codec_bytes.cuh`.
+    fn byte_codes(&self) -> [u32; 3] {
+        [0; 3]
+    }
+    fn bytes(&self, head_dim: usize) -> usize;
+    /// Whether a row has 4 bytes of side data.
+    fn has_side(&self) -> bool {
+        false
+    }
+    /// Scale and offset by the side data: a value is `code * scale + offset`.
+    fn affine(&self, _side: u32) -> [f32; 2] {
+        [1.0, 0.0]
+    }
+    /// Encodes `x` into `out` and returns the row's side data (0 where the format has none).
+    fn encode(&self, x: &[f32], out: &mut [u8]) -> u32;
+    /// Decodes `bytes` with the row's side data into `out`.
+    fn decode(&self, bytes: &[u8], side: u32, out: &mut [f32]);
+    /// Whether `decode` gives finite numbers.
+    fn is_finite(&self, bytes: &[u8], side: u32) -> bool;
+    /// Replaces `x` by `decode(encode(x))`. Once more, it changes nothing.
+    fn round_trip(&self, x: &mut [f32]);
+}

@@ -1,0 +1,64 @@
+//! What a probe does with its chain: one implementation in each of the files beside this one.
+
+use crate::backend::Backend;
+use crate::engine::chain::Chain;
+use crate::engine::context::Context;
+use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::loaded::Loaded;
+use crate::engine::runner::Runner;
+use crate::protocol::{Dial, EventSender, Finding, Phase, TextKind};
+
+pub(super) trait ProbeWork<B: Backend> {
+    /// Takes up the `n` tokens that a step of prefill has just fed.
+    fn fed(&mut self, _: &mut Runner<B>, _: &Context, _n: usize) -> Result<(), Halt> {
+        Ok(())
+    }
+
+    /// What is reported of text that the chain has sampled.
+    fn said(&self, _: TextKind, _: String) -> Option<Finding> {
+        None
+    }
+
+    /// Gives a chain without work its next one. Returns false if there is none.
+    fn go_on(&mut self, _: &mut Loaded<B>, _: &mut Chain) -> Result<bool, Halt> {
+        Ok(false)
+    }
+
+    /// Releases the chain and reports what was found, or why nothing was.
+    fn end(
+        self: Box<Self>,
+        of: &mut Conversation<B>,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        chain: Chain,
+        halt: Option<Halt>,
+    );
+
+    /// Activity of the conversation while it runs. `done`: tokens in its sequence.
+    fn phase(&self, chain: &Chain, done: usize) -> Option<Phase> {
+        Some(Phase::Prefill { done, total: done + chain.tokens_left() })
+    }
+
+    /// Whether later requests wait for it.
+    fn is_queued(&self) -> bool {
+        true
+    }
+
+    /// Whether it waits for the tokens of its prompt.
+    fn is_encoding(&self) -> bool {
+        false
+    }
+
+    /// Whether its sequence drops nothing.
+    fn is_dense(&self) -> bool {
+        false
+    }
+
+    /// Takes a request that waits for the same measurement. Returns false if it measures nothing of the kind.
+    fn serves(&mut self, _: &EventSender, _: Dial) -> bool {
+        false
+    }
+}
+
+/// A chain and the work on it.
+pub(super) type Begun<B> = (Chain, Box<dyn ProbeWork<B>>);
