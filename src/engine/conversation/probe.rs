@@ -21,6 +21,7 @@ use crate::engine::context::Context;
 use crate::engine::loaded::Loaded;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::Stage;
+use crate::engine::think::Said;
 use crate::protocol::{Dial, Event, EventSender, Finding, Phase, Probe};
 use logprobs::Logprobs;
 use recall::Recall;
@@ -91,9 +92,11 @@ impl Running {
                 // Without drafts, so that each chain has one token.
                 for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
                     chain.accept(&mut m.runner);
-                    let Pushed { kind: of, text, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
-                    if let (Kind::Aside { dense, .. }, false) = (&*kind, text.is_empty()) {
-                        events.event(Event::Found(Finding::Text { dense: *dense, kind: of, text }));
+                    let Pushed { said, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
+                    for one in said {
+                        if let (Kind::Aside { dense, .. }, Said::Text(of, text)) = (&*kind, one) {
+                            events.event(Event::Found(Finding::Text { dense: *dense, kind: of, text }));
+                        }
                     }
                 }
                 Ok(Some(1))

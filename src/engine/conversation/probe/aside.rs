@@ -6,6 +6,7 @@ use crate::engine::chain::Chain;
 use crate::engine::conversation::asked::Asked;
 use crate::engine::conversation::{Base, Conversation, Halt};
 use crate::engine::loaded::Loaded;
+use crate::engine::think::Said;
 use crate::protocol::{Ask, Event, EventSender, Finding, Token};
 
 /// Gives the chain its work once the prompt is encoded. Returns the number of tokens fed, which is 0.
@@ -45,8 +46,10 @@ impl<B: Backend> Conversation<B> {
         dense: bool,
         halt: Option<Halt>,
     ) {
-        if let Some((kind, text)) = chain.finish_text() {
-            events.event(Event::Found(Finding::Text { dense, kind, text }));
+        for said in chain.finish_text() {
+            if let Said::Text(kind, text) = said {
+                events.event(Event::Found(Finding::Text { dense, kind, text }));
+            }
         }
         asked.generation = chain.stop();
         let counted = chain.counted(&m.runner.cache.stats(m.runner.backend(), chain.context.seq));
