@@ -80,6 +80,8 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
     let trim = |text: String, which: Option<String>| python::stripped("strip", &text, which.as_deref());
     env.add_filter("trim", trim);
     env.add_filter("tojson", python::tojson);
+    env.add_filter("default", python::default);
+    env.add_filter("d", python::default);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });

@@ -72,6 +72,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
             let (width, fill): (usize, Option<char>) = from_args(args)?;
             padded(text, method, width, fill)?.into()
         }
+        "title" => title(text).into(),
         "casefold" => text.to_lowercase().into(),
         "swapcase" => {
             let swapped = text.chars().flat_map(|c| -> Vec<char> {
@@ -89,10 +90,7 @@ fn kind_of(text: &str, method: &str) -> Option<bool> {
     match method {
         "isdecimal" | "isdigit" => all(|c| c.is_numeric() && !c.is_alphabetic()),
         "isspace" => all(is_space),
-        "istitle" => {
-            let title = minijinja::filters::title(text.into());
-            Some(title == text && text.contains(char::is_alphabetic))
-        }
+        "istitle" => Some(title(text) == text && text.contains(char::is_alphabetic)),
         _ => None,
     }
 }
@@ -137,23 +135,45 @@ fn split<'a>(text: &'a str, sep: Option<&'a str>, most: usize, from_end: bool) -
 }
 
 fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
-    let (mut out, mut rest) = (Vec::new(), text.trim_matches(is_space));
+    fn next(text: &str, from_end: bool) -> &str {
+        if from_end { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) }
+    }
+    let (mut out, mut rest) = (Vec::new(), next(text, from_end));
     while !rest.is_empty() {
         let cut = if from_end { rest.rfind(is_space) } else { rest.find(is_space) };
         let Some(at) = cut.filter(|_| out.len() + 1 < most) else {
-            // What is left keeps its inner white space.
+            // What is left keeps its white space.
             out.push(rest);
             break;
         };
-        let (before, after) = rest.split_at(at);
-        let (before, after) = (before.trim_end_matches(is_space), after.trim_start_matches(is_space));
+        let width = rest[at..].chars().next().map_or(0, char::len_utf8);
+        let (before, after) = (&rest[..at], &rest[at + width..]);
         out.push(if from_end { after } else { before });
-        rest = if from_end { before } else { after };
+        rest = next(if from_end { before } else { after }, from_end);
     }
     if from_end {
         out.reverse();
     }
     out
+}
+
+/// Python's `title`: a letter after anything but a letter is a capital.
+fn title(text: &str) -> String {
+    let mut begins = true;
+    let one = |c: char| -> String {
+        let begun = std::mem::replace(&mut begins, !c.is_alphabetic());
+        if begun { c.to_uppercase().collect() } else { c.to_lowercase().collect() }
+    };
+    text.chars().map(one).collect()
+}
+
+/// Jinja's `default`, with names of its arguments.
+pub fn default(value: Value, other: Option<Value>, boolean: Option<bool>, options: Kwargs) -> Result<Value, Error> {
+    let other: Option<Value> = other.map_or_else(|| options.get("default_value"), |other| Ok(Some(other)))?;
+    let boolean: Option<bool> = boolean.map_or_else(|| options.get("boolean"), |boolean| Ok(Some(boolean)))?;
+    options.assert_all_used()?;
+    let missing = value.is_undefined() || (boolean == Some(true) && !value.is_true());
+    Ok(if missing { other.unwrap_or_else(|| Value::from("")) } else { value })
 }
 
 /// Lines as Python's `splitlines` has them.
