@@ -34,6 +34,7 @@ mod runner;
 mod scheduler;
 mod snapshots;
 mod steer;
+mod think;
 mod threads;
 mod weights;
 mod worker;
@@ -43,8 +44,8 @@ pub use draft::{Draft, Drafter, Drafts, Lookup};
 pub use head::Follow;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, dense_context, host_bytes, state_bytes};
-pub use prompt::ends_thinking;
 pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};
+pub use think::{ThinkTags, split as split_reply};
 pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 

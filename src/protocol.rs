@@ -325,6 +325,10 @@ pub enum Event {
         kind: TextKind,
         text: String,
     },
+    /// The answer of this turn so far was a thought: its end came without a beginning.
+    WasThought {
+        turn: u64,
+    },
     /// What the chains of a turn do, if several answer. The winner's text follows as [`Event::Text`].
     Chain {
         turn: u64,

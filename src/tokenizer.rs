@@ -2,9 +2,10 @@
 //! Owns the rule that content never becomes a control token. Knows nothing of models, templates or
 //! files.
 //!
-//! It holds two instances of the tokenizer: the complete one, and one without added tokens.
-//! Everything that a person wrote is encoded by the second, which does not know `<|im_start|>`.
+//! It holds two instances of the tokenizer: the complete one, and [`content`]'s, for which control
+//! tokens have spellings that nobody can type.
 
+mod content;
 pub mod decoder;
 pub mod flat;
 mod parts;
@@ -15,14 +16,16 @@ pub use flat::{flatten, unflatten};
 use crate::protocol::{Piece, Token};
 use crate::unicode::{one_line, one_line_error};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use content::Content;
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
-use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
+use tokenizers::{AddedToken, ModelWrapper};
 
 /// Longest token in bytes, which bounds the bytes of a prompt. Known tokenizers have up to 512.
 const LONGEST_TOKEN_BYTES: usize = 4096;
@@ -40,60 +43,76 @@ pub struct Tokenizer {
 
 struct Inner {
     whole: tokenizers::Tokenizer,
-    /// Without added tokens and post-processor: encodes content.
-    plain: tokenizers::Tokenizer,
-    /// Added tokens: literal to id.
+    /// Encodes prompts.
+    content: Content,
+    /// Control tokens: literal to id.
     control: HashMap<String, Token>,
+    /// All added tokens of the model's vocabulary.
     added: HashMap<Token, AddedToken>,
+    think: Option<(Token, Token)>,
+    /// See [`parts::Checked::spellings`].
+    spellings: HashMap<Token, String>,
     vocab: usize,
     /// Bytes of the longest token.
     longest: usize,
     /// See [`parts::Checked::splits_at_spaces`].
     splits_at_spaces: bool,
+    /// The decoder of a new stream.
+    stages: Vec<decoder::Stage>,
     fingerprint: String,
 }
 
 impl Tokenizer {
     /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses unknown or unbounded parts
-    /// ([`parts`]), ids at or above `vocab`, and added tokens that the tokenizers crate would give
-    /// another id.
+    /// ([`parts`]), ordinary tokens at or above `vocab`, and added tokens that the tokenizers crate
+    /// would give another id. Added tokens at or above `vocab` are left out: no text becomes one.
     pub fn new(json: &[u8], vocab: usize) -> Result<Self> {
         Self::read(json, vocab).map_err(one_line_error)
     }
 
     fn read(json: &[u8], vocab: usize) -> Result<Self> {
         ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
-        let mut checked = parts::check(json, vocab)?;
-        let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(json))?;
-        let of_another = |name: &str, id: Token| id as usize >= vocab && OF_VISION.contains(&name);
-        if checked.added.iter().any(|token| of_another(&token.content, token.id)) {
-            checked.added.retain(|token| !of_another(&token.content, token.id));
-            let mut added: Vec<(Token, AddedToken)> = whole.get_added_tokens_decoder().into_iter().collect();
-            added.retain(|(id, token)| !of_another(&token.content, *id));
-            added.sort_by_key(|(id, _)| *id);
-            whole.with_added_vocabulary(AddedVocabulary::new());
-            let added = added.into_iter().map(|(_, token)| token);
-            guarded("reading tokenizer.json", || whole.add_tokens(added))?;
-        }
+        let checked = parts::check(json, vocab)?;
+        // The crate cannot read past a key that it does not know.
+        let without = (!checked.spellings.is_empty()).then(|| parts::without_spellings(json)).transpose()?;
+        let known = without.as_deref().unwrap_or(json);
+        let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(known))?;
         whole.with_padding(None);
         whole.with_truncation(None).map_err(|e| anyhow!("tokenizer.json: {e}"))?;
         ensure!(
             matches!(whole.get_model(), ModelWrapper::BPE(_)),
             "tokenizer.json: its model is not BPE, as is needed"
         );
-        let longest = check_tokens(&whole, &checked.added, vocab)?;
+        let tokens = whole.get_vocab(false);
+        let longest = check_tokens(&whole, &tokens, &checked.added, vocab)?;
+        let stages = decoder::stages(&serde_json::to_value(whole.get_decoder())?)?;
 
-        let mut plain = whole.clone();
-        plain.with_added_vocabulary(AddedVocabulary::new());
-        plain.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
-        // Gemma's has runs of line feeds and tabs, which are text.
-        let is_text = |t: &AddedToken| !t.special && t.content.chars().all(|c| c.is_whitespace() || c == '\u{2581}');
-        let added = whole.get_added_tokens_decoder().into_iter().filter(|(_, token)| !is_text(token));
-        let added: HashMap<Token, AddedToken> = added.collect();
-        let control = added.iter().map(|(&id, t)| (t.content.clone(), id)).collect();
+        let mut added: HashMap<Token, AddedToken> = whole.get_added_tokens_decoder().into_iter().collect();
+        added.retain(|&id, _| (id as usize) < vocab);
+        let control: HashMap<String, Token> =
+            added.iter().filter(|(_, t)| content::is_control(t)).map(|(&id, t)| (t.content.clone(), id)).collect();
+        let think = THINK_TAGS.iter().find_map(|(open, close)| control.get(*open).zip(control.get(*close)));
+        let think = think.map(|(&open, &close)| (open, close));
+        let last = tokens.iter().max_by_key(|(_, id)| **id).map(|(token, id)| (token.as_str(), *id));
+        let content = guarded("reading tokenizer.json", || {
+            Content::new(&whole, &added, last.filter(|l| l.1 as usize >= tokens.len()))
+        })?;
         let fingerprint = Sha256::digest(json).iter().map(|b| format!("{b:02x}")).collect();
-        let splits_at_spaces = checked.splits_at_spaces;
-        let inner = Inner { whole, plain, control, added, vocab, longest, splits_at_spaces, fingerprint };
+        let splits_at_spaces = checked.splits_at_spaces && !added.values().any(|t| t.content.contains(' '));
+        let spellings = checked.spellings;
+        let inner = Inner {
+            whole,
+            content,
+            control,
+            added,
+            think,
+            spellings,
+            vocab,
+            longest,
+            splits_at_spaces,
+            stages,
+            fingerprint,
+        };
         let out = Self { inner: Arc::new(inner) };
         if !checked.patterns.iter().all(|p| parts::is_known_pattern(p)) {
             out.probe(PROBE_TIME)?;
@@ -101,86 +120,88 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Encodes a rendered conversation. A control piece becomes its token; adjacent texts are
-    /// encoded as one, without added tokens. An unknown control literal is an error.
+    /// Encodes a rendered conversation, as the tokenizers crate would encode the whole text, but a
+    /// control token comes from a control piece alone. An unknown control literal is an error.
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<Token>> {
-        Ok(self.encode_unless(pieces, &AtomicBool::new(false))?.unwrap_or_default())
+        Ok(self.encode_unless(pieces, false, &AtomicBool::new(false))?.unwrap_or_default())
     }
 
     /// Like [`Self::encode_pieces`], but returns `None` if `stop` is set meanwhile. `stop` is
-    /// checked between pieces and between slices of long texts.
-    pub fn encode_unless(&self, pieces: &[Piece], stop: &AtomicBool) -> Result<Option<Vec<Token>>> {
-        let mut out = Vec::new();
-        let mut text = String::new();
-        let mut after: Option<&AddedToken> = None;
-        for piece in flat::normalise(pieces) {
-            match piece {
-                Piece::Control(literal) => {
-                    let id = self.token_for(&literal).with_context(|| {
-                        format!("the template writes {literal:?}, which is not an added token of tokenizer.json")
-                    })?;
-                    let token = &self.inner.added[&id];
-                    self.encode_between(&mut out, after, &text, Some(token), stop)?;
-                    text.clear();
-                    out.push(id);
-                    after = Some(token);
-                }
-                Piece::Text(t) => text.push_str(&t),
-                Piece::Reply { .. } => unreachable!("normalise flattens replies"),
+    /// checked between slices of long texts. `continues`: tokens stand before these pieces.
+    pub fn encode_unless(&self, pieces: &[Piece], continues: bool, stop: &AtomicBool) -> Result<Option<Vec<Token>>> {
+        let pieces = flat::normalise(pieces);
+        for piece in &pieces {
+            if let Piece::Control(literal) = piece {
+                self.token_for(literal).with_context(|| {
+                    format!("the template writes {literal:?}, which is not an added token of tokenizer.json")
+                })?;
             }
         }
-        self.encode_between(&mut out, after, &text, None, stop)?;
+        let flat = if continues { content::CUT } else { "" }.to_owned() + &flatten(&pieces);
+        let (mut out, mut rest) = (Vec::new(), flat.as_str());
+        while !rest.is_empty() && !stop.load(Ordering::Relaxed) {
+            let (slice, after) = rest.split_at(if self.inner.splits_at_spaces { slice_end(rest) } else { rest.len() });
+            self.encode_flat(&mut out, slice)?;
+            rest = after;
+        }
         Ok((!stop.load(Ordering::Relaxed)).then_some(out))
     }
 
-    /// Encodes the content between two control tokens, which may strip adjacent white space.
-    fn encode_between(
-        &self,
-        out: &mut Vec<Token>,
-        before: Option<&AddedToken>,
-        text: &str,
-        after: Option<&AddedToken>,
-        stop: &AtomicBool,
-    ) -> Result<()> {
-        let text = if before.is_some_and(|t| t.rstrip) { text.trim_start() } else { text };
-        let text = if after.is_some_and(|t| t.lstrip) { text.trim_end() } else { text };
-        let mut rest = text;
-        while !rest.is_empty() && !stop.load(Ordering::Relaxed) {
-            let (slice, after) = rest.split_at(if self.inner.splits_at_spaces { slice_end(rest) } else { rest.len() });
-            self.encode_plain(out, slice, 0)?;
-            rest = after;
+    /// Encodes canonical text. The vocabulary itself may contain control tokens (byte-level
+    /// vocabularies that ignore merges): such a match is split after its first character.
+    fn encode_flat(&self, out: &mut Vec<Token>, text: &str) -> Result<()> {
+        let mut text = Cow::Borrowed(text);
+        let mut retries = self.inner.content.retries;
+        for _ in 0..1000 {
+            let content = &self.inner.content;
+            let fast = guarded("encoding text", || content.tokenizer.encode_fast(&*text, false))?;
+            let bad =
+                |id: &Token| content.added(*id).is_none() && (self.is_control(*id) || *id as usize >= self.vocab());
+            let is_mark = |id: &&Token| content.added(**id).is_some_and(|id| id.is_none_or(|id| self.is_control(id)));
+            if std::mem::take(&mut retries)
+                && fast.get_ids().iter().filter(is_mark).count() < text.matches(flat::OPEN).count()
+            {
+                text = text.replace(flat::OPEN, content::SECOND).into();
+                continue;
+            }
+            let Some(bad_id) = fast.get_ids().iter().copied().find(bad) else {
+                out.extend(fast.get_ids().iter().filter_map(|&id| content.added(id).unwrap_or(Some(id))));
+                return Ok(());
+            };
+            // Only this case needs the offsets of tokens.
+            let slow = guarded("encoding text", || content.tokenizer.encode(&*text, false))?;
+            let (mut cut, mut at) = (String::with_capacity(text.len() + 8), 0);
+            for (_, &(start, end)) in slow.get_ids().iter().zip(slow.get_offsets()).filter(|(id, _)| bad(id)) {
+                let first = text.get(start..end).and_then(|s| s.chars().next()).map_or(0, char::len_utf8);
+                let to = start + first;
+                ensure!(
+                    first > 0 && to < end,
+                    "the text spells the control token {:?}, and tokenizer.json has no other way to write it",
+                    self.literal(bad_id)
+                );
+                cut += &text[at..to];
+                cut += content::CUT;
+                at = to;
+            }
+            cut += &text[at..];
+            text = cut.into();
         }
-        Ok(())
-    }
-
-    /// The vocabulary itself may contain control tokens (byte-level vocabularies that ignore
-    /// merges, unigram ones). Such a match is split after its first character.
-    fn encode_plain(&self, out: &mut Vec<Token>, text: &str, depth: usize) -> Result<()> {
-        let fast = guarded("encoding text", || self.inner.plain.encode_fast(text, false))?;
-        let hit = fast.get_ids().iter().position(|&id| self.is_control(id));
-        let Some(hit) = hit else {
-            out.extend_from_slice(fast.get_ids());
-            return Ok(());
-        };
-        // Only this case needs the offsets of tokens.
-        let encoding = guarded("encoding text", || self.inner.plain.encode(text, false))?;
-        let (start, end) = encoding.get_offsets()[hit];
-        let first = text.get(start..end).and_then(|s| s.chars().next()).map_or(0, char::len_utf8);
-        let cut = start + first;
-        ensure!(
-            first > 0 && cut < text.len() && cut < end && depth < 1000,
-            "the text spells the control token {:?}, and tokenizer.json has no other way to write it",
-            self.literal(encoding.get_ids()[hit])
-        );
-        self.encode_plain(out, &text[..cut], depth + 1)?;
-        self.encode_plain(out, &text[cut..], depth + 1)
+        bail!("the text spells control tokens in more ways than can be avoided")
     }
 
     /// Encodes a text with the post-processor of tokenizer.json, which may add a BOS. Literals of
     /// added tokens become those tokens: for measurements of files, never for a chat.
     pub fn encode_text(&self, text: &str) -> Result<Vec<Token>> {
         let encoding = guarded("encoding text", || self.inner.whole.encode_fast(text, true))?;
-        Ok(encoding.get_ids().to_vec())
+        let ids = encoding.get_ids();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab()) {
+            bail!(
+                "the text has the token {:?} (id {id}), beyond the model's vocabulary of {}",
+                self.literal(*id),
+                self.vocab()
+            );
+        }
+        Ok(ids.to_vec())
     }
 
     /// Decodes `tokens`, with control tokens as their literals. Unknown ids give no text, invalid
@@ -194,21 +215,32 @@ impl Tokenizer {
         Decoder::new(self)
     }
 
-    /// Literals of all added tokens, longest first, so that the first match is the longest.
-    pub fn added_literals(&self) -> Vec<String> {
+    /// Literals of all control tokens, longest first, so that the first match is the longest.
+    pub fn control_literals(&self) -> Vec<String> {
         let mut all: Vec<String> = self.inner.control.keys().cloned().collect();
         all.sort_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
         all
     }
 
-    /// The id of an added token, by its literal.
+    /// The id of a control token, by its literal.
     pub fn token_for(&self, literal: &str) -> Option<Token> {
         self.inner.control.get(literal).copied()
     }
 
-    /// Whether `token` is one of the added tokens.
+    /// Whether `token` is a control token: one that only a template or the model may write.
     pub fn is_control(&self, token: Token) -> bool {
-        self.inner.added.contains_key(&token)
+        self.inner.added.get(&token).is_some_and(content::is_control)
+    }
+
+    /// Whether `token` is no part of an answer's text: it is special or a think tag.
+    pub fn is_hidden(&self, token: Token) -> bool {
+        let is_tag = self.inner.think.is_some_and(|(open, close)| token == open || token == close);
+        is_tag || self.inner.added.get(&token).is_some_and(|t| t.special)
+    }
+
+    /// The tokens that open and close a thought, if the vocabulary has them.
+    pub fn think_tags(&self) -> Option<(Token, Token)> {
+        self.inner.think
     }
 
     /// The spelling of a token in tokenizer.json (byte-level for ordinary tokens); empty for an
@@ -216,7 +248,7 @@ impl Tokenizer {
     pub fn literal(&self, token: Token) -> String {
         match self.inner.added.get(&token) {
             Some(t) => t.content.clone(),
-            None => self.inner.whole.id_to_token(token).unwrap_or_default(),
+            None => self.spelling(token).unwrap_or_default(),
         }
     }
 
@@ -255,7 +287,8 @@ impl Tokenizer {
     /// The spelling that the decoder of tokenizer.json reads.
     fn spelling(&self, token: Token) -> Option<String> {
         let added = self.inner.whole.get_added_vocabulary().simple_id_to_token(token);
-        added.or_else(|| tokenizers::Model::id_to_token(self.inner.whole.get_model(), token))
+        let known = added.or_else(|| tokenizers::Model::id_to_token(self.inner.whole.get_model(), token));
+        known.or_else(|| self.inner.spellings.get(&token).cloned())
     }
 }
 
@@ -265,20 +298,32 @@ fn probe_text() -> String {
     runs.map(|run| run.repeat(6400)).concat()
 }
 
-/// The end of the first slice of a text: before a space between two ASCII letters, or at the end of
-/// the text.
+/// The end of the first slice of a canonical text: before a space between two ASCII letters outside
+/// of control literals, or at the end of the text.
 fn slice_end(text: &str) -> usize {
     let at_space = |w: &[u8]| w[0].is_ascii_alphabetic() && w[1] == b' ' && w[2].is_ascii_alphabetic();
-    let found = text.as_bytes().get(SLICE_BYTES..).and_then(|rest| rest.windows(3).position(at_space));
-    found.map_or(text.len(), |at| SLICE_BYTES + at + 1)
+    let Some(rest) = text.as_bytes().get(SLICE_BYTES..) else { return text.len() };
+    let mut spaces = rest.windows(3).enumerate().filter(|(_, w)| at_space(w)).map(|(at, _)| SLICE_BYTES + at + 1);
+    spaces.find(|&at| text[..at].rfind(flat::OPEN) <= text[..at].rfind(flat::CLOSE)).unwrap_or(text.len())
 }
 
-/// Tokens of a model's vision, for which its text alone has no embedding (Gemma 3 1B has the tokenizer of those that see).
-const OF_VISION: [&str; 1] = ["<image_soft_token>"];
+/// Spellings of the tokens that open and close a thought: of Qwen3 and DeepSeek R1, Magistral,
+/// Seed-OSS, and fine-tunes.
+const THINK_TAGS: [(&str, &str); 4] = [
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thinking>", "</thinking>"),
+];
 
-/// Fails on ids outside the vocabulary, ids that the crate would assign differently, and oversized
-/// tokens. Returns the bytes of the longest token.
-fn check_tokens(whole: &tokenizers::Tokenizer, said: &[parts::Added], vocab: usize) -> Result<usize> {
+/// Fails on ordinary ids outside the vocabulary, ids that the crate would assign differently, and
+/// oversized tokens. Returns the bytes of the longest token. `tokens`: those that are not added.
+fn check_tokens(
+    whole: &tokenizers::Tokenizer,
+    tokens: &HashMap<String, Token>,
+    said: &[parts::Added],
+    vocab: usize,
+) -> Result<usize> {
     for token in said {
         // The crate numbers added tokens itself and ignores the ids in the file.
         let given = whole.token_to_id(&token.content);
@@ -290,13 +335,13 @@ fn check_tokens(whole: &tokenizers::Tokenizer, said: &[parts::Added], vocab: usi
             given.map_or("none".to_owned(), |id| id.to_string())
         );
     }
-    let tokens = whole.get_vocab(true);
-    let said_ids = said.iter().map(|t| (&t.content, &t.id));
-    let beyond = tokens.iter().chain(said_ids).filter(|(_, id)| **id as usize >= vocab);
+    let is_added = |token: &str| said.iter().any(|t| t.content == token);
+    let beyond = tokens.iter().filter(|(token, id)| **id as usize >= vocab && !is_added(token));
     if let Some((token, id)) = beyond.min_by_key(|(_, id)| **id) {
         bail!("tokenizer.json: token {token:?} has id {id}, beyond the model's vocabulary of {vocab}");
     }
-    let longest = tokens.keys().map(|token| decoder::spelt_bytes(token)).max().unwrap_or(0);
+    let spellings = tokens.keys().chain(said.iter().map(|t| &t.content));
+    let longest = spellings.map(|token| decoder::spelt_bytes(token)).max().unwrap_or(0);
     ensure!(
         longest <= LONGEST_TOKEN_BYTES,
         "tokenizer.json: a token has {longest} bytes, expected at most {LONGEST_TOKEN_BYTES}"

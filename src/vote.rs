@@ -115,14 +115,20 @@ fn numbers(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     let all = std::iter::from_fn(move || {
         let start = at + bytes[at..].iter().position(u8::is_ascii_digit)?;
         let mut end = start + digits(start);
+        // Without a point, "1 000" may be one number; "0 100" and "2020 100" are two.
+        let first = end - start;
+        let mut grouped = first <= 3 && bytes[start] != b'0';
         while end - start <= LONGEST {
-            let after = bytes.get(end);
             let n = digits(end + 1);
-            let group = after == Some(&b',') && n == 3;
-            if !(group || (n > 0 && matches!(after, Some(b'.' | b'/')))) {
+            let separator = SEPARATORS.iter().find(|s| text[end..].starts_with(**s)).map_or(0, |s| s.len());
+            if separator > 0 && digits(end + separator) == 3 && (grouped || separator == 1 && bytes[end] == b',') {
+                end += separator + 3;
+            } else if n > 0 && matches!(bytes.get(end), Some(b'.' | b'/')) {
+                grouped = false;
+                end += 1 + n;
+            } else {
                 break;
             }
-            end += 1 + n;
         }
         at = end;
         let sign = start.checked_sub(1).filter(|&i| bytes[i] == b'-');
@@ -133,6 +139,9 @@ fn numbers(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     all.filter(|number| number.len() <= LONGEST)
 }
 
+/// Signs between groups of three digits: commas, as LaTeX writes them too, and spaces.
+const SEPARATORS: [&str; 9] = [",", "{,}", "\\,", " ", "\u{a0}", "\u{202f}", "\u{2009}", "'", "_"];
+
 /// The value of an answer. Answers with equal keys are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
@@ -141,13 +150,30 @@ pub enum Key {
     Text(String),
 }
 
-/// Returns the value of an answer: integers, decimals and fractions as numbers, calculations with +
-/// or * without the order of their terms and factors, anything else as text in small letters.
+/// Returns the value of an answer: integers, decimals and fractions as numbers, however they are
+/// spelled and whatever their currency; calculations with + or * without the order of their terms
+/// and factors, anything else as text in small letters. A percentage is its number.
 pub fn key(answer: &str) -> Key {
-    let text = answer.replace('\u{2212}', "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac");
-    let text = text.trim_matches(|c: char| c.is_whitespace() || "$,.*".contains(c)).trim_start_matches('+').trim();
-    let text = text.rsplit_once('=').map_or(text, |(_, value)| value.trim());
-    match fraction(text) {
+    const SPELLINGS: [(&str, &str); 14] = [
+        ("\u{2212}", "-"),
+        ("\\dfrac", "\\frac"),
+        ("\\tfrac", "\\frac"),
+        ("{,}", ","),
+        ("\\,", " "),
+        ("\\!", ""),
+        ("\\;", " "),
+        ("\\ ", " "),
+        ("\\%", "%"),
+        ("\\$", "$"),
+        ("\\(", ""),
+        ("\\)", ""),
+        ("\\[", ""),
+        ("\\]", ""),
+    ];
+    let text = SPELLINGS.iter().fold(answer.to_owned(), |text, (from, to)| text.replace(from, to));
+    let text = plain(&text);
+    let text = text.rsplit_once('=').map_or(text, |(_, value)| plain(value));
+    match number(text) {
         Some((n, d)) => Key::Number(n, d),
         None => Key::Text(match Expression::parse(text).filter(|_| text.contains(['+', '*'])) {
             // Numbers between hyphens may be a path or a date: their order is theirs.
@@ -155,6 +181,22 @@ pub fn key(answer: &str) -> Key {
             None => text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase(),
         }),
     }
+}
+
+/// Currencies that stand before or after a number.
+const CURRENCIES: [char; 4] = ['$', '\u{20ac}', '\u{a3}', '\u{a5}'];
+
+/// Text without the signs around it.
+fn plain(text: &str) -> &str {
+    let around = |c: char| c.is_whitespace() || ",.*".contains(c) || CURRENCIES.contains(&c);
+    text.trim_matches(around).trim_start_matches('+').trim()
+}
+
+fn number(text: &str) -> Option<(i128, i128)> {
+    let lower = text.to_ascii_lowercase();
+    let text = ["%", "percent", "per cent"].iter().find_map(|unit| lower.strip_suffix(unit)).unwrap_or(&lower);
+    let (sign, size) = text.strip_prefix('-').map_or(("", text), |size| ("-", size));
+    fraction(&format!("{sign}{}", plain(size)))
 }
 
 fn fraction(text: &str) -> Option<(i128, i128)> {
@@ -177,14 +219,18 @@ fn decimal(text: &str) -> Option<(i128, i128)> {
         Some(digits) => (-1, digits),
         None => (1, text),
     };
+    let (digits, exponent) = digits.split_once('e').unwrap_or((digits, "0"));
+    let exponent: i32 = exponent.parse().ok().filter(|e| (-30..=30).contains(e))?;
     let (whole, decimals) = digits.split_once('.').unwrap_or((digits, ""));
-    let groups: Vec<&str> = whole.split(',').collect();
+    let groups: Vec<&str> = whole.split(|c: char| c.is_whitespace() || ",'_".contains(c)).collect();
     let grouped = groups.len() == 1 || (groups[0].len() <= 3 && groups[1..].iter().all(|g| g.len() == 3));
     let joined = groups.concat() + decimals;
     // 30 digits: products of two that are shorter fit, others are checked.
     let number = grouped && !groups[0].is_empty() && joined.len() <= 30 && joined.bytes().all(|b| b.is_ascii_digit());
     let value: i128 = if number { joined.parse().ok()? } else { return None };
-    Some((sign * value, 10i128.checked_pow(u32::try_from(decimals.len()).ok()?)?))
+    let scale = i32::try_from(decimals.len()).ok()? - exponent;
+    let power = 10i128.checked_pow(scale.unsigned_abs())?;
+    if scale < 0 { Some((sign * value.checked_mul(power)?, 1)) } else { Some((sign * value, power)) }
 }
 
 fn gcd(mut a: u128, mut b: u128) -> u128 {
@@ -245,6 +291,9 @@ mod tests {
             ("Paris", "Paris"),
             ("It costs 5 - 2 = -3.5 coins", "-3.5"),
             ("page-7 has 3/4 of 1,000,000", "1,000,000"),
+            ("That makes 1 000 euros", "1 000"),
+            ("That makes $1{,}000$ euros", "1{,}000"),
+            ("in 2020 100 of them", "100"),
             ("it is -\u{1f600}12\u{e9}", "12"),
         ] {
             assert_eq!(found(text, ""), answer, "{text}");
@@ -293,6 +342,36 @@ mod tests {
     fn numbers_are_equal_by_value_and_words_by_letters() {
         let same = [["1,234", "$1234.00"], ["+0.50", r"\frac{1}{2}"], ["-2/4", r"-\dfrac{1}{2}"], ["x = 5", "5"]];
         same.iter().for_each(|[a, b]| assert_eq!(key(a), key(b), "{a} {b}"));
+        let thousand = [
+            "1000",
+            "1,000",
+            "1000.0",
+            "1 000",
+            "1{,}000",
+            "$1000$",
+            "$1,000.00",
+            "\\$1000",
+            "1\\,000",
+            "1\u{202f}000",
+            "1\u{a0}000",
+            "1_000",
+            "1'000",
+            "+1000",
+            "1000.",
+            "**1,000**",
+            "\u{20ac}1000",
+            "1000 \u{20ac}",
+            "x = 1{,}000",
+            "1e3",
+            "2000/2",
+            "\\frac{2000}{2}",
+            "\\(1000\\)",
+        ];
+        thousand.iter().for_each(|text| assert_eq!(key(text), Key::Number(1000, 1), "{text}"));
+        ["50%", "50 %", "50\\%", "50 percent", "$50\\%$"].iter().for_each(|t| assert_eq!(key(t), key("50"), "{t}"));
+        ["-$5", "-5", "$-5$", "\u{2212}5.0"]
+            .iter()
+            .for_each(|text| assert_eq!(key(text), Key::Number(-5, 1), "{text}"));
         assert_eq!(key("0/5"), Key::Number(0, 1));
         assert_eq!(key(" New  York."), key("new york"));
         assert_eq!((key("8*24-6"), key("5+2*3")), (key("24*8 - 6"), key("3*2+5")));

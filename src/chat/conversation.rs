@@ -306,6 +306,14 @@ impl Conversation {
         true
     }
 
+    /// Makes the answer of `turn` so far a thought ([`crate::protocol::Event::WasThought`]).
+    pub fn was_thought(&mut self, turn: u64) {
+        if let Some(message) = self.messages.iter_mut().rev().find(|m| m.turn == Some(turn)) {
+            let thought = std::mem::take(&mut message.text);
+            message.reasoning.get_or_insert_default().push_str(&thought);
+        }
+    }
+
     /// Finishes the reply of the report's turn. Returns false if there is no such turn.
     pub fn finish(&mut self, mut report: TurnReport) -> bool {
         let retention = match (report.presence.take(), self.reply(report.turn)) {

@@ -8,6 +8,7 @@
 
 mod guard;
 mod jinja;
+mod python;
 mod sandbox;
 
 pub use sandbox::child_main;
@@ -58,7 +59,14 @@ pub fn render(
     spec: &TemplateSpec,
     opts: &RenderOptions,
 ) -> Result<Vec<Piece>> {
-    Rendering::new(spec, opts).render(system, path)
+    let rendering = Rendering::new(spec, opts);
+    rendering.render(system, path).map_err(|error| match system {
+        // Many templates have no place for a system prompt.
+        Some(_) if rendering.render(None, path).is_ok() => {
+            error.context("the model's template takes no system prompt; leave out --system (in a chat: /system none)")
+        }
+        _ => error,
+    })
 }
 
 /// Whether the last think tag in these pieces is an opening one.
@@ -70,6 +78,8 @@ fn ends_thinking(pieces: &[Piece], tags: &(String, String)) -> bool {
             Piece::Control(c) if *c == tags.0 => Some(true),
             Piece::Control(c) if *c == tags.1 => Some(false),
             Piece::Reply { .. } => Some(false),
+            Piece::Text(text) if text.trim_end().ends_with(&tags.0) => Some(true),
+            Piece::Text(text) if text.trim_end().ends_with(&tags.1) => Some(false),
             _ => None,
         })
         .unwrap_or(false)
@@ -150,13 +160,15 @@ impl<'a> Rendering<'a> {
     fn source(&self) -> String {
         match &self.spec.source {
             Some(source) => source.clone(),
-            None if self.has_control("<|im_start|>") && self.has_control("<|im_end|>") => CHATML.to_owned(),
-            None => PLAIN.to_owned(),
+            None if self.spec.is_plain() => PLAIN.to_owned(),
+            None => CHATML.to_owned(),
         }
     }
 
-    fn has_control(&self, literal: &str) -> bool {
-        self.spec.control.iter().any(|c| c == literal)
+    /// A think tag: a control token, or text where the model writes it in ordinary tokens.
+    fn tag(&self, literal: &str) -> Piece {
+        let literal_is_token = self.spec.has_control(literal);
+        if literal_is_token { Piece::Control(literal.to_owned()) } else { Piece::Text(literal.to_owned()) }
     }
 
     /// `keep`: a placeholder stands for the whole reply with its think block; else for the answer
@@ -278,14 +290,14 @@ impl<'a> Rendering<'a> {
         let mut out = Vec::new();
         if let (Some((open, close)), Some(reasoning)) = (&self.opts.think_tags, &message.reasoning) {
             if !in_prompt {
-                out.push(Piece::Control(open.clone()));
+                out.push(self.tag(open));
             }
             // Given texts, unlike generated ones, lack the newlines around a think block.
             let given = message.turn.is_none();
             let around = if given { "\n" } else { "" };
             out.push(Piece::Text(format!("{around}{reasoning}{around}")));
             if message.reasoning_closed || given {
-                out.push(Piece::Control(close.clone()));
+                out.push(self.tag(close));
                 out.push(Piece::Text(format!("{around}{around}")));
             }
         }

@@ -10,8 +10,8 @@ use crate::chat::session::Loaded;
 use crate::chat::{Conversation, RenderOptions, render};
 use crate::config::{Pin, Settings};
 use crate::protocol::{
-    Ask, ChainEvent, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo, SamplingParams, TextKind,
-    TurnReport,
+    Ask, ChainEvent, ChainReport, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo,
+    SamplingParams, TextKind, TurnReport,
 };
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
@@ -161,6 +161,7 @@ impl Client {
                         chat.append(turn, kind, &text);
                         sink(kind, &text)?;
                     }
+                    Some(Event::WasThought { turn: of }) if of == turn => chat.was_thought(turn),
                     Some(Event::Chain { event, .. }) => {
                         if chain_event(event, &mut checks) {
                             source.handle.send(Command::Elect(None));
@@ -288,7 +289,7 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         value.into_iter().for_each(|value| object[key] = value);
     }
     if let Some(chains) = &report.chains {
-        object["chains"] = json!(chains.chains);
+        object["chains"] = chains.chains.iter().map(chain_json).collect();
         object["votes"] = json!(chains.votes);
         object["winner"] = json!(chains.winner);
         object["checked"] = json!(chains.checked);
@@ -296,4 +297,34 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         object["dense_reads"] = json!(chains.dense_reads);
     }
     object
+}
+
+/// A chain's reply, without the newlines around its parts, as the turn's answer has none.
+fn chain_json(chain: &ChainReport) -> Value {
+    let mut object = json!(chain);
+    object["answer"] = json!(chain.shown());
+    object["reasoning"] = json!(chain.shown_reasoning().unwrap_or_default());
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::StopReason;
+
+    #[test]
+    fn a_chains_parts_have_no_newlines_around_them() {
+        let chain = ChainReport {
+            answer: "\n\n4 \n".into(),
+            reasoning: "\nponder\n".into(),
+            extracted: Some("4".into()),
+            stop_reason: StopReason::End,
+            tokens: 5,
+            reads: 1.0,
+            seed: 7,
+        };
+        let object = chain_json(&chain);
+        assert_eq!((&object["answer"], &object["reasoning"]), (&json!("4 "), &json!("ponder")));
+        assert_eq!((&object["extracted"], &object["tokens"]), (&json!("4"), &json!(5)));
+    }
 }

@@ -6,12 +6,13 @@
 use super::context::Context;
 use super::draft::{Drafting, Drafts, Price};
 use super::repetition::Repetition;
-use super::reply::{Reply, ThinkTags, Vocabulary};
+use super::reply::{Reply, Spoken, Vocabulary};
 use super::runner::{Decode, NonFinite, Runner, StepError, Verify};
 use super::scheduler::Stage;
+use super::think::Said;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
-use crate::protocol::{Ask, LogEntry, SamplingParams, StopReason, TextKind, Token};
+use crate::protocol::{Ask, LogEntry, Piece, SamplingParams, StopReason, Token};
 use crate::system;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -47,6 +48,8 @@ pub(super) struct Generation {
     /// Tokens after which a thought is closed.
     pub max_think: Option<usize>,
     pub reply: Reply,
+    /// Tokens that take the place of the next sampled ones: the rest of a closing tag.
+    forced: VecDeque<Token>,
     /// All sampled tokens. The last one is not fed yet.
     pub generated: Vec<Token>,
     pub stop: Option<StopReason>,
@@ -62,8 +65,7 @@ pub(super) struct Generation {
 
 /// Text and events that a sampled token adds to a reply.
 pub(super) struct Pushed {
-    pub kind: TextKind,
-    pub text: String,
+    pub said: Vec<Said>,
     /// The reply has begun to repeat itself.
     pub repeats: bool,
 }
@@ -84,6 +86,7 @@ impl Generation {
             max_tokens: ask.max_tokens.unwrap_or(usize::MAX),
             max_think: ask.max_think,
             reply,
+            forced: VecDeque::new(),
             generated: Vec::new(),
             stop: None,
             timings: Timings::default(),
@@ -96,9 +99,18 @@ impl Generation {
 
     /// Returns the token that takes the place of the sampled one: the end of a thought that has
     /// reached its limit.
-    fn closing(&self, think: Option<ThinkTags>) -> Option<Token> {
-        let limit = self.max_think.filter(|_| self.reply.is_thinking())?;
-        think.filter(|_| self.reply.reasoning_tokens >= limit).map(|tags| tags.close)
+    fn closing(&mut self, vocabulary: &Vocabulary) -> Option<Token> {
+        let tags = &vocabulary.think;
+        let is_due = self.max_think.is_some_and(|limit| self.reply.reasoning_tokens >= limit);
+        if is_due && self.reply.is_thinking() && self.forced.is_empty() {
+            self.forced = match tags.tokens {
+                Some((_, close)) => [close].into(),
+                None => {
+                    vocabulary.tokenizer.encode_pieces(&[Piece::Text(tags.close.clone())]).unwrap_or_default().into()
+                }
+            };
+        }
+        self.forced.pop_front()
     }
 
     pub fn decode_tok_s(&self) -> Option<f64> {
@@ -235,8 +247,8 @@ impl Chain {
     pub fn push<B: Backend>(&mut self, sampled: Token, runner: &Runner<B>, vocabulary: &Vocabulary) -> Pushed {
         let now = system::now();
         let generation = self.generation.as_mut().expect("a chain is sampled from for its answer");
-        let closing = generation.closing(vocabulary.think).filter(|&close| close != sampled);
-        if closing.is_some() {
+        let closing = generation.closing(vocabulary);
+        if closing.is_some_and(|close| close != sampled) {
             generation.thought_closed_at.get_or_insert(generation.generated.len());
         }
         let token = closing.unwrap_or(sampled);
@@ -249,13 +261,13 @@ impl Chain {
             generation.repeats_at = Some(generated.len());
         }
         let was_thinking = reply.is_thinking();
-        let (kind, text, flat) = reply.push(token, &vocabulary.tokenizer, vocabulary.think);
+        let Spoken { said, flat, stops } = reply.push(token, vocabulary);
         if was_thinking && !reply.is_thinking() {
             timings.reasoning_end = Some(now);
         }
         self.context.flat += &flat;
         self.context.pending = Some(token);
-        generation.stop = if vocabulary.eos.contains(&token) {
+        generation.stop = if stops || vocabulary.eos.contains(&token) {
             Some(StopReason::End)
         } else if generation.generated.len() >= generation.max_tokens {
             Some(StopReason::MaxTokens)
@@ -264,14 +276,15 @@ impl Chain {
         } else {
             None
         };
-        Pushed { kind, text, repeats }
+        Pushed { said, repeats }
     }
 
-    /// Ends the answer's text and returns what is left of an incomplete character.
-    pub fn finish_text(&mut self) -> Option<(TextKind, String)> {
-        let (kind, rest) = self.generation.as_mut()?.reply.finish();
-        self.context.flat += &rest;
-        (!rest.is_empty()).then_some((kind, rest))
+    /// Ends the answer's text and returns what is left of it.
+    pub fn finish_text(&mut self) -> Vec<Said> {
+        let Some(generation) = &mut self.generation else { return Vec::new() };
+        let (said, flat) = generation.reply.finish();
+        self.context.flat += &flat;
+        said
     }
 }
 

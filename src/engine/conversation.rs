@@ -400,10 +400,8 @@ impl<B: Backend> Conversation<B> {
     fn sampled(&mut self, m: &Loaded<B>, token: Token) {
         let Some(Job { events, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         self.forgotten.untold.take().into_iter().for_each(|text| events.notice(text));
-        let Pushed { kind, text, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
-        if !text.is_empty() {
-            events.event(Event::Text { turn: turn.id, kind, text });
-        }
+        let Pushed { said, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
+        said.into_iter().for_each(|said| events.event(said.event(turn.id)));
         if repeats {
             events.event(Event::Repeats { turn: turn.id, chain: None });
         }

@@ -3,9 +3,10 @@
 use super::EngineOptions;
 use super::context::Context;
 use super::draft::Drafts;
-use super::reply::{ThinkTags, Vocabulary};
+use super::reply::Vocabulary;
 use super::runner::Runner;
 use super::snapshots::{Snapshots, Worth};
+use super::think::ThinkTags;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::cache::file::Identity;
@@ -20,6 +21,9 @@ use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The user's next line in the plain template, which a model that only continues text writes itself.
+const NEXT_QUESTION: &str = "\nUser:";
 
 /// The state that all conversations share.
 pub(super) struct Loaded<B: Backend> {
@@ -48,19 +52,19 @@ pub(super) struct Loaded<B: Backend> {
 impl<B: Backend> Loaded<B> {
     pub fn new(runner: Runner<B>, checkpoint: &Checkpoint, options: &EngineOptions, plan: Plan) -> Result<Self> {
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
-        let think = tokenizer.token_for("<think>").zip(tokenizer.token_for("</think>"));
+        let think = ThinkTags::of(&tokenizer, checkpoint.chat_template.as_deref());
         let disabled = checkpoint.config.dms.as_ref().is_some_and(|d| d.disabled);
         let window_is_models = runner.cache.geometry().policy.models_window().is_some();
-        let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, think.is_some()));
+        let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, &think));
         Ok(Self {
             identity: identity(&runner, checkpoint, &info),
-            info,
             snapshots: Snapshots::new(options.max_older, options.checkpoint_bytes),
             said_that_chains_sample: false,
             vocabulary: Vocabulary {
                 tokenizer: Arc::new(tokenizer),
                 eos: checkpoint.generation.eos.clone(),
-                think: think.map(|(open, close)| ThinkTags { open, close }),
+                stop: info.template.is_plain().then_some(NEXT_QUESTION),
+                think,
             },
             eviction: options.eviction.unwrap_or(!disabled) || window_is_models,
             dial: 0.0,
@@ -69,6 +73,7 @@ impl<B: Backend> Loaded<B> {
             when_full: options.when_full,
             drafts: options.drafts,
             alone: true,
+            info,
             runner,
         })
     }
@@ -151,7 +156,7 @@ fn model_info<B: Backend>(
     tokenizer: &Tokenizer,
     options: &EngineOptions,
     plan: Plan,
-    thinks: bool,
+    think: &ThinkTags,
 ) -> ModelInfo {
     let (c, g) = (&checkpoint.config, runner.cache.geometry());
     ModelInfo {
@@ -188,7 +193,7 @@ fn model_info<B: Backend>(
         kv_limit: options.kv_limit,
         plan,
         template: template_spec(checkpoint, tokenizer, runner.context()),
-        think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
+        think_tags: think.literals(),
         most_drafts: runner.most_rows().saturating_sub(1),
         default_sampling: default_sampling(&checkpoint.generation),
     }
@@ -214,7 +219,7 @@ pub fn template_spec(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: us
         source: checkpoint.chat_template.clone(),
         bos_token: checkpoint.bos_token.clone(),
         eos_token: checkpoint.eos_token.clone(),
-        control: tokenizer.added_literals(),
+        control: tokenizer.control_literals(),
         trusted: checkpoint.builtin,
         limit: Some(TextLimit { context, token_bytes: tokenizer.longest_token_bytes() }),
     }

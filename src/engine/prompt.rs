@@ -15,14 +15,18 @@ const LONG_TEXT_BYTES: usize = 64 << 10;
 
 /// A part of a prompt: text to encode, or known token ids.
 pub(super) enum Stretch {
-    Plain(Vec<Piece>),
+    /// `continues`: tokens stand before it, so that it is not the beginning of a text.
+    Plain {
+        pieces: Vec<Piece>,
+        continues: bool,
+    },
     Known(Vec<Token>),
 }
 
 impl Stretch {
     fn text_bytes(&self) -> usize {
         let text = |piece: &Piece| if let Piece::Text(text) = piece { text.len() } else { 0 };
-        if let Self::Plain(pieces) = self { pieces.iter().map(text).sum() } else { 0 }
+        if let Self::Plain { pieces, .. } = self { pieces.iter().map(text).sum() } else { 0 }
     }
 }
 
@@ -46,11 +50,16 @@ pub(super) fn stretches(
             _ => None,
         };
         match known {
-            Some(ids) => out.extend([Stretch::Plain(std::mem::take(&mut plain)), Stretch::Known(ids)]),
+            Some(ids) => {
+                let pieces = std::mem::take(&mut plain);
+                let continues = skip > 0 || !out.is_empty();
+                out.extend([Stretch::Plain { pieces, continues }, Stretch::Known(ids)]);
+            }
             None => plain.extend(unflatten(&flat[from..])),
         }
     }
-    out.push(Stretch::Plain(plain));
+    let continues = skip > 0 || !out.is_empty();
+    out.push(Stretch::Plain { pieces: plain, continues });
     out
 }
 
@@ -107,18 +116,10 @@ fn encode_all(tokenizer: &Tokenizer, stretches: &[Stretch], stop: &AtomicBool) -
     for stretch in stretches {
         match stretch {
             Stretch::Known(ids) => out.extend(ids),
-            Stretch::Plain(pieces) => out.extend(tokenizer.encode_unless(pieces, stop)?.unwrap_or_default()),
+            Stretch::Plain { pieces, continues } => {
+                out.extend(tokenizer.encode_unless(pieces, *continues, stop)?.unwrap_or_default());
+            }
         }
     }
     Ok(out)
-}
-
-/// Whether a prompt ends in an open think block.
-pub fn ends_thinking(prompt: &[Piece]) -> bool {
-    prompt.iter().rev().find_map(|piece| match piece {
-        Piece::Control(literal) if literal == "<think>" => Some(true),
-        Piece::Control(literal) if literal == "</think>" => Some(false),
-        Piece::Control(_) | Piece::Reply { .. } => Some(false),
-        Piece::Text(_) => None,
-    }) == Some(true)
 }

@@ -1,23 +1,19 @@
-//! From generated tokens to streamed text: whole characters, think blocks apart from the answer,
-//! and the canonical text that the next rendering is compared with.
+//! From generated tokens to streamed text: whole characters, thoughts apart from the answer, and
+//! the canonical text that the next rendering is compared with.
 
-use crate::protocol::{Piece, TextKind, Token};
+use super::think::{Said, Splitter, ThinkTags};
+use crate::protocol::{Piece, Token};
 use crate::tokenizer::{Decoder, Tokenizer, flatten};
 use std::sync::Arc;
-
-/// Ids of the tokens that open and close a think block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ThinkTags {
-    pub open: Token,
-    pub close: Token,
-}
 
 /// Meaning of a model's tokens.
 pub(super) struct Vocabulary {
     pub tokenizer: Arc<Tokenizer>,
     /// Tokens that end an answer.
     pub eos: Vec<Token>,
-    pub think: Option<ThinkTags>,
+    pub think: ThinkTags,
+    /// Text that ends an answer: a model that only continues text would answer as the user next.
+    pub stop: Option<&'static str>,
 }
 
 /// Bytes of a draft that are encoded to count its tokens: some tens of milliseconds.
@@ -36,81 +32,125 @@ impl Vocabulary {
     }
 }
 
+/// The canonical text of tokens, one by one.
+struct FlatText {
+    decoder: Decoder,
+    /// Of a reply, whose text becomes a message: what it shows is text there.
+    of_reply: bool,
+}
+
+impl FlatText {
+    fn push(&mut self, token: Token, tokenizer: &Tokenizer, is_end: bool) -> String {
+        let is_text = match self.of_reply {
+            true => !is_end && !tokenizer.is_hidden(token),
+            false => !tokenizer.is_control(token),
+        };
+        if is_text {
+            return self.decoder.push(token);
+        }
+        self.decoder.flush() + &flatten(&[Piece::Control(tokenizer.literal(token))])
+    }
+}
+
 /// The text of one answer while it is generated.
 pub(super) struct Reply {
     decoder: Decoder,
-    kind: TextKind,
+    flat: FlatText,
+    splitter: Splitter,
     /// Tokens of each kind, tags and end token included.
     pub reasoning_tokens: usize,
     pub answer_tokens: usize,
 }
 
+/// What a token adds to a reply.
+pub(super) struct Spoken {
+    pub said: Vec<Said>,
+    /// Canonical text.
+    pub flat: String,
+    /// The answer is complete, by its text.
+    pub stops: bool,
+}
+
 impl Reply {
-    /// `thinks`: the prompt ends in an open think block.
-    pub fn new(tokenizer: &Tokenizer, thinks: bool) -> Self {
-        let kind = if thinks { TextKind::Reasoning } else { TextKind::Answer };
-        Self { decoder: tokenizer.decoder(), kind, reasoning_tokens: 0, answer_tokens: 0 }
+    /// `thinks`: the prompt ends in an open thought.
+    pub fn new(vocabulary: &Vocabulary, thinks: bool) -> Self {
+        let decoder = || vocabulary.tokenizer.decoder();
+        Self {
+            decoder: decoder(),
+            flat: FlatText { decoder: decoder(), of_reply: true },
+            splitter: Splitter::new(&vocabulary.think, thinks, vocabulary.stop),
+            reasoning_tokens: 0,
+            answer_tokens: 0,
+        }
     }
 
-    /// Appends a token. Returns the text to stream and the canonical text that it adds.
-    pub fn push(
-        &mut self,
-        token: Token,
-        tokenizer: &Tokenizer,
-        think: Option<ThinkTags>,
-    ) -> (TextKind, String, String) {
-        let opens = think.is_some_and(|t| t.open == token);
-        let closes = think.is_some_and(|t| t.close == token);
-        if opens {
-            self.kind = TextKind::Reasoning;
+    pub fn push(&mut self, token: Token, vocabulary: &Vocabulary) -> Spoken {
+        let tokenizer = &vocabulary.tokenizer;
+        let is_end = vocabulary.eos.contains(&token);
+        let flat = self.flat.push(token, tokenizer, is_end);
+        let (was_open, was_undecided) = (self.splitter.is_thinking(), self.splitter.is_undecided());
+        let had_thought = self.splitter.thought;
+        let mut said = Vec::new();
+        let (opens, closes) = vocabulary.think.tokens.map_or((false, false), |(o, c)| (o == token, c == token));
+        if opens || closes {
+            self.splitter.push(&self.decoder.flush(), &mut said);
+            if opens { self.splitter.open(&mut said) } else { self.splitter.close(&mut said) }
+        } else if !is_end && !tokenizer.is_hidden(token) {
+            self.splitter.push(&self.decoder.push(token), &mut said);
         }
-        match self.kind {
-            TextKind::Reasoning => self.reasoning_tokens += 1,
-            TextKind::Answer => self.answer_tokens += 1,
-        }
-        if tokenizer.is_control(token) {
-            let (kind, text) = (self.kind, self.decoder.flush());
-            let flat = text.clone() + &flatten(&[Piece::Control(tokenizer.literal(token))]);
-            if closes {
-                self.kind = TextKind::Answer;
+        // A token that ends a thought is a part of it.
+        if was_open || self.splitter.is_thinking() || self.splitter.thought != had_thought {
+            self.reasoning_tokens += 1;
+            if was_undecided || said.contains(&Said::WasThought) {
+                self.reasoning_tokens += std::mem::take(&mut self.answer_tokens);
             }
-            return (kind, text, flat);
+        } else {
+            self.answer_tokens += 1;
         }
-        let text = self.decoder.push(token);
-        (self.kind, text.clone(), text)
+        Spoken { said, flat, stops: self.splitter.stopped }
     }
 
     pub fn is_thinking(&self) -> bool {
-        self.kind == TextKind::Reasoning
+        self.splitter.is_thinking()
     }
 
-    /// Ends the reply and returns what is left of an incomplete character.
-    pub fn finish(&mut self) -> (TextKind, String) {
-        (self.kind, self.decoder.flush())
+    /// Ends the reply. Returns what is left of its text, and of the canonical one.
+    pub fn finish(&mut self) -> (Vec<Said>, String) {
+        let mut said = Vec::new();
+        self.splitter.push(&self.decoder.flush(), &mut said);
+        self.splitter.finish(&mut said);
+        (said, self.flat.decoder.flush())
     }
 }
 
 /// Returns the canonical text of `tokens` and its length in bytes after each of them.
 pub(super) fn flat_of(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = Token>) -> (String, Vec<usize>) {
-    let mut reply = Reply::new(tokenizer, false);
+    flat_text(tokenizer, tokens, false)
+}
+
+fn flat_text(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = Token>, of_reply: bool) -> (String, Vec<usize>) {
+    let mut text = FlatText { decoder: tokenizer.decoder(), of_reply };
     let (mut flat, mut ends) = (String::new(), Vec::new());
     for token in tokens {
-        flat += &reply.push(token, tokenizer, None).2;
+        flat += &text.push(token, tokenizer, false);
         ends.push(flat.len());
     }
-    flat += &reply.finish().1;
+    flat += &text.decoder.flush();
     if let Some(end) = ends.last_mut() {
         *end = flat.len();
     }
     (flat, ends)
 }
 
+/// Tokens at the end of a reply that are no part of its text, at most: the end token, or those of
+/// the stop text.
+const END_TOKENS: usize = 8;
+
 /// Returns the generated ids that spell exactly `flat`: all of them, or those after the think
-/// block, with or without the end token.
+/// block, with or without the end of the reply.
 pub(super) fn ids_that_spell(tokenizer: &Tokenizer, generated: &[Token], flat: &str) -> Option<Vec<Token>> {
-    let (whole, ends) = flat_of(tokenizer, generated.iter().copied());
-    let n_without_end = generated.len().saturating_sub(1);
-    for n in [generated.len(), n_without_end] {
+    let (whole, ends) = flat_text(tokenizer, generated.iter().copied(), true);
+    for n in (generated.len().saturating_sub(END_TOKENS)..=generated.len()).rev() {
         let end = if n == 0 { 0 } else { ends[n - 1] };
         let Some(start) = end.checked_sub(flat.len()) else { continue };
         if !whole.is_char_boundary(start) || &whole[start..end] != flat {
@@ -124,4 +164,85 @@ pub(super) fn ids_that_spell(tokenizer: &Tokenizer, generated: &[Token], flat: &
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::TextKind;
+
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tokenizer/tokenizer.json");
+
+    /// The vocabulary of the goldens, with or without think tokens.
+    fn vocabulary(think: bool, template: &str, stop: Option<&'static str>) -> Vocabulary {
+        let file = std::fs::read_to_string(FILE).unwrap();
+        let file = if think { file } else { file.replace("think>", "idle>") };
+        let tokenizer = Tokenizer::new(file.as_bytes(), 1000).unwrap();
+        let eos = tokenizer.token_for("<|im_end|>").into_iter().collect();
+        Vocabulary { think: ThinkTags::of(&tokenizer, Some(template)), tokenizer: Arc::new(tokenizer), eos, stop }
+    }
+
+    /// Thought, answer and counts of both.
+    fn read(v: &Vocabulary, tokens: &[Token]) -> (String, String, usize, usize) {
+        let (mut reply, mut flat) = (Reply::new(v, false), String::new());
+        let (mut thought, mut answer) = (String::new(), String::new());
+        let mut hear = |said: Vec<Said>| {
+            for one in said {
+                match one {
+                    Said::Text(TextKind::Reasoning, text) => thought += &text,
+                    Said::Text(TextKind::Answer, text) => answer += &text,
+                    Said::WasThought => thought += &std::mem::take(&mut answer),
+                }
+            }
+        };
+        for &token in tokens {
+            let spoken = reply.push(token, v);
+            flat += &spoken.flat;
+            hear(spoken.said);
+        }
+        let (said, rest) = reply.finish();
+        hear(said);
+        assert_eq!(reply.reasoning_tokens + reply.answer_tokens, tokens.len());
+        assert_eq!(ids_that_spell(&v.tokenizer, tokens, &(flat + &rest)).as_deref(), Some(tokens));
+        (thought, answer, reply.reasoning_tokens, reply.answer_tokens)
+    }
+
+    #[test]
+    fn thoughts_in_ordinary_tokens_are_apart_from_the_answer() {
+        let v = vocabulary(false, "", None);
+        let encode = |text: &str| v.tokenizer.encode_pieces(&[Piece::Text(text.to_owned())]).unwrap();
+        let [thought, rest] = ["<think>\nponder</think>", "\n\nDone"].map(encode);
+        let (reasoning, answer, n_thought, n_answer) = read(&v, &[&thought[..], &rest].concat());
+        assert_eq!((&*reasoning, &*answer), ("\nponder", "\n\nDone"));
+        assert_eq!((n_thought, n_answer), (thought.len(), rest.len()));
+        let plain = encode("2 < 3 </think>");
+        assert_eq!(read(&v, &plain), (String::new(), "2 < 3 </think>".into(), 0, plain.len()));
+        // Where the template names the tag, an end alone makes what came before it a thought.
+        let named = vocabulary(false, "{{ x.split('</think>') }}", None);
+        let (reasoning, answer, n_thought, n_answer) = read(&named, &[encode("ponder</think>"), encode("!")].concat());
+        assert_eq!((&*reasoning, &*answer, n_thought > 1, n_answer), ("ponder", "!", true, 1));
+    }
+
+    #[test]
+    fn a_closing_token_alone_ends_a_thought() {
+        let v = vocabulary(true, "", None);
+        let close = v.think.tokens.unwrap().1;
+        let encode = |text: &str| v.tokenizer.encode_pieces(&[Piece::Text(text.to_owned())]).unwrap();
+        let tokens = [encode("ponder"), vec![close], encode("Done"), v.eos.clone()].concat();
+        let (reasoning, answer, n_thought, _) = read(&v, &tokens);
+        assert_eq!((&*reasoning, &*answer, n_thought), ("ponder", "Done", encode("ponder").len() + 1));
+    }
+
+    #[test]
+    fn the_next_question_is_not_a_part_of_the_answer() {
+        let v = vocabulary(false, "", Some("\nUser:"));
+        let tokens = v.tokenizer.encode_pieces(&[Piece::Text(" Hi.\nUser:".to_owned())]).unwrap();
+        assert_eq!(read(&v, &tokens).1, " Hi.");
+        let mut reply = Reply::new(&v, false);
+        assert!(tokens.iter().any(|&token| reply.push(token, &v).stops));
+        assert_eq!(
+            ids_that_spell(&v.tokenizer, &tokens, " Hi.").map(|ids| v.tokenizer.decode(&ids).unwrap()),
+            Some(" Hi.".into())
+        );
+    }
 }

@@ -45,6 +45,18 @@ pub struct ChainReport {
     pub seed: u64,
 }
 
+impl ChainReport {
+    /// The answer without the newlines around it, as a message shows it.
+    pub fn shown(&self) -> &str {
+        self.answer.trim_matches('\n')
+    }
+
+    /// The reasoning without the newlines around it; `None` if it is empty.
+    pub fn shown_reasoning(&self) -> Option<&str> {
+        Some(self.reasoning.trim_matches('\n')).filter(|text| !text.trim().is_empty())
+    }
+}
+
 /// The chains of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChainsReport {

@@ -157,7 +157,7 @@ pub struct ModelInfo {
     pub kv_limit: Option<u64>,
     pub plan: Plan,
     pub template: TemplateSpec,
-    /// Literals that open and close a think block, if the tokenizer has them.
+    /// Tags that open and close a thought, if the vocabulary or the template has them.
     pub think_tags: Option<(String, String)>,
     /// Most drafts of a step; 0 where it has none.
     pub most_drafts: usize,

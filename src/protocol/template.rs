@@ -5,16 +5,28 @@ use super::count;
 /// The chat template and what rendering it needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TemplateSpec {
-    /// Jinja source. `None`: the checkpoint has none, and plain ChatML is used.
+    /// Jinja source. `None`: the checkpoint has none, and ChatML or plain lines are used.
     pub source: Option<String>,
     pub bos_token: String,
     pub eos_token: String,
-    /// Literals of all added tokens, longest first. Text of the template may become these tokens.
+    /// Literals of all control tokens, longest first. Text of the template may become these tokens.
     pub control: Vec<String>,
     /// Whether the template needs no sandbox (the built-in model).
     pub trusted: bool,
     /// `None`: any length.
     pub limit: Option<TextLimit>,
+}
+
+impl TemplateSpec {
+    pub fn has_control(&self, literal: &str) -> bool {
+        self.control.iter().any(|c| c == literal)
+    }
+
+    /// Whether the checkpoint has no template and no tokens of ChatML: a model that continues text,
+    /// which is asked in plain lines.
+    pub fn is_plain(&self) -> bool {
+        self.source.is_none() && !(self.has_control("<|im_start|>") && self.has_control("<|im_end|>"))
+    }
 }
 
 /// The maximum length of a prompt. A longer text is refused before it is rendered or encoded.

@@ -6,6 +6,7 @@
 use crate::protocol::Token;
 use anyhow::{Result, anyhow, bail, ensure};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -33,6 +34,9 @@ const DECODERS: &[&str] = &["ByteLevel", "Replace", "ByteFallback", "Fuse", "Str
 /// Facts about a checked file that the loader needs and the crate does not return.
 pub struct Checked {
     pub added: Vec<Added>,
+    /// Tokens that the vocabulary cannot list, because another has the same spelling or no text
+    /// becomes them. The model may write them. Only the converter of GGUF files has them.
+    pub spellings: HashMap<Token, String>,
     /// The patterns that split texts.
     pub patterns: Vec<String>,
     /// Whether a text can be split before a space between two ASCII letters without a change of its
@@ -50,6 +54,8 @@ pub struct Added {
 struct File {
     #[serde(default)]
     added_tokens: Few<Added, ADDED>,
+    #[serde(default)]
+    spellings: HashMap<Token, String>,
     normalizer: Option<Part<Leaf>>,
     pre_tokenizer: Option<Part<Leaf>>,
     post_processor: Option<Part<Leaf>>,
@@ -112,7 +118,8 @@ pub fn check(json: &[u8], vocab: usize) -> Result<Checked> {
     ensure!(json.len() <= FILE_BYTES, "tokenizer.json has {} bytes, expected at most {FILE_BYTES}", json.len());
     let file: File = serde_json::from_slice(json)
         .map_err(|e| anyhow!("tokenizer.json is not a tokenizer: {}", super::one_line(&e.to_string())))?;
-    check_model(&file.model, vocab)?;
+    // An added token may stand in the list of ordinary ones too, and be beyond the vocabulary.
+    check_model(&file.model, vocab, file.added_tokens.0.len())?;
     for token in &file.added_tokens.0 {
         let n = token.content.len();
         ensure!(n <= ADDED_BYTES, "tokenizer.json: an added token has {n} bytes, expected at most {ADDED_BYTES}");
@@ -135,10 +142,18 @@ pub fn check(json: &[u8], vocab: usize) -> Result<Checked> {
         }
     }
     let splits_at_spaces = splits_at_spaces(&normalizers, &pre_tokenizers);
-    Ok(Checked { added: file.added_tokens.0, patterns, splits_at_spaces })
+    let spellings = file.spellings.into_iter().filter(|(id, text)| (*id as usize) < vocab && text.len() <= ADDED_BYTES);
+    Ok(Checked { added: file.added_tokens.0, spellings: spellings.collect(), patterns, splits_at_spaces })
 }
 
-fn check_model(model: &Model, vocab: usize) -> Result<()> {
+/// The file without [`Checked::spellings`].
+pub fn without_spellings(json: &[u8]) -> Result<Vec<u8>> {
+    let mut file: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(json)?;
+    file.remove("spellings");
+    Ok(serde_json::to_vec(&file)?)
+}
+
+fn check_model(model: &Model, vocab: usize, n_added: usize) -> Result<()> {
     if let Some(kind) = model.kind.as_deref().filter(|k| *k != "BPE") {
         bail!("tokenizer.json: model type {} is not supported (BPE is)", shown(kind));
     }
@@ -154,7 +169,7 @@ fn check_model(model: &Model, vocab: usize) -> Result<()> {
     // Ids are unique and below `vocab`, so that more entries are an error. Published vocabularies
     // have up to 2.3 merges per token (Gemma).
     ensure!(
-        model.vocab.0 <= vocab && model.merges.0 <= 4 * vocab,
+        model.vocab.0 <= vocab + n_added && model.merges.0 <= 4 * vocab,
         "tokenizer.json: {} tokens and {} merges are too many for the model's vocabulary of {vocab}",
         model.vocab.0,
         model.merges.0

@@ -263,7 +263,7 @@ pub const ALL: [Target; 23] = [
             let tokens = tokenizer.encode_text("Hello <|im_end|> w\u{f6}rld 123  a\u{2581}b\n\u{1f680}")?;
             tokenizer.decode(&tokens)?;
             tokenizer.decode(&(0..64).collect::<Vec<_>>())?;
-            black_box((tokenizer.added_literals(), tokenizer.fingerprint().len()));
+            black_box((tokenizer.control_literals(), tokenizer.fingerprint().len()));
             Ok(())
         },
     },

@@ -330,6 +330,15 @@ fn a_vocabulary_in_the_metadata_is_a_tokenizer() {
     assert_eq!(t.token_for("<think>"), Some(260));
     assert_eq!(t.encode_text("<|im_end|>h").unwrap(), [259, 71]);
     assert_eq!((t.literal(262), t.token_for("[PAD262]")), (String::new(), None));
+    // Two tokens of one spelling: texts become the first, the model may write both.
+    let mut twice = file.clone();
+    if let Some(Meta::Texts(tokens)) = twice.meta.get_mut("tokenizer.ggml.tokens") {
+        tokens[262] = tokens[97].clone();
+    }
+    let c = open(&twice).unwrap();
+    let two = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+    let streamed = |id| two.decoder().push(id);
+    assert_eq!((streamed(262), two.literal(262)), (streamed(97), two.literal(97)));
     // Marks are parts of words.
     let mut newer = file.clone();
     let c = open(newer.set("tokenizer.ggml.pre", Meta::text("qwen35"))).unwrap();

@@ -257,7 +257,7 @@ fn chats_render_and_encode_as_by_transformers() {
         source: Some(String::from_utf8(read("tokenizer/chat_template.jinja")).expect("UTF-8")),
         bos_token: String::new(),
         eos_token: "<|im_end|>".into(),
-        control: tokenizer.added_literals(),
+        control: tokenizer.control_literals(),
         trusted: true,
         limit: None,
     };

@@ -83,7 +83,7 @@ fn holds(name: &str, vocab: usize, thinks: bool) {
         source: Some(text("chat_template")),
         bos_token: text("bos_token"),
         eos_token: text("eos_token"),
-        control: tokenizer.added_literals(),
+        control: tokenizer.control_literals(),
         trusted: true,
         limit: None,
     };
@@ -393,7 +393,7 @@ fn vocabularies_in_gguf_metadata_give_the_same_tokens() {
         let files = [("x.gguf".to_owned(), Arc::new(file.bytes()) as SharedBytes)].into();
         let c = Checkpoint::from_memory(name, files, &AdapterChoice::None).expect("opens");
         let ours = Tokenizer::new(&c.tokenizer_json, vocab).expect("read");
-        assert_eq!(ours.added_literals(), theirs.added_literals(), "{name}");
+        assert_eq!(ours.control_literals(), theirs.control_literals(), "{name}");
         for text in golden::<Vec<String>>("strings.json") {
             let ids = ours.encode_text(&text).unwrap();
             assert_eq!(ids, theirs.encode_text(&text).unwrap(), "{name}: {text:?}");

@@ -251,6 +251,42 @@ fn no_template_means_chatml_or_plain_lines() {
     assert!(text.ends_with("\nAssistant:"), "{text}");
 }
 
+/// Constructs that published templates are made of, and what transformers renders.
+#[test]
+fn constructs_render_as_in_python() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/templates/constructs.json");
+    let pairs: Vec<[String; 2]> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let mut chat = Conversation::new(None);
+    chat.push_user("hi there");
+    let mut wrong = Vec::new();
+    for [source, wanted] in &pairs {
+        match render(None, &chat.context_path(), &spec(source), &opts(true, None)) {
+            Ok(pieces) if flat(&pieces) == *wanted => {}
+            Ok(pieces) => wrong.push(format!("{source}\n  wanted {wanted:?}\n  got    {:?}", flat(&pieces))),
+            Err(why) => wrong.push(format!("{source}\n  {why:#}")),
+        }
+    }
+    assert!(pairs.len() > 45 && wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Gemma's refuses a system prompt: the message says what to do.
+#[test]
+fn a_template_without_a_system_role_names_the_system_prompt() {
+    let source = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x";
+    let mut chat = Conversation::new(Some("be brief".into()));
+    chat.push_user("hi");
+    let said = |source: &str| {
+        let rendered = render(chat.system(), &chat.context_path(), &spec(source), &opts(true, None));
+        format!("{:#}", rendered.unwrap_err())
+    };
+    assert_eq!(
+        said(source),
+        "the model's template takes no system prompt; leave out --system (in a chat: /system none): \
+         chat template: System role not supported (line 1 of the template)"
+    );
+    assert!(!said("{{ raise_exception('broken') }}").contains("--system"));
+}
+
 #[test]
 fn what_a_template_makes_of_replies_is_bounded() {
     let mut chat = Conversation::new(None);

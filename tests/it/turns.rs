@@ -143,6 +143,7 @@ impl Driven {
             let event = self.handle.events.blocking_recv().unwrap().event;
             match &event {
                 Event::Text { turn, kind, text } => drop(self.chat.append(*turn, *kind, text)),
+                Event::WasThought { turn } => self.chat.was_thought(*turn),
                 Event::TurnDone(report) => drop(self.chat.finish((**report).clone())),
                 Event::EvictionSet { on, at_token, dropped_slots } => {
                     self.chat.mark_toggle(*on, *at_token, *dropped_slots);

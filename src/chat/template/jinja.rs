@@ -1,10 +1,11 @@
 //! minijinja, configured as transformers configures Jinja for chat templates. Reads no file and no
 //! environment.
 
-use super::guard::{is_space, text_bytes_of};
+use super::guard::text_bytes_of;
+use super::python;
 use anyhow::{Result, anyhow, ensure};
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, State, syntax::SyntaxConfig};
+use minijinja::value::{Serde, Value};
+use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
 
 /// Instructions that one set of renderings may execute; a long chat needs a few hundred thousand.
@@ -41,7 +42,8 @@ const MESSAGE_CHARS: usize = 2000;
 
 /// Renders every job to at most `text_bytes`. Only the number of instructions is bounded.
 pub fn render(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<String>> {
-    let source = without_generation_tags(source);
+    // Jinja reads every line end as LF.
+    let source = without_generation_tags(&source.replace("\r\n", "\n").replace('\r', "\n"));
     let date = jobs.first().and_then(|j| j.date.parse().ok()).unwrap_or_default();
     let mut env = environment(date)?;
     env.add_template("chat", &source).map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
@@ -74,9 +76,12 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(200);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(python_method);
-    env.add_filter("trim", |text: String, which: Option<String>| stripped("strip", &text, which.as_deref()));
-    env.add_filter("tojson", tojson);
+    env.set_unknown_method_callback(python::method);
+    let trim = |text: String, which: Option<String>| python::stripped("strip", &text, which.as_deref());
+    env.add_filter("trim", trim);
+    env.add_filter("tojson", python::tojson);
+    env.add_filter("default", python::default);
+    env.add_filter("d", python::default);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -85,60 +90,6 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
             .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
     });
     Ok(env)
-}
-
-/// Methods that Python values have and minijinja values lack.
-fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    match (value.as_str(), method, args) {
-        (Some(text), "strip" | "lstrip" | "rstrip", []) => Ok(stripped(method, text, None).into()),
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
-    }
-}
-
-/// Python's `strip`, `lstrip` or `rstrip` of the characters in `which`, or of white space.
-fn stripped(method: &str, text: &str, which: Option<&str>) -> String {
-    let goes = |c: char| which.map_or_else(|| is_space(c), |which| which.contains(c));
-    let text = if method == "rstrip" { text } else { text.trim_start_matches(goes) };
-    let text = if method == "lstrip" { text } else { text.trim_end_matches(goes) };
-    text.to_owned()
-}
-
-/// Python's `json.dumps(value, ensure_ascii=False, indent=...)`, which transformers uses.
-fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    let _: Option<bool> = options.get("sort_keys")?;
-    options.assert_all_used()?;
-    let bad = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
-    let mut out = Vec::new();
-    match indent {
-        Some(n) => {
-            let indent = " ".repeat(n.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(bad)?;
-        }
-        None => {
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonFormatter)).map_err(bad)?;
-        }
-    }
-    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
-}
-
-/// `", "` and `": "` between items, as Python writes JSON.
-struct PythonFormatter;
-
-impl serde_json::ser::Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, w: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { w.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, w: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { w.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, w: &mut W) -> std::io::Result<()> {
-        w.write_all(b": ")
-    }
 }
 
 /// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is

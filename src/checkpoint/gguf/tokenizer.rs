@@ -105,9 +105,13 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         "{TYPES} names {n_added} tokens that are not split, expected at most {}",
         bounds::ADDED_TOKENS
     );
-    let (mut vocab, mut special) = (Map::new(), Vec::new());
+    let (mut vocab, mut special, mut spellings) = (Map::new(), Vec::new(), Map::new());
     for (id, (token, kind)) in tokens.iter().zip(&types).enumerate() {
         if *kind == UNUSED || vocab.contains_key(*token) {
+            // No text becomes it, but the model may write it. The converter fills up with [PAD..].
+            if *kind != CONTROL && **token != format!("[PAD{id}]") {
+                spellings.insert(id.to_string(), (*token).into());
+            }
             continue;
         }
         vocab.insert((*token).to_owned(), id.into());
@@ -129,7 +133,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
             sentencepiece::parts(&Vocabulary { tokens, scores, ordinary, unknown, space_prefix }, vocab)?
         }
     };
-    Ok(Some(json!({
+    let mut file = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
@@ -139,7 +143,11 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         "post_processor": bos_processor(h, &tokens, split)?,
         "decoder": parts.decoder,
         "model": parts.model,
-    })))
+    });
+    if !spellings.is_empty() {
+        file["spellings"] = spellings.into();
+    }
+    Ok(Some(file))
 }
 
 fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -> Result<Parts> {

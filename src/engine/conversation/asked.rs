@@ -4,7 +4,7 @@ use super::Halt;
 use crate::backend::Backend;
 use crate::engine::chain::{Chain, Generation};
 use crate::engine::loaded::Loaded;
-use crate::engine::prompt::{Encoding, ends_thinking, stretches};
+use crate::engine::prompt::{Encoding, stretches};
 use crate::engine::reply::Reply;
 use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
@@ -109,7 +109,7 @@ impl Asked {
 
     /// Sets the answer that the chain generates after the prompt.
     pub fn begin_answer<B: Backend>(&self, m: &Loaded<B>, chain: &mut Chain, seed: u64) {
-        let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&self.ask.prompt));
+        let reply = Reply::new(&m.vocabulary, m.vocabulary.think.end(&self.ask.prompt));
         chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head()));
     }
 

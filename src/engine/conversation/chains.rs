@@ -12,6 +12,7 @@ use super::super::report::Figures;
 use super::super::runner::{NonFinite, Runner};
 use super::super::scheduler::Stage;
 use super::super::snapshots::Worth;
+use super::super::think::Said;
 use super::turn::Turn;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::{Backend, KvGeometry};
@@ -162,17 +163,15 @@ impl Chains {
         owner: ConversationId,
         number: usize,
         why: StopReason,
-    ) -> Option<(TextKind, String)> {
+    ) -> Vec<Said> {
         let one = &mut self.chains[number];
-        let mut chain = one.chain.take()?;
+        let Some(mut chain) = one.chain.take() else { return Vec::new() };
         let rest = chain.finish_text();
-        if let Some((kind, text)) = &rest {
-            one.push(*kind, text);
-        }
+        rest.iter().for_each(|said| one.push(said));
         let stats = m.runner.cache.stats(m.runner.backend(), chain.context.seq);
         let counted = chain.counted(&stats);
         let is_whole = chain.stage() != Stage::Prefill;
-        let mut generation = chain.stop()?;
+        let Some(mut generation) = chain.stop() else { return Vec::new() };
         let stop_reason = *generation.stop.get_or_insert(why);
         let may_vote = !matches!(stop_reason, StopReason::Cancelled | StopReason::Error);
         let complete = stop_reason == StopReason::End;
@@ -202,10 +201,11 @@ impl Chains {
 }
 
 impl OneOfMany {
-    fn push(&mut self, kind: TextKind, text: &str) {
-        match kind {
-            TextKind::Answer => self.answer += text,
-            TextKind::Reasoning => self.reasoning += text,
+    fn push(&mut self, said: &Said) {
+        match said {
+            Said::Text(TextKind::Answer, text) => self.answer += text,
+            Said::Text(TextKind::Reasoning, text) => self.reasoning += text,
+            Said::WasThought => self.reasoning += &std::mem::take(&mut self.answer),
         }
     }
 
@@ -323,14 +323,16 @@ impl<B: Backend> Conversation<B> {
             return;
         };
         let Some(chain) = chains.chain_mut(number) else { return };
-        let Pushed { kind, text, repeats } = chain.push(token, &m.runner, &m.vocabulary);
+        let Pushed { said, repeats } = chain.push(token, &m.runner, &m.vocabulary);
         if repeats && !std::mem::replace(&mut chains.repeats, true) {
             events.event(Event::Repeats { turn: turn.id, chain: Some(number) });
         }
-        if !text.is_empty() {
-            chains.chains[number].push(kind, &text);
-            let event = ChainEvent::Text { chain: number, kind, text };
-            events.event(Event::Chain { turn: turn.id, event });
+        for one in said {
+            chains.chains[number].push(&one);
+            if let Said::Text(kind, text) = one {
+                let event = ChainEvent::Text { chain: number, kind, text };
+                events.event(Event::Chain { turn: turn.id, event });
+            }
         }
         self.decode_tok_s = self.chains.as_ref().and_then(Chains::decode_tok_s);
     }
@@ -353,8 +355,10 @@ impl<B: Backend> Conversation<B> {
         let (turn, owner) = (turn.id, self.outlet.conversation());
         chains.note_pages(m, owner, &self.chain.context);
         for &number in numbers {
-            if let Some((kind, text)) = chains.end(m, owner, number, why) {
-                events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
+            for said in chains.end(m, owner, number, why) {
+                if let Said::Text(kind, text) = said {
+                    events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
+                }
             }
             if let Some(ended) = &chains.chains[number].ended {
                 let (report, votes) = (Box::new(ended.report.clone()), chains.vote_counts());

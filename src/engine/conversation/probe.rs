@@ -21,6 +21,7 @@ use crate::engine::context::Context;
 use crate::engine::loaded::Loaded;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::Stage;
+use crate::engine::think::Said;
 use crate::protocol::{Event, EventSender, Finding, Phase, Probe};
 use work::ProbeWork;
 
@@ -67,9 +68,11 @@ impl<B: Backend> Running<B> {
                 // Without drafts, so that each chain has one token.
                 for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
                     chain.accept(&mut m.runner);
-                    let Pushed { kind, text, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
-                    let found = if text.is_empty() { None } else { work.said(kind, text) };
-                    found.into_iter().for_each(|found| events.event(Event::Found(found)));
+                    let Pushed { said, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
+                    for one in said {
+                        let found = if let Said::Text(kind, text) = one { work.said(kind, text) } else { None };
+                        found.into_iter().for_each(|found| events.event(Event::Found(found)));
+                    }
                 }
                 Ok(Some(1))
             }

@@ -239,9 +239,7 @@ impl<B: Backend> Conversation<B> {
 
     /// Makes the generated answer a part of the conversation.
     fn end_text(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: &Turn) {
-        if let Some((kind, text)) = self.chain.finish_text() {
-            events.event(Event::Text { turn: turn.id, kind, text });
-        }
+        self.chain.finish_text().into_iter().for_each(|said| events.event(said.event(turn.id)));
         let Some(generation) = &mut self.chain.generation else { return };
         generation.stop.get_or_insert(StopReason::Cancelled);
         self.replies.insert(turn.id, generation.generated.clone());

@@ -38,6 +38,7 @@ pub fn event(app: &mut App, event: Event) {
             }
         }
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
+        Event::WasThought { turn } => app.chat.was_thought(turn),
         Event::TurnDone(report) => done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => {
             toggled(app, on, at_token, dropped_slots);

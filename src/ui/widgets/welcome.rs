@@ -50,6 +50,10 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     ];
     let mut out = wrap(&what, width, &[], &[]);
     out.extend(wrap_plain(&model(app), dim, width, &[]));
+    if app.engine.info.as_ref().is_some_and(|info| info.template.is_plain()) {
+        let text = "no chat template: this model continues text; an instruct version answers";
+        out.extend(wrap_plain(text, dim, width, &[]));
+    }
     out.push(Line::default());
     let how = match keys {
         true => format!("{} or {EXAMPLES} puts it into the input", app.key(Action::Complete)),

@@ -6,6 +6,7 @@ use crate::engine::chain::Chain;
 use crate::engine::conversation::asked::Asked;
 use crate::engine::conversation::{Base, Conversation, Halt};
 use crate::engine::loaded::Loaded;
+use crate::engine::think::Said;
 use crate::protocol::{Ask, Event, EventSender, Finding, Phase, TextKind, Token};
 
 /// An answer aside that is given.
@@ -43,8 +44,10 @@ impl<B: Backend> ProbeWork<B> for Aside {
         halt: Option<Halt>,
     ) {
         let Self { mut asked, dense } = *self;
-        if let Some((kind, text)) = chain.finish_text() {
-            events.event(Event::Found(Finding::Text { dense, kind, text }));
+        for said in chain.finish_text() {
+            if let Said::Text(kind, text) = said {
+                events.event(Event::Found(Finding::Text { dense, kind, text }));
+            }
         }
         asked.generation = chain.stop();
         let counted = chain.counted(&m.runner.cache.stats(m.runner.backend(), chain.context.seq));

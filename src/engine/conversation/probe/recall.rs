@@ -12,7 +12,7 @@ use crate::engine::context::Context;
 use crate::engine::conversation::{Conversation, Halt};
 use crate::engine::loaded::Loaded;
 use crate::engine::presence::{counted, lanes_with};
-use crate::engine::prompt::{Encoding, ends_thinking, stretches};
+use crate::engine::prompt::{Encoding, stretches};
 use crate::engine::reply::flat_of;
 use crate::engine::runner::Runner;
 use crate::protocol::{EventSender, Finding, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
@@ -228,9 +228,9 @@ impl<B: Backend> Conversation<B> {
             return Err(format!("the text has {bytes} bytes, the limit is {most}"));
         }
         for prompt in [&mut request.prompt, &mut request.alone] {
-            if ends_thinking(prompt) {
-                let (close, lines) = (Piece::Control("</think>".into()), |n: usize| Piece::Text("\n".repeat(n)));
-                prompt.extend([lines(1), close, lines(2)]);
+            if m.vocabulary.think.end(prompt) {
+                let lines = |n: usize| Piece::Text("\n".repeat(n));
+                prompt.extend([lines(1), m.vocabulary.think.closing(), lines(2)]);
             }
         }
         let tokenizer = &m.vocabulary.tokenizer;

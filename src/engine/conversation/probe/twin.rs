@@ -12,6 +12,7 @@ use crate::engine::loaded::Loaded;
 use crate::engine::reply::{Reply, Vocabulary, flat_of};
 use crate::engine::runner::{NonFinite, Runner, StepError};
 use crate::engine::scheduler::Stage;
+use crate::engine::think::Said;
 use crate::protocol::{Event, EventSender, TextKind, Token, TwinDifference, TwinReport, bytes};
 use crate::sampler::{divergence, log_softmax, sample};
 use crate::unicode::end_of;
@@ -93,13 +94,27 @@ fn difference(vocabulary: &Vocabulary, generated: &[Token], at: usize, choice: T
 
 /// Bytes of the answer that the first `n` tokens spell; `None` if they end in a think block.
 fn answer_bytes(vocabulary: &Vocabulary, generated: &[Token], n: usize) -> Option<usize> {
-    let first = |tag: Token| generated.iter().position(|token| *token == tag).unwrap_or(usize::MAX);
     // The prompt may have opened a block that the answer closes.
-    let thinks = vocabulary.think.is_some_and(|tags| first(tags.close) < first(tags.open));
-    let (mut reply, mut bytes) = (Reply::new(&vocabulary.tokenizer, thinks), 0);
+    let thinks = match vocabulary.think.tokens {
+        Some((open, close)) => {
+            let first = |tag: Token| generated.iter().position(|token| *token == tag).unwrap_or(usize::MAX);
+            first(close) < first(open)
+        }
+        None => {
+            let text = flat_of(&vocabulary.tokenizer, generated.iter().copied()).0;
+            let first = |tag: &str| text.find(tag).unwrap_or(usize::MAX);
+            first(&vocabulary.think.close) < first(&vocabulary.think.open)
+        }
+    };
+    let (mut reply, mut bytes) = (Reply::new(vocabulary, thinks), 0);
     for &token in &generated[..n] {
-        let (kind, text, _) = reply.push(token, &vocabulary.tokenizer, vocabulary.think);
-        bytes += if kind == TextKind::Answer { text.len() } else { 0 };
+        for said in reply.push(token, vocabulary).said {
+            match said {
+                Said::Text(TextKind::Answer, text) => bytes += text.len(),
+                Said::Text(TextKind::Reasoning, _) => {}
+                Said::WasThought => bytes = 0,
+            }
+        }
     }
     (!reply.is_thinking()).then_some(bytes)
 }

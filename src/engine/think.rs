@@ -1,0 +1,303 @@
+//! Marks of a model's thoughts: tokens where the vocabulary has them, else the same tags in
+//! ordinary text. [`Splitter`] separates thoughts from answers in streamed text.
+
+use crate::protocol::{Event, Piece, TextKind, Token};
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::decoder::begun;
+
+/// Tags in ordinary text, where the model's template names them: those of the models that have
+/// tokens for them, and Granite's.
+const NAMED: [(&str, &str); 5] = [
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thinking>", "</thinking>"),
+    ("Here is my thought process:", "Here is my response:"),
+];
+
+/// How a model marks a thought.
+#[derive(Clone, Debug)]
+pub struct ThinkTags {
+    pub open: String,
+    pub close: String,
+    /// `None`: the model writes the tags in ordinary tokens.
+    pub tokens: Option<(Token, Token)>,
+    /// The vocabulary or the template has them. Else a reply that begins with `<think>` is split,
+    /// and nothing else changes.
+    pub named: bool,
+}
+
+impl ThinkTags {
+    pub fn of(tokenizer: &Tokenizer, template: Option<&str>) -> Self {
+        let tokens = tokenizer.think_tags();
+        if let Some((open, close)) = tokens {
+            return Self { open: tokenizer.literal(open), close: tokenizer.literal(close), tokens, named: true };
+        }
+        let named = NAMED.iter().find(|(_, close)| template.is_some_and(|source| source.contains(close)));
+        let (open, close) = named.unwrap_or(&NAMED[0]);
+        Self { open: (*open).to_owned(), close: (*close).to_owned(), tokens, named: named.is_some() }
+    }
+
+    /// The literals for the template, if the model is known to think.
+    pub fn literals(&self) -> Option<(String, String)> {
+        self.named.then(|| (self.open.clone(), self.close.clone()))
+    }
+
+    /// The piece of a prompt that closes a thought.
+    pub fn closing(&self) -> Piece {
+        let close = self.close.clone();
+        if self.tokens.is_some() { Piece::Control(close) } else { Piece::Text(close) }
+    }
+
+    /// Whether a prompt ends in an open thought.
+    pub fn end(&self, prompt: &[Piece]) -> bool {
+        let opens = |piece: &Piece| match piece {
+            Piece::Control(literal) => Some(*literal == self.open),
+            Piece::Reply { .. } => Some(false),
+            Piece::Text(text) => Some(true).filter(|_| self.tokens.is_none() && text.trim_end().ends_with(&self.open)),
+        };
+        prompt.iter().rev().find_map(opens) == Some(true)
+    }
+}
+
+/// A text of a reply, or a change of what was said before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    Text(TextKind, String),
+    /// The answer so far was a thought: its end came without a beginning.
+    WasThought,
+}
+
+impl Said {
+    /// The event of a turn.
+    pub fn event(self, turn: u64) -> Event {
+        match self {
+            Self::Text(kind, text) => Event::Text { turn, kind, text },
+            Self::WasThought => Event::WasThought { turn },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing but white space, or a part of the opening tag, has come.
+    Start,
+    Thought,
+    Answer,
+}
+
+/// Splits streamed text at tags in ordinary text, and ends it at the stop text. Holds back what may
+/// become one of them.
+#[derive(Clone, Debug)]
+pub struct Splitter {
+    state: State,
+    /// Tags in text. `None` where they are tokens.
+    tags: Option<(String, String)>,
+    /// A closing tag without an opening one makes the answer so far a thought.
+    closes_alone: bool,
+    stop: Option<&'static str>,
+    held: String,
+    /// A thought has ended.
+    pub thought: bool,
+    pub stopped: bool,
+}
+
+impl Splitter {
+    /// `thinks`: the prompt ends in an open thought. `stop`: text that ends the answer and is no
+    /// part of it.
+    pub fn new(tags: &ThinkTags, thinks: bool, stop: Option<&'static str>) -> Self {
+        let in_text = tags.tokens.is_none();
+        Self {
+            state: match thinks {
+                true => State::Thought,
+                false if in_text => State::Start,
+                false => State::Answer,
+            },
+            tags: in_text.then(|| (tags.open.clone(), tags.close.clone())),
+            closes_alone: tags.named,
+            stop,
+            held: String::new(),
+            thought: false,
+            stopped: false,
+        }
+    }
+
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thought
+    }
+
+    /// Whether it is open if the reply begins with a thought.
+    pub fn is_undecided(&self) -> bool {
+        self.state == State::Start
+    }
+
+    /// An opening token came.
+    pub fn open(&mut self, out: &mut Vec<Said>) {
+        self.release(out);
+        self.state = State::Thought;
+    }
+
+    /// A closing token came.
+    pub fn close(&mut self, out: &mut Vec<Said>) {
+        self.release(out);
+        if self.state == State::Answer && self.closes_alone && !self.thought {
+            out.push(Said::WasThought);
+        }
+        (self.state, self.thought) = (State::Answer, true);
+    }
+
+    pub fn push(&mut self, text: &str, out: &mut Vec<Said>) {
+        if !self.stopped && !text.is_empty() {
+            self.held += text;
+            while self.step(out) {}
+        }
+    }
+
+    /// Releases what was held back, at the end of the reply.
+    pub fn finish(&mut self, out: &mut Vec<Said>) {
+        self.release(out);
+    }
+
+    fn release(&mut self, out: &mut Vec<Said>) {
+        let kind = if self.is_thinking() { TextKind::Reasoning } else { TextKind::Answer };
+        say(out, kind, std::mem::take(&mut self.held));
+    }
+
+    /// Takes the decided text from `held`. Returns whether more of it may be decided now.
+    fn step(&mut self, out: &mut Vec<Said>) -> bool {
+        let held = std::mem::take(&mut self.held);
+        match (self.state, self.tags.as_ref()) {
+            (State::Start, Some((open, _))) => {
+                let begun = held.trim_start();
+                if let Some(thought) = begun.strip_prefix(open.as_str()) {
+                    (self.held, self.state) = (thought.to_owned(), State::Thought);
+                    return true;
+                }
+                let undecided = open.starts_with(begun);
+                self.held = held;
+                if !undecided {
+                    self.state = State::Answer;
+                }
+                !undecided
+            }
+            (State::Thought, Some((_, close))) => match held.split_once(close.as_str()) {
+                Some((thought, answer)) => {
+                    say(out, TextKind::Reasoning, thought.to_owned());
+                    (self.held, self.state, self.thought) = (answer.to_owned(), State::Answer, true);
+                    true
+                }
+                None => self.keep(out, TextKind::Reasoning, &held, begun(&held, close)),
+            },
+            (State::Thought, None) => self.keep(out, TextKind::Reasoning, &held, 0),
+            (_, tags) => {
+                let close = tags.map(|tags| tags.1.clone()).filter(|_| self.closes_alone && !self.thought);
+                let closes = close.as_ref().and_then(|close| held.find(close.as_str()).map(|at| (at, close.len())));
+                let stops = self.stop.and_then(|stop| held.find(stop));
+                match (closes, stops) {
+                    (Some((at, length)), stops) if stops.is_none_or(|stop| at < stop) => {
+                        say(out, TextKind::Answer, held[..at].to_owned());
+                        out.push(Said::WasThought);
+                        (self.held, self.thought) = (held[at + length..].to_owned(), true);
+                        true
+                    }
+                    (_, Some(at)) => {
+                        say(out, TextKind::Answer, held[..at].trim_end().to_owned());
+                        self.stopped = true;
+                        false
+                    }
+                    _ => {
+                        let begins = |mark: &str| begun(&held, mark);
+                        let most = close.as_deref().map_or(0, begins).max(self.stop.map_or(0, begins));
+                        self.keep(out, TextKind::Answer, &held, most)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says all of `held` but its last `n` bytes, which are kept.
+    fn keep(&mut self, out: &mut Vec<Said>, kind: TextKind, held: &str, n: usize) -> bool {
+        let (decided, kept) = held.split_at(held.len() - n);
+        say(out, kind, decided.to_owned());
+        self.held = kept.to_owned();
+        false
+    }
+}
+
+fn say(out: &mut Vec<Said>, kind: TextKind, text: String) {
+    if !text.is_empty() {
+        out.push(Said::Text(kind, text));
+    }
+}
+
+/// The reasoning and the answer of a whole reply.
+pub fn split(tags: &ThinkTags, thinks: bool, text: &str) -> (String, String) {
+    let (mut splitter, mut said) = (Splitter::new(tags, thinks, None), Vec::new());
+    splitter.push(text, &mut said);
+    splitter.finish(&mut said);
+    let (mut reasoning, mut answer) = (String::new(), String::new());
+    for one in said {
+        match one {
+            Said::Text(TextKind::Reasoning, text) => reasoning += &text,
+            Said::Text(TextKind::Answer, text) => answer += &text,
+            Said::WasThought => reasoning += &std::mem::take(&mut answer),
+        }
+    }
+    (reasoning, answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tags(named: bool) -> ThinkTags {
+        ThinkTags { open: "<think>".into(), close: "</think>".into(), tokens: None, named }
+    }
+
+    /// The parts of a reply that comes in pieces of every size.
+    fn parts(text: &str, thinks: bool, named: bool, stop: Option<&'static str>) -> (String, String) {
+        let mut all: Vec<(String, String)> = Vec::new();
+        for size in 1..=text.chars().count().max(1) {
+            let (mut splitter, mut said) = (Splitter::new(&tags(named), thinks, stop), Vec::new());
+            let chars: Vec<char> = text.chars().collect();
+            for piece in chars.chunks(size) {
+                splitter.push(&piece.iter().collect::<String>(), &mut said);
+            }
+            splitter.finish(&mut said);
+            let (mut thought, mut answer) = (String::new(), String::new());
+            for one in said {
+                match one {
+                    Said::Text(TextKind::Reasoning, text) => thought += &text,
+                    Said::Text(TextKind::Answer, text) => answer += &text,
+                    Said::WasThought => thought += &std::mem::take(&mut answer),
+                }
+            }
+            all.push((thought, answer));
+        }
+        assert!(all.iter().all(|one| *one == all[0]), "{text:?}: {all:?}");
+        all.swap_remove(0)
+    }
+
+    #[test]
+    fn tags_in_text_split_a_reply_in_any_pieces() {
+        let of = |text, thinks, named| parts(text, thinks, named, None);
+        let two = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(of("<think>\nponder\n</think>\n\nDone", false, false), two("\nponder\n", "\n\nDone"));
+        assert_eq!(of(" \n<think>a</think>b", false, false), two("a", "b"));
+        assert_eq!(of("ponder</think>Done", true, false), two("ponder", "Done"));
+        assert_eq!(of("2 < 3", false, false), two("", "2 < 3"));
+        assert_eq!(of(" <thin", false, false), two("", " <thin"), "what was held back is said at the end");
+        assert_eq!(of("use <think> and </think>", false, false), two("", "use <think> and </think>"));
+        assert_eq!(of("a <b </thin", true, true), two("a <b </thin", ""));
+        // As the templates of Qwen3 and DeepSeek R1 read a reply.
+        assert_eq!(of("ponder</think>Done </think>", false, true), two("ponder", "Done </think>"));
+    }
+
+    #[test]
+    fn a_stop_text_ends_the_answer_and_is_no_part_of_it() {
+        let of = |text, stop| parts(text, false, false, Some(stop)).1;
+        assert_eq!(of(" Hi.\nUser: and you?\nUser:", "\nUser:"), " Hi.");
+        assert_eq!(of(" Hi.\nUse", "\nUser:"), " Hi.\nUse");
+        assert_eq!(of("\nUser:", "\nUser:"), "");
+    }
+}
