@@ -65,11 +65,13 @@ impl Tokenizer {
         ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
         let mut checked = parts::check(json, vocab)?;
         let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(json))?;
-        let of_another = |name: &str, id: Token| id as usize >= vocab && OF_VISION.contains(&name);
-        if checked.added.iter().any(|token| of_another(&token.content, token.id)) {
-            checked.added.retain(|token| !of_another(&token.content, token.id));
+        // The model has no embedding for such a token (Gemma 3 1B has the tokenizer of those that see): text never becomes it,
+        // and a template that writes it is refused.
+        let is_unused = |id: Token| id as usize >= vocab;
+        if checked.added.iter().any(|token| is_unused(token.id)) {
+            checked.added.retain(|token| !is_unused(token.id));
             let mut added: Vec<(Token, AddedToken)> = whole.get_added_tokens_decoder().into_iter().collect();
-            added.retain(|(id, token)| !of_another(&token.content, *id));
+            added.retain(|(id, _)| !is_unused(*id));
             added.sort_by_key(|(id, _)| *id);
             whole.with_added_vocabulary(AddedVocabulary::new());
             let added = added.into_iter().map(|(_, token)| token);
@@ -272,9 +274,6 @@ fn slice_end(text: &str) -> usize {
     let found = text.as_bytes().get(SLICE_BYTES..).and_then(|rest| rest.windows(3).position(at_space));
     found.map_or(text.len(), |at| SLICE_BYTES + at + 1)
 }
-
-/// Tokens of a model's vision, for which its text alone has no embedding (Gemma 3 1B has the tokenizer of those that see).
-const OF_VISION: [&str; 1] = ["<image_soft_token>"];
 
 /// Fails on ids outside the vocabulary, ids that the crate would assign differently, and oversized
 /// tokens. Returns the bytes of the longest token.

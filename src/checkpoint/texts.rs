@@ -13,7 +13,15 @@ pub struct ChatTexts {
     pub template: Option<String>,
     pub bos_token: String,
     pub eos_token: String,
+    /// Spellings of the tokens that the files call an end.
+    pub ends: Vec<String>,
+    /// Whether a prompt begins with the BOS even where the template does not write it.
+    pub prompt_bos: bool,
 }
+
+/// Key of [`ChatTexts::prompt_bos`] in a `tokenizer_config.json` that is made from a GGUF file. Folders have none: transformers
+/// adds nothing to what a template writes, llama.cpp does.
+pub const PROMPT_BOS: &str = "prompt_begins_with_bos";
 
 /// Reads `chat_template.jinja`, else `chat_template.json`, else `tokenizer_config.json` (the order
 /// of transformers); tokens from `tokenizer_config.json`, else `special_tokens_map.json`.
@@ -33,7 +41,9 @@ pub fn read(files: &Files) -> Result<ChatTexts> {
         None => template_text(object(files, "chat_template.json")?.get("chat_template"))
             .or(template_text(config.get("chat_template"))),
     };
-    Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token") })
+    let ends = [&config, &specials].map(|file| token_literal(file.get("eos_token"))).into_iter().flatten().collect();
+    let prompt_bos = config.get(PROMPT_BOS).and_then(Value::as_bool).unwrap_or(false);
+    Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token"), ends, prompt_bos })
 }
 
 /// The `license` of a model card's front matter.
