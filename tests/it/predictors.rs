@@ -58,7 +58,7 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
     let before = hub.connections();
     let (_, found, stderr) = ask("1", &[]);
     assert_eq!((&found["name"], &found["hash"]), (&json!("KVzap-mlp-Qwen3-8B"), &decisions["hash"]), "{stderr}");
-    assert!(stderr.contains("evicts by KVzap-mlp-Qwen3-8B, made for another model than any/model"), "{stderr}");
+    assert!(stderr.contains("evicts by KVzap-mlp-Qwen3-8B, made for a different model than any/model"), "{stderr}");
     assert!(ask("1", &["--adapter", "none"]).1.is_null());
     assert_eq!(ask("1", &["--adapter", &format!("{ZAP}@{COMMIT}")]).1["hash"], decisions["hash"]);
     let (code, _, stderr) = ask("1", &["--adapter", &format!("{ZAP}@v9")]);
