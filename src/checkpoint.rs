@@ -424,7 +424,8 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     let map = parse::text_part(json::object(&label, &raw)?);
     let metadata = metadata_object(files)?;
     let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
-    let config = parse::model_config(&Fields::new(&label, &map), metadata_fields.as_ref())?;
+    let whole = parse::with_class_defaults(map.clone());
+    let config = parse::model_config(&Fields::new(&label, &whole), metadata_fields.as_ref())?;
     Ok((config, map, metadata))
 }
 

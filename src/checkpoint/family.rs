@@ -92,13 +92,10 @@ impl Family {
     /// What a `config.json` means that leaves a key out: the defaults of transformers' class (4.57 and 5.24). Sizes that every
     /// file states are not among them, but for families that are a part of a larger model, whose files leave out those too.
     pub fn class_defaults(&self) -> Value {
-        let mut all = json!({"rms_norm_eps": 1e-6, "tie_word_embeddings": false});
         let own = match self.name {
             "llama" | "granite" => json!({"max_position_embeddings": 2048}),
             "mistral" => json!({"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}),
-            "phi3" => json!({
-                "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
-            }),
+            "phi3" => json!({"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
             "smollm3" => json!({
                 "max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": true,
             }),
@@ -122,15 +119,16 @@ impl Family {
             "gemma3_text" => json!({
                 "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-                "max_position_embeddings": 131_072, "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
-                "sliding_window": 4096,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+                "query_pre_attn_scalar": 256, "sliding_window": 4096,
             }),
             _ => json!({}),
         };
-        for (key, value) in own.as_object().into_iter().flatten() {
-            all[key] = value.clone();
+        let Value::Object(mut all) = own else { return own };
+        for (key, value) in [("rms_norm_eps", json!(1e-6)), ("tie_word_embeddings", json!(false))] {
+            all.entry(key).or_insert(value);
         }
-        all
+        all.into()
     }
 
     /// `rope_theta` of configurations that state none, as in transformers.

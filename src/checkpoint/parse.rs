@@ -29,7 +29,7 @@ const FOREIGN_KEYS: [&str; 7] = [
 pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
     if !matches!(&*kind, "qwen3_5" | "gemma3") {
-        return with_class_defaults(config);
+        return with_gemmas_defaults(config);
     }
     let Some(Value::Object(mut text)) = config.remove("text_config") else { return config };
     if kind == "gemma3" {
@@ -41,11 +41,20 @@ pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
         text.remove("tie_word_embeddings");
     }
     config.extend(text);
-    with_class_defaults(config)
+    with_gemmas_defaults(config)
+}
+
+/// Adds what files of Gemma 3 leave out. They are a part of the model's identity, which sessions have.
+fn with_gemmas_defaults(config: Map<String, Value>) -> Map<String, Value> {
+    if config.get("model_type").is_some_and(|kind| kind == "gemma3_text") {
+        with_class_defaults(config)
+    } else {
+        config
+    }
 }
 
 /// Adds what a file leaves out. transformers writes what differs from its classes' defaults; a null is a value.
-fn with_class_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
+pub fn with_class_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
     let name = config.get("model_type").and_then(Value::as_str);
     let usual = name.and_then(Family::named).map(Family::class_defaults);
     for (key, value) in usual.iter().flat_map(Value::as_object).flatten() {
@@ -332,7 +341,7 @@ fn unrotated(config: &Fields) -> Result<Vec<LayerKind>> {
 impl ModelConfig {
     /// Parses a `config.json` without its folder. `place` names it in error messages.
     pub fn from_json(place: &str, raw: &[u8]) -> Result<Self> {
-        model_config(&Fields::new(place, &text_part(json::object(place, raw)?)), None)
+        model_config(&Fields::new(place, &with_class_defaults(text_part(json::object(place, raw)?))), None)
     }
 }
 

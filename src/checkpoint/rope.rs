@@ -13,6 +13,8 @@ use std::f64::consts::PI;
 /// What transformers takes for the bases of Gemma 3 that are not stated.
 const GEMMA_THETA: f64 = 1_000_000.0;
 const GEMMA_LOCAL_THETA: f64 = 10_000.0;
+/// `original_max_position_embeddings` of transformers' class of Phi-3.
+const PHI3_ORIGINAL: usize = 4096;
 
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
 /// `max_position_embeddings`, YaRN's original context if the config states none.
@@ -56,11 +58,12 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
 fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScaling> {
     const ORIGINAL: &str = "original_max_position_embeddings";
     let kind = f.opt_str("rope_type")?.or(f.opt_str("type")?).unwrap_or("default");
-    // Early files of Phi-3 call it so.
-    let kind = if kind == "yarn" && config.opt_str("model_type")? == Some("phi3") { "longrope" } else { kind };
     // As in transformers, a value beside the parameters takes precedence.
     let original = [config, f].into_iter().find(|f| f.get(ORIGINAL).is_some());
     let original = original.map(|f| f.size(ORIGINAL)).transpose()?;
+    let is_phi3 = config.opt_str("model_type")? == Some("phi3");
+    // Early files of Phi-3 call it so.
+    let kind = if kind == "yarn" && is_phi3 { "longrope" } else { kind };
     match kind {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: f.positive("factor")? }),
@@ -91,7 +94,7 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
                 truncate: f.bool_or("truncate", true)?,
             })
         }
-        "longrope" | "su" => longrope(f, original.unwrap_or(context), context),
+        "longrope" | "su" => longrope(f, original.unwrap_or(if is_phi3 { PHI3_ORIGINAL } else { context }), context),
         other => {
             bail!("{}: rope type {other:?} is not supported (default, linear, llama3, yarn, longrope are)", f.place())
         }

@@ -362,9 +362,11 @@ fn a_file_says_how_a_prompt_begins_what_strips_and_where_a_turn_ends() {
         let c = open(file).unwrap();
         let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
         let spec = dmschat::engine::template_spec(&c, &t, 256);
+        let exe = Some(env!("CARGO_BIN_EXE_dmschat").into());
+        let options = dmschat::chat::RenderOptions { exe, ..Default::default() };
         let mut chat = dmschat::chat::Conversation::new(None);
         chat.push_user("he");
-        let pieces = dmschat::chat::render(None, &chat.context_path(), &spec, &Default::default()).unwrap();
+        let pieces = dmschat::chat::render(None, &chat.context_path(), &spec, &options).unwrap();
         t.encode_pieces(&pieces).unwrap()
     };
     let mut file = GgufFile::tiny();
@@ -515,7 +517,8 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     at("llama.rope.scaling.yarn_ext_factor", Meta::F32(0.5), "0.5");
     at("llama.hidden_activation", Meta::text("gelu"), "\"gelu\"");
     at("tokenizer.ggml.normalizer.lowercase", Meta::Bool(true), "true");
-    for key in ["llama.rope.scaling.yarn_log_multiplier", "llama.attention.of_tomorrow"] {
+    at("llama.rope.scaling.yarn_log_multiplier", Meta::F32(0.5), "0.5");
+    for key in ["llama.rope.of_tomorrow", "llama.attention.of_tomorrow"] {
         let said = set(key, Meta::F32(0.1));
         assert_eq!(said, format!("x.gguf: {key} is not known, and may change what the model computes"));
     }

@@ -90,8 +90,6 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         "max_position_embeddings": need("context_length")?,
         "rms_norm_eps": h.number(&key("attention.layer_norm_rms_epsilon"))?,
         "rope_theta": theta(h, arch, family)?,
-        // Not the class default of a folder: the scaling states it.
-        "original_max_position_embeddings": null,
         "tie_word_embeddings": !h.tensors.contains_key("output.weight"),
         "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias") && !family.qkv_bias,
         "mlp_bias": h.tensors.contains_key("blk.0.ffn_gate.bias"),
@@ -253,14 +251,17 @@ fn stated_scaling(h: &Header, arch: &str) -> Result<Value> {
         let usual = factor.map_or(1.0, |factor| if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 });
         let attention = whole.or((times != 1.0).then_some(usual * times));
         let beta = |side: &str| Ok::<_, anyhow::Error>(number(&format!("yarn_{side}"))?.or(number(side)?));
-        return Ok(json!({
+        let mut out = json!({
             "rope_type": kind,
             "factor": factor.unwrap_or(1.0),
             "original_max_position_embeddings": h.opt_size(&key("original_context_length"))?,
             "beta_fast": beta("beta_fast")?,
             "beta_slow": beta("beta_slow")?,
-            "attention_factor": attention,
-        }));
+        });
+        if let Some(attention) = attention {
+            out["attention_factor"] = attention.into();
+        }
+        return Ok(out);
     }
     for (name, value) in [("attn_factor", times), ("yarn_attn_factor", whole.unwrap_or(1.0))] {
         ensure!(value == 1.0, "{} {value} is not supported with rope scaling of type {kind}", key(name));

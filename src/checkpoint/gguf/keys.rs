@@ -50,7 +50,10 @@ const HARMLESS: [&str; 8] = [
 ];
 
 /// Keys behind `ARCH.` that are not supported but at these values.
-const NEUTRAL: [(&str, Neutral); 22] = [
+const NEUTRAL: [(&str, Neutral); 25] = [
+    ("attention.clamp_kqv", &[]),
+    ("attention.max_alibi_bias", &[]),
+    ("rope.scaling.yarn_log_multiplier", &[]),
     ("rope.scaling.alpha", &[1.0]),
     // Of transformers' YaRN it is 1; a negative one is not set.
     ("rope.scaling.yarn_ext_factor", &[1.0, -1.0]),

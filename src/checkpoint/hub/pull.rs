@@ -275,9 +275,7 @@ impl Pull<'_> {
             if bytes > most {
                 let (id, host) = (remote.id, remote.hub.host());
                 return Err(HubError::Wrong(format!(
-                    "{id} is not downloaded: {host} lists {name} with {}, and {} are the most it may have",
-                    size(bytes),
-                    size(most)
+                    "{id} is not downloaded: {host} lists {name} with {bytes} bytes, and {most} are the most it may have"
                 )));
             }
             files.push(File { name: name.to_owned(), bytes, hash });
