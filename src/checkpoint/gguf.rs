@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+pub use tokenizer::PROMPT_BOS;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.

@@ -1,6 +1,7 @@
 //! Reads the chat template and its literals, from the several files that may have them.
 
 use super::files::Files;
+use super::gguf::PROMPT_BOS;
 use super::json;
 use super::model_names::MAX_NAME;
 use anyhow::{Context, Result};
@@ -18,10 +19,6 @@ pub struct ChatTexts {
     /// Whether a prompt begins with the BOS even where the template does not write it.
     pub prompt_bos: bool,
 }
-
-/// Key of [`ChatTexts::prompt_bos`] in a `tokenizer_config.json` that is made from a GGUF file. Folders have none: transformers
-/// adds nothing to what a template writes, llama.cpp does.
-pub const PROMPT_BOS: &str = "prompt_begins_with_bos";
 
 /// Reads `chat_template.jinja`, else `chat_template.json`, else `tokenizer_config.json` (the order
 /// of transformers); tokens from `tokenizer_config.json`, else `special_tokens_map.json`.

@@ -369,9 +369,13 @@ fn a_config_without_theta_and_one_whose_layers_all_slide() {
         let config = read(change.clone()).unwrap();
         assert_eq!((config.rope.theta, config.spec.window), (theta, window), "{change}");
     }
-    let said =
-        read(json!({"model_type": "mistral", "layer_types": all, "sliding_window": null})).unwrap_err().to_string();
-    assert_eq!(said, "x has no sliding_window, which is needed");
+    // A null is a value: there is no window.
+    let mut none = merged(config(), json!({"model_type": "mistral", "max_position_embeddings": 8192}));
+    none["sliding_window"] = Value::Null;
+    let open = |config: &Value| ModelConfig::from_json("x", config.to_string().as_bytes());
+    assert_eq!(open(&none).unwrap().spec.window, None);
+    none["layer_types"] = all;
+    assert_eq!(open(&none).unwrap_err().to_string(), "x has no sliding_window, which is needed");
     let some = json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1});
     let said = read(some).unwrap_err().to_string();
     assert_eq!(said, "x: use_sliding_window is set, for 1 of 2 layers, which is not supported in qwen2");

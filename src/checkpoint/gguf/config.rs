@@ -3,7 +3,7 @@
 
 use super::super::bounds;
 use super::super::family::{Family, WindowIn};
-use super::header::{Header, Value as Meta};
+use super::header::{Header, Value as Meta, shown};
 use super::{keys, tokenizer};
 use crate::protocol::SamplingOverrides;
 use anyhow::{Context, Result, bail, ensure};
@@ -378,17 +378,5 @@ impl Header {
             Some(_) => None,
         };
         n.map(Some).with_context(|| format!("{key} is {}, expected a number", shown(&self.metadata[key])))
-    }
-}
-
-/// A value for a message.
-pub fn shown(value: &Meta) -> String {
-    match value {
-        Meta::Text(text) => format!("{:?}", text.chars().take(60).collect::<String>()),
-        Meta::Array(array) => format!("an array of {} values", array.len),
-        Meta::Unsigned(n) => n.to_string(),
-        Meta::Signed(n) => n.to_string(),
-        Meta::Float(n) => n.to_string(),
-        Meta::Bool(b) => b.to_string(),
     }
 }

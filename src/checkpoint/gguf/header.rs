@@ -36,6 +36,18 @@ pub enum Value {
     Array(Array),
 }
 
+/// A value for a message.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::Text(text) => format!("{:?}", text.chars().take(60).collect::<String>()),
+        Value::Array(array) => format!("an array of {} values", array.len),
+        Value::Unsigned(n) => n.to_string(),
+        Value::Signed(n) => n.to_string(),
+        Value::Float(n) => n.to_string(),
+        Value::Bool(b) => b.to_string(),
+    }
+}
+
 /// The place of an array of `len` values of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {

@@ -2,8 +2,7 @@
 //! so that none is ignored in silence.
 
 use super::super::family::{Family, WindowIn};
-use super::config::shown;
-use super::header::{Header, Value as Meta};
+use super::header::{Header, Value as Meta, shown};
 use anyhow::{Result, bail};
 
 /// Values at which a key has no effect, beside those that switch something off: 0, false and an empty list.

@@ -2,7 +2,6 @@
 //! would have as a folder, so that one reader checks and builds both: byte-level BPE (`gpt2`), and
 //! SentencePiece's (`llama`, [`sentencepiece`]).
 
-use super::super::texts::PROMPT_BOS;
 use super::super::{bounds, ends};
 use super::header::{Array, Header, Value as Meta};
 use super::sentencepiece::{self, Parts, Vocabulary};
@@ -15,6 +14,10 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+
+/// Key of a `tokenizer_config.json` that is made here: whether a prompt begins with the BOS even where the template does not
+/// write it. Folders have none: transformers adds nothing to what a template writes, llama.cpp does.
+pub const PROMPT_BOS: &str = "prompt_begins_with_bos";
 
 /// `tokenizer.ggml.token_type` of ordinary tokens.
 const NORMAL: i64 = 1;
