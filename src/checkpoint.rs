@@ -11,6 +11,7 @@ mod described;
 pub mod dial_file;
 pub mod draft_head;
 pub mod eagle;
+mod ends;
 mod family;
 pub(crate) mod files;
 mod fp8;
@@ -78,6 +79,8 @@ pub struct Checkpoint {
     /// Jinja source of the chat template, if there is one.
     pub chat_template: Option<String>,
     pub bos_token: String,
+    /// Whether a prompt begins with the BOS even where the template does not write it.
+    pub prompt_bos: bool,
     pub eos_token: String,
     pub generation: GenerationDefaults,
     /// A notice about values of `generation_config.json` that are out of range and ignored.
@@ -180,9 +183,10 @@ impl Checkpoint {
         let mut out = Self::empty(name, config);
         out.tokenizer_json = files.text("tokenizer.json")?.unwrap_or_default();
         out.chat_template = texts.template;
-        out.bos_token = texts.bos_token;
+        (out.bos_token, out.prompt_bos) = (texts.bos_token, texts.prompt_bos);
         out.eos_token = texts.eos_token;
-        out.generation = generation;
+        let eos = ends::all(generation.eos, &texts.ends, &out.tokenizer_json, out.config.vocab);
+        out.generation = GenerationDefaults { eos, ..generation };
         out.ignored = ignored;
         let predictor = known::predictor(&names, &out.config).filter(|_| found && out.config.trained().is_none());
         out.published.extend(predictor);
@@ -328,6 +332,7 @@ impl Checkpoint {
             tokenizer_json: Vec::new(),
             chat_template: None,
             bos_token: String::new(),
+            prompt_bos: false,
             eos_token: String::new(),
             generation: GenerationDefaults::default(),
             ignored: None,
@@ -419,7 +424,8 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     let map = parse::text_part(json::object(&label, &raw)?);
     let metadata = metadata_object(files)?;
     let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
-    let config = parse::model_config(&Fields::new(&label, &map), metadata_fields.as_ref())?;
+    let whole = parse::with_class_defaults(map.clone());
+    let config = parse::model_config(&Fields::new(&label, &whole), metadata_fields.as_ref())?;
     Ok((config, map, metadata))
 }
 

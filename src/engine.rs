@@ -248,12 +248,16 @@ pub fn resolve_context<B: Backend>(
     mut notice: impl FnMut(String),
 ) -> Result<Plan> {
     let (native, asked) = (checkpoint.config.context, options.context);
-    let wanted = asked.unwrap_or(native);
+    let wanted = asked.unwrap_or(checkpoint.config.usual_context());
     ensure!(wanted <= MAX_CONTEXT, "a context of {wanted} tokens is out of range, expected 1 to {MAX_CONTEXT}");
     if wanted > native {
         checkpoint.config.extend_yarn(wanted)?;
     }
     checkpoint.config.rope.set_context(wanted);
+    checkpoint.config.shorten_windows(wanted);
+    if let (None, Some(factors)) = (asked, checkpoint.config.rope_factors()) {
+        notice(format!("the context is {wanted} tokens: {factors}; --ctx-size N takes a longer one"));
+    }
     let goal = if asked.is_some() { wanted } else { wanted.min(planner::USUAL_CONTEXT) };
     let smaller = choose_codec(b, checkpoint, options, goal);
     let open_step = options.max_step.is_none();

@@ -265,7 +265,12 @@ impl<'a> Rendering<'a> {
             counted = out.len();
             self.check_bytes("the rendered conversation", bytes)?;
         }
-        Ok(merge(out))
+        let mut out = merge(out);
+        let bos = Piece::Control(self.spec.bos_token.clone());
+        if self.spec.prompt_bos && self.has_control(&self.spec.bos_token) && out.first() != Some(&bos) {
+            out.insert(0, bos);
+        }
+        Ok(out)
     }
 
     fn reply(&self, out: &mut Vec<Piece>, message: &Message, keep: Option<&Opening>) {

@@ -63,6 +63,13 @@ impl ModelConfig {
         asked.resolve(self.trained()).context(untrained)
     }
 
+    /// Shortens windows to a context of so many tokens: nothing leaves a longer one, but rings of slots have its size.
+    pub fn shorten_windows(&mut self, context: usize) {
+        let dms = self.dms.iter_mut().map(|dms| &mut dms.rule.window);
+        let local = self.spec.local.iter_mut().map(|local| &mut local.window);
+        dms.chain(local).chain(&mut self.spec.window).for_each(|window| *window = context.min(*window));
+    }
+
     /// The compression ratio that the model was trained for, if it is stated.
     pub fn target_ratio(&self) -> Option<f64> {
         self.dms.as_ref().and_then(|dms| dms.target_ratio).or(self.dmc.and_then(|dmc| dmc.target_ratio))

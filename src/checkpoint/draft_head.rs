@@ -65,7 +65,7 @@ impl DraftHead {
         {
             ensure!(
                 theirs == ours,
-                "{} is a draft head for another model than {model}: its {what} is {theirs}, and the model's is {ours}",
+                "{} is a draft head for a different model than {model}: its {what} is {theirs}, and the model's is {ours}",
                 self.name
             );
         }
@@ -73,7 +73,7 @@ impl DraftHead {
             let layers: Vec<usize> = taps.iter().map(|tap| tap.layer).collect();
             ensure!(
                 layers.iter().all(|&layer| layer <= c.n_layers),
-                "{} is a draft head for another model than {model}: it reads layers {layers:?} of {}",
+                "{} is a draft head for a different model than {model}: it reads layers {layers:?} of {}",
                 self.name,
                 c.n_layers
             );

@@ -24,14 +24,14 @@ pub fn named(path: &Path, n_layers: usize) -> Result<DraftHead> {
         Some(model) => (hub::cached(&model)?.path, Some(model.id.clone())),
         None => (path.to_owned(), None),
     };
-    ensure!(folder.is_dir(), "{} is no folder and no hub id of a draft head", path.display());
+    ensure!(folder.is_dir(), "{} is neither a folder nor a hub id of a draft head", path.display());
     let called = || full_path(&folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
     open(&name.unwrap_or_else(called), &Files::folder(&folder)?, n_layers)
 }
 
 fn open(name: &str, files: &Files, n_layers: usize) -> Result<DraftHead> {
     let label = files.label("config.json");
-    let Some(map) = json::optional(files, "config.json")? else { bail!("{label} is missing: it is no draft head") };
+    let Some(map) = json::optional(files, "config.json")? else { bail!("{label} is missing: it is not a draft head") };
     let outer = Fields::new(&label, &map);
     let file = Shards::open(files)?;
     let (config, base) = config::parse(&outer)?;

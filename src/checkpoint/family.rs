@@ -1,5 +1,7 @@
 //! What model families with the same layers differ in, beyond the values of their configuration: one entry a family.
 
+use serde_json::{Value, json};
+
 /// A value of `model_type`, and of `general.architecture` in a GGUF file.
 #[derive(Debug, PartialEq)]
 pub struct Family {
@@ -10,12 +12,7 @@ pub struct Family {
     pub qkv_bias: bool,
     /// Whether there may be `mlp_bias`.
     pub mlp_bias: bool,
-    /// Whether sizes of heads may be missing: `head_dim` then follows from the hidden size, and there are as many key-value
-    /// heads as query heads. Elsewhere the defaults of transformers are arbitrary.
-    pub plain_heads: bool,
     pub window: WindowIn,
-    /// `rope_theta` of configurations that state none, as in transformers.
-    pub rope_theta: f64,
     /// Whether its model cards document YaRN beyond the context that was trained on.
     pub yarn: bool,
     /// Whether q, k and v are one tensor, and gate and up.
@@ -42,8 +39,10 @@ pub struct Family {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WindowIn {
     NoLayer,
-    /// Those that `layer_types` lists, which have to be all or none here.
+    /// Those that `layer_types` lists, which have to be all or none here; else by rules of the class if `use_sliding_window`.
     ListedLayers,
+    /// All if `use_sliding_window`.
+    AllIfUsed,
     AllLayers,
 }
 
@@ -53,9 +52,7 @@ const PLAIN: Family = Family {
     qk_norm: false,
     qkv_bias: false,
     mlp_bias: false,
-    plain_heads: false,
     window: WindowIn::NoLayer,
-    rope_theta: 10_000.0,
     yarn: false,
     fused: false,
     partial_rope: false,
@@ -70,30 +67,75 @@ const PLAIN: Family = Family {
 /// Mistral is `llama` in GGUF files.
 const FAMILIES: [Family; 10] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
-    Family { name: "llama", mlp_bias: true, plain_heads: true, interleaved: true, ..PLAIN },
-    Family { name: "qwen2", qkv_bias: true, plain_heads: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
-    Family { name: "mistral", plain_heads: true, window: WindowIn::AllLayers, interleaved: true, ..PLAIN },
-    Family { name: "phi3", plain_heads: true, window: WindowIn::AllLayers, fused: true, partial_rope: true, ..PLAIN },
+    Family { name: "llama", mlp_bias: true, interleaved: true, ..PLAIN },
+    Family { name: "qwen2", qkv_bias: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
+    Family { name: "mistral", window: WindowIn::AllLayers, interleaved: true, ..PLAIN },
+    Family { name: "phi3", window: WindowIn::AllLayers, fused: true, partial_rope: true, ..PLAIN },
     Family {
         name: "smollm3",
         mlp_bias: true,
-        plain_heads: true,
         window: WindowIn::ListedLayers,
-        rope_theta: 2_000_000.0,
         no_rope: true,
         interleaved: true,
         ..PLAIN
     },
     Family { name: "qwen3_5_text", qk_norm: true, hybrid: true, partial_rope: true, yarn: true, ..PLAIN },
-    Family { name: "qwen3_moe", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, experts: true, ..PLAIN },
+    Family { name: "qwen3_moe", qk_norm: true, window: WindowIn::AllIfUsed, yarn: true, experts: true, ..PLAIN },
     Family { name: "gemma3_text", qk_norm: true, gemma: true, ..PLAIN },
-    Family { name: "granite", mlp_bias: true, plain_heads: true, scaled: true, interleaved: true, ..PLAIN },
+    Family { name: "granite", mlp_bias: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
 /// Families with another name in GGUF files, and that.
 const GGUF_NAMES: [[&str; 2]; 3] = [["qwen3_5_text", "qwen35"], ["qwen3_moe", "qwen3moe"], ["gemma3_text", "gemma3"]];
 
 impl Family {
+    /// What a `config.json` means that leaves a key out: the defaults of transformers' class (4.57 and 5.24). Sizes that every
+    /// file states are not among them, but for families that are a part of a larger model, whose files leave out those too.
+    pub fn class_defaults(&self) -> Value {
+        let own = match self.name {
+            "llama" | "granite" => json!({"max_position_embeddings": 2048}),
+            "mistral" => json!({"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}),
+            "phi3" => json!({"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
+            "smollm3" => json!({
+                "max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": true,
+            }),
+            "qwen2" => json!({
+                "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096,
+                "max_window_layers": 28,
+            }),
+            "qwen3" => json!({
+                "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096,
+                "max_window_layers": 28, "head_dim": 128,
+            }),
+            "qwen3_moe" => json!({
+                "max_position_embeddings": 32_768, "num_key_value_heads": 4, "sliding_window": 4096,
+            }),
+            "qwen3_5_text" => json!({
+                "vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
+                "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
+                "max_position_embeddings": 32_768, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+                "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            }),
+            "gemma3_text" => json!({
+                "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+                "query_pre_attn_scalar": 256, "sliding_window": 4096,
+            }),
+            _ => json!({}),
+        };
+        let Value::Object(mut all) = own else { return own };
+        for (key, value) in [("rms_norm_eps", json!(1e-6)), ("tie_word_embeddings", json!(false))] {
+            all.entry(key).or_insert(value);
+        }
+        all.into()
+    }
+
+    /// `rope_theta` of configurations that state none, as in transformers.
+    pub fn rope_theta(&self) -> f64 {
+        if self.no_rope { 2_000_000.0 } else { 10_000.0 }
+    }
+
     pub fn named(name: &str) -> Option<&'static Self> {
         FAMILIES.iter().find(|family| family.name == name)
     }

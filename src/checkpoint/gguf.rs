@@ -5,6 +5,7 @@ mod blocks;
 mod codes;
 mod config;
 mod header;
+mod keys;
 mod sentencepiece;
 mod tokenizer;
 
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+pub use tokenizer::PROMPT_BOS;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
@@ -175,7 +177,7 @@ impl Gguf {
         let (h, raw) = (&self.header, self.raw());
         let data = |name: &str| h.tensors.get(name).and_then(|entry| self.data(entry));
         let value = match name {
-            "config.json" => config::config(h, &data).map(|map| Some(map.into())),
+            "config.json" => config::config(h, raw, &data).map(|map| Some(map.into())),
             "generation_config.json" => config::generation(h, raw).map(|map| Some(map.into())),
             "tokenizer_config.json" => tokenizer::texts(h, raw).map(|map| Some(map.into())),
             "tokenizer.json" => tokenizer::tokenizer(h, raw),

@@ -39,12 +39,14 @@ pub mod cache;
 mod download;
 pub mod gguf_files;
 mod http;
+mod names;
 mod near;
 pub mod progress;
 mod pull;
 
 pub use api::Listing;
 pub use cache::Repo;
+use names::is_hub_id;
 pub use progress::Progress;
 pub use pull::{About, Plan};
 
@@ -82,21 +84,6 @@ pub struct HubModel {
 }
 
 impl HubModel {
-    fn parse(text: &str) -> Option<Self> {
-        let (name, revision) = match text.split_once('@') {
-            Some((name, revision)) => (name, Some(revision.to_owned())),
-            None => (text, None),
-        };
-        let (id, gguf) = match name.split_once(':') {
-            Some((id, gguf)) => (id, Some(gguf.to_owned())),
-            None => (name, None),
-        };
-        let sound = is_hub_id(id)
-            && revision.as_deref().is_none_or(is_revision)
-            && gguf.as_deref().is_none_or(|end| end.is_empty() || is_revision(end));
-        sound.then(|| Self { id: id.to_owned(), gguf, revision })
-    }
-
     /// Its name without the revision.
     pub fn name(&self) -> String {
         match &self.gguf {
@@ -112,7 +99,7 @@ impl HubModel {
 }
 
 impl ModelRef {
-    /// Parses `demo`, an existing path, or the name of a [`HubModel`].
+    /// Parses `demo`, an existing path, or the name of a [`HubModel`], also as the address of its page.
     pub fn parse(text: &str) -> Result<Self> {
         if text == DEMO {
             return Ok(Self::BuiltIn);
@@ -120,7 +107,8 @@ impl ModelRef {
         if !text.is_empty() && Path::new(text).exists() {
             return Ok(Self::Folder(PathBuf::from(text)));
         }
-        if let Some(model) = HubModel::parse(text) {
+        let named = names::short(text, Some(&endpoint()));
+        if let Some(model) = HubModel::parse(&named) {
             return Ok(Self::Hub(model));
         }
         if text.to_lowercase().ends_with(".gguf") {
@@ -168,8 +156,9 @@ pub trait Observer {
 pub struct Token(String);
 
 impl Token {
+    /// As huggingface_hub, leaves out line breaks and the white space around it, which come with copying.
     pub fn new(secret: &str) -> Self {
-        Self(secret.to_owned())
+        Self(secret.replace(['\r', '\n'], "").trim().to_owned())
     }
 
     /// Whether it is valid in a header.
@@ -201,9 +190,6 @@ impl Hub {
     /// Reads HF_HUB_CACHE, HF_HOME, HF_ENDPOINT, HF_TOKEN (or the file HF_TOKEN_PATH, by default
     /// `HF_HOME/token`) and HF_HUB_OFFLINE, as huggingface_hub does.
     pub fn from_env() -> Result<Self> {
-        let text = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
-        let endpoint = endpoint.trim_end_matches('/').to_owned();
         let file = || {
             let path =
                 folder("HF_TOKEN_PATH").or_else(|| Some(hf_hub::Cache::new(home()?.join("hub")).token_path()))?;
@@ -214,7 +200,7 @@ impl Hub {
         let offline = text("HF_HUB_OFFLINE").map(|v| v.to_uppercase());
         Ok(Self {
             cache: cache_dir()?,
-            endpoint,
+            endpoint: endpoint(),
             token: token.as_deref().map(Token::new),
             offline: matches!(offline.as_deref(), Some("1" | "ON" | "YES" | "TRUE")),
             pause: Duration::from_millis(500),
@@ -233,6 +219,17 @@ impl Hub {
     /// The host of the hub, for messages.
     pub fn host(&self) -> String {
         http::Origin::of(&self.endpoint).map_or_else(|| self.endpoint.clone(), |o| o.host)
+    }
+}
+
+/// The name of a hub model as it is written, where an address is given; any other name as it is.
+pub fn full_name(text: &str) -> String {
+    match ModelRef::parse(text) {
+        Ok(ModelRef::Hub(model)) => {
+            let at = model.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
+            model.name() + &at
+        }
+        _ => text.to_owned(),
     }
 }
 
@@ -257,17 +254,51 @@ fn home() -> Option<PathBuf> {
     })
 }
 
-/// The folder in an environment variable; `~/` is expanded.
+/// The folder in an environment variable. As in huggingface_hub, a leading `~` is the home folder, and `$NAME` and `${NAME}`
+/// are variables.
 fn folder(name: &str) -> Option<PathBuf> {
     let value = std::env::var_os(name).filter(|v| !v.is_empty())?;
-    match value.to_str().and_then(|v| v.strip_prefix("~/")) {
-        Some(rest) => Some(std::env::home_dir()?.join(rest)),
-        None => Some(PathBuf::from(value)),
+    let Some(text) = value.to_str() else { return Some(PathBuf::from(value)) };
+    let text = expanded(text, |name| std::env::var(name).ok());
+    match text.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+            Some(std::env::home_dir()?.join(rest.trim_start_matches('/')))
+        }
+        _ => Some(PathBuf::from(text)),
     }
 }
 
-fn is_hub_id(text: &str) -> bool {
-    text.len() <= 200 && text.split_once('/').is_some_and(|(org, name)| is_part(org) && is_part(name))
+/// Replaces variables that exist by their values.
+fn expanded(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        let inner = after.strip_prefix('{').and_then(|inner| inner.split_once('}'));
+        let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(after.len());
+        let (name, behind) = inner.unwrap_or_else(|| after.split_at(end));
+        match value(name).filter(|_| !name.is_empty()) {
+            Some(value) => {
+                out.push_str(&value);
+                rest = behind;
+            }
+            None => {
+                out.push('$');
+                rest = after;
+            }
+        }
+    }
+    out + rest
+}
+
+/// A variable of the environment without the white space around it, unless it is empty.
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
+}
+
+/// The hub's address, without a slash at its end.
+fn endpoint() -> String {
+    let stated = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
+    stated.trim_end_matches('/').to_owned()
 }
 
 /// Whether this can be a branch, a tag, a commit, or a reference such as `refs/pr/1`.
@@ -275,12 +306,28 @@ fn is_revision(text: &str) -> bool {
     text.len() <= 200 && text.split('/').all(|part| is_plain(part) && !part.ends_with(".lock"))
 }
 
-fn is_part(text: &str) -> bool {
-    is_plain(text) && !text.contains("--")
-}
-
 /// Whether this is safe as a name in a path and in a URL.
 fn is_plain(text: &str) -> bool {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
     plain && !text.is_empty() && !text.starts_with('.') && !text.contains("..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_in_a_folder_are_expanded_and_a_token_has_no_line_breaks() {
+        let value = |name: &str| [("HOME", "/h"), ("A_1", "b")].iter().find(|v| v.0 == name).map(|v| v.1.to_owned());
+        for (text, wanted) in [
+            ("$HOME/hf", "/h/hf"),
+            ("${HOME}/$A_1-$A_1", "/h/b-b"),
+            ("/x/$NONE/${NONE}/$", "/x/$NONE/${NONE}/$"),
+            ("${HOME", "${HOME"),
+        ] {
+            assert_eq!(expanded(text, value), wanted, "{text}");
+        }
+        let Token(secret) = Token::new(" hf_a\r\nbc\n");
+        assert_eq!(secret, "hf_abc");
+    }
 }

@@ -12,7 +12,7 @@ use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mlp, Spec};
 use crate::policy::{Dmc, Dms, LocalLayers, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// Keys of models that extend Llama's computation, unless they are null or missing.
 const FOREIGN_KEYS: [&str; 7] = [
@@ -44,17 +44,21 @@ pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     with_gemmas_defaults(config)
 }
 
-/// Adds what files of Gemma 3 leave out: they state what differs from transformers' defaults.
-fn with_gemmas_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
+/// Adds what files of Gemma 3 leave out. They are a part of the model's identity, which sessions have.
+fn with_gemmas_defaults(config: Map<String, Value>) -> Map<String, Value> {
     if config.get("model_type").is_some_and(|kind| kind == "gemma3_text") {
-        let usual = json!({
-            "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-        });
-        for (key, value) in usual.as_object().into_iter().flatten() {
-            config.entry(key.clone()).or_insert_with(|| value.clone());
-        }
+        with_class_defaults(config)
+    } else {
+        config
+    }
+}
+
+/// Adds what a file leaves out. transformers writes what differs from its classes' defaults; a null is a value.
+pub fn with_class_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
+    let name = config.get("model_type").and_then(Value::as_str);
+    let usual = name.and_then(Family::named).map(Family::class_defaults);
+    for (key, value) in usual.iter().flat_map(Value::as_object).flatten() {
+        config.entry(key.clone()).or_insert_with(|| value.clone());
     }
     config
 }
@@ -67,8 +71,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     let hidden = config.size_to("hidden_size", bounds::HIDDEN)?;
     let n_kv_heads = match config.opt_size("num_key_value_heads")? {
         Some(_) => config.size_to("num_key_value_heads", bounds::HEADS)?,
-        None if family.plain_heads => n_q_heads,
-        None => return Err(config.missing("num_key_value_heads")),
+        None => n_q_heads,
     };
     ensure!(
         n_q_heads % n_kv_heads == 0,
@@ -76,7 +79,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     );
     let head_dim = match config.opt_size("head_dim")? {
         Some(_) => config.size("head_dim")?,
-        None if family.plain_heads && hidden % n_q_heads == 0 => hidden / n_q_heads,
+        None if hidden % n_q_heads == 0 => hidden / n_q_heads,
         None => return Err(config.missing("head_dim")),
     };
     let most = bounds::HEAD_DIM;
@@ -185,7 +188,7 @@ fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
         full_layers(config, LocalLayers::MOST, |kind| kind != "sliding_attention", ("sliding_window_pattern", 6))?;
     spec.layers = is_global.iter().map(|global| LayerKind { local: !global, ..LayerKind::ATTENTION }).collect();
     if is_global.contains(&false) {
-        let window = config.size_to("sliding_window", bounds::CONTEXT)?;
+        let window = config.size_to("sliding_window", bounds::CONTEXT)?.min(bounds::POSITIONS);
         spec.local = Some(Local { window, theta: rope::local_theta(config)? });
     }
     Ok(())
@@ -286,12 +289,29 @@ fn window(config: &Fields, family: &Family) -> Result<Option<usize>> {
         return Ok(None);
     }
     let window = config.size_to("sliding_window", bounds::CONTEXT)?;
-    let hides = window < config.size("max_position_embeddings")?;
-    let everywhere = family.window == WindowIn::AllLayers;
-    if !hides || !all_listed && !config.bool_or("use_sliding_window", everywhere)? {
+    let n_layers = config.size_to("num_hidden_layers", bounds::LAYERS)?;
+    let used = config.bool_or("use_sliding_window", false)?;
+    // The number of layers that see less than the whole, as transformers' classes have it.
+    let sliding = match family.window {
+        _ if window >= config.size("max_position_embeddings")?.min(bounds::POSITIONS) => 0,
+        _ if all_listed => n_layers,
+        WindowIn::AllLayers => n_layers,
+        WindowIn::NoLayer | WindowIn::AllIfUsed if used => n_layers,
+        WindowIn::ListedLayers if used && config.get("layer_types").is_none() => match family.no_rope {
+            true => unrotated(config)?.iter().filter(|layer| !layer.rotates).count(),
+            false => n_layers.saturating_sub(config.opt_size("max_window_layers")?.unwrap_or(0)),
+        },
+        _ => 0,
+    };
+    if sliding == 0 {
         return Ok(None);
     }
-    let known = everywhere || all_listed && family.window == WindowIn::ListedLayers;
+    ensure!(
+        sliding == n_layers,
+        "{place}: use_sliding_window is set, for {sliding} of {n_layers} layers, which is not supported in {}",
+        family.name
+    );
+    let known = family.window != WindowIn::NoLayer;
     ensure!(known, "{place}: sliding window attention is not supported in {}", family.name);
     let evicts = config.keys().any(|key| key.starts_with("dms_") || key.starts_with("dmc_"));
     ensure!(!evicts, "{place}: a sliding window beside DMS or DMC is not supported");
@@ -318,7 +338,7 @@ fn unrotated(config: &Fields) -> Result<Vec<LayerKind>> {
 impl ModelConfig {
     /// Parses a `config.json` without its folder. `place` names it in error messages.
     pub fn from_json(place: &str, raw: &[u8]) -> Result<Self> {
-        model_config(&Fields::new(place, &text_part(json::object(place, raw)?)), None)
+        model_config(&Fields::new(place, &with_class_defaults(text_part(json::object(place, raw)?))), None)
     }
 }
 
@@ -383,7 +403,7 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
         Some(other) => bail!("{}: dms_alpha_per {other:?} is unknown (head, layer)", config.place()),
     };
     let variant = if config.bool_or("dms_separate_alpha", false)? { DmsVariant::Adapter } else { DmsVariant::Borrowed };
-    let window = config.opt_size_to("dms_window_size", bounds::CONTEXT)?.unwrap_or(512);
+    let window = config.opt_size_to("dms_window_size", bounds::POSITIONS)?.unwrap_or(512);
     let usual = DmsConfig::new(variant, Dms::new(window, Shift::Previous));
     Ok(Some(DmsConfig {
         alpha_scale: config.opt_f32("dms_alpha_scale")?.unwrap_or(usual.alpha_scale),
@@ -397,7 +417,7 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
 
 /// The format of FastDMS: `dms_metadata.json`, borrowed neuron; a decision marks its own token.
 fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
-    let window = metadata.opt_size_to("window_size", bounds::CONTEXT)?.unwrap_or(256);
+    let window = metadata.opt_size_to("window_size", bounds::POSITIONS)?.unwrap_or(256);
     let usual = DmsConfig::new(DmsVariant::Borrowed, Dms::new(window, Shift::Same));
     Ok(DmsConfig {
         alpha_scale: metadata.opt_f32("alpha_scale")?.unwrap_or(usual.alpha_scale),
@@ -432,9 +452,8 @@ fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
     }))
 }
 
-/// Parses sampling defaults and end tokens from `generation_config.json`; end tokens else from
-/// `config.json`. Fails on ids outside of the vocabulary. Ignores sampling defaults out of range;
-/// the second value is a notice about them.
+/// Parses sampling defaults from `generation_config.json`, and end tokens from it and from `config.json`. Fails on ids outside
+/// of the vocabulary. Ignores sampling defaults out of range; the second value is a notice about them.
 pub fn generation(
     generation: Option<&Fields>,
     config: &Fields,
@@ -455,8 +474,10 @@ pub fn generation(
         out.do_sample = g.opt_bool("do_sample")?;
         out.eos = end_tokens(g, vocab)?;
     }
-    if out.eos.is_empty() {
-        out.eos = end_tokens(config, vocab)?;
+    match end_tokens(config, vocab) {
+        Ok(ends) => out.eos.extend(ends),
+        Err(error) if out.eos.is_empty() => return Err(error),
+        Err(_) => {}
     }
     let place = generation.map_or("", |g| g.place());
     let notice = (!ignored.is_empty()).then(|| format!("{place}: ignored, out of range: {}", ignored.join(", ")));

@@ -52,6 +52,9 @@ impl Quantization {
     }
 
     fn gptq(q: &Fields) -> Result<Self> {
+        refuse_dynamic(q)?;
+        let words = q.opt_str("pack_dtype")?.unwrap_or("int32");
+        ensure!(words == "int32", "{}: pack_dtype {words:?} is not supported (int32 is)", q.place());
         let version = q.opt_str("checkpoint_format")?.unwrap_or("gptq");
         let zero_offset = match version {
             "gptq" => 1,
@@ -116,6 +119,24 @@ impl Quantization {
             Self::Packed { layout, bits, group } => packed::tensor(shards, spec, stem, (*layout, *bits, *group)),
         }
     }
+}
+
+/// Fails where `dynamic` (GPTQModel) gives some matrices another format. Matrices that it leaves as they are need nothing: the
+/// files say how each is stored.
+fn refuse_dynamic(q: &Fields) -> Result<()> {
+    let Some(rules) = q.opt_object("dynamic")? else { return Ok(()) };
+    for pattern in rules.keys().filter(|pattern| !pattern.starts_with("-:")) {
+        let Some(Value::Object(changes)) = rules.get(pattern) else { continue };
+        for key in ["bits", "group_size", "format", "checkpoint_format", "method", "quant_method", "pack_dtype"] {
+            let (own, all) = (changes.get(key), q.get(key));
+            ensure!(
+                own.is_none() || own == all,
+                "{}: {key} of {pattern:?} differs from that of other matrices, which is not supported",
+                rules.place()
+            );
+        }
+    }
+    Ok(())
 }
 
 fn block(value: &Value) -> Option<[usize; 2]> {

@@ -5,6 +5,7 @@ use super::Family;
 use super::bounds;
 use super::config::{ModelConfig, Rope, RopeScaling};
 use super::json::Fields;
+use crate::protocol::count;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::f64::consts::PI;
@@ -12,6 +13,8 @@ use std::f64::consts::PI;
 /// What transformers takes for the bases of Gemma 3 that are not stated.
 const GEMMA_THETA: f64 = 1_000_000.0;
 const GEMMA_LOCAL_THETA: f64 = 10_000.0;
+/// `original_max_position_embeddings` of transformers' class of Phi-3.
+const PHI3_ORIGINAL: usize = 4096;
 
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
 /// `max_position_embeddings`, YaRN's original context if the config states none.
@@ -32,7 +35,7 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
         ensure!(a == b, "{}: rope_theta is {b}, but outside of it {a}", f.place());
     }
     let elsewhere = config.opt_object("rope_parameters")?.map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
-    let theta = inner.or(outer).or(elsewhere).unwrap_or(family.rope_theta);
+    let theta = inner.or(outer).or(elsewhere).unwrap_or(family.rope_theta());
     ensure!(theta > 1.0, "{place}: rope_theta {theta} is not above 1");
     let mut share = None;
     for fields in fields.iter().chain([config]) {
@@ -58,6 +61,9 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
     // As in transformers, a value beside the parameters takes precedence.
     let original = [config, f].into_iter().find(|f| f.get(ORIGINAL).is_some());
     let original = original.map(|f| f.size(ORIGINAL)).transpose()?;
+    let is_phi3 = config.opt_str("model_type")? == Some("phi3");
+    // Early files of Phi-3 call it so.
+    let kind = if kind == "yarn" && is_phi3 { "longrope" } else { kind };
     match kind {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: f.positive("factor")? }),
@@ -88,7 +94,7 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
                 truncate: f.bool_or("truncate", true)?,
             })
         }
-        "longrope" | "su" => longrope(f, original.unwrap_or(context), context),
+        "longrope" | "su" => longrope(f, original.unwrap_or(if is_phi3 { PHI3_ORIGINAL } else { context }), context),
         other => {
             bail!("{}: rope type {other:?} is not supported (default, linear, llama3, yarn, longrope are)", f.place())
         }
@@ -202,6 +208,20 @@ fn llama3(freq: f64, factor: f64, low: f64, high: f64, context: f64) -> f64 {
 }
 
 impl RopeScaling {
+    /// YaRN with the parameters of its paper.
+    fn yarn(factor: f64, original_context: usize) -> Self {
+        Self::Yarn {
+            factor,
+            original_context,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+            mscale: None,
+            mscale_all_dim: None,
+            truncate: true,
+        }
+    }
+
     /// YaRN (arXiv 2309.00071): per channel, the weight of the unscaled frequency: 1 for channels
     /// that rotate more than `beta_fast` times in the original context, 0 under `beta_slow`.
     fn kept_share(&self, theta: f64, head_dim: usize) -> Vec<f64> {
@@ -241,11 +261,33 @@ const QWEN3_CONTEXT: usize = 40_960;
 const QWEN3_TRAINED: usize = 32_768;
 
 impl ModelConfig {
-    /// Extends the context to `ctx` tokens: beyond the config's context by YaRN with factor ctx /
-    /// (tokens trained on) if the family documents that (Qwen3's model cards: factor 4 for
-    /// 131,072), else an error.
+    /// The context of a conversation for which none is asked. Of LongRope that is the longest one with the factors for short
+    /// contexts: stored keys cannot change theirs, and those for long ones are worse in a short chat.
+    pub fn usual_context(&self) -> usize {
+        match &self.rope.scaling {
+            RopeScaling::LongRope { original_context, .. } => self.context.min(*original_context),
+            _ => self.context,
+        }
+    }
+
+    /// Says for which context a model with LongRope takes which factors: `short factors up to 4,096 tokens, ...`.
+    pub fn rope_factors(&self) -> Option<String> {
+        let RopeScaling::LongRope { original_context, .. } = &self.rope.scaling else { return None };
+        let [short, whole] = [*original_context, self.context].map(count);
+        (self.context > *original_context)
+            .then(|| format!("RoPE factors for short contexts up to {short} tokens, those for long ones up to {whole}"))
+    }
+
+    /// Extends the context to `ctx` tokens: with the config's own YaRN as far as that reaches; beyond by YaRN with factor ctx /
+    /// (tokens trained on) if the family documents that (Qwen3's model cards: factor 4 for 131,072), else an error.
     pub fn extend_yarn(&mut self, ctx: usize) -> Result<()> {
         if ctx <= self.context {
+            return Ok(());
+        }
+        if let RopeScaling::Yarn { factor, original_context, .. } = self.rope.scaling
+            && ctx as f64 <= factor * original_context as f64
+        {
+            self.context = ctx;
             return Ok(());
         }
         let trained = match &self.rope.scaling {
@@ -260,16 +302,12 @@ impl ModelConfig {
             self.context,
             self.family.name
         );
-        self.rope.scaling = RopeScaling::Yarn {
-            factor: ctx as f64 / trained as f64,
-            original_context: trained,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            attention_factor: None,
-            mscale: None,
-            mscale_all_dim: None,
-            truncate: true,
-        };
+        let wanted = ctx as f64 / trained as f64;
+        match &mut self.rope.scaling {
+            // Its own factor of cos and sin is that of its own factor.
+            RopeScaling::Yarn { factor, attention_factor, .. } => (*factor, *attention_factor) = (wanted, None),
+            other => *other = RopeScaling::yarn(wanted, trained),
+        }
         self.context = ctx;
         Ok(())
     }

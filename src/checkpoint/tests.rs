@@ -100,6 +100,64 @@ fn only_qwen3_is_extended_by_yarn() {
 }
 
 #[test]
+fn a_configs_own_yarn_reaches_as_far_as_its_factor() {
+    let own = RopeScaling::Yarn {
+        factor: 4.0,
+        original_context: 256,
+        beta_fast: 12.0,
+        beta_slow: 2.0,
+        attention_factor: Some(1.5),
+        mscale: Some(1.0),
+        mscale_all_dim: None,
+        truncate: false,
+    };
+    let mut config = ModelConfig { context: 256, ..Checkpoint::random("demo").unwrap().config };
+    config.rope.scaling = own.clone();
+    config.extend_yarn(1024).unwrap();
+    assert_eq!((config.context, &config.rope.scaling), (1024, &own));
+    config.extend_yarn(2048).unwrap();
+    let RopeScaling::Yarn { factor, beta_fast, attention_factor, truncate, .. } = config.rope.scaling else { panic!() };
+    assert_eq!((factor, beta_fast, attention_factor, truncate), (8.0, 12.0, None, false));
+}
+
+#[test]
+fn windows_are_bounded_and_no_longer_than_the_context() {
+    let mut config = Checkpoint::random_evicting("demo", 8.0).unwrap().config;
+    config.dms.as_mut().unwrap().rule.window = bounds::POSITIONS;
+    config.shorten_windows(4096);
+    assert_eq!(config.dms.as_ref().unwrap().rule.window, 4096);
+    config.shorten_windows(8192);
+    assert_eq!(config.dms.unwrap().rule.window, 4096);
+    let demo = serde_json::from_slice::<Value>(include_bytes!("../../assets/demo/config.json")).unwrap();
+    let with = |window: usize| {
+        let mut config = demo.clone();
+        config["dms_window_size"] = window.into();
+        ModelConfig::from_json("x", config.to_string().as_bytes()).map_err(|e| e.to_string())
+    };
+    assert!(with(bounds::POSITIONS).is_ok());
+    let said = with(bounds::POSITIONS + 1).unwrap_err();
+    assert_eq!(said, "x: dms_window_size is 1048577, expected at most 1048576");
+}
+
+/// Stored keys cannot change their factors: a chat begins with those for short contexts unless a longer one is asked for.
+#[test]
+fn the_usual_context_of_longrope_is_that_of_its_short_factors() {
+    let mut config = ModelConfig { context: 131_072, ..Checkpoint::random("demo").unwrap().config };
+    assert_eq!((config.usual_context(), config.rope_factors()), (131_072, None));
+    let factors = vec![1.0; 64];
+    config.rope.scaling = RopeScaling::LongRope {
+        short: factors.clone(),
+        long: factors,
+        original_context: 4096,
+        attention_factor: 1.2,
+        is_long: true,
+    };
+    assert_eq!(config.usual_context(), 4096);
+    let said = config.rope_factors().unwrap();
+    assert_eq!(said, "RoPE factors for short contexts up to 4,096 tokens, those for long ones up to 131,072");
+}
+
+#[test]
 fn the_hub_cache_is_looked_up_by_reference_and_near_names_are_told() {
     let cache = tempfile::tempdir().unwrap();
     let repo = cache.path().join("models--Qwen--Qwen3-0.6B");

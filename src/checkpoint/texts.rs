@@ -1,6 +1,7 @@
 //! Reads the chat template and its literals, from the several files that may have them.
 
 use super::files::Files;
+use super::gguf::PROMPT_BOS;
 use super::json;
 use super::model_names::MAX_NAME;
 use anyhow::{Context, Result};
@@ -13,6 +14,10 @@ pub struct ChatTexts {
     pub template: Option<String>,
     pub bos_token: String,
     pub eos_token: String,
+    /// Spellings of the tokens that the files call an end.
+    pub ends: Vec<String>,
+    /// Whether a prompt begins with the BOS even where the template does not write it.
+    pub prompt_bos: bool,
 }
 
 /// Reads `chat_template.jinja`, else `chat_template.json`, else `tokenizer_config.json` (the order
@@ -33,7 +38,9 @@ pub fn read(files: &Files) -> Result<ChatTexts> {
         None => template_text(object(files, "chat_template.json")?.get("chat_template"))
             .or(template_text(config.get("chat_template"))),
     };
-    Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token") })
+    let ends = [&config, &specials].map(|file| token_literal(file.get("eos_token"))).into_iter().flatten().collect();
+    let prompt_bos = config.get(PROMPT_BOS).and_then(Value::as_bool).unwrap_or(false);
+    Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token"), ends, prompt_bos })
 }
 
 /// The `license` of a model card's front matter.

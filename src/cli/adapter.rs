@@ -82,7 +82,8 @@ fn remove(settings: &Settings, name: &str, common: &Common) -> Result<()> {
     if common.json {
         return output::out_json(&json!({"name": adapter.name(), "freed_bytes": freed}));
     }
-    Ok(output::out(&format!("deleted {}: {} are free again\n", adapter.name(), bytes(freed)))?)
+    let done = format!("deleted {}: {} are free again\n", adapter.name(), bytes(freed));
+    Ok(output::out(&output::visible(&done))?)
 }
 
 /// A predictor of the data folder by name, or a file.

@@ -17,7 +17,7 @@ pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
                 Some(path) => path.clone(),
                 None => Dirs::find().map_err(output::as_wrong_use)?.config_file(),
             };
-            output::out(&format!("{}\n", path.display()))?;
+            output::out(&output::visible(&format!("{}\n", path.display())))?;
         }
         ConfigCommand::Show => show(common)?,
         ConfigCommand::Keymap => {

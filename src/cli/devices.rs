@@ -281,7 +281,7 @@ pub fn fit(loaded: impl Fn(Weights) -> u64, config: Option<&ModelConfig>, device
     };
     let context = first_that_fits(&loaded, free).zip(config).map(|(weights, config)| {
         let codec = target.codec(Auto::Auto);
-        let tokens = dense_context(config, codec, free - loaded(weights)).min(config.context);
+        let tokens = dense_context(config, codec, free - loaded(weights)).min(config.usual_context());
         format!(", with about {} tokens of context in {} slots", count(tokens as u64), codec.name())
     });
     let (all, context) = (bytes(loaded(Weights::default())), context.unwrap_or_default());

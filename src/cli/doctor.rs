@@ -10,6 +10,7 @@ use super::machine::{cpu_features, memory as memory_bytes};
 use super::{devices, download, output, spawn};
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Dirs, Settings};
+use crate::protocol::bytes;
 use crate::ui::keymap::Keymap;
 use crate::ui::theme::AUTO;
 use anyhow::{Context, Result, ensure};
@@ -62,6 +63,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
             let value = match &check.value {
                 Value::String(s) => s.clone(),
                 Value::Null => "-".to_owned(),
+                Value::Number(n) if check.name.ends_with("_bytes") => bytes(n.as_u64().unwrap_or(0)),
                 Value::Array(items) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
                 other => other.to_string(),
             };

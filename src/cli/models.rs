@@ -9,7 +9,7 @@ use crate::checkpoint::adapter::{Adapter, kvzap};
 use crate::checkpoint::eagle;
 use crate::checkpoint::files::INDEX;
 use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{Hub, HubModel, MAIN, Observer, Plan, Progress};
+use crate::checkpoint::hub::{self, Hub, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::known::Kind;
 use crate::checkpoint::weight_cache::Cached;
 use crate::checkpoint::{self, ModelConfig, ModelRef};
@@ -48,9 +48,10 @@ impl Found {
 
 pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
     match command {
-        ModelsCommand::Path => output::out(&format!("{}\n", hub()?.cache.display()))?,
+        ModelsCommand::Path => output::out(&format!("{}\n", the_hub()?.cache.display()))?,
         ModelsCommand::List => list(common)?,
         ModelsCommand::Pull { id } => {
+            let id = &hub::full_name(id);
             let (path, published) = download::newest(id, &settings(common)?)?;
             if common.json {
                 let of = |kind| published.iter().find(|(of, _)| *of == kind).map(|(_, path)| path);
@@ -72,14 +73,14 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
     Ok(output::OK)
 }
 
-fn hub() -> Result<Hub> {
+fn the_hub() -> Result<Hub> {
     Hub::from_env().map_err(output::as_wrong_use)
 }
 
 /// The built-in model, those in the cache, and the folder or GGUF file in the settings.
 pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
     let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, commit: None, bytes: 0, partial: false }];
-    found.extend(in_cache(&hub()?));
+    found.extend(in_cache(&the_hub()?));
     add(&mut found, &settings.model);
     Ok(found)
 }
@@ -154,6 +155,7 @@ fn list(common: &Common) -> Result<()> {
 
 /// Quantizes a model beforehand.
 fn quantize(model: &str, common: &Common) -> Result<()> {
+    let model = &hub::full_name(model);
     let mut settings = settings(common)?;
     settings.model = model.to_owned();
     let weights = settings.weights;
@@ -184,6 +186,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
 
 /// Deletes quantized weights and leaves the model itself.
 fn remove_quantized(model: &str, common: &Common) -> Result<()> {
+    let model = &hub::full_name(model);
     let weights = settings(common)?.weights;
     let mut files = quantized::of(model);
     files.retain(|c| weights.admits(&c.identity.weights));
@@ -260,8 +263,9 @@ fn hub_model(name: &str) -> Result<HubModel> {
 }
 
 fn remove(name: &str, common: &Common) -> Result<()> {
+    let name = &hub::full_name(name);
     let model = hub_model(name)?;
-    let hub = hub()?;
+    let hub = the_hub()?;
     let (id, repo) = (&model.id, hub.repo(&model.id));
     if !repo.dir.is_dir() {
         let (at, near) = (hub.cache.display(), hub.suggestion(id));
@@ -281,7 +285,7 @@ fn remove(name: &str, common: &Common) -> Result<()> {
     if common.json {
         return output::out_json(&json!({"name": name, "freed_bytes": freed}));
     }
-    output::out(&format!("deleted {name}: {} are free again\n", bytes(freed)))?;
+    output::out(&output::visible(&format!("deleted {name}: {} are free again\n", bytes(freed))))?;
     for file in quantized::of(name) {
         let (what, weights) = (quantized::describe(&file), &file.identity.weights);
         output::notice(&format!(
@@ -293,6 +297,7 @@ fn remove(name: &str, common: &Common) -> Result<()> {
 
 /// Describes a model by its files if they are on this machine, else by the hub's listing.
 fn info(model: &str, common: &Common) -> Result<()> {
+    let model = &hub::full_name(model);
     let mut settings = settings(common)?;
     settings.model = model.to_owned();
     let about = match download::missing(model).map_err(output::as_wrong_use)? {
@@ -309,6 +314,7 @@ fn info(model: &str, common: &Common) -> Result<()> {
             Value::Null => continue,
             Value::String(text) => text.clone(),
             Value::Number(n) if name.ends_with("bytes") => bytes(n.as_u64().unwrap_or(0)),
+            Value::Number(n) if name == "parameters" => millions(n.as_u64().unwrap_or(0)),
             other => other.to_string(),
         };
         output::out(&output::visible(&format!("{:<18} {value}\n", name.replace('_', " "))))?;
@@ -317,6 +323,15 @@ fn info(model: &str, common: &Common) -> Result<()> {
         output::out(&output::visible(&format!("{name:<18} {text}\n")))?;
     }
     Ok(())
+}
+
+/// A number of parameters: `135 M`, `8.19 B`.
+fn millions(n: u64) -> String {
+    match n {
+        0..1_000_000 => format!("{:.1} k", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.0} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
 }
 
 fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
@@ -328,7 +343,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
-        ModelRef::Hub(model) => hub()?.repo(&model.id).find(&model)?.map(|cached| cached.path),
+        ModelRef::Hub(model) => the_hub()?.repo(&model.id).find(&model)?.map(|cached| cached.path),
     };
     let c = &checkpoint.config;
     let dms = c.dms.as_ref();
@@ -338,7 +353,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "not_used": checkpoint.unused(), "layers": c.n_layers, "layers_with_state": layers_with_state(c),
         "local_layers": local_layers(c), "experts": c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token)),
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
-        "context": c.context, "dms": dms.map(|d| d.variant.name()),
+        "context": c.context, "rope_factors": c.rope_factors(), "dms": dms.map(|d| d.variant.name()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),
         "dmc": c.dmc.is_some(), "cache_policies": policies(c),
     });
@@ -372,7 +387,7 @@ fn policies(c: &ModelConfig) -> String {
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
-    let about = hub()?.about(&hub_model(model)?, &mut Quiet).map_err(download::with_exit_code)?;
+    let about = the_hub()?.about(&hub_model(model)?, &mut Quiet).map_err(download::with_exit_code)?;
     let is_gguf = about.weight_bytes == 0 || model.contains(':');
     let fit = (!is_gguf).then(|| devices::fit(about_bytes(about.weight_bytes), None, settings.device)).flatten();
     Ok(object(json!({

@@ -218,6 +218,7 @@ pub fn template_spec(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: us
     TemplateSpec {
         source: checkpoint.chat_template.clone(),
         bos_token: checkpoint.bos_token.clone(),
+        prompt_bos: checkpoint.prompt_bos,
         eos_token: checkpoint.eos_token.clone(),
         control: tokenizer.control_literals(),
         trusted: checkpoint.builtin,

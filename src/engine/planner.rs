@@ -214,7 +214,7 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
 /// Tokens of `context` that fit into a budget at a compression ratio, in whole pages of all lanes.
 fn whole_pages(c: &ModelConfig, codec: Codec, budget: Option<u64>, ratio: f64, context: usize) -> usize {
     let page_row = (dense_token_bytes(c, codec) * PAGE_SLOTS as u64) as f64;
-    let tokens = |bytes: u64| (bytes as f64 * ratio / page_row) as usize * PAGE_SLOTS;
+    let tokens = |bytes: u64| ((bytes as f64 * ratio / page_row) as usize).saturating_mul(PAGE_SLOTS);
     let local = local_bytes(c, codec);
     budget.map_or(context, |bytes| tokens(bytes.saturating_sub(local)).min(context))
 }

@@ -39,7 +39,7 @@ impl Fit {
     /// own.
     pub fn new<B: Backend>(b: &B, source: &Checkpoint, options: &EngineOptions, weights: Weights) -> Result<Self> {
         let described = source.described(weights)?;
-        let context = options.context.unwrap_or(described.config.context);
+        let context = options.context.unwrap_or(described.config.usual_context());
         let mut options = EngineOptions { context: Some(context), ..options.clone() };
         options.workspace_bytes = beside(b, &described, &options, context).0;
         let plan = planner::plan(&described, &options, context, options.kv_limit);
@@ -90,7 +90,7 @@ fn choose<B: Backend>(
     if source.builtin {
         return Ok(Weights::default());
     }
-    let wanted = options.context.unwrap_or_else(|| source.config.context.min(planner::USUAL_CONTEXT));
+    let wanted = options.context.unwrap_or_else(|| source.config.usual_context().min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     // Another format than the file's own only where that does not fit.
     let keeps = source.config.spec.experts.is_none() || b.about().own_experts;

@@ -8,6 +8,8 @@ pub struct TemplateSpec {
     /// Jinja source. `None`: the checkpoint has none, and ChatML or plain lines are used.
     pub source: Option<String>,
     pub bos_token: String,
+    /// Whether a prompt begins with the BOS even where the template does not write it.
+    pub prompt_bos: bool,
     pub eos_token: String,
     /// Literals of all control tokens, longest first. Text of the template may become these tokens.
     pub control: Vec<String>,

@@ -18,6 +18,7 @@ mod cache;
 mod corpus;
 #[path = "../it/gguf_file.rs"]
 mod gguf_file;
+mod heads;
 mod mutate;
 mod parent;
 // Files of problems are read by the laboratory.

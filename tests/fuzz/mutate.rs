@@ -49,6 +49,8 @@ pub enum Shape {
     Header,
     /// Numbers in bytes, as in a GGUF file.
     Binary,
+    /// A JSON object that keeps its form: only values change.
+    Values,
 }
 
 /// One example of a valid input.
@@ -62,7 +64,7 @@ impl Example {
     pub fn new(shape: Shape, bytes: Vec<u8>) -> Self {
         let parse = |raw: &[u8]| serde_json::from_slice(raw).expect("the corpus is valid");
         let values = match shape {
-            Shape::Json => vec![parse(&bytes)],
+            Shape::Json | Shape::Values => vec![parse(&bytes)],
             Shape::Header => vec![parse(&bytes[8..])],
             Shape::JsonLines => bytes.split(|b| *b == b'\n').filter(|l| !l.is_empty()).map(parse).collect(),
             Shape::Lines | Shape::Binary => Vec::new(),
@@ -74,6 +76,13 @@ impl Example {
 /// An input from the examples. `words` are spellings that mean something to the parser.
 pub fn input(rng: &mut Rng, shape: Shape, examples: &[Example], words: &[&str]) -> Vec<u8> {
     let example = rng.pick(examples);
+    if shape == Shape::Values {
+        let mut value = example.values[0].clone();
+        for _ in 0..1 + rng.below(2) {
+            value_edit(rng, &mut value, words);
+        }
+        return value.to_string().into_bytes();
+    }
     let other = rng.pick(examples);
     let mut out = if example.values.is_empty() || rng.one_in(3) {
         let mut bytes = example.bytes.clone();
@@ -91,6 +100,42 @@ pub fn input(rng: &mut Rng, shape: Shape, examples: &[Example], words: &[&str]) 
         bytes_edits(rng, &mut out, &other.bytes, words);
     }
     out
+}
+
+/// Changes a value in its place; of a safetensors header mostly one of its metadata.
+fn value_edit(rng: &mut Rng, root: &mut Value, words: &[&str]) {
+    let mut leaves = Vec::new();
+    collect(root, String::new(), &mut leaves);
+    let metadata: Vec<&String> = leaves.iter().filter(|leaf| leaf.starts_with("/__metadata__/")).collect();
+    let at = match metadata.is_empty() || rng.one_in(4) {
+        true => rng.pick(&leaves).clone(),
+        false => (*rng.pick(&metadata)).clone(),
+    };
+    let Some(value) = root.pointer_mut(&at) else { return };
+    let number = rng.below(300) as f64 - 40.0;
+    *value = match (&*value, rng.below(4)) {
+        (Value::Bool(b), 0..3) => json!(!*b),
+        (Value::Number(n), 0..2) => json!(n.as_i64().unwrap_or(0).saturating_add(rng.below(5) as i64 - 2)),
+        (Value::Number(_), 2) => json!(number),
+        (Value::Number(_), _) => serde_json::from_str(*rng.pick(&NUMBERS)).unwrap_or(json!(1u64 << 40)),
+        (Value::String(_), 0) => json!(rng.pick(words)),
+        (Value::String(_), 1) => json!(number.to_string()),
+        (Value::String(_), 2) => json!(rng.pick(&NUMBERS)),
+        (Value::String(text), _) => json!(format!("{text}x")),
+        (_, 0) => Value::Null,
+        _ => json!(number),
+    };
+}
+
+/// The places of the values that have no parts.
+fn collect(value: &Value, at: String, out: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, part)| {
+            collect(part, format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")), out);
+        }),
+        Value::Array(items) => (0..).zip(items).for_each(|(n, part)| collect(part, format!("{at}/{n}"), out)),
+        _ => out.push(at),
+    }
 }
 
 const NUMBERS: [&str; 40] = [

@@ -3,6 +3,7 @@
 use crate::cache;
 use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
 use crate::file::read_file;
+use crate::heads;
 use crate::mutate::{self, Example, Rng, Shape};
 use crate::problem::Goal;
 use crate::weights;
@@ -110,7 +111,7 @@ fn hash(bytes: &[u8]) -> usize {
 const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
     model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
 
-pub const ALL: [Target; 23] = [
+pub const ALL: [Target; 27] = [
     Target {
         name: "config.json",
         share: 12,
@@ -233,6 +234,40 @@ pub const ALL: [Target; 23] = [
             let path = place.file("adapter.safetensors", &[bytes, &place.adapter].concat());
             place.open(0, "README", Vec::new(), &AdapterChoice::File(path))
         },
+    },
+    Target {
+        name: "adapter-2",
+        share: 4,
+        shape: Shape::Values,
+        words: "dmschat-adapter-1 dmschat-adapter-2 qwen3 llama 0 1 NaN inf 1e39 -4.0 1048576 1048577 {} {\"measured\":[]} F32 BF16 U8",
+        examples: heads::predictors,
+        run: |place, bytes| {
+            heads::run_predictor(&place.folder.path().join("two.safetensors"), place.models[0].clone(), bytes)
+        },
+    },
+    Target {
+        name: "kvzap",
+        share: 4,
+        shape: Shape::Values,
+        words: "kvzap KVzapModel qwen3 0 1 2 48 512",
+        examples: heads::kvzaps,
+        run: |place, bytes| heads::run_kvzap(place.folder.path(), place.models[0].clone(), bytes),
+    },
+    Target {
+        name: "eagle",
+        share: 4,
+        shape: Shape::Values,
+        words: "llama qwen3 eagle3 LlamaForCausalLMEagle3 silu gelu full_attention yarn linear float32",
+        examples: heads::eagles,
+        run: |place, bytes| heads::run_eagle(place.folder.path(), bytes),
+    },
+    Target {
+        name: "mtp",
+        share: 4,
+        shape: Shape::Values,
+        words: "F32 F16 BF16 I64 U8 F8_E4M3 pt",
+        examples: heads::mtps,
+        run: |_, bytes| heads::run_mtp(bytes),
     },
     Target {
         name: "tokenizer_config.json",

@@ -42,7 +42,7 @@ fn a_healthy_folder_is_read_and_not_copied() {
     );
     let c = opened(&folder);
     assert_eq!((c.config.n_layers, c.config.head_dim, c.config.tied, c.config.spec.qk_norm), (2, 4, true, false));
-    assert_eq!((c.generation.eos.clone(), c.generation.sampling.top_k), (vec![7], Some(20)));
+    assert_eq!((c.generation.eos.clone(), c.generation.sampling.top_k), (vec![7, 3, 4], Some(20)));
     assert_eq!((c.chat_template.as_deref(), c.bos_token.as_str(), c.eos_token.as_str()), (Some("T"), "<s>", "</s>"));
     assert_eq!(c.n_params * 2, c.weight_bytes);
     let wanted = &blocks()[5];
@@ -227,16 +227,9 @@ fn damaged_headers_never_panic() {
 
 #[test]
 fn configs_that_would_be_computed_wrongly_are_refused() {
-    for key in [
-        "model_type",
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "intermediate_size",
-        "vocab_size",
-        "rms_norm_eps",
-        "max_position_embeddings",
-    ] {
+    for key in
+        ["model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]
+    {
         let folder = Folder::with_config(json!({ key: null }));
         assert_eq!(refusal(&folder), format!("DIR/config.json has no {key}, which is needed"));
     }
@@ -355,13 +348,82 @@ fn a_config_without_theta_and_one_whose_layers_all_slide() {
         ),
         (json!({"model_type": "mistral", "layer_types": all, "sliding_window": 8}), 1e4, Some(8)),
         (json!({"model_type": "mistral", "layer_types": all, "sliding_window": 64}), 1e4, None),
+        // The class default, in a context that it does not fill and in a longer one.
+        (json!({"model_type": "mistral"}), 1e4, None),
+        (json!({"model_type": "mistral", "max_position_embeddings": 8192}), 1e4, Some(4096)),
+        // Layers from `max_window_layers` on slide: none of these two, or all.
+        (json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true}), 1e4, None),
+        (
+            json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 0}),
+            1e4,
+            Some(8),
+        ),
+        (
+            json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 0,
+                "layer_types": ["full_attention", "full_attention"]}),
+            1e4,
+            None,
+        ),
     ];
     for (change, theta, window) in cases {
         let config = read(change.clone()).unwrap();
         assert_eq!((config.rope.theta, config.spec.window), (theta, window), "{change}");
     }
-    let said = read(json!({"model_type": "mistral", "layer_types": all})).unwrap_err().to_string();
-    assert_eq!(said, "x has no sliding_window, which is needed");
+    // A null is a value: there is no window.
+    let mut none = merged(config(), json!({"model_type": "mistral", "max_position_embeddings": 8192}));
+    none["sliding_window"] = Value::Null;
+    let open = |config: &Value| ModelConfig::from_json("x", config.to_string().as_bytes());
+    assert_eq!(open(&none).unwrap().spec.window, None);
+    none["layer_types"] = all;
+    assert_eq!(open(&none).unwrap_err().to_string(), "x has no sliding_window, which is needed");
+    let some = json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1});
+    let said = read(some).unwrap_err().to_string();
+    assert_eq!(said, "x: use_sliding_window is set, for 1 of 2 layers, which is not supported in qwen2");
+}
+
+/// Against the defaults of `configuration_*.py` of transformers 4.57 and 5.24.
+#[test]
+fn keys_that_a_config_leaves_out_have_their_class_defaults() {
+    let read = |family: &str| {
+        let mut sizes = json!({"model_type": family, "vocab_size": 11, "hidden_size": 4096, "intermediate_size": 10,
+            "num_hidden_layers": 8, "num_attention_heads": 32, "num_experts_per_tok": 2, "moe_intermediate_size": 8});
+        if family == "qwen3_moe" {
+            sizes["num_experts"] = 4.into();
+        }
+        ModelConfig::from_json("x", sizes.to_string().as_bytes()).unwrap_or_else(|e| panic!("{family}: {e:#}"))
+    };
+    for (family, tied, context, kv, head, eps, theta) in [
+        ("llama", false, 2048, 32, 128, 1e-6, 1e4),
+        ("granite", false, 2048, 32, 128, 1e-6, 1e4),
+        ("mistral", false, 131_072, 8, 128, 1e-6, 1e4),
+        ("phi3", false, 4096, 32, 128, 1e-5, 1e4),
+        ("smollm3", true, 32_768, 4, 128, 1e-6, 2e6),
+        ("qwen2", false, 32_768, 32, 128, 1e-6, 1e4),
+        ("qwen3", false, 32_768, 32, 128, 1e-6, 1e4),
+        ("qwen3_moe", false, 32_768, 4, 128, 1e-6, 1e4),
+        ("qwen3_5_text", false, 32_768, 4, 256, 1e-6, 1e4),
+        ("gemma3_text", true, 131_072, 4, 256, 1e-6, 1e6),
+    ] {
+        let c = read(family);
+        let found = (c.tied, c.context, c.n_kv_heads, c.head_dim, c.rms_eps, c.rope.theta);
+        assert_eq!(found, (tied, context, kv, head, eps as f32, theta), "{family}");
+    }
+}
+
+/// Every place that names an end of a turn counts, and spellings that mean one.
+#[test]
+fn a_turn_ends_where_any_file_says() {
+    let folder = Folder::with_config(json!({"eos_token_id": 3}));
+    folder.json("generation_config.json", &json!({"eos_token_id": [2, 3]}));
+    let added = |id: u32, content: &str| json!({"id": id, "content": content, "special": true});
+    folder.json(
+        "tokenizer.json",
+        &json!({"added_tokens": [added(5, "<own>"), added(6, "<|eot_id|>"), added(7, "<other>"), added(40, "<|im_end|>")],
+            "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}),
+    );
+    folder.json("tokenizer_config.json", &json!({"eos_token": {"content": "<own>"}}));
+    folder.json("special_tokens_map.json", &json!({"eos_token": "<other>"}));
+    assert_eq!(opened(&folder).generation.eos, [2, 3, 5, 7, 6]);
 }
 
 /// The decision tensors of the tiny model.

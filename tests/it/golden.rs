@@ -256,6 +256,7 @@ fn chats_render_and_encode_as_by_transformers() {
     let spec = TemplateSpec {
         source: Some(String::from_utf8(read("tokenizer/chat_template.jinja")).expect("UTF-8")),
         bos_token: String::new(),
+        prompt_bos: false,
         eos_token: "<|im_end|>".into(),
         control: tokenizer.control_literals(),
         trusted: true,

@@ -176,12 +176,12 @@ fn a_head_for_another_model_is_refused() {
     let error = open("qwen3_gqa").set_draft_head(head()).unwrap_err().to_string();
     assert_eq!(
         error,
-        "plain is a draft head for another model than qwen3_gqa: its hidden size is 64, and the model's is 48"
+        "plain is a draft head for a different model than qwen3_gqa: its hidden size is 64, and the model's is 48"
     );
     let error = eagle::named(&folder("qwen3_gqa"), 4).err().unwrap().to_string();
     assert!(error.contains("config.json is not that of an EAGLE-3 head"), "{error}");
     let error = eagle::named(&folder("nowhere"), 4).err().unwrap().to_string();
-    assert!(error.contains("is no folder and no hub id"), "{error}");
+    assert!(error.contains("is neither a folder nor a hub id"), "{error}");
 }
 
 /// Writes a random head for a model, which guesses the letters a to h and spaces.
@@ -263,7 +263,7 @@ fn a_head_is_used_from_a_folder_and_a_wrong_one_is_refused() {
     assert!(drafted["draft"]["rounds"].as_u64() > Some(0), "{drafted}");
     let (code, _, stderr) = said(wrong.to_str().unwrap());
     assert!(code == Some(2) && stderr.trim_end().lines().count() == 1, "{stderr}");
-    assert!(stderr.contains("wrong is a draft head for another model than demo: its hidden size is"), "{stderr}");
+    assert!(stderr.contains("wrong is a draft head for a different model than demo: its hidden size is"), "{stderr}");
     let (code, _, stderr) = said("lokup");
     assert!(code == Some(2) && stderr.contains("is not a source of drafts"), "{stderr}");
 }

@@ -123,6 +123,29 @@ fn the_importance_matrix_of_a_repository_is_pulled_and_used() {
     assert!(!home.repo().exists());
 }
 
+/// Anybody can list a model in more parts than exist anywhere: the listing alone refuses it.
+#[test]
+fn a_listing_of_very_many_files_is_refused_before_any_is_read() {
+    let parts = |n: usize| (1..=n).map(move |i| (format!("tiny-Q8_0-{i:05}-of-{n:05}.gguf"), b"GGUF".to_vec()));
+    let many = (0..2001).map(|i| (format!("tiny-{i}-Q4_K_M.gguf"), b"GGUF".to_vec()));
+    for (files, model, wanted) in [
+        (
+            parts(1001).collect(),
+            "any/model:Q8_0",
+            "any/model: tiny-Q8_0 has 1001 parts, and 1000 are the most that are read",
+        ),
+        (
+            many.collect(),
+            "any/model:Q8_0",
+            "any/model has 2001 GGUF models, and 2000 are the most that are looked through",
+        ),
+    ] {
+        let (hub, home) = (FakeHub::new(files), Home::new());
+        home.refused_as(&hub, model, 2, &[wanted]);
+        assert!(hub.asked(".gguf").is_empty());
+    }
+}
+
 /// The header is read before anything is written, and its bytes are not requested twice.
 #[test]
 fn a_long_header_is_the_beginning_of_the_download() {

@@ -86,7 +86,7 @@ fn the_plan_and_the_room_come_before_the_first_byte() {
     }
     let (hub, home) = (healthy(), Home::new());
     hub.listing(listed(&[(WEIGHTS, 1 << 60)]));
-    home.refused_at_last(&hub, 1, &["bytes are needed", "the disk of", "free"]);
+    home.refused_at_last(&hub, 1, &["are needed", "the disk of", "free"]);
     assert!(!home.cache().exists());
 }
 

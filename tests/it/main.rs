@@ -19,6 +19,7 @@ mod full;
 mod gemma;
 mod gguf;
 mod gguf_file;
+mod gguf_keys;
 mod golden;
 mod harness;
 mod heads;

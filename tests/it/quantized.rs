@@ -305,6 +305,16 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
         let text = format!("{:#}", open(&folder(merged(base, change), &[])).err().unwrap());
         text.rsplit("quantization_config").next().unwrap().to_owned()
     };
+    // Of GPTQModel: matrices that are left as they are need nothing, those of another format are refused.
+    let dynamic = |rules: Value| config(json!({ "dynamic": rules }));
+    assert!(dynamic(json!({"-:.*1.*": {}, ".*2.*": {"bits": 4, "desc_act": true}})).ends_with("is missing"));
+    for key in ["bits", "group_size"] {
+        let said = dynamic(json!({"+:.*1.*": { key: 8 }}));
+        let wanted =
+            format!(": dynamic: {key} of \"+:.*1.*\" differs from that of other matrices, which is not supported");
+        assert_eq!(said, wanted);
+    }
+    assert_eq!(config(json!({"pack_dtype": "int64"})), ": pack_dtype \"int64\" is not supported (int32 is)");
     assert_eq!(config(json!({"bits": 3})), ": bits 3 is not supported (4, 8 supported)");
     assert_eq!(
         config(json!({"checkpoint_format": "marlin"})),

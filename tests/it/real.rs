@@ -82,6 +82,7 @@ fn holds(name: &str, vocab: usize, thinks: bool) {
     let spec = TemplateSpec {
         source: Some(text("chat_template")),
         bos_token: text("bos_token"),
+        prompt_bos: false,
         eos_token: text("eos_token"),
         control: tokenizer.control_literals(),
         trusted: true,
@@ -169,6 +170,7 @@ fn published_templates_render_as_by_transformers() {
         let spec = TemplateSpec {
             source: Some(fs::read_to_string(place.join(format!("{}.jinja", model.name))).unwrap()),
             bos_token: model.bos,
+            prompt_bos: false,
             eos_token: model.eos,
             control: Vec::new(),
             trusted: true,

@@ -89,6 +89,7 @@ fn spec(source: &str) -> TemplateSpec {
     TemplateSpec {
         source: Some(source.to_owned()),
         bos_token: "<|begin_of_text|>".into(),
+        prompt_bos: false,
         eos_token: "<|im_end|>".into(),
         control: control.map(str::to_owned).to_vec(),
         trusted: true,

@@ -138,7 +138,7 @@ impl Run {
         devices::check(settings)?;
         download::ensure(settings)?;
         let (checkpoint, target) = spawn::open_or_say(settings).map_err(as_wrong_use)?;
-        let context = settings.ctx_size.unwrap_or(checkpoint.config.context).min(checkpoint.config.context);
+        let context = settings.ctx_size.unwrap_or(checkpoint.config.usual_context()).min(checkpoint.config.context);
         let language = Language::new(&checkpoint, context, settings.think, settings.system.clone())?;
         let sampling = settings.sampling.over(&default_sampling(&checkpoint.generation));
         let widest = widths.last().copied().unwrap_or(1);

@@ -160,7 +160,8 @@ impl Metadata<'_> {
     /// A number of tokens.
     pub fn length(&self, key: &str) -> Result<usize> {
         let tokens: usize = self.number(key)?;
-        ensure!(tokens <= bounds::CONTEXT, "{}: metadata {key} {tokens} is not a length in tokens", self.label);
+        let most = bounds::POSITIONS;
+        ensure!(tokens <= most, "{}: metadata {key} is {tokens}, expected at most {most} tokens", self.label);
         Ok(tokens)
     }
 }

@@ -3,17 +3,12 @@
 
 use super::super::bounds;
 use super::super::family::{Family, WindowIn};
-use super::header::{Header, Value as Meta};
-use super::tokenizer;
+use super::header::{Header, Value as Meta, shown};
+use super::{keys, tokenizer};
 use crate::protocol::SamplingOverrides;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::f64::consts::PI;
-
-/// End tokens beside `tokenizer.ggml.eos_token_id`, which is one token where a
-/// `generation_config.json` lists several.
-const END_TOKENS: [&str; 7] =
-    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"];
 
 /// RoPE of Llama 3.1 and later: the only values published; a file has the resulting
 /// factors alone.
@@ -23,6 +18,10 @@ const LLAMA3_CONTEXT: f64 = 8192.0;
 
 /// Layers of Gemma 3 27B, whose files do not state the factor of its scores.
 const GEMMA_27B_LAYERS: usize = 62;
+/// Layers of the Gemma 3 models (4B, 12B, 27B) whose global layers divide positions by 8, which ollama's files do not
+/// state.
+const GEMMA_STRETCHED: [usize; 3] = [34, 48, GEMMA_27B_LAYERS];
+const GEMMA_FACTOR: f64 = 8.0;
 
 /// The bytes of the tensor of a name.
 type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
@@ -46,11 +45,12 @@ pub fn layers(h: &Header) -> Result<[usize; 2]> {
     Ok([blocks.saturating_sub(next), blocks])
 }
 
-/// The model's `config.json`. Sizes are checked by its parser. `data` returns the bytes of a tensor.
-pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> {
+/// The model's `config.json`. Sizes are checked by its parser. `raw` is the file, `data` returns the bytes of a tensor.
+pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<String, Value>> {
     let (family, arch) = architecture(h)?;
     let key = |name: &str| format!("{arch}.{name}");
     let head_dim = head_dim(h, arch)?;
+    keys::check(h, family, arch, head_dim)?;
     let need =
         |name: &str| -> Result<usize> { h.opt_size(&key(name))?.with_context(|| format!("{} is missing", key(name))) };
     ensure!(
@@ -66,10 +66,14 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
     let size = |name: &str| Ok::<_, anyhow::Error>(h.opt_size(&key(name))?.unwrap_or(head_dim));
     let rotated = size("rope.dimension_count")?;
     let partial = family.partial_rope && rotated < head_dim;
-    for (name, other) in
-        [("attention.value_length", size("attention.value_length")?), ("rope.dimension_count", rotated)]
-    {
-        let fits = other == head_dim || name.starts_with("rope") && partial;
+    for (name, other) in [
+        ("attention.value_length", size("attention.value_length")?),
+        ("attention.key_length_swa", size("attention.key_length_swa")?),
+        ("attention.value_length_swa", size("attention.value_length_swa")?),
+        ("rope.dimension_count", rotated),
+        ("rope.dimension_count_swa", h.opt_size(&key("rope.dimension_count_swa"))?.unwrap_or(rotated)),
+    ] {
+        let fits = other == head_dim || name.starts_with("rope") && partial && other == rotated;
         ensure!(fits, "{} {other} is not supported (the head size {head_dim} is)", key(name));
     }
     let embedding = h.tensors.get("token_embd.weight").context("tensor token_embd.weight is missing")?;
@@ -85,7 +89,7 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         "vocab_size": vocab,
         "max_position_embeddings": need("context_length")?,
         "rms_norm_eps": h.number(&key("attention.layer_norm_rms_epsilon"))?,
-        "rope_theta": h.number(&key("rope.freq_base"))?.unwrap_or(10_000.0),
+        "rope_theta": theta(h, arch, family)?,
         "tie_word_embeddings": !h.tensors.contains_key("output.weight"),
         "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias") && !family.qkv_bias,
         "mlp_bias": h.tensors.contains_key("blk.0.ffn_gate.bias"),
@@ -115,22 +119,34 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         ] {
             out[ours] = need(theirs)?.into();
         }
-        // The architecture says both.
-        out["norm_topk_prob"] = true.into();
+        // llama.cpp's architecture says it; files of ollama may say no.
+        let stated = h.flag(&key("norm_top_k_prob"))?.or(h.flag(&key("expert_weights_norm"))?);
+        out["norm_topk_prob"] = stated.unwrap_or(true).into();
         let dense = |layer: &usize| !h.tensors.contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
         out["mlp_only_layers"] = (0..layers.min(bounds::LAYERS)).filter(dense).collect::<Vec<_>>().into();
     }
     if family.gemma {
         let window = need("attention.sliding_window")?;
         out["sliding_window"] = window.into();
-        if let Ok(Some(pattern)) = h.opt_size(&key("attention.sliding_window_pattern")) {
-            out["sliding_window_pattern"] = pattern.into();
+        let pattern = key("attention.sliding_window_pattern");
+        match h.metadata.get(&pattern) {
+            None => {}
+            Some(Meta::Array(local)) => {
+                let kind = |local: &bool| if *local { "sliding_attention" } else { "full_attention" };
+                let local = local.flags(raw).with_context(|| format!("{pattern} is not a list of layers"))?;
+                out["layer_types"] = local.iter().take(bounds::LAYERS).map(kind).collect::<Vec<_>>().into();
+            }
+            Some(_) => out["sliding_window_pattern"] = h.opt_size(&pattern)?.into(),
         }
         // As llama.cpp: of the largest model the scale is that of another head size.
         let usual = if layers == GEMMA_27B_LAYERS { need("embedding_length")? / heads.max(1) } else { head_dim };
         let scale = h.number(&key("attention.scale"))?.filter(|scale| *scale > 0.0);
         out["query_pre_attn_scalar"] = scale.map_or(usual as f64, |scale| scale.powi(-2)).into();
-        if let Some(theta) = h.number(&key("rope.freq_base_swa"))? {
+        if out["rms_norm_eps"].is_null() {
+            out["rms_norm_eps"] = 1e-6.into();
+        }
+        let local = h.number(&key("rope.freq_base_swa"))?;
+        if let Some(theta) = local.or(h.number(&key("rope.local.freq_base"))?) {
             out["rope_local_base_freq"] = theta.into();
         }
         // The converter adds the 1.
@@ -144,18 +160,22 @@ pub fn config<'a>(h: &Header, data: Data<'_, 'a>) -> Result<Map<String, Value>> 
         let window = h.opt_size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
         out["sliding_window"] = window.into();
     }
-    // Factors of models that extend Llama's computation; their parser refuses all but 1.
-    for (ours, theirs) in [
-        ("logits_scaling", "logit_scale"),
-        ("residual_multiplier", "residual_scale"),
-        ("embedding_multiplier", "embedding_scale"),
-        ("attention_multiplier", "attention.scale"),
-    ] {
-        if let Some(factor) = h.number(&key(theirs))?.filter(|_| !family.gemma) {
-            out[ours] = factor.into();
+    if family.scaled {
+        // As in llama.cpp, 0 is a factor that is not set.
+        for (ours, theirs, usual) in [
+            ("logits_scaling", "logit_scale", 1.0),
+            ("residual_multiplier", "residual_scale", 1.0),
+            ("embedding_multiplier", "embedding_scale", 1.0),
+            ("attention_multiplier", "attention.scale", (head_dim as f64).powf(-0.5)),
+        ] {
+            out[ours] = h.number(&key(theirs))?.filter(|factor| *factor != 0.0).unwrap_or(usual).into();
         }
     }
     out["rope_scaling"] = rope_scaling(h, arch, rotated, &out["rope_theta"], data)?;
+    let stretched = family.gemma && GEMMA_STRETCHED.contains(&layers);
+    if stretched && !h.metadata.contains_key(&key("rope.scaling.factor")) && out["rope_scaling"].is_null() {
+        out["rope_scaling"] = json!({"rope_type": "linear", "factor": GEMMA_FACTOR});
+    }
     match out {
         Value::Object(map) => Ok(map),
         _ => bail!("no configuration"),
@@ -211,19 +231,56 @@ fn rope_scaling<'a>(h: &Header, arch: &str, channels: usize, theta: &Value, data
             (f64::from(f) / llama3_factor(wavelength, factor) - 1.0).abs() < 1e-3
         });
         ensure!(same, "the factors in rope_freqs.weight are not those of Llama 3, which alone are supported");
+        let other = stated_scaling(h, arch)?;
+        ensure!(other.is_null(), "{} {other} beside rope_freqs.weight is not supported", key("factor"));
         return Ok(json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": LLAMA3_LOW,
             "high_freq_factor": LLAMA3_HIGH, "original_max_position_embeddings": LLAMA3_CONTEXT}));
     }
-    match h.text(&key("type"))? {
-        None | Some("none") => Ok(Value::Null),
-        Some(kind) => Ok(json!({
+    stated_scaling(h, arch)
+}
+
+/// The scaling that the metadata state, with llama.cpp's defaults: linear, by no factor.
+fn stated_scaling(h: &Header, arch: &str) -> Result<Value> {
+    let key = |name: &str| format!("{arch}.rope.scaling.{name}");
+    let number = |name: &str| h.number(&key(name));
+    let factor = number("factor")?.or(h.number(&format!("{arch}.rope.scale_linear"))?).filter(|f| *f != 0.0);
+    let kind = h.text(&key("type"))?.unwrap_or("linear");
+    // The first one multiplies YaRN's own factor of cos and sin, the second one replaces it.
+    let (times, whole) = (number("attn_factor")?.unwrap_or(1.0), number("yarn_attn_factor")?);
+    if kind == "yarn" {
+        let usual = factor.map_or(1.0, |factor| if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 });
+        let attention = whole.or((times != 1.0).then_some(usual * times));
+        let beta = |side: &str| Ok::<_, anyhow::Error>(number(&format!("yarn_{side}"))?.or(number(side)?));
+        let mut out = json!({
             "rope_type": kind,
-            "factor": h.number(&key("factor"))?,
+            "factor": factor.unwrap_or(1.0),
             "original_max_position_embeddings": h.opt_size(&key("original_context_length"))?,
-            "beta_fast": h.number(&key("yarn_beta_fast"))?,
-            "beta_slow": h.number(&key("yarn_beta_slow"))?,
-        })),
+            "beta_fast": beta("beta_fast")?,
+            "beta_slow": beta("beta_slow")?,
+        });
+        if let Some(attention) = attention {
+            out["attention_factor"] = attention.into();
+        }
+        return Ok(out);
     }
+    for (name, value) in [("attn_factor", times), ("yarn_attn_factor", whole.unwrap_or(1.0))] {
+        ensure!(value == 1.0, "{} {value} is not supported with rope scaling of type {kind}", key(name));
+    }
+    match kind {
+        "none" => Ok(Value::Null),
+        "linear" => Ok(factor
+            .filter(|factor| *factor != 1.0)
+            .map_or(Value::Null, |factor| json!({"rope_type": "linear", "factor": factor}))),
+        "longrope" => bail!("{} is longrope, but there is no tensor rope_factors_long.weight", key("type")),
+        other => bail!("{} {other:?} is not supported (none, linear, yarn, longrope are)", key("type")),
+    }
+}
+
+/// The base of RoPE, by llama.cpp's name or ollama's.
+fn theta(h: &Header, arch: &str, family: &Family) -> Result<f64> {
+    let stated = h.number(&format!("{arch}.rope.freq_base"))?;
+    let usual = if family.gemma { 1e6 } else { 10_000.0 };
+    Ok(stated.or(h.number(&format!("{arch}.rope.global.freq_base"))?).unwrap_or(usual))
 }
 
 /// Factors of RoPE, one for each pair of channels, if the file has that tensor.
@@ -255,10 +312,10 @@ pub fn generation(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let mut out = Map::new();
     let mut ends: Vec<usize> = Vec::new();
     for name in ["eos", "eot", "eom"] {
-        ends.extend(h.opt_size(&format!("tokenizer.ggml.{name}_token_id"))?);
+        let stated = h.opt_size(&format!("tokenizer.ggml.{name}_token_id"))?;
+        let several = tokenizer::ids(h, raw, &format!("tokenizer.ggml.{name}_token_ids"))?;
+        ends.extend(stated.into_iter().chain(several));
     }
-    let ids = tokenizer::control_tokens(h, raw)?;
-    ends.extend(END_TOKENS.iter().filter_map(|literal| ids.get(literal)));
     let mut unique: Vec<usize> = Vec::new();
     for id in ends {
         if !unique.contains(&id) {
@@ -301,6 +358,16 @@ impl Header {
         n.map(Some).with_context(|| format!("{key} is {}, expected a whole number", shown(&self.metadata[key])))
     }
 
+    /// A truth value, if the key exists.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.metadata.get(key) {
+            None => Ok(None),
+            Some(Meta::Bool(value)) => Ok(Some(*value)),
+            Some(Meta::Unsigned(n @ (0 | 1))) => Ok(Some(*n == 1)),
+            Some(other) => bail!("{key} is {}, expected true or false", shown(other)),
+        }
+    }
+
     /// A finite number, if the key exists.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         let n = match self.metadata.get(key) {
@@ -311,17 +378,5 @@ impl Header {
             Some(_) => None,
         };
         n.map(Some).with_context(|| format!("{key} is {}, expected a number", shown(&self.metadata[key])))
-    }
-}
-
-/// A value for a message.
-fn shown(value: &Meta) -> String {
-    match value {
-        Meta::Text(text) => format!("{:?}", text.chars().take(60).collect::<String>()),
-        Meta::Array(array) => format!("an array of {} values", array.len),
-        Meta::Unsigned(n) => n.to_string(),
-        Meta::Signed(n) => n.to_string(),
-        Meta::Float(n) => n.to_string(),
-        Meta::Bool(b) => b.to_string(),
     }
 }

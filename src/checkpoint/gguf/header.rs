@@ -36,6 +36,18 @@ pub enum Value {
     Array(Array),
 }
 
+/// A value for a message.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::Text(text) => format!("{:?}", text.chars().take(60).collect::<String>()),
+        Value::Array(array) => format!("an array of {} values", array.len),
+        Value::Unsigned(n) => n.to_string(),
+        Value::Signed(n) => n.to_string(),
+        Value::Float(n) => n.to_string(),
+        Value::Bool(b) => b.to_string(),
+    }
+}
+
 /// The place of an array of `len` values of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
@@ -71,7 +83,7 @@ impl Header {
     pub fn parse(raw: &[u8], file_len: usize) -> Result<Self> {
         let mut r = Reader { raw: &raw[..raw.len().min(HEADER_BYTES)], at: 0, file_len };
         let magic = r.take(4).unwrap_or_default();
-        ensure!(magic == MAGIC, "it is no GGUF file: it does not begin with \"GGUF\"");
+        ensure!(magic == MAGIC, "not a GGUF file: it does not begin with \"GGUF\"");
         match r.u32()? {
             2 | 3 => {}
             swapped @ (0x0200_0000 | 0x0300_0000) => bail!("big-endian files (version {swapped:#x}) are not supported"),
@@ -193,6 +205,14 @@ impl Array {
         Ok(raw[self.range.clone()].as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect())
     }
 
+    /// The truth values of the array, also written as numbers.
+    pub fn flags(&self, raw: &[u8]) -> Result<Vec<bool>> {
+        if self.type_id == BOOL {
+            return Ok(raw[self.range.clone()].iter().map(|byte| *byte != 0).collect());
+        }
+        Ok(self.integers(raw)?.into_iter().map(|n| n != 0).collect())
+    }
+
     /// The integers of the array.
     pub fn integers(&self, raw: &[u8]) -> Result<Vec<i64>> {
         let size = scalar_bytes(self.type_id).filter(|_| !matches!(self.type_id, 6 | 7 | 12));
@@ -203,6 +223,7 @@ impl Array {
 }
 
 const FLOAT: u32 = 6;
+const BOOL: u32 = 7;
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 

@@ -126,7 +126,7 @@ fn values_of_every_kind_are_read() {
 fn lies_are_refused_before_they_are_believed() {
     let one = |tensor: (&str, &[u64], u32, u64), data| refusal(&file(3, &[], &[tensor], data));
     let raw = file(3, &[], &[], 0);
-    assert_eq!(refusal(b"PK\x03\x04"), "it is no GGUF file: it does not begin with \"GGUF\"");
+    assert_eq!(refusal(b"PK\x03\x04"), "not a GGUF file: it does not begin with \"GGUF\"");
     assert_eq!(refusal(&file(1, &[], &[], 0)), "GGUF version 1 is not supported (2 and 3 are)");
     assert!(refusal(&file(3u32.swap_bytes(), &[], &[], 0)).starts_with("big-endian files"));
     let mut many = raw.clone();

@@ -2,17 +2,22 @@
 //! would have as a folder, so that one reader checks and builds both: byte-level BPE (`gpt2`), and
 //! SentencePiece's (`llama`, [`sentencepiece`]).
 
-use super::super::bounds;
+use super::super::{bounds, ends};
 use super::header::{Array, Header, Value as Meta};
 use super::sentencepiece::{self, Parts, Vocabulary};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
+const MODEL: &str = "tokenizer.ggml.model";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+
+/// Key of a `tokenizer_config.json` that is made here: whether a prompt begins with the BOS even where the template does not
+/// write it. Folders have none: transformers adds nothing to what a template writes, llama.cpp does.
+pub const PROMPT_BOS: &str = "prompt_begins_with_bos";
 
 /// `tokenizer.ggml.token_type` of ordinary tokens.
 const NORMAL: i64 = 1;
@@ -24,6 +29,9 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 /// Fills the vocabulary up to the rows of the embedding.
 const UNUSED: i64 = 5;
+
+/// Tokens of Phi-3 that leave what follows as it is.
+const STRIP_NOTHING: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -89,7 +97,7 @@ impl Split {
 
 /// The model's `tokenizer.json`; `None` for a file without a vocabulary.
 pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
-    let split = match h.text("tokenizer.ggml.model")? {
+    let split = match h.text(MODEL)? {
         Some("gpt2") => Some(Split::of(h)?),
         Some("llama") => None,
         None | Some("no_vocab" | "none") => return Ok(None),
@@ -97,7 +105,12 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
             bail!("tokenizer {other:?} is not supported (byte-level BPE, \"gpt2\", and SentencePiece, \"llama\", are)")
         }
     };
-    let (tokens, types) = vocabulary(h, raw)?;
+    let (tokens, mut types) = vocabulary(h, raw)?;
+    let place: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(id, token)| (*token, id)).collect();
+    // As in llama.cpp: converters get the type of these wrong.
+    for (_, id) in ends::known(|literal| place.get(literal).copied()) {
+        types[id] = CONTROL;
+    }
     let added = |kind: i64| matches!(kind, CONTROL | USER_DEFINED) || split.is_none() && kind == UNKNOWN;
     let n_added = types.iter().filter(|kind| added(**kind)).count();
     ensure!(
@@ -105,6 +118,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         "{TYPES} names {n_added} tokens that are not split, expected at most {}",
         bounds::ADDED_TOKENS
     );
+    let strips = is_phi3(h, split)?;
     let (mut vocab, mut special, mut spellings) = (Map::new(), Vec::new(), Map::new());
     for (id, (token, kind)) in tokens.iter().zip(&types).enumerate() {
         if *kind == UNUSED || vocab.contains_key(*token) {
@@ -116,7 +130,8 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         }
         vocab.insert((*token).to_owned(), id.into());
         if added(*kind) {
-            special.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+            let rstrip = strips && !STRIP_NOTHING.contains(token);
+            special.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": rstrip,
                 "normalized": false, "special": *kind != USER_DEFINED}));
         }
     }
@@ -128,7 +143,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
             ensure!(scores.len() == tokens.len(), "{SCORES} has {} values for {} tokens", scores.len(), tokens.len());
             let ordinary: Vec<bool> = types.iter().map(|kind| *kind == NORMAL).collect();
             let unknown = types.iter().position(|kind| *kind == UNKNOWN).map(|id| tokens[id]);
-            let space_prefix = flag(h, "tokenizer.ggml.add_space_prefix").unwrap_or(true);
+            let space_prefix = h.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
             let (scores, ordinary, tokens) = (&scores, &ordinary, &tokens);
             sentencepiece::parts(&Vocabulary { tokens, scores, ordinary, unknown, space_prefix }, vocab)?
         }
@@ -150,6 +165,14 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     Ok(Some(file))
 }
 
+/// Whether the tokenizer is Phi-3's, whose control tokens take the white space behind them. No key says so: llama.cpp goes
+/// by the model's name, which not every file has.
+fn is_phi3(h: &Header, split: Option<Split>) -> Result<bool> {
+    let name = h.text("general.name")?.unwrap_or_default().to_lowercase();
+    let named = ["phi-3", "phi3"].iter().any(|known| name.contains(known));
+    Ok(named || split.is_none() && h.text("general.architecture")? == Some("phi3"))
+}
+
 fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -> Result<Parts> {
     let merges = array(h, MERGES, bounds::MERGES)?.with_context(|| format!("{MERGES} is missing"))?;
     let merges = merges.texts(raw).context(MERGES)?;
@@ -163,10 +186,15 @@ fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -
     })
 }
 
+/// Whether a text begins with the BOS: as the file says, else as llama.cpp does for its kind of vocabulary.
+fn adds_bos(h: &Header, split: Option<Split>) -> Result<bool> {
+    let usual = matches!(split, None | Some(Split::Llama3 | Split::Tekken));
+    Ok(h.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(usual))
+}
+
 /// Puts the BOS in front of a file's text, where the model was trained so.
 fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Value> {
-    let usual = matches!(split, None | Some(Split::Llama3 | Split::Tekken));
-    let add = flag(h, "tokenizer.ggml.add_bos_token").unwrap_or(usual);
+    let add = adds_bos(h, split)?;
     let Some(bos) = literal(h, tokens, "bos")?.filter(|_| add) else { return Ok(Value::Null) };
     let id = h.opt_size("tokenizer.ggml.bos_token_id")?;
     let special = json!({"SpecialToken": {"id": bos, "type_id": 0}});
@@ -176,31 +204,37 @@ fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Va
         "special_tokens": {bos: {"id": bos, "ids": [id], "tokens": [bos]}}}))
 }
 
-/// The model's `tokenizer_config.json`: the chat template and its tokens.
+/// The model's `tokenizer_config.json`: the chat template and its tokens, and whether a prompt begins with the BOS even where
+/// the template does not write it.
 pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let mut out = Map::new();
     if let Some(template) = h.text("tokenizer.chat_template")? {
         out.insert("chat_template".to_owned(), template.into());
     }
-    if let Some(tokens) = array(h, TOKENS, bounds::VOCAB)? {
-        let tokens = tokens.texts(raw).context(TOKENS)?;
-        for name in ["bos", "eos"] {
-            if let Some(token) = literal(h, &tokens, name)? {
-                out.insert(format!("{name}_token"), token.into());
-            }
+    let Some(tokens) = array(h, TOKENS, bounds::VOCAB)? else { return Ok(out) };
+    let tokens = tokens.texts(raw).context(TOKENS)?;
+    for name in ["bos", "eos"] {
+        if let Some(token) = literal(h, &tokens, name)? {
+            out.insert(format!("{name}_token"), token.into());
         }
+    }
+    let split = if h.text(MODEL)? == Some("gpt2") { Some(Split::of(h)?) } else { None };
+    let stated = h.metadata.contains_key("tokenizer.ggml.add_bos_token");
+    // Of Phi-3, transformers has no BOS in a conversation.
+    let adds = adds_bos(h, split)? && (stated || !is_phi3(h, split)?);
+    out.insert(PROMPT_BOS.to_owned(), adds.into());
+    if !adds && !out.contains_key("chat_template") {
+        out.remove("bos_token");
     }
     Ok(out)
 }
 
-/// Control tokens, literal to id.
-pub fn control_tokens<'a>(h: &Header, raw: &'a [u8]) -> Result<HashMap<&'a str, usize>> {
-    if array(h, TOKENS, bounds::VOCAB)?.is_none() {
-        return Ok(HashMap::new());
-    }
-    let (tokens, types) = vocabulary(h, raw)?;
-    let control = tokens.into_iter().zip(types).enumerate().filter(|(_, (_, kind))| *kind == CONTROL);
-    Ok(control.map(|(id, (token, _))| (token, id)).collect())
+/// The ids in a list of token ids; none without the key.
+pub fn ids(h: &Header, raw: &[u8], key: &str) -> Result<Vec<usize>> {
+    let Some(listed) = array(h, key, bounds::ADDED_TOKENS)? else { return Ok(Vec::new()) };
+    let ids = listed.integers(raw).with_context(|| key.to_owned())?;
+    let id = |id: i64| usize::try_from(id).ok().with_context(|| format!("{key} has {id}, expected ids of tokens"));
+    ids.into_iter().map(id).collect()
 }
 
 /// The spelling of every token, and its type.
@@ -217,14 +251,6 @@ fn literal<'a>(h: &Header, tokens: &[&'a str], name: &str) -> Result<Option<&'a 
     let Some(id) = h.opt_size(&key)? else { return Ok(None) };
     let token = tokens.get(id).with_context(|| format!("{key} is {id}, but there are {} tokens", tokens.len()))?;
     Ok(Some(token))
-}
-
-/// A truth value, if the key has one.
-fn flag(h: &Header, key: &str) -> Option<bool> {
-    match h.metadata.get(key) {
-        Some(Meta::Bool(value)) => Some(*value),
-        _ => None,
-    }
 }
 
 /// An array of at most `most` values, if the key exists.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Attempts without a byte received before a download fails.
@@ -35,8 +36,8 @@ pub struct Fetcher<'a> {
     pub observer: &'a mut dyn Observer,
     /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
-    /// Beginnings of files, by hash. What they are is checked with the rest.
-    heads: BTreeMap<String, Part<Memory>>,
+    /// Beginnings of files, by hash, which are read elsewhere too. What they are is checked with the rest.
+    heads: BTreeMap<String, Head>,
 }
 
 /// Where the bytes of a file are written.
@@ -52,6 +53,12 @@ impl Sink for fs::File {
 
 type Memory = io::Cursor<Vec<u8>>;
 
+/// The beginning of a file, and how to go on.
+struct Head {
+    bytes: Arc<Vec<u8>>,
+    rest: Part<()>,
+}
+
 impl Sink for Memory {
     fn clear(&mut self) -> io::Result<()> {
         self.get_mut().clear();
@@ -66,6 +73,14 @@ struct Part<S> {
     at: u64,
     /// The server's ETag, for If-Range: the rest of another version must not be appended.
     etag: Option<String>,
+}
+
+impl<S> Part<S> {
+    /// The same state with another place for the bytes, and the place before.
+    fn with<T>(self, to: T) -> (Part<T>, S) {
+        let Self { to: before, hasher, at, etag } = self;
+        (Part { to, hasher, at, etag }, before)
+    }
 }
 
 impl<S: Sink> Part<S> {
@@ -119,21 +134,25 @@ impl<'a> Fetcher<'a> {
     }
 
     /// The first `bytes` of a file, which are kept in memory until [`Self::fetch`] writes them.
-    pub fn head(&mut self, file: &File, bytes: u64) -> Result<Vec<u8>, HubError> {
+    pub fn head(&mut self, file: &File, bytes: u64) -> Result<Arc<Vec<u8>>, HubError> {
         let hash = file.hash.as_str();
         if self.is_complete(file) {
             let read = fs::File::open(self.repo.blob(hash)).and_then(|blob| {
                 let mut head = Vec::new();
-                blob.take(bytes).read_to_end(&mut head).map(|_| head)
+                blob.take(bytes).read_to_end(&mut head).map(|_| Arc::new(head))
             });
             return read.map_err(|e| self.repo.failed(&e));
         }
         self.meter.file(&file.name, file.bytes);
-        let mut part = self.heads.remove(hash).unwrap_or_else(|| Part::new(Memory::default(), file));
+        let mut part = match self.heads.remove(hash) {
+            Some(Head { bytes, rest }) => rest.with(Memory::new(Arc::unwrap_or_clone(bytes))).0,
+            None => Part::new(Memory::default(), file),
+        };
         self.fill(&mut part, file, bytes)?;
-        let head = part.to.get_ref().clone();
-        self.heads.insert(hash.to_owned(), part);
-        Ok(head)
+        let (rest, head) = part.with(());
+        let bytes = Arc::new(head.into_inner());
+        self.heads.insert(hash.to_owned(), Head { bytes: bytes.clone(), rest });
+        Ok(bytes)
     }
 
     /// Downloads a file if it is missing, and links it into the commit's folder.
@@ -186,10 +205,9 @@ impl<'a> Fetcher<'a> {
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
         let mut opened = repo.open_partial(file.hash.as_str()).map_err(disk)?;
-        if let Some(Part { to: head, .. }) = self.heads.remove(file.hash.as_str()) {
-            let head = head.get_ref();
+        if let Some(Head { bytes: head, .. }) = self.heads.remove(file.hash.as_str()) {
             if opened.metadata().map_err(disk)?.len() < head.len() as u64 {
-                let written = opened.write_all(head).and_then(|()| opened.rewind());
+                let written = opened.write_all(&head).and_then(|()| opened.rewind());
                 written.map_err(disk)?;
             }
         }

@@ -4,6 +4,9 @@
 use crate::checkpoint::model_names::same;
 use std::collections::BTreeMap;
 
+/// Most models of a repository that are looked through, and most parts of one.
+pub const MOST: usize = 2000;
+pub const MOST_PARTS: usize = 1000;
 /// Most files that a message names.
 const MAX_NAMED: usize = 40;
 /// In the names of importance matrices.
@@ -86,7 +89,7 @@ pub fn is_imatrix(name: &str) -> bool {
     imatrix_form(name).is_some()
 }
 
-/// The importance matrix of a model among files: the one that is called as the model is, or else the
+/// The importance matrix of a model among files: the one that is named like the model, or else the
 /// only one, of those in the newest form. `None` where several may be meant, and of a folder of
 /// `several` models where none has its name.
 pub fn imatrix<'a>(files: impl Iterator<Item = &'a str>, model: &str, several: bool) -> Option<&'a str> {
@@ -127,6 +130,9 @@ impl GgufModel {
 
 /// `Q4_K_M (4.9 GB), Q8_0 (8.5 GB)`
 pub fn listed(models: &[GgufModel]) -> String {
+    if models.len() > MOST {
+        return format!("{} GGUF models", models.len());
+    }
     let name = |m: &GgufModel| format!("{} ({:.1} GB)", m.label(models), m.bytes as f64 / 1e9);
     let mut names: Vec<String> = models.iter().take(MAX_NAMED).map(name).collect();
     if models.len() > MAX_NAMED {

@@ -13,6 +13,7 @@ use crate::checkpoint::eagle::config::is_head;
 use crate::checkpoint::files::{CARD, Files, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
 use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
 use crate::checkpoint::{ModelConfig, config_of, imatrix};
+use crate::protocol::bytes as size;
 use crate::regular_file::free_bytes;
 use crate::tensor::SharedBytes;
 use crate::unicode::one_line;
@@ -22,6 +23,10 @@ use std::sync::Arc;
 
 /// Bytes of a GGUF file that are requested for its header at first. Most have 2 to 16 MB.
 const HEAD_BYTES: u64 = 4 << 20;
+/// The same for the parts behind the first, which have no vocabulary.
+const PART_HEAD_BYTES: u64 = 128 << 10;
+/// Most bytes of the headers of all parts of a model, which are in memory together.
+const ALL_HEADS_BYTES: u64 = HEADER_BYTES as u64 + gguf_files::MOST_PARTS as u64 * PART_HEAD_BYTES;
 
 /// Files to download.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +95,9 @@ impl Hub {
         if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
             let (name, need, at) = (&plan.name, plan.todo_bytes, self.cache.display());
             return Err(HubError::Failed(format!(
-                "{name} is not downloaded: {need} bytes are needed, and the disk of {at} has {free} free"
+                "{name} is not downloaded: {} are needed, and the disk of {at} has {} free",
+                size(need),
+                size(free)
             )));
         }
         pull.fetcher.meter.expect(plan.bytes);
@@ -133,15 +140,26 @@ fn gguf_models(listing: &Listing) -> Vec<GgufModel> {
 fn pick(model: &HubModel, listing: &Listing) -> Result<GgufModel, HubError> {
     let (id, models) = (&model.id, gguf_models(listing));
     let wanted = model.gguf.as_deref().unwrap_or_default();
-    gguf_files::pick(&models, wanted).cloned().ok_or_else(|| {
+    if models.len() > gguf_files::MOST {
+        let (n, most) = (models.len(), gguf_files::MOST);
+        return Err(HubError::Wrong(format!(
+            "{id} has {n} GGUF models, and {most} are the most that are looked through"
+        )));
+    }
+    let picked = gguf_files::pick(&models, wanted).cloned().ok_or_else(|| {
         let Some(first) = models.first() else { return HubError::Wrong(format!("{id} has no GGUF files")) };
-        let first = models.iter().find(|m| m.label(&models) == "Q4_K_M").unwrap_or(first).label(&models);
+        let first = gguf_files::pick(&models, "Q4_K_M").unwrap_or(first).label(&models);
         let none = match wanted {
             "" => "its GGUF files are".to_owned(),
             wanted => format!("{wanted:?} is not the end of one GGUF file's name; they are"),
         };
         HubError::Wrong(format!("{id}: {none} {}; choose one: {id}:{first}", gguf_files::listed(&models)))
-    })
+    })?;
+    if picked.files.len() > gguf_files::MOST_PARTS {
+        let (name, n, most) = (picked.name(), picked.files.len(), gguf_files::MOST_PARTS);
+        return Err(HubError::Wrong(format!("{id}: {name} has {n} parts, and {most} are the most that are read")));
+    }
+    Ok(picked)
 }
 
 /// Whether to download a file: the repository has it, and a model card is not too large.
@@ -202,18 +220,31 @@ impl Pull<'_> {
         let beside = self.listing.files.iter().filter(|file| fits(*file)).map(|(name, _)| name.as_str());
         let imatrix = gguf_files::imatrix(beside, picked.name(), false);
         let texts = self.files(imatrix.into_iter())?;
-        let heads = weights.iter().map(|file| self.head(file)).collect::<Result<Vec<_>, _>>()?;
+        let mut heads = Vec::new();
+        let mut left = ALL_HEADS_BYTES;
+        for file in &weights {
+            let first = if heads.is_empty() { HEAD_BYTES } else { PART_HEAD_BYTES };
+            let head = self.head(file, first, left)?;
+            left -= ((*head.bytes).as_ref().len() as u64).min(left);
+            heads.push(head);
+        }
         let config = Gguf::new(heads).and_then(|gguf| config_of(&Files::Gguf(Arc::new(gguf))));
         let config = config.map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
         Ok(Wanted { texts, weights, config: Some(config) })
     }
 
-    /// The beginning of a GGUF file, with its header.
-    fn head(&mut self, file: &File) -> Result<Part, HubError> {
+    /// The beginning of a GGUF file, with its header: `first` bytes, or more, of the `left` ones that are left for all parts.
+    fn head(&mut self, file: &File, first: u64, left: u64) -> Result<Part, HubError> {
         let most = file.bytes.min(HEADER_BYTES as u64);
-        let mut bytes = HEAD_BYTES.min(most);
+        let mut bytes = first.min(most);
         loop {
-            let head: SharedBytes = Arc::new(self.fetcher.head(file, bytes)?);
+            if bytes > left {
+                let (id, name, all) = (self.fetcher.remote.id, &file.name, size(ALL_HEADS_BYTES));
+                return Err(HubError::Wrong(format!(
+                    "{id}: the headers of all parts up to {name} have more than {all}"
+                )));
+            }
+            let head: SharedBytes = self.fetcher.head(file, bytes)?;
             let part = Part { label: file.name.clone(), bytes: head, file_bytes: file.bytes as usize };
             if bytes == most || part.has_header() {
                 return Ok(part);

@@ -58,7 +58,7 @@ impl DeviceJob for Measure {
             "{}, K and V as {}, {} tokens of context, steps of {}",
             checkpoint.name,
             options.codec.name(),
-            options.context.unwrap_or(checkpoint.config.context),
+            options.context.unwrap_or(checkpoint.config.usual_context()),
             options.max_step.unwrap_or_else(|| *b.about().step_tokens.end())
         );
         let device = b.about().name;

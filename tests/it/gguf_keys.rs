@@ -1,0 +1,119 @@
+//! Keys of GGUF files that change what is computed: each is read as llama.cpp reads it, or refused by its name.
+
+use crate::gguf::{open, refusal};
+use crate::gguf_file::{GgufFile, Meta};
+use dmschat::checkpoint::RopeScaling;
+use dmschat::tokenizer::Tokenizer;
+
+#[test]
+fn a_key_that_is_not_computed_is_refused_by_its_name() {
+    let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
+    let at = |key: &str, value: Meta, shown: &str| {
+        assert_eq!(set(key, value), format!("x.gguf: {key} is {shown}, which is not supported"));
+    };
+    at("llama.residual_scale", Meta::F32(0.5), "0.5");
+    at("llama.attention.scale", Meta::F32(0.5), "0.5");
+    at("llama.attention.clamp_kqv", Meta::F32(8.0), "8");
+    at("llama.attention.sliding_window", Meta::U32(100), "100");
+    at("llama.attn_logit_softcapping", Meta::F32(50.0), "50");
+    at("llama.rope.scaling.alpha", Meta::F32(1000.0), "1000");
+    at("llama.rope.scaling.yarn_ext_factor", Meta::F32(0.5), "0.5");
+    at("llama.hidden_activation", Meta::text("gelu"), "\"gelu\"");
+    at("tokenizer.ggml.normalizer.lowercase", Meta::Bool(true), "true");
+    at("llama.rope.scaling.yarn_log_multiplier", Meta::F32(0.5), "0.5");
+    for key in ["llama.rope.of_tomorrow", "llama.attention.of_tomorrow"] {
+        let said = set(key, Meta::F32(0.1));
+        assert_eq!(said, format!("x.gguf: {key} is not known, and may change what the model computes"));
+    }
+    let said = set("tokenizer.ggml.of_tomorrow", Meta::Bool(true));
+    assert_eq!(said, "x.gguf: tokenizer.ggml.of_tomorrow is not known, and may change how texts become tokens");
+    assert!(set("llama.attention.causal", Meta::Bool(false)).starts_with("x.gguf: llama.attention.causal is false"));
+    assert!(set("tokenizer.ggml.add_bos_token", Meta::U32(7)).ends_with("is 7, expected true or false"));
+}
+
+/// llama.cpp's keys of scaling, old ones, and ollama's names; values without effect are no reason to refuse a file.
+#[test]
+fn scaling_is_read_from_every_key_that_states_it() {
+    let of = |keys: &[(&str, Meta)]| {
+        let mut file = GgufFile::tiny();
+        keys.iter().for_each(|(key, value)| _ = file.set(&format!("llama.{key}"), value.clone()));
+        open(&file).map(|c| c.config.rope.scaling).map_err(|e| format!("{e:#}"))
+    };
+    let (factor, kind) = (("rope.scaling.factor", Meta::F32(4.0)), |kind| ("rope.scaling.type", Meta::text(kind)));
+    let linear = Ok(RopeScaling::Linear { factor: 4.0 });
+    assert_eq!(of(std::slice::from_ref(&factor)), linear);
+    assert_eq!(of(&[("rope.scale_linear", Meta::F32(4.0))]), linear);
+    assert_eq!(of(&[factor.clone(), kind("linear")]), linear);
+    for none in [vec![factor.clone(), kind("none")], vec![kind("linear")], vec![("rope.scale_linear", Meta::F32(0.0))]]
+    {
+        assert_eq!(of(&none), Ok(RopeScaling::Default));
+    }
+    let yarn = |more: &[(&str, Meta)]| match of(&[&[factor.clone(), kind("yarn")], more].concat()) {
+        Ok(RopeScaling::Yarn { factor: 4.0, beta_fast, beta_slow, attention_factor, .. }) => {
+            (beta_fast, beta_slow, attention_factor)
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(yarn(&[]), (32.0, 1.0, None));
+    let betas = |prefix: &str| {
+        let key = |side: &str| format!("rope.scaling.{prefix}beta_{side}");
+        yarn(&[(&key("fast"), Meta::F32(16.0)), (&key("slow"), Meta::F32(2.0))])
+    };
+    assert_eq!([betas("yarn_"), betas("")], [(16.0, 2.0, None); 2]);
+    let usual = 0.1 * 4f64.ln() + 1.0;
+    assert_eq!(yarn(&[("rope.scaling.yarn_attn_factor", Meta::F32(1.5))]).2, Some(1.5));
+    assert_eq!(yarn(&[("rope.scaling.attn_factor", Meta::F32(0.5))]).2, Some(0.5 * usual));
+    yarn(&[("rope.scaling.yarn_ext_factor", Meta::F32(1.0)), ("rope.scaling.finetuned", Meta::Bool(true))]);
+    let said = of(&[factor, ("rope.scaling.yarn_attn_factor", Meta::F32(1.5))]).unwrap_err();
+    assert!(said.contains("llama.rope.scaling.yarn_attn_factor 1.5 is not supported with rope scaling of type linear"));
+    let mut file = GgufFile::tiny();
+    for key in ["llama.attention.clamp_kqv", "llama.final_logit_softcapping", "llama.attention.max_alibi_bias"] {
+        file.set(key, Meta::F32(0.0));
+    }
+    file.set("llama.attention.scale", Meta::F32(32f32.powf(-0.5)));
+    file.set("llama.attention.causal", Meta::Bool(true)).set("llama.attention.sliding_window", Meta::U32(256));
+    file.set("llama.rope.global.freq_base", Meta::F32(5e5)).meta.remove("llama.rope.freq_base");
+    assert_eq!(open(&file).unwrap().config.rope.theta, 5e5);
+}
+
+/// What llama.cpp does by a key, a name or a spelling, and no template says.
+#[test]
+fn a_file_says_how_a_prompt_begins_what_strips_and_where_a_turn_ends() {
+    let prompt = |file: &GgufFile| {
+        let c = open(file).unwrap();
+        let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+        let spec = dmschat::engine::template_spec(&c, &t, 256);
+        let exe = Some(env!("CARGO_BIN_EXE_dmschat").into());
+        let options = dmschat::chat::RenderOptions { exe, ..Default::default() };
+        let mut chat = dmschat::chat::Conversation::new(None);
+        chat.push_user("he");
+        let pieces = dmschat::chat::render(None, &chat.context_path(), &spec, &options).unwrap();
+        t.encode_pieces(&pieces).unwrap()
+    };
+    let mut file = GgufFile::tiny();
+    assert_eq!(prompt(&file)[..2], [258, prompt(&file)[1]]);
+    let plain = prompt(&file);
+    file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
+    assert_eq!(prompt(&file), [&[257], &plain[..]].concat());
+    let Some(Meta::Text(template)) = file.meta.get("tokenizer.chat_template") else { panic!() };
+    let writes = format!("{{{{ bos_token }}}}{template}");
+    file.set("tokenizer.chat_template", Meta::text(&writes));
+    assert_eq!(prompt(&file), [&[257], &plain[..]].concat(), "once");
+    let strips = |file: &GgufFile| {
+        let json: serde_json::Value = serde_json::from_slice(&open(file).unwrap().tokenizer_json).unwrap();
+        let added = json["added_tokens"].as_array().unwrap().clone();
+        let of = |name: &str| added.iter().find(|t| t["content"] == name).unwrap()["rstrip"].as_bool().unwrap();
+        ["<|im_end|>", "<|endoftext|>"].map(of)
+    };
+    assert_eq!(strips(&file), [false; 2]);
+    assert_eq!(strips(file.set("general.name", Meta::text("Phi-3 mini"))), [true, false]);
+    // Ends: of a list, and of a spelling with the type of ordinary words.
+    let mut file = GgufFile::tiny();
+    file.set("tokenizer.ggml.eos_token_ids", Meta::I32s(vec![258, 261]));
+    let Some(Meta::I32s(types)) = file.meta.get_mut("tokenizer.ggml.token_type") else { panic!() };
+    types[257] = 1;
+    let c = open(&file).unwrap();
+    assert_eq!(c.generation.eos, [259, 258, 261, 257]);
+    let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+    assert_eq!(t.token_for("<|endoftext|>"), Some(257));
+}
