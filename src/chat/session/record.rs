@@ -319,6 +319,7 @@ mod tests {
                 live_bytes: 1,
                 dense_bytes: 1,
                 live: vec![vec![1]],
+                dense: vec![1],
                 reads: x,
                 peak_slots: x,
                 peak_shared: Some(x),
