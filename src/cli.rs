@@ -87,6 +87,7 @@ fn files_can_be_opened() -> Result<()> {
 
 fn dispatch(cli: Cli) -> Result<u8> {
     let common = &cli.common;
+    cli.hint.iter().for_each(|hint| output::notice(hint));
     if let Some(new) = cli.command.as_ref().and_then(Command::moved_to) {
         return Err(output::wrong_use(format!(
             "this is a command of the laboratory now: dmslab {new} (built beside dmschat by cargo build)"
@@ -231,12 +232,19 @@ mod tests {
         assert_eq!(asked(&["What is 2 + 2?", "--json"]).unwrap(), "What is 2 + 2?");
         assert_eq!(asked(&["--seed", "1", "what", "is", "2+2"]).unwrap(), "what is 2+2");
         assert_eq!(asked(&["2+2"]).unwrap(), "2+2");
+        // A word that is near no subcommand is a question too.
+        assert_eq!(asked(&["hello"]).unwrap(), "hello");
+        let hint = |line: &[&str]| parse(line).unwrap().hint.unwrap_or_default();
+        assert!(hint(&["pull", "demo"]).ends_with("dmschat models pull ORG/NAME"), "{}", hint(&["pull", "demo"]));
+        assert_eq!([hint(&["list", "three", "red", "fruits"]), hint(&["hello"])], ["", ""]);
         assert_eq!(asked(&["-p", "-"]).unwrap(), "-");
         assert_eq!(asked(&["\u{4f60}\u{597d}"]).unwrap(), "\u{4f60}\u{597d}");
         for (line, parts) in [
             (&["bnch"][..], &["did you mean 'bench'?", "-p \"bnch\""][..]),
             (&["modles", "pull", "x"], &["did you mean 'models'?"]),
-            (&["hello"], &["no subcommand 'hello'", "dmschat -p \"hello\""]),
+            (&["ls"], &["no subcommand 'ls'", "dmschat models list", "dmschat -p \"ls\""]),
+            (&["serve"], &["there is no server"]),
+            (&["sessoins"], &["did you mean 'sessions'?"]),
             (&["-p", "x", "a question"], &["two questions"]),
         ] {
             let said = asked(line).unwrap_err();
@@ -264,7 +272,7 @@ mod tests {
             (&["--kv-limit", "-1"], &["'-1'", "--kv-limit", "512MiB"]),
             (&["--top-k", "-1"], &["--top-k", "-1 is out of range, expected 0 to"]),
             (&["bench", "--gen", "-1"], &["'-1'", "--gen", "expected a whole number from 0"]),
-            (&["frobnicate"], &["'frobnicate'"]),
+            (&["comletions"], &["'comletions'", "'completions'"]),
             (&["--continue", "--resume", "x"], &["--continue", "--resume"]),
         ] {
             let said = parse(line).unwrap_err();

@@ -30,6 +30,7 @@ mod repetition;
 mod replay;
 mod reply;
 mod report;
+mod room;
 mod runner;
 mod scheduler;
 mod snapshots;
@@ -41,7 +42,7 @@ mod worker;
 
 pub use dials::measure_dials;
 pub use draft::{Draft, Drafter, Drafts, Lookup};
-pub use head::Follow;
+pub use head::DraftRequest;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, dense_context, host_bytes, state_bytes};
 pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};

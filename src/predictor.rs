@@ -1,6 +1,6 @@
-//! Makes a predictor of importance for a model: texts with their repetition show which tokens a KV head reads again, a regression
-//! learns to tell from the hidden state, and forward passes over other texts find the threshold. No gradient goes through
-//! the model.
+//! Makes a predictor of importance for a model. Texts followed by their repetition show which tokens a KV head reads again, a
+//! regression learns to predict that from the hidden state, and forward passes over other texts find the threshold. No gradient goes
+//! through the model.
 
 pub mod file;
 mod random;
@@ -16,13 +16,16 @@ pub use rows::Frame;
 use crate::backend::Measure;
 use crate::checkpoint::ModelConfig;
 use crate::engine::{EngineOptions, Runner};
+use crate::protocol::Token;
 use anyhow::{Context, Result};
+use half::bf16;
+use random::Random;
 use regression::fit;
 use rows::{Collector, LayerRows, Rows};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use texts::Piece;
 
 /// Tokens of a sequence: a text, its repetition and the template around them.
@@ -32,8 +35,46 @@ const UNITS: usize = 256;
 /// Bytes that the rows of all layers may take.
 const ROW_BYTES: usize = 4 << 30;
 
-/// Operations of a regression for each row, layer and channel: three matmuls of the hidden layer in every epoch.
-pub const FIT_OPS: f64 = (6 * UNITS * regression::EPOCHS) as f64;
+/// Tokens of the pass that [`Speed::measure`] times.
+const TIMED_TOKENS: usize = 256;
+/// Rows and channels of the regression that it times.
+const TIMED_ROWS: usize = 512;
+const TIMED_HIDDEN: usize = 512;
+
+/// How fast this machine works on a model, for an estimate.
+#[derive(Clone, Copy, Debug)]
+pub struct Speed {
+    /// Seconds for a token of a forward pass.
+    pub token_s: f64,
+    /// Seconds for a row, layer and channel of the regressions, which run on all threads.
+    pub fit_s: f64,
+}
+
+impl Speed {
+    /// Times a short pass and a small regression.
+    pub fn measure<B: Measure>(runner: &mut Runner<B>, text: &Piece) -> Result<Self> {
+        let tokens = &text.tokens[..text.tokens.len().min(TIMED_TOKENS).min(runner.max_step())];
+        let mut timed = |tokens: &[Token]| -> Result<f64> {
+            let started = Instant::now();
+            let seq = runner.create(false)?;
+            runner.feed(seq, tokens)?;
+            runner.check_finite()?;
+            runner.release(seq);
+            Ok(started.elapsed().as_secs_f64())
+        };
+        // The first pass loads weights and kernels.
+        timed(tokens)?;
+        let token_s = timed(tokens)? / tokens.len() as f64;
+        let mut random = Random::new(3);
+        let x = (0..TIMED_ROWS * TIMED_HIDDEN).map(|_| bf16::from_f32(random.signed())).collect();
+        let rows = LayerRows { x, y: (0..TIMED_ROWS).map(|_| random.signed()).collect() };
+        let started = Instant::now();
+        fit(&rows, TIMED_HIDDEN, 1, UNITS, 1);
+        let threads = thread::available_parallelism().map_or(1, |n| n.get());
+        let fit_s = started.elapsed().as_secs_f64() / (TIMED_ROWS * TIMED_HIDDEN * threads) as f64;
+        Ok(Self { token_s, fit_s })
+    }
+}
 
 /// Part of the work that is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,8 +84,7 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// What an engine needs for it: one sequence of texts, or one with and one without eviction. No
-/// longer than the model was made for.
+/// Engine options for the work: one sequence of texts, or one with and one without eviction, no longer than the model's context.
 pub fn options(options: EngineOptions, config: &ModelConfig) -> EngineOptions {
     let context = CONTEXT.min(config.context);
     EngineOptions {
@@ -57,7 +97,7 @@ pub fn options(options: EngineOptions, config: &ModelConfig) -> EngineOptions {
     }
 }
 
-/// Runs the texts through a dense model, and collects what a predictor is fitted to.
+/// Runs the texts through a dense model, and collects the rows that a predictor is fitted to.
 pub fn observe<B: Measure>(
     runner: &mut Runner<B>,
     texts: &[Piece],
@@ -114,7 +154,6 @@ pub fn sorted_scores(layers: &[Fitted]) -> Vec<f32> {
 /// A predictor of a tiny model, from its rows to the threshold.
 #[cfg(test)]
 mod tests {
-    use super::random::Random;
     use super::search::{Goal, find};
     use super::*;
     use crate::backend::cpu::Cpu;
@@ -123,7 +162,6 @@ mod tests {
     use crate::checkpoint::adapter::card::{Card, Header};
     use crate::codec::Codec;
     use crate::engine::EngineOptions;
-    use crate::protocol::Token;
     use std::sync::Arc;
 
     const VOCAB: usize = 120;

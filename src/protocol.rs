@@ -9,6 +9,7 @@ mod handle;
 mod kv_stats;
 mod log;
 mod model;
+pub mod number;
 mod presence;
 mod probe;
 mod recall;
@@ -274,7 +275,9 @@ fn is_zero(n: &u64) -> bool {
 }
 
 /// Reads a field that is present, null or not; `serde(default)` supplies a missing one.
-fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Token>>, D::Error> {
+fn present<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 

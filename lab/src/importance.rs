@@ -4,7 +4,7 @@
 use crate::score::encode_text_file;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
-use dmschat::chat::session::{check_output, open_stream, write_output};
+use dmschat::chat::session::{Output, open_stream};
 use dmschat::checkpoint::imatrix;
 use dmschat::cli::output::{self, as_wrong_use, notice, wrong_use};
 use dmschat::cli::quantizing::Quantizing;
@@ -13,6 +13,8 @@ use dmschat::config::Settings;
 use std::io::Write;
 use std::path::PathBuf;
 
+/// Only a file of an imatrix tool is replaced.
+const OUTPUT: Output = Output { noun: "a file of importance (imatrix)", is_own: imatrix::is_at };
 /// Tokens of a text that are used. More do not make a difference.
 const MAX_TOKENS: usize = 8192;
 
@@ -35,7 +37,7 @@ pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<u8> {
     let path = args.output.display();
     let mut stream = open_stream(&args.output).with_context(|| format!("cannot write {path}"))?;
     if stream.is_none() {
-        check_output(&args.output).map_err(as_wrong_use)?;
+        OUTPUT.check(&args.output).map_err(as_wrong_use)?;
     }
     download::ensure(settings)?;
     let checkpoint = spawn::open(settings).map_err(as_wrong_use)?;
@@ -52,7 +54,7 @@ pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<u8> {
     let bytes = imatrix::to_bytes(&importance?);
     match &mut stream {
         Some(stream) => stream.write_all(&bytes).with_context(|| format!("cannot write {path}"))?,
-        None => write_output(&args.output, &bytes)?,
+        None => OUTPUT.write(&args.output, &bytes)?,
     }
     notice(&format!("measured over {} tokens; use it with --importance {path}", tokens.len()));
     // A stream may be stdout.

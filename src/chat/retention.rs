@@ -2,6 +2,7 @@
 //! the text as it was fed.
 
 use crate::protocol::Presence;
+use crate::protocol::number::or_zero;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -17,6 +18,7 @@ pub struct Retention {
     /// Tokens of its text.
     pub tokens: usize,
     /// Mean share of the KV heads that store its tokens, from 0 to 1.
+    #[serde(deserialize_with = "or_zero")]
     pub share: f64,
     /// Its text in stretches: bytes, and the percentage of the KV heads that store its tokens. What
     /// follows the last one was not fed.

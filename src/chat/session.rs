@@ -16,7 +16,7 @@ pub use export::markdown;
 pub use load::{Loaded, load};
 pub use record::{FORMAT, Policy, Record, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
-pub use whole::{check_output, create_new, open_stream, write_atomically, write_output};
+pub use whole::{Output, create_new, open_stream, write_atomically};
 
 use super::conversation::{Change, Conversation, MessageId, Role, now};
 use crate::protocol::ModelInfo;

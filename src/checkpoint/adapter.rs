@@ -16,13 +16,22 @@ use super::{bounds, mapped};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{SharedBytes, Tensor};
 use anyhow::{Result, bail, ensure};
-use card::{Card, Header, Metadata, VERSION_1, VERSION_2};
+use card::{Card, FORMATS, Header, Metadata, VERSION_1, VERSION_2};
 use kvzap::KvZap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How the names of our files end.
 pub const EXTENSION: &str = "safetensors";
+
+/// Whether the file at a path begins as one of ours: a safetensors file whose metadata say so.
+pub fn is_own(path: &Path) -> bool {
+    let metadata = || -> Result<Option<String>> {
+        let file = TensorFile::new("", mapped::map_file(path)?)?;
+        Ok(file.metadata.get("format").cloned())
+    };
+    metadata().is_ok_and(|format| format.is_some_and(|format| format.starts_with(FORMATS)))
+}
 
 /// An opened file or folder of decisions. `label` names it in error messages.
 pub struct Adapter {

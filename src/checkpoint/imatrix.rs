@@ -53,6 +53,13 @@ pub fn read(path: &Path, config: &ModelConfig) -> Result<Importance> {
     importance(&raw, config).with_context(|| path.display().to_string())
 }
 
+/// Whether the file at a path is one of importance, of either form.
+pub fn is_at(path: &Path) -> bool {
+    let Ok(raw) = regular_file::read(path, MAX_BYTES) else { return false };
+    let entries = if Gguf::begins(&raw) { gguf_entries(&raw) } else { entries(&raw) };
+    entries.is_ok_and(|entries| !entries.is_empty())
+}
+
 /// The older form of a file with this importance. Matrices without a name in llama.cpp's files are
 /// left out.
 pub fn to_bytes(importance: &Importance) -> Vec<u8> {

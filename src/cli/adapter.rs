@@ -1,5 +1,6 @@
 //! `dmschat adapter ...`: makes, lists, describes and deletes predictors.
 
+mod progress;
 mod train;
 
 use super::args::{AdapterCommand, Common};
@@ -82,8 +83,7 @@ fn remove(settings: &Settings, name: &str, common: &Common) -> Result<()> {
     if common.json {
         return output::out_json(&json!({"name": adapter.name(), "freed_bytes": freed}));
     }
-    let done = format!("deleted {}: {} are free again\n", adapter.name(), bytes(freed));
-    Ok(output::out(&output::visible(&done))?)
+    Ok(output::out(&output::visible(&format!("deleted {}: {} are free again\n", adapter.name(), bytes(freed))))?)
 }
 
 /// A predictor of the data folder by name, or a file.

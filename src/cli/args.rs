@@ -46,7 +46,25 @@ pub struct Cli {
     pub question: Vec<String>,
     #[command(subcommand)]
     pub command: Option<Command>,
+    /// What the question looks like instead, for stderr.
+    #[arg(skip)]
+    pub hint: Option<String>,
 }
+
+/// Commands of similar programs, and the command line of dmschat that does the same.
+const FOREIGN: [(&str, &str); 9] = [
+    ("run", "dmschat -m MODEL \"QUESTION\""),
+    ("pull", "dmschat models pull ORG/NAME"),
+    ("list", "dmschat models list"),
+    ("ls", "dmschat models list"),
+    ("serve", "dmschat doctor (there is no server)"),
+    ("rm", "dmschat models rm ORG/NAME"),
+    ("ps", "dmschat doctor --memory"),
+    ("model", "dmschat models list"),
+    ("session", "dmschat sessions list"),
+];
+/// Words of a line that may be meant as a command of another program.
+const FEW_WORDS: usize = 3;
 
 /// Parses a command line. A negative number after a flag is its value, so that the error says what the flag expects.
 pub fn matches(
@@ -73,25 +91,32 @@ impl Cli {
         Ok(cli)
     }
 
-    /// Makes words that are not a subcommand the prompt. A single word that could be a mistyped subcommand is refused.
+    /// Makes words that are not a subcommand the prompt. What could be a mistyped subcommand is refused.
     fn take_question(&mut self) -> clap::error::Result<()> {
         let Some(first) = self.question.first() else { return Ok(()) };
+        let alone = self.question.len() == 1;
         let refused = |kind, message: String| Err(Self::command().error(kind, message));
         if self.common.prompt.is_some() {
             return refused(ErrorKind::ArgumentConflict, format!("-p and the words {first:?} are two questions"));
         }
         // Many questions begin with a word that is near a short name.
-        let shortest = if self.question.len() == 1 { 1 } else { 6 };
+        let shortest = if alone { 1 } else { 6 };
         let is_name = !first.is_empty() && first.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
         let command = Self::command();
         let names = command.get_subcommands().map(clap::Command::get_name).filter(|name| name.len() >= shortest);
         let similar = nearest(first, names).filter(|_| is_name);
         let question = self.question.join(" ");
-        if similar.is_some() || (is_name && self.question.len() == 1) {
-            let hint = similar.map(|name| format!("; did you mean '{name}'?")).unwrap_or_default();
+        let foreign = FOREIGN.iter().find(|(word, _)| word == first && self.question.len() <= FEW_WORDS);
+        let meant = match (similar, foreign) {
+            (_, Some((_, line))) if alone => Some(format!("did you mean {line}?")),
+            (Some(name), None) => Some(format!("did you mean '{name}'?")),
+            _ => None,
+        };
+        if let Some(meant) = meant {
             let ask = format!("to ask the model: dmschat -p {question:?}");
-            return refused(ErrorKind::InvalidSubcommand, format!("no subcommand '{first}'{hint}; {ask}"));
+            return refused(ErrorKind::InvalidSubcommand, format!("no subcommand '{first}'; {meant}; {ask}"));
         }
+        self.hint = foreign.map(|(word, line)| format!("'{word}' is no subcommand, so this is a question; see {line}"));
         self.common.prompt = Some(question);
         self.question.clear();
         Ok(())
@@ -129,8 +154,8 @@ pub struct Common {
 
     /// With -p and --width: the first answer that this shell command accepts wins instead of a vote
     ///
-    /// It reads an answer from stdin and exits with 0 if that is right; DMSCHAT_ANSWER is what the vote would count of it.
-    /// A command that takes longer than 10 s is killed, and the vote decides.
+    /// The command reads an answer from stdin and exits with 0 if it is right; DMSCHAT_ANSWER holds the part that the vote
+    /// counts. A command that takes longer than 10 s is killed, and the vote decides.
     #[arg(long, value_name = "COMMAND", hide_short_help = true, help_heading = "Answer")]
     pub check: Option<String>,
 
@@ -140,8 +165,8 @@ pub struct Common {
 
     /// Continue a saved conversation; without ID: choose
     ///
-    /// ID is that of `dmschat sessions list` or a unique beginning of it, words that are in the title or the first message of
-    /// one conversation only, or an exported .jsonl file.
+    /// ID is an id of `dmschat sessions list`, or a unique beginning or end of one; words that only one conversation has in its
+    /// title or first message; or an exported .jsonl file.
     #[arg(long, value_name = "ID", num_args = 0..=1, help_heading = "Sessions")]
     pub resume: Option<Option<String>>,
 

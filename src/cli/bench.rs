@@ -5,7 +5,7 @@ mod share;
 use super::args::{BenchArgs, Common};
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::machine::memory;
-use super::output::{as_wrong_use, notice, out, wrong_use};
+use super::output::{StatusLine, as_wrong_use, notice, out, wrong_use};
 use super::{download, interrupts, spawn};
 use crate::backend::cpu::Cpu;
 use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share, set_offset};
@@ -17,9 +17,11 @@ use crate::engine::{EngineOptions, Runner, host_bytes, weights_info};
 use crate::policy::PolicyRequest;
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::quant::Weights;
+use crate::ui::text::count;
 use crate::unicode;
 use anyhow::{Context, Result};
 use serde_json::json;
+use std::io::IsTerminal;
 
 /// Most sequences or threads.
 const MAX_PARALLEL: usize = 4096;
@@ -49,6 +51,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if !(0.0..=1.0).contains(&args.accept) {
         return Err(wrong_use("--accept is a share from 0 to 1"));
     }
+    check_context(args, settings, &checkpoint, longest)?;
     if longest > checkpoint.config.context {
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
@@ -71,6 +74,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if !json {
         out(&format!("{HEADER}\n"))?;
     }
+    let mut progress = Cases { line: StatusLine::default(), done: 0, all: lists.count(args) };
     let (mut results, mut shared, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), Vec::new(), None);
     for &weights in &lists.weights {
         let converted = convert(&checkpoint, weights, args, target)?;
@@ -84,16 +88,21 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             runs: args.runs,
             context: longest,
         };
+        progress.show();
         let report = |codec, line: &Line| {
+            progress.line.clear();
             if !json {
                 out(&line.text(weights, codec))?;
             }
+            progress.done += 1;
+            progress.show();
             results.push(line.json(&info, codec));
             shared.push(share::result(weights, codec, line));
             Ok(())
         };
         device = Some(target.run(options, Job { bench, report })?);
     }
+    progress.line.clear();
     let device = device.context("a format of the weights")?;
     if json {
         let per_token: serde_json::Map<_, _> =
@@ -119,6 +128,21 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         out(&format!("\n{}\n", share::line(target, &device, &checkpoint.name, &shared)))?;
     }
     Ok(0)
+}
+
+/// A line on a terminal that says which case is measured.
+struct Cases {
+    line: StatusLine,
+    done: usize,
+    all: usize,
+}
+
+impl Cases {
+    fn show(&mut self) {
+        if std::io::stderr().is_terminal() && self.done < self.all {
+            self.line.show(&format!("dmschat: measuring case {} of {}", self.done + 1, self.all));
+        }
+    }
 }
 
 /// Random weights in a known shape, and with `--adapter random-linear` or `random-mlp` a random predictor.
@@ -221,6 +245,20 @@ impl DeviceJob for ResumeJob<'_> {
     }
 }
 
+/// Fails for more tokens than the context of a model, or of `--ctx-size`. Random weights have any context.
+fn check_context(args: &BenchArgs, settings: &Settings, checkpoint: &Checkpoint, longest: usize) -> Result<()> {
+    let context = settings.ctx_size.unwrap_or(0).max(checkpoint.config.context);
+    if args.shape.is_some() || longest <= context {
+        return Ok(());
+    }
+    let (most, context) = (args.ctx.iter().max().copied().unwrap_or(0), count(context as u64));
+    let name = &checkpoint.name;
+    Err(wrong_use(format!(
+        "--ctx {most} with --gen {} does not fit into the context of {name}, {context} tokens; --ctx-size extends it",
+        args.gen_tokens
+    )))
+}
+
 fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
     let many = args.parallel.iter().chain(&args.chains).chain(&args.threads).any(|&n| n > MAX_PARALLEL);
     if longest > MAX_CONTEXT || many {
@@ -273,6 +311,11 @@ impl Lists {
         let weights = weights.into_iter().map(|w| w.asked().unwrap_or_default()).collect();
         let policy = settings.policy_request();
         Ok(Self { eviction, policy, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
+    }
+
+    /// Number of cases, with every codec and format of the weights.
+    fn count(&self, args: &BenchArgs) -> usize {
+        self.cases(args).len() * self.codecs.len() * self.weights.len()
     }
 
     /// Every eviction setting with every context and number of sequences.

@@ -10,6 +10,9 @@ use crate::ui::theme::{AUTO, Background, Themes};
 use anyhow::Result;
 use serde_json::{Value, json};
 
+/// Columns of a value in the list of settings.
+const COLUMN: usize = 40;
+
 pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
     match command {
         ConfigCommand::Path => {
@@ -50,9 +53,14 @@ fn show(common: &Common) -> Result<()> {
         };
         return output::out_json(&all.iter().map(one).collect::<Vec<_>>());
     }
-    let longest = all.iter().map(|s| s.value.chars().count()).max().unwrap_or(0).min(40);
+    // A value that is longer than the column has its source on a line of its own.
+    let longest = all.iter().map(|s| s.value.chars().count()).filter(|n| *n <= COLUMN).max().unwrap_or(0);
     for Shown { key, value, source } in &all {
-        output::out(&output::visible(&format!("{key:<18}  {value:<longest$}  {source}\n")))?;
+        let rest = match value.chars().count() > longest {
+            true => format!("\n{:20}{:longest$}", "", ""),
+            false => String::new(),
+        };
+        output::out(&output::visible(&format!("{key:<18}  {value:<longest$}{rest}  {source}\n")))?;
     }
     Ok(())
 }

@@ -304,6 +304,7 @@ pub fn cuda_summary() -> String {
                 .unwrap_or_else(|_| "no libcublasLt, which is not needed".to_owned());
             format!("{count} GPU{}, driver for {release}, {library}", if count == 1 { "" } else { "s" })
         }
-        Err(why) => why.to_string(),
+        // Where the driver was looked for is an answer to `--device cuda`, not to a question about the machine.
+        Err(why) => format!("not used: {}", why.to_string().split(": ").next().unwrap_or_default()),
     }
 }

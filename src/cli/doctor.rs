@@ -68,8 +68,13 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
                 other => other.to_string(),
             };
             let mark = if check.problem.is_some() { "!!" } else { "ok" };
-            let problem = check.problem.as_ref().map(|p| format!(": {p}")).unwrap_or_default();
-            output::out(&output::visible(&format!("{mark}  {:<15} {value}{problem}\n", check.name)))?;
+            let text = match &check.problem {
+                None => value,
+                // A file is named once.
+                Some(problem) if problem.contains(&value) => problem.clone(),
+                Some(problem) => format!("{value}: {problem}"),
+            };
+            output::out(&output::visible(&format!("{mark}  {:<15} {text}\n", check.name)))?;
         }
         let starts = checks.iter().all(|c| c.starts);
         output::out(match (starts, fine) {
@@ -93,7 +98,10 @@ fn checks(common: &Common) -> Vec<Check> {
     ];
     let settings = Settings::load(common.layer(), common.config.as_deref());
     checks.push(match &settings {
-        Ok(settings) => Check::fact("config", settings.dirs.config_file().display().to_string()),
+        Ok(settings) => {
+            let file = common.config.clone().unwrap_or_else(|| settings.dirs.config_file());
+            Check::fact("config", file.display().to_string())
+        }
         Err(e) => Check::problem("config", Value::Null, e),
     });
     if let Ok(settings) = &settings {

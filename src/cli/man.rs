@@ -11,7 +11,7 @@ use clap_mangen::Man;
 use std::fmt::Write;
 
 pub fn run(name: Option<&str>) -> Result<u8> {
-    let mut cli = help::shown();
+    let mut cli = page_of_all(help::shown());
     cli.build();
     let page = match name {
         None => whole(&cli)?,
@@ -26,6 +26,11 @@ pub fn run(name: Option<&str>) -> Result<u8> {
     };
     output::out(&page)?;
     Ok(output::OK)
+}
+
+/// The command line with a text for every flag: a man page has no short help that hides some.
+fn page_of_all(cli: clap::Command) -> clap::Command {
+    cli.mut_args(|arg| arg.hide_short_help(false)).mut_subcommands(page_of_all)
 }
 
 /// The page of the program.
@@ -102,4 +107,42 @@ fn escaped(text: &str) -> String {
         false => line.to_owned(),
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The terms of a page and their texts.
+    fn items(page: &str) -> Vec<(&str, String)> {
+        let all = page.split(".TP\n").skip(1).filter_map(|item| item.split_once('\n'));
+        all.map(|(term, text)| (term, text.lines().take_while(|line| !line.starts_with(".SH")).collect())).collect()
+    }
+
+    #[test]
+    fn every_flag_has_its_text() {
+        let cli = page_of_all(help::shown());
+        let flags = |command: &clap::Command| -> Vec<String> {
+            let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+            shown.filter_map(|arg| arg.get_long().map(|long| format!("\\-\\-{}", long.replace('-', "\\-")))).collect()
+        };
+        let mut pages = vec![(flags(&cli), whole(&cli).unwrap())];
+        for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
+            let mut page = Vec::new();
+            Man::new(command.clone()).render(&mut page).unwrap();
+            pages.push((flags(command), String::from_utf8(page).unwrap()));
+        }
+        let mut seen = 0;
+        for (flags, page) in &pages {
+            let items = items(page);
+            for flag in flags {
+                let item = items.iter().find(|(term, _)| term.contains(&**flag));
+                let (term, text) = item.unwrap_or_else(|| panic!("{flag} is not in the page"));
+                assert!(text.chars().any(char::is_alphabetic), "{term} has no text");
+                seen += 1;
+            }
+            items.iter().for_each(|(term, text)| assert!(!text.trim().is_empty(), "{term} has no text"));
+        }
+        assert!(seen > 60, "{seen}");
+    }
 }

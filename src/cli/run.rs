@@ -55,7 +55,16 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let report = client.answer(&mut chat, &sampling, |kind, text| match kind {
         TextKind::Answer if !common.json => stream.push(text),
         _ => Ok(()),
-    })?;
+    });
+    let stopped = match &report {
+        Ok(report) => report.stop_reason == StopReason::Cancelled,
+        Err(error) => error.is::<output::Interrupted>() || error.is::<output::Killed>(),
+    };
+    // Nobody reads on: however the answer ends, and whether or not there was more to write, that is no failure.
+    if !stopped && process::stdout_is_closed() {
+        return Ok(output::OK);
+    }
+    let report = report?;
     if common.json {
         output::out_json(&answer_json(&chat, &report, &client.info))?;
     } else {

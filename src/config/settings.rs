@@ -149,14 +149,14 @@ sampling_table!(settings {
 
         /// What makes a dense model evict: a predictor or adapter, or `none`
         ///
-        /// A file of ours, or the folder or hub id of a KVzap predictor, such as nvidia/KVzap-mlp-Qwen3-8B.
+        /// An adapter file, or a KVzap predictor (folder or hub id), such as nvidia/KVzap-mlp-Qwen3-8B.
         #[arg(long, value_name = "FILE|FOLDER|ORG/NAME|none", value_hint = ValueHint::AnyPath, hide_short_help = true)]
         #[arg(help_heading = "Model")]
         adapter: Adapter = Adapter::Auto;
 
         /// Score below which a predictor marks a token [default: the predictor's]
         ///
-        /// Greater thresholds evict more.
+        /// Higher values evict more.
         #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Model")]
         threshold: f64, or "the predictor's";
 
@@ -175,8 +175,8 @@ sampling_table!(settings {
         /// Format of the weights: auto, bf16, int8, int4 or own
         ///
         /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory. auto is the first of
-        /// them that is expected to fit with the context. own keeps the codes of a GGUF file (on the CPU, where auto takes it
-        /// for such files). Quantized weights are kept in the cache folder for the next start.
+        /// them that is expected to fit with the context. own keeps the codes of a GGUF file; on the CPU, auto does so too.
+        /// Quantized weights are kept in the cache folder for the next start.
         #[arg(long, value_name = "FORMAT", help_heading = "Model")]
         weights: List<Weights> = List::of(Weights::Auto);
 
@@ -185,8 +185,8 @@ sampling_table!(settings {
         #[arg(help_heading = "Model")]
         weight_cache: OnOff = OnOff(true);
 
-        /// How much each input of a matrix matters for its quantization: measured, a file of llama.cpp's imatrix tool, or auto,
-        /// that of the model's GGUF repository if it is in the cache
+        /// How much each input of a matrix matters for its quantization: measured, a file of llama.cpp's imatrix tool, or auto:
+        /// the file of the model's GGUF repository if it is in the cache, else measured
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true, help_heading = "Model")]
         importance: Importance = Importance::Auto;
 
@@ -210,9 +210,8 @@ sampling_table!(settings {
         ///
         /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window
         /// keeps the newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest
-        /// half of the budget and what has had the most attention. tova and h2o read prompts token by token. quest keeps
-        /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for bench and
-        /// dmslab. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained for it decides.
+        /// half of the budget and the tokens with the most attention so far. tova and h2o read prompts token by token. pool
+        /// merges every 4 tokens (--budget 4x) into their mean; dmc merges what a model trained for it decides.
         #[arg(long, value_name = "POLICY", help_heading = "Cache")]
         policy: List<PolicyKind> = List::of(PolicyKind::Auto);
 
@@ -238,9 +237,9 @@ sampling_table!(settings {
     conversation {
         /// What to do when a turn runs out of memory: forget, window or stop
         ///
-        /// forget drops what the heads need least, and the turn continues; stop ends the turn. Models trained to evict forget,
-        /// others stop: their heads rate nothing. window is forget for the first, and drops the oldest tokens but the first
-        /// four of the others.
+        /// forget drops what the heads need least, and the turn continues; stop ends the turn. Default: forget for models
+        /// trained to evict, stop for others. window: like forget, but other models drop their oldest tokens, except the first
+        /// four.
         #[arg(long, value_name = "forget|window|stop", hide_short_help = true, help_heading = "Cache")]
         when_full: WhenFull, or "\"forget\" for DMS models, else \"stop\"";
 
@@ -262,7 +261,7 @@ sampling_table!(settings {
         #[arg(skip)]
         checkpoints: ByteSize = ByteSize(256 << 20);
 
-        /// Longest answer, with its reasoning
+        /// Maximum tokens of an answer, with its reasoning
         #[arg(long, value_name = "TOKENS", help_heading = "Answer")]
         max_tokens: usize, or "the rest of the context";
 
@@ -272,18 +271,18 @@ sampling_table!(settings {
         #[arg(long, value_name = "TOKENS", help_heading = "Answer")]
         max_think: usize, or "the model's (demo: 2048)";
 
-        /// Answer with N chains and take the answer of most
+        /// Answer with N chains and take the most frequent answer
         ///
         /// auto is as many as fit. The chains share the prompt's memory and decode together, each with a seed of its own; the
         /// first is the ordinary answer. In a chat, /parallel changes it.
         #[arg(long, value_name = "N|auto", help_heading = "Answer")]
         width: List<Width> = List::of(Width::Chains(1));
 
-        /// Try several tokens in one step: auto, lookup, mtp, off, or an EAGLE-3 head
+        /// Guess several tokens per step: auto, lookup, mtp, off, or an EAGLE-3 head
         ///
-        /// The answer is the same. lookup tries what followed the newest words where they stood before, as in quotes, code that is
-        /// changed and lists, as far as that is faster. A head, given by its folder (with a / in it) or hub id, guesses from the
-        /// model's hidden states; it has to be made for the model. mtp is the model's own head, its layer for multi-token
+        /// Speculative decoding: the same answer, faster. lookup guesses what followed the newest words earlier in the
+        /// conversation, which helps with quotes, code edits and lists. A head, given by its folder (with a / in it) or hub id,
+        /// guesses from the model's hidden states and has to be made for the model. mtp is the model's own layer for multi-token
         /// prediction. auto is mtp where the model has one, else a known head that was downloaded, else lookup. In a chat,
         /// /draft changes it.
         #[arg(long, value_name = "auto|lookup|mtp|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]

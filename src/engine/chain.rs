@@ -316,36 +316,43 @@ impl Chain {
         Some(Verify { decode, drafts: self.drafts() })
     }
 
-    /// Most drafts of the next step, of `most`: the last token of an answer is not fed, and every row's is.
-    fn most_drafts<B: Backend>(&self, runner: &Runner<B>, most: usize) -> usize {
-        let most = most.min(self.tokens_to_go().saturating_sub(1));
-        most.min(runner.context().saturating_sub(self.context.len(runner) + 1))
+    /// Maximum drafts of the next step, at most `max`: every row is fed, and the last token of an answer is not.
+    fn max_drafts<B: Backend>(&self, runner: &Runner<B>, max: usize) -> usize {
+        let max = max.min(self.tokens_to_go().saturating_sub(1));
+        max.min(runner.context().saturating_sub(self.context.len(runner) + 1))
     }
 
-    /// Chooses the drafts of the next step, at most `most`. `price`: [`Costs::price`](super::draft::Costs::price).
-    pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, most: usize, price: Option<Price<'_>>) {
-        let most = self.most_drafts(runner, most);
+    /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`](super::draft::Costs::price).
+    pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, max: usize, price: Option<Price<'_>>) {
+        let max = self.max_drafts(runner, max);
         let drafting = drafting(&mut self.generation);
         if let (Some(drafting), Some(pending)) = (drafting, self.context.pending) {
-            drafting.choose(&self.context.log, pending, most, price);
+            drafting.choose(&self.context.log, pending, max, price);
         }
     }
 
-    /// Drafts that a head is to guess for the next step, none where the chain does not go on; `None` where it need not be fed.
-    pub fn wish<B: Backend>(&mut self, runner: &Runner<B>, most: usize, price: Option<Price<'_>>) -> Option<usize> {
-        let (most, goes_on) = (self.most_drafts(runner, most), self.stage() == Stage::Decode);
-        drafting(&mut self.generation).filter(|_| goes_on).map_or(Some(0), |drafting| drafting.wish(most, price))
+    /// Number of drafts that the draft head should make for the next step; 0 if the chain has ended. `None`: the head need not be
+    /// fed.
+    pub fn head_drafts<B: Backend>(
+        &mut self,
+        runner: &Runner<B>,
+        max: usize,
+        price: Option<Price<'_>>,
+    ) -> Option<usize> {
+        let (max, continues) = (self.max_drafts(runner, max), self.stage() == Stage::Decode);
+        let drafting = drafting(&mut self.generation).filter(|_| continues);
+        drafting.map_or(Some(0), |drafting| drafting.head_drafts(max, price))
     }
 
-    /// Takes what a head has guessed.
-    pub fn guessed(&mut self, tokens: Vec<Token>) {
+    /// Sets the drafts that the draft head made for the next step.
+    pub fn set_head_drafts(&mut self, tokens: Vec<Token>) {
         if let Some(drafting) = drafting(&mut self.generation) {
-            drafting.guessed(tokens);
+            drafting.set_head_drafts(tokens);
         }
     }
 
-    /// The newest `n` tokens that were fed, less the first of them, and the one that is fed next.
-    pub fn behind(&self, n: usize) -> Vec<Token> {
+    /// The tokens after each of the newest `n` fed ones: these without the first, and the next token to feed.
+    pub fn tokens_after(&self, n: usize) -> Vec<Token> {
         let next = self.todo.iter().find_map(LogEntry::token).or(self.context.pending);
         let Some(next) = next else { return Vec::new() };
         let fed = self.context.log.iter().rev().filter_map(LogEntry::token);
@@ -360,7 +367,7 @@ impl Chain {
         drafting.map_or(&[], |drafting| &drafting.next.tokens)
     }
 
-    /// Gives up the drafts of the next step. Returns false if there are none.
+    /// Drops the drafts of the next step. Returns false if there are none.
     pub fn drop_drafts(&mut self) -> bool {
         drafting(&mut self.generation).is_some_and(|drafting| !std::mem::take(&mut drafting.next).tokens.is_empty())
     }
@@ -376,7 +383,7 @@ impl Chain {
         self.context.log.extend(self.context.pending.take().map(LogEntry::Token));
     }
 
-    /// Learns that of the last step's drafts the first `accepted` were right. `cost`: of the step, in steps without drafts.
+    /// Records that the first `accepted` drafts of the last step were right. `cost`: the step's, in plain steps.
     pub fn drafts_ran(&mut self, accepted: usize, cost: f64) {
         if let Some(drafting) = drafting(&mut self.generation) {
             drafting.observe(accepted, cost);

@@ -1,12 +1,12 @@
-//! Drafts: tokens that may follow, which are tried in one step with the token before them (speculative decoding, Leviathan et al.
-//! 2023, arXiv 2211.17192). A step reads every weight once for all of its rows, so that a few more cost little.
+//! Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): a step feeds the next token together with guesses of the
+//! tokens after it, the drafts. A step reads every weight once for all of its rows, so a few more rows cost little.
 //!
-//! The token sampled at a row is a function of logits, seed and position. It is compared with the draft behind the row, and the
-//! answer goes on as far as they are equal: the text is that of single tokens, at any temperature. Rejected rows leave no trace,
-//! because [`Runner::verify`](super::runner::Runner::verify) stores nothing.
+//! The token sampled at a row is a function of logits, seed and position. It is compared with the draft in the next row, and the
+//! answer continues for as long as the two are equal. The text is therefore the one of single-token steps, at any temperature.
+//! Rejected rows leave no trace, because [`Runner::verify`](super::runner::Runner::verify) stores nothing.
 //!
-//! A [`Drafter`] proposes; the [`Gate`] of each answer learns how often it is right, [`Costs`] what rows cost here, and both say
-//! how many are tried: none where that would be slower.
+//! A [`Drafter`] proposes drafts. The [`Gate`] of each answer learns how often they are right, [`Costs`] learns what rows cost on
+//! this machine, and the two decide how many drafts are tried: none where they would slow the answer down.
 
 use crate::protocol::{DraftReport, LogEntry, MAX_DRAFTS, Token};
 use std::collections::{BTreeMap, HashMap};
@@ -14,60 +14,60 @@ use std::collections::{BTreeMap, HashMap};
 /// Whether and how an engine tries drafts.
 #[derive(Clone, Copy, Debug)]
 pub struct Drafts {
-    /// Most rows of a step that tries them, and as long as it is at least 2 one less drafts; 0: none.
+    /// Maximum rows of a draft step: the token and its drafts. Below 2 there are no drafts.
     pub rows: usize,
     pub drafter: fn() -> Box<dyn Drafter>,
-    /// Whether a gate says how many are tried. Without one all that are proposed are.
+    /// Whether a [`Gate`] limits how many drafts are tried. Without one, all proposed drafts are.
     pub gated: bool,
 }
 
 impl Default for Drafts {
-    /// None.
+    /// No drafts.
     fn default() -> Self {
         Self { rows: 0, drafter: || Box::new(Lookup::default()), gated: true }
     }
 }
 
-/// Where drafts come from.
+/// A source of drafts.
 pub trait Drafter {
-    /// Takes in what was fed since the last call: `log` and the token behind it.
+    /// Reads the tokens fed since the last call. `log` is the whole log, `pending` the token after it.
     fn follow(&mut self, log: &[LogEntry], pending: Token);
-    /// At most `most` tokens that may follow what was taken in.
-    fn propose(&self, most: usize) -> Draft;
+    /// Proposes at most `max` tokens that may follow.
+    fn propose(&self, max: usize) -> Draft;
 }
 
 /// Tokens that may follow.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub tokens: Vec<Token>,
-    /// How sure the drafter is: below [`CLASSES`]. The gate counts each class by itself.
+    /// How certain the drafter is, below [`CLASSES`]. The gate keeps statistics for each class.
     pub class: usize,
 }
 
 pub const CLASSES: usize = 4;
-/// The class of what a head guesses.
+/// Class of the drafts of a draft head.
 const HEAD_CLASS: usize = 1;
 
-/// Tokens that have to be the same before a place that is proposed, and bits of a token in the key of as many.
-const SAME: usize = 3;
+/// Length of the n-gram that must match, and bits per token in its hash key.
+const NGRAM: usize = 3;
 const TOKEN_BITS: u32 = 20;
-/// Places that are compared, the newest first, and the most tokens that are.
-const PLACES: usize = 16;
-const LONGEST: usize = 32;
-/// Same tokens from which a proposal is of the next class.
+/// Number of latest matches that are compared, and the longest match that is counted.
+const CANDIDATES: usize = 16;
+const MAX_MATCH: usize = 32;
+/// Lengths of a match from which the next class begins.
 const CLASS_FROM: [usize; CLASSES - 1] = [5, 9, 17];
 const NOWHERE: u32 = u32::MAX;
 
-/// Proposes what followed the newest tokens where they stood before: of the newest places the one with the longest run of equal tokens
-/// (prompt lookup). Takes 12 to 28 bytes a token.
+/// Prompt lookup: of the latest places where the last three tokens occurred, takes the one with the longest match and proposes
+/// what followed. Takes 12 to 28 bytes per token.
 #[derive(Default)]
 pub struct Lookup {
     tokens: Vec<Token>,
-    /// By the newest [`SAME`] tokens, where they last ended.
+    /// By n-gram, the position where its last occurrence ends.
     ends: HashMap<u64, u32>,
-    /// By position, where the tokens that end there ended before.
-    before: Vec<u32>,
-    /// Entries of the log that were taken in, and whether the token behind them was too.
+    /// By position, where the previous occurrence of the n-gram that ends there ended.
+    previous: Vec<u32>,
+    /// Number of log entries read, and whether the pending token after them was read too.
     entries: usize,
     has_pending: bool,
 }
@@ -76,14 +76,14 @@ impl Lookup {
     fn push(&mut self, token: Token) {
         let at = self.tokens.len() as u32;
         self.tokens.push(token);
-        let key = |run: &[Token]| run.iter().fold(0, |key, &token| key << TOKEN_BITS | u64::from(token));
-        let run = self.tokens.last_chunk::<SAME>();
-        self.before.push(run.and_then(|run| self.ends.insert(key(run), at)).unwrap_or(NOWHERE));
+        let key = |ngram: &[Token]| ngram.iter().fold(0, |key, &token| key << TOKEN_BITS | u64::from(token));
+        let ngram = self.tokens.last_chunk::<NGRAM>();
+        self.previous.push(ngram.and_then(|ngram| self.ends.insert(key(ngram), at)).unwrap_or(NOWHERE));
     }
 
-    /// Number of tokens up to `at` that equal the newest ones.
-    fn same(&self, at: usize) -> usize {
-        let newest = self.tokens.iter().rev().take(LONGEST);
+    /// Length of the match between the tokens up to `at` and the newest ones.
+    fn match_len(&self, at: usize) -> usize {
+        let newest = self.tokens.iter().rev().take(MAX_MATCH);
         newest.zip(self.tokens[..=at].iter().rev()).take_while(|(a, b)| a == b).count()
     }
 }
@@ -106,44 +106,45 @@ impl Drafter for Lookup {
         }
     }
 
-    fn propose(&self, most: usize) -> Draft {
-        let places = std::iter::successors(self.before.last(), |&&at| self.before.get(at as usize));
-        let places = places.take_while(|at| **at != NOWHERE).take(PLACES).map(|&at| at as usize);
-        // Of equal ones the newest: `max_by_key` returns the last of them.
-        let Some(at) = places.collect::<Vec<_>>().into_iter().rev().max_by_key(|&at| self.same(at)) else {
+    fn propose(&self, max: usize) -> Draft {
+        let places = std::iter::successors(self.previous.last(), |&&at| self.previous.get(at as usize));
+        let places = places.take_while(|at| **at != NOWHERE).take(CANDIDATES).map(|&at| at as usize);
+        // Of equally long matches the newest wins: `max_by_key` returns the last maximum.
+        let Some(at) = places.collect::<Vec<_>>().into_iter().rev().max_by_key(|&at| self.match_len(at)) else {
             return Draft::default();
         };
-        let same = self.same(at);
-        let class = CLASS_FROM.iter().filter(|&&from| same >= from).count();
-        // What follows the newest token is what is proposed: a run that repeats itself goes on.
-        let mut tokens: Vec<Token> = self.tokens[at + 1..].iter().take(most).copied().collect();
+        let len = self.match_len(at);
+        let class = CLASS_FROM.iter().filter(|&&from| len >= from).count();
+        // Where the text after the match is shorter than `max`, it repeats itself with this period.
+        let mut tokens: Vec<Token> = self.tokens[at + 1..].iter().take(max).copied().collect();
         let period = tokens.len();
-        (period..most).for_each(|i| tokens.push(tokens[i - period]));
+        (period..max).for_each(|i| tokens.push(tokens[i - period]));
         Draft { tokens, class }
     }
 }
 
 /// Weight of the newest observation in a running mean.
 const NEWEST: f64 = 1.0 / 8.0;
-/// Share of drafts that are right, by class, before any was tried, and the number of observations that it counts as.
-const USUAL: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
-const USUAL_WEIGHT: f64 = 3.0;
-/// A step with drafts has to be expected to be this much faster.
-const WORTH: f64 = 1.05;
-/// Numbers of drafts that a gate chooses from. A GPU captures a graph of each.
+/// Prior of the acceptance rate, by class, and the number of observations that it counts as.
+const PRIOR: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
+const PRIOR_WEIGHT: f64 = 3.0;
+/// Least expected speedup of a step with drafts.
+const MIN_GAIN: f64 = 1.05;
+/// Numbers of drafts that a gate chooses from. A GPU captures a graph for each.
 const COUNTS: [usize; 5] = [1, 2, 3, 7, MAX_DRAFTS];
-/// Proposals that are passed over after drafts did not pay: at first, and at most. Each further time takes twice as many.
+/// Proposals that are skipped after drafts did not pay off: at first, and at most. Each further time doubles the number.
 const FIRST_WAIT: u32 = 8;
 const LONGEST_WAIT: u32 = 256;
 
-/// How often the drafts of an answer are right.
+/// Decides how many drafts of an answer are tried, from how often earlier ones were right.
 pub struct Gate {
-    right: [f64; CLASSES],
-    /// Drafts that were counted in `right`.
+    /// Acceptance rate by class, and the number of drafts that it was learned from.
+    rate: [f64; CLASSES],
     seen: [f64; CLASSES],
     wait: [Wait; CLASSES],
 }
 
+/// Proposals of a class to skip: now, and the next time that drafts do not pay off.
 #[derive(Clone, Copy)]
 struct Wait {
     left: u32,
@@ -152,46 +153,46 @@ struct Wait {
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { right: USUAL, seen: [0.0; CLASSES], wait: [Wait { left: 0, next: FIRST_WAIT }; CLASSES] }
+        Self { rate: PRIOR, seen: [0.0; CLASSES], wait: [Wait { left: 0, next: FIRST_WAIT }; CLASSES] }
     }
 }
 
 impl Gate {
-    /// Number of drafts of this class to try, at most `most`: one of [`COUNTS`].
-    fn drafts(&mut self, class: usize, most: usize, price: Price<'_>) -> usize {
+    /// Returns the number of drafts of this class to try, at most `max`: 0 or one of [`COUNTS`].
+    fn drafts(&mut self, class: usize, max: usize, price: Price<'_>) -> usize {
         let wait = &mut self.wait[class];
         if wait.left > 0 {
             wait.left -= 1;
-            // Whether they are right again is seen by one.
-            return if wait.left == 0 { most.min(1) } else { 0 };
+            // The wait ends with a single draft, which shows whether they are right again.
+            return if wait.left == 0 { max.min(1) } else { 0 };
         }
-        let p = self.right[class];
-        let (mut best, mut drafts) = (WORTH, 0);
-        for k in COUNTS.into_iter().filter(|k| *k <= most) {
-            // Each is right with chance p, once those before it are.
+        let p = self.rate[class];
+        let (mut best, mut drafts) = (MIN_GAIN, 0);
+        for k in COUNTS.into_iter().filter(|k| *k <= max) {
+            // Draft i counts only if all before it are right: p^i.
             let tokens: f64 = (0..=k).map(|i| p.powi(i as i32)).sum();
             let gain = tokens / price.of(k);
             if gain > best {
                 (best, drafts) = (gain, k);
             }
-            // What more cost than were tried yet is only guessed: one number after the other.
+            // Costs beyond the largest number that was run are estimates: try one number after the other.
             if !price.was_run(k) {
                 break;
             }
         }
-        if drafts == 0 && most > 0 {
+        if drafts == 0 && max > 0 {
             wait.left = wait.next;
             wait.next = (2 * wait.next).min(LONGEST_WAIT);
         }
         drafts
     }
 
-    /// Learns that of `tried` drafts the first `accepted` were right.
+    /// Records that the first `accepted` of `tried` drafts were right.
     fn observe(&mut self, class: usize, tried: usize, accepted: usize) {
         for i in 0..tried.min(accepted + 1) {
             let right = f64::from(u8::from(i < accepted));
             self.seen[class] += 1.0;
-            self.right[class] += (right - self.right[class]) * NEWEST.max(1.0 / (USUAL_WEIGHT + self.seen[class]));
+            self.rate[class] += (right - self.rate[class]) * NEWEST.max(1.0 / (PRIOR_WEIGHT + self.seen[class]));
         }
         if tried > 0 && accepted == tried {
             self.wait[class].next = FIRST_WAIT;
@@ -199,35 +200,35 @@ impl Gate {
     }
 }
 
-/// Steps with drafts after which one without is run, so that its cost is known.
+/// Steps with drafts after which one without drafts is run, to measure its time again.
 const REMEASURE: u32 = 64;
-/// Cost of a draft in steps without, before one was run.
-const USUAL_ROW: f64 = 0.2;
-/// Steps with so many drafts whose time is not counted: a GPU captures a graph, and memory is cold.
+/// Estimated cost of a draft, in plain steps, before one was run.
+const PRIOR_ROW: f64 = 0.2;
+/// First steps with a number of drafts whose time is not counted: a GPU captures a graph, and caches are cold.
 const WARM_UP: u32 = 2;
 
-/// What steps cost on this machine, by their number of chains.
+/// Measured cost of steps on this machine, by number of chains. The unit is the plain step: one without drafts.
 #[derive(Default)]
 pub struct Costs(BTreeMap<usize, StepCosts>);
 
 #[derive(Default)]
 struct StepCosts {
-    /// Seconds of a step without drafts; 0: none was run.
+    /// Seconds of a plain step; 0 if none was run.
     plain: f64,
-    /// By number of drafts, steps with so many.
+    /// By number of drafts, the cost of steps with them.
     with: BTreeMap<usize, Cost>,
-    /// Steps with drafts since the last one without.
+    /// Steps with drafts since the last plain step.
     since: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Cost {
     runs: u32,
-    /// Mean, in steps without drafts.
+    /// Mean, in plain steps.
     mean: f64,
 }
 
-/// What drafts of one of several chains cost.
+/// The cost of drafts for one of `chains` chains that share a step.
 #[derive(Clone, Copy)]
 pub struct Price<'a> {
     steps: &'a StepCosts,
@@ -235,34 +236,34 @@ pub struct Price<'a> {
 }
 
 impl Price<'_> {
-    /// Cost of a step in which each chain tries so many drafts, in steps without: a chain's drafts delay all chains, and speed up
-    /// one.
+    /// Cost, in plain steps, of a step in which each chain tries this many drafts: the drafts of one chain delay all chains.
     fn of(self, drafts: usize) -> f64 {
         self.steps.of(drafts * self.chains)
     }
 
-    /// Whether such steps were run.
+    /// Whether such a step was run.
     fn was_run(self, drafts: usize) -> bool {
         self.steps.with.contains_key(&(drafts * self.chains))
     }
 }
 
 impl Costs {
-    /// What drafts cost; `None`: a step without has to be run first.
+    /// Returns the price of drafts; `None` if a plain step has to be measured first.
     pub fn price(&self, chains: usize) -> Option<Price<'_>> {
         let steps = self.0.get(&chains).filter(|steps| steps.plain > 0.0 && steps.since < REMEASURE)?;
         Some(Price { steps, chains })
     }
 
-    /// Learns what a step of so many chains took in which `drafts` rows were tried. Returns its cost in steps without.
+    /// Records the time of a step of this many chains with `drafts` drafts in all. Returns its cost in plain steps, which is an
+    /// estimate until a plain step was measured, and always finite.
     pub fn observe(&mut self, seconds: f64, chains: usize, drafts: usize) -> f64 {
         self.0.entry(chains).or_default().observe(seconds, drafts)
     }
 }
 
 impl StepCosts {
-    /// Cost of a step with so many drafts, in steps without: between numbers that were run in proportion, and beyond them as much a
-    /// draft as that of the most.
+    /// Cost of a step with this many drafts: interpolated between the numbers that were run, and extrapolated beyond them by the
+    /// mean cost of a draft.
     fn of(&self, drafts: usize) -> f64 {
         let mut below = (0, 1.0);
         for (&n, cost) in self.with.iter().filter(|(_, cost)| cost.runs > WARM_UP) {
@@ -272,80 +273,86 @@ impl StepCosts {
             }
             below = (n, cost.mean);
         }
-        let row = if below.0 > 0 { (below.1 - 1.0) / below.0 as f64 } else { USUAL_ROW };
+        let row = if below.0 > 0 { (below.1 - 1.0) / below.0 as f64 } else { PRIOR_ROW };
         below.1 + (drafts - below.0) as f64 * row
     }
 
     fn observe(&mut self, seconds: f64, drafts: usize) -> f64 {
-        // Another program's work is no property of the step.
+        // A step that took much longer was delayed by another program.
         let mean = |mean: f64, new: f64| mean + (new.min(2.0 * mean) - mean) * NEWEST;
         if drafts == 0 {
             self.plain = if self.plain > 0.0 { mean(self.plain, seconds) } else { seconds };
             self.since = 0;
             return 1.0;
         }
+        if self.plain <= 0.0 {
+            return self.of(drafts);
+        }
         self.since += 1;
         let cost = seconds / self.plain;
-        let of = self.with.entry(drafts).or_insert(Cost { runs: 0, mean: 0.0 });
-        of.runs += 1;
-        of.mean = if of.runs > WARM_UP + 1 { mean(of.mean, cost) } else { cost.max(1.0) };
+        let known = self.with.entry(drafts).or_insert(Cost { runs: 0, mean: 0.0 });
+        known.runs += 1;
+        known.mean = if known.runs > WARM_UP + 1 { mean(known.mean, cost) } else { cost.max(1.0) };
         cost
     }
 }
 
-/// The drafts of an answer.
+/// The drafts of one answer.
 pub struct Drafting {
     drafter: Box<dyn Drafter>,
     gate: Option<Gate>,
-    most: usize,
-    /// Whether the runner's head is where drafts come from.
+    max: usize,
+    /// Whether drafts come from the runner's draft head instead of `drafter`.
     head: bool,
-    /// What the next step tries.
+    /// Drafts of the next step.
     pub next: Draft,
     pub report: DraftReport,
 }
 
 impl Drafting {
-    /// `most`: drafts of a step. `head`: whether the runner has a head.
-    pub fn new(drafts: &Drafts, most: usize, head: bool) -> Self {
+    /// `max`: maximum drafts of a step. `head`: whether the runner has a draft head.
+    pub fn new(drafts: &Drafts, max: usize, head: bool) -> Self {
         let (drafter, gate) = ((drafts.drafter)(), drafts.gated.then(Gate::default));
-        Self { drafter, gate, most, head, next: Draft::default(), report: DraftReport::default() }
+        Self { drafter, gate, max, head, next: Draft::default(), report: DraftReport::default() }
     }
 
-    /// Chooses what the next step tries: at most `most` tokens. `price`: [`Costs::price`].
-    pub fn choose(&mut self, log: &[LogEntry], pending: Token, most: usize, price: Option<Price<'_>>) {
+    /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`] for the chains of this step.
+    pub fn choose(&mut self, log: &[LogEntry], pending: Token, max: usize, price: Option<Price<'_>>) {
         if self.head {
-            // They were guessed after the last step.
-            return self.next.tokens.truncate(most.min(self.most));
+            // The head drafted after the last step, when another number of chains may have been running: without a price for
+            // the present number, a plain step has to run first.
+            let allowed = if self.gate.is_some() && price.is_none() { 0 } else { max.min(self.max) };
+            return self.next.tokens.truncate(allowed);
         }
         self.drafter.follow(log, pending);
-        self.next = self.drafter.propose(most.min(self.most));
-        let proposed = self.next.tokens.len().min(most);
+        self.next = self.drafter.propose(max.min(self.max));
+        let proposed = self.next.tokens.len().min(max);
         let tried = self.tried(self.next.class, proposed, price);
         self.next.tokens.truncate(tried);
     }
 
-    /// Drafts that the head is to guess for the next step, at most `most`; `None` where none pay, and it need not be fed.
-    pub fn wish(&mut self, most: usize, price: Option<Price<'_>>) -> Option<usize> {
-        let tried = if self.head { self.tried(HEAD_CLASS, most.min(self.most), price) } else { 0 };
+    /// Returns how many drafts the head should make for the next step, at most `max`. `None`: drafts do not pay off, and the head
+    /// need not be fed.
+    pub fn head_drafts(&mut self, max: usize, price: Option<Price<'_>>) -> Option<usize> {
+        let tried = if self.head { self.tried(HEAD_CLASS, max.min(self.max), price) } else { 0 };
         (tried > 0 || price.is_none()).then_some(tried)
     }
 
-    /// Takes what the head has guessed.
-    pub fn guessed(&mut self, tokens: Vec<Token>) {
+    /// Sets the drafts that the head made for the next step.
+    pub fn set_head_drafts(&mut self, tokens: Vec<Token>) {
         self.next = Draft { tokens, class: HEAD_CLASS };
     }
 
-    /// Number of drafts of a class to try, of `most`.
-    fn tried(&mut self, class: usize, most: usize, price: Option<Price<'_>>) -> usize {
+    /// Number of drafts of a class to try, at most `max`.
+    fn tried(&mut self, class: usize, max: usize, price: Option<Price<'_>>) -> usize {
         match (&mut self.gate, price) {
-            (None, _) => most,
+            (None, _) => max,
             (Some(_), None) => 0,
-            (Some(gate), Some(price)) => gate.drafts(class, most, price),
+            (Some(gate), Some(price)) => gate.drafts(class, max, price),
         }
     }
 
-    /// Learns that the first `accepted` drafts of the last step were right; `cost`: [`Costs::observe`].
+    /// Records that the first `accepted` drafts of the last step were right. `cost`: what [`Costs::observe`] returned for it.
     pub fn observe(&mut self, accepted: usize, cost: f64) {
         let Draft { tokens, class } = std::mem::take(&mut self.next);
         self.gate.iter_mut().for_each(|gate| gate.observe(class, tokens.len(), accepted));
@@ -357,19 +364,19 @@ impl Drafting {
 mod tests {
     use super::*;
 
-    fn after(log: &[Token], pending: Token, most: usize) -> Draft {
+    fn after(log: &[Token], pending: Token, max: usize) -> Draft {
         let log: Vec<LogEntry> = log.iter().map(|&token| LogEntry::Token(token)).collect();
         let mut lookup = Lookup::default();
         lookup.follow(&log, pending);
-        lookup.propose(most)
+        lookup.propose(max)
     }
 
     #[test]
-    fn what_followed_the_longest_equal_run_is_proposed() {
-        // 2 3 4 stands twice: once behind 1, as now, and once, later, behind 9.
+    fn the_text_after_the_longest_match_is_proposed() {
+        // 2 3 4 occurs twice: after 1, as now, and later after 9.
         let log = [1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 8, 1, 2, 3];
         assert_eq!(after(&log, 4, 2), Draft { tokens: vec![5, 6], class: 0 });
-        // Behind 8 both places are equally good, and the newer one is taken.
+        // After 8 both matches are equally long, and the newer one is taken.
         let log = [1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 8, 0, 2, 3];
         assert_eq!(after(&log, 4, 2).tokens, [7, 8]);
         assert_eq!(after(&[1, 2, 3, 4], 5, 4), Draft::default());
@@ -379,19 +386,19 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_repeats_itself_goes_on() {
+    fn a_repeated_text_is_continued() {
         assert_eq!(after(&[8, 1, 2, 1, 2, 1], 2, 5).tokens, [1, 2, 1, 2, 1]);
         assert_eq!(after(&[5, 5, 5], 5, 4).tokens, [5, 5, 5, 5]);
     }
 
     #[test]
-    fn a_token_behind_the_log_is_taken_in_once() {
+    fn a_pending_token_is_read_once() {
         let token = LogEntry::Token;
         let mut lookup = Lookup::default();
         lookup.follow(&[token(1), LogEntry::Toggle { eviction: false }, token(2)], 3);
         lookup.follow(&[token(1), LogEntry::Toggle { eviction: false }, token(2), token(3), token(4)], 1);
         assert_eq!(lookup.tokens, [1, 2, 3, 4, 1]);
-        // A log that begins anew, as after a restart, is taken in again.
+        // A shorter log, as after a restart, is read from its beginning.
         lookup.follow(&[token(1)], 2);
         assert_eq!((lookup.tokens.clone(), lookup.propose(3)), (vec![1, 2], Draft::default()));
     }
@@ -403,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_tried_where_they_pay() {
+    fn drafts_are_tried_where_they_pay_off() {
         let machines = [0.05, 0.2, 1.0].map(costs);
         let [cheap, usual, dear] = machines.each_ref().map(|costs| costs.price(1).expect("it was measured"));
         let mut gate = Gate::default();
@@ -427,11 +434,32 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_head_waits_for_a_plain_step_of_as_many_chains() {
+        let (mut costs, drafts) = (Costs::default(), Drafts { rows: 8, ..Drafts::default() });
+        costs.observe(0.010, 2, 0);
+        let mut drafting = Drafting::new(&drafts, 7, true);
+        assert!(drafting.head_drafts(3, costs.price(2)) > Some(0));
+        drafting.set_head_drafts(vec![1, 2, 3]);
+        // One of the two chains has ended, and no step of one chain was measured yet.
+        drafting.choose(&[], 0, 7, costs.price(1));
+        assert!(drafting.next.tokens.is_empty());
+        // Without a gate drafts are tried all the same, and their cost is still a number.
+        let mut drafting = Drafting::new(&Drafts { gated: false, ..drafts }, 7, true);
+        drafting.set_head_drafts(vec![1, 2, 3]);
+        drafting.choose(&[], 0, 7, costs.price(1));
+        assert_eq!(drafting.next.tokens, [1, 2, 3]);
+        drafting.observe(3, costs.observe(0.012, 1, 3));
+        assert_eq!(drafting.report.cost, 1.0 + 3.0 * PRIOR_ROW);
+        costs.observe(0.010, 1, 0);
+        assert_eq!(costs.price(1).map(|price| price.of(3)), Some(1.0 + 3.0 * PRIOR_ROW), "the estimate is not kept");
+    }
+
+    #[test]
     fn costs_are_those_of_the_machine() {
         let mut costs = Costs::default();
         assert!(costs.price(1).is_none(), "nothing was measured");
         assert_eq!(costs.observe(0.010, 1, 0), 1.0);
-        assert_eq!(costs.price(1).map(|price| price.of(5)), Some(1.0 + 5.0 * USUAL_ROW));
+        assert_eq!(costs.price(1).map(|price| price.of(5)), Some(1.0 + 5.0 * PRIOR_ROW));
         for _ in 0..WARM_UP {
             assert_eq!(costs.observe(0.500, 1, 3), 50.0, "captured");
         }
@@ -443,7 +471,7 @@ mod tests {
             let of = costs.0[&1].of(drafts);
             assert!((of - cost).abs() < 1e-9, "{drafts}: {of}");
         }
-        assert!(costs.price(1).is_none(), "it is time to measure again");
+        assert!(costs.price(1).is_none(), "a plain step is due");
         costs.observe(0.010, 1, 0);
         assert!(costs.price(1).is_some());
         assert!(costs.price(2).is_none(), "steps of two chains are others");

@@ -1,5 +1,6 @@
-//! Where a head ([`model::Head`]) stands with each sequence. It is fed with what a sequence is fed, one token behind, and guesses
-//! from there. A guess is only tried, so that a head that was not fed everything does no harm: it begins again where it can.
+//! The sequences of a draft head ([`model::Head`]): one for each sequence of the model, fed the same tokens with the model's hidden
+//! states, one token behind. From them the head drafts. Drafts are only tried, so a head that has missed tokens does no harm: it
+//! starts again with an empty sequence.
 
 use super::{EngineOptions, planner};
 use crate::backend::{Backend, Span};
@@ -12,64 +13,64 @@ use crate::protocol::{MAX_DRAFTS, Token};
 use anyhow::Result;
 use std::collections::HashMap;
 
-/// Newest tokens that a head attends to.
+/// Attention window of a draft head, in tokens.
 pub(super) const WINDOW: usize = 2048;
-/// Sequences whose windows a head has memory for; forks share theirs.
+/// Number of windows that the head's cache has memory for. Forks share theirs.
 const WINDOWS: usize = 4;
 
-/// Rows of the model's last step, and what the head is to guess behind them.
+/// Rows of the model's last step to feed to the head, and how many tokens to draft after them.
 #[derive(Clone, Copy, Debug)]
-pub struct Follow<'a> {
+pub struct DraftRequest<'a> {
     pub seq: SeqId,
-    /// The token behind each of the sequence's first rows of the step that was fed.
+    /// The token after each of the sequence's first rows of the step.
     pub next: &'a [Token],
-    /// Most tokens to guess.
-    pub most: usize,
+    /// Maximum drafts.
+    pub max: usize,
 }
 
 /// A span of the model's last step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stepped {
+pub(super) struct StepSpan {
     pub span: Span,
-    /// Tokens that the sequence had before, and the first of the step.
+    /// Position and id of the span's first token.
     pub at: usize,
     pub first: Token,
 }
 
-/// What a head was fed of a sequence.
+/// The head's sequence for a sequence of the model.
 struct Track {
     seq: SeqId,
-    /// Position of the next row.
+    /// Position of the next row to feed.
     next: usize,
-    /// The token that it was told to be there.
+    /// Token expected at that position.
     token: Token,
 }
 
 pub(super) struct Tracks<B: Backend> {
     head: Head<B>,
-    /// By the model's sequence.
+    /// By the row of the model's sequence.
     tracks: HashMap<usize, Track>,
-    /// It was given up for lack of memory.
-    off: bool,
+    /// Whether the head's memory is lent to the model's cache, so that it drafts nothing.
+    lent: bool,
 }
 
-/// Bytes of the head of a checkpoint that are not counted with the model's: on a device, where allocations are counted, its pages.
+/// Bytes of a checkpoint's head that are not counted with the model's: only its pages on a device, where allocations are counted.
 pub(super) fn bytes(checkpoint: &Checkpoint, options: &EngineOptions, counted: bool) -> u64 {
     let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return 0 };
     let workspace = || model::head_workspace_bytes(&head.layer.config, options.max_seqs);
     let rest = if counted { 0 } else { head.bytes() + workspace() };
-    rest + pages_bytes(head, options)
+    rest + max_page_bytes(head, options)
 }
 
-/// Bytes of its pages at most.
-fn pages_bytes(head: &DraftHead, options: &EngineOptions) -> u64 {
+/// Maximum bytes of the head's pages.
+fn max_page_bytes(head: &DraftHead, options: &EngineOptions) -> u64 {
     let c = &head.layer.config;
     let slots = (WINDOW + PAGE_SLOTS) * c.n_kv_heads * WINDOWS;
     (slots * options.codec.slot_bytes(c.head_dim)) as u64
 }
 
 impl<B: Backend> Tracks<B> {
-    /// The head of a checkpoint, if it has one that is in use.
+    /// Loads the checkpoint's draft head. `None` if there is none, or drafts are off.
     pub fn new(
         b: &B,
         model: &Model<B>,
@@ -78,25 +79,25 @@ impl<B: Backend> Tracks<B> {
         context: usize,
     ) -> Result<Option<Self>> {
         let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return Ok(None) };
-        // A sequence guesses in a fork.
+        // Twice as many sequences, because each drafts in a fork.
         let policy = Policy::of_window(WINDOW);
         let geometry = planner::geometry(&head.layer.config, options, policy, 2 * options.max_seqs);
         let context = context + MAX_DRAFTS + 1;
-        let limit = pages_bytes(head, options);
+        let limit = max_page_bytes(head, options);
         let new = || Head::new(b, model, head, geometry, context, options.max_seqs);
         let mut head = b.allocating("the draft head", new)?;
         head.cache.set_limit_bytes(Some(limit));
-        Ok(Some(Self { head, tracks: HashMap::new(), off: false }))
+        Ok(Some(Self { head, tracks: HashMap::new(), lent: false }))
     }
 
-    /// Releases what belongs to a sequence.
+    /// Releases the head's sequence for a sequence of the model.
     pub fn release(&mut self, b: &B, seq: SeqId) {
         if let Some(track) = self.tracks.remove(&seq.row()) {
             self.head.cache.release(b, track.seq);
         }
     }
 
-    /// Gives a fork of a sequence a fork of what belongs to it.
+    /// Forks the head's sequence for a fork of the model's.
     pub fn fork(&mut self, b: &B, seq: SeqId, copy: SeqId) {
         let Some(track) = self.tracks.get(&seq.row()) else { return };
         if let Ok(fork) = self.head.cache.fork(b, track.seq) {
@@ -105,95 +106,106 @@ impl<B: Backend> Tracks<B> {
         }
     }
 
-    /// Gives all pages back, for good. Returns their bytes at most; `None` if that was done before.
-    pub fn give_up(&mut self, b: &B) -> Option<u64> {
-        if std::mem::replace(&mut self.off, true) {
-            return None;
+    /// Frees all pages, and drafts nothing until [`Self::take_back`]. Returns false if they were lent before.
+    pub fn lend(&mut self, b: &B) -> bool {
+        if std::mem::replace(&mut self.lent, true) {
+            return false;
         }
         for (_, track) in self.tracks.drain() {
             self.head.cache.release(b, track.seq);
         }
         self.head.cache.trim(b);
-        self.head.cache.limit_bytes()
+        true
     }
 
-    /// Feeds the head with rows of the model's last step, whose `features` are these, and guesses. Returns the guesses of each.
-    pub fn follow(
+    /// Drafts again.
+    pub fn take_back(&mut self) {
+        self.lent = false;
+    }
+
+    /// Bytes that the model's cache may use meanwhile; 0 if they are not lent.
+    pub fn lent_bytes(&self) -> u64 {
+        if self.lent { self.head.cache.limit_bytes().unwrap_or(0) } else { 0 }
+    }
+
+    /// Feeds the head with rows of the model's last step, whose hidden states are `features`, and drafts. Returns the drafts of each
+    /// request.
+    pub fn draft(
         &mut self,
         b: &B,
         vocab: usize,
         features: &B::Acts,
-        step: &[Stepped],
-        rows: &[Follow<'_>],
+        step: &[StepSpan],
+        requests: &[DraftRequest<'_>],
     ) -> Vec<Vec<Token>> {
-        let mut guesses = vec![Vec::new(); rows.len()];
-        if self.off {
-            return guesses;
+        let mut drafts = vec![Vec::new(); requests.len()];
+        if self.lent {
+            return drafts;
         }
-        // The sequences of the step that could be fed: number of the request, sequence, row of the head's last step.
+        // The sequences that are fed: index of the request, the head's sequence, row of the head's last step.
         let mut fed: Vec<(usize, SeqId, usize)> = Vec::new();
         let (mut at, mut tokens, mut spans) = (Vec::new(), Vec::new(), Vec::new());
-        let busy: Vec<usize> = rows.iter().map(|row| row.seq.row()).collect();
-        for (i, row) in rows.iter().enumerate() {
-            let Some(stepped) = step.iter().find(|s| s.span.seq == row.seq.row()) else { continue };
-            if row.next.is_empty() {
+        let busy: Vec<usize> = requests.iter().map(|request| request.seq.row()).collect();
+        for (i, request) in requests.iter().enumerate() {
+            let Some(stepped) = step.iter().find(|s| s.span.seq == request.seq.row()) else { continue };
+            if request.next.is_empty() {
                 continue;
             }
-            let Some(seq) = self.track(b, row, stepped) else { continue };
-            // All but the last rows go through at once where they are many.
+            let Some(seq) = self.track(b, request, stepped) else { continue };
+            // Many rows are fed in full chunks first. The rest shares one step with the other sequences.
             let mut from = 0;
-            while row.next.len() - from > HEAD_ROWS {
-                let all: Vec<usize> = (0..HEAD_ROWS).map(|j| stepped.span.start + from + j).collect();
+            while request.next.len() - from > HEAD_ROWS {
+                let rows: Vec<usize> = (0..HEAD_ROWS).map(|j| stepped.span.start + from + j).collect();
                 let span = self.head.cache.span(seq, 0, HEAD_ROWS);
                 if self.reserve(b, &[span], &busy).is_err() {
                     break;
                 }
-                self.head.feed(b, features, &all, &row.next[from..from + HEAD_ROWS], &[span]);
+                self.head.feed(b, features, &rows, &request.next[from..from + HEAD_ROWS], &[span]);
                 from += HEAD_ROWS;
             }
-            let rest = row.next.len() - from;
+            let rest = request.next.len() - from;
             let span = self.head.cache.span(seq, at.len(), rest);
             let all: Vec<Span> = spans.iter().copied().chain([span]).collect();
             if rest > HEAD_ROWS || at.len() + rest > HEAD_ROWS || self.reserve(b, &all, &busy).is_err() {
-                self.release(b, row.seq);
+                self.release(b, request.seq);
                 continue;
             }
-            at.extend((from..row.next.len()).map(|j| stepped.span.start + j));
-            tokens.extend_from_slice(&row.next[from..]);
+            at.extend((from..request.next.len()).map(|j| stepped.span.start + j));
+            tokens.extend_from_slice(&request.next[from..]);
             spans.push(span);
             fed.push((i, seq, at.len() - 1));
         }
         if fed.is_empty() {
-            return guesses;
+            return drafts;
         }
         self.head.feed(b, features, &at, &tokens, &spans);
-        self.guess(b, vocab, rows, fed, &mut guesses, &busy);
-        guesses
+        self.draft_in_forks(b, vocab, requests, fed, &mut drafts, &busy);
+        drafts
     }
 
-    /// Guesses token after token, in forks of the sequences.
-    fn guess(
+    /// Drafts token after token in forks of the head's sequences, which stay as they are.
+    fn draft_in_forks(
         &mut self,
         b: &B,
         vocab: usize,
-        rows: &[Follow<'_>],
+        requests: &[DraftRequest<'_>],
         mut fed: Vec<(usize, SeqId, usize)>,
-        guesses: &mut [Vec<Token>],
+        drafts: &mut [Vec<Token>],
         busy: &[usize],
     ) {
         let mut forks = Vec::new();
         for round in 0.. {
-            fed.retain(|&(i, ..)| guesses[i].len() == round && rows[i].most > round);
+            fed.retain(|&(i, ..)| drafts[i].len() == round && requests[i].max > round);
             if fed.is_empty() {
                 break;
             }
-            let from: Vec<usize> = fed.iter().map(|&(.., row)| row).collect();
-            let tokens = self.head.guess(b, &from);
+            let rows: Vec<usize> = fed.iter().map(|&(.., row)| row).collect();
+            let tokens = self.head.guess(b, &rows);
             let mut next = Vec::new();
             for (j, (&(i, seq, _), token)) in fed.iter().zip(tokens).enumerate() {
                 let Some(token) = token.filter(|&token| (token as usize) < vocab) else { continue };
-                guesses[i].push(token);
-                if rows[i].most > round + 1 {
+                drafts[i].push(token);
+                if requests[i].max > round + 1 {
                     next.push((i, seq, j, token));
                 }
             }
@@ -205,7 +217,8 @@ impl<B: Backend> Tracks<B> {
                 }
                 next.truncate(forks.len());
             }
-            // The rows that go on are the first ones, in order, only if none between them ends.
+            // `guess` has left the hidden states in the first rows, in order. They can only be fed on if no sequence between
+            // them has ended.
             if next.is_empty() || next.iter().enumerate().any(|(j, &(_, _, row, _))| row != j) {
                 break;
             }
@@ -220,22 +233,22 @@ impl<B: Backend> Tracks<B> {
         forks.into_iter().for_each(|fork| self.head.cache.release(b, fork));
     }
 
-    /// The head's sequence for rows that follow what it was fed, or an empty one.
-    fn track(&mut self, b: &B, row: &Follow<'_>, step: &Stepped) -> Option<SeqId> {
-        let key = row.seq.row();
+    /// Returns the head's sequence that these rows continue, or an empty one.
+    fn track(&mut self, b: &B, request: &DraftRequest<'_>, step: &StepSpan) -> Option<SeqId> {
+        let key = request.seq.row();
         if self.tracks.get(&key).is_some_and(|track| (track.next, track.token) != (step.at, step.first)) {
-            self.release(b, row.seq);
+            self.release(b, request.seq);
         }
         let seq = match self.tracks.get(&key) {
             Some(track) => track.seq,
             None => self.head.cache.create(b, true).ok()?,
         };
-        let token = *row.next.last()?;
-        self.tracks.insert(key, Track { seq, next: step.at + row.next.len(), token });
+        let token = *request.next.last()?;
+        self.tracks.insert(key, Track { seq, next: step.at + request.next.len(), token });
         Some(seq)
     }
 
-    /// Reserves pages of a step. If there are none, sequences that are not busy give theirs up.
+    /// Reserves the pages of a step. Sequences that are not `busy` are released to make room.
     fn reserve(&mut self, b: &B, spans: &[Span], busy: &[usize]) -> Result<(), CacheError> {
         loop {
             let Err(error) = self.head.cache.reserve_step(b, spans) else { return Ok(()) };

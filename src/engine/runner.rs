@@ -1,7 +1,7 @@
 //! Runs steps of a loaded model: prefill, decode with sampling, and reading logits.
 
 use super::EngineOptions;
-use super::head::{Follow, Stepped, Tracks};
+use super::head::{DraftRequest, StepSpan, Tracks};
 use super::planner::{self, kv_budget};
 use crate::backend::{
     Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult,
@@ -58,6 +58,10 @@ pub struct Verify<'a> {
     pub drafts: &'a [Token],
 }
 
+/// Share of the cache's limit that has to be free beside the draft head's pages before it gets them back: otherwise it would lend
+/// them again with the next turn.
+const SPARE_SHARE: u64 = 8;
+
 /// A model with its workspace and cache.
 pub struct Runner<B: Backend> {
     b: B,
@@ -77,8 +81,8 @@ pub struct Runner<B: Backend> {
     /// Of a staged step the sequences and spans, whose lengths are the tokens accepted so far.
     staged: Vec<(SeqId, Span)>,
     head: Option<Tracks<B>>,
-    /// The last step, where there is a head.
-    stepped: Vec<Stepped>,
+    /// Spans of the last step, for the draft head.
+    stepped: Vec<StepSpan>,
 }
 
 /// Everything that loading allocates.
@@ -156,12 +160,11 @@ impl<B: Backend> Runner<B> {
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
         b.load_kernels(&options.kernel_needs(checkpoint)?, &mut |_, _| true)?;
-        let Allocations { model, ws, mut cache, draws, context, max_step, head } =
+        let Allocations { model, ws, cache, draws, context, max_step, head } =
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.
         let fixed = checkpoint.weight_bytes + options.workspace_bytes;
-        cache.set_limit_bytes(kv_budget(fixed, options.kv_limit, options.memory_bytes));
-        Ok(Self {
+        let mut new = Self {
             b,
             model,
             ws,
@@ -175,7 +178,15 @@ impl<B: Backend> Runner<B> {
             staged: Vec::new(),
             head,
             stepped: Vec::new(),
-        })
+        };
+        new.set_kv_budget(kv_budget(fixed, options.kv_limit, options.memory_bytes));
+        Ok(new)
+    }
+
+    /// Limits the bytes of the cache's pages. Pages that the draft head has lent come on top.
+    pub fn set_kv_budget(&mut self, bytes: Option<u64>) {
+        let lent = self.head.as_ref().map_or(0, Tracks::lent_bytes);
+        self.cache.set_limit_bytes(bytes.map(|bytes| bytes + lent));
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -363,22 +374,45 @@ impl<B: Backend> Runner<B> {
         model::Step { b, model, ws, cache, spans: &spans, staged: true }.commit();
     }
 
-    /// Whether a head guesses tokens.
+    /// Whether the model has a draft head.
     pub fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    /// Feeds the head with rows of the last step, once they are fed, and lets it guess what follows. Returns the guesses of each.
-    pub fn follow(&mut self, rows: &[Follow<'_>]) -> Vec<Vec<Token>> {
-        let Self { b, model, ws, head: Some(head), stepped, .. } = self else { return vec![Vec::new(); rows.len()] };
-        head.follow(b, model.config.vocab, &ws.features, stepped, rows)
+    /// Feeds the draft head with accepted rows of the last step, and lets it draft. Returns the drafts of each request.
+    pub fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Vec<Vec<Token>> {
+        let Self { b, model, ws, head: Some(head), stepped, .. } = self else {
+            return vec![Vec::new(); requests.len()];
+        };
+        head.draft(b, model.config.vocab, &ws.features, stepped, requests)
     }
 
-    /// Gives the head's pages to the cache, for good. Returns false if there are none.
-    pub fn give_up_head(&mut self) -> bool {
-        let Some(bytes) = self.head.as_mut().and_then(|head| head.give_up(&self.b)) else { return false };
+    /// Lends the draft head's pages to the cache. Returns their bytes at most; `None` if there are none to lend.
+    pub fn lend_head(&mut self) -> Option<u64> {
+        let head = self.head.as_mut().filter(|head| head.lent_bytes() == 0)?;
+        head.lend(&self.b);
+        let bytes = head.lent_bytes();
         let limit = self.cache.limit_bytes().map(|limit| limit + bytes);
         self.cache.set_limit_bytes(limit);
+        (bytes > 0).then_some(bytes)
+    }
+
+    /// Gives the draft head its pages back if the cache can spare them and a share of its limit. Returns whether it did.
+    pub fn take_back_head(&mut self) -> bool {
+        let lent = self.head.as_ref().map_or(0, Tracks::lent_bytes);
+        if lent == 0 {
+            return false;
+        }
+        let limit = self.cache.limit_bytes();
+        if let (Some(limit), Some(free)) = (limit, self.cache.free_pages(&self.b)) {
+            let free = free as u64 * self.cache.geometry().page_bytes() as u64;
+            if free < lent + limit.saturating_sub(lent) / SPARE_SHARE {
+                return false;
+            }
+        }
+        self.cache.trim(&self.b);
+        self.head.iter_mut().for_each(Tracks::take_back);
+        self.cache.set_limit_bytes(limit.map(|limit| limit.saturating_sub(lent)));
         true
     }
 
@@ -436,7 +470,7 @@ impl<B: Backend> Runner<B> {
             self.b.write(&mut self.ws.tokens, 0, tokens);
         }
         if self.head.is_some() {
-            let of = |span: &Span| Stepped { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
+            let of = |span: &Span| StepSpan { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
             self.stepped = spans.iter().map(of).collect();
         }
         let Self { b, model, ws, cache, draws, .. } = self;

@@ -135,10 +135,20 @@ impl Snapshots {
         }
     }
 
+    /// Index of the cheapest snapshot of at most this worth, and of equal ones the oldest.
+    fn cheapest_index(&self, most: Worth) -> Option<usize> {
+        let candidates = self.kept.iter().enumerate().filter(|(_, one)| one.worth <= most);
+        candidates.min_by_key(|(_, one)| one.worth).map(|(i, _)| i)
+    }
+
+    /// Owner and worth of the snapshot that [`Self::give_up`] would release.
+    pub fn cheapest(&self, most: Worth) -> Option<(ConversationId, Worth)> {
+        self.cheapest_index(most).map(|i| (self.kept[i].owner, self.kept[i].worth))
+    }
+
     /// Releases the cheapest snapshot of at most this worth, of equal ones the oldest. Returns false if there is none.
     pub fn give_up<B: Backend>(&mut self, runner: &mut Runner<B>, most: Worth) -> bool {
-        let candidates = self.kept.iter().enumerate().filter(|(_, one)| one.worth <= most);
-        let Some((i, _)) = candidates.min_by_key(|(_, one)| one.worth) else { return false };
+        let Some(i) = self.cheapest_index(most) else { return false };
         runner.release(self.take(i).context.seq);
         true
     }

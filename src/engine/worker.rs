@@ -4,14 +4,13 @@ use super::chain::{self, Chain};
 use super::conversation::{Conversation, Halt};
 use super::disk::Due;
 use super::draft::Costs;
-use super::head::{self, Follow};
+use super::head::{self, DraftRequest};
 use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
 use super::scheduler::{Id, Scheduler, Stage, Step};
 use super::snapshots::Worth;
 use crate::backend::Backend;
-use crate::cache::CacheError;
 use crate::protocol::{Command, ConversationId, EngineMessage, Event, Outlet, Request};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,27 +24,29 @@ const FEW_ROWS: usize = 8;
 /// Polling interval while a prompt is encoded, or answers are checked elsewhere, and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
-/// Most drafts of each of `chains` chains in a step of at most `rows` rows.
-fn most_drafts(rows: usize, chains: usize) -> usize {
+/// Maximum drafts of each of `chains` chains in a step of at most `rows` rows.
+fn max_drafts(rows: usize, chains: usize) -> usize {
     let rows = if chains > 1 { rows.min(FEW_ROWS) } else { rows };
     (rows / chains.max(1)).saturating_sub(1)
 }
 
 pub(super) struct Worker<B: Backend> {
-    model: Loaded<B>,
+    pub(super) model: Loaded<B>,
     /// Bytes of weights and workspace.
     fixed_bytes: u64,
     memory_bytes: Option<u64>,
     inbox: Receiver<EngineMessage>,
-    conversations: BTreeMap<ConversationId, Conversation<B>>,
-    scheduler: Scheduler,
-    /// What decode steps take.
+    pub(super) conversations: BTreeMap<ConversationId, Conversation<B>>,
+    pub(super) scheduler: Scheduler,
+    /// Cost of decode steps with drafts.
     costs: Costs,
-    /// What guessing the next step's drafts took, in seconds.
-    guessing: f64,
+    /// Seconds that the draft head took for the next step's drafts.
+    drafting_s: f64,
     last_snapshot: Instant,
     /// When caches that are being written to disk are continued.
     cache_due: Due,
+    /// Whether the user was told, since work began, that states kept for /undo were given up.
+    pub(super) said_undo_is_slow: bool,
 }
 
 impl<B: Backend> Worker<B> {
@@ -59,9 +60,10 @@ impl<B: Backend> Worker<B> {
             inbox,
             conversations: BTreeMap::new(),
             costs: Costs::default(),
-            guessing: 0.0,
+            drafting_s: 0.0,
             last_snapshot: Instant::now(),
             cache_due: Due::Never,
+            said_undo_is_slow: false,
         }
     }
 
@@ -130,7 +132,7 @@ impl<B: Backend> Worker<B> {
                 let Some(conversation) = self.conversations.get_mut(&id) else { return };
                 if let Command::SetKvLimit(limit) = command {
                     let budget = kv_budget(self.fixed_bytes, limit, self.memory_bytes);
-                    self.model.runner.cache.set_limit_bytes(budget);
+                    self.model.runner.set_kv_budget(budget);
                     self.scheduler.has_room();
                     return conversation.publish(&self.model);
                 }
@@ -165,6 +167,10 @@ impl<B: Backend> Worker<B> {
             with_work.extend(busy.map(|(number, _)| Id { conversation, number }));
         }
         self.scheduler.retain(|id| with_work.contains(&id));
+        if with_work.is_empty() && !self.conversations.values().any(Conversation::is_busy) {
+            self.said_undo_is_slow = false;
+            self.take_back_draft_head();
+        }
         with_work.into_iter().for_each(|id| self.scheduler.add(id));
     }
 
@@ -204,9 +210,9 @@ impl<B: Backend> Worker<B> {
                 if let Err(error) = runner.check_finite() {
                     return conversation.halt(Halt::Error(error.to_string()));
                 }
-                // Of a long prompt a head sees the end.
+                // The draft head is only fed the end of a long prompt, which its window holds.
                 if n > 0 && runner.has_head() && chain.tokens_left() < head::WINDOW {
-                    self.follow(&[(id, n)]);
+                    self.feed_head(&[(id, n)]);
                 }
                 if n > 1 {
                     self.scheduler.chunks.observe(n, started.elapsed());
@@ -234,9 +240,9 @@ impl<B: Backend> Worker<B> {
             }
         }
         let runner = &mut self.model.runner;
-        let most = most_drafts(runner.most_rows(), chains.len());
+        let max = max_drafts(runner.most_rows(), chains.len());
         let price = self.costs.price(chains.len());
-        chains.iter_mut().for_each(|chain| chain.choose_drafts(runner, most, price));
+        chains.iter_mut().for_each(|chain| chain.choose_drafts(runner, max, price));
         let started = Instant::now();
         let mut sampled = chain::decode(runner, &chains);
         if matches!(sampled, Err(StepError::Cache(_)))
@@ -274,8 +280,8 @@ impl<B: Backend> Worker<B> {
             accepted.push(taken);
         }
         self.model.runner.commit();
-        let guessing = std::mem::take(&mut self.guessing);
-        let cost = self.costs.observe(started.elapsed().as_secs_f64() + guessing, ids.len(), drafts);
+        let drafting_s = std::mem::take(&mut self.drafting_s);
+        let cost = self.costs.observe(started.elapsed().as_secs_f64() + drafting_s, ids.len(), drafts);
         for (&id, &taken) in rows.iter().zip(&accepted) {
             if let Some(chain) = self.chain_mut(id) {
                 chain.drafts_ran(taken - 1, cost);
@@ -288,31 +294,33 @@ impl<B: Backend> Worker<B> {
         }
         if self.model.runner.has_head() {
             let fed: Vec<(Id, usize)> = rows.into_iter().zip(accepted).collect();
-            self.follow(&fed);
+            self.feed_head(&fed);
         }
     }
 
-    /// Feeds the head with the last step, of which so many tokens of these chains were fed, and takes its guesses.
-    fn follow(&mut self, fed: &[(Id, usize)]) {
+    /// Feeds the draft head with the last step, and sets the drafts of the next one. `fed`: the chains of the step, and how many of
+    /// their tokens were accepted.
+    fn feed_head(&mut self, fed: &[(Id, usize)]) {
         let started = Instant::now();
         let Self { conversations, costs, model, .. } = self;
-        let most = most_drafts(model.runner.most_rows(), fed.len());
+        let max = max_drafts(model.runner.most_rows(), fed.len());
         let price = costs.price(fed.len());
         let mut next = Vec::new();
         for &(id, n) in fed.iter().filter(|(_, n)| *n > 0) {
             let Some(chain) = conversations.get_mut(&id.conversation).and_then(|c| c.chain_mut(id.number)) else {
                 continue;
             };
-            if let Some(wish) = chain.wish(&model.runner, most, price) {
-                next.push((id, chain.context.seq, chain.behind(n), wish));
+            if let Some(drafts) = chain.head_drafts(&model.runner, max, price) {
+                next.push((id, chain.context.seq, chain.tokens_after(n), drafts));
             }
         }
-        let rows: Vec<Follow<'_>> = next.iter().map(|&(_, seq, ref next, most)| Follow { seq, next, most }).collect();
-        let guesses = model.runner.follow(&rows);
-        self.guessing = if guesses.iter().any(|g| !g.is_empty()) { started.elapsed().as_secs_f64() } else { 0.0 };
-        for ((id, ..), tokens) in next.iter().zip(guesses) {
+        let requests: Vec<DraftRequest<'_>> =
+            next.iter().map(|&(_, seq, ref next, max)| DraftRequest { seq, next, max }).collect();
+        let drafts = model.runner.draft(&requests);
+        self.drafting_s = if drafts.iter().any(|d| !d.is_empty()) { started.elapsed().as_secs_f64() } else { 0.0 };
+        for ((id, ..), tokens) in next.iter().zip(drafts) {
             if let Some(chain) = self.chain_mut(*id) {
-                chain.guessed(tokens);
+                chain.set_head_drafts(tokens);
             }
         }
     }
@@ -325,64 +333,6 @@ impl<B: Backend> Worker<B> {
     fn of_step(&mut self, ids: &[Id]) -> impl Iterator<Item = &mut Conversation<B>> {
         let own = |id: &ConversationId| ids.iter().any(|other| other.conversation == *id);
         self.conversations.iter_mut().filter(move |(id, _)| own(id)).map(|(_, c)| c)
-    }
-
-    /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
-    /// this order: the head's pages, a probe, a twin, the cheapest snapshot, a cache that is being rebuilt, the pages of the
-    /// chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
-    /// and else the job, with `error`.
-    fn make_room(&mut self, ids: &[Id], error: &CacheError) {
-        if self.model.runner.give_up_head() {
-            return;
-        }
-        if self.conversations.values_mut().any(|conversation| conversation.give_up_probe(&mut self.model)) {
-            return;
-        }
-        let runner = &mut self.model.runner;
-        for conversation in self.conversations.values_mut() {
-            if conversation.give_up_twin(runner, "the twin stopped: the conversation needs its memory") {
-                return;
-            }
-        }
-        if self.give_up_snapshot(Worth::TurnStart) {
-            return;
-        }
-        let Self { model, conversations, scheduler, .. } = self;
-        for id in ids {
-            let conversation = conversations.get_mut(&id.conversation);
-            if conversation.is_some_and(|c| c.give_up_old_cache(&mut model.runner)) {
-                return;
-            }
-        }
-        let left = |id: Id| {
-            let chain = conversations.get(&id.conversation).and_then(|c| c.chain(id.number));
-            chain.map_or(0, Chain::tokens_to_go)
-        };
-        if let Some(id) = scheduler.preempt(left) {
-            if let Some(conversation) = conversations.get_mut(&id.conversation) {
-                conversation.restart(model, id.number);
-            }
-            return;
-        }
-        for id in ids {
-            let Some(conversation) = conversations.get_mut(&id.conversation) else { continue };
-            if id.number.is_none() && conversation.forget(model) {
-                return;
-            }
-        }
-        for id in ids {
-            match (conversations.get_mut(&id.conversation), id.number) {
-                (Some(conversation), Some(number)) => conversation.no_room_for_chain(model, number, error),
-                (Some(conversation), None) => conversation.halt(Halt::CacheFull(error.to_string())),
-                (None, _) => {}
-            }
-        }
-    }
-
-    /// Releases the cheapest snapshot of at most this worth. Returns false if there is none.
-    fn give_up_snapshot(&mut self, most: Worth) -> bool {
-        self.conversations.values_mut().for_each(|conversation| conversation.note_pages(&self.model));
-        self.model.snapshots.give_up(&mut self.model.runner, most)
     }
 
     /// Runs the steps of probes, and those of twins that are due.

@@ -1,5 +1,5 @@
-//! The rows that a predictor is fitted to: hidden states of tokens, and how important each token is to each KV head, which a
-//! repetition of the text shows.
+//! The rows that a predictor is fitted to: for each token its hidden state and its importance to each KV head. The importance is
+//! measured by letting the model repeat the text.
 
 use super::random::Random;
 use super::threads::on_threads;
@@ -13,19 +13,19 @@ use half::bf16;
 use nalgebra::{DMatrix, DMatrixView};
 use std::ops::Range;
 
-/// Least log importance: smaller attention is alike.
-const LEAST: f32 = -16.0;
+/// Floor of the log importance; smaller values are treated as equal.
+const LOG_FLOOR: f32 = -16.0;
 
-/// A prompt that quotes a text and asks for its repetition, and the answer: the text again.
+/// A prompt that quotes a text and asks to repeat it, followed by the answer, which is the text again.
 pub struct Repetition {
     pub tokens: Vec<Token>,
-    /// The quoted text.
+    /// Tokens of the quoted text.
     pub text: Range<usize>,
-    /// The answer.
+    /// Tokens of the answer.
     pub answer: Range<usize>,
 }
 
-/// The chat template around a text that is to be repeated.
+/// Tokens of the chat template before and after a text that is to be repeated.
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub before: Vec<Token>,
@@ -33,6 +33,7 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// Builds the prompt for a text, with the answer.
     pub fn around(&self, text: &[Token]) -> Repetition {
         let tokens = [&self.before, text, &self.after, text].concat();
         let (start, end) = (self.before.len(), tokens.len());
@@ -40,7 +41,7 @@ impl Frame {
     }
 }
 
-/// Rows of all layers; local ones have none.
+/// Rows of all layers with attention. Local layers have none.
 pub struct Rows {
     pub hidden: usize,
     pub heads: usize,
@@ -50,27 +51,27 @@ pub struct Rows {
 /// Rows of one layer.
 #[derive(Default)]
 pub struct LayerRows {
-    /// `[rows, hidden]`: the layer's input after its norm.
+    /// `[rows, hidden]`: input of the layer after its norm.
     pub x: Vec<bf16>,
     /// `[rows, n_kv_heads]`: log importance.
     pub y: Vec<f32>,
 }
 
 impl Rows {
-    /// Bytes of a row in all layers.
+    /// Bytes that one token takes in all layers.
     pub fn bytes(config: &ModelConfig) -> usize {
         config.attention_layers() * (config.hidden * size_of::<bf16>() + config.n_kv_heads * size_of::<f32>())
     }
 }
 
-/// Collects rows text after text.
+/// Collects rows from one text after the other.
 pub struct Collector {
     rows: Rows,
-    /// Rows that a text may add.
+    /// Maximum rows taken from each text.
     rows_per_text: usize,
     head_dim: usize,
-    /// By layer and query head: the Gram matrix `[head_dim, head_dim]` of the head's columns of the output projection, which
-    /// makes a value's norm behind the projection of the value.
+    /// By layer and query head, the Gram matrix `[head_dim, head_dim]` of the head's columns of the output projection: the norm of
+    /// a projected value v is sqrt(v^T G v).
     grams: Vec<Vec<DMatrix<f32>>>,
     random: Random,
 }
@@ -97,7 +98,7 @@ impl Collector {
         }
     }
 
-    /// Feeds a text with its repetition, and keeps rows of the text's tokens.
+    /// Feeds a text with its repetition, and keeps rows of a random choice of its tokens.
     pub fn add<B: Measure>(&mut self, runner: &mut Runner<B>, repetition: &Repetition) -> Result<()> {
         let text = Text { tokens: repetition.text.clone(), queries: repetition.answer.clone() };
         let chosen = self.random.choose(text.tokens.len(), self.rows_per_text);
@@ -107,20 +108,21 @@ impl Collector {
         Ok(fed?)
     }
 
+    /// Computes the importance of a text's tokens in one layer, and keeps the rows of the chosen ones.
     fn add_layer(&mut self, observed: &Observed<'_>, chosen: &[usize]) {
         let (hidden, heads, d) = (self.rows.hidden, self.rows.heads, self.head_dim);
         let (grams, rows) = (&self.grams[observed.layer], &mut self.rows.layers[observed.layer]);
         let (tokens, group) = (observed.hidden.len() / hidden, grams.len() / heads);
         let values = DMatrixView::from_slice(observed.values, heads * d, tokens);
-        // A KV head's importance is the largest of its query heads'.
+        // The importance to a KV head is the maximum over its query heads.
         let of_head = |(head, grams): (usize, &[DMatrix<f32>])| {
             let values = values.rows(head * d, d);
             let mut importance = vec![f32::MIN_POSITIVE; tokens];
             for (gram, attention) in grams.iter().zip(observed.attention[head * group * tokens..].chunks(tokens)) {
-                let products = gram * values;
-                for (t, (most, attention)) in importance.iter_mut().zip(attention).enumerate() {
-                    let norm = products.column(t).dot(&values.column(t)).max(0.0).sqrt();
-                    *most = most.max(attention * norm);
+                let projected = gram * values;
+                for (t, (importance, attention)) in importance.iter_mut().zip(attention).enumerate() {
+                    let norm = projected.column(t).dot(&values.column(t)).max(0.0).sqrt();
+                    *importance = importance.max(attention * norm);
                 }
             }
             importance
@@ -129,15 +131,16 @@ impl Collector {
         let importance = on_threads(&heads, |&head| of_head(head));
         for &t in chosen {
             rows.x.extend(observed.hidden[t * hidden..][..hidden].iter().map(|&x| bf16::from_f32(x)));
-            rows.y.extend(importance.iter().map(|of_head| of_head[t].ln().max(LEAST)));
+            rows.y.extend(importance.iter().map(|of_head| of_head[t].ln().max(LOG_FLOOR)));
         }
     }
 
+    /// Returns the rows. Fails if there are none, or a number is not finite.
     pub fn finish(self) -> Result<Rows> {
         ensure!(self.rows.layers.iter().any(|layer| !layer.y.is_empty()), "the texts have no tokens");
         for (l, layer) in self.rows.layers.iter().enumerate() {
             let finite = layer.y.iter().all(|y| y.is_finite()) && layer.x.iter().all(|x| x.is_finite());
-            ensure!(finite, "numbers in layer {l} are not finite, so no predictor can be fitted");
+            ensure!(finite, "layer {l} has numbers that are not finite, so no predictor can be fitted");
         }
         Ok(self.rows)
     }

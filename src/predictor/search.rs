@@ -20,6 +20,8 @@ const EACH: usize = 4;
 const STEP: usize = 256;
 /// Rounds in which a threshold is improved.
 const ROUNDS: usize = 3;
+/// Bytes that the logits of the dense model may take. They are computed once if they fit, else for each comparison.
+const DENSE_BYTES: usize = 512 << 20;
 
 /// What the threshold is to reach on the measured texts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +55,17 @@ impl Found {
     }
 }
 
+/// Logits of the dense model on each text, at the compared positions.
+struct Dense {
+    keeps: bool,
+    logits: Vec<Vec<Vec<f32>>>,
+}
+
+/// Whether the dense model's logits on these texts are kept.
+fn keeps_dense(texts: &[Piece], vocab: usize) -> bool {
+    texts.iter().map(|text| text.tokens.len() / EACH * vocab * size_of::<f32>()).sum::<usize>() <= DENSE_BYTES
+}
+
 /// Searches the threshold at which a loaded model reaches `goal`, with the better window. The model's own threshold is 0.
 /// `scores`: those of the rows that were fitted, in ascending order. `on_pass` is called before each pass over a text.
 pub fn find<B: Measure>(
@@ -64,13 +77,14 @@ pub fn find<B: Measure>(
 ) -> Result<Found> {
     ensure!(!texts.is_empty(), "there is no text to measure the predictor on: give more text with --text");
     let mut best: Option<Found> = None;
+    let mut dense = Dense { keeps: keeps_dense(texts, runner.config().vocab), logits: Vec::new() };
     for window in WINDOWS {
         let shortest = texts.iter().map(|text| text.tokens.len()).min().unwrap_or(0);
         if shortest < 4 * window && best.is_some() {
             continue;
         }
         runner.set_policy(Policy::Dms(Dms { window, shift: Shift::Same, sinks: SINKS, dial: 0.0 }))?;
-        let found = at_window(runner, texts, goal, scores, window, on_pass)?;
+        let found = at_window(runner, texts, goal, scores, window, &mut dense, on_pass)?;
         let better = best.as_ref().is_none_or(|best| match goal {
             Goal::Ratio(_) => found.kl() < best.kl(),
             Goal::Kl(_) => found.ratio() > best.ratio(),
@@ -82,13 +96,14 @@ pub fn find<B: Measure>(
     best.ok_or_else(|| anyhow::anyhow!("no window fits the texts"))
 }
 
-/// Number of passes over a text that [`find`] makes, for progress: a comparison counts twice.
-pub fn passes(texts: usize, goal: Goal) -> usize {
-    let each = match goal {
-        Goal::Ratio(_) => ROUNDS + 2,
-        Goal::Kl(_) => 2 * (ROUNDS + 1),
+/// Number of passes over a text that [`find`] makes, for progress.
+pub fn passes(texts: &[Piece], vocab: usize, goal: Goal) -> usize {
+    let (alone, compared) = match goal {
+        Goal::Ratio(_) => (WINDOWS.len() * ROUNDS, WINDOWS.len()),
+        Goal::Kl(_) => (0, WINDOWS.len() * (ROUNDS + 1)),
     };
-    texts * WINDOWS.len() * each
+    let dense = if keeps_dense(texts, vocab) { 1 } else { compared };
+    texts.len() * (alone + compared + dense)
 }
 
 fn at_window<B: Measure>(
@@ -97,6 +112,7 @@ fn at_window<B: Measure>(
     goal: Goal,
     scores: &[f32],
     window: usize,
+    dense: &mut Dense,
     on_pass: &mut dyn FnMut(),
 ) -> Result<Found> {
     let tokens = texts.iter().map(|text| text.tokens.len()).sum::<usize>() as f64 / texts.len() as f64;
@@ -117,13 +133,13 @@ fn at_window<B: Measure>(
             }
             // The divergence falls with about the square of what is kept.
             Goal::Kl(kl) => {
-                let found = compare(runner, texts, window, threshold(keep), on_pass)?.kl();
+                let found = compare(runner, texts, window, threshold(keep), dense, on_pass)?.kl();
                 keep * (found / kl).sqrt().clamp(0.4, 2.5)
             }
         }
         .clamp(0.005, 0.995);
     }
-    compare(runner, texts, window, threshold(keep), on_pass)
+    compare(runner, texts, window, threshold(keep), dense, on_pass)
 }
 
 /// Ratio after all texts at a threshold.
@@ -156,28 +172,40 @@ fn compare<B: Measure>(
     texts: &[Piece],
     window: usize,
     threshold: f32,
+    dense: &mut Dense,
     on_pass: &mut dyn FnMut(),
 ) -> Result<Found> {
     let mut measured = Vec::new();
-    for text in texts {
-        let (dense, seq) = (runner.create(false)?, runner.create(true)?);
+    for (i, text) in texts.iter().enumerate() {
+        let seq = runner.create(true)?;
         runner.set_dial(seq, -threshold);
-        let mut kl = Vec::new();
+        // The dense sequence is fed beside it, unless its logits are known.
+        let beside = if i < dense.logits.len() { None } else { Some(runner.create(false)?) };
+        let (mut kl, mut known) = (Vec::new(), Vec::new());
         on_pass();
         for chunk in text.tokens.chunks(STEP.min(runner.max_step())) {
-            let mut logits = [dense, seq].map(|seq| (seq, Vec::new()));
-            for (seq, logits) in &mut logits {
-                runner.feed(*seq, chunk)?;
+            let mut logits_of = |seq| -> Result<Vec<Vec<f32>>> {
+                let mut logits = Vec::new();
+                runner.feed(seq, chunk)?;
                 runner.logits((EACH - 1..chunk.len()).step_by(EACH), |_, row| logits.push(row.to_vec()))?;
-            }
-            let [(_, wanted), (_, got)] = logits;
+                Ok(logits)
+            };
+            let got = logits_of(seq)?;
+            let fed = beside.map(logits_of).transpose()?;
+            let wanted = fed.as_deref().unwrap_or_else(|| &dense.logits[i][kl.len()..]);
             let pairs: Vec<_> = wanted.iter().zip(&got).collect();
             kl.extend(on_threads(&pairs, |(wanted, got)| divergence(&log_softmax(wanted), &log_softmax(got))));
+            known.extend(fed.filter(|_| dense.keeps).into_iter().flatten());
         }
-        on_pass();
+        if let Some(beside) = beside {
+            on_pass();
+            runner.release(beside);
+            if dense.keeps {
+                dense.logits.push(known);
+            }
+        }
         let stats = runner.cache.stats(runner.backend(), seq);
         let (all, live) = stats.decided(runner.cache.geometry());
-        runner.release(dense);
         runner.release(seq);
         measured.push(Figure {
             texts: text.kind.clone(),

@@ -1,5 +1,6 @@
 //! Several chains that answer one question, and their vote.
 
+use super::number::or_zero;
 use super::{StopReason, TextKind};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,7 @@ pub struct ChainReport {
     /// Number of generated tokens.
     pub tokens: usize,
     /// Slots that its steps attended to, per KV head and layer.
+    #[serde(deserialize_with = "or_zero")]
     pub reads: f64,
     pub seed: u64,
 }
@@ -73,6 +75,7 @@ pub struct ChainsReport {
     #[serde(default)]
     pub stopped: bool,
     /// Slots that the steps would have attended to without eviction, per KV head and layer.
+    #[serde(deserialize_with = "or_zero")]
     pub dense_reads: f64,
 }
 

@@ -1,12 +1,13 @@
-//! Speculation: tokens that are tried in one step with the token before them.
+//! Speculative decoding: where drafts come from, and what they did for an answer.
 
+use super::number::or_zero;
 use crate::words::text_serde;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Most drafts of a step.
+/// Maximum drafts of a step.
 pub const MAX_DRAFTS: usize = 15;
 
 /// Where drafts come from.
@@ -15,9 +16,9 @@ pub enum DraftSource {
     /// [`Self::Mtp`] where the model has such a layer, else a known head that was downloaded, else [`Self::Lookup`].
     #[default]
     Auto,
-    /// What followed the newest tokens where they stood before.
+    /// What followed an earlier occurrence of the newest tokens.
     Lookup,
-    /// Every step has one token.
+    /// No drafts: every step has one token.
     Off,
     /// The model's own layer for multi-token prediction.
     Mtp,
@@ -49,7 +50,7 @@ impl FromStr for DraftSource {
             "lookup" => Ok(Self::Lookup),
             "mtp" => Ok(Self::Mtp),
             "off" => Ok(Self::Off),
-            // Every head has a place, and a word without one was mistyped.
+            // A head is a path or a hub id. Any other word is a typing error.
             head if head.contains(['/', '\\', '.', '~']) => Ok(Self::Head(head.into())),
             other => Err(format!(
                 "{other:?} is not a source of drafts (expected auto, lookup, mtp, off, or the folder or hub id of a head)"
@@ -60,15 +61,17 @@ impl FromStr for DraftSource {
 
 text_serde!(DraftSource, "auto, lookup, mtp, off, or the folder or hub id of a head");
 
-/// What drafts did for an answer.
+/// What drafts did for an answer. All numbers are finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DraftReport {
     /// Steps that tried drafts, the drafts, and those of them that became part of the answer.
     pub rounds: u64,
     pub drafted: u64,
     pub accepted: u64,
-    /// Tokens of the answer that a step has decided on, and what the steps took, in steps without drafts.
+    /// Tokens that the steps added to the answer, and the cost of the steps, in steps without drafts. Null in files of older
+    /// versions where it was infinite.
     pub tokens: u64,
+    #[serde(deserialize_with = "or_zero")]
     pub cost: f64,
 }
 
@@ -81,7 +84,7 @@ impl DraftReport {
         self.cost += cost;
     }
 
-    /// What drafts did for two answers.
+    /// Adds up what drafts did for two answers.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -93,12 +96,12 @@ impl DraftReport {
         }
     }
 
-    /// How much faster the answer was than without drafts; `None` where none was tried.
+    /// How much faster the answer was than without drafts; `None` if none was tried.
     pub fn gain(&self) -> Option<f64> {
         (self.rounds > 0 && self.cost > 0.0).then(|| self.tokens as f64 / self.cost)
     }
 
-    /// Mean tokens of a step that tried drafts.
+    /// Mean number of tokens that a step with drafts added.
     pub fn accepted_length(&self) -> Option<f64> {
         (self.rounds > 0).then(|| 1.0 + self.accepted as f64 / self.rounds as f64)
     }

@@ -1,5 +1,6 @@
 //! Figures of a cache.
 
+use super::number::or_zero;
 use crate::codec::Codec;
 use serde::{Deserialize, Serialize};
 
@@ -25,11 +26,11 @@ pub struct KvStats {
     pub dense: Vec<u32>,
     /// Slots that the decode steps of the answer attended to, per KV head and layer, over all its
     /// chains. 0 in files of older versions.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_zero")]
     pub reads: f64,
     /// Most slots stored at a time, per KV head and layer; of several chains the sum of each one's
     /// maximum.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_zero")]
     pub peak_slots: f64,
     /// Slots of the most pages that several chains and their prompt held at a time, per KV head and
     /// layer. Pages that they share count once. `None` for the answer of one chain.

@@ -1,6 +1,6 @@
 //! An entry of the token log, and how it is written in files.
 
-use super::{MAX_CONTEXT, Token};
+use super::{MAX_CONTEXT, Token, present};
 use serde::{Deserialize, Serialize};
 
 /// An entry of the token log: a token that was fed, or what changed between tokens that decides
@@ -69,7 +69,8 @@ impl<'de> Deserialize<'de> for LogEntry {
                 #[derive(Deserialize)]
                 struct Change {
                     eviction: Option<bool>,
-                    dial: Option<f32>,
+                    #[serde(default, deserialize_with = "present")]
+                    dial: Option<Option<f32>>,
                     forget: Option<u16>,
                     pin: Option<[u32; 2]>,
                     unpin: Option<[u32; 2]>,
@@ -79,7 +80,10 @@ impl<'de> Deserialize<'de> for LogEntry {
                 let fits = |range: [u32; 2]| range[0] < range[1] && range[1] <= MAX_CONTEXT as u32;
                 match change {
                     Change { eviction: Some(eviction), .. } => Ok(LogEntry::Toggle { eviction }),
-                    Change { dial: Some(dial), .. } if dial.is_finite() => Ok(LogEntry::Dial { dial }),
+                    // Null is no number: as trained.
+                    Change { dial: Some(dial), .. } if dial.is_none_or(f32::is_finite) => {
+                        Ok(LogEntry::Dial { dial: dial.unwrap_or_default() })
+                    }
                     Change { forget: Some(forget), .. } => Ok(LogEntry::Forget { forget }),
                     Change { pin: Some(pin), .. } if fits(pin) => Ok(LogEntry::Pin { pin }),
                     Change { unpin: Some(unpin), .. } if fits(unpin) => Ok(LogEntry::Unpin { unpin }),

@@ -1,5 +1,6 @@
 //! The loaded model: which it is, its shape, and the memory that it takes.
 
+use super::number::or_zero;
 use super::{SamplingParams, TemplateSpec};
 use crate::codec::Codec;
 use crate::policy::{Budget, LayerLanes, PolicyKind};
@@ -114,6 +115,7 @@ pub struct WeightsInfo {
     /// `f32`, `f16`, `bf16`, `int8` or `int4`.
     pub format: String,
     /// Mean bits per weight, with scales; 0 in files of older versions.
+    #[serde(deserialize_with = "or_zero")]
     pub bits: f64,
     pub bytes: u64,
     /// Whether they are mapped from a file of quantized weights.

@@ -17,7 +17,7 @@ macro_rules! sampling {
     )*) => {
         /// How the next token is sampled from a row of logits. The default is greedy, with everything off.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
+        #[serde(from = "SamplingOverrides")]
         pub struct SamplingParams {
             $(pub $name: $type,)*
         }
@@ -29,9 +29,17 @@ macro_rules! sampling {
         }
 
         /// Sampling parameters that the user set, or a model recommends; the others are another's.
-        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
         pub struct SamplingOverrides {
             $(pub $name: Option<$type>,)*
+        }
+
+        /// What a file does not state, or states as null, is off.
+        impl From<SamplingOverrides> for SamplingParams {
+            fn from(given: SamplingOverrides) -> Self {
+                given.over(&Self::default())
+            }
         }
 
         impl SamplingOverrides {

@@ -1,5 +1,6 @@
 //! The twin: the same answer scored without eviction.
 
+use super::number::each_or_zero;
 use serde::{Deserialize, Serialize};
 
 /// How an answer compares with a twin, a sequence without eviction that is fed the same tokens.
@@ -7,6 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct TwinReport {
     /// KL(twin || conversation) of the distribution that each generated token was sampled from, in
     /// nats at temperature 1. Shorter than the answer if the twin was given up.
+    #[serde(deserialize_with = "each_or_zero")]
     pub kl: Vec<f32>,
     /// Number of tokens that the twin would not have chosen.
     pub differences: usize,

@@ -4,6 +4,7 @@ use std::process::{Command, ExitStatus};
 
 pub use imp::{
     CPU_LIMIT, KILLED, can_open, ended_by, in_group_of_its_own, kill_group, limit_this_process, shell, stdin_is_given,
+    stdout_is_closed,
 };
 
 #[cfg(unix)]
@@ -57,6 +58,15 @@ mod imp {
         matches!(kind, Ok(FileType::Fifo | FileType::RegularFile))
     }
 
+    /// Whether the reader of stdout, a pipe, has closed it. Says so although nothing was written since.
+    pub fn stdout_is_closed() -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let stdout = io::stdout();
+        let mut fds = [PollFd::new(&stdout, PollFlags::OUT)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::ERR)
+    }
+
     /// Whether this process may open so many more files.
     pub fn can_open(files: usize) -> bool {
         let opened: Vec<_> = (0..files).map(|_| std::fs::File::open("/dev/null")).collect();
@@ -88,6 +98,11 @@ mod imp {
     }
 
     pub fn limit_this_process(_: u64, _: u64) {}
+
+    /// Only a write says so here.
+    pub fn stdout_is_closed() -> bool {
+        false
+    }
 
     pub fn stdin_is_given() -> bool {
         !std::io::stdin().is_terminal()

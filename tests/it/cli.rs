@@ -119,7 +119,9 @@ fn wrong_use_is_one_line_and_exit_2() {
     refused(run(&["models", "rm", "a/b"]), &["a/b is not in the Hugging Face cache"]);
     refused(run(&["adapter", "rm", "nothing"]), &["nothing", "adapter list"]);
     refused(run(&["adapter", "train", "--ratio", "1"]), &["--ratio 1 is out of range"]);
-    refused(run(&["adapter", "train", "--device", "cpu"]), &["demo evicts by itself"]);
+    refused(run(&["adapter", "train", "--device", "cpu"]), &["-m MODEL is missing"]);
+    refused(run(&["adapter", "train", "-m", "demo", "--device", "cpu"]), &["demo evicts by itself"]);
+    refused(run(&["bench", "--ctx", "99999", "--device", "cpu"]), &["--ctx 99999", "context of demo", "8,192 tokens"]);
 }
 
 #[test]
@@ -137,6 +139,17 @@ fn a_typo_in_the_config_names_file_line_and_key() {
     let (code, doctor, _) = asked(&["doctor"]);
     assert!(code == 1 && doctor.ends_with("a chat would not start\n"), "{doctor}");
     assert!(doctor.contains("did you mean dark?") && doctor.contains("below [chat]"), "{doctor}");
+    assert_eq!(doctor.matches("keymap.toml").count(), 1, "{doctor}");
+    let other = home.path().join("other.toml");
+    fs::write(&other, "").unwrap();
+    let (_, doctor, _) = asked(&["doctor", "--config", other.to_str().unwrap()]);
+    let line = doctor.lines().find(|line| line.starts_with("ok  config")).unwrap();
+    assert!(line.ends_with("other.toml"), "{line}");
+    // A long value has its source on the next line, below the others.
+    let (_, shown, _) = asked(&["config", "show", "--system", &"word ".repeat(30), "--seed", "7"]);
+    let column = shown.lines().find(|l| l.starts_with("seed")).unwrap().find("--seed");
+    let source = shown.lines().skip_while(|l| !l.starts_with("system")).nth(1).unwrap();
+    assert_eq!(source.find("--system"), column, "{shown}");
     let (code, shown, _) = asked(&["config", "show", "--seed", "7"]);
     let line = |key: &str| shown.lines().find(|l| l.starts_with(key)).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!((code, line("seed")), (0, vec!["seed", "7", "--seed"]));
@@ -159,11 +172,14 @@ fn completions_man_version_and_doctor_exist() {
     assert!(page.contains("\\fB/compact") && page.contains("\\fBF1, Alt+H\\fR"), "{page}");
     let (code, version, _) = run(&["--version"]);
     assert!(code == 0 && version.contains("commit") && version.contains("cuda: "), "{version}");
+    let cuda = version.lines().find_map(|line| line.strip_prefix("cuda: ")).unwrap();
+    assert!(cuda.len() < 100, "{cuda}");
     let (code, help, stderr) = run(&["--help"]);
     assert!(code == 0 && stderr.is_empty() && help.contains("--kv-limit") && !help.contains("eval"), "{help}");
     let (code, doctor, _) = run(&["doctor", "--json"]);
     let json: Value = serde_json::from_str(&doctor).unwrap();
     assert!(code == 0 && json["ok"] == true && json["threads"].as_u64() > Some(0), "{doctor}");
+    assert_eq!(json["cuda"], cuda, "the same words");
     let (code, out, _) = run(&["doctor", "-m", "/no/such"]);
     assert!(code == 1 && out.contains("!!  model") && out.ends_with("a chat would not start\n"), "{out}");
     let home = tempfile::tempdir().unwrap();
@@ -196,7 +212,10 @@ fn what_dmslab_does_now_is_named_in_a_line() {
 #[test]
 fn a_closed_pipe_is_no_error() {
     let home = tempfile::tempdir().unwrap();
-    for args in [&["completions", "bash"][..], &["--help"], &["-p", EQUATION], &["-p", EQUATION, "--json"]] {
+    // The last one has no answer, which is a failure only where somebody waits for one.
+    let unanswered = ["-p", EQUATION, "--max-tokens", "5"];
+    for args in [&["completions", "bash"][..], &["--help"], &["-p", EQUATION], &["-p", EQUATION, "--json"], &unanswered]
+    {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = dmschat(&home).args(args).stdout(writer).output().unwrap();

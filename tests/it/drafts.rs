@@ -9,7 +9,8 @@ use dmschat::codec::Codec;
 use dmschat::engine::{Decode, Draft, Drafter, Drafts, EngineOptions, Lookup, Runner, Verify};
 use dmschat::policy::{PolicyKind, PolicyRequest};
 use dmschat::protocol::{
-    ChainsRequest, Command, Event, KvStats, LogEntry, MAX_DRAFTS, SamplingParams, StopReason, Token, TurnReport,
+    Ask, ChainsRequest, Command, Event, Finding, KvStats, LogEntry, MAX_DRAFTS, Probe, SamplingParams, StopReason,
+    Token, TurnReport,
 };
 
 /// Numbers that look random (an LCG of Knuth's).
@@ -329,18 +330,60 @@ fn conversations_do_not_depend_on_drafts() {
 #[test]
 fn conversations_do_not_depend_on_a_head() {
     let tiny = speaker();
+    let mut drafted = with_head(&tiny, |o| options(o, 6));
+    drafted.max_tokens = 60;
+    let (rounds, accepted) = are_equal(drafted, session(&tiny, false));
+    assert!(rounds > 300 && accepted > 30, "{rounds} rounds, {accepted} drafts accepted");
+}
+
+/// A session whose drafts are those of a random head.
+fn with_head(tiny: &Tiny, change: impl FnOnce(&mut EngineOptions)) -> Session<'_> {
     let folder = tempfile::tempdir().unwrap();
     crate::heads::write_random(folder.path(), tiny.spec.hidden, tiny.spec.vocab, 16);
     let (open, head) = (tiny.opener(), eagle::named(folder.path(), tiny.spec.n_layers).unwrap());
     let opened = move || {
+        let _folder = folder;
         let mut checkpoint = open()?;
         checkpoint.set_draft_head(head)?;
         Ok(checkpoint)
     };
-    let mut drafted = Session::opened(&tiny, opened, |o| options(o, 6));
-    drafted.max_tokens = 60;
-    let (rounds, accepted) = are_equal(drafted, session(&tiny, false));
-    assert!(rounds > 300 && accepted > 30, "{rounds} rounds, {accepted} drafts accepted");
+    Session::opened(tiny, opened, change)
+}
+
+/// Where memory runs out, a probe that runs is given up first. Then the draft head lends its memory, and gets it back when there is
+/// room. Each of it is said.
+#[test]
+fn a_full_cache_borrows_a_draft_heads_memory_after_a_probes() {
+    let tiny = speaker();
+    let mut s = with_head(&tiny, |o| {
+        options(o, 6);
+        o.kv_limit = Some(60 * 16 * 260);
+    });
+    let mut beside = s.open();
+    beside.wait(|e| matches!(e, Event::Ready(_)).then_some(()));
+    s.toggle(false);
+    let prompt = beside.prompt("a question");
+    let aside = Ask { prompt, sampling: s.sampling.clone(), seed: Some(1), max_tokens: Some(900), ..Ask::default() };
+    beside.send(Command::Probe(Probe::Aside { ask: Box::new(aside), dense: true }));
+    beside.wait(|e| matches!(e, Event::Found(Finding::Text { .. })).then_some(()));
+    let (full, _) = ask(&mut s, &"a long story, ".repeat(40), false, None);
+    assert!(full.in_context && full.kv.bytes > 60 * 16 * 260, "{:?}", full.detail);
+    let info = |wanted: &'static str| {
+        move |e: &Event| matches!(e, Event::Info(text) if text.starts_with(wanted)).then_some(())
+    };
+    beside.wait(info("no drafts for now: the cache needs the draft head's"));
+    let given_up = |e: &Event| match e {
+        Event::Found(Finding::Said { report, .. }) => Some(report.stop_reason),
+        _ => None,
+    };
+    assert_eq!(beside.events.iter().find_map(given_up), Some(StopReason::CacheFull), "the probe ended before");
+    assert!(s.events.iter().any(|e| info("no drafts for now")(e).is_some()));
+    s.exchanges.clear();
+    s.send(Command::Clear);
+    s.wait(info("drafts are back"));
+    beside.wait(info("drafts are back"));
+    let (report, _) = ask(&mut s, "a question", true, None);
+    assert!(report.draft.is_some_and(|draft| draft.rounds > 0), "{:?}", report.draft);
 }
 
 /// As above, where the model's own layer for multi-token prediction does, behind layers that carry a state.

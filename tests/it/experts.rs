@@ -95,7 +95,7 @@ fn stacked_experts_are_read_too() {
     }
     // Other sizes than the configuration's are refused by the names in the file.
     let error = open({
-        let header = header.replace("[12,64,32]", "[12,32,64]");
+        let header = crate::harness::edited(&header, &[("[12,64,32]", "[12,32,64]")]);
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
     });
     let error = error.err().unwrap().to_string();

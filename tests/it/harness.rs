@@ -299,6 +299,14 @@ pub fn check_kv(kv: &KvStats, slot_bytes: u64) {
     assert!(shares.into_iter().all(|fits| fits), "a head holds more than a dense cache: {kv:?}");
 }
 
+/// A text with every `old` replaced by `new`. Fails if one is not in it: a test that damages something has to do so.
+pub fn edited(text: &str, edits: &[(&str, &str)]) -> String {
+    edits.iter().fold(text.to_owned(), |text, (old, new)| {
+        assert!(text.contains(old), "{old} is not in {text}");
+        text.replace(old, new)
+    })
+}
+
 /// Text and control pieces of generated tokens, which are ASCII bytes here.
 pub fn spelled(tokens: &[Token]) -> Vec<Piece> {
     let piece = |&token: &Token| match token {

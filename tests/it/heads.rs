@@ -10,7 +10,7 @@ use dmschat::cache::KvCache;
 use dmschat::checkpoint::eagle;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
-use dmschat::engine::{Drafts, EngineOptions, Follow, Runner};
+use dmschat::engine::{DraftRequest, Drafts, EngineOptions, Runner};
 use dmschat::model::{self, Head, Model, Workspace};
 use dmschat::policy::Policy;
 use dmschat::protocol::{MAX_DRAFTS, Token};
@@ -151,7 +151,7 @@ fn guesses_do_not_depend_on_how_a_text_is_fed() {
             for len in steps {
                 runner.feed(seq, &golden.tokens[at..at + len]).unwrap();
                 let next = &golden.tokens[at + 1..=at + len];
-                guesses = runner.follow(&[Follow { seq, next, most: golden.guesses.len() }]).remove(0);
+                guesses = runner.draft(&[DraftRequest { seq, next, max: golden.guesses.len() }]).remove(0);
                 at += len;
                 // A fork goes on where it is.
                 let fork = runner.fork(seq).unwrap();
@@ -159,10 +159,10 @@ fn guesses_do_not_depend_on_how_a_text_is_fed() {
                 seq = fork;
             }
             assert_eq!(guesses, golden.guesses, "{kind}");
-            // Behind another token than the one it was told of, it begins again.
+            // After a token that is not the expected one, it begins again.
             let other = (golden.tokens[n] + 1) % 64;
             runner.feed(seq, &[other]).unwrap();
-            let guesses = runner.follow(&[Follow { seq, next: &[5], most: 2 }]).remove(0);
+            let guesses = runner.draft(&[DraftRequest { seq, next: &[5], max: 2 }]).remove(0);
             assert_eq!(guesses.len(), 2, "{kind}");
             runner.release(seq);
         }

@@ -27,6 +27,8 @@ mod hub;
 mod hub_gguf;
 mod hub_hostile;
 mod hybrids;
+#[cfg(target_os = "linux")]
+mod install;
 mod kept;
 mod kernels;
 mod limits;

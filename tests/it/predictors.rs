@@ -62,7 +62,7 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
     assert!(ask("1", &["--adapter", "none"]).1.is_null());
     assert_eq!(ask("1", &["--adapter", &format!("{ZAP}@{COMMIT}")]).1["hash"], decisions["hash"]);
     let (code, _, stderr) = ask("1", &["--adapter", &format!("{ZAP}@v9")]);
-    assert!(code == 2 && stderr.contains("HF_HUB_OFFLINE") && stderr.lines().count() == 1, "{stderr}");
+    assert!(code == 1 && stderr.contains("HF_HUB_OFFLINE") && stderr.lines().count() == 1, "{stderr}");
     // What the dial expects belongs to the threshold at which it was measured.
     for threshold in ["--threshold=-4", "--threshold=-12"] {
         let (code, decisions, stderr) = ask("1", &["--keep-ratio", "2", threshold]);
@@ -112,6 +112,20 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     fs::write(&text, lines).unwrap();
     let text = text.to_str().unwrap();
     let train = ["adapter", "train", "-m", folder, "--device", "cpu", "--ratio", "2", "--text", text];
+    // A file of another kind is refused before the work begins, and left as it is; so is a link, whatever it leads to.
+    let weights = format!("{folder}/model.safetensors");
+    let link = home.0.path().join("link.safetensors");
+    std::os::unix::fs::symlink(text, &link).unwrap();
+    let before = [&weights, text].map(|file| fs::read(file).unwrap());
+    for (out, why) in [
+        (&*weights, "it is not a predictor"),
+        (text, "it is not a predictor"),
+        (link.to_str().unwrap(), "it is a link"),
+    ] {
+        let (code, stdout, stderr) = home.run(&hub, &[&train[..], &["-o", out]].concat());
+        assert!(code == 2 && stdout.is_empty() && stderr.lines().count() == 1 && stderr.contains(why), "{stderr}");
+    }
+    assert!([&weights, text].map(|file| fs::read(file).unwrap()) == before && link.is_symlink());
     let made = home.0.path().join("data/adapters");
     let left = || fs::read_dir(&made).map_or(0, Iterator::count);
     let mut child = home.command(&hub, &train).spawn().unwrap();
@@ -123,6 +137,10 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     let (code, stdout, stderr) = home.run(&hub, &train);
     assert_eq!((code, left()), (0, 1), "{stderr}");
     assert!(stdout.contains("ratio") && stderr.contains("evicts by it from its next start"), "{stdout} {stderr}");
+    // It says first how long it takes, and where the texts are few one line for each part.
+    let lines: Vec<&str> = stderr.lines().collect();
+    assert!(lines[0].contains("making a predictor for") && lines[0].contains(": about "), "{stderr}");
+    assert!(lines.iter().filter(|line| line.contains(" left")).count() >= 3, "{stderr}");
     let (_, list, _) = home.run(&hub, &["adapter", "list", "--json"]);
     let list: Value = serde_json::from_str(&list).unwrap();
     let (ratio, name) = (list[0]["ratio"].as_f64().unwrap(), list[0]["name"].as_str().unwrap());
@@ -133,4 +151,14 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     assert_eq!((&answer["decisions"]["kind"], &answer["decisions"]["name"]), (&json!("predictor"), &json!(name)));
     let said = format!("forgets with predictor {name} (about {ratio:.1}x, KL ");
     assert!(stderr.contains(&said) && stderr.contains("--adapter none keeps everything"), "{stderr}");
+    // Made again, it takes the place of the first, which is said before; one for another model is refused.
+    let file = made.join(format!("{name}.safetensors"));
+    let (code, _, stderr) = home.run(&hub, &train);
+    let warned = stderr.lines().next().unwrap();
+    assert!(code == 0 && warned.contains(&format!("already forgets with the predictor {name} (")), "{stderr}");
+    assert!(warned.ends_with("The new predictor (2x) will take its place; --out FILE keeps both."), "{stderr}");
+    fs::copy(&weights, &file).unwrap();
+    let (code, _, stderr) = home.run(&hub, &train);
+    assert!(code == 2 && stderr.contains("it is not a predictor of dmschat"), "{stderr}");
+    assert!(fs::read(&file).unwrap() == before[0]);
 }

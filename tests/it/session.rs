@@ -1,5 +1,6 @@
 //! Sessions on disk: what is written is read back, whatever happened in between.
 
+use crate::harness::edited;
 use crate::template::report;
 use dmschat::chat::Conversation;
 use dmschat::chat::session::{Policies, Session, Store, load, markdown, write_atomically};
@@ -278,10 +279,7 @@ fn token_ids_that_the_model_does_not_have_are_not_handed_to_it() {
     session.sync(&mut chat, &info()).unwrap();
     let (text, vocab) = (session.jsonl().to_owned(), info().vocab);
     let restored = |text: &str| load(text.as_bytes(), "s").unwrap().restore_for(&info());
-    let with = |old: &str, new: &str| {
-        assert!(text.contains(old), "{text}");
-        restored(&text.replace(old, new))
-    };
+    let with = |old: &str, new: &str| restored(&edited(&text, &[(old, new)]));
     let (request, notice) = with("\"pending\":null", "\"pending\":7");
     assert_eq!((request.log.len(), request.pending, notice), (3, Some(7), None));
     for (old, new) in [
@@ -295,13 +293,12 @@ fn token_ids_that_the_model_does_not_have_are_not_handed_to_it() {
         assert!(notice.unwrap().contains(&format!("token {vocab}")), "{new}");
     }
     // Files from before the field: the reply that ends the log says it.
-    let (request, _) = restored(&text.replace("\"pending\":null,", "").replace("\"generated\":[", "\"generated\":[1,"));
+    let (request, _) = restored(&edited(&text, &[("\"pending\":null,", ""), ("\"generated\":[", "\"generated\":[1,")]));
     assert_eq!((request.log.len(), request.pending), (3, request.replies[0].1.last().copied()));
 
     // Ids and counts that no session has are refused by line, also where adding to them would overflow.
     for (old, new) in [("\"id\":2", "\"id\":18446744073709551615"), ("\"turn\":1", "\"turn\":18446744073709551615")] {
-        assert!(text.contains(old), "{text}");
-        let loaded = load(text.replace(old, new).as_bytes(), "s").unwrap();
+        let loaded = load(edited(&text, &[(old, new)]).as_bytes(), "s").unwrap();
         assert!(loaded.problems[0].contains("line 2") && loaded.problems[0].contains("larger than any"), "{new}");
         let mut chat = loaded.conversation;
         turn(&mut chat, Some("later"), "works", 0);
@@ -466,11 +463,13 @@ fn the_list_reads_any_json_and_passes_over_refused_prompts() {
     let mut chat = Conversation::new(None);
     turn(&mut chat, Some("too long"), "", 0);
     empty.sync(&mut chat, &info()).unwrap();
-    let refused =
-        empty.jsonl().replace("\"in_context\":true", "\"in_context\":false").replace("\"end\"", "\"context_full\"");
-    let refused = refused
-        .replace("\"answer_tokens\":3", "\"answer_tokens\":0")
-        .replace("\"reasoning_tokens\":4", "\"reasoning_tokens\":0");
+    let edits = [
+        ("\"in_context\":true", "\"in_context\":false"),
+        ("\"end\"", "\"context_full\""),
+        ("\"answer_tokens\":3", "\"answer_tokens\":0"),
+        ("\"reasoning_tokens\":4", "\"reasoning_tokens\":0"),
+    ];
+    let refused = edited(empty.jsonl(), &edits);
     fs::write(dir.path().join("99990101-000000-0000.jsonl"), &refused).unwrap();
     fs::write(dir.path().join("99990101-000000-0001.jsonl"), refused.lines().next().unwrap()).unwrap();
     let turns: Vec<usize> = store.list().iter().map(|e| e.turns).collect();
@@ -494,7 +493,7 @@ fn titles_are_one_line_wherever_they_come_from() {
     // A record of another program.
     let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
     drop(session);
-    let text = fs::read_to_string(&path).unwrap().replace("\"a b c\"", "\"x\\n---\\u2028y\"");
+    let text = edited(&fs::read_to_string(&path).unwrap(), &[("\"a b c\"", "\"x\\n---\\u2028y\"")]);
     fs::write(&path, text).unwrap();
     assert_eq!(title(), "x --- y");
     let loaded = store.read(&id).unwrap();

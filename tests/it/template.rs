@@ -208,7 +208,7 @@ fn qwen3_drops_or_keeps_think_blocks() {
     let kept = format!("{start}[<think>]\n\n[</think>]\n\n{{1:4}}{end}");
     assert_eq!(flat(&pieces(&chat, QWEN3, &opts(true, Some(true)))), kept);
     // A template that writes every think block keeps them by itself; the raw reply takes its place.
-    let keeper = QWEN3.replace("loop.index0 > ns.last", "true");
+    let keeper = crate::harness::edited(QWEN3, &[("loop.index0 > ns.last", "true")]);
     let chat = two_turns(true, None);
     let kept = format!("{start}{{1:[<think>]\nsum\n[</think>]\n\n4}}{end}");
     assert_eq!(flat(&pieces(&chat, &keeper, &opts(true, None))), kept);

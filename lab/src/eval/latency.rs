@@ -2,8 +2,8 @@
 //! bytes / bandwidth, where peak and bandwidth are those that this machine was measured to have. No
 //! launch, synchronization or sampling is in it: a lower bound.
 
+use super::record::RESULTS;
 use anyhow::Result;
-use dmschat::chat::session::write_output;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -38,7 +38,7 @@ impl Latency {
 
     /// Keeps it in the folder of a run, whose results may be made again without the machine.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        write_output(&folder.join(FILE), (serde_json::to_string_pretty(self)? + "\n").as_bytes())
+        RESULTS.write(&folder.join(FILE), (serde_json::to_string_pretty(self)? + "\n").as_bytes())
     }
 
     /// Reads what [`Self::write`] kept; `None` if there is none or another program wrote it.

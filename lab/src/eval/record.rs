@@ -1,6 +1,8 @@
 //! The record of each problem, in a file that only grows, so that a killed run continues where it ended.
 
 use anyhow::{Context, Result, bail, ensure};
+use dmschat::chat::session::Output;
+use dmschat::protocol::number::{each_or_zero, or_zero};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -18,6 +20,8 @@ const HEADER: [&str; 3] = ["format", "seed", "task"];
 
 /// Most bytes of that line.
 const MAX_HEADER: u64 = 1 << 20;
+/// Results are replaced in a folder that [`Store::open`] has found to be of a run.
+pub const RESULTS: Output = Output { noun: "a result of dmslab eval", is_own: |_| true };
 /// A person's own problems may have the same name.
 const NOT_OURS: &str = "this is not a file of dmslab eval, and is left as it is; give another --out";
 
@@ -37,7 +41,9 @@ pub struct Record {
     pub live: Vec<Vec<u32>>,
     pub fed: usize,
     /// Its share of the time of its group: of all, and of the decode steps until each length.
+    #[serde(deserialize_with = "or_zero")]
     pub seconds: f64,
+    #[serde(deserialize_with = "each_or_zero")]
     pub decode_seconds: Vec<f64>,
 }
 

@@ -9,12 +9,11 @@ use crate::eval::language::{Language, Prompt};
 use crate::eval::latency::{self, Latency};
 use crate::eval::plot;
 use crate::eval::problem::Problem;
-use crate::eval::record::{Record, Store};
+use crate::eval::record::{RESULTS, Record, Store};
 use crate::eval::report::{self, Cost};
 use crate::eval::tasks::{FileProblems, Task, read_file};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
-use dmschat::chat::session::write_output;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::cli::args::Common;
 use dmschat::cli::devices::{self, Target};
@@ -393,7 +392,7 @@ impl Results {
 
     fn write(&self, folder: &Path) -> Result<()> {
         // Whole at any moment, as a run may be stopped at any moment.
-        let write = |name: &str, text: String| write_output(&folder.join(name), text.as_bytes());
+        let write = |name: &str, text: String| RESULTS.write(&folder.join(name), text.as_bytes());
         write(RESULTS_JSON, serde_json::to_string_pretty(&self.json)? + "\n")?;
         write(RESULTS_CSV, report::csv(&self.rows))
     }

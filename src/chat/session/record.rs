@@ -260,3 +260,182 @@ pub struct Title {
     pub parent: Option<MessageId>,
     pub title: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::session::load;
+    use crate::protocol::{
+        ChainReport, ChainsReport, Decisions, DraftReport, KvStats, ModelReference, SamplingParams, StopReason,
+        TwinReport, VoteCount,
+    };
+    use serde_json::{Value, json};
+
+    fn model(x: f64) -> ModelIdentity {
+        ModelIdentity {
+            reference: Some(ModelReference { threshold: Some(x), ..ModelReference::default() }),
+            decisions: Some(Decisions { threshold: Some(x as f32), ..Decisions::default() }),
+            ..ModelIdentity::default()
+        }
+    }
+
+    fn sampling(x: f32) -> SamplingParams {
+        SamplingParams { top_k: 3, temperature: x, top_p: x, min_p: x, repetition_penalty: x, top_n_sigma: x }
+    }
+
+    /// A report whose floating-point numbers are all `x`. Names every field, so that a new one is added here.
+    fn report(x: f64) -> TurnReport {
+        let chain = ChainReport {
+            answer: String::new(),
+            reasoning: String::new(),
+            extracted: None,
+            stop_reason: StopReason::End,
+            tokens: 1,
+            reads: x,
+            seed: 1,
+        };
+        TurnReport {
+            turn: 1,
+            stop_reason: StopReason::End,
+            detail: None,
+            prompt_tokens: 1,
+            reused_tokens: 0,
+            answer_tokens: 1,
+            reasoning_tokens: 0,
+            ttft_ms: Some(x),
+            prefill_tok_s: Some(x),
+            decode_tok_s: Some(x),
+            reasoning_ms: Some(x),
+            seed: 1,
+            sampling: sampling(x as f32),
+            eviction: true,
+            forgotten_slots: 1,
+            kv: KvStats {
+                codec: Codec::F32,
+                live_slots: 1,
+                dense_slots: 1,
+                ratio: Some(x),
+                bytes: 1,
+                live_bytes: 1,
+                dense_bytes: 1,
+                live: vec![vec![1]],
+                dense: vec![1],
+                reads: x,
+                peak_slots: x,
+                peak_shared: Some(x),
+            },
+            device_bytes: Some(1),
+            draft: Some(DraftReport { rounds: 1, drafted: 1, accepted: 1, tokens: 1, cost: x }),
+            twin: Some(Box::new(TwinReport { kl: vec![x as f32; 2], differences: 0, first: None, bytes: 1 })),
+            chains: Some(Box::new(ChainsReport {
+                chains: vec![chain],
+                votes: vec![VoteCount { answer: String::new(), count: 1 }],
+                winner: 0,
+                checked: false,
+                stopped: false,
+                dense_reads: x,
+            })),
+            log_base: 0,
+            log: vec![LogEntry::Token(1), LogEntry::Dial { dial: x as f32 }],
+            generated: vec![1],
+            thought_closed_at: None,
+            repeats_at: None,
+            pending: Some(None),
+            in_context: true,
+            presence: None,
+        }
+    }
+
+    /// Every record that has floating-point numbers, all of them `x`.
+    fn records(x: f64) -> [Record; 3] {
+        let info = ModelInfo {
+            identity: model(x),
+            weights: WeightsInfo { bits: x, ..WeightsInfo::default() },
+            ..ModelInfo::default()
+        };
+        let turn = Turn {
+            id: 2,
+            parent: Some(1),
+            time: String::new(),
+            user: Some(Said { id: 1, parent: None, text: "hi".to_owned() }),
+            text: "an answer".to_owned(),
+            reasoning: None,
+            reasoning_closed: true,
+            think: true,
+            keep_thinking: None,
+            model: model(x),
+            cache: None,
+            report: report(x),
+            retention: vec![Retention { message: Some(1), tokens: 1, share: x, stretches: vec![(2, 50)] }],
+        };
+        let log = vec![LogEntry::Dial { dial: x as f32 }];
+        [
+            Record::Header(Box::new(Header::new("s", String::new(), String::new(), &info, None))),
+            Record::Turn(Box::new(turn)),
+            Record::Log(Log { id: 3, parent: Some(2), time: String::new(), log_base: 0, log, pending: None }),
+        ]
+    }
+
+    /// Replaces the floating-point number of this index in `value` by null. Returns whether there is one.
+    fn without_number(value: &mut Value, index: &mut usize) -> bool {
+        match value {
+            Value::Number(n) if n.is_f64() => {
+                let found = *index == 0;
+                *index = index.wrapping_sub(1);
+                if found {
+                    *value = Value::Null;
+                }
+                found
+            }
+            Value::Array(items) => items.iter_mut().any(|item| without_number(item, index)),
+            Value::Object(fields) => fields.values_mut().any(|field| without_number(field, index)),
+            _ => false,
+        }
+    }
+
+    fn loads(lines: &[String]) {
+        let loaded = load(lines.join("\n").as_bytes(), "s").unwrap();
+        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+        assert_eq!(loaded.conversation.messages().len(), 2);
+    }
+
+    #[test]
+    fn no_number_costs_a_turn() {
+        let subnormal = [f64::from_bits(1), f64::from(f32::from_bits(1)), -0.0];
+        for x in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().chain(subnormal) {
+            loads(&records(x).map(|record| serde_json::to_string(&record).unwrap()));
+        }
+        for x in [f64::from(f32::MAX), f64::from(f32::MIN_POSITIVE), 1e300] {
+            loads(&records(x).map(|record| serde_json::to_string(&record).unwrap()));
+        }
+        for record in records(0.5) {
+            let line = serde_json::to_string(&record).unwrap();
+            assert_eq!(json!(Record::parse(line.as_bytes()).unwrap()), json!(record));
+        }
+        // A number that is too large for an f32 is infinite there, and so null in the file.
+        let report = |x: f64| {
+            let text = serde_json::to_string(&report(x)).unwrap();
+            serde_json::from_str::<TurnReport>(&text.replace("\"log\":[1,{\"dial\":null}]", "\"log\":[1]")).unwrap()
+        };
+        assert!(report(1e300).kv.reads > 1e299 && report(1e300).sampling.temperature == 0.0);
+    }
+
+    #[test]
+    fn null_is_read_wherever_a_number_stands() {
+        let lines = records(0.5).map(|record| serde_json::to_string(&record).unwrap());
+        let mut tried = [0; 3];
+        for (line, tried) in tried.iter_mut().enumerate() {
+            loop {
+                let (mut value, mut index) = (json!(records(0.5)[line]), *tried);
+                if !without_number(&mut value, &mut index) {
+                    break;
+                }
+                let mut lines = lines.clone();
+                lines[line] = value.to_string();
+                loads(&lines);
+                *tried += 1;
+            }
+        }
+        assert_eq!(tried, [3, 22, 1]);
+    }
+}

@@ -35,6 +35,10 @@ const MAX_LOOKED_AT: usize = 200;
 const MAX_HEADER_BYTES: u64 = 1 << 20;
 /// Sessions that an error names.
 const CANDIDATES: usize = 5;
+/// Fewest characters that count as the end of an id.
+const ID_END: usize = 3;
+/// Words of a name that are compared with a typing error.
+const MAX_WORDS: usize = 8;
 
 /// The sessions of one data folder.
 #[derive(Clone, Debug)]
@@ -80,10 +84,12 @@ impl Entry {
         places.any(|(at, _)| !word.is_ascii() || !self.words[..at].ends_with(char::is_alphanumeric))
     }
 
-    /// Whether each of these words, in lower case, is spelled nearly like one that it has.
-    fn is_near(&self, wanted: &str) -> bool {
-        let own = || self.words.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().count() > 2);
-        wanted.split_whitespace().all(|word| nearest(word, own().chain([&*self.id])).is_some())
+    /// Whether `wanted`, in lower case, could be its id or words of its title or first message with a typing error.
+    fn is_similar(&self, wanted: &str) -> bool {
+        let near = |a: &str, b: &str| strsim::osa_distance(a, b) <= a.chars().count() / 4;
+        let has_similar = |word: &str| self.words.split(|c: char| !c.is_alphanumeric()).any(|own| near(word, own));
+        let mut words = wanted.split_whitespace().take(MAX_WORDS).peekable();
+        near(wanted, &self.id) || words.peek().is_some() && words.all(has_similar)
     }
 
     /// `ID "title"`, for messages.
@@ -178,18 +184,21 @@ impl Store {
     }
 
     /// Finds the session that a user typed: its id, else its whole title, else the beginning or the
-    /// end of its id, else words that its title or first message has. The error names candidates, unless
-    /// exactly one session fits.
+    /// end of its id, else words that its title or first message has. The error names candidates,
+    /// unless exactly one session fits.
     pub fn find(&self, name: &str) -> Result<Entry> {
         if name.trim().is_empty() {
             bail!("the name of the session is empty; dmschat sessions list names the sessions");
         }
         let entries = self.list();
         let wanted = name.to_lowercase();
-        let rules: [&dyn Fn(&Entry) -> bool; 5] =
-            [&|e| e.id == name, &|e| e.title == name, &|e| e.id.starts_with(name), &|e| e.id.ends_with(name), &|e| {
-                wanted.split_whitespace().all(|word| e.has_word(word))
-            }];
+        let rules: [&dyn Fn(&Entry) -> bool; 5] = [
+            &|e| e.id == name,
+            &|e| e.title == name,
+            &|e| e.id.starts_with(name),
+            &|e| name.len() >= ID_END && e.id.ends_with(name),
+            &|e| wanted.split_whitespace().all(|word| e.has_word(word)),
+        ];
         let found = rules.iter().map(|rule| entries.iter().filter(|e| rule(e)).collect::<Vec<_>>());
         let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_default();
         if let [entry] = found[..] {
@@ -202,8 +211,8 @@ impl Store {
             bail!("{name:?} fits {} conversations, give the id of one: {}{more}", found.len(), list(&found));
         }
         let kind = if name.ends_with(".jsonl") { "no file and no session is called" } else { "no session matches" };
-        let near: Vec<Entry> = entries.into_iter().filter(|e| e.is_near(&wanted)).collect();
-        let similar = if near.is_empty() { String::new() } else { format!("; similar: {}", list(&near)) };
+        let similar: Vec<Entry> = entries.into_iter().filter(|entry| entry.is_similar(&wanted)).collect();
+        let similar = if similar.is_empty() { String::new() } else { format!("; similar: {}", list(&similar)) };
         bail!("{kind} {name:?}{similar}; dmschat sessions list names the sessions")
     }
 

@@ -1,49 +1,56 @@
 //! `dmschat adapter train`: makes a predictor for a model and finds its threshold.
 
 use super::super::args::{Common, TrainArgs};
-use super::super::output::{self, StatusLine, as_wrong_use, notice, wrong_use};
-use super::super::spawn::{ModelJob, with_options};
+use super::super::download;
+use super::super::output::{self, as_wrong_use, notice, wrong_use};
+use super::super::spawn::{self, ModelJob, with_options};
+use super::progress::Work;
 use crate::backend::Measure;
-use crate::chat::session::{check_output, load, write_output};
+use crate::chat::session::{Output, load};
 use crate::chat::{Conversation, RenderOptions, Role, render};
-use crate::checkpoint::adapter::EXTENSION;
 use crate::checkpoint::adapter::card::{Card, Figure, Header};
+use crate::checkpoint::adapter::{Adapter as AdapterFile, EXTENSION, is_own};
 use crate::checkpoint::{Checkpoint, ModelConfig};
-use crate::config::{Adapter, Settings};
+use crate::config::{Adapter, BUILTIN_MODEL, Settings};
 use crate::engine::{Runner, template_spec};
 use crate::policy::PolicyKind;
 use crate::predictor::file::to_bytes;
 use crate::predictor::search::{self, Found, Goal};
 use crate::predictor::texts::{self, Piece, Pieces, Text};
-use crate::predictor::{self, Fitted, Frame, Progress};
+use crate::predictor::{self, Fitted, Frame, Progress, Speed};
 use crate::protocol::Piece as TextPiece;
 use crate::regular_file;
 use crate::regular_file::temporary::Temporary;
 use crate::tokenizer::Tokenizer;
 use crate::ui::text::bytes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 /// Bytes of a text that the user gives.
 const MAX_TEXT: u64 = 64 << 20;
 /// What is asked for behind a text.
 const REPEAT: &str = "\n\nRepeat the previous context exactly.";
 const RATIO: f64 = 3.0;
-const TOO_SHORT: &str = "the texts are too short to learn from: about 20 kB are needed, and more is better; every eighth 8 kB are only measured";
+const TOO_SHORT: &str = "the texts are too short to learn from: about 20 kB are needed, and more is better; every eighth 8 kB block is held out for measuring";
+/// Only a file of ours is replaced.
+const OUTPUT: Output = Output { noun: "a predictor of dmschat", is_own };
 
 pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8> {
     let goal = goal(args)?;
+    if settings.model == BUILTIN_MODEL && common.model.is_none() {
+        return Err(wrong_use("-m MODEL is missing: the model to make a predictor for"));
+    }
     let texts = match &args.text[..] {
         [] => texts::built_in()?,
         files => user_texts(files).map_err(as_wrong_use)?,
     };
-    if let Some(out) = &args.out {
-        check_output(out).map_err(as_wrong_use)?;
+    match &args.out {
+        Some(out) => OUTPUT.check(out).map_err(as_wrong_use)?,
+        None => warn_of_replacing(settings, goal)?,
     }
-    let mut work = Work::default();
+    let mut work = Work::new();
     let mut settings = Settings {
         adapter: Adapter::None,
         policy: PolicyKind::Auto,
@@ -52,25 +59,50 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
         ctx_size: None,
         ..settings.clone()
     };
-    let fitted = with_options(&settings, predictor::options, Fit { texts: &texts, goal, work: &mut work })?;
-    // The model is loaded again, with the predictor at a threshold of 0, which the dial then moves.
     let folder = settings.dirs.adapters();
+    let own_folder = args.out.is_none().then_some(&*folder);
+    let fitted = with_options(&settings, predictor::options, Fit { texts: &texts, goal, own_folder, work: &mut work })?;
+    // The model is loaded again, with the predictor at a threshold of 0, which the dial then moves.
     let draft = fitted.file(&Found { window: 256, threshold: 0.0, measured: Vec::new() })?;
     let mut temporary = Temporary::in_own_folder(&folder).with_context(|| folder.display().to_string())?;
     temporary.file.write_all(&draft).with_context(|| folder.display().to_string())?;
     settings.adapter = Adapter::File(temporary.path().to_owned());
     let find = Find { fitted: &fitted, goal, work: &mut work, draft: temporary };
     let found = with_options(&settings, predictor::options, find)?;
-    work.line.clear();
+    work.end();
     let whole = fitted.file(&found)?;
     let path = match &args.out {
         Some(path) => {
-            write_output(path, &whole)?;
+            OUTPUT.write(path, &whole)?;
             path.clone()
         }
         None => write_in_folder(&folder, &fitted.base, &whole)?,
     };
     report(&settings, &fitted, &found, &path, whole.len(), common, args.out.is_none())
+}
+
+/// Says what evicts now and will be left aside, if anything does.
+fn warn_of_replacing(settings: &Settings, goal: Goal) -> Result<()> {
+    download::ensure(settings)?;
+    let now = spawn::open(&Settings { adapter: Adapter::Auto, ..settings.clone() }).map_err(as_wrong_use)?;
+    let Some(source) = &now.adapter else { return Ok(()) };
+    let what = match source.kind {
+        "adapter" => "the built-in adapter".to_owned(),
+        _ => format!("the predictor {}", source.name),
+    };
+    let ratio = now.config.dms.as_ref().and_then(|dms| dms.target_ratio);
+    let ratio = ratio.map_or_else(String::new, |ratio| format!(" ({}x)", short(ratio)));
+    let new = if let Goal::Ratio(ratio) = goal { format!(" ({}x)", short(ratio)) } else { String::new() };
+    notice(&format!(
+        "{} already forgets with {what}{ratio}. The new predictor{new} will take its place; --out FILE keeps both.",
+        now.name
+    ));
+    Ok(())
+}
+
+/// A ratio with at most one decimal.
+fn short(ratio: f64) -> f64 {
+    (ratio * 10.0).round() / 10.0
 }
 
 fn goal(args: &TrainArgs) -> Result<Goal> {
@@ -142,16 +174,21 @@ impl FittedModel {
 struct Fit<'a> {
     texts: &'a [Text],
     goal: Goal,
+    /// The folder that the file goes to if the user names none.
+    own_folder: Option<&'a Path>,
     work: &'a mut Work,
 }
 
 impl ModelJob for Fit<'_> {
     type Output = FittedModel;
     fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<FittedModel> {
-        let Self { texts, goal, work } = self;
+        let Self { texts, goal, own_folder, work } = self;
         let c = &checkpoint.config;
         if c.trained().is_some() {
             return Err(wrong_use(format!("{} evicts by itself, so it needs no predictor", checkpoint.name)));
+        }
+        if let Some(folder) = own_folder {
+            check_own(&path_in(folder, &checkpoint.name), &checkpoint.name).map_err(as_wrong_use)?;
         }
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, c.vocab)?;
         let frame = frame(checkpoint, &tokenizer, runner.context())?;
@@ -160,7 +197,8 @@ impl ModelJob for Fit<'_> {
         if pieces.fitted.is_empty() || pieces.measured.is_empty() {
             return Err(wrong_use(TOO_SHORT));
         }
-        work.plan(checkpoint, &pieces, goal);
+        let speed = Speed::measure(runner, &pieces.fitted[0])?;
+        work.begin(seconds(speed, checkpoint, &pieces, goal), &format!("making a predictor for {}", checkpoint.name));
         let rows = predictor::observe(runner, &pieces.fitted, &frame, &mut |progress| work.show(0, progress))?;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let layers = predictor::regress(rows, threads, &mut |progress| work.show(1, progress))?;
@@ -193,7 +231,7 @@ impl ModelJob for Find<'_> {
         // Nothing that Ctrl+C ends the process at leaves a file behind.
         drop(draft);
         let scores = predictor::sorted_scores(&fitted.layers);
-        let total = search::passes(fitted.measured.len(), goal);
+        let total = search::passes(&fitted.measured, fitted.config.vocab, goal);
         let mut done = 0;
         let mut on_pass = || {
             work.show(2, Progress { doing: "measuring eviction, pass", done: done.min(total), total });
@@ -201,6 +239,20 @@ impl ModelJob for Find<'_> {
         };
         search::find(runner, &fitted.measured, goal, &scores, &mut on_pass)
     }
+}
+
+/// Estimated seconds of measuring attention, fitting, and searching the threshold.
+fn seconds(speed: Speed, checkpoint: &Checkpoint, pieces: &Pieces, goal: Goal) -> [f64; 3] {
+    let c = &checkpoint.config;
+    let tokens = |pieces: &[Piece]| pieces.iter().map(|piece| piece.tokens.len()).sum::<usize>() as f64;
+    let (fitted, measured) = (tokens(&pieces.fitted), tokens(&pieces.measured));
+    let passes = search::passes(&pieces.measured, c.vocab, goal) as f64 / pieces.measured.len().max(1) as f64;
+    [
+        // A text and its repetition; reading attention takes about a third of a forward pass.
+        1.3 * 2.0 * fitted * speed.token_s,
+        fitted * (c.attention_layers() * c.hidden) as f64 * speed.fit_s,
+        measured * passes * speed.token_s,
+    ]
 }
 
 /// The model's template around a text that is to be repeated.
@@ -229,11 +281,27 @@ fn command() -> String {
     std::iter::once("dmschat".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
 }
 
-/// Writes a predictor to the data folder under its model's name.
-fn write_in_folder(folder: &Path, base: &str, whole: &[u8]) -> Result<PathBuf> {
+/// The file in the data folder for a model of this name.
+fn path_in(folder: &Path, base: &str) -> PathBuf {
     let name = base.rsplit(['/', '\\']).next().unwrap_or(base);
     let name: String = name.chars().map(|c| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect();
-    let path = folder.join(format!("{}.{EXTENSION}", name.trim_start_matches('.')));
+    folder.join(format!("{}.{EXTENSION}", name.trim_start_matches('.')))
+}
+
+/// Fails if another file than a predictor for this model is at a path of the data folder.
+fn check_own(path: &Path, base: &str) -> Result<()> {
+    OUTPUT.check(path).or_else(|error| if path.symlink_metadata().is_ok() { Err(error) } else { Ok(()) })?;
+    let before = AdapterFile::open(path, None).ok();
+    match before.as_ref().and_then(AdapterFile::base).filter(|before| *before != base) {
+        Some(other) => bail!("{} is a predictor for {other}; name another file with --out", path.display()),
+        None => Ok(()),
+    }
+}
+
+/// Writes a predictor to the data folder under its model's name.
+fn write_in_folder(folder: &Path, base: &str, whole: &[u8]) -> Result<PathBuf> {
+    let path = path_in(folder, base);
+    check_own(&path, base)?;
     let write = || {
         let mut file = Temporary::in_own_folder(folder)?;
         file.file.write_all(whole)?;
@@ -286,50 +354,4 @@ pub fn table(measured: &[Figure], all: (f64, f64)) -> String {
     let mut out = format!("{:<17}  {:>6}  {:>6}  {:>14}\n", "texts", "tokens", "ratio", "KL, nats/token");
     measured.iter().for_each(|m| out += &row(&m.texts, m.tokens, m.ratio, m.kl));
     out + &row("all", measured.iter().map(|m| m.tokens).sum(), all.0, all.1)
-}
-
-/// Progress over the parts of the work, by their estimated operations.
-#[derive(Default)]
-struct Work {
-    line: StatusLine,
-    parts: [f64; 3],
-    started: Option<Instant>,
-    /// What was last begun.
-    begun: &'static str,
-}
-
-impl Work {
-    fn plan(&mut self, checkpoint: &Checkpoint, pieces: &Pieces, goal: Goal) {
-        let c = &checkpoint.config;
-        let weights = 2.0 * checkpoint.n_params as f64;
-        let tokens = |pieces: &[Piece]| pieces.iter().map(|piece| piece.tokens.len()).sum::<usize>() as f64;
-        let (fitted, measured) = (tokens(&pieces.fitted), tokens(&pieces.measured));
-        self.parts = [
-            1.3 * 2.0 * fitted * weights,
-            fitted * (c.attention_layers() * c.hidden) as f64 * predictor::FIT_OPS,
-            measured / pieces.measured.len().max(1) as f64
-                * weights
-                * search::passes(pieces.measured.len(), goal) as f64,
-        ];
-        self.started = Some(Instant::now());
-    }
-
-    fn show(&mut self, part: usize, progress: Progress) {
-        let Progress { doing, done, total } = progress;
-        if !std::io::stderr().is_terminal() {
-            if self.begun != doing {
-                notice(&format!("{doing} 1 of {total}"));
-            }
-            self.begun = doing;
-            return;
-        }
-        let before: f64 = self.parts[..part].iter().sum();
-        let share = (before + self.parts[part] * done as f64 / total.max(1) as f64) / self.parts.iter().sum::<f64>();
-        let left = self.started.map(|started| started.elapsed().as_secs_f64() * (1.0 - share) / share);
-        let left = match left.filter(|_| share > 0.01) {
-            Some(seconds) => format!(", about {}:{:02} left", seconds as u64 / 60, seconds as u64 % 60),
-            None => String::new(),
-        };
-        self.line.show(&format!("dmschat: {doing} {} of {total}{left}", (done + 1).min(total)));
-    }
 }

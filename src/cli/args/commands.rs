@@ -15,7 +15,7 @@ pub enum Command {
     /// List, download and delete models
     #[command(subcommand)]
     Models(ModelsCommand),
-    /// Make a predictor with which any model evicts; list and delete them
+    /// Make a predictor that lets any model evict; list and delete predictors
     #[command(subcommand)]
     Adapter(AdapterCommand),
     /// List saved conversations, and remove their caches
@@ -61,7 +61,7 @@ impl Command {
     }
 }
 
-/// Whatever stands behind a command that `dmslab` has now.
+/// The arguments of a command that moved to `dmslab`.
 #[derive(Args, Debug)]
 pub struct Moved {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
@@ -96,16 +96,16 @@ pub struct BenchArgs {
     /// Chains of --width: forks of one prompt
     #[arg(long, value_name = "N,...", value_delimiter = ',', hide = true)]
     pub chains: Vec<usize>,
-    /// Drafts that each sequence tries in a step; 0 none
+    /// Drafts of each sequence in a step; 0: none
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "0")]
     pub drafts: Vec<usize>,
-    /// With --drafts: the chance of each draft to be right, once those before it are
+    /// With --drafts: the chance that a draft is right if those before it are
     #[arg(long, value_name = "SHARE", default_value_t = 0.7)]
     pub accept: f64,
     /// The inverse of --keep-ratio
     #[arg(long, value_name = "SHARE", conflicts_with = "offset", hide = true)]
     pub keep: Option<f64>,
-    /// Offset of the eviction decisions that an earlier run with --keep-ratio printed: the same tokens, without measuring again
+    /// Offset of the eviction decisions, as an earlier run with --keep-ratio printed it: keeps the same tokens without measuring
     #[arg(long, value_name = "X", conflicts_with = "keep_ratio")]
     pub offset: Option<f32>,
     /// While decoding, read which tokens are kept five times a second, as the chat's memory page does
@@ -114,7 +114,7 @@ pub struct BenchArgs {
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Only measure how long a conversation of --ctx tokens takes to resume: replayed, and with its cache from a file
+    /// Only measure how long a conversation of --ctx tokens takes to resume, replayed and from a cache file
     #[arg(long, conflicts_with_all = ["parallel", "chains", "width", "presence", "runs"])]
     pub resume_cache: bool,
     /// Also print one line with results, model and machine, to paste into an issue
@@ -184,7 +184,7 @@ pub enum ModelsCommand {
 
 #[derive(Subcommand, Debug)]
 pub enum AdapterCommand {
-    /// Make a predictor for the model of --model: minutes, and no GPU is needed
+    /// Make a predictor for the model of --model: takes minutes, needs no GPU
     Train(TrainArgs),
     /// List the predictors in the data folder
     List,
@@ -205,13 +205,13 @@ pub struct TrainArgs {
     /// UTF-8 texts or saved conversations (.jsonl) to learn from, instead of the built-in texts
     #[arg(long, value_name = "FILE", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub text: Vec<PathBuf>,
-    /// Compression ratio to reach on texts of 2,048 tokens that it was not fitted to [default: 3]
+    /// Compression ratio to reach on held-out texts of 2,048 tokens [default: 3]
     #[arg(long, value_name = "X", conflicts_with = "kl")]
     pub ratio: Option<f64>,
-    /// Divergence from the dense model to reach instead, in nats a token, such as 0.01
+    /// Divergence from the dense model to reach instead, in nats per token, such as 0.01
     #[arg(long, value_name = "X")]
     pub kl: Option<f64>,
-    /// File to write [default: the data folder, where the next start finds it]
+    /// File to write; only a predictor of dmschat is replaced [default: the data folder, where the next start finds it]
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
 }
@@ -220,7 +220,7 @@ pub struct TrainArgs {
 pub enum SessionsCommand {
     /// List the saved conversations, newest first
     List,
-    /// Remove caches that belong to no session, and the oldest above cache_disk; conversations without one are replayed
+    /// Remove orphaned caches and the oldest beyond cache_disk; their conversations are replayed when opened
     Prune {
         /// Remove all caches
         #[arg(long)]

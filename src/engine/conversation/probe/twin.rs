@@ -49,7 +49,7 @@ impl Twin {
         let Some(&said) = generation.generated.get(self.next) else { return };
         let kl = divergence(&log_softmax(twin), &log_softmax(&row.logits));
         // Rounding may leave a tiny negative sum; five digits are more than a bar shows.
-        self.report.kl.push((kl.max(0.0) * 1e5).round() as f32 / 1e5);
+        self.report.kl.push((kl.clamp(0.0, f32::MAX.into()) * 1e5).round() as f32 / 1e5);
         let params = &generation.sampling;
         let penalised = params.repetition_penalty != 1.0;
         let fed: BTreeSet<Token> = self.fed[..if penalised { row.position + 1 } else { 0 }].iter().copied().collect();

@@ -1,0 +1,121 @@
+//! Progress of `adapter train`: an estimate before it begins, a line that is redrawn on a terminal, and a line now and then in a file.
+
+use super::super::output::{StatusLine, notice};
+use crate::predictor::Progress;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Longest time between two lines in a file.
+const EACH: Duration = Duration::from_secs(60);
+/// Number of texts, layers or passes between two lines in a file.
+const EACH_ITEMS: usize = 10;
+/// Share of the work after which the time that it took says how long the rest takes.
+const MEASURED: f64 = 0.05;
+
+/// Progress over the parts of the work.
+pub struct Work {
+    line: StatusLine,
+    terminal: bool,
+    /// Estimated seconds of each part, and when the first one began.
+    parts: [f64; 3],
+    started: Instant,
+    /// Time, work and item of the last line in a file.
+    said: Option<(Instant, &'static str, usize)>,
+}
+
+impl Work {
+    pub fn new() -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        Self { line: StatusLine::default(), terminal, parts: [1.0; 3], started: Instant::now(), said: None }
+    }
+
+    /// Says how long the work will take. `parts`: estimated seconds of measuring attention, fitting and searching the threshold.
+    pub fn begin(&mut self, parts: [f64; 3], what: &str) {
+        (self.parts, self.started) = (parts, Instant::now());
+        notice(&format!("{what}: {}", about(parts.iter().sum())));
+    }
+
+    /// Estimated seconds that are left.
+    fn left(&self, part: usize, progress: Progress, elapsed: f64) -> f64 {
+        let total: f64 = self.parts.iter().sum();
+        let before: f64 = self.parts[..part].iter().sum();
+        let done = before + self.parts[part] * progress.done as f64 / progress.total.max(1) as f64;
+        let share = done / total.max(f64::MIN_POSITIVE);
+        (1.0 - share) * if share > MEASURED { elapsed / share } else { total }
+    }
+
+    pub fn show(&mut self, part: usize, progress: Progress) {
+        let Progress { doing, done, total } = progress;
+        let now = Instant::now();
+        if !self.terminal && !self.is_due(now, progress) {
+            return;
+        }
+        let left = self.left(part, progress, (now - self.started).as_secs_f64()) as u64;
+        let text = format!("{doing} {} of {total}, about {}:{:02} left", (done + 1).min(total), left / 60, left % 60);
+        if self.terminal {
+            return self.line.show(&format!("dmschat: {text}"));
+        }
+        notice(&text);
+        self.said = Some((now, doing, done));
+    }
+
+    /// Whether it is time for a line in a file.
+    fn is_due(&self, now: Instant, Progress { doing, done, .. }: Progress) -> bool {
+        self.said.is_none_or(|(at, before, item)| {
+            before != doing || now - at >= EACH || done > item && done.is_multiple_of(EACH_ITEMS)
+        })
+    }
+
+    pub fn end(&mut self) {
+        self.line.clear();
+    }
+}
+
+/// `about 7 minutes`, `about 40 seconds`.
+fn about(seconds: f64) -> String {
+    let (n, unit) = match seconds {
+        s if s < 90.0 => (((s / 10.0).ceil() * 10.0) as u64, "seconds"),
+        s if s < 5400.0 => ((s / 60.0).round() as u64, "minutes"),
+        s => ((s / 3600.0).round() as u64, "hours"),
+    };
+    format!("about {n} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_gets_a_line_for_each_tenth_item_and_each_minute() {
+        let mut work = Work { terminal: false, ..Work::new() };
+        let at = |done| Progress { doing: "text", done, total: 30 };
+        let mut now = Instant::now();
+        let mut lines = Vec::new();
+        for done in 0..30 {
+            // Text 13 takes two minutes.
+            now += Duration::from_secs(if done == 13 { 120 } else { 1 });
+            if work.is_due(now, at(done)) {
+                work.said = Some((now, "text", done));
+                lines.push(done);
+            }
+        }
+        assert_eq!(lines, [0, 10, 13, 20]);
+        assert!(work.is_due(now, Progress { doing: "layer", done: 0, total: 4 }));
+        // Nothing is done for a minute, which is worth a line.
+        assert!(!work.is_due(now, at(20)) && work.is_due(now + EACH, at(20)));
+    }
+
+    #[test]
+    fn what_is_left_follows_the_estimate_first_and_then_the_clock() {
+        let work = Work { parts: [60.0, 30.0, 10.0], ..Work::new() };
+        let at = |done| Progress { doing: "text", done, total: 20 };
+        assert_eq!(work.left(0, at(0), 50.0), 100.0);
+        // Half of the first part took a minute.
+        assert!((work.left(0, at(10), 60.0) - 140.0).abs() < 1e-9);
+        assert!(work.left(2, at(20), 300.0) < 1e-9);
+        assert_eq!(
+            [12.0, 100.0, 420.0, 9000.0].map(about).join(", "),
+            "about 20 seconds, about 2 minutes, about 7 minutes, about 3 hours"
+        );
+    }
+}

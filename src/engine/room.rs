@@ -1,0 +1,119 @@
+//! Frees pages for a step that was refused for lack of them: gives up what is cheapest to lose, and says so.
+
+use super::chain::Chain;
+use super::conversation::Halt;
+use super::scheduler::Id;
+use super::snapshots::Worth;
+use super::worker::Worker;
+use crate::backend::Backend;
+use crate::cache::CacheError;
+use crate::protocol::{Event, bytes};
+
+/// Gives something up for a step of these chains. Returns false if there is nothing of the kind.
+type GiveUp<B> = fn(&mut Worker<B>, &[Id]) -> bool;
+
+impl<B: Backend> Worker<B> {
+    /// What can be given up, cheapest first: what only looks on, what only saves time, then what the answer is made from.
+    const VICTIMS: [GiveUp<B>; 7] = [
+        Self::give_up_probe,
+        Self::give_up_twin,
+        Self::lend_draft_head,
+        Self::give_up_undo_state,
+        Self::give_up_old_cache,
+        Self::preempt,
+        Self::forget,
+    ];
+
+    /// Frees pages after a step of `ids` was refused with `error`, so that the scheduler can choose again. If nothing is left to
+    /// give up, the last of several chains ends, and otherwise the job.
+    pub(super) fn make_room(&mut self, ids: &[Id], error: &CacheError) {
+        if Self::VICTIMS.iter().any(|give_up| give_up(self, ids)) {
+            return;
+        }
+        let Self { model, conversations, .. } = self;
+        for id in ids {
+            match (conversations.get_mut(&id.conversation), id.number) {
+                (Some(conversation), Some(number)) => conversation.no_room_for_chain(model, number, error),
+                (Some(conversation), None) => conversation.halt(Halt::CacheFull(error.to_string())),
+                (None, _) => {}
+            }
+        }
+    }
+
+    /// Its result says that the conversation needs the memory.
+    fn give_up_probe(&mut self, _: &[Id]) -> bool {
+        self.conversations.values_mut().any(|conversation| conversation.give_up_probe(&mut self.model))
+    }
+
+    fn give_up_twin(&mut self, _: &[Id]) -> bool {
+        let why = "the twin stopped: the conversation needs its memory";
+        let runner = &mut self.model.runner;
+        self.conversations.values_mut().any(|conversation| conversation.give_up_twin(runner, why))
+    }
+
+    fn lend_draft_head(&mut self, _: &[Id]) -> bool {
+        let Some(lent) = self.model.runner.lend_head() else { return false };
+        let lent = bytes(lent);
+        self.broadcast(&Event::Info(format!("no drafts for now: the cache needs the draft head's {lent}")));
+        true
+    }
+
+    /// Gives the draft head its memory back. Called while nothing runs.
+    pub(super) fn take_back_draft_head(&mut self) {
+        if self.model.runner.take_back_head() {
+            self.broadcast(&Event::Info("drafts are back: the draft head has its memory again".to_owned()));
+        }
+    }
+
+    fn give_up_undo_state(&mut self, _: &[Id]) -> bool {
+        let Some((owner, worth)) = self.model.snapshots.cheapest(Worth::TurnStart) else { return false };
+        let given_up = self.give_up_snapshot(Worth::TurnStart);
+        let is_for_undo = matches!(worth, Worth::Earlier | Worth::TurnStart);
+        if is_for_undo
+            && !std::mem::replace(&mut self.said_undo_is_slow, true)
+            && let Some(conversation) = self.conversations.get(&owner)
+        {
+            let text = "the cache needs the memory of states kept for /undo, which will read the conversation again";
+            conversation.outlet.event(Event::Info(text.to_owned()));
+        }
+        given_up
+    }
+
+    /// Releases the cheapest snapshot of at most this worth. Returns false if there is none.
+    pub(super) fn give_up_snapshot(&mut self, most: Worth) -> bool {
+        self.conversations.values_mut().for_each(|conversation| conversation.note_pages(&self.model));
+        self.model.snapshots.give_up(&mut self.model.runner, most)
+    }
+
+    /// The cache that a rebuild would replace.
+    fn give_up_old_cache(&mut self, ids: &[Id]) -> bool {
+        let Self { model, conversations, .. } = self;
+        ids.iter().any(|id| {
+            let conversation = conversations.get_mut(&id.conversation);
+            conversation.is_some_and(|conversation| conversation.give_up_old_cache(&mut model.runner))
+        })
+    }
+
+    /// Frees the pages of a chain that can wait. The panel shows that it does.
+    fn preempt(&mut self, _: &[Id]) -> bool {
+        let Self { model, conversations, scheduler, .. } = self;
+        let left = |id: Id| {
+            let chain = conversations.get(&id.conversation).and_then(|c| c.chain(id.number));
+            chain.map_or(0, Chain::tokens_to_go)
+        };
+        let Some(id) = scheduler.preempt(left) else { return false };
+        if let Some(conversation) = conversations.get_mut(&id.conversation) {
+            conversation.restart(model, id.number);
+        }
+        true
+    }
+
+    /// Drops the slots that the heads need least, which the conversation says once it continues.
+    fn forget(&mut self, ids: &[Id]) -> bool {
+        let Self { model, conversations, .. } = self;
+        ids.iter().filter(|id| id.number.is_none()).any(|id| {
+            let conversation = conversations.get_mut(&id.conversation);
+            conversation.is_some_and(|conversation| conversation.forget(model))
+        })
+    }
+}
