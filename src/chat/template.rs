@@ -267,7 +267,7 @@ impl<'a> Rendering<'a> {
         }
         let mut out = merge(out);
         let bos = Piece::Control(self.spec.bos_token.clone());
-        if self.spec.prompt_bos && self.has_control(&self.spec.bos_token) && out.first() != Some(&bos) {
+        if self.spec.prompt_bos && self.spec.has_control(&self.spec.bos_token) && out.first() != Some(&bos) {
             out.insert(0, bos);
         }
         Ok(out)

@@ -85,7 +85,7 @@ mod unix {
         loop {
             match waitpid(pid, WaitOptions::UNTRACED) {
                 Ok(Some((_, status))) if status.stopped() => stop_here(),
-                Ok(Some((_, status))) => return Ok(std::process::ExitStatus::from_raw(status.as_raw() as i32)),
+                Ok(Some((_, status))) => return Ok(std::process::ExitStatus::from_raw(status.as_raw())),
                 Ok(None) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

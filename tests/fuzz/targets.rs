@@ -462,7 +462,7 @@ fn session(place: &mut Place, bytes: &[u8]) -> Result<()> {
         bail!("{long}");
     }
     let (request, _) = loaded.restore_for(&place.info);
-    black_box((request.log.len(), markdown(&loaded.conversation, &place.info, &Default::default()).len()));
+    black_box((request.log.len(), markdown(&loaded.conversation, &place.info, &Default::default(), None).len()));
     Ok(())
 }
 

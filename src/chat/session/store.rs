@@ -10,7 +10,6 @@ use crate::chat::conversation::{Change, short_title};
 use crate::protocol::StopReason;
 use crate::regular_file;
 use crate::unicode::one_line;
-use crate::words::nearest;
 use anyhow::{Context, Result, anyhow, bail};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};

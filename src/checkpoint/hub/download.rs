@@ -205,11 +205,11 @@ impl<'a> Fetcher<'a> {
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
         let mut opened = repo.open_partial(file.hash.as_str()).map_err(disk)?;
-        if let Some(Head { bytes: head, .. }) = self.heads.remove(file.hash.as_str()) {
-            if opened.metadata().map_err(disk)?.len() < head.len() as u64 {
-                let written = opened.write_all(&head).and_then(|()| opened.rewind());
-                written.map_err(disk)?;
-            }
+        if let Some(Head { bytes: head, .. }) = self.heads.remove(file.hash.as_str())
+            && opened.metadata().map_err(disk)?.len() < head.len() as u64
+        {
+            let written = opened.write_all(&head).and_then(|()| opened.rewind());
+            written.map_err(disk)?;
         }
         if let Some(bytes) = self.held.remove(file.hash.as_str()) {
             let written = opened.set_len(0).and_then(|()| (&opened).write_all(&bytes)).and_then(|()| opened.sync_all());
