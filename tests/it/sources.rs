@@ -30,8 +30,7 @@ impl Source {
     /// The code up to the file's module of tests; a module of tests in a file of its own may be declared before the rest.
     pub fn without_tests(&self) -> &str {
         const TESTS: &str = "\n#[cfg(test)]\nmod ";
-        let is_block =
-            |at: &usize| self.code[at + TESTS.len()..].lines().next().is_some_and(|line| line.contains('{'));
+        let is_block = |at: &usize| self.code[at + TESTS.len()..].lines().next().is_some_and(|line| line.contains('{'));
         let end = self.code.match_indices(TESTS).map(|(at, _)| at).find(is_block);
         &self.code[..end.unwrap_or(self.code.len())]
     }
