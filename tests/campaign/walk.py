@@ -333,7 +333,8 @@ class Walk:
 
     def dense(self, tokens, live):
         """Slots of a dense cache of so many tokens, with a row of `live` for each layer."""
-        windows = self.windows or [tokens] * len(live)
+        # A step may have loaded the built-in model.
+        windows = self.windows if len(self.windows or []) == len(live) else [tokens] * len(live)
         return sum(min(tokens, window) * len(heads) for window, heads in zip(windows, live, strict=True))
 
     def sessions(self):
