@@ -6,7 +6,7 @@ set -euo pipefail
 bin=$(realpath "$1"); out=$(realpath -m "$2"); home=$(mktemp -d)
 columns=80; rows=30
 t() { tmux -L forget "$@"; }
-trap 't kill-server 2>/dev/null; rm -rf "$home"' EXIT
+trap 't kill-server 2>/dev/null || true; rm -rf "$home"' EXIT
 flags=("--theme dark --seed 1" "--theme dark --seed 1 --policy window --budget 96")
 for n in 0 1; do
   t -f /dev/null new-session -d -s "q$n" -x $columns -y $rows "cd $home; env HOME=$home LANG=C.UTF-8 TERM=xterm-256color COLORTERM=truecolor DMSCHAT_DATA_DIR=$home/d$n DMSCHAT_CONFIG_DIR=$home/c $bin ${flags[$n]}"

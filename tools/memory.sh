@@ -6,7 +6,7 @@ set -euo pipefail
 bin=$(realpath "$1"); out=$(realpath -m "$2"); home=$(mktemp -d)
 t() { tmux -L memory "$@"; }
 t -f /dev/null new-session -d -s q -x 120 -y 40 "cd $home; env HOME=$home LANG=C.UTF-8 TERM=xterm-256color COLORTERM=truecolor DMSCHAT_DATA_DIR=$home/d DMSCHAT_CONFIG_DIR=$home/c $bin --theme dark --temperature 0"
-trap 't kill-server 2>/dev/null; rm -rf "$home"' EXIT
+trap 't kill-server 2>/dev/null || true; rm -rf "$home"' EXIT
 until t capture-pane -p -t q | grep -q "Try one of these"; do sleep 0.3; done; sleep 1
 while IFS= read -r question; do
   t send-keys -t q -l "$question"; sleep 0.5; t send-keys -t q Enter; sleep 1

@@ -5,7 +5,7 @@ set -euo pipefail
 bin=$(realpath "$1"); out=$(realpath -m "$2"); home=$(mktemp -d)
 t() { tmux -L svg "$@"; }
 t -f /dev/null new-session -d -s q -x 120 -y 40 "cd $home; env HOME=$home LANG=C.UTF-8 TERM=xterm-256color COLORTERM=truecolor DMSCHAT_DATA_DIR=$home/d DMSCHAT_CONFIG_DIR=$home/c $bin --theme dark --temperature 0"
-trap 't kill-server 2>/dev/null; rm -rf "$home"' EXIT
+trap 't kill-server 2>/dev/null || true; rm -rf "$home"' EXIT
 until t capture-pane -p -t q | grep -q "Try one of these"; do sleep 0.3; done; sleep 1
 for q in "What can you do?" "a = 4; b = a + 7; c = b - 2; a = c + 5. What is a?" "Solve 5*b - 2355 = -50*b - 2740 for b." "Solve 3*x + 14 = 5*x - 8 for x."; do
   t send-keys -t q "$q"; sleep 0.5; t send-keys -t q Enter; sleep 1
