@@ -1,30 +1,30 @@
-//! Figures of the running engine, as the protocol carries them.
+//! Figures of the running engine, in the form that the protocol carries.
 
 use super::runner::Runner;
 use crate::backend::{Backend, KvGeometry, PoolStats};
 use crate::cache::{SeqId, SeqStats};
 use crate::protocol::{ChainFigures, KvStats, Phase, Snapshot};
 
-/// The device's tables as they are at one moment.
+/// The device's tables, read at one moment.
 pub(super) struct Figures {
     geometry: KvGeometry,
     seq: SeqStats,
     pinned: usize,
-    /// Pages of the twin.
+    /// Pages held by the twin.
     twin_pages: usize,
-    /// Pages of chains beyond those of the mean one.
+    /// Pages of the chains beyond the mean of one chain.
     chain_pages: usize,
     pool: PoolStats,
     pub device_bytes: Option<u64>,
     /// Reads and peak of the answer, summed over lanes.
     pub counted: (u64, u64),
-    /// Most distinct pages of the answer's chains and their prompt.
+    /// Maximum number of distinct pages that the answer's chains and their prompt held.
     pub shared_pages: Option<usize>,
     pub chains: Vec<ChainFigures>,
 }
 
 impl Figures {
-    /// Reads the tables: waits for the device.
+    /// Reads the tables, which waits for the device.
     pub fn read<B: Backend>(runner: &Runner<B>, seq: SeqId, twin: Option<SeqId>) -> Self {
         let b = runner.backend();
         Self {
@@ -46,13 +46,13 @@ impl Figures {
         &self.seq
     }
 
-    /// Pages that neither the sequence nor the twin holds.
+    /// Pages held by neither the sequence nor the twin.
     pub fn other_pages(&self) -> usize {
         self.pool.used_pages.saturating_sub(self.seq.pages + self.twin_pages)
     }
 
-    /// Shows the mean of these sequences instead, which hold all pages but the twin's and `others`. Without any, the
-    /// sequence itself stays.
+    /// Replaces the figures of the sequence by the mean of these sequences. Together they hold all
+    /// pages except the twin's and `others`. An empty list changes nothing.
     pub fn show_mean(&mut self, of: &[SeqStats], others: usize) {
         let n = of.len() as u64;
         if n > 0 {
@@ -70,13 +70,13 @@ impl Figures {
         self.chain_pages = self.other_pages().saturating_sub(others);
     }
 
-    /// A sum over lanes as a mean of lanes.
+    /// Converts a sum over lanes into a mean per lane.
     pub fn per_lane(geometry: &KvGeometry, sum: u64) -> f64 {
         sum as f64 / geometry.seq_lanes() as f64
     }
 
-    /// Cache figures of the sequence. `bytes` counts every page of the pool that is in use, those
-    /// of other sequences included.
+    /// Cache figures of the sequence. `bytes` counts every page of the pool that is in use,
+    /// including the pages of other sequences.
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
         let dense_slots = stats.dense_slots();

@@ -1,4 +1,5 @@
-//! Steering of what a conversation keeps: the dial, and what is dropped where memory runs out.
+//! Steering of the tokens that a conversation keeps: the dial, and dropping slots if memory runs
+//! out.
 
 use super::conversation::{Conversation, Forgotten};
 use super::dials::for_each_slot;
@@ -9,9 +10,9 @@ use crate::cache::SeqId;
 use crate::policy::{Dms, Policy, SINKS, STRENGTHS};
 use crate::protocol::{Dial, Event, EventSender, LogChange, LogEntry, WhenFull, count};
 
-/// Share of a sequence's pages that are freed at once where memory runs out.
+/// Denominator of the share of a sequence's pages that are freed at once when memory runs out.
 const FREED_SHARE: usize = 8;
-/// Newest tokens that a cache without decisions keeps.
+/// Number of newest tokens that a cache without decisions always keeps.
 const NEWEST: usize = 64;
 
 impl<B: Backend> Conversation<B> {
@@ -30,7 +31,8 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Takes over the dial of a log that was loaded, and reports it if its ratio is known. It is not measured for that.
+    /// Takes over the dial of a loaded log, and reports it if its ratio is already known. The ratio
+    /// is not measured for that.
     pub fn adopt_dial(&mut self, m: &mut Loaded<B>, events: &EventSender) {
         let dial = m.runner.cache.dial(self.chain.context.seq);
         if dial == self.dial {
@@ -49,8 +51,9 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Drops what the heads marked most strongly, or the oldest tokens of a cache without decisions, so that a turn continues
-    /// where memory has run out. Returns false if nothing can be dropped, or the turn is to end.
+    /// Drops the slots that the heads marked most strongly, or the oldest tokens of a cache without
+    /// decisions, so that a turn can continue after memory ran out. Returns false if nothing can be
+    /// dropped or the turn must end.
     pub fn forget(&mut self, m: &mut Loaded<B>) -> bool {
         let (Some(_), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
         let context = &mut self.chain.context;
@@ -79,21 +82,22 @@ impl<B: Backend> Conversation<B> {
         dropped > 0
     }
 
-    /// Says what was dropped, once the job has gone on after it.
+    /// Reports the dropped slots once the job has continued.
     pub fn tell_dropped(&mut self) {
         if let (Some(text), Some(job)) = (self.forgotten.untold.take(), &self.job) {
             job.events.notice(text);
         }
     }
 
-    /// Reports what a job that ended has dropped, where the first notice does not say it all. Returns the slots.
-    /// `kept`: whether the turn stays in the context; otherwise the cache is as it was before the turn.
+    /// Reports the slots that a finished job dropped, unless the first notice already covered them.
+    /// Returns their number. `kept`: whether the turn stays in the context; otherwise the cache is
+    /// restored to its state before the turn.
     pub fn tell_forgotten(&mut self, events: &EventSender, kept: bool) -> u64 {
         let Forgotten { times, slots, untold } = std::mem::take(&mut self.forgotten);
         let dropped = count(slots as usize);
         match (times, kept) {
             (0, _) => {}
-            // The first notice was not sent: the turn did not go on.
+            // The turn did not continue, so the first notice was never sent.
             (_, false) if untold.is_some() => {}
             (_, false) => events.notice(format!("the {dropped} slots that this turn dropped are back")),
             (1, true) => {}
@@ -108,7 +112,7 @@ impl<B: Backend> Conversation<B> {
     pub fn tell_log(&mut self, events: &EventSender) {
         let context = &self.chain.context;
         let is_known = |log: &[LogEntry]| log.iter().any(|entry| entry.token().is_some());
-        // What precedes the first token is part of the first turn.
+        // Entries before the first token belong to the first turn.
         if self.job.is_some() || context.log == self.reported || !(is_known(&context.log) || is_known(&self.reported)) {
             return;
         }
@@ -118,7 +122,8 @@ impl<B: Backend> Conversation<B> {
         self.disk.changed();
     }
 
-    /// The entries of the log that the front end does not know, with the number of those before them.
+    /// Entries of the log that the front end has not received, with the number of entries before
+    /// them.
     pub fn untold(&self) -> (usize, Vec<LogEntry>) {
         let log = &self.chain.context.log;
         let known = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
@@ -126,17 +131,17 @@ impl<B: Backend> Conversation<B> {
     }
 }
 
-/// A share in percent, with a digit more below 1 %.
+/// Formats a share in percent, with one more digit below 1 %.
 fn percent(share: f64) -> String {
     let percent = 100.0 * share;
     if percent < 1.0 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
 }
 
-/// Positions of a dense sequence whose tokens are to be dropped: the oldest after the first few, as many as free a share of its
-/// pages. `None` if the newest tokens would have to go.
+/// Positions of the oldest tokens of a dense sequence, after the sinks, that free a share of its
+/// pages. `None` if this would include the newest tokens.
 fn oldest<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<[u32; 2]> {
     let geometry = runner.cache.geometry();
-    // All lanes whose tokens the policy chooses store the same ones.
+    // Deciding lanes of a dense cache all store the same tokens, so one of them is enough.
     let lane = geometry.deciding_lanes().next()?;
     let metas = runner.cache.slot_metas(runner.backend(), seq, lane.layer, lane.head);
     let mut stored: Vec<usize> = metas.iter().map(|meta| meta.position()).collect();
@@ -149,12 +154,12 @@ fn oldest<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<[u32; 2]> {
     (left >= SINKS + NEWEST).then(|| [stored[SINKS] as u32, stored[end - 1] as u32 + 1])
 }
 
-/// The largest strength from which on dropping frees a share of a sequence's pages, or else all that can be freed. `None` if
-/// nothing can.
+/// Largest strength threshold that frees a share of a sequence's pages, or all that can be freed if
+/// that is less. `None` if nothing can be freed.
 fn threshold<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Option<u16> {
     let lanes = Lanes::read(runner, seq, rule);
     let pages: usize = lanes.live.iter().map(|live| live.div_ceil(lanes.page_slots)).sum();
-    // A page for each lane of the sequence, so that the next step has what it may need.
+    // At least one page per lane, so that the next step can run.
     let goal = (pages / FREED_SHARE).max(runner.cache.geometry().seq_lanes()).min(pages);
     let (mut low, mut high) = (1, STRENGTHS);
     while low + 1 < high {
@@ -164,12 +169,12 @@ fn threshold<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Option<u
     (lanes.freed(low) > 0).then_some(low as u16)
 }
 
-/// Slots that may be dropped, by strength, of the lanes whose tokens the policy chooses.
+/// Droppable slots by strength, of the lanes whose tokens the policy chooses.
 struct Lanes {
     page_slots: usize,
-    /// Slots stored.
+    /// Stored slots of each lane.
     live: Vec<usize>,
-    /// `[lane][strength]` slots of at least this strength that may be dropped.
+    /// `[lane][strength]`: droppable slots of at least this strength.
     at_least: Vec<Vec<u32>>,
 }
 
@@ -182,7 +187,7 @@ impl Lanes {
         for_each_slot(runner, seq, |lane, meta| {
             out.live[lane] += 1;
             if rule.drops(n, meta, 1) {
-                // A marked one goes at any threshold.
+                // A marked slot is dropped at any threshold.
                 let strength = if meta.marked() { STRENGTHS } else { meta.strength() };
                 out.at_least[lane][strength] += 1;
             }
@@ -195,7 +200,7 @@ impl Lanes {
         out
     }
 
-    /// Pages that are free once the slots of at least this strength are dropped.
+    /// Pages that become free if all slots of at least this strength are dropped.
     fn freed(&self, threshold: usize) -> usize {
         let pages = |slots: usize| slots.div_ceil(self.page_slots);
         let lanes = self.live.iter().zip(&self.at_least);

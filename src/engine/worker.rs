@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 
 /// Minimum interval between snapshots during steps.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
-/// Rows of a step up to which its weights are read about once, where several chains share it.
+/// Maximum rows of a step that several chains share when they draft: up to here a step reads the
+/// weights about once.
 const FEW_ROWS: usize = 8;
-/// Polling interval while a prompt is encoded, or answers are checked elsewhere, and nothing else runs.
+/// Polling interval while the only work is done elsewhere: encoding a prompt, or checking answers.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
 /// Maximum drafts of each of `chains` chains in a step of at most `rows` rows.
@@ -40,12 +41,13 @@ pub(super) struct Worker<B: Backend> {
     pub(super) scheduler: Scheduler,
     /// Cost of decode steps with drafts.
     costs: Costs,
-    /// Seconds that the draft head took for the next step's drafts.
+    /// Seconds that the draft head took to guess the next step's drafts.
     drafting_s: f64,
     last_snapshot: Instant,
-    /// When caches that are being written to disk are continued.
+    /// Time at which cache files that are being written are continued.
     cache_due: Due,
-    /// Whether the user was told, since work began, that states kept for /undo were given up.
+    /// Whether the user has been notified, since work began, that the states for /undo were
+    /// released.
     pub(super) said_undo_is_slow: bool,
 }
 
@@ -179,12 +181,12 @@ impl<B: Backend> Worker<B> {
         let chain = |id: Id| conversations.get(&id.conversation).and_then(|c| c.chain(id.number));
         let full = self.scheduler.is_full();
         let stage = |id| chain(id).map_or(Stage::Done, Chain::stage);
-        // Pages for the tokens left to feed and one token of the answer.
+        // Pages for the tokens still to feed and for one token of the answer.
         let need = |chain: &Chain| runner.cache.pages_for(runner.backend(), chain.context.seq, chain.tokens_left() + 1);
         let fit = |ids: &[Id]| match runner.cache.free_pages(runner.backend()) {
-            // A step's need is an upper bound: what was preempted would be again.
+            // The need is an upper bound. A chain that was just preempted would be preempted again.
             _ if full => false,
-            // How much is free is not known.
+            // Free memory is unknown.
             None => true,
             Some(free) => ids.iter().filter_map(|&id| chain(id)).map(need).sum::<usize>() <= free,
         };
@@ -248,7 +250,7 @@ impl<B: Backend> Worker<B> {
         if matches!(sampled, Err(StepError::Cache(_)))
             && chains.iter_mut().map(|chain| chain.drop_drafts()).fold(false, |any, had| any | had)
         {
-            // Their rows need pages too.
+            // Rows with drafts need pages too.
             sampled = chain::decode(runner, &chains);
         }
         let sampled = match sampled {
@@ -298,8 +300,8 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Feeds the draft head with the last step, and sets the drafts of the next one. `fed`: the chains of the step, and how many of
-    /// their tokens were accepted.
+    /// Feeds the last step to the draft head and sets the drafts of the next step. `fed`: the
+    /// chains of the step, each with the number of its accepted tokens.
     fn feed_head(&mut self, fed: &[(Id, usize)]) {
         let started = Instant::now();
         let Self { conversations, costs, model, .. } = self;
@@ -329,13 +331,13 @@ impl<B: Backend> Worker<B> {
         self.conversations.get_mut(&id.conversation)?.chain_mut(id.number)
     }
 
-    /// The conversations of these chains.
+    /// Conversations that own these chains.
     fn of_step(&mut self, ids: &[Id]) -> impl Iterator<Item = &mut Conversation<B>> {
         let own = |id: &ConversationId| ids.iter().any(|other| other.conversation == *id);
         self.conversations.iter_mut().filter(move |(id, _)| own(id)).map(|(_, c)| c)
     }
 
-    /// Runs the steps of probes, and those of twins that are due.
+    /// Runs the steps of probes, and steps of twins that are due.
     fn step_beside(&mut self) {
         let size = self.scheduler.chunks.size();
         for conversation in self.conversations.values_mut() {

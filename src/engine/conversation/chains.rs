@@ -1,9 +1,10 @@
 //! Several chains that answer one question, and their vote.
 //!
-//! The prompt is prefilled once, in the conversation's own sequence, which then stays as it is: each chain is a fork of it and has
-//! a seed of its own. The chains decode in the same steps. One that ends gives its pages back, unless it would win now: the
-//! winner's fork becomes the conversation's sequence. One whose pages are needed is replayed from the end of the prompt, and so
-//! is the reply of a winner without its fork.
+//! The prompt is prefilled once, in the conversation's own sequence, which then stays unchanged:
+//! each chain is a fork of it with its own seed. The chains decode in the same steps. A chain that
+//! ends frees its pages, unless it would win now, because the winner's fork becomes the
+//! conversation's sequence. A chain whose pages are needed elsewhere is replayed from the end of
+//! the prompt. So is the winner's reply if its fork is gone.
 
 use super::super::chain::{Chain, Generation, Pushed};
 use super::super::context::Context;
@@ -24,29 +25,30 @@ use crate::protocol::{
 use crate::sampler::chain_seed;
 use crate::vote::{self, Vote};
 
-/// Tokens of an answer for which there is room where the width is chosen by itself.
+/// Expected tokens of an answer, used when the engine chooses the number of chains.
 const USUAL_ANSWER: usize = 2048;
-/// Most rounds in which chains that do not fit in memory together answer: more take longer than anyone waits.
+/// Maximum rounds in which chains answer if they do not all fit in memory. More rounds take too
+/// long.
 const MAX_ROUNDS: usize = 4;
-/// Temperature of chains where the answer would be greedy.
+/// Temperature of the chains if the answer would otherwise be greedy.
 const CHAINS_TEMPERATURE: f32 = 1.0;
 
 /// The chains that answer a turn.
 pub(in crate::engine) struct Chains {
-    /// By number.
+    /// Indexed by the chain's number.
     chains: Vec<OneOfMany>,
     request: ChainsRequest,
-    /// The choice of a front end that checks answers.
+    /// Choice of a front end that checks answers; the inner `None` means that it chose no chain.
     elected: Option<Option<usize>>,
-    /// Tokens of the prompt.
+    /// Length of the prompt.
     prompt_tokens: usize,
-    /// Why the last chain that found no memory ended.
+    /// Error that ended the latest chain that ran out of memory.
     no_room: Option<String>,
-    /// Most distinct pages that they and the prompt held.
+    /// Maximum number of distinct pages that the chains and the prompt held.
     shared_pages: usize,
-    /// A chain that repeats itself was reported.
+    /// Whether a chain that repeats itself has been reported.
     repeats: bool,
-    /// Pages that only snapshots held when the chains were forked.
+    /// Pages held only by snapshots when the chains were forked.
     kept_pages: usize,
 }
 
@@ -67,14 +69,15 @@ struct Ended {
     report: ChainReport,
 }
 
-/// Slots that a dense cache's steps would attend to, per KV head and layer: those of the tokens after the prompt.
+/// Slots per KV head and layer that the decode steps of a dense cache would attend to, for the
+/// tokens after the prompt.
 fn dense_reads(geometry: &KvGeometry, prompt_tokens: usize, generated: usize) -> f64 {
     let (first, last) = (prompt_tokens.saturating_sub(1), (prompt_tokens + generated).saturating_sub(1));
     let layers = geometry.layers().map(|layer| layer.dense_reads(last) - layer.dense_reads(first));
     layers.sum::<u64>() as f64 / geometry.n_layers.max(1) as f64
 }
 
-/// Refuses more chains than memory holds in some rounds. `fit`: those that it holds at a time.
+/// Refuses more chains than fit in memory in [`MAX_ROUNDS`] rounds of `fit` chains.
 fn check_width(wanted: usize, fit: usize) -> Result<(), Halt> {
     if wanted <= fit * MAX_ROUNDS {
         return Ok(());
@@ -96,7 +99,8 @@ impl Chains {
         vote::tally(answers.iter().map(Option::as_deref).enumerate())
     }
 
-    /// Number of the chain that wins now, if it is decided. `at_once`: whatever else may be said.
+    /// Number of the chain that wins now, if the vote is decided. With `at_once` the vote ends
+    /// here, whatever the running chains would answer.
     fn winner(&self, at_once: bool) -> Option<usize> {
         let running = self.running().count();
         let votes = self.votes();
@@ -121,7 +125,7 @@ impl Chains {
         self.chains.get_mut(number)?.chain.as_mut()
     }
 
-    /// The chains that still run, with their numbers.
+    /// Iterates over the running chains, with their numbers.
     pub fn each_mut(&mut self) -> impl Iterator<Item = (usize, &mut Chain)> {
         self.chains.iter_mut().enumerate().filter_map(|(number, one)| Some((number, one.chain.as_mut()?)))
     }
@@ -135,28 +139,29 @@ impl Chains {
         Some(rates.sum()).filter(|&sum: &f64| sum > 0.0)
     }
 
-    /// Notes the pages that the chains and the prompt hold. They only grow until a chain gives its own back: this is called
-    /// before.
+    /// Records the pages that the chains and the prompt hold. Their number only grows until a chain
+    /// frees its pages, so this is called before that.
     fn note_pages<B: Backend>(&mut self, m: &Loaded<B>, owner: ConversationId, prompt: &Context) {
         let ended = m.snapshots.of(owner).filter(|one| one.worth == Worth::Chain).map(|one| &one.context);
         let contexts = self.running().map(|chain| &chain.context).chain(ended).chain([prompt]);
         let all: Vec<SeqId> = contexts.map(|context| context.seq).collect();
         let runner = &m.runner;
-        // The last chains are too few for a new maximum.
+        // When only a few chains are left, they cannot reach a new maximum.
         if runner.cache.held_pages(runner.backend(), &all) > self.shared_pages {
             let pages = runner.cache.distinct_pages(runner.backend(), &[all]).concat().pop();
             self.shared_pages = self.shared_pages.max(pages.unwrap_or(0));
         }
     }
 
-    /// Frees the pages of a chain that is to wait.
+    /// Frees the pages of a chain that has to wait.
     pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, number: usize, from: &Context) {
         if let Some(chain) = self.chain_mut(number) {
             chain.restart(runner, Some(from));
         }
     }
 
-    /// Ends a chain and makes its report. Keeps its fork, and no other one, if it would win now.
+    /// Ends a chain and returns its report. Keeps the chain's fork, and only this one, if it would
+    /// win now.
     fn end<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
@@ -281,7 +286,7 @@ impl<B: Backend> Conversation<B> {
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();
-        // The pending token is the last of the prompt.
+        // The last token of the prompt is pending and is not counted yet.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
         let kept_pages = self.figures(m).other_pages();
         self.chains = Some(Chains {
@@ -297,7 +302,8 @@ impl<B: Backend> Conversation<B> {
         Ok(())
     }
 
-    /// Number of chains for which there are sequences and, at the expected compression, memory.
+    /// Number of chains for which there are free sequences and, at the expected compression, enough
+    /// memory.
     fn width_that_fits(&self, m: &Loaded<B>, turn: &Turn) -> usize {
         let runner = &m.runner;
         let rows = (runner.cache.free_rows() + m.snapshots.count(Worth::Earlier)).clamp(1, MAX_AUTO_WIDTH);
@@ -310,14 +316,14 @@ impl<B: Backend> Conversation<B> {
         (free as u64 / pages.max(1)).clamp(1, rows as u64) as usize
     }
 
-    /// Receives the choice of a front end that checks answers.
+    /// Stores the choice of a front end that checks answers.
     pub fn elect(&mut self, choice: Option<usize>) {
         if let Some(chains) = &mut self.chains {
             chains.elected.get_or_insert(choice);
         }
     }
 
-    /// Receives a token that was sampled for a chain.
+    /// Adds a token that was sampled for a chain.
     pub fn chain_sampled(&mut self, m: &mut Loaded<B>, number: usize, token: Token) {
         let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
             return;
@@ -382,8 +388,8 @@ impl<B: Backend> Conversation<B> {
         self.end_chains(m, &[number], StopReason::CacheFull);
     }
 
-    /// Ends chains that are done and, if the vote is decided or the turn cancelled, all of them: the winner's reply becomes the
-    /// conversation's.
+    /// Ends the chains that are done. If the vote is decided or the turn was cancelled, ends all
+    /// chains and makes the winner's reply the conversation's.
     pub fn finish_chains(&mut self, m: &mut Loaded<B>) {
         let Some(chains) = &self.chains else { return };
         let done: Vec<usize> =
@@ -415,7 +421,7 @@ impl<B: Backend> Conversation<B> {
     /// Makes the winner's reply the conversation's. `stopped`: the vote was not decided.
     fn take_reply(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize, stopped: bool) {
         let Some(Job { events, cancelled, work: Work::Answer(turn), .. }) = &mut self.job else { return };
-        // A cancel that has chosen the winner is done.
+        // Choosing the winner has completed the cancellation.
         *cancelled = false;
         let (checked, prompt_tokens) = (chains.elected.flatten() == Some(winner), chains.prompt_tokens);
         let (votes, geometry) = (chains.vote_counts(), m.runner.cache.geometry());
@@ -459,14 +465,14 @@ impl<B: Backend> Conversation<B> {
         self.chain.generation = Some(generation);
     }
 
-    /// Releases all chains.
+    /// Releases all chains and their forks.
     pub fn release_chains(&mut self, m: &mut Loaded<B>) {
         m.snapshots.release_of(&mut m.runner, self.id(), Worth::Chain);
         let chains = self.chains.take().into_iter().flat_map(|chains| chains.chains);
         chains.filter_map(|one| one.chain).for_each(|chain| m.runner.release(chain.context.seq));
     }
 
-    /// Notes the pages that the chains hold, before some of them are released.
+    /// Records the pages that the chains hold, before some chains are released.
     pub fn note_pages(&mut self, m: &Loaded<B>) {
         let owner = self.id();
         if let Some(chains) = &mut self.chains {
@@ -474,7 +480,7 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Puts the numbers of the chains into the figures. `waits`: whether the chain of this number is not admitted.
+    /// Adds the numbers of the chains to the figures.
     pub fn add_chains(&self, m: &Loaded<B>, figures: &mut Figures) {
         let Some(chains) = &self.chains else { return };
         let runner = &m.runner;
