@@ -30,7 +30,7 @@ pub const PAGE_SLOTS: usize = 16;
 pub struct SeqId(usize);
 
 impl SeqId {
-    /// Index of the row, for tables that are kept beside the cache's.
+    /// Index of the row, for tables kept beside the cache.
     pub fn row(self) -> usize {
         self.0
     }
@@ -46,10 +46,11 @@ struct SeqState {
     pins: Vec<Range<usize>>,
     /// Sequences with the same number are forks of each other and may share pages.
     fork_group: u64,
-    /// Number of tokens and the threshold at which [`KvCache::forget`] last dropped slots: until a token is fed or a slot gets
-    /// another mark or strength, it would drop none at this or a higher threshold.
+    /// Number of tokens and threshold at the last [`KvCache::forget`]. Until a token is fed, or a
+    /// slot gets another mark or strength, calling it at this or a higher threshold drops nothing.
     settled: Option<(usize, usize)>,
-    /// Whether a token was fed since the last fork: no other sequence holds the page of the newest token.
+    /// Whether a token was fed since the last fork. If so, no other sequence holds the page of the
+    /// newest token.
     owns_newest: bool,
 }
 
@@ -105,7 +106,7 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(self.seqs.len()))
     }
 
-    /// Writes the set of the tokens fed to a sequence.
+    /// Writes the set of tokens fed to a sequence.
     fn write_seen(&mut self, b: &B, row: usize, tokens: impl Iterator<Item = Token>) {
         let mut seen = vec![0u32; self.geometry().seen_words()];
         tokens.for_each(|token| seen[token as usize / 32] |= 1 << (token % 32));
@@ -171,7 +172,8 @@ impl<B: Backend> KvCache<B> {
         Ok(before.live_slots - self.stats(b, seq).live_slots)
     }
 
-    /// Reserves copies of `pages` of a sequence that are to be written: a fork may share them.
+    /// Reserves copies of `pages` pages of a sequence that are about to be written, in case a fork
+    /// shares them.
     fn reserve_copies(&mut self, b: &B, seq: SeqId, pages: usize) -> Result<(), CacheError> {
         let need = if self.is_shared(seq.0) { pages } else { 0 };
         self.reserve(b, need)
@@ -184,7 +186,7 @@ impl<B: Backend> KvCache<B> {
 
     /// Sets the dial for the decisions that follow. Stored marks stay.
     pub fn set_dial(&mut self, b: &B, seq: SeqId, dial: f32) {
-        // Constant decisions are no measure of tokens, and those of merging have a threshold of 0.
+        // Constant decisions do not rank tokens, and the threshold of merging is fixed at 0.
         let policy = self.geometry().policy;
         if policy.constant_decision().is_some() || policy.merging().is_some() {
             return;
@@ -198,8 +200,8 @@ impl<B: Backend> KvCache<B> {
         &self.seqs[seq.0].pins
     }
 
-    /// Pins the tokens at these positions, fed or not: those that are still stored lose their marks, and none is marked
-    /// again.
+    /// Pins the tokens at these positions, fed or not. Tokens that are still stored lose their
+    /// marks and are not marked again.
     pub fn pin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(), CacheError> {
         let fed = positions.start..positions.end.min(self.len(seq));
         if !fed.is_empty() && self.geometry().policy.dropping().is_some() {
@@ -216,16 +218,17 @@ impl<B: Backend> KvCache<B> {
         Ok(())
     }
 
-    /// Takes pins back. What the heads decided about a token while it was pinned is not known: it stays where it is stored, and
-    /// counts as a decision at the threshold where memory runs out. Where every decision is the same, the tokens outside the
-    /// window go at once. Returns the numbers of tokens and of slots dropped.
+    /// Removes pins. The heads' decisions about a token that was pinned are unknown: its slots
+    /// stay, and rank like a decision at the threshold when memory runs out. If all decisions are
+    /// the same, tokens outside the window are dropped at once. Returns the number of tokens and of
+    /// dropped slots.
     pub fn unpin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(usize, u64), CacheError> {
         let within = |pin: &Range<usize>| pin.start.max(positions.start)..pin.end.min(positions.end);
         let taken: Vec<Range<usize>> = self.pins(seq).iter().map(within).filter(|range| !range.is_empty()).collect();
         let (policy, len) = (*self.geometry(), self.len(seq));
         let constant = policy.policy.constant_decision();
         let rating = strength(constant.unwrap_or(0.0));
-        // Without a rule no token has a strength.
+        // Without a dropping rule no token has a strength.
         let rated = policy.policy.dropping().map(|rule| if constant.is_some() { rule.sinks..len } else { 0..len });
         let rated = rated.unwrap_or(0..0);
         for range in &taken {
@@ -246,8 +249,9 @@ impl<B: Backend> KvCache<B> {
         Ok((taken.iter().map(ExactSizeIterator::len).sum(), dropped))
     }
 
-    /// Drops the tokens at these positions from every lane, except the newest one. Returns the number of slots dropped. A policy
-    /// with scores drops none: its budget does, and nothing reads marks.
+    /// Drops the tokens at these positions from every lane, except the newest token. Returns the
+    /// number of slots dropped. A policy with scores drops nothing here: it drops by its budget and
+    /// never reads marks.
     pub fn drop_positions(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<u64, CacheError> {
         // The next token's decision may be about the newest one, and would overwrite its mark.
         let positions = positions.start..positions.end.min(self.len(seq).saturating_sub(1));
@@ -258,7 +262,7 @@ impl<B: Backend> KvCache<B> {
         self.forget(b, seq, STRENGTHS)
     }
 
-    /// Sets strength and mark of the stored tokens at these positions.
+    /// Sets the strength and the mark of the stored tokens at these positions.
     fn rate(
         &mut self,
         b: &B,
@@ -274,7 +278,8 @@ impl<B: Backend> KvCache<B> {
         Ok(())
     }
 
-    /// Sends the rows of a step whose decisions would mark a pinned token. Returns whether they are others than before.
+    /// Sends the flags of the step's rows whose decisions would mark a pinned token. Returns
+    /// whether the flags have changed.
     pub fn send_pins(&mut self, b: &B, spans: &[Span]) -> bool {
         let Some(rule) = self.geometry().policy.dropping() else { return false };
         let mut changed = false;
@@ -302,9 +307,11 @@ impl<B: Backend> KvCache<B> {
         Span { seq: seq.0, start, len }
     }
 
-    /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot fail.
-    /// A decode step reserves the worst case over all table states, which needs no device read, and so does one of few tokens
-    /// of each sequence. Prefills, and steps for which the worst case does not fit, reserve the bound from the live counts.
+    /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot
+    /// fail.
+    /// A step with few tokens of each sequence reserves the worst case over all table states, which
+    /// needs no device read. Prefills reserve a bound computed from the live counts, and so do
+    /// steps whose worst case does not fit.
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {
         if spans.iter().all(|s| s.len <= PAGE_SLOTS) {
             let g = self.geometry();
@@ -328,8 +335,8 @@ impl<B: Backend> KvCache<B> {
         Some((limit as usize).saturating_sub(self.pool_stats(b).used_pages))
     }
 
-    /// Upper bound on the pages that a span allocates: every token is appended, and every shared page that it may write
-    /// to is copied.
+    /// Upper bound on the pages that a span allocates. It assumes that every token is appended and
+    /// that every shared page the span may write to is copied.
     fn pages_needed(&self, b: &B, span: &Span) -> usize {
         let (g, most) = (self.geometry(), self.most_taken(span));
         let written = g.most_written(span.len, self.seqs[span.seq].owns_newest);
@@ -341,8 +348,9 @@ impl<B: Backend> KvCache<B> {
         self.live_rows(b, span.seq).map(in_lane).sum()
     }
 
-    /// Upper bound on the pages that a span allocates in a lane, whatever that holds: those that it appends, or where pages may
-    /// be shared one for each token's slot, and one more that the mark of the newest stored token may copy.
+    /// Upper bound on the pages that a span allocates in one lane, for any lane state: the appended
+    /// pages, or one page per token's slot if pages may be shared, plus one page copied to mark the
+    /// newest stored token.
     fn most_taken(&self, span: &Span) -> usize {
         if !self.is_shared(span.seq) {
             return span.len.div_ceil(self.geometry().page_slots);
@@ -373,7 +381,8 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().filter(|s| !s.used).count()
     }
 
-    /// Upper bound on the sequences for which there are pages: each writes to one of its own in every lane. `None` without a limit.
+    /// Upper bound on the sequences for which there are pages: each sequence writes to a page of
+    /// its own in every lane. `None` without a limit.
     pub fn most_sequences(&self, b: &B) -> Option<usize> {
         let g = self.geometry();
         Some(self.free_pages(b)? / g.seq_lanes())
@@ -406,13 +415,14 @@ impl<B: Backend> KvCache<B> {
         b.commit(rows, decisions, &mut self.tables, layer, spans);
     }
 
-    /// Ends a step on the device: adds its tokens to the sequence lengths, and to the sets of tokens fed where they are given.
+    /// Ends a step on the device: adds its tokens to the sequence lengths and, if `tokens` is
+    /// given, to the sets of tokens fed.
     pub fn advance(&mut self, b: &B, tokens: Option<&B::Buf<Token>>, spans: &[Span]) {
         b.advance(&mut self.tables, tokens, spans);
     }
 
-    /// Adds a step's tokens to the lengths kept on the host. Called after the step, whose body does not run when a
-    /// captured graph is replayed.
+    /// Adds a step's tokens to the lengths kept on the host. Called after the step, because the
+    /// body of a step does not run when a captured graph is replayed.
     pub fn fed(&mut self, spans: &[Span]) {
         for span in spans {
             let state = &mut self.seqs[span.seq];

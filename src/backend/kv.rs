@@ -1,5 +1,5 @@
-//! The KV cache's geometry and device tables, which ops change: pages, lanes, rings, counters; and the upkeep of pages between
-//! steps.
+//! Geometry and device tables of the KV cache (pages, lanes, rings, counters), and the maintenance
+//! of pages between steps.
 
 use super::{Device, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
@@ -25,25 +25,25 @@ pub struct KvGeometry {
     pub n_q_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// Sequences the tables have rows for.
+    /// Number of sequences in the tables.
     pub n_seqs: usize,
-    /// Slots in a page.
+    /// Slots per page.
     pub page_slots: usize,
     /// Entries of one lane's page table.
     pub max_pages: usize,
     pub codec: Codec,
-    /// Of the layers that are not local.
+    /// Policy of the layers that are not local.
     pub policy: Policy,
     pub local: LocalLayers,
-    /// Layers with a state beside those above; `None`: there are none.
+    /// Layers with a recurrent state, if the model has some.
     pub delta: Option<DeltaGeometry>,
-    /// Token ids, of which [`KvTables::seen`] has a bit each.
+    /// Number of token ids; [`KvTables::seen`] has one bit for each.
     pub vocab: usize,
-    /// Most rows of a step that is [committed later](super::Ops::commit).
+    /// Maximum rows of a step that is [committed later](super::Ops::commit).
     pub staged_rows: usize,
 }
 
-/// Sizes of the layers that are a gated delta net, all alike.
+/// Sizes of the gated delta net layers, which are all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaGeometry {
     pub n_layers: usize,
@@ -51,9 +51,10 @@ pub struct DeltaGeometry {
     pub value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
-    /// Rows that the convolution mixes: the newest one and `kernel - 1` before it.
+    /// Rows that the convolution mixes: the newest row and the `kernel - 1` rows before it.
     pub kernel: usize,
-    /// Whether value head h has key head `h % key_heads`; else it has `h / (value_heads / key_heads)`.
+    /// Maps value head h to key head `h % key_heads` if true, else to
+    /// `h / (value_heads / key_heads)`.
     pub tiled: bool,
 }
 
@@ -63,27 +64,27 @@ impl DeltaGeometry {
         self.value_heads * self.value_dim
     }
 
-    /// Channels of q, k and v, which the convolution mixes.
+    /// Channels of q, k and v together, the input of the convolution.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.value_width()
     }
 
-    /// The key head of a value head.
+    /// Key head that belongs to a value head.
     pub fn key_head(&self, value_head: usize) -> usize {
         if self.tiled { value_head % self.key_heads } else { value_head / (self.value_heads / self.key_heads) }
     }
 
-    /// Floats of one sequence in one layer of [`KvTables::delta_inputs`].
+    /// Floats per sequence and layer in [`KvTables::delta_inputs`].
     pub fn inputs_len(&self) -> usize {
         (self.kernel - 1) * self.channels()
     }
 
-    /// Floats of one sequence in one layer of [`KvTables::delta_state`].
+    /// Floats per sequence and layer in [`KvTables::delta_state`].
     pub fn state_len(&self) -> usize {
         self.value_width() * self.key_dim
     }
 
-    /// Bytes of one sequence in all layers.
+    /// Bytes per sequence, over all delta net layers.
     pub fn seq_bytes(&self) -> usize {
         self.n_layers * (self.inputs_len() + self.state_len()) * size_of::<f32>()
     }
@@ -97,24 +98,24 @@ pub struct Lane {
 }
 
 impl KvGeometry {
-    /// The lanes of a layer.
+    /// Properties of the lanes of a layer.
     pub fn layer(&self, layer: usize) -> LayerLanes {
         self.local.lanes(layer)
     }
 
-    /// The lanes of each layer, in order.
+    /// Properties of the lanes of each layer, in order.
     pub fn layers(&self) -> impl Iterator<Item = LayerLanes> + use<> {
         let g = *self;
         (0..g.n_layers).map(move |layer| g.layer(layer))
     }
 
-    /// The lanes of a sequence, layer by layer.
+    /// Lanes of a sequence, layer by layer.
     pub fn lanes(&self) -> impl Iterator<Item = Lane> + use<> {
         let g = *self;
         (0..g.n_layers).flat_map(move |layer| (0..g.n_kv_heads).map(move |head| Lane { layer, head }))
     }
 
-    /// The lanes of a sequence whose tokens the policy chooses, layer by layer.
+    /// Lanes of a sequence whose tokens the policy chooses, layer by layer.
     pub fn deciding_lanes(&self) -> impl Iterator<Item = Lane> + use<> {
         let g = *self;
         self.lanes().filter(move |lane| g.layer(lane.layer).decides())
@@ -158,7 +159,7 @@ impl KvGeometry {
         self.page_slots * self.slot_bytes() + self.bounds_bytes()
     }
 
-    /// Bytes of the bounds on a page's keys, where the policy reads pages by them.
+    /// Bytes of the key bounds of a page, for a policy that selects pages by them.
     fn bounds_bytes(&self) -> usize {
         self.policy.quest().map_or(0, |_| 2 * self.head_dim * size_of::<u16>())
     }
@@ -168,37 +169,38 @@ impl KvGeometry {
         if self.local.contains(layer) { self.local.policy() } else { self.policy }
     }
 
-    /// Whether the tokens of a layer evict others: in local layers always, else where eviction is `on`.
+    /// Whether the tokens of a layer evict others. In local layers they always do, elsewhere if
+    /// eviction is `on`.
     pub fn evicts(&self, layer: usize, on: bool) -> bool {
         on || self.local.contains(layer)
     }
 
-    /// Both policies, where there are two.
+    /// The model's policy and, if there are local layers, their policy.
     fn policies(&self) -> impl Iterator<Item = Policy> {
         std::iter::once(self.policy).chain((self.local.window > 0).then(|| self.local.policy()))
     }
 
-    /// Entries of each lane in [`KvTables::ring`]: the most that a policy has.
+    /// Entries of each lane in [`KvTables::ring`]: the maximum over the policies.
     pub fn ring_len(&self) -> usize {
         self.policies().map(|policy| policy.ring_len()).max().unwrap_or(0)
     }
 
-    /// [`Policy::most_written`] in any layer.
+    /// Maximum of [`Policy::most_written`] over the policies.
     pub fn most_written(&self, n: usize, owns_newest: bool) -> usize {
         self.policies().map(|policy| policy.most_written(n, owns_newest)).max().unwrap_or(0)
     }
 
-    /// Entries of a lane's scores; 0 where the policy has none.
+    /// Scores per lane; 0 if the policy has none.
     pub fn score_slots(&self) -> usize {
         self.policy.scored().map_or(0, |_| self.max_pages * self.page_slots)
     }
 
-    /// Floats of the sums of a lane's newest slot; 0 where the policy does not merge tokens.
+    /// Floats per lane in [`KvTables::sums`]; 0 if the policy does not merge tokens.
     pub fn sums_len(&self) -> usize {
         self.policy.merging().map_or(0, |_| sums_len(self.head_dim))
     }
 
-    /// Words of a sequence's row of [`KvTables::seen`].
+    /// Words of a sequence's row in [`KvTables::seen`].
     pub fn seen_words(&self) -> usize {
         self.vocab.div_ceil(u32::BITS as usize)
     }
@@ -208,15 +210,15 @@ impl KvGeometry {
     }
 }
 
-/// Byte offsets inside a page. Row r of a page is slot r of it.
+/// Byte offsets inside a page. Row r of a page is the slot r of that page.
 ///
 /// ```text
 /// | K row 0..P | V row 0..P | side data of K rows | side data of V rows | P x SlotMeta | bounds |
 /// 0            v_at         k_side_at             v_side_at             meta_at        bounds_at
 /// ```
 ///
-/// Bounds are there under [`Quest`](crate::policy::Quest) only: the least and then the greatest value of each channel over the
-/// page's keys, `2 x head_dim` bf16 values that are rounded outward.
+/// Only [`Quest`](crate::policy::Quest) stores bounds: the minimum and then the maximum of each
+/// channel over the page's keys, `2 x head_dim` bf16 values rounded outward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageLayout {
     pub page_slots: usize,
@@ -239,7 +241,7 @@ impl PageLayout {
         Self { page_slots: p, slot, v_at, k_side_at, v_side_at, meta_at, bounds_at }
     }
 
-    /// Bytes of row `row`'s K.
+    /// Byte range of row `row`'s K.
     pub fn k(&self, row: usize) -> Range<usize> {
         row * self.slot.k_bytes..(row + 1) * self.slot.k_bytes
     }
@@ -249,7 +251,7 @@ impl PageLayout {
         at..at + self.slot.v_bytes
     }
 
-    /// K of all rows.
+    /// Byte range of K of all rows.
     pub fn k_rows(&self) -> Range<usize> {
         0..self.v_at
     }
@@ -263,7 +265,7 @@ impl PageLayout {
         self.slot.side_bytes > 0
     }
 
-    /// Side data of a row's K and V; 0 where the codec has none.
+    /// Side data of a row's K and V; 0 if the codec has none.
     pub fn sides(&self, page: &[u8], row: usize) -> [u32; 2] {
         [self.k_side_at, self.v_side_at].map(|at| if self.has_sides() { read_word(page, at, row) } else { 0 })
     }
@@ -276,7 +278,7 @@ impl PageLayout {
         }
     }
 
-    /// Side data of all rows, K's and V's. The page must be aligned to 4 bytes.
+    /// Side data of all rows, for K and V. The page must be aligned to 4 bytes.
     pub fn all_sides<'a>(&self, page: &'a [u8]) -> [&'a [u32]; 2] {
         [self.k_side_at, self.v_side_at].map(|at| bytemuck::cast_slice(&page[at..at + 4 * self.page_slots]))
     }
@@ -289,13 +291,13 @@ impl PageLayout {
         page[self.meta_at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&meta.0));
     }
 
-    /// Bounds on the page's keys: bf16 values of the least and the greatest of each channel.
+    /// Bounds of the page's keys: minimum and maximum of each channel, in bf16.
     pub fn bounds<'a>(&self, page: &'a [u8]) -> [&'a [u16]; 2] {
         let bounds: &[u16] = bytemuck::cast_slice(&page[self.bounds_at..]);
         bounds.split_at(bounds.len() / 2).into()
     }
 
-    /// Writes the bounds of keys between `low` and `high`.
+    /// Writes the bounds of a page whose keys lie between `low` and `high`.
     pub fn set_bounds(&self, page: &mut [u8], low: &[f32], high: &[f32]) {
         let bounds: &mut [u16] = bytemuck::cast_slice_mut(&mut page[self.bounds_at..]);
         let (lows, highs) = bounds.split_at_mut(low.len());
@@ -313,12 +315,12 @@ impl PageLayout {
     }
 }
 
-/// Word `row` of those that begin at byte `at`.
+/// Reads word `row` of the array of words at byte offset `at`.
 fn read_word<T: bytemuck::AnyBitPattern>(page: &[u8], at: usize, row: usize) -> T {
     bytemuck::pod_read_unaligned(&page[at + 4 * row..][..4])
 }
 
-/// The cache in device memory: pages, and which lanes hold them. Only backend ops change it.
+/// The cache in device memory: pages, and the lanes that hold them. Only backend ops change it.
 ///
 /// ```text
 /// page   see PageLayout
@@ -328,52 +330,58 @@ fn read_word<T: bytemuck::AnyBitPattern>(page: &[u8], at: usize, row: usize) -> 
 pub struct KvTables<B: Pages> {
     pub geometry: KvGeometry,
     pub pool: B::Pool,
-    /// `[n_layers, n_lanes, max_pages]`, -1 where there is none.
+    /// `[n_layers, n_lanes, max_pages]` page numbers; -1 is an empty entry.
     pub page_table: B::Buf<i32>,
     /// `[n_layers, n_lanes]` stored slots.
     pub live: B::Buf<i32>,
-    /// `[n_layers, n_lanes, ring_len]`.
+    /// `[n_layers, n_lanes, ring_len]` slots of the newest tokens.
     pub ring: B::Buf<i32>,
-    /// `[n_layers, n_lanes, score_slots]` scores of the stored slots: [`crate::policy::Scored`]. Not in pages: they change at
-    /// every step, and a fork would copy every shared page.
+    /// `[n_layers, n_lanes, score_slots]` scores of the stored slots: [`crate::policy::Scored`].
+    /// They are kept outside the pages because they change at every step: a fork would have to copy
+    /// every shared page.
     pub score: B::Buf<f32>,
-    /// `[n_layers, n_lanes, sums_len]` sums of each lane's newest slot: [`crate::policy::merge`]. Those of an empty lane have no
-    /// meaning.
+    /// `[n_layers, n_lanes, sums_len]` sums of each lane's newest slot: [`crate::policy::merge`].
+    /// Undefined for an empty lane.
     pub sums: B::Buf<f32>,
-    /// `[delta layers, n_seqs, kernel - 1, channels]` the newest inputs of the convolution, the oldest first; and
-    /// `[delta layers, n_seqs, value_heads, key_dim, value_dim]` the state: [`Ops::delta_net`](super::Ops::delta_net). A sequence
-    /// that was fed nothing has zeros, whatever is here: [`Pages::release`] clears nothing.
+    /// `[delta layers, n_seqs, kernel - 1, channels]` newest inputs of the convolution, oldest
+    /// first; and `[delta layers, n_seqs, value_heads, key_dim, value_dim]` state:
+    /// [`Ops::delta_net`](super::Ops::delta_net). A sequence of length 0 is read as zeros, whatever
+    /// is stored here: [`Pages::release`] clears nothing.
     pub delta_inputs: B::Buf<f32>,
     pub delta_state: B::Buf<f32>,
-    /// `[n_seqs]` tokens fed before the step that is running.
+    /// `[n_seqs]` tokens fed before the running step.
     pub seq_len: B::Buf<i32>,
     /// `[n_seqs, seen_words]` bit sets of the tokens fed, for the repetition penalty.
     pub seen: B::Buf<u32>,
-    /// `[n_seqs]` 1 where eviction is on.
+    /// `[n_seqs]` 1 if eviction is on.
     pub eviction: B::Buf<i32>,
-    /// `[n_seqs]` what a decision must exceed to mark: [`crate::policy::Dms::dial`].
+    /// `[n_seqs]` threshold that a decision must exceed to mark: [`crate::policy::Dms::dial`].
     pub dial: B::Buf<f32>,
-    /// `[n_tokens]` 1 where the token that a row's decision marks is pinned: the decision is then minus infinity.
+    /// `[n_tokens]` 1 if the token that a row's decision marks is pinned: the decision is then
+    /// minus infinity.
     pub pinned: B::Buf<i32>,
-    /// `[n_tokens, n_kv_heads]` slots of the step's tokens in one layer, for storing them after all are placed. -1 where a
-    /// later token of the same step takes the slot. Not used where tokens are stored as they are placed.
+    /// `[n_tokens, n_kv_heads]` slots of the step's tokens in one layer, which are stored after all
+    /// are placed. -1 if a later token of the same step takes the slot. Unused if each token is
+    /// stored as soon as it is placed.
     pub slots: B::Buf<i32>,
-    /// `[n_seqs]` keys attended to in all lanes, summed over the steps of one token: the reads of decoding.
+    /// `[n_seqs]` keys attended to in all lanes, summed over the decode steps.
     pub reads: B::Buf<u64>,
-    /// `[n_seqs]` most live slots of all lanes after a step.
+    /// `[n_seqs]` maximum number of live slots of all lanes after any step.
     pub peak: B::Buf<u32>,
 }
 
 impl<B: Pages> KvTables<B> {
-    /// Empty tables for sequences of up to `context` tokens, with steps of at most `max_step` tokens in all.
+    /// Allocates empty tables for sequences of up to `context` tokens and for steps of up to
+    /// `max_step` tokens in total.
     pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
-        /// Entries that are written at once.
+        /// Number of entries written at once.
         const FILL: usize = 1 << 20;
         geometry.max_pages = context.div_ceil(geometry.page_slots);
         let g = geometry;
         let lanes = g.n_layers * g.n_lanes();
         let delta = |len: fn(&DeltaGeometry) -> usize| g.delta.map_or(0, |d| d.n_layers * g.n_seqs * len(&d));
-        // Two sequences that write to a page they share may both copy it: one is free again after the step.
+        // Two sequences that write to a shared page may both copy it. One of the copies is free
+        // again after the step.
         let copies = if g.n_seqs > 1 { g.most_written(max_step, false).min(g.max_pages) } else { 0 };
         let mut page_table = b.alloc(lanes * g.max_pages)?;
         let (entries, none) = (lanes * g.max_pages, vec![-1; (lanes * g.max_pages).min(FILL)]);
@@ -402,53 +410,57 @@ impl<B: Pages> KvTables<B> {
     }
 }
 
-/// The cache's pages between steps, with what reads and changes their slots.
+/// Operations on the cache's pages between steps.
 pub trait Pages: Device {
-    /// Pages, their reference counts and the free list.
+    /// The pages, their reference counts and the free list.
     type Pool;
 
-    /// An empty pool that may grow to `max_pages`, for steps of up to `max_step` rows.
+    /// Creates an empty pool that may grow to `max_pages`, for steps of up to `max_step` rows.
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory>;
-    /// Grows the pool until `pages` are free, so that a step can allocate them.
+    /// Grows the pool until `pages` pages are free, so that a step can allocate them.
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory>;
-    /// Returns unused memory to the system. A backend may move pages for that.
+    /// Returns unused memory to the system. A backend may move pages to do so.
     fn trim(&self, kv: &mut KvTables<Self>);
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
-    /// Makes the empty sequence `to` a copy of `from` that shares all its pages and has a copy of all else that the tables
-    /// have of it.
+    /// Makes the empty sequence `to` a copy of `from`. It shares all pages and copies everything
+    /// else that the tables hold.
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
     /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);
-    /// Drops the slots outside the window that are marked or whose strength is at least `threshold`, and closes the gaps:
-    /// [`Policy::drops`]. Under a policy with scores, drops what exceeds the budget: [`crate::policy::Scored::keep`].
+    /// Drops the slots outside the window that are marked or whose strength is at least
+    /// `threshold`, and closes the gaps: [`Policy::drops`]. A policy with scores drops the slots
+    /// over its budget instead: [`crate::policy::Scored::keep`].
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize);
-    /// Sets strength and mark of the stored tokens at these positions.
+    /// Sets the strength and the mark of the stored tokens at these positions.
     fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool);
-    /// Counts the lanes that store each of the first `n` positions of a sequence, in one pass over the metadata of its
-    /// slots, and the state of position `at` in every lane. Waits for the device; never part of a step.
+    /// Counts the lanes that store each of the first `n` positions of a sequence, in one pass over
+    /// the metadata of its slots. Also returns the state of position `at` in every lane. Waits for
+    /// the device and is never part of a step.
     fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts;
-    /// Copies pages to the host, `[pages.len(), page_bytes]`, after all work issued before.
+    /// Copies pages to the host, `[pages.len(), page_bytes]`, after all work issued so far.
     fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]);
-    /// Takes a free page for each `page_bytes` of `bytes`, with a reference count of 1, and fills it: the inverse of
-    /// [`Self::export_pages`]. The caller has reserved as many, and enters them in the page tables.
+    /// Takes a free page for each `page_bytes` of `bytes`, with a reference count of 1, and fills
+    /// it: the inverse of [`Self::export_pages`]. The caller reserves the pages before and enters
+    /// them in the page tables.
     fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32>;
     /// Metadata of a lane's slots, in slot order.
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta>;
 }
 
-/// Lanes that store each position of a sequence: the result of [`Pages::presence`].
+/// Number of lanes that store each position of a sequence: the result of [`Pages::presence`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PresenceCounts {
-    /// By position: selected lanes that store it.
+    /// Selected lanes that store each position.
     pub kept: Vec<u16>,
-    /// Of `kept`, the lanes that have marked it.
+    /// Selected lanes that store the position and have marked it.
     pub marked: Vec<u16>,
-    /// `[n_layers * n_kv_heads]`: what each lane holds of one position.
+    /// `[n_layers * n_kv_heads]` state of one position in each lane.
     pub of_position: Vec<LaneState>,
 }
 
 impl PresenceCounts {
-    /// Unpacks `n` words of counts (marked << 16 | kept), then a word for each lane (0 dropped, 1 kept, 2 marked).
+    /// Unpacks `n` words of counts (`marked << 16 | kept`) and one word per lane (0 dropped, 1
+    /// kept, 2 marked).
     pub fn from_words(words: &[u32], n: usize) -> Self {
         let (counts, lanes) = words.split_at(n);
         let state = |&word: &u32| match word {
@@ -464,11 +476,11 @@ impl PresenceCounts {
     }
 }
 
-/// Pages of the pool.
+/// Page counts of the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Pages held by at least one table.
+    /// Pages that at least one table holds.
     pub used_pages: usize,
-    /// Pages of memory taken from the system.
+    /// Pages backed by memory from the system.
     pub mapped_pages: usize,
 }
