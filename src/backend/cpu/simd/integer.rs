@@ -1,16 +1,15 @@
-//! Dot products with packed weights in integers: codes of 4 and 8 bits times activations of 16
-//! bits, which are a high and a low signed byte, by the 8-bit dot products of AVX-512 VNNI,
-//! AVX-VNNI or AVX2.
+//! Integer dot products with packed weights: codes of 4 and 8 bits times activations of 16 bits. An
+//! activation is split into a high and a low signed byte for the 8-bit dot products of AVX-512
+//! VNNI, AVX-VNNI or AVX2.
 //!
-//! Each group of 64 activations has a scale of its own, the largest magnitude over 32,512; beyond
-//! the rounding to bf16 that all methods share, an activation is off by at most half of that. Sums
-//! of a group are exact.
+//! Each group of 64 activations has its own scale, the largest magnitude divided by 32,512.
+//! Rounding to that scale is off by at most half a step, in addition to the rounding to bf16 that
+//! all methods share. Sums of a group are exact.
 //!
-//! A u32 of codes gives two vectors of bytes: its even nibbles, which are columns 0, 4, 1 and 5 of
-//! eight, and its odd ones, columns 2, 6, 3 and 7. Activations are stored once per GEMM in that
-//! order.
+//! A u32 of codes gives two vectors of bytes: its even nibbles (columns 0, 4, 1 and 5 of eight) and
+//! its odd nibbles (columns 2, 6, 3 and 7). Activations are stored in that order once per GEMM.
 
-// Indices of fixed arrays, which the compiler unrolls and keeps in registers.
+// Loops index fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
 
 use super::super::thread_pool::Tile;
@@ -20,10 +19,11 @@ use super::vector::{half, half_512};
 use crate::quant::GROUP;
 use std::arch::x86_64::*;
 
-/// Lines of activations per tile: high bytes of the even and odd nibbles, then the low bytes.
+/// Cache lines of activations per tile: high bytes for the even and the odd nibbles, then low
+/// bytes.
 pub(super) const LINES: usize = 4;
-/// Largest magnitude of a 16-bit activation: its high byte is at most 127 with a low byte of -128
-/// to 127.
+/// Largest magnitude of a 16-bit activation. It keeps the high byte at most 127 while the low byte
+/// is -128 to 127.
 const MOST: f32 = 32_512.0;
 
 /// Instructions for 8-bit dot products.
@@ -34,8 +34,8 @@ pub(in super::super) enum Bytes {
     Avx512Vnni,
 }
 
-/// Places of a block of 16 columns in the even nibbles of four u32, two of each row, and in the odd
-/// ones.
+/// Columns of a 16-column block in the order of the even nibbles of four u32, two u32 per row; and
+/// in the order of the odd nibbles.
 const EVEN: [i8; 16] = [0, 4, 1, 5, 8, 12, 9, 13, 0, 4, 1, 5, 8, 12, 9, 13];
 const ODD: [i8; 16] = [2, 6, 3, 7, 10, 14, 11, 15, 2, 6, 3, 7, 10, 14, 11, 15];
 
@@ -54,13 +54,13 @@ pub(super) fn order(x: &[f32], lines: &mut [Line], scales: &mut [f32], sums: &mu
     unsafe { avx2(x, lines, scales, sums, runs) }
 }
 
-/// Returns the scale, and the sums of 16 columns each.
+/// Rounds and stores one group. Returns its scale, and the sum of every 16 columns.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, [i32; 4]) {
     let rounded = array_of!(GROUP, i => round(x[i]));
     let mut most = [0f32; 8];
-    // A sum of zeros, unless a value is not finite.
+    // Stays zero unless a value is not finite; the scale then becomes NaN.
     let mut bad = [0f32; 8];
     for x in rounded.as_chunks::<8>().0 {
         for i in 0..8 {
@@ -73,7 +73,8 @@ fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, [i32; 4]) {
     let inverse = if largest > 0.0 { MOST / largest } else { 0.0 };
     let (mut high, mut low, mut totals) = ([0i8; GROUP], [0i8; GROUP], [0; 4]);
     for i in 0..GROUP {
-        // The nearest integer is in the low bits of a float of this size.
+        // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits of the
+        // float.
         let value = (rounded[i] * inverse + 12_582_912.0).to_bits() as i16;
         low[i] = value as i8;
         high[i] = ((value - low[i] as i16) >> 8) as i8;
@@ -92,9 +93,9 @@ fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, [i32; 4]) {
     (scale, totals)
 }
 
-/// Work with the dot products of an instruction set.
+/// Work that is generic over the dot products of an instruction set.
 pub(super) trait Work {
-    /// The instructions of `D` are enabled.
+    /// The caller has enabled the instructions of `D`.
     unsafe fn run<D: Dot>(self);
 }
 
@@ -125,7 +126,7 @@ pub(super) fn enable(bytes: Bytes, work: impl Work) {
     }
 }
 
-/// Dot products of one strip with all rows of activations.
+/// Multiplies one strip by all rows of activations.
 pub(super) fn strip(bytes: Bytes, job: Strip<'_>, out: &mut Tile<'_>) {
     struct Job<'a, 'b, 'c>(Strip<'a>, &'b mut Tile<'c>);
 
@@ -139,22 +140,23 @@ pub(super) fn strip(bytes: Bytes, job: Strip<'_>, out: &mut Tile<'_>) {
     enable(bytes, Job(job, out));
 }
 
-/// Floats of the scales of four tiles, each pair of rows as `[g, g, g + 8, g + 8]`.
+/// Number of scales of four tiles. A pair of rows is stored as `[g, g, g + 8, g + 8]`.
 const SCALES: usize = 2 * WORDS;
 
-/// Where the scales of rows g and g + 8 of tile `t` of four are: tiles 0, 2, 1, 3 of each g.
+/// Offset of the scales of rows g and g + 8 of tile `t` of four. Each g has the tiles in the order
+/// 0, 2, 1, 3.
 #[inline(always)]
 fn scales_at(quad: usize, g: usize, t: usize) -> usize {
     quad * SCALES + g * 16 + t % 2 * 8 + t / 2 * 4
 }
 
-/// Vectors of one instruction set.
+/// Dot products in the vectors of one instruction set.
 pub(super) trait Dot {
     type Sums: Copy;
     unsafe fn zero() -> Self::Sums;
-    /// Of the words of four tiles, with the lines of scales and of sums of one row of activations:
-    /// stores scales of weights times those of activations as [`scales_at`] says, and adds scale
-    /// times zero point times sum to `zeros`, in the order of the words.
+    /// Computes the scales of four weight tiles times the scales `of_x` of one activation row, and
+    /// stores them at [`scales_at`]. Adds scale * zero point * sum of activations to `zeros`, in
+    /// the order of the words.
     unsafe fn scales<const PLANES: usize>(
         words: *const u8,
         of_x: &Line,
@@ -162,30 +164,31 @@ pub(super) trait Dot {
         scales: *mut f32,
         zeros: &mut [f32; WORDS],
     );
-    /// `sums + scales * dot`, where `dot` is that of the 64 bytes of codes at each of `planes` with
-    /// the activations of one tile, by lane. `scales` are four, of the rows g and g + 8.
+    /// Returns `sums + scales * dot` by lane, where `dot` is the dot product of the 64 bytes of
+    /// codes at each of `planes` with the activations of one tile. `scales` points to the four
+    /// scales of rows g and g + 8.
     unsafe fn add<const PLANES: usize>(
         sums: Self::Sums,
         planes: [*const u8; PLANES],
         x: *const Line,
         scales: *const f32,
     ) -> Self::Sums;
-    /// As [`Dot::add`], with scales of their own for each 16 columns of both rows.
+    /// Like [`Dot::add`], with separate scales for every 16 columns of both rows.
     unsafe fn add_runs<const PLANES: usize>(
         sums: Self::Sums,
         planes: [*const u8; PLANES],
         x: *const Line,
         scales: __m256,
     ) -> Self::Sums;
-    /// The sums of row g and of row g + 8.
+    /// Returns the sums of row g and of row g + 8.
     unsafe fn rows(sums: Self::Sums) -> [f32; 2];
 }
 
-/// Rows of activations that are multiplied together.
+/// Maximum rows of activations that are multiplied together.
 pub(super) const MOST_ROWS: usize = 4;
 
-/// The dot products of all rows of activations. The order of a row's sums does not depend on the
-/// others.
+/// Multiplies all rows of activations. The order in which a row is summed does not depend on the
+/// other rows.
 #[inline(always)]
 unsafe fn run<D: Dot>(mut job: Strip<'_>, out: &mut Tile<'_>) {
     job.prefetch_words();
@@ -208,7 +211,7 @@ unsafe fn run<D: Dot>(mut job: Strip<'_>, out: &mut Tile<'_>) {
     }
 }
 
-/// Products of `B` rows of activations from `first` on, for `G` pairs of rows of weights at a time.
+/// Multiplies `B` rows of activations, from `first` on, by `G` pairs of weight rows at a time.
 #[inline(always)]
 unsafe fn block<D: Dot, const PLANES: usize, const B: usize, const G: usize>(
     job: &mut Strip<'_>,
@@ -260,7 +263,8 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize, const G: usize>(
     }
 }
 
-/// The bits of a word's f16 scale, once it is shifted right by one, and of twice its zero point.
+/// Masks for a 4-bit word: the f16 scale in the word shifted right by one, and twice the zero
+/// point.
 const Q4_SCALE: i16 = 0x7ff0;
 const Q4_ZERO: i16 = 31;
 const Q8_ZERO: f32 = 128.0;
@@ -342,7 +346,7 @@ impl Dot for Avx512Vnni {
     }
 }
 
-/// Dot products of 64 bytes of codes of each plane with the activations of a tile, by lane.
+/// Dot products by lane of 64 bytes of codes per plane with the activations of a tile.
 #[inline(always)]
 unsafe fn dot_512<const PLANES: usize>(planes: [*const u8; PLANES], x: *const Line) -> __m512 {
     unsafe {
@@ -368,7 +372,7 @@ unsafe fn dot_512<const PLANES: usize>(planes: [*const u8; PLANES], x: *const Li
     }
 }
 
-/// Lanes are two of row g and two of row g + 8, twice.
+/// Sums each row's lanes. The vector holds two lanes of row g and two of row g + 8, twice.
 #[inline(always)]
 unsafe fn rows_of_halves(sums: __m256) -> [f32; 2] {
     unsafe {
@@ -378,7 +382,7 @@ unsafe fn rows_of_halves(sums: __m256) -> [f32; 2] {
     }
 }
 
-/// Both halves of a line, codes of `PLANES` planes as bytes: even nibbles, odd nibbles.
+/// Codes of half a line as bytes, taken from `PLANES` planes: even nibbles, odd nibbles.
 #[inline(always)]
 unsafe fn codes_256<const PLANES: usize>(planes: [*const u8; PLANES], half: usize) -> [__m256i; 2] {
     unsafe {
@@ -404,7 +408,7 @@ unsafe fn scaled_256(sums: __m256, high: __m256i, low: __m256i, scales: *const f
     }
 }
 
-/// Adds half a tile, with its two runs' scales of both rows.
+/// Adds half a tile: two runs of 16 columns, each with a scale per row.
 #[inline(always)]
 unsafe fn scaled_runs_256(sums: __m256, [high, low]: [__m256i; 2], scales: __m256, half: usize) -> __m256 {
     unsafe {
@@ -414,7 +418,7 @@ unsafe fn scaled_runs_256(sums: __m256, [high, low]: [__m256i; 2], scales: __m25
     }
 }
 
-/// [`Dot::scales`] in vectors of 8.
+/// Implements [`Dot::scales`] in vectors of 8.
 #[inline(always)]
 unsafe fn scales_256<const PLANES: usize>(
     words: *const u8,
@@ -424,7 +428,7 @@ unsafe fn scales_256<const PLANES: usize>(
     zeros: &mut [f32; WORDS],
 ) {
     unsafe {
-        // Both halves of a line are the same.
+        // Both halves of a line are equal.
         let of_x = _mm256_load_ps(of_x.0.as_ptr().cast());
         let sums = _mm256_load_ps(sums.0.as_ptr().cast());
         for g in 0..WORDS / 8 {
@@ -445,9 +449,10 @@ unsafe fn scales_256<const PLANES: usize>(
     }
 }
 
-/// Vectors of 256 bits.
+/// Dot products in vectors of 256 bits.
 trait Halves {
-    /// Adds the dot products of half a tile with the high and with the low bytes of the activations.
+    /// Adds the dot products of half a tile with the high bytes and with the low bytes of the
+    /// activations.
     unsafe fn half<const PLANES: usize>(
         sums: [__m256i; 2],
         planes: [*const u8; PLANES],
@@ -536,7 +541,8 @@ impl Halves for AvxVnni {
 struct Avx2;
 
 impl Halves for Avx2 {
-    /// Products of a byte and a nibble: two of them, even four, fit in 16 bits.
+    /// Products of a byte and a nibble. A sum of two of them fits in 16 bits, and so does a sum of
+    /// four.
     #[inline(always)]
     unsafe fn half<const PLANES: usize>(
         [mut high, mut low]: [__m256i; 2],

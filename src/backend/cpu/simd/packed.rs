@@ -1,14 +1,14 @@
-//! Dot products with packed weights, straight from their tiles.
+//! Dot products with packed weights, computed directly from the packed tiles.
 //!
-//! 64 bytes of a tile are 16 u32, four for each of its 16-column chunks: two of row g, two of row g + 8. A step takes the
-//! same bits of all 16 u32; activations are stored once per GEMM in that order. The sums of a group stay apart by row until
-//! its scale is applied, `scale * (sum of code * x - zero * sum of x)`.
+//! 64 bytes of a tile are 16 u32: four for each of its 16-column chunks, two of row g and two of
+//! row g + 8. A step takes the same bits of all 16 u32, and activations are stored in that order
+//! once per GEMM. Each row of a group is summed separately until the group's scale is applied:
+//! `scale * (sum of code * x - zero * sum of x)`.
 //!
 //! [`Method::F32`] converts codes to f32; [`Method::Bytes`] multiplies them as bytes
-//! ([`super::integer`]). Both are exact in the weights, and activations are rounded to bf16 for
-//! either.
+//! ([`super::integer`]). Both use the exact weights and round activations to bf16.
 
-// Indices of fixed arrays, which the compiler unrolls and keeps in registers.
+// Loops index fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
 
 use super::super::thread_pool::Tile;
@@ -25,11 +25,11 @@ use super::{Isa, Set, array_of, by_isa};
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use std::ops::Range;
 
-/// Rows of a packed matrix.
+/// A range of rows of a packed matrix.
 #[derive(Clone)]
 pub(in super::super) struct Strips<'a> {
     code: Code,
-    /// The whole matrix.
+    /// Bytes of the whole matrix.
     bytes: &'a [u8],
     cols: usize,
     rows: Range<usize>,
@@ -49,15 +49,15 @@ impl<'a> Strips<'a> {
         self.cols
     }
 
-    /// Decodes columns `cols`, which are whole groups, of all rows: `[rows, cols.len()]` in rows of
-    /// `stride`.
+    /// Decodes the columns `cols`, which must be whole groups, of all rows into
+    /// `[rows, cols.len()]` with a row stride of `stride`.
     pub fn unpack(&self, isa: Isa, cols: Range<usize>, stride: usize, out: &mut [f32]) {
         let (code, bytes, width, rows) = (self.code, self.bytes, self.cols, self.rows.clone());
         by_isa!(isa, unpack_body::<>(code: Code, bytes: &[u8], width: usize, rows: Range<usize>, cols: Range<usize>, stride: usize, out: &mut [f32]))
     }
 }
 
-/// Plain loops, in the caller's instruction set.
+/// Scalar loops, compiled for the caller's instruction set.
 #[inline(always)]
 unsafe fn unpack_body<V: Vector>(
     code: Code,
@@ -101,17 +101,17 @@ unsafe fn unpack_body<V: Vector>(
     }
 }
 
-/// How products are computed.
+/// Method that computes dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Method {
     F32,
-    /// Made only where the instructions were detected.
+    /// Constructed only if the instructions were detected.
     #[cfg(target_arch = "x86_64")]
     Bytes(Bytes),
 }
 
 impl Method {
-    /// All of an instruction set, the fastest first.
+    /// Methods of an instruction set, fastest first.
     pub fn available(isa: Isa) -> Vec<Self> {
         let mut out = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -131,12 +131,12 @@ impl Method {
         out
     }
 
-    /// The fastest of an instruction set.
+    /// Fastest method of an instruction set.
     pub fn best(isa: Isa) -> Self {
         Self::available(isa)[0]
     }
 
-    /// 64-byte lines of activations per tile.
+    /// Number of 64-byte lines of activations per tile.
     fn lines(self) -> usize {
         match self {
             Method::F32 => STEPS,
@@ -146,7 +146,7 @@ impl Method {
     }
 }
 
-/// Activations in the order of the tiles, as a method takes them.
+/// Activations in tile order, in the format of one method.
 #[derive(Default)]
 pub(in super::super) struct Input {
     x: Ordered,
@@ -183,8 +183,8 @@ fn round_all(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = round(*x));
 }
 
-/// Line k of a tile holds the columns of nibble k: lane 4 t + u is column 16 t + 8 (u mod 2) + 2 k,
-/// or 2 (k - 4) + 1.
+/// Stores activations by nibble. Line k of a tile holds the columns of nibble k: lane 4 t + u is
+/// column 16 t + 8 (u mod 2) + c, where c is 2 k, or 2 (k - 4) + 1 for k >= 4.
 fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32], runs: &mut [f32]) {
     for (tile, (x, lines)) in x.as_chunks::<GROUP>().0.iter().zip(lines.as_chunks_mut::<STEPS>().0).enumerate() {
         let mut rounded = *x;
@@ -202,7 +202,8 @@ fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32], runs: &mut [f32]) 
     }
 }
 
-/// `out[i, r] = x[i] . rows[r]` for the rows of `x`. `scratch` is a thread's own.
+/// Computes `out[i, r] = x[i] . rows[r]` for the rows of `x`. `scratch` belongs to the calling
+/// thread.
 pub(in super::super) fn tile_dots(
     isa: Isa,
     strips: &Strips<'_>,
@@ -244,8 +245,8 @@ unsafe fn f32_body<V: Vector>(job: Strip<'_>, out: &mut Tile<'_>) {
 }
 
 impl Strip<'_> {
-    /// The dot products of all rows of activations. The order of a row's sums does not depend on
-    /// the others.
+    /// Multiplies all rows of activations. The order in which a row is summed does not depend on
+    /// the other rows.
     #[inline(always)]
     unsafe fn run<V: Vector>(mut self, out: &mut Tile<'_>) {
         let (n, mut i) = (out.rows(), 0);
@@ -266,8 +267,7 @@ impl Strip<'_> {
         }
     }
 
-    /// Products of `B` rows of activations from `first` on, for `G` pairs of rows of weights at a
-    /// time.
+    /// Multiplies `B` rows of activations, from `first` on, by `G` pairs of weight rows at a time.
     #[inline(always)]
     unsafe fn block<V: Vector, const B: usize, const G: usize>(&self, first: usize, out: &mut Tile<'_>) {
         let (tiles, quads) = (self.tiles, self.tiles.div_ceil(4));
@@ -287,7 +287,7 @@ impl Strip<'_> {
                     }
                 }
             }
-            // Lanes of row g and of row g + 8 take turns.
+            // Lanes of row g and of row g + 8 alternate.
             let mut zero = [[0f32; WORDS]; B];
             for b in 0..B {
                 for j in 0..WORDS / V::LANES {
@@ -298,7 +298,7 @@ impl Strip<'_> {
                 let acc = self.products::<V, B, G>(&x, g);
                 for b in 0..B {
                     for i in 0..G {
-                        // The last 8 are zeros where vectors have 8 lanes.
+                        // The last 8 lanes stay zero for vectors of 8 lanes.
                         let mut lanes = [0f32; 16];
                         acc[b][i].store(lanes.as_mut_ptr());
                         for half in [8, 4] {
@@ -320,7 +320,7 @@ impl Strip<'_> {
         }
     }
 
-    /// Scaled sums of `code * x` of pairs of rows `g ..`, in lanes by row.
+    /// Returns the scaled sums of `code * x` of `G` pairs of rows from `g` on, in lanes by row.
     #[inline(always)]
     unsafe fn products<V: Vector, const B: usize, const G: usize>(&self, x: &[*const u8; B], g: usize) -> [[V; G]; B] {
         let (tiles, planes) = (self.tiles, self.planes());
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
     use crate::quant::file::random_strip;
 
-    /// A packed matrix of random codes, scales and zero points, and its values.
+    /// Returns a packed matrix of random codes, scales and zero points, and its values.
     fn packed(code: Code, rows: usize, cols: usize) -> (Vec<u8>, Vec<f32>) {
         let mut values = random(rows.next_multiple_of(TILE_ROWS) * cols, rows as u64);
         values[rows * cols..].fill(0.0);
@@ -399,7 +399,7 @@ mod tests {
                 for n in [1, 2, 3, 4, 7] {
                     let mut x = random(n * cols, 5);
                     round_all(&mut x);
-                    // Of 16 bits for each group of activations.
+                    // Bound on the error of rounding each group of activations to 16 bits.
                     let rounding = |i: usize, r: usize| -> f64 {
                         let groups = x[i * cols..][..cols].chunks(GROUP).zip(w[r * cols..][..cols].chunks(GROUP));
                         let most = |x: &[f32]| x.iter().fold(0f32, |m, v| m.max(v.abs())) as f64;
