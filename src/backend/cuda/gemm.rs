@@ -1,6 +1,6 @@
-//! GEMMs: `out[m, n] = x[m, k] weight[n, k]^T + bias[n]`, where M is the rows of activations (tokens), N
-//! the rows of the weight and K its columns. bf16 weights and activations go to tensor cores, prefill through libcublasLt
-//! where there is one; all else to plain f32 kernels.
+//! GEMMs: `out[m, n] = x[m, k] weight[n, k]^T + bias[n]`. M is the rows of activations (tokens), N
+//! the rows of the weight and K its columns. bf16 weights and activations use tensor cores, in
+//! prefill through libcublasLt if it is installed. Everything else uses plain f32 kernels.
 
 use super::abi;
 use super::abi::Arg::{self, I32, Ptr};
@@ -13,25 +13,27 @@ use super::{BLOCK, Cuda};
 use crate::tensor::DType;
 use std::ops::RangeInclusive;
 
-/// Up to so many rows the plain f32 kernels are GEMVs.
+/// Maximum rows for which the plain f32 kernels are GEMVs.
 const FEW_ROWS: usize = 8;
-/// Side of the tiles of the plain f32 GEMM.
+/// Side of the square tiles of the plain f32 GEMM.
 const TILE: usize = 64;
-/// Up to so many rows of activations are one tile, and the weight is read once: decode. More are prefill.
+/// Maximum rows of activations in decode: they are one tile, and the weight is read once. More rows
+/// are prefill.
 pub(super) const MAX_DECODE_ROWS: usize = 32;
 const _: () = assert!(UNSCALED_ROWS <= MAX_DECODE_ROWS);
-/// Rows of activations in a tile of the prefill kernels.
+/// Rows of activations per tile of the prefill kernels.
 pub(super) const TILE_M: usize = 128;
-/// Rows that are multiplied by libcublasLt before SwiGLU is applied to them: what lies between stays in L2.
+/// Rows that libcublasLt multiplies before SwiGLU is applied to them: the intermediate result stays
+/// in L2.
 pub(super) const SWIGLU_ROWS: usize = 512;
 
-/// A kernel that GPUs run which have `gemm_wgmma.cu`.
+/// A kernel of `gemm_wgmma.cu`. A GPU that supports it supports the whole file.
 pub(super) const WGMMA: Kernel = Kernel::GemmWgmma(256, Fused::Nothing);
 
-/// Launches that a kernel is chosen for.
-enum For {
+/// Condition for using a kernel: its blocks per SM in this launch.
+enum Occupancy {
     Any,
-    /// At most so many blocks per SM, of at least so many columns.
+    /// At most `per_sm` blocks per SM, and at least `k` columns.
     Few {
         per_sm: usize,
         k: usize,
@@ -43,48 +45,49 @@ enum For {
 /// A bf16 kernel on tensor cores.
 struct GemmKernel {
     m: RangeInclusive<usize>,
-    launches: For,
+    launches: Occupancy,
     kernel: fn(Fused) -> Kernel,
-    /// Whether there is one with fused SwiGLU.
+    /// Whether a variant with fused SwiGLU exists.
     fuses: bool,
-    /// Rows of activations and rows of the weight of a block.
+    /// Rows of activations and rows of the weight per block.
     tile: [usize; 2],
 }
 
 impl GemmKernel {
-    /// Tiles of M and of N.
+    /// Number of tiles along M and along N.
     fn tiles(&self, gemm: &Gemm) -> [usize; 2] {
         [gemm.m.div_ceil(self.tile[0]), gemm.n.div_ceil(self.tile[1])]
     }
 }
 
-/// The first that fits is used: that for the number of rows and blocks, if the GPU has the shared memory.
+/// Kernels in order of preference. The first one is used that fits the rows and the blocks and
+/// whose shared memory the GPU has.
 const GEMM_KERNELS: &[GemmKernel] = {
     use Kernel::{GemmDecode, GemmTiles, GemmTilesSmall};
     const fn row(
         m: RangeInclusive<usize>,
-        launches: For,
+        launches: Occupancy,
         kernel: fn(Fused) -> Kernel,
         fuses: bool,
         tile: [usize; 2],
     ) -> GemmKernel {
         GemmKernel { m, launches, kernel, fuses, tile }
     }
-    // A block that is alone on its SM may as well use all of the shared memory.
-    const ALONE: For = For::Few { per_sm: 1, k: 0 };
+    // A block alone on its SM can use all of the shared memory.
+    const ALONE: Occupancy = Occupancy::Few { per_sm: 1, k: 0 };
     &[
-        row(2..=8, For::Few { per_sm: 2, k: 8192 }, |f| GemmDecode(8, "_long", f), false, [8, 16]),
-        row(2..=8, For::Any, |f| GemmDecode(8, "", f), true, [8, 16]),
+        row(2..=8, Occupancy::Few { per_sm: 2, k: 8192 }, |f| GemmDecode(8, "_long", f), false, [8, 16]),
+        row(2..=8, Occupancy::Any, |f| GemmDecode(8, "", f), true, [8, 16]),
         row(9..=16, ALONE, |f| GemmDecode(16, "_tall", f), false, [16, 32]),
-        row(9..=16, For::Any, |f| GemmDecode(16, "", f), true, [16, 16]),
+        row(9..=16, Occupancy::Any, |f| GemmDecode(16, "", f), true, [16, 16]),
         row(17..=MAX_DECODE_ROWS, ALONE, |f| GemmDecode(32, "_deep", f), false, [32, 32]),
-        row(17..=MAX_DECODE_ROWS, For::Any, |f| GemmDecode(32, "", f), true, [32, 32]),
-        row(33..=usize::MAX, For::Many, |_| GemmTiles, true, [TILE_M, 256]),
-        row(33..=usize::MAX, For::Any, |_| GemmTilesSmall, true, [TILE_M, 128]),
+        row(17..=MAX_DECODE_ROWS, Occupancy::Any, |f| GemmDecode(32, "", f), true, [32, 32]),
+        row(33..=usize::MAX, Occupancy::Many, |_| GemmTiles, true, [TILE_M, 256]),
+        row(33..=usize::MAX, Occupancy::Any, |_| GemmTilesSmall, true, [TILE_M, 128]),
     ]
 };
 
-/// A GEMM of bf16 inputs and at least two rows, by the library or by our kernels.
+/// Runs a GEMM of bf16 inputs and at least two rows, with libcublasLt or with our kernels.
 pub(super) fn bf16(cuda: &Cuda, gemm: &Gemm) {
     let library = cuda.cublaslt.as_ref().filter(|_| gemm.m > MAX_DECODE_ROWS);
     if !library.is_some_and(|library| library.multiply(&cuda.driver, gemm)) {
@@ -92,7 +95,8 @@ pub(super) fn bf16(cuda: &Cuda, gemm: &Gemm) {
     }
 }
 
-/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias` of at least two rows, out in bf16.
+/// Computes `out = silu(gate) * up` from `[gate | up] = x weight^T + bias` for at least two rows,
+/// with `out` in bf16.
 pub(super) fn fused_swiglu(
     cuda: &Cuda,
     out: &mut Acts,
@@ -119,7 +123,8 @@ pub(super) fn fused_swiglu(
     }
 }
 
-/// `out = silu(gate) * up` of `m` rows `[gate | up]`, or with GELU in place of SiLU, into the rows from `first` on.
+/// Computes `out = silu(gate) * up` from `m` rows `[gate | up]` and writes it to the rows of `out`
+/// from `first` on. `gelu` replaces SiLU by GELU.
 pub(super) fn glu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize, gelu: bool) {
     out.fills(first + m);
     gate_up.holds_f32(m);
@@ -133,21 +138,22 @@ pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>
     Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n, k, ld: n }
 }
 
-/// Its part of a matmul with a packed weight, out in f32.
+/// Narrows a matmul to one part of a packed weight. `out` is f32.
 pub(super) fn of_part(gemm: &Gemm, part: &Part) -> Gemm {
     let moved = |address: u64| if address == 0 { 0 } else { address + (part.first * size_of::<f32>()) as u64 };
     let (out, bias, weight) = (moved(gemm.out), moved(gemm.bias), gemm.weight + part.at as u64);
     Gemm { out, bias, weight, n: part.rows, ..*gemm }
 }
 
-/// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take a norm or SwiGLU
-/// instead of the stride, those of one row (`gemv.rs`) no M either, and others what is their own behind it.
+/// Arguments of all kernels here. N, K, M and the stride of the output come last. Kernels for few
+/// rows take a norm or SwiGLU instead of the stride. Kernels for one row (`gemv.rs`) take no M
+/// either, and others append arguments of their own.
 pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
     let [n, k, m, ld] = [gemm.n, gemm.k, gemm.m, gemm.ld].map(|n| I32(n as i32));
     vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m, ld]
 }
 
-/// bf16 on tensor cores, of at least two rows.
+/// Runs a bf16 GEMM of at least two rows on tensor cores.
 pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     if gemm.m <= MAX_DECODE_ROWS {
@@ -163,7 +169,8 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     driver.launch(kernel, [m_tiles, n_tiles, 1], kernel.entry().threads, &args);
 }
 
-/// As [`tensor_cores`], of at most [`MAX_DECODE_ROWS`] rows, which are one tile, and with its share of a norm.
+/// Like [`tensor_cores`], for at most [`MAX_DECODE_ROWS`] rows, which are one tile, and with this
+/// GEMM's part of a norm.
 pub(super) fn decode(cuda: &Cuda, gemm: &Gemm, fused: bool, norm: &abi::Norm) {
     let (best, kernel) = fastest(&cuda.driver, gemm, fused);
     let mut args = arguments(gemm);
@@ -171,14 +178,14 @@ pub(super) fn decode(cuda: &Cuda, gemm: &Gemm, fused: bool, norm: &abi::Norm) {
     cuda.driver.launch(kernel, [best.tiles(gemm)[1], 1, 1], kernel.entry().threads, &args);
 }
 
-/// The kernel of the table for this launch and GPU.
+/// Returns the kernel of the table for this launch and GPU.
 fn fastest(driver: &Driver, gemm: &Gemm, fused: bool) -> (&'static GemmKernel, Kernel) {
     let fitting = |row: &GemmKernel| {
         let blocks: usize = row.tiles(gemm).iter().product();
         let chosen = match row.launches {
-            For::Any => true,
-            For::Few { per_sm, k } => blocks <= per_sm * driver.sm_count && gemm.k >= k,
-            For::Many => blocks >= driver.sm_count,
+            Occupancy::Any => true,
+            Occupancy::Few { per_sm, k } => blocks <= per_sm * driver.sm_count && gemm.k >= k,
+            Occupancy::Many => blocks >= driver.sm_count,
         };
         let kernel = (row.kernel)(Fused::of(false, fused));
         let fits = row.m.contains(&gemm.m) && chosen && (row.fuses || !fused) && driver.supports(kernel);
@@ -188,12 +195,13 @@ fn fastest(driver: &Driver, gemm: &Gemm, fused: bool) -> (&'static GemmKernel, K
     best.expect("a kernel for any two rows or more and any GPU")
 }
 
-/// Prefill with `wgmma`. Blocks are persistent and take one tile after the other. The tile width is that at which the
-/// busiest block has the fewest rows of the weight; of equals the widest, which reads least.
+/// Prefill with `wgmma`. Blocks are persistent and process one tile after another. The tile width
+/// minimizes the weight rows of the busiest block. Of equal widths the widest is used, because it
+/// reads least.
 fn hopper(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let (m_tiles, blocks) = (gemm.m.div_ceil(TILE_M), cuda.driver.sm_count);
     let tiles = |width: usize| m_tiles * gemm.n.div_ceil(width);
-    // With SwiGLU 256 is slower than 192; without it 192 wins at most 1 %.
+    // With SwiGLU, 256 is slower than 192. Without it, 192 is at most 1 % faster.
     let widths: &[u16] = if fused { &[192, 128] } else { &[256, 128] };
     let best = widths.iter().min_by_key(|&&width| tiles(width.into()).div_ceil(blocks) * usize::from(width));
     let best = *best.expect("one of them");
@@ -205,12 +213,13 @@ fn hopper(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     cuda.driver.launch(kernel, [tiles(width).min(blocks), 1, 1], kernel.entry().threads, &args);
 }
 
-/// In f32, whatever the weight's dtype.
+/// Runs a GEMM in f32, for any dtype of the weight.
 pub(super) fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
     let mut args = arguments(gemm);
     args.push(I32(dtype_number(dtype)));
     if gemm.m <= FEW_ROWS && gemm.ld == gemm.n {
-        // Whether rows of the weight may be read eight elements at a time, instead of a stride.
+        // Whether rows of the weight may be read eight elements at a time. This replaces the
+        // stride.
         args[7] = I32(gemm.k.is_multiple_of(8) as i32);
         cuda.driver.launch(Kernel::GemvPlain, [gemm.n.div_ceil(4), 1, 1], 128, &args);
     } else {

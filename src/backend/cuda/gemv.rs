@@ -1,5 +1,5 @@
-//! One row of activations times a weight, and up to [`MOST_ROWS`] times a packed one: `kernels/gemv.cu` and
-//! `kernels/packed_gemv.cu`.
+//! GEMVs: one row of activations times a weight, or up to [`MOST_ROWS`] rows times a packed weight.
+//! Kernels: `kernels/gemv.cu` and `kernels/packed_gemv.cu`.
 
 use super::super::Norm;
 use super::Cuda;
@@ -9,10 +9,10 @@ use super::kernels::{Fused, Kernel};
 use super::memory::{Stored, Weight};
 use super::{gemm, packed};
 
-/// Most rows of activations.
+/// Maximum rows of activations.
 pub(super) const MOST_ROWS: usize = 4;
-/// Columns of a packed weight that have words in common. A row's sums of a round of strips take no more shared memory than so many
-/// columns, and so many more for each strip: `packed_gemv.cuh`.
+/// Columns of a packed weight that share words. A row's sums in a round take at most the shared
+/// memory of [`SUM_COLS`] columns, plus [`STRIP_COLS`] columns for each strip: `packed_gemv.cuh`.
 const GROUP_COLS: usize = 256;
 const SUM_COLS: usize = 256;
 const STRIP_COLS: usize = 1024;
@@ -20,13 +20,15 @@ const STRIP_COLS: usize = 1024;
 const ROWS: usize = 8;
 /// Warps that an SM runs at once.
 const WARPS_PER_SM: usize = 16;
-/// Groups of rows that a block walks over at most: with more, blocks that end early take over from slow ones.
+/// Maximum groups of rows per block. If that is not enough, each group gets its own block, and the
+/// GPU balances fast and slow blocks.
 const MOST_ROUNDS: usize = 4;
-/// Columns of a bf16 weight to a thread of a block that keeps x in registers, and its most threads.
+/// Columns of a bf16 weight per thread of a block that keeps x in registers, and the maximum
+/// threads of such a block.
 const COLS: usize = 16;
 const MOST_THREADS: usize = 256;
 
-/// What a kernel does with its product.
+/// How a kernel writes its product: stored, added to the output, or through SwiGLU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Store,
@@ -34,7 +36,7 @@ pub(super) enum Then {
     Swiglu,
 }
 
-/// Several rows by a packed weight.
+/// Multiplies several rows by a packed weight. Returns false if no kernel fits.
 fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
     let [part] = &weight.parts[..] else { return false };
     if packed::is_own(weight, part.code) {
@@ -43,7 +45,7 @@ fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'
     let (driver, kernel) = (&cuda.driver, Kernel::PackedGemvRows(part.code));
     let most = kernel.entry().threads;
     let cols = |strips: usize| gemm.m * (gemm.k.next_multiple_of(GROUP_COLS) + SUM_COLS + strips * STRIP_COLS);
-    // As many warps as shared memory has room for, and sums of as many strips.
+    // Prefer as many warps as shared memory has room for, then sums of more strips.
     let mut shapes = [(most, 4), (most, 2), (most / 2, 2)].into_iter();
     let fits = |&(threads, strips): &(usize, usize)| driver.supports_width(kernel, threads, cols(strips));
     let Some((threads, strips)) = shapes.find(fits) else { return false };
@@ -57,13 +59,13 @@ fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'
     true
 }
 
-/// The arguments of a norm; none is an address of 0.
+/// Arguments of a norm; the address is 0 if there is none.
 fn norm_arguments<'a>(norm: Option<&Norm<'_, Cuda>>) -> [Arg<'a>; 4] {
     let Some(norm) = norm else { return [Ptr(0), F32(0.0), I32(0), Ptr(0)] };
     [Ptr(norm.weight.ptr()), F32(norm.eps), I32(norm.layer as i32), Ptr(norm.non_finite.ptr())]
 }
 
-/// The arguments of a kernel of one row.
+/// Arguments of a kernel for one row.
 fn arguments<'a>(gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> Vec<Arg<'a>> {
     let mut args = gemm::arguments(gemm);
     args.truncate(6);
@@ -74,9 +76,9 @@ fn arguments<'a>(gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> Vec<
     args
 }
 
-/// One row by a packed weight: a kernel for each part.
+/// Multiplies one row by a packed weight, with one kernel for each part.
 fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
-    // SwiGLU comes with the norm before it, and gate and up in one kernel.
+    // SwiGLU is fused only with the norm before it, and only if one kernel multiplies gate and up.
     let swiglu = then == Then::Swiglu;
     if swiglu && (norm.is_none() || weight.parts.len() > 1) {
         return false;
@@ -88,7 +90,7 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm
         let own = packed::is_own(weight, part.code);
         let planes = part.code.planes() as u8;
         let kernel = if own { Kernel::OwnGemv(planes, fused) } else { Kernel::PackedGemv(part.code, fused) };
-        // With less shared memory (99 KB) blocks have half the warps.
+        // With less shared memory (99 KB), blocks have half the warps.
         let most = kernel.entry().threads;
         let threads = [most, most / 2].into_iter().find(|&threads| driver.supports_width(kernel, threads, gemm.k));
         let Some(threads) = threads else { return false };
@@ -103,8 +105,9 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm
     true
 }
 
-/// `out = x weight^T + bias`, x in bf16, and what is fused; or, with a norm, of `rms_norm(x)`, x in f32. False if there is no kernel
-/// for so many rows, or none that this GPU runs.
+/// Computes `out = x weight^T + bias` with x in bf16, and applies `then`. With a norm, multiplies
+/// `rms_norm(x)` with x in f32. Returns false if there is no kernel for this number of rows, or
+/// none that this GPU runs.
 pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
     if gemm.m > 1 {
         let packed = matches!(weight.stored, Stored::Packed) && gemm.m <= MOST_ROWS;
@@ -113,15 +116,15 @@ pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&
     if let Stored::Packed = weight.stored {
         return multiply_packed(cuda, weight, gemm, norm, then);
     }
-    // With a norm, x stays in registers.
+    // With a norm, the kernel keeps x in registers.
     if norm.is_some() && gemm.k > COLS * MOST_THREADS {
         return false;
     }
     let narrow = norm.is_some() && gemm.k <= COLS * MOST_THREADS / 2;
     let threads = if narrow { MOST_THREADS / 2 } else { MOST_THREADS };
     let kernel = Kernel::GemvBf16(Fused::of(norm.is_some(), then == Then::Swiglu));
-    // A block for each group of rows; or, where those are few rounds, as many as run at once, all with the same number of
-    // groups but for the last ones.
+    // If few rounds are needed, launch as many blocks as run at once, all with the same number of
+    // groups except the last ones. Otherwise launch a block for each group.
     let groups = gemm.n.div_ceil(ROWS);
     let rounds = groups.div_ceil(WARPS_PER_SM / (threads / 32) * cuda.driver.sm_count);
     let blocks = if rounds <= MOST_ROUNDS { groups.div_ceil(rounds) } else { groups };

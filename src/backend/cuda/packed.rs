@@ -1,6 +1,6 @@
-//! Matmuls with packed weights: `kernels/codes.cuh`. Up to 32 rows of activations are multiplied straight from the packed
-//! tiles. For more rows the weight is unpacked, some strips at a time, to bf16 that mostly stays in L2, and the bf16 GEMMs
-//! multiply them.
+//! Matmuls with packed weights: `kernels/codes.cuh`. Up to 32 rows of activations are multiplied
+//! directly with the packed tiles. For more rows, some strips of the weight at a time are unpacked
+//! to bf16, which mostly stays in L2, and multiplied by the bf16 GEMMs.
 
 use super::super::OutOfMemory;
 use super::Cuda;
@@ -15,42 +15,45 @@ use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::DType;
 use std::rc::Rc;
 
-/// Bytes of the unpacked strips, and of those on a GPU whose memory is under [`SMALL_GPU_BYTES`].
+/// Bytes of scratch for unpacked strips; the second value is for a GPU with less than
+/// [`SMALL_GPU_BYTES`] of memory.
 const SCRATCH_BYTES: usize = 64 << 20;
 const SMALL_SCRATCH_BYTES: usize = 16 << 20;
 const SMALL_GPU_BYTES: u64 = 20 << 30;
-/// Most unpacked rows: room for their biases.
+/// Maximum unpacked rows, which is the room for their biases.
 const MAX_ROWS: usize = 8192;
-/// Rows of the weight in a tile of the prefill kernels.
+/// Rows of the weight per tile of the prefill kernels.
 const TILE_N: usize = 192;
-/// Tiles that a block of the prefill kernels multiplies one after the other: the end of a launch costs some microseconds, and
-/// strips of more than half the L2 are read from memory.
+/// Tiles that a block of the prefill kernels multiplies one after another. Each launch costs some
+/// microseconds at its end, but strips of more than half the L2 are read from memory.
 const WAVES: usize = 2;
 
-/// Columns of activations are a multiple of the first, and at most the second, where they have an image: what `packed_wgmma.cu`
-/// multiplies, and what `rms_norm` writes.
+/// Activations with an image have a multiple of [`IMAGE_COLS`] columns, as `packed_wgmma.cu` needs,
+/// and at most [`MAX_IMAGE_COLS`], as `rms_norm` writes.
 const IMAGE_COLS: usize = 256;
 const MAX_IMAGE_COLS: usize = 16384;
 
-/// Most blocks of `packed_wgmma.cu` that divide the columns of a weight, and the fewest groups of tiles for each part of a block.
+/// Maximum blocks of `packed_wgmma.cu` that split the columns of a weight, and minimum groups of
+/// tiles for each part of such a block.
 const MAX_BLOCKS_OF_K: usize = 4;
 const MIN_GROUPS: usize = 4;
-/// Most blocks that divide the rows of such a weight.
+/// Maximum blocks along the rows of a weight whose columns are split.
 const MAX_DIVIDED: usize = 128;
-/// Rows of activations of [`Kernel::OwnGemm`].
+/// Maximum rows of activations of [`Kernel::OwnGemm`].
 const OWN_ROWS: usize = 8;
 
-/// Strips in bf16 between two kernels, and behind them the biases of their rows; or sums of blocks of `packed_wgmma.cu`.
+/// Scratch between two kernels: strips in bf16, followed by the biases of their rows, or partial
+/// sums of the blocks of `packed_wgmma.cu`.
 #[derive(Default)]
 pub(super) struct Unpacked {
     memory: Option<Buf<u8>>,
     bytes: usize,
-    /// Zeros between two kernels: how many blocks have put their sums there.
+    /// Number of blocks that have stored their sums. All zeros between two kernels.
     arrivals: Option<Buf<i32>>,
 }
 
 impl Unpacked {
-    /// Makes room for as many strips of a weight as one launch unpacks.
+    /// Reserves memory for the strips of a weight that one launch unpacks.
     pub fn reserve(&mut self, driver: &Rc<Driver>, weight: &Weight) -> Result<(), OutOfMemory> {
         if let Stored::Plain(_) = weight.stored {
             return Ok(());
@@ -69,8 +72,8 @@ impl Unpacked {
         Ok(())
     }
 
-    /// Rows of `k` columns that fit: whole strips, and whole tiles of the GEMM that give each of `blocks` blocks at most
-    /// [`WAVES`].
+    /// Rows of `k` columns that fit: whole strips and whole tiles of the GEMM, which give each of
+    /// `blocks` blocks at most [`WAVES`] tiles.
     fn rows(&self, k: usize, m: usize, blocks: usize) -> usize {
         let fit = (self.bytes / (k * size_of::<u16>())).min(MAX_ROWS);
         let tiles = (WAVES * blocks / m.div_ceil(TILE_M)).max(1);
@@ -78,7 +81,7 @@ impl Unpacked {
         if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
     }
 
-    /// Room for so many bytes of sums, and the counts of arrivals.
+    /// Addresses of the sums and of the arrival counts, if `bytes` bytes of sums fit.
     fn sums(&self, bytes: usize) -> Option<[u64; 2]> {
         let arrivals = self.arrivals.as_ref().filter(|_| bytes <= self.bytes)?;
         Some([self.at(), arrivals.ptr()])
@@ -93,15 +96,15 @@ impl Unpacked {
     }
 }
 
-/// Whether the kernels for codes of GGUF files (`own.cuh`) multiply a part of the weight in steps of decode: those of our codes
-/// write whole rows of the output.
+/// Whether decode multiplies this weight with the kernels for codes of GGUF files (`own.cuh`). The
+/// kernels for our codes write whole rows of the output, so they cannot multiply parts.
 pub(super) fn is_own(weight: &Weight, code: Code) -> bool {
     let own = matches!(code, Code::File(_)) || weight.parts.len() > 1;
     assert!(!own || code != Code::Q4, "q4 is stacked with other codes");
     own
 }
 
-/// How the words of a code hold scales and minima: `OwnWords` in `own.cuh`.
+/// Layout of scales and minima in the words of a code: `OwnWords` in `own.cuh`.
 pub(super) fn words<'a>(code: Code) -> Arg<'a> {
     I32(match code {
         Code::File(code) => code.words() as i32,
@@ -109,7 +112,8 @@ pub(super) fn words<'a>(code: Code) -> Arg<'a> {
     })
 }
 
-/// `out = x weight^T + bias` in f32; x is bf16 or, where some reader of it is not on tensor cores, f32.
+/// Computes `out = x weight^T + bias` in f32. x is bf16, or f32 if one of its readers does not use
+/// tensor cores.
 pub(super) fn matmul(cuda: &Cuda, weight: &Weight, gemm: &Gemm, x: &Acts) {
     for part in &weight.parts {
         let gemm = &gemm::of_part(gemm, part);
@@ -123,7 +127,7 @@ pub(super) fn matmul(cuda: &Cuda, weight: &Weight, gemm: &Gemm, x: &Acts) {
     }
 }
 
-/// More rows than those of decode: strips of the weight are unpacked before they are multiplied.
+/// Multiplies more rows than decode takes: unpacks strips of the weight, then multiplies them.
 fn prefill(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count);
     for first in (0..gemm.n).step_by(most) {
@@ -138,8 +142,8 @@ fn prefill(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
     }
 }
 
-/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, x and out in bf16. `scratch` is used where a library
-/// multiplies, or where gate and up have different codes.
+/// Computes `out = silu(gate) * up` from `[gate | up] = x weight^T + bias`, with x and out in bf16.
+/// `scratch` is used if a library multiplies, or if gate and up have different codes.
 pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut Acts, scratch: &mut Acts, x: &Acts) {
     let [Part { code, .. }] = weight.parts[..] else {
         for row in (0..gemm.m).step_by(scratch.rows()) {
@@ -161,10 +165,10 @@ pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut 
     }
 }
 
-/// The same of more rows than those of decode, where gate and up have one code.
+/// Runs [`fused_swiglu`] for more rows than decode takes, if gate and up have the same code.
 fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
     let ffn = gemm.n / 2;
-    // Rows of gate, and of up.
+    // Rows of gate, and as many of up.
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count) / 2;
     let library = !cuda.driver.supports(gemm::WGMMA) && cuda.cublaslt.is_some() && scratch.rows() > 0;
     for first in (0..ffn).step_by(most) {
@@ -188,8 +192,8 @@ fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
     }
 }
 
-/// Unpacks `strips` strips from row `first[0]` on and, if `halves` is 2, as many from row `first[1]` on. Returns their
-/// address.
+/// Unpacks `strips` strips from row `first[0]` on and, if `halves` is 2, as many from row
+/// `first[1]` on. Returns their address.
 fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize, halves: usize) -> u64 {
     let to = cuda.unpacked.borrow().at();
     let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
@@ -199,7 +203,8 @@ fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize
     to
 }
 
-/// Address of the biases of `n` rows of gate and `n` of up, one behind the other; 0 if there are none.
+/// Returns the address of the biases of `n` rows of gate followed by `n` of up, or 0 without
+/// biases.
 fn biases(cuda: &Cuda, gemm: &Gemm, first: [usize; 2], n: usize) -> u64 {
     if gemm.bias == 0 {
         return 0;
@@ -211,7 +216,7 @@ fn biases(cuda: &Cuda, gemm: &Gemm, first: [usize; 2], n: usize) -> u64 {
     to
 }
 
-/// Up to 32 rows straight from the packed tiles.
+/// Multiplies up to 32 rows directly with the packed tiles.
 fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     let mut args: Vec<Arg<'_>> = gemm::arguments(gemm);
@@ -222,17 +227,18 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
         let grid = [even_blocks(cuda, gemm, fused), 1, 1];
         return driver.launch(resident, grid, resident.entry().threads, &args);
     }
-    // The first for so many rows that the GPU has the shared memory for, and the strips of its blocks.
+    // The first shape for this number of rows whose shared memory the GPU has, with the strips per
+    // block.
     let shapes = [(8, 2), (16, 2), (32, 4)].map(|(rows, strips)| (rows, Kernel::PackedGemm(code, rows as u8), strips));
     let fits = |(rows, kernel, _): &(usize, Kernel, usize)| gemm.m <= *rows && driver.supports(*kernel);
     let (_, kernel, strips) = shapes.into_iter().find(fits).expect("all GPUs run those of 32 rows");
     driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], kernel.entry().threads, &args);
 }
 
-/// The same by the kernel for codes of GGUF files, [`OWN_ROWS`] rows at a time.
+/// Multiplies rows with the kernel for codes of GGUF files, [`OWN_ROWS`] at a time.
 fn decode_own(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let kernel = Kernel::OwnGemm(code.planes() as u8);
-    // A block has half the shared memory of a large GPU's SM.
+    // A block takes half the shared memory of a large GPU's SM, so two of them run on it.
     let blocks = outs(gemm, fused).div_ceil(outs(gemm, fused).div_ceil(2 * cuda.driver.sm_count));
     for row in (0..gemm.m).step_by(OWN_ROWS) {
         let (value, of_x) = (if fused { size_of::<u16>() } else { size_of::<f32>() }, size_of::<u16>());
@@ -243,14 +249,16 @@ fn decode_own(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     }
 }
 
-/// Whether kernels that read images multiply activations of that shape: all their readers are packed.
+/// Whether activations of this shape are multiplied by kernels that read images: all their readers
+/// are packed.
 pub(super) fn reads_images(driver: &Driver, rows: usize, width: usize, readers: &[&Weight]) -> bool {
     let packed = readers.iter().all(|w| w.parts.len() == 1 && !is_own(w, w.parts[0].code));
     let fits = width.is_multiple_of(IMAGE_COLS) && width <= MAX_IMAGE_COLS && rows >= *IMAGE_RANGE.start();
     packed && fits && driver.supports(Kernel::PackedWgmma(Code::Q4, "wide"))
 }
 
-/// 17 to 32 rows by wgmma, with `fused` SwiGLU into those activations; false where there is no image of x.
+/// Multiplies 17 to 32 rows with wgmma. If `fused` is given, SwiGLU writes into it. Returns false
+/// if x has no image.
 fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) -> bool {
     let Some((image, current)) = x.image(gemm.m) else { return false };
     let (driver, [n, k, m]) = (&cuda.driver, [gemm.n, gemm.k, gemm.m].map(|n| I32(n as i32)));
@@ -271,10 +279,10 @@ fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) ->
     true
 }
 
-/// A kernel of `packed_wgmma.cu`.
+/// Shape of a kernel of `packed_wgmma.cu`.
 struct Wide {
     name: &'static str,
-    /// Warpgroups that divide the rows of a block, 64 each, and that divide the columns.
+    /// Warpgroups of a block along its rows, 64 rows each, and along the columns.
     row_groups: usize,
     k_groups: usize,
 }
@@ -284,7 +292,8 @@ impl Wide {
         64 * self.row_groups
     }
 
-    /// Blocks that divide the rows, and for each of them those that divide the columns: as many as SMs are left.
+    /// Blocks along the rows, and blocks along the columns for each of them: as many as SMs are
+    /// left.
     fn blocks(&self, driver: &Driver, gemm: &Gemm) -> (usize, usize) {
         let blocks = gemm.n.div_ceil(self.rows());
         let most = gemm.k / IMAGE_COLS / (self.k_groups * MIN_GROUPS);
@@ -294,7 +303,7 @@ impl Wide {
     }
 }
 
-/// For matrices with enough rows for all SMs, and for others.
+/// Shapes for matrices with enough rows for all SMs, and for other matrices.
 fn wides(code: Code) -> [Wide; 2] {
     let k_groups = match code {
         Code::Q4 => 4,
@@ -303,13 +312,14 @@ fn wides(code: Code) -> [Wide; 2] {
     [Wide { name: "wide", row_groups: 3, k_groups: 1 }, Wide { name: "narrow", row_groups: 1, k_groups }]
 }
 
-/// Blocks that walk over strips: at most one to an SM, all with the same number of strips but for the last ones.
+/// Number of blocks that walk over strips: at most one per SM, all with the same number of strips
+/// except the last ones.
 pub(super) fn even_blocks(cuda: &Cuda, gemm: &Gemm, fused: bool) -> usize {
     let outs = outs(gemm, fused);
     outs.div_ceil(outs.div_ceil(cuda.driver.sm_count))
 }
 
-/// Strips of the output.
+/// Number of strips of the output.
 fn outs(gemm: &Gemm, fused: bool) -> usize {
     gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 }
 }
