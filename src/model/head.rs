@@ -1,6 +1,7 @@
-//! A draft head ([`DraftHead`]), which guesses the next tokens: one decoder layer over the embedding of a token and the hidden state
-//! of the row before it. The model's forward leaves [`Workspace::features`] for it, and the layer is computed as the model's are:
-//! only what goes in is made here.
+//! A draft head ([`DraftHead`]): one decoder layer that guesses the next tokens from a token's
+//! embedding and the hidden state of the row before it. The model's forward leaves that state in
+//! [`Workspace::features`]. The layer itself runs the model's code; this file computes only its
+//! input.
 
 use super::{Model, Step, Workspace, logits, step_token_bytes};
 use crate::backend::{After, Backend, KvGeometry, Linear, SampleArgs, SamplingState, Span, Use};
@@ -11,34 +12,34 @@ use crate::policy::Window;
 use crate::protocol::{SamplingParams, Token};
 use anyhow::Result;
 
-/// Rows that go through a head at a time.
+/// Maximum rows that a head processes at a time.
 pub const ROWS: usize = 256;
 
 /// Weights, cache and workspace of a head.
 pub struct Head<B: Backend> {
-    /// Its layer; its embeddings and its output matrix may be the model's.
+    /// The head's layer. Its embeddings and its output matrix may be the target model's.
     model: Model<B>,
     ws: Workspace<B>,
-    /// One layer; the sequences are the caller's.
+    /// KV cache of one layer. The caller manages the sequences.
     pub cache: KvCache<B>,
     embedding: Input<B>,
     hidden: Option<Input<B>>,
     norm_before_residual: bool,
     norm_output: bool,
-    /// The model's token of each one of the head's; `None`: the same.
+    /// Target model's token for each token of the head; `None` if they are the same.
     tokens_of: Option<Vec<Token>>,
-    /// Hidden states that come in, and embeddings of the tokens behind them `[ROWS, hidden]`.
+    /// Hidden states, and embeddings of the tokens that follow them `[ROWS, hidden]`.
     states: B::Acts,
     embedded: B::Acts,
-    /// Either of them behind its norm.
+    /// Either of them after its norm.
     normed: B::Acts,
-    /// Scratch for sums of q, k and v.
+    /// Scratch to sum two projections of q, k and v.
     sum: B::Acts,
     sampled: B::Buf<Token>,
     draws: B::Buf<SamplingState>,
 }
 
-/// A norm, and a map of what is normed.
+/// A norm followed by a linear map.
 struct Input<B: Backend> {
     norm: B::Buf<f32>,
     map: B::Weight,
@@ -53,14 +54,15 @@ impl<B: Backend> Input<B> {
     }
 }
 
-/// Bytes of workspace, counted in f32, where `logits` rows can be guessed from in one step.
+/// Bytes of workspace, counted in f32, for guesses from at most `logits` rows in one step.
 pub fn workspace_bytes(c: &ModelConfig, logits: usize) -> u64 {
     let inputs = 3 * c.hidden + c.qkv_width();
     (ROWS * (step_token_bytes(c) + size_of::<f32>() * inputs) + size_of::<f32>() * logits * c.vocab) as u64
 }
 
 impl<B: Backend> Head<B> {
-    /// `geometry`: of its cache, one layer. `logits`: rows that can be guessed from in one step.
+    /// Creates a head. `geometry` is the geometry of its cache, of one layer. `logits` is the
+    /// maximum number of rows to guess from in one step.
     pub fn new(
         b: &B,
         target: &Model<B>,
@@ -98,14 +100,15 @@ impl<B: Backend> Head<B> {
         })
     }
 
-    /// Feeds tokens with the hidden states of the rows before them: `rows` of `features`. The caller has reserved the pages.
+    /// Feeds tokens with the hidden states of the rows before them: `rows` of `features`. The
+    /// caller has reserved the pages.
     pub fn feed(&mut self, b: &B, features: &B::Acts, rows: &[usize], tokens: &[Token], spans: &[Span]) {
         b.select_rows(&mut self.states, features, rows);
         self.feed_own(b, tokens, spans);
     }
 
-    /// The most likely token behind each of these rows of the last step; their hidden states become the first ones. `None` of
-    /// rows that have none.
+    /// Guesses the most likely token after each of these rows of the last step, and keeps their
+    /// hidden states as the first rows of `states`. Returns `None` for rows without a guess.
     pub fn guess(&mut self, b: &B, rows: &[usize]) -> Vec<Option<Token>> {
         let (n, ws, model) = (rows.len(), &mut self.ws, &self.model);
         b.select_rows(&mut self.states, &ws.x, rows);
@@ -136,14 +139,15 @@ impl<B: Backend> Head<B> {
         result.tokens.into_iter().map(token).collect()
     }
 
-    /// The residual stream of the first rows of the last step, for tests.
+    /// Reads the residual stream of the first rows of the last step, for tests.
     pub fn read_hidden(&self, b: &B, n: usize) -> Vec<f32> {
         let mut rows = vec![0.0; n * self.model.config.hidden];
         b.read_acts(&self.ws.x, &mut rows);
         rows
     }
 
-    /// Feeds tokens with the hidden states in `states`, which [`Self::guess`] leaves: the decoder layer, up to the residual stream.
+    /// Feeds tokens with the hidden states that [`Self::guess`] left in `states`. Runs the decoder
+    /// layer up to the residual stream.
     pub fn feed_own(&mut self, b: &B, tokens: &[Token], spans: &[Span]) {
         let Self { model, ws, cache, embedding, hidden, states, embedded, normed, sum, .. } = self;
         let n = tokens.len();

@@ -1,32 +1,34 @@
-//! A forward pass that shows what a predictor of importance is fitted to: each layer's normed input, its values, and
-//! how much attention chosen queries pay to each token.
+//! A forward pass that reports the data for fitting a predictor of importance: each layer's normed
+//! input, its values, and the attention that chosen queries pay to each token.
 
 use super::{Model, Step, Workspace};
 use crate::backend::{Linear, Measure, QkvRopeArgs, Queries};
 use std::ops::Range;
 
-/// Rows of a sequence, which is one step from its first token on.
+/// Row ranges of a sequence, which is one step from its first token on.
 pub struct Text {
     /// Tokens whose importance is measured.
     pub tokens: Range<usize>,
-    /// Queries that say how important they are.
+    /// Queries whose attention measures the importance.
     pub queries: Range<usize>,
 }
 
-/// What a layer with attention that is not local shows of `Text::tokens`.
+/// Observations of `Text::tokens` in an attention layer that is not local.
 pub struct Observed<'a> {
-    /// Its number among the layers with attention.
+    /// Index among the layers with attention.
     pub layer: usize,
     /// `[tokens, hidden]`: the layer's input after its norm.
     pub hidden: &'a [f32],
     /// `[tokens, n_kv_heads * head_dim]`
     pub values: &'a [f32],
-    /// `[n_q_heads, tokens]`: the largest attention that a query pays to the token, over the norm of the query's `hidden`.
+    /// `[n_q_heads, tokens]`: largest attention that a query pays to the token, divided by the norm
+    /// of the query's `hidden`.
     pub attention: &'a [f32],
 }
 
-/// Runs a dense forward pass of one sequence and calls `each` for every layer with attention that is not local: what local ones
-/// keep is the model's. The layers' projections are computed twice.
+/// Runs a dense forward pass of one sequence and calls `each` for every attention layer that is not
+/// local. The model itself fixes which tokens a local layer keeps, so those are skipped. The
+/// layers' projections are computed twice.
 pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl FnMut(Observed<'_>)) {
     let Step { b, model, .. } = step;
     let (c, n) = (&model.config, step.n());
@@ -67,8 +69,8 @@ pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl Fn
     });
 }
 
-/// Columns of the output projection `[n_q_heads * head_dim, hidden]` of a layer with attention, in any format of weights: what the
-/// projection makes of unit rows.
+/// Columns of the output projection `[n_q_heads * head_dim, hidden]` of an attention layer, for any
+/// weight format. They are computed as the projection of unit rows.
 pub fn output_columns<B: Measure>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, layer: usize) -> Vec<f32> {
     let (cols, hidden) = (model.config.n_q_heads * model.config.head_dim, model.config.hidden);
     let mut out = vec![0.0; cols * hidden];

@@ -1,11 +1,11 @@
-//! What a draft head reads of the model's forward.
+//! Inputs of a draft head that come from the model's forward pass.
 
 use crate::backend::Backend;
 use crate::checkpoint::draft_head::{DraftHead, Reads};
 use anyhow::Result;
 
-/// What a head reads of the model: maps of the inputs of some layers, in order, whose results are added up, with their norms.
-/// None of them: the output behind the final norm.
+/// Taps on the inputs of some layers, in order. The head reads the sum of their mapped inputs, with
+/// their norms, or without taps the model's output after the final norm.
 pub(super) struct Taps<B: Backend> {
     pub all: Vec<Tap<B>>,
     pub eps: f32,

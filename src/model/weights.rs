@@ -14,30 +14,34 @@ use std::sync::Arc;
 /// The weights of a model.
 pub struct Model<B: Backend> {
     pub config: ModelConfig,
-    /// Embedding table `[vocab, hidden]`; of a head it may be the other model's, as may the output head.
+    /// Embedding table `[vocab, hidden]`. A draft head may share it with its target model, like the
+    /// output head.
     pub(super) embed: Arc<B::Weight>,
     pub(super) layers: Vec<Layer<B>>,
     /// Final norm `[hidden]`.
     pub(super) norm: B::Buf<f32>,
     /// Output head `[vocab, hidden]`; `None` if tied to the embedding.
     pub(super) head: Option<Arc<B::Weight>>,
-    /// RoPE frequencies, radians per position; those of local layers, and those of layers without RoPE: none.
+    /// RoPE frequencies in radians per position: the model's, those of local layers, and an empty
+    /// buffer for layers without RoPE.
     inv_freq: B::Buf<f32>,
     local_freq: B::Buf<f32>,
     no_rope: B::Buf<f32>,
     rope_scale: f32,
-    /// Where a head guesses the next tokens.
+    /// Inputs of the draft head, if there is one.
     pub(super) taps: Option<Taps<B>>,
 }
 
 pub(super) struct Layer<B: Backend> {
     pub input_norm: B::Buf<f32>,
     pub mixer: Mixer<B>,
-    /// Norms of what the mixer and the MLP add to the residual stream, where it is normed.
+    /// Norms of the outputs of the mixer and of the MLP before they are added to the residual
+    /// stream, if the model has such norms.
     pub behind: Option<[B::Buf<f32>; 2]>,
-    /// Before the MLP.
+    /// Norm before the MLP.
     pub post_norm: B::Buf<f32>,
-    /// `[experts, hidden]`; the matrices below then have those of all experts. `None` of a dense layer.
+    /// Router `[experts, hidden]`; the matrices below then hold all experts. `None` for a dense
+    /// layer.
     pub router: Option<B::Weight>,
     /// Stacked gate and up projections `[2 ffn, hidden]`.
     pub gate_up: B::Weight,
@@ -63,7 +67,7 @@ impl<B: Backend> Mixer<B> {
 }
 
 pub(super) struct Attention<B: Backend> {
-    /// Its layer of the KV cache.
+    /// Index among the layers of the KV cache.
     pub index: usize,
     pub kind: LayerKind,
     /// Stacked q, k, v, the output gate if there is one, and a predictor's rows
@@ -78,13 +82,13 @@ pub(super) struct Attention<B: Backend> {
     pub decisions: Decisions<B>,
 }
 
-/// What is not explained here is in [`DeltaNetArgs`](crate::backend::DeltaNetArgs).
+/// Weights of a gated delta net; [`DeltaNetArgs`](crate::backend::DeltaNetArgs) explains the rest.
 pub(super) struct DeltaNet<B: Backend> {
-    /// Its layer among those with a state.
+    /// Index among the layers with a state.
     pub index: usize,
     /// Stacked q, k, v and the output gate z `[channels + value_width, hidden]`.
     pub qkvz: B::Weight,
-    /// Stacked b and a `[2 value_heads, hidden]`: never packed.
+    /// Stacked b and a `[2 value_heads, hidden]`, which are never packed.
     pub gates: B::Weight,
     pub conv: B::Buf<f32>,
     pub decay: B::Buf<f32>,
@@ -107,7 +111,7 @@ impl<B: Backend> Model<B> {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
-    /// One weight of every layer with a dense feed-forward block, or of every one with experts.
+    /// Returns one weight of every layer with a dense MLP, or of every layer with experts.
     pub(super) fn each<'a>(&'a self, experts: bool, of: fn(&'a Layer<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
         self.layers.iter().filter(|layer| layer.router.is_some() == experts).map(of).collect()
     }
@@ -127,14 +131,14 @@ impl<B: Backend> Model<B> {
         self.attentions().filter_map(|l| l.decisions.own.as_ref()).map(|own| &own.proj).collect()
     }
 
-    /// Columns of projected rows of attention: q, k, v, the output gate, a predictor's.
+    /// Columns of projected rows of attention: q, k, v, the output gate and a predictor's columns.
     pub(super) fn qkv_width(&self) -> usize {
         let predictor = self.attentions().next().map_or(0, |layer| layer.decisions.stacked_width());
         self.config.qkv_width() + predictor
     }
 
-    /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to
-    /// continue.
+    /// Loads all weights. `progress` receives the bytes loaded and the total, and returns whether
+    /// to continue.
     pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Self> {
         let c = &checkpoint.config;
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
@@ -144,7 +148,8 @@ impl<B: Backend> Model<B> {
         Self::with(loader, embed, head, taps)
     }
 
-    /// Loads the layer of a head that guesses tokens of `self`, whose embeddings and output matrix it uses where it has none.
+    /// Loads the layer of a draft head for `self`. A head without embeddings or an output matrix
+    /// uses those of `self`.
     pub(super) fn of_head(&self, b: &B, head: &DraftHead) -> Result<Self> {
         let own = |spec: TensorSpec| {
             let tensor = head.layer.tensors.get(&spec.name);
@@ -175,13 +180,14 @@ impl<B: Backend> Model<B> {
         let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
         let local_freq = c.spec.local.map_or(Vec::new(), |local| Rope::plain(local.theta).frequencies(c.head_dim).0);
         let local_freq = loader.upload(&local_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
-        // The factor of the scores is the norm's of q, or the square of that of cos and sin.
+        // The score factor is part of the norm of q. Without such a norm, its root scales cos and
+        // sin of q and of k.
         let rope_scale = if c.spec.qk_norm { rope_scale } else { rope_scale * c.score_factor().sqrt() };
         let no_rope = b.alloc(0)?;
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, taps })
     }
 
-    /// A norm in layer `layer`.
+    /// Arguments of a norm in layer `layer`.
     pub(super) fn norm<'a>(
         &self,
         layer: usize,
@@ -195,7 +201,7 @@ impl<B: Backend> Model<B> {
         self.norm(self.layers.len(), &self.norm, non_finite)
     }
 
-    /// RoPE frequencies of a layer, and the factor on cos and sin.
+    /// RoPE frequencies of a layer, and the factor of cos and sin.
     pub(super) fn rope(&self, layer: &Attention<B>) -> (&B::Buf<f32>, f32) {
         match layer.kind {
             LayerKind { rotates: false, .. } => (&self.no_rope, self.rope_scale),
@@ -204,13 +210,14 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Factor of embedding rows. The residual stream is divided by the factor of what blocks add to it, so that they add
-    /// theirs as it is; norms, which undo that, have [`Self::eps`].
+    /// Factor of embedding rows. The residual stream is stored divided by the model's residual
+    /// scale, so that blocks add their output unscaled. Norms cancel the division; [`Self::eps`]
+    /// accounts for it.
     pub(super) fn embedding_scale(&self) -> f32 {
         self.config.spec.embedding_scale / self.config.spec.residual_scale
     }
 
-    /// Epsilon of the norms of the residual stream.
+    /// Epsilon of the norms of the residual stream, scaled like the squares of the stream.
     pub(super) fn eps(&self) -> f32 {
         self.config.rms_eps / (self.config.spec.residual_scale * self.config.spec.residual_scale)
     }
@@ -220,7 +227,8 @@ impl<B: Backend> Model<B> {
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
 
-    /// The borrowed channels of q. Under a policy with a constant decision they are still zeroed, as in training.
+    /// Channels of q that carry decisions. A policy with a constant decision still zeroes them, as
+    /// in training.
     pub(super) fn borrowed(&self, constant: Option<f32>) -> Option<Borrowed> {
         let (heads, alpha) = match (&self.config.dms, &self.config.dmc) {
             (Some(dms), _) if dms.variant == DmsVariant::Borrowed => (1, self.alpha()?),
@@ -283,7 +291,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn delta_net(&mut self, t: &DeltaNetSpec, l: usize) -> Result<DeltaNet<B>> {
-        // By channel in the file, by token on the device.
+        // The file is ordered by channel, the device buffer by token.
         let (conv, kernel) = (self.tensor(&t.conv)?.to_f32(), t.conv.shape[2]);
         let conv: Vec<f32> = (0..kernel).flat_map(|i| conv.iter().skip(i).step_by(kernel).copied()).collect();
         let decay: Vec<f32> = self.tensor(&t.a_log)?.to_f32().iter().map(|&log| -f64::from(log).exp() as f32).collect();
@@ -299,7 +307,8 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// Stacked q, k, v and output gate with the rows of a predictor, their biases, and what else decisions need.
+    /// Loads stacked q, k, v and output gate with the rows of a predictor, their biases, and the
+    /// other tensors of decisions.
     #[allow(clippy::type_complexity)]
     fn projection(&mut self, t: &AttentionSpec) -> Result<(B::Weight, Option<B::Buf<f32>>, Decisions<B>)> {
         let linears = &t.projections()[..];
@@ -353,12 +362,12 @@ impl<B: Backend> Loader<'_, B> {
         Ok(tensor)
     }
 
-    /// Weights `[out, in]` of linear layers with the same input, stacked by rows.
+    /// Loads weights `[out, in]` of linear layers with the same input, stacked by rows.
     fn matrix(&mut self, linears: &[&LinearSpec]) -> Result<B::Weight> {
         self.stacked(&linears.iter().map(|linear| &linear.weight).collect::<Vec<_>>())
     }
 
-    /// Matrices with the same number of columns, stacked by rows.
+    /// Loads matrices with the same number of columns, stacked by rows.
     fn stacked(&mut self, specs: &[&TensorSpec]) -> Result<B::Weight> {
         let tensors = specs.iter().map(|spec| self.tensor(spec)).collect::<Result<Vec<_>>>()?;
         Ok(self.b.weight(&tensors)?)
@@ -369,14 +378,14 @@ impl<B: Backend> Loader<'_, B> {
         self.upload(&values)
     }
 
-    /// The weights of a norm as they are used, times a factor, in f32.
+    /// Loads the weights of a norm in f32, with its offset added, times a factor.
     fn norm(&mut self, spec: &TensorSpec, factor: f32) -> Result<B::Buf<f32>> {
         let (mut values, offset) = (self.tensor(spec)?.to_f32(), self.checkpoint.config.spec.norm_offset);
         values.iter_mut().for_each(|value| *value = (*value + offset) * factor);
         self.upload(&values)
     }
 
-    /// Biases `[out]` of linear layers, concatenated; `None` if the model has none.
+    /// Loads biases `[out]` of linear layers, concatenated; `None` if the model has none.
     fn bias(&mut self, linears: &[&LinearSpec]) -> Result<Option<B::Buf<f32>>> {
         let mut values = Vec::new();
         for bias in linears.iter().filter_map(|linear| linear.bias.as_ref()) {

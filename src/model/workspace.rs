@@ -12,9 +12,9 @@ pub struct Workspace<B: Backend> {
     pub max_logits: usize,
     hidden: usize,
     n_kv_heads: usize,
-    /// The step's tokens `[max_tokens]`, and behind a step that samples, the sampled ones.
+    /// Tokens of the step `[max_tokens]`, and the sampled tokens after a step that samples.
     pub tokens: B::Buf<Token>,
-    /// `[max_logits, vocab]`, f32.
+    /// Logits `[max_logits, vocab]` in f32.
     pub logits: B::Acts,
     /// Non-finite flag `[1]`: the first layer whose input was not finite, `i32::MAX` if all were.
     pub non_finite: B::Buf<i32>,
@@ -22,13 +22,14 @@ pub struct Workspace<B: Backend> {
     pub(super) x: B::Acts,
     /// Normalised input of the next block and, after the pass, of the output head `[max_tokens, hidden]`.
     pub(super) h: B::Acts,
-    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, with the output gate and a predictor's columns
-    /// behind them.
+    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, followed by the output
+    /// gate and a predictor's columns.
     pub(super) qkv: B::Acts,
     /// Attention output `[max_tokens, n_q_heads * head_dim]`.
     pub(super) att: B::Acts,
-    /// Projections of a delta net `[max_tokens, channels + value_width]` and `[max_tokens, 2 value_heads]`, and its output
-    /// `[max_tokens, value_width]`; empty where there is none.
+    /// Projections of a delta net `[max_tokens, channels + value_width]` and
+    /// `[max_tokens, 2 value_heads]`, and its output `[max_tokens, value_width]`; empty if the
+    /// model has no delta net.
     pub(super) delta_rows: B::Acts,
     pub(super) delta_gates: B::Acts,
     pub(super) delta_out: B::Acts,
@@ -38,7 +39,7 @@ pub struct Workspace<B: Backend> {
     pub(super) gate_up: B::Acts,
     /// SwiGLU output `[max_tokens, ffn]`.
     pub(super) act: B::Acts,
-    /// Scratch of experts, where layers have them.
+    /// Scratch of experts, if layers have them.
     pub(super) experts: Option<ExpertRows<B>>,
     /// Rows of `h` selected for logits `[max_logits, hidden]`.
     pub(super) chosen: B::Acts,
@@ -48,21 +49,21 @@ pub struct Workspace<B: Backend> {
     pub(super) raw: B::Acts,
     /// Eviction decisions of one layer `[max_tokens, n_kv_heads]`; a positive one marks the token.
     pub(super) decisions: B::Buf<f32>,
-    /// Those of local layers, which are constant.
+    /// Decisions of local layers, which are constant.
     pub(super) local_decisions: B::Buf<f32>,
-    /// For a head, sums of maps of some layers' inputs, or the model's output `[max_tokens, hidden]`, with scratch; empty where
-    /// there is none.
+    /// Input of a draft head `[max_tokens, hidden]`, with scratch: sums of maps of some layers'
+    /// inputs, or the model's output. Empty without a head.
     pub features: B::Acts,
     pub(super) feature_sum: B::Acts,
     pub(super) feature_norm: B::Acts,
-    /// By layer, what [`commit`](super::commit) needs of a step that is staged.
+    /// Rows of each layer that [`commit`](super::commit) needs after a staged step.
     pub(super) staged: Vec<Staged<B>>,
-    /// Tokens sampled in such a step.
+    /// Tokens sampled in a staged step.
     pub sampled: B::Buf<Token>,
 }
 
-/// Rows of a layer whose tokens are fed later, as `qkv` and `decisions` or `delta_rows` and `delta_gates`. What a layer has not is
-/// empty.
+/// Rows of a layer that are committed later: `qkv` and `decisions`, or `delta_rows` and
+/// `delta_gates`. Buffers that the layer does not use are empty.
 pub(super) struct Staged<B: Backend> {
     pub rows: B::Acts,
     pub decisions: B::Buf<f32>,
@@ -70,7 +71,7 @@ pub(super) struct Staged<B: Backend> {
     pub gates: B::Acts,
 }
 
-/// The decisions of local layers.
+/// Allocates the constant decisions of local layers.
 fn constant<B: Backend>(b: &B, len: usize) -> Result<B::Buf<f32>, OutOfMemory> {
     let mut buffer = b.alloc(len)?;
     b.write(&mut buffer, 0, &vec![Window::DECISION; len]);
@@ -113,7 +114,7 @@ impl<B: Backend> Workspace<B> {
         let delta_columns = delta_width(|d| d.channels() + d.value_width());
         let gate_columns = delta_width(|d| 2 * d.value_heads);
         let around_gate_up = [&of_h[..], &of_act].concat();
-        // Backends fuse no other gate.
+        // SwiGLU is the only gate that backends fuse.
         let of_gate_up = match c.spec.activation {
             Activation::Silu => Use::GateUp(&around_gate_up),
             Activation::GeluTanh => Use::Any,
@@ -170,8 +171,9 @@ impl<B: Backend> Workspace<B> {
         })
     }
 
-    /// Whether the residual stream of each of the first `n` rows of the last step is finite, as the final norm sees it. A
-    /// row that is not finite in one layer is not finite in any later one.
+    /// Reads whether the residual stream of each of the first `n` rows of the last step is finite,
+    /// as the final norm sees it. A row that is not finite in one layer is not finite in any later
+    /// layer.
     pub fn finite_rows(&self, b: &B, n: usize) -> Vec<bool> {
         let mut rows = vec![0.0; n * self.hidden];
         b.read_acts(&self.x, &mut rows);
@@ -189,7 +191,7 @@ impl<B: Backend> Workspace<B> {
     }
 }
 
-/// Scratch for `rows` tokens in layers with experts.
+/// Allocates scratch for `rows` tokens in layers with experts.
 fn expert_rows<B: Backend>(b: &B, model: &Model<B>, sizes: Experts, rows: usize) -> Result<ExpertRows<B>, OutOfMemory> {
     let pairs = rows * sizes.per_token;
     Ok(ExpertRows {
