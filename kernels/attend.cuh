@@ -1,15 +1,18 @@
-// Decode attention: split-KV attention of one token a sequence over the slots that its KV heads have stored, on tensor
-// cores, and over the token itself. The token sees every live slot but the one that leaves the window at it. Prefill chunks go
-// to attend_tiles.cu. CPU twins: `backend::cpu::attention`, `backend::cpu::rope`, `Codec::round_trip`.
+// Decode attention on tensor cores (split-KV): attention of one token per sequence over the slots
+// that its KV heads store, and over the token itself. The token sees every live slot except the one
+// that leaves the window at this token. Prefill chunks go to attend_tiles.cu. CPU twins:
+// `backend::cpu::attention`, `backend::cpu::rope`, `Codec::round_trip`.
 //
-// The token has no slot yet: its codes and its decision are staged, and `append` stores those of all layers when the step ends
-// (`place_scores`, under a policy with scores, those of one layer next). So no table, slot or live count changes in a step before
-// all layers have been attended to, and everything but the token's own rows is read while the kernels before this one still run.
-// What ended the step before has ended by then: steps are separated as common.cuh says.
+// The token has no slot yet: its codes and its decision are staged, and `append` stores them for
+// all layers at the end of the step. (Under a policy with scores, `place_scores` stores them after
+// each layer.) So no table, slot or live count changes before all layers of a step are attended to.
+// Everything except the token's own rows can be read while the preceding kernels still run. The
+// kernels of the previous step have ended by then: common.cuh explains how steps are separated.
 //
-// Precision: K and V are exact, q and softmax weights are rounded to bf16, sums are f32. Running maxima are rounded up to
-// whole exponents of 2, so a weight is rounded in the same way whatever maximum it is relative to: dividing the keys
-// differently among warps, splits and tiles changes the order of sums and nothing else.
+// Precision: K and V are exact, q and softmax weights are rounded to bf16, sums are f32. Running
+// maxima are rounded up to integer exponents of 2, so a weight is rounded in the same way whatever
+// maximum it is relative to. How the keys are divided among warps, splits and tiles therefore
+// changes only the order of sums.
 #pragma once
 #include "attend_merge.cuh"
 #include "attend_softmax.cuh"
@@ -21,34 +24,36 @@
 #define DYNAMIC_MEMORY (MAX_HEAD_DIM > 128)
 #endif
 
-// The block's share of the token's work: pages [first, last) of one KV head. head -1: none.
+// The block's share of the token's work: pages [first, last) of one KV head. head -1: no work.
 struct Split {
   int head, live, first, last, index, count;
 };
 
-// a / b where that is less than 2^21, in a third of the time of an integer division.
+// a / b for quotients less than 2^21, in a third of the time of an integer division.
 __device__ __forceinline__ int divide(int a, int b) {
   int q = (int)(a * reciprocal((float)b)), left = a - q * b;
   return left < 0 ? q - 1 : left >= b ? q + 1 : q;
 }
 
-// Divides the pages of a token's KV heads among blocks, about as many as the token's share of those that the GPU runs at once, at
-// least one for each head. Every block computes the same division. A head has at most pages / per + 1 splits and pages / per
-// adds up to at most the share, so a grid of heads + share blocks has room for all.
+// Divides the pages of a token's KV heads among blocks: about as many blocks as the token's share
+// of those that the GPU runs at once, and at least one per head. Every block computes the same
+// division. A head has at most pages / per + 1 splits, and the pages / per sum to at most the
+// share, so a grid of heads + share blocks has room for all splits.
 __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) {
-  // pages of all heads, hence pages per split
+  // pages of all heads, which give the pages per split
   int total = 0, block = blockIdx.x;
   for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
   total = warp_sum(total);
-  // Rounds of a page for each warp, at least as many as bring a head of mean length the least time, in which a round takes as long
-  // as a block takes to merge about eight splits; and no more blocks than the share.
+  // Pages per warp. At least as many as make a head of mean length fastest, if reading a page takes
+  // as long as merging about eight splits; and enough that there are no more blocks than the share.
   int share = max((int)gridDim.x - heads, 1), fewest = ((int)sqrtf(total * reciprocal((float)heads)) + 3) / WARPS;
   int per = max(max(fewest, divide(divide(total + share - 1, share) + WARPS - 1, WARPS)), 1) * WARPS;
-  // Rounded up where no warp is to get two pages. Otherwise to nearest: rounded up, the blocks would outnumber the share, and
-  // those that do not fit begin when others end, which takes longer than half a block's work more in one of them.
+  // Round the number of splits up if no warp would get two pages. Otherwise round to nearest:
+  // rounding up gives more blocks than the share, and the blocks that do not fit start only when
+  // others end. That costs more time than up to half a block of extra work in one block.
   int more = per > WARPS ? per / 2 : per - 1;
   Split s = {-1, 0, 0, 0, 0, 0};
-  // prefix sum of the heads' splits, 32 heads at a time, until this block's is among them
+  // prefix sum of the heads' splits, 32 heads at a time, until it includes this block
   for (int h = lane, before = 0; h - lane < heads; h += 32) {
     int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
     int splits = h >= heads ? 0 : pages <= UNSPLIT_PAGES ? 1 : max(1, divide(pages + more, per));
@@ -69,7 +74,7 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   return s;
 }
 
-// Whether a token reads fewer than all pages of some head: `full` in `select_pages`.
+// Whether the token reads fewer than all pages of some head: `full` in `select_pages`.
 __device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int position, int lane) {
   int reads = pages_to_read(kv, position + 1);
   bool some = false;
@@ -77,8 +82,9 @@ __device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int po
   return __any_sync(FULL, some);
 }
 
-// Gives every head the same number of blocks, before it is known how many pages it reads: the square root of the most that its query
-// heads can choose, for the reason in `split_of`, and at most its part of the share.
+// Gives every head the same number of blocks, before it is known how many pages each head reads:
+// the square root of the maximum that its query heads can choose (for the reason in `split_of`),
+// and at most the head's part of the share.
 __device__ __forceinline__ Split even_split(const Kv& kv, const int* live, int position) {
   int heads = kv.n_kv_heads, most = pages_to_read(kv, position + 1) * (kv.n_q_heads / heads);
   int count = max(1, min(((int)gridDim.x - heads) / heads, (int)sqrtf((float)most))), head = blockIdx.x / count;
@@ -87,7 +93,8 @@ __device__ __forceinline__ Split even_split(const Kv& kv, const int* live, int p
   return Split{head, live[head], index * WARPS, 0, index, count};
 }
 
-// K and V of the rows of a span as a page, and a row in the making for each warp. By the block that reads them.
+// K and V of the rows of a span as one page, and one row of scratch per warp. For the block that
+// reads them.
 template <int D, class Codec, bool IS>
 struct SpanRows {};
 template <int D, class Codec>
@@ -99,7 +106,7 @@ struct SpanRows<D, Codec, true> {
 template <int D, class Codec, class Mode>
 struct Shared {
   float rows[MAX_GROUP + 2][ROW_STRIDE];  // query heads of the group, K, V
-  // states of the warps and of the token itself
+  // softmax states of the warps and of the token itself
   float max[WARPS + 1][MAX_GROUP], sum[WARPS + 1][MAX_GROUP];
   union {
     float acc[MAX_GROUP * D];
@@ -108,18 +115,21 @@ struct Shared {
   OwnToken own;
   float scratch[ROW_STRIDE];
   float hidden[WARPS];  // shares of a predictor's hidden units
-  // Slot of the token that leaves the window, -1: none. Of a row with drafts before it those that have left since the first one.
+  // Slot of the token that leaves the window, or -1. For a row with drafts before it: the slots
+  // that have left since the first row of the span.
   int unseen[PAGE_SLOTS];
   SpanRows<D, Codec, Mode::DRAFTS> of_span;
   bool last;
 };
 
-// Grid (n_kv_heads + a token's share of the blocks that the GPU runs at once; n), THREADS threads. The last block of a head to begin
-// merges its splits: the blocks that it waits for are already running, in whatever order the GPU starts them. Reads every live slot
-// once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones.
+// Grid (n_kv_heads + a token's share of the blocks that the GPU runs at once; n), THREADS threads.
+// The last block of a head to begin merges the head's splits: the blocks that it waits for are
+// already running, whatever the order in which the GPU starts them. Reads every live slot once:
+// head_dim channels of K and of V, and the scales. Modes with pages read only the chosen pages.
 //
-// Under a mode with drafts, n rows of spans of up to PAGE_SLOTS rows, no more than the window has tokens. Beside the stored slots a row reads
-// those of its span up to itself: the last split of a head makes a page of them, and keeps the row's own for `append`.
+// Modes with drafts have n rows of spans of up to PAGE_SLOTS rows; a span has at most as many rows
+// as the window has tokens. A row reads the stored slots and the rows of its span up to itself: the
+// last split of a head collects those rows in a page, and keeps the row's own K and V for `append`.
 template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p) {
   typedef Shared<D, Codec, Mode> Memory;
@@ -142,16 +152,16 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
   bool some = mode.pages && reads_some(kv, live, position, lane);
   Split split = some ? even_split(kv, live, position) : split_of(live, heads, lane);
-  // Blocks without work end here; the kernel ends with the last of the others.
+  // Blocks without work end here; the kernel ends with the last working block.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
   int first_head = split.head * group;
-  // Page numbers, or pages that were chosen.
+  // Page numbers, or entries of the list of chosen pages.
   const int* pages = mode.pages ? (const int*)(p.chosen + (u64)(blockIdx.y * heads + split.head) * kv.max_pages) : slots.pages;
 
-  // this warp's pages: each of a run, or every step-th of a list
+  // this warp's pages: consecutive ones, or every step-th of a list
   int at = split.first + warp, step = some ? split.count * WARPS : WARPS, number = 0;
-  // of this page and the next one, where pages are chosen
+  // list entries of this page and of the next one, if pages are chosen
   u32 choice = 0, next = 0;
   auto look_up = [&](int i, u32& choice) {
     if (mode.pages) {
@@ -161,17 +171,17 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       number = pages[i];
     }
   };
-  // of the page looked up last
+  // prefetches the page that was looked up last
   auto prefetch_page = [&] {
 #pragma unroll 1
     for (int j = 128 * lane; j < kv.meta_at; j += 128 * 32) prefetch(page_at(kv, number) + j);
   };
   auto first_slot = [&] { return (mode.pages ? chosen_entry(choice) : at) * PAGE_SLOTS; };
   Page<D, Codec> page;
-  // first page to registers, second one in flight
+  // loads the first page into registers and starts loading the second one
   auto load_first = [&] {
     if (some) {
-      // the list and its length at once
+      // read the list and its length at once
       int last = p.chosen_slots[blockIdx.y * heads + split.head] / PAGE_SLOTS;
       if (at < kv.max_pages) look_up(at, choice);
       split.last = last;
@@ -196,8 +206,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     copy_commit();
   };
   if (!mode.pages) load_first();
-  // The head's first block, under a mode with drafts the last, also has the token's K and V, and those of the rows before it in its
-  // span. A warp's rows: query heads, then K and V of each.
+  // The head's first block (with drafts: the last one) also has the token's own K and V, and with
+  // drafts K and V of the earlier rows of the span. Rows that the warps process: query heads, then
+  // K and V of each token.
   bool own = split.index == (Mode::DRAFTS ? split.count - 1 : 0);
   int of_span = Mode::DRAFTS ? row_of_step - span.start : 0, rows = group + (own ? 2 * (of_span + 1) : 0);
   auto is_v = [&](int r) { return Mode::DRAFTS ? r > group && (r - group) % 2 : r > group; };
@@ -206,7 +217,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   RopeAngles angles;
   auto turn = [&](int r) { angles.compute(head_params, r < group ? position : position - of_span + (r - group) / 2, lane); };
   if (warp < rows && !is_v(warp)) turn(warp);
-  // The last warp has no query, or the fewest pages: it looks up which slot leaves.
+  // The last warp has no query, or the fewest pages, so it looks up the slot that leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
   Dms dms = {};
@@ -214,7 +225,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   bool pinned = looks && is_pinned(kv, p.layer, row_of_step);
   if (looks && !Mode::DRAFTS) assignment.load(kv, dms, slots, position);
   if (looks && Mode::DRAFTS && lane < PAGE_SLOTS) {
-    // The token that leaves at each of the span's rows so far. Its mark is stored: its window has more tokens than the span.
+    // Slots that leave at the span's rows so far. Their marks are stored, because the window has
+    // more tokens than the span.
     int at = position - of_span + lane;
     bool leaves = at <= position && dms.leaves_at(at);
     int leaving = leaves ? slots.ring[dms.ring_at(at)] : -1;
@@ -222,11 +234,11 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   }
   bool has_units = !mode.scores && head_params.units > 0;
   if (has_units && looks) prefetch_hidden_units(head_params, split.head, lane);
-  // `select_pages` lets this kernel start when all work in front of it is done.
+  // `select_pages` lets this kernel start only after all work before it is done.
   if (!mode.pages) wait_previous();
 
-  // The split's number among those of its head in the order in which they begin. No block of this launch comes after the last one,
-  // and the next launch waits for this one.
+  // Index of this split in the order in which the head's splits begin. No block of this launch
+  // begins after the last one, and the next launch waits for this one.
   int* arrivals = p.arrivals + blockIdx.y * heads + split.head;
   int begun = 0;
   auto begin = [&] {
@@ -258,7 +270,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       if (r >= group) stage_row(codec, kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
     }
   }
-  // One warp would take microseconds for some hundred units.
+  // All warps share the hidden units: one warp would take microseconds for some hundred.
   float hidden = 0.0f;
   if (has_units) {
     float units = warp_sum(hidden_units(head_params, span.start, split.head, heads, threadIdx.x, THREADS));
@@ -288,7 +300,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   int unseen = s.unseen[0];
   copy_wait<0>();
   __syncwarp();
-  // The last warps are those with the fewest pages.
+  // The last warps have the fewest pages.
   int own_head = WARPS - 1 - warp;
   if (!Mode::DRAFTS && own && own_head < group) {
     float2 state = attend_to_itself<Codec>(mode, p, s.own, s.rows[own_head], s.rows[group], first_head, own_head, lane);
@@ -298,13 +310,14 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   float* logits = mode.scores ? logits_at(p, blockIdx.y, split.head) : nullptr;
   int stride = mode.scores ? logit_stride(kv) : 0;
   int busy = min(split.last - split.first, WARPS);  // warps with pages
-  // The rows of the span are read by the warp with the fewest.
+  // The warp with the fewest pages reads the rows of the span.
   int reads_span = Mode::DRAFTS && own ? min(busy, WARPS - 1) : WARPS;
   if (Mode::DRAFTS && reads_span == busy && busy < WARPS) busy++;
   if (warp < busy) {
     OnlineSoftmax<D, Codec> softmax;
     softmax.init(s.rows, group, d, lane);
-    // pages of this warp; the next one is loaded into the registers that the current one no longer needs
+    // pages of this warp; the next page is loaded into registers that the current one no longer
+    // needs
 #pragma unroll 1
     while (at < split.last) {
       int first = first_slot();
@@ -317,7 +330,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
           not_seen |= 1 << __shfl_sync(FULL, slot, __ffs(left) - 1);
       }
       softmax.score(mode, codec, page, split.live - first, not_seen, by, lane, logits_of_page, stride, chosen_readers(choice));
-      // `select_pages` has counted it
+      // `select_pages` counted this slot as read, so subtract it
       if (mode.pages && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
         atomicAdd(kv.reads + p.spans[blockIdx.y].seq, ~(u64)0);
       at += step;
@@ -346,7 +359,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   }
   __syncthreads();
 
-  // Merge the warps, two channels a thread and 64 channels a warp; then the head's splits, by the block that began last.
+  // Merge the warps, two channels per thread and 64 channels per warp. Then the block that began
+  // last merges the head's splits.
   bool last = s.last;
   const int UNITS = D / 64;
   int split_words = group * UNITS * UNIT_WORDS;
@@ -383,7 +397,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       continue;
     }
     if (split.count > 1) x = merge_splits(unit_states, split_words, split.count, split.index, x, lane);
-    // The first split sees the token itself, under a mode with drafts the last one, so the sum is not zero.
+    // The sum is not zero, because the first split (with drafts: the last one) sees the token
+    // itself.
     float by = reciprocal(x.sum);
     x.acc.x *= by, x.acc.y *= by;
     if (mode.scores && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = x.max;
@@ -392,7 +407,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     else put_out(p, row_of_step, (first_head + head) * d + channel, x.acc);
   }
   if (!Codec::ROTATED || !last) return;
-  // back through shared memory, a warp for each query head
+  // inverse rotation in shared memory, one warp per query head
   __syncthreads();
   if (warp < group) {
     unrotate_row(s.rows[warp], d, lane);
@@ -402,8 +417,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   }
 }
 
-// Instances by head size (up to 64, 128 and 256 channels) and codec. Two blocks fit an SM, but for one of the widest rows, and one
-// that chooses: with registers for two it takes 3 % longer.
+// Instances by head size (up to 64, 128 and 256 channels) and codec. Two blocks fit on an SM,
+// except for the widest rows and for modes that choose pages: limiting registers to fit two makes
+// those 3 % slower.
 #define ATTEND(name, D, Codec, Mode)                                                                                            \
   KERNEL __launch_bounds__(THREADS, D > 128 || (D > 64 && (!Codec::PACKED || Mode::CHOOSES)) ? 1 : 2) name(DecodeParams params) { \
     attend<D, Codec, Mode>(params);                                                                                             \

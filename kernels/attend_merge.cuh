@@ -1,5 +1,5 @@
-// The ends of decode attention: what a token sees of itself, and the merge of a head's splits. CPU twins:
-// `backend::cpu::attention`, `Codec::round_trip`.
+// Final steps of decode attention: attention of a token to itself, and the merge of a head's
+// splits. CPU twins: `backend::cpu::attention`, `Codec::round_trip`.
 #pragma once
 #include "codec.cuh"
 #include "decode.cuh"
@@ -8,7 +8,8 @@
 #define THREADS (32 * WARPS)
 #define IN_FLIGHT 8  // splits that a lane loads at once
 
-// Two or four values of a row from an index on that is a multiple of as many, `from` values after the row's first.
+// Writes two or four consecutive output values of a row. `from`, a multiple of their number, is the
+// index of the first.
 __device__ __forceinline__ void put_out(const DecodeParams& p, int row, int from, float2 x) {
   put2(p.out, p.out_is_bf16, (u64)row * p.kv.n_q_heads * p.kv.head_dim + from, x.x, x.y);
   if (p.image) put_image2(p.image, row, from, x.x, x.y);
@@ -27,7 +28,8 @@ struct OwnToken {
   float weight[MAX_GROUP];  // of its V in each query head, as its softmax state has it
 };
 
-// Encodes K (v = 0) or V (1) of the token to row r of a staged page; x becomes what the cache gives back. By a warp.
+// Encodes K (v = 0) or V (v = 1) of the token into row r of a staged page. x is replaced by the
+// decoded values. Called by a whole warp.
 template <class Codec>
 __device__ __forceinline__ void stage_row(const Codec& codec, const Kv& kv, u8* page, int r, OwnToken& own, float* x, int v, int lane) {
   u32 side = encode_row(codec, v, own.codes[v], x, kv.head_dim, lane);
@@ -35,8 +37,9 @@ __device__ __forceinline__ void stage_row(const Codec& codec, const Kv& kv, u8* 
   write_codes(kv, page, r, v, own.codes[v], side, lane);
 }
 
-// Maximum and sum of the softmax state that the token's own K is for query head `h` of its group, rounded as attend.cuh rounds
-// states. Sets the weight of its V. By a warp.
+// Returns maximum and sum of the softmax state of the token's own K for query head `h` of its
+// group, rounded like the states in attend.cuh. Sets the weight of the token's V. Called by a whole
+// warp.
 template <class Codec, class Mode>
 __device__ __forceinline__ float2 attend_to_itself(Mode mode, const DecodeParams& p, OwnToken& own, const float* q, const float* k,
                                                    int first_head, int h, int lane) {
@@ -51,9 +54,10 @@ __device__ __forceinline__ float2 attend_to_itself(Mode mode, const DecodeParams
   return float2{top, Codec::SCALED ? weight : rounded};
 }
 
-// How the state of a split travels to the block that merges: for each 64 channels of a query head their accumulators, the maximum and
-// the sum, and two words that are not used. A word is zero until it has a value, so that a reader needs neither a fence nor a counter
-// to know what has arrived. A value of zero goes as -0.
+// Layout of a split's state in memory, from which another block merges it: for each 64 channels of
+// a query head, the accumulators, the maximum, the sum and two unused words. A word is zero until
+// its value is written, so a reader needs neither a fence nor a counter to see which values have
+// arrived. Zero is written as -0.
 #define UNIT_WORDS 68  // as `backend::cuda::pool::UNIT_WORDS`
 __device__ __forceinline__ float as_sent(float x) { return x == 0.0f ? -0.0f : x; }
 __device__ __forceinline__ void send(float* to, float2 x) {
@@ -61,28 +65,29 @@ __device__ __forceinline__ void send(float* to, float2 x) {
 }
 __device__ __forceinline__ bool has_arrived(float2 x) { return __float_as_uint(x.x) != 0 && __float_as_uint(x.y) != 0; }
 
-// The softmax state of two channels of a query head.
+// Softmax state of two channels of a query head.
 struct TwoChannels {
   float2 acc;
   float max, sum;
 };
 
-// Sends the state of 64 channels, two a lane. By a warp.
+// Writes the state of 64 channels, two per warp lane. Called by a whole warp.
 __device__ __forceinline__ void send_state(float* to, TwoChannels x, int lane) {
   send(to + 2 * lane, x.acc);
   if (lane == 0) send(to + 64, float2{x.max, x.sum});
 }
 
-// Merges 64 channels of the `count` splits of a query head, two a lane, always in the same order: which block merges makes no
-// difference. x is the state of split `own`; those of the others arrive from `states` on, one every `step` floats, which are zero
-// again at the end. By a warp.
+// Merges 64 channels of the `count` splits of a query head, two per warp lane, always in the same
+// order, so that the result does not depend on the merging block. x is the state of split `own`.
+// The other states arrive at `states`, one every `step` floats, and are reset to zero at the end.
+// Called by a whole warp.
 __device__ __forceinline__ TwoChannels merge_splits(float* states, int step, int count, int own, TwoChannels x, int lane) {
-  // `sum` is this lane's share.
+  // `sum` is this lane's part of the sum.
   TwoChannels all = {{0.0f, 0.0f}, NEG_INFINITY, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < count; first += IN_FLIGHT) {
-    // Lane i has maximum and sum of the i-th of these splits. Only what has not arrived is read again: an SM needs longer
-    // for a whole round of reads than a state needs to arrive.
+    // Lane i reads maximum and sum of the i-th of these splits. Only values that have not arrived
+    // are read again: reading all of them again takes an SM longer than a state takes to arrive.
     float2 acc[IN_FLIGHT], state = {0.0f, 0.0f};
     auto at = [&](int i) { return (float2*)(states + (first + i) * step + 2 * lane); };
     float2* state_at = (float2*)(states + (first + lane) * step + 64);

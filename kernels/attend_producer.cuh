@@ -1,22 +1,25 @@
-// The producers of attend_wgmma.cu: which keys the rows of a tile see, and how they come to shared memory.
+// Producers of attend_wgmma.cu: they find the keys that the rows of a tile see, and load them into
+// shared memory.
 #pragma once
 #include "hopper.cuh"
 #include "unpacked.cuh"
 
 #define PRODUCERS 128       // threads
-// Keys that all rows see, and pages of such keys: those of a batch whose V is not loaded yet, and those found after it, at most
-// BN - 1 + PRODUCERS and BN / PAGE_SLOTS - 1 + PRODUCERS / PAGE_SLOTS. RING is a multiple of BN.
+// Capacity for keys that all rows see, and for pages of such keys: the keys of a batch whose V is
+// not loaded yet, and the keys found after it. Those are at most BN - 1 + PRODUCERS keys and BN /
+// PAGE_SLOTS - 1 + PRODUCERS / PAGE_SLOTS pages. RING is a multiple of BN.
 #define RING 512
 #define PAGE_RING 32
 
-// Up to BN keys that are attended to together, in the ring from `begin` on: `unmasked` keys that all rows see, then those of
-// the list from `masked` on. begin < 0: BN keys in the ring of pages from -1 - begin on. n = 0: none are left.
+// Up to BN keys that are attended to together: `unmasked` keys that all rows see, in the ring from
+// `begin` on, then keys of the list from `masked` on. begin < 0: BN keys in the ring of pages from
+// -1 - begin on. n = 0: no keys are left.
 struct Batch {
   int begin, unmasked, masked, n;
 };
 
-// A key that some rows see: the addresses of its K row and of K's scale, if the codec has scales. Rows first to last of the
-// span see it.
+// A key that some rows see: the address of its K row, and of K's scale if the codec has scales. The
+// rows first to last of the span see it.
 struct Key {
   const u8 *k, *scale;
   int first, last;
@@ -25,17 +28,18 @@ struct Key {
 template <class Codec_>
 struct Config {
   using Codec = Codec_;
-  // Channels of a head, keys of a batch, consumer warpgroups, batches in shared memory.
+  // Channels of a head, keys per batch, consumer warpgroups, batches in shared memory.
   static constexpr int D = 128, BN = 128, GROUPS = 2, STAGES = 2, QUERIES = 64 * GROUPS;
   static constexpr bool PACKED = Codec::PACKED, SCALED = Codec::SCALED;
-  // Batches whose scales are kept: a consumer may be at the softmax of one while those STAGES after it are loaded.
+  // Batches whose scales are kept: a consumer may be at the softmax of one batch while the batch
+  // STAGES later is loaded.
   static constexpr int BATCHES = 4;
   static constexpr int MASKED = 2 * QUERIES;  // keys found that some rows see: at most twice the tokens of a tile less one
 };
 
 template <class C>
 struct Shared {
-  // Tiles of 64 channels, rows of 128 bytes, 128-byte swizzle, aligned to 1,024 bytes.
+  // Tiles of 64 channels: rows of 128 bytes, 128-byte swizzle, aligned to 1,024 bytes.
   u16 q[C::QUERIES * C::D], k[C::STAGES][C::BN * C::D], v[C::STAGES][C::BN * C::D];
   u8 codes[2][C::PACKED ? C::BN * C::D : 16];  // in flight
   float scales[C::BATCHES][2][C::SCALED ? C::BN : 4];  // K's, V's
@@ -50,7 +54,7 @@ struct Shared {
   bool last;
 };
 
-// Position in a ring of stages, and the parity of its phase.
+// Index in a ring of stages, and the parity of its phase.
 template <int STAGES>
 struct Stage {
   int at = 0;
@@ -60,11 +64,11 @@ struct Stage {
   }
 };
 
-// A producer thread: finds keys and loads them. Keys of pages that all rows see are copied by page, others row by row.
-// UNPACKED: from the step's unpacked copy.
+// A producer thread: finds keys and loads them. Keys of pages that all rows see are copied by page,
+// other keys row by row. UNPACKED: keys are read from the step's unpacked copy.
 //
-// Candidates are numbered so that pages begin at multiples of PAGE_SLOTS: the stored slots, rounded up, then the step's
-// rows from that page on in which the span begins.
+// Candidates are numbered so that pages begin at multiples of PAGE_SLOTS: first the stored slots,
+// rounded up to whole pages, then the step's rows from the page in which the span begins.
 template <class C, bool UNPACKED>
 struct Producer {
   static constexpr bool PACKED = C::PACKED && !UNPACKED;  // codes are decoded here
@@ -85,7 +89,7 @@ struct Producer {
   int page, meta, page_ahead;  // of candidate next + thread, and the page of the one PRODUCERS after it
   float decision;
 
-  // Page of a candidate; -1 and less: of the step, where it is not unpacked.
+  // Page of a candidate. Negative numbers are pages of the step that are not unpacked.
   __device__ __forceinline__ int page_of(int c) const {
     int of_step = (t.span.start - lead + c - padded) / PAGE_SLOTS * kv.n_kv_heads + t.head;
     if (UNPACKED) return c >= padded ? first_staged + of_step : lane_page + c / PAGE_SLOTS;
@@ -96,7 +100,7 @@ struct Producer {
     if (UNPACKED) return unpacked + (u64)page * UnpackedPage::BYTES;
     return page < 0 ? kv.staged + (u64)(-1 - page) * kv.stride : page_at(kv, page);
   }
-  // Within a page: a row of K, its scale, and from them to V.
+  // Address of a row of K in a page, address of its scale, and offsets from these to V.
   __device__ __forceinline__ const u8* key_at(u8* page, int r) const {
     return UNPACKED ? page + r * UnpackedPage::ROW : row_at(kv, page, r, 0);
   }
@@ -108,7 +112,8 @@ struct Producer {
     return UNPACKED ? UnpackedPage::V_SCALES_AT - UnpackedPage::SCALES_AT : kv.v_sides_at - kv.k_sides_at;
   }
 
-  // Starts loads of what decides about the next candidates, whose pages are here, and of the pages after them.
+  // Starts loading the marks or decisions of the next candidates, whose pages are known, and the
+  // pages of the candidates after them.
   __device__ __forceinline__ void look() {
     int c = next + thread;
     page = page_ahead;
@@ -124,7 +129,8 @@ struct Producer {
     page_ahead = c + PRODUCERS < end ? page_of(c + PRODUCERS) : 0;
   }
 
-  // Looks at PRODUCERS candidates, one a thread, and compacts those that some row sees into the rings and the list.
+  // Tests PRODUCERS candidates, one per thread, and appends those that some row sees to the rings
+  // or the list.
   __device__ __forceinline__ void scan() {
     int warp = thread / 32, lane = thread % 32, c = next + thread;
     const Dms& dms = t.dms;
@@ -148,7 +154,7 @@ struct Producer {
     alls &= (low ? 0 : 0xffff) | (high ? 0 : 0xffff0000);
     if (lane == 0) s.counts[warp] = __popc(alls) | __popc(somes) << 8 | (low + high) << 16;
     int now = page;
-    // The next candidates are in flight while these are compacted.
+    // The next candidates are loaded while these are compacted.
     next += PRODUCERS;
     look();
     group_barrier(1, PRODUCERS);
@@ -175,7 +181,7 @@ struct Producer {
     group_barrier(1, PRODUCERS);
   }
 
-  // Only the last batches have masked keys or less than BN.
+  // Only the last batches have masked keys or fewer than BN keys.
   __device__ __forceinline__ Batch next_batch() {
     while (pages < PAGES && unmasked < BN && next < end) scan();
     Batch b = {begin, unmasked, done, BN};
@@ -218,7 +224,8 @@ struct Producer {
     return b;
   }
 
-  // Copies K (which = 0) or V (1) of a batch of pages, and with K the scales of both, by one warp.
+  // Copies K (which = 0) or V (which = 1) of a batch of pages, and with K the scales of both.
+  // Called by one warp.
   __device__ __forceinline__ void copy_pages(u16* to, const Batch& b, int which, int number, u64* barrier) const {
     const int SCALES = PAGE_SLOTS * sizeof(float);
     int lane = thread % 32;
@@ -234,7 +241,7 @@ struct Producer {
                 SCALES, barrier);
   }
 
-  // The same of packed codes to `codes`, and with K the scales of both.
+  // Copies packed codes of a batch of pages to `codes`, and with K the scales of both.
   __device__ __forceinline__ void copy_codes(const Batch& b, int which, int number) const {
     const int BYTES = PAGE_SLOTS * D, SCALES = PAGE_SLOTS * sizeof(float);
     int lane = thread % 32;
@@ -250,7 +257,7 @@ struct Producer {
     copy_bulk(&scales[1][lane * PAGE_SLOTS], at + kv.v_sides_at, SCALES, barrier);
   }
 
-  // Starts copies of the scales of a batch of rows.
+  // Starts copying the scales of a batch of rows.
   __device__ __forceinline__ void copy_row_scales(const Batch& b, int number) const {
     float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
     if (thread >= BN) return;
@@ -260,13 +267,14 @@ struct Producer {
     copy_async4(&scales[1][thread], from + (real ? to_value_scale() : 0), real);
   }
 
-  // Starts copies of rows of K or V of a batch, and with K the scales of both; zeros after the last key.
+  // Starts copying rows of K or V of a batch, and with K the scales of both. Rows after the last
+  // key are zeros.
   template <bool WHOLE>
   __device__ __forceinline__ void copy_rows(u16* to, const Batch& b, int which, int number) const {
     const int PER_KEY = D / 8, AT_ONCE = PRODUCERS / PER_KEY;
     int first = thread / PER_KEY, chunk = thread % PER_KEY, offset = (which ? to_value() : 0) + 16 * chunk;
     const u8* const* rows = s.ring + b.begin + first;
-    // AT_ONCE is a multiple of eight, so the swizzle of a thread's rows is the same.
+    // AT_ONCE is a multiple of eight, so all rows of a thread have the same swizzle.
     to += chunk / 8 * (BN * 64) + first * 64 + ((chunk ^ first) & 7) * 8;
 #pragma unroll
     for (int i = 0; i < BN / AT_ONCE; i++) {
@@ -276,7 +284,8 @@ struct Producer {
     if (C::SCALED && !which) copy_row_scales(b, number);
   }
 
-  // The same of packed codes, 16 at a time, to where this thread decodes them, and with K the scales of both.
+  // Starts copying packed codes of rows, 16 at a time, to where this thread decodes them, and with
+  // K the scales of both.
   template <bool WHOLE>
   __device__ __forceinline__ void copy_row_codes(const Batch& b, int which, int number) const {
     const int PER_KEY = D / 16, AT_ONCE = PRODUCERS / PER_KEY;
@@ -290,13 +299,13 @@ struct Producer {
     if (!which) copy_row_scales(b, number);
   }
 
-  // Decodes what `copy_codes` or `copy_row_codes` copied.
+  // Decodes the codes that `copy_codes` or `copy_row_codes` copied.
   __device__ __forceinline__ void decode(u16* to, int which) const {
     const int PER_KEY = D / 16, AT_ONCE = PRODUCERS / PER_KEY;
     typedef typename C::Codec::K Rows;
     const Rows format(kv);
     int first = thread / PER_KEY, part = thread % PER_KEY, odd = part / 4;
-    // Threads of the two halves of a row write chunks of different parity, so that they meet in no bank.
+    // Threads of the two halves of a row write chunks of different parity, to avoid bank conflicts.
     u16* row = to + part / 4 * (BN * 64) + first * 64;
     u16* low = row + ((2 * part + odd) ^ first) % 8 * 8;
     u16* high = row + ((2 * part + 1 - odd) ^ first) % 8 * 8;
@@ -309,7 +318,7 @@ struct Producer {
     }
   }
 
-  // Loads K or V of a batch that is not packed. Warp 0 copies pages of K, warp 1 of V.
+  // Loads K or V of a batch that is not packed. Warp 0 copies pages of K, warp 1 pages of V.
   __device__ __forceinline__ void load(u16* to, const Batch& b, int which, int number, u64* full, u64* empty,
                                        u32 parity) const {
     bool own = thread / 32 == which, first = thread == 32 * which;
@@ -326,7 +335,7 @@ struct Producer {
     if (first) barrier_arrive(full);
   }
 
-  // Starts copies of the codes of K or V of a batch.
+  // Starts copying the codes of K or V of a batch.
   __device__ __forceinline__ void load_codes(const Batch& b, int which, int number) const {
     if (b.begin >= 0) {
       if (b.n == BN) copy_row_codes<true>(b, which, number);
@@ -334,7 +343,8 @@ struct Producer {
     } else if (thread / 32 == which) copy_codes(b, which, number);
     copy_commit();
   }
-  // Waits for them, decodes them, and lets others copy to `codes`. `parity`: of the batches of pages.
+  // Waits for the codes, decodes them, and releases `codes` for the next copy. `parity` is the
+  // phase of the batches of pages.
   __device__ __forceinline__ void decode_codes(u16* to, const Batch& b, int which, int number, u32 parity, u64* full,
                                                u64* empty, u32 empty_parity) const {
     if (b.begin < 0) barrier_wait(s.codes_full + which, parity);
@@ -343,8 +353,8 @@ struct Producer {
     if (thread == 0 && !which) s.batches[number % C::BATCHES] = b;
     decode(to, which);
     fence_tiles();
-    // Consumers read what any producer wrote to the list. The barrier below orders that too, but compute-sanitizer's racecheck
-    // follows only threads that arrive themselves.
+    // Consumers read list entries that any producer thread wrote. The barrier below orders this
+    // too, but compute-sanitizer's racecheck only tracks threads that arrive themselves.
     if (!which && b.unmasked < b.n) copy_arrive(full);
     group_barrier(1, PRODUCERS);
     if (thread == 0) barrier_arrive(full);
@@ -361,7 +371,7 @@ struct Producer {
     else run_unpacked();
   }
 
-  // Tells consumers that batches have ended with number `number`.
+  // Signals to the consumers that there is no batch `number`, nor any after it.
   __device__ __forceinline__ void finish(const Stage<C::STAGES>& stage, int number) const {
     barrier_wait(s.k_empty + stage.at, stage.parity ^ 1);
     if (thread > 0) return;
@@ -369,8 +379,8 @@ struct Producer {
     barrier_arrive(s.k_full + stage.at);
   }
 
-  // K is loaded a batch ahead of V, as consumers read it: the scan of further keys stands between K and V of different batches
-  // and delays neither.
+  // K is loaded one batch ahead of V, as consumers read it. The scan for further keys runs between
+  // K and V of different batches and delays neither.
   __device__ __forceinline__ void run_unpacked() {
     Batch of_k = next_batch(), of_v = {0, 0, 0, 0};
     Stage<C::STAGES> k, v;
@@ -387,7 +397,7 @@ struct Producer {
     finish(k, number);
   }
 
-  // Codes of the next tile are in flight while those of this one are decoded.
+  // Codes of the next tile are copied while the current ones are decoded.
   __device__ __forceinline__ void run_packed() {
     Stage<C::STAGES> stage;
     Batch b = next_batch();

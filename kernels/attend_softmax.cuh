@@ -1,11 +1,12 @@
-// A warp processes one page of 16 slots at a time, straight from global memory to registers: S = K Q^T has slots as rows
-// (M = 16), O = V^T P^T has channels as rows, and the group's query heads are the N = 8 columns of both.
-// Channels are contracted, and keys summed, in the order in which the loads bring them.
+// Online softmax of decode attention. A warp processes one page of 16 slots at a time, directly
+// from global memory to registers. S = K Q^T has slots as rows (M = 16), O = V^T P^T has channels
+// as rows, and the group's query heads are the N = 8 columns of both. Channels are contracted, and
+// keys summed, in the order in which the loads deliver them.
 #pragma once
 #include "codec.cuh"
 
-// How LANES lanes hold a row of a format: D / LANES channels each, in runs of up to 16 bytes. Run i of a lane is run
-// LANES i + lane of the row.
+// Layout of a row of a format in LANES warp lanes: D / LANES channels per lane, in runs of up to 16
+// bytes. Run i of a lane is run LANES i + lane of the row.
 template <int D, int LANES, class Rows>
 struct RowLanes {
   static const int HALF = 16 / Rows::EIGHT_BYTES;            // values in half a u32
@@ -13,15 +14,16 @@ struct RowLanes {
   static const int WORDS = D / LANES / (2 * HALF);           // of a lane
   static const int RUN = WORDS < 4 ? WORDS : 4, CHANNELS = 2 * HALF * RUN;  // words and channels of a run
   static const int ROW_BYTES = D * Rows::EIGHT_BYTES / 8;    // of a whole row
-  // Words of a load of other rows: those of narrow codes begin at multiples of 8 bytes.
+  // Words per load for rows of other widths: rows of narrow codes begin at multiples of 8 bytes.
   static const int ALIGNED = HALF > 1 && RUN > 2 ? 2 : RUN;
 
-  // Channel i of those that a lane holds.
+  // Channel of a row that is value i of a lane.
   static __device__ __forceinline__ int channel(int i, int lane) {
     return (i / CHANNELS * LANES + lane) * CHANNELS + i % CHANNELS;
   }
-  // Loads a lane's words, AT_ONCE at a time. Of bf16 the first d channels; others, which may hold NaN, become zeros. Narrower codes
-  // are finite whatever their bits, and what follows a row lies in its page: they take no check.
+  // Loads a lane's words, AT_ONCE at a time. Of bf16 rows, channels from d on become zeros, because
+  // the memory may hold NaN. Narrower codes are always finite, and the bytes after a row belong to
+  // its page, so they need no check.
   template <int AT_ONCE>
   static __device__ __forceinline__ void load(u32* to, const u8* row, int d, int lane) {
 #pragma unroll
@@ -42,8 +44,8 @@ struct RowLanes {
   }
 };
 
-// A page in a warp's registers, as fragments of mma: lane 4 g + t holds K of slots g and g + 8 as lane t of four, and V of slots
-// 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 as lane g of eight.
+// A page in a warp's registers, as fragments of mma. Lane 4 g + t holds K of slots g and g + 8 as
+// lane t of four, and V of slots 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 as lane g of eight.
 template <int D, class Codec>
 struct Page {
   using K = RowLanes<D, 4, typename Codec::K>;
@@ -52,7 +54,7 @@ struct Page {
   float k_scale[2];
   u32 v_side[2];
 
-  // Of rows of D channels the compiler knows the addresses but for the page's, and 16 bytes are loaded at once.
+  // For rows of D channels the compiler knows all offsets in the page, and loads are 16 bytes wide.
   __device__ __forceinline__ void load_k(const Kv& kv, const u8* page, int lane) {
     if (kv.head_dim == D) load_k_by<K::RUN>(k, page, K::ROW_BYTES, D, lane);
     else load_k_by<K::ALIGNED>(k, page, kv.k_bytes, kv.head_dim, lane);
@@ -64,7 +66,7 @@ struct Page {
       K::template load<AT_ONCE>(k[half], page + (lane / 4 + 8 * half) * bytes, d, lane % 4);
   }
 
-  // V and the side data. The first n slots live.
+  // Loads V and the side data. The first n slots are live.
   __device__ __forceinline__ void load_v(const Kv& kv, const u8* page, int n, int lane) {
     if (kv.head_dim == D) load_v_by<V::RUN>(v, page + kv.v_at, V::ROW_BYTES, D, n, lane);
     else load_v_by<V::ALIGNED>(v, page + kv.v_at, kv.v_bytes, kv.head_dim, n, lane);
@@ -87,10 +89,10 @@ struct Page {
   }
 };
 
-// Online softmax of a warp over its pages, for the query heads of a group. Lane 4 g + t holds, of head g, q's channels that it
-// holds of K; of heads 2 t and 2 t + 1, the maximum of the logits (in log2 units), its own slots' share of the sum of
-// exp2(logit - max) and of the weights times V's offsets, and the accumulators, without the offsets, of the channels that it
-// holds of V.
+// Online softmax of a warp over its pages, for the query heads of a group. Lane 4 g + t holds the
+// channels of q of head g that match its channels of K. For heads 2 t and 2 t + 1 it holds: the
+// maximum of the logits (in log2 units); the sums over its own slots of exp2(logit - max), and of
+// the weights times V's offsets; and the accumulators, without the offsets, of its channels of V.
 template <int D, class Codec>
 struct OnlineSoftmax {
   using K = typename Page<D, Codec>::K;
@@ -98,14 +100,15 @@ struct OnlineSoftmax {
   u32 weights[2];
   float acc[D / 16][4], rescale[2], max[2], sum[2], offset[2];
 #if MAX_HEAD_DIM > 128
-  // A page of wide heads leaves no registers for q: its rows in shared memory, for every page again.
+  // With wide heads no registers are left for q: its rows are read from shared memory for every
+  // page.
   const float (*rows)[ROW_STRIDE];
   int group, d;
 #else
   u32 q[D / 16][2];
 #endif
 
-  // Fragment i of the queries: four channels as the two pairs in which K has them.
+  // Fragment i of the queries: four channels, as the two pairs in which K has them.
   static __device__ __forceinline__ void load_query(u32 (&q)[2], const float (*rows)[ROW_STRIDE], int group, int d,
                                                     int i, int lane) {
     const float by = Codec::QUERY_FACTOR;
@@ -131,10 +134,11 @@ struct OnlineSoftmax {
     for (int k = 0; k < 2; k++) max[k] = NEG_INFINITY, sum[k] = offset[k] = 0.0f;
   }
 
-  // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen: under a mode with drafts, slots
-  // whose bit is 1. Dot products k q times
-  // `scale` are logits in log2 units; under a mode with scores those of slot i go to `logits + i * stride` too.
-  // Under a mode with pages, heads whose bit in `readers` is 0 see none of them.
+  // Computes the softmax weights of a page's keys. The first n slots are live, and slot `unseen` is
+  // not seen (with drafts: the slots whose bit is 1). Dot products k q times `scale` are logits in
+  // log2 units; under a mode with scores the logit of slot i is also written to
+  // `logits + i * stride`. Under a mode with pages, heads whose bit in `readers` is 0 do not see
+  // the page.
   template <class Mode>
   __device__ __forceinline__ void score(Mode mode, const Codec& codec, const Page<D, Codec>& page, int n, int unseen, float scale, int lane,
                                         float* logits, int stride, u32 readers) {
@@ -142,7 +146,7 @@ struct OnlineSoftmax {
     // S = K Q^T, in two independent chains of mma
     float scores[4] = {}, others[4] = {};
 #if MAX_HEAD_DIM > 128
-    // Keeps the compiler from reading q before the loop over pages.
+    // Keep the compiler from reading q before the loop over pages.
     asm volatile("" ::: "memory");
 #endif
 #pragma unroll
@@ -175,7 +179,7 @@ struct OnlineSoftmax {
         if (g + 8 * half < n && head < stride)
           *(float2*)(logits + (g + 8 * half) * stride + head) = float2{scores[2 * half], scores[2 * half + 1]};
     }
-    // new maximum, and the factor that brings the sums to it
+    // new maximum, and the factor that rescales the sums to it
     float from[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
@@ -183,7 +187,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, mask));
       top = fmaxf(max[k], ceilf(top));
-      // nothing seen so far: avoid inf - inf
+      // no key seen so far: avoid inf - inf
       from[k] = top == NEG_INFINITY ? 0.0f : top;
       rescale[k] = exp2_fast(max[k] - from[k]);
       max[k] = top;
@@ -196,14 +200,15 @@ struct OnlineSoftmax {
       float x = exp2_fast(scores[2 * half] - from[0]), y = exp2_fast(scores[2 * half + 1] - from[1]);
       if (Codec::SCALED) {
         sum[0] += x, sum[1] += y;
-        // Slots that do not live have garbage side data.
+        // Slots that are not live have garbage side data.
         float by = Codec::V::affine(page.v_side[half]).x * Codec::WEIGHT_FACTOR;
         x = x > 0.0f ? x * by : 0.0f;
         y = y > 0.0f ? y * by : 0.0f;
       }
       u32 pair = round_pair(x, y);
       if (Codec::AFFINE) {
-        // Offsets get the rounded weights that codes get: an error that both share does not grow by their cancellation.
+        // Offsets use the same rounded weights as codes, so that cancellation between the two does
+        // not amplify the rounding error.
         float2 affine = Codec::V::affine(page.v_side[half]);
         float steps = affine.y * reciprocal(affine.x) * (1.0f / Codec::WEIGHT_FACTOR);
         offset[0] += x > 0.0f ? bf16_to_f32((u16)pair) * steps : 0.0f;
@@ -214,11 +219,12 @@ struct OnlineSoftmax {
     }
   }
 
-  // O = O * rescale + V^T P^T of the page that was scored last.
+  // O = O * rescale + V^T P^T for the page that was scored last.
   __device__ __forceinline__ void accumulate(const Codec& codec, const Page<D, Codec>& page) {
 #pragma unroll
     for (int w = 0; w < V::WORDS; w++) {
-      // halves of the same channels of two keys become words, so that a pair is of two keys of one channel
+      // Combine halves of the same channels of two keys into words, so that a pair holds two keys
+      // of one channel.
       u32 x[2], y[2];
 #pragma unroll
       for (int half = 0; half < 2; half++) {
@@ -237,13 +243,13 @@ struct OnlineSoftmax {
     }
   }
 
-  // Where `save` puts a channel of a head: runs are shifted by four channels against each other so that the lanes' stores meet in
-  // no bank. Four channels from a multiple of 4 on stay together.
+  // Index at which `save` stores a channel of a head. Runs are shifted by four channels relative to
+  // each other to avoid bank conflicts. Four channels from a multiple of 4 on stay together.
   static __device__ __forceinline__ int place(int channel) {
     return channel / V::CHANNELS * V::CHANNELS + (channel / 4 + channel / 32) % (V::CHANNELS / 4) * 4 + channel % 4;
   }
 
-  // Writes the state to shared memory, with the offsets.
+  // Writes the state to shared memory, including the offsets.
   __device__ __forceinline__ void save(const Codec& codec, float* to_acc, float* to_max, float* to_sum, int group, int lane) {
     int g = lane / 4, t = lane % 4;
 #pragma unroll

@@ -1,19 +1,22 @@
-// Prefill attention on tensor cores: a tile of query rows of one span and KV head, all query heads of the group, over the
-// slots stored before the step and the step's own rows up to each query, by the policy's rule. Decode tokens go to
-// attend.cu. CPU twin: `backend::cpu::attention`.
+// Prefill attention on tensor cores. A tile has query rows of one span and KV head, for all query
+// heads of the group. It attends to the slots stored before the step and to the step's own rows up
+// to each query, by the policy's rule. Decode tokens go to attend.cu. CPU twin:
+// `backend::cpu::attention`.
 //
-// Precision: as attend.cu, to the bit but for the order of sums.
+// Precision: bit-identical to attend.cu except for the order of sums.
 //
-// Cost: a tile of 128 query rows (tokens x query heads), 64 of wide heads, reads each key and value that one of its rows sees
-// once, mostly from L2: 4 D bytes of a bf16 slot for 512 D operations on tensor cores, 256 D of wide heads. Keys that no row sees are skipped
-// before they are read. Keys that all rows see are batched apart from those that only some see, so that few batches need
-// a mask.
+// Cost: a tile of 128 query rows (tokens x query heads; 64 for wide heads) reads each key and value
+// that one of its rows sees once, mostly from L2: 4 D bytes of a bf16 slot for 512 D operations on
+// tensor cores (256 D for wide heads). Keys that no row sees are skipped before they are read. Keys
+// that all rows see are batched apart from keys that only some rows see, so that few batches need a
+// mask.
 #pragma once
 #include "prefill.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
-// Fragments of 16 query rows in a warp's registers, and keys of a batch in shared memory: two of wide heads fit neither.
+// Fragments of 16 query rows in a warp's registers, and keys per batch in shared memory. Twice as
+// many do not fit for wide heads.
 #if MAX_HEAD_DIM > 128
 #define FRAGMENTS 1
 #define TILE_KEYS 32
@@ -26,7 +29,8 @@
 #define MASKED 256                 // keys found that some rows see: at most twice the tokens of a tile less one
 #define MIN_SPLIT_KEYS 256         // fewer are not worth a merge
 
-// A key: the address of its page, a multiple of PAGE_SLOTS, plus its row there. Rows first to last of the span see it.
+// A key: the address of its page, a multiple of PAGE_SLOTS, plus its row in the page. The rows
+// first to last of the span see it.
 struct Key {
   const u8* slot;
   int first, last;
@@ -34,9 +38,10 @@ struct Key {
 
 template <int D, class Codec>
 struct Shared {
-  // Rows are XOR-swizzled in 16-byte chunks: the eight rows that one ldmatrix reads lie in different banks.
+  // Rows are XOR-swizzled in 16-byte chunks: the eight rows that one ldmatrix reads lie in
+  // different banks.
   u16 q[TILE_QUERIES * D], k[TILE_KEYS * D], v[TILE_KEYS * D];
-  // codes of K and V in flight, unpacked to k and v
+  // codes of K and V in flight, which are unpacked to k and v
   u8 k_codes[Codec::PACKED ? TILE_KEYS * D / 8 * Codec::K::EIGHT_BYTES : 16];
   u8 v_codes[Codec::PACKED ? TILE_KEYS * D / 8 * Codec::V::EIGHT_BYTES : 16];
   u32 sides[2][2][TILE_KEYS];                     // of this batch and the next: K's, V's; scales once unpacked
@@ -47,8 +52,9 @@ struct Shared {
   bool last;
 };
 
-// Candidate c: stored slots first, then rows of the span. The rows that see a key are consecutive: from the first row, or
-// from the key's own, up to the last query of its window if it is marked.
+// Returns candidate c: first the stored slots, then rows of the span. The rows that see a key are
+// consecutive. They begin at the first row, or at the key's own row, and end at the last query of
+// its window if the key is marked.
 template <class Codec>
 __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const float* decisions, int c) {
   const Dms& dms = t.dms;
@@ -78,7 +84,7 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
   return key;
 }
 
-// Keys found and not yet attended to: those that all rows see in a ring, the others in a list.
+// Keys that are found and not yet attended to: keys that all rows see in a ring, others in a list.
 struct KeyQueue {
   int begin, unmasked;  // first key of the ring, and how many
   int masked, done;     // keys of the list, and how many are attended to
@@ -86,7 +92,7 @@ struct KeyQueue {
   Key key;              // candidate next + threadIdx.x
 };
 
-// Looks at THREADS candidates, one a thread, and compacts those that some row sees into the queue.
+// Tests THREADS candidates, one per thread, and appends those that some row sees to the queue.
 template <int D, class Codec>
 __device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& queue, const Kv& kv, const Tile& t,
                                                 const float* decisions) {
@@ -109,12 +115,12 @@ __device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& q
   queue.unmasked += total & 0xffff;
   queue.masked += total >> 16;
   queue.next += THREADS;
-  // The next candidates are in flight while these keys are attended to.
+  // The next candidates are loaded while these keys are attended to.
   if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate<Codec>(kv, t, decisions, queue.next + threadIdx.x);
   __syncthreads();
 }
 
-// Up to TILE_KEYS keys that are attended to together. n = 0: none are left.
+// Up to TILE_KEYS keys that are attended to together. n = 0: no keys are left.
 struct Batch {
   int begin, n;  // of the ring, or of the list if `masked`
   bool masked;
@@ -145,8 +151,8 @@ __device__ __forceinline__ int swizzled(int row, int channel) {
   return row * D + ((channel / 8) ^ (row % 8)) * 8;
 }
 
-// Starts async copies of K (v = 0) or V (1) of a batch, in the format Rows, D / 8 neighbouring threads a key; zeros after
-// the last.
+// Starts async copies of K (v = 0) or V (v = 1) of a batch, in the format Rows. D / 8 neighbouring
+// threads copy a key. Rows after the last key are zeros.
 template <class Rows, int D, class Codec>
 __device__ __forceinline__ void load_async(Shared<D, Codec>& s, const Batch& b, int v, int parity, const Kv& kv) {
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
@@ -172,7 +178,7 @@ __device__ __forceinline__ void load_async(Shared<D, Codec>& s, const Batch& b, 
   copy_commit();
 }
 
-// Unpacks the codes, and V's side data where it is more than a scale, that this thread copied.
+// Unpacks the codes that this thread copied, and V's side data if it is more than a scale.
 template <class Rows, int D, class Codec>
 __device__ __forceinline__ void unpack(const Rows& rows, Shared<D, Codec>& s, int v, int parity) {
   if (!Codec::PACKED) return;
@@ -191,8 +197,8 @@ __device__ __forceinline__ void unpack(const Rows& rows, Shared<D, Codec>& s, in
   }
 }
 
-// Online softmax of a warp's query rows. offset: of weights times V's offsets, which `reduce_sums` adds to
-// the accumulators.
+// Online softmax of a warp's query rows. offset: weights times V's offsets, which `reduce_sums`
+// adds to the accumulators.
 template <int D, class Codec>
 struct OnlineSoftmax {
   float offset[FRAGMENTS][2];
@@ -203,7 +209,7 @@ struct OnlineSoftmax {
     for (int f = 0; f < FRAGMENTS; f++) rows[f].init(), offset[f][0] = offset[f][1] = 0.0f;
   }
 
-  // S += Q K^T of the batch: fragment j of 8 keys, of which a lane holds keys 2 (lane % 4) and the next.
+  // S += Q K^T of the batch. Fragment j has 8 keys; a lane holds keys 2 (lane % 4) and the next.
   __device__ __forceinline__ void score(float (*scores)[TILE_KEYS / 8][4], const Shared<D, Codec>& s) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int row = 16 * FRAGMENTS * warp + lane % 16, row_channel = lane / 16 * 8;
@@ -225,11 +231,13 @@ struct OnlineSoftmax {
     }
   }
 
-  // Scores become softmax weights in bf16; accumulators and sums are rescaled to the new maxima.
+  // Converts scores to softmax weights in bf16, and rescales accumulators and sums to the new
+  // maxima.
   __device__ __forceinline__ void weigh(u32 (*weights)[TILE_KEYS / 8][2], float (*scores)[TILE_KEYS / 8][4],
                                         const Codec& codec, const Shared<D, Codec>& s, const Batch& b, int parity,
                                         const Tile& t, float scale) {
-    // Scores times this are logits in log2 units; scaled codecs apply it with the scales of the keys.
+    // Factor from scores to logits in log2 units; scaled codecs apply it with the scales of the
+    // keys.
     float unit = Codec::SCALED ? 1.0f : scale * LOG2E;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (Codec::SCALED) {
@@ -276,7 +284,7 @@ struct OnlineSoftmax {
         float &max = rows[f].max[i], &sum = rows[f].sum[i], *acc = rows[f].acc;
         top = fmaxf(max, ceilf(top * unit));
         float from = top == NEG_INFINITY ? 0.0f : top;
-        // rescale, if it grew: maxima soon stay the same
+        // rescale if the maximum grew; it soon stays the same
         if (__any_sync(FULL, top > max)) {
           float by = exp2_fast(max - from);
           max = top;
@@ -296,7 +304,7 @@ struct OnlineSoftmax {
           }
           weights[f][j][i] = round_pair(x, y);
           if (Codec::AFFINE) {
-            // the rounded weights that codes get too
+            // offsets use the same rounded weights as codes
             float2 steps = *(const float2*)&s.offsets[8 * j + lane % 4 * 2];
             float2 w = {bf16_to_f32((u16)weights[f][j][i]), __uint_as_float(weights[f][j][i] & 0xffff0000u)};
             offset[f][i] += w.x * steps.x + w.y * steps.y;
@@ -324,7 +332,7 @@ struct OnlineSoftmax {
       }
   }
 
-  // Sums of the four lanes that share a row; offsets join the accumulators.
+  // Sums over the four lanes that share a row, and adds the offsets to the accumulators.
   __device__ __forceinline__ void reduce_sums(const Codec& codec) {
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
@@ -343,8 +351,9 @@ struct OnlineSoftmax {
   }
 };
 
-// Grid (splits, n_kv_heads, tiles), THREADS threads; a span of len rows has len / (TILE_QUERIES / group) tiles, rounded up.
-// Splits beyond those that a tile's keys are worth end at once; the last one to arrive merges all.
+// Grid (splits, n_kv_heads, tiles), THREADS threads. A span of len rows has len / (TILE_QUERIES /
+// group) tiles, rounded up. Splits that a tile has too few keys for end at once. The last split to
+// arrive merges all.
 template <int D, class Codec>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory<sizeof(Shared<D, Codec>)>();
@@ -373,7 +382,8 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     load_async<typename Codec::K>(s, now, 0, parity, kv);
     load_async<typename Codec::V>(s, now, 1, parity, kv);
   }
-  // batches of keys: K of the next one is in flight from the scores of this one on, V from its accumulation on
+  // batches of keys: K of the next batch is loaded from the scores of this batch on, V from its
+  // accumulation on
 #pragma unroll 1
   while (now.n > 0) {
     copy_wait<1>();
@@ -385,7 +395,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     Batch next = next_batch(s, queue, kv, t, p.decisions);
     if (next.n > 0) load_async<typename Codec::K>(s, next, 0, parity ^ 1, kv);
     else copy_commit();
-    // Packed V is waited for before the weights, which need its scales, bf16 V after them.
+    // Wait for packed V before the weights, which need its scales, and for bf16 V after them.
     if (Codec::PACKED) {
       copy_wait<1>();
       unpack(codec.v, s, 1, parity);
