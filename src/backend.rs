@@ -1,13 +1,17 @@
-//! What a device must offer to run a model: its memory ([`Device`]), the ops of a step ([`Ops`]), the cache's pages between
-//! steps ([`Pages`]), and what it reports about itself ([`Report`]); together a [`Backend`]. What only measurements and checks
-//! need is [`Measure`]. Ops have the size at which kernels are fused; which kernels run them is the backend's decision.
+//! The interface that a device implements to run a model: its memory ([`Device`]), the ops of a
+//! step ([`Ops`]), the cache's pages between steps ([`Pages`]), and reports about itself
+//! ([`Report`]); together a [`Backend`]. [`Measure`] has the functions that only measurements and
+//! checks need. An op is as large as the work that kernels fuse; the backend decides which kernels
+//! run it.
 //!
-//! All ops write into a caller's buffer; none allocates. Shapes are `[rows, width]`, row-major; a matmul has M rows of
-//! activations, N rows of the weight and K columns of both. The CPU composes its ops of plain loops and is the oracle of other
-//! backends. Knows policies, codecs and tensors, but no model, file or conversation.
+//! All ops write into a caller's buffer and allocate nothing. Shapes are `[rows, width]`,
+//! row-major; a matmul has M rows of activations, N rows of the weight and K columns of both. The
+//! CPU composes its ops of plain loops and is the reference for other backends. This module knows
+//! policies, codecs and tensors, but no model, file or conversation.
 //!
-//! A decode or prefill step runs inside [`Ops::step`], and its only read-back is [`Ops::read_step`]. Lengths and tables
-//! are in device memory ([`KvTables`]), so that a backend can capture a step once and replay it.
+//! A decode or prefill step runs inside [`Ops::step`], and its only read-back is
+//! [`Ops::read_step`]. Lengths and tables are in device memory ([`KvTables`]), so that a backend
+//! can capture a step once and replay it.
 
 pub mod cpu;
 pub mod cuda;
@@ -33,8 +37,8 @@ pub struct OutOfMemory {
     pub needed_bytes: u64,
 }
 
-/// The device failed during an op. Ops panic with it, because nothing on the device can be used any more; the engine's thread
-/// catches it and reports it.
+/// The device failed during an op. Ops panic with it, because nothing on the device can be used any
+/// more. The engine's thread catches and reports it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceLost(pub String);
@@ -44,8 +48,8 @@ pub struct QkvRopeArgs<'a, B: Device> {
     /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
     pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
     pub rms_eps: f32,
-    /// Radians per position, one for each pair of channels that is rotated: channels i and `len + i` of a head. Those behind
-    /// `2 len` are not rotated; none are where it is empty.
+    /// Radians per position for each pair of rotated channels: channels i and `len + i` of a head.
+    /// Channels from `2 len` on are not rotated; with an empty buffer, none are.
     pub inv_freq: &'a B::Buf<f32>,
     /// Factor on cos and sin (YaRN); 1 elsewhere.
     pub rope_scale: f32,
@@ -75,8 +79,8 @@ impl<'a, B: Device> QkvRopeArgs<'a, B> {
     }
 }
 
-/// Scores of tokens, from columns that maps of the layer's input have made: in the projected rows behind v, where a predictor's
-/// are, or in rows of their own.
+/// Scores of tokens, read from columns that linear maps of the layer's input have computed: a
+/// predictor's columns after v in the projected rows, or rows of their own.
 pub struct Predictor<'a, B: Device> {
     /// The rows of an adapter, whose input has a norm of its own.
     pub own: Option<&'a B::Acts>,
@@ -85,9 +89,10 @@ pub struct Predictor<'a, B: Device> {
     pub alpha: Alpha,
 }
 
-/// Layout of a predictor's columns, the last ones of their rows: `copies` runs of `stride` columns, each with one column per KV head
-/// if there is a linear map, then one per hidden unit, then padding. Copies are added up: they are stacked where one would not be
-/// exact enough in the format of q, k and v.
+/// Layout of a predictor's columns, the last ones of their rows. There are `copies` runs of
+/// `stride` columns, each with one column per KV head if there is a linear map, then one per hidden
+/// unit, then padding. Copies are added up: they are stacked if one copy would not be exact enough
+/// in the format of q, k and v.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Columns {
     pub linear: bool,
@@ -111,8 +116,8 @@ impl Columns {
     }
 }
 
-/// Channels of q that training has freed: the last one of the first query heads of each KV head, which are zero in attention
-/// under any policy. The default is none.
+/// Channels of q that training has freed: the last channel of the first query heads of each KV
+/// head. They are zero in attention under any policy. The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Borrowed {
     /// Those query heads: 1 with borrowed-neuron DMS, 2 with DMC.
@@ -134,12 +139,13 @@ pub struct Alpha {
 pub struct SampleArgs<'a, B: Pages> {
     /// `[n]`, one per row.
     pub draws: &'a B::Buf<SamplingState>,
-    /// `seq_len` is the position of the token to sample, less [`SamplingState::ahead`]; the penalty is for those in `seen`.
+    /// `seq_len` is the position of the token to sample, minus [`SamplingState::ahead`]; the
+    /// penalty applies to tokens in `seen`.
     pub kv: &'a KvTables<B>,
     /// As in [`Norm`].
     pub non_finite: &'a B::Buf<i32>,
-    /// The tokens of a step whose sequences are only fed later: the last [`SamplingState::ahead`] up to a row itself count as
-    /// fed for it.
+    /// Tokens of a step whose sequences are fed later. For each row, the last
+    /// [`SamplingState::ahead`] tokens up to the row itself count as fed.
     pub staged: Option<&'a B::Buf<Token>>,
     /// Whether all rows are [greedy](SamplingState::is_greedy).
     pub greedy: bool,
@@ -158,8 +164,8 @@ pub struct DeltaNetArgs<'a, B: Device> {
     /// Weight of the norm of a head's output `[value_dim]`, and its epsilon.
     pub norm: &'a B::Buf<f32>,
     pub rms_eps: f32,
-    /// Whether inputs and state stay as they are. The op run again with the same rows of a span, or the first of them, and
-    /// without this then changes them.
+    /// Whether inputs and state stay unchanged. Running the op again without this flag, on the same
+    /// rows of a span or on the first of them, then changes them.
     pub staged: bool,
 }
 
@@ -177,31 +183,35 @@ pub struct ExpertsArgs<'a, B: Device> {
     pub rows: &'a mut ExpertRows<B>,
 }
 
-/// Scratch of [`Ops::experts`] for steps of `n` tokens with `k` experts each; it has no meaning after the op.
+/// Scratch of [`Ops::experts`] for steps of `n` tokens with `k` experts each; undefined after the
+/// op.
 pub struct ExpertRows<B: Device> {
     /// Logits of the router `[n, experts]`.
     pub logits: B::Acts,
     /// Experts of each token `[n, k]`, the most probable first, and their weights.
     pub chosen: B::Buf<i32>,
     pub weights: B::Buf<f32>,
-    /// `[2 n k + experts + 1]`: numbers of pairs of a token and its expert in order of experts, the inverse of that, and where
-    /// each expert's pairs begin.
+    /// `[2 n k + experts + 1]`: indices of the (token, expert) pairs in order of experts, the
+    /// inverse permutation, and the start of each expert's pairs.
     pub order: B::Buf<i32>,
-    /// Rows of pairs in order of experts: gate and up `[n k, 2 width]`, SwiGLU `[n k, width]`, and output `[n k, hidden]`.
+    /// Rows of pairs in order of experts: gate and up `[n k, 2 width]`, SwiGLU `[n k, width]`, and
+    /// output `[n k, hidden]`.
     pub gate_up: B::Acts,
     pub act: B::Acts,
     pub out: B::Acts,
 }
 
-/// Work of a step after the forward pass. Steps of one kind with the same number of one-token spans issue the same ops on the
-/// same buffers, so one captured graph serves all of them.
+/// Work of a step after the forward pass. Steps of one kind with the same number of one-token spans
+/// issue the same ops on the same buffers, so one captured graph serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepKind {
     /// Nothing; its logits can be read afterwards.
     Feed,
-    /// Computes logits, samples, and starts the copy of the tokens to the host. `greedy`: [`SampleArgs::greedy`].
+    /// Computes logits, samples, and starts the copy of the tokens to the host. `greedy`:
+    /// [`SampleArgs::greedy`].
     Decode { greedy: bool },
-    /// As `Decode`, for every row of spans of several tokens: the sequences are fed none of them until [`Ops::commit`].
+    /// Like `Decode`, for every row of spans of several tokens. No token is fed until
+    /// [`Ops::commit`].
     Verify { greedy: bool },
 }
 
@@ -219,17 +229,18 @@ pub struct StepResult {
 pub enum Use<'a, W> {
     /// Every op reads and writes them: f32 in full.
     Any,
-    /// Only matmuls with these weights read them. They may have the matmul's input precision (bf16 on CUDA); ops that write
-    /// them then round.
+    /// Read only by matmuls with these weights. The buffer may have the matmul's input precision
+    /// (bf16 on CUDA); ops that write it then round.
     Input(&'a [&'a W]),
-    /// Gate and up projections before SwiGLU, where these weights read what is before and behind it. A backend that fuses the
-    /// two needs fewer rows than a step has, or none.
+    /// Gate and up projections before SwiGLU, between rows that these weights read. A backend that
+    /// fuses the two needs fewer rows than a step has, or none.
     GateUp(&'a [&'a W]),
     /// Rows of logits that [`Ops::sample`] samples from, with what it needs beside them.
     Logits,
 }
 
-/// A device's memory: buffers, activations, weights, and copies between host and device. Nothing of it is called inside a step.
+/// A device's memory: buffers, activations, weights, and copies between host and device. None of it
+/// is called inside a step.
 pub trait Device: Sized + 'static {
     /// Typed device memory.
     type Buf<T: Plain>;
@@ -248,10 +259,12 @@ pub trait Device: Sized + 'static {
     fn acts(&self, rows: usize, width: usize, used: Use<'_, Self::Weight>) -> Result<Self::Acts, OutOfMemory>;
     /// Reads the first rows of activations as f32.
     fn read_acts(&self, src: &Self::Acts, rows: &mut [f32]);
-    /// Stacks matrices of equal width by rows (q, k and v; gate and up). The CPU shares the tensors' bytes, a GPU copies them.
+    /// Stacks matrices of equal width by rows (q, k and v; gate and up). The CPU shares the
+    /// tensors' bytes, a GPU copies them.
     fn weight(&self, parts: &[Tensor]) -> Result<Self::Weight, OutOfMemory>;
-    /// Loads the kernels of a model. `on_files` gets the number of files loaded and their total, before each of them, and
-    /// returns whether to go on. What is not loaded here is loaded by its first use. Does nothing on a backend without kernels.
+    /// Loads the kernels of a model. `on_files` receives the number of files loaded and their
+    /// total, before each of them, and returns whether to continue. Other kernels are loaded by
+    /// their first use. Does nothing on a backend without kernels.
     fn load_kernels(
         &self,
         _needs: &KernelNeeds,
@@ -263,8 +276,8 @@ pub trait Device: Sized + 'static {
     fn allocating<T>(&self, _purpose: &'static str, make: impl FnOnce() -> T) -> T {
         make()
     }
-    /// Bytes of device memory that the allocations of `make` would take, without taking any; what it returns cannot be
-    /// used. `None` where memory is the host's.
+    /// Bytes of device memory that the allocations of `make` would take, without allocating. The
+    /// value that `make` returns cannot be used. `None` if device memory is the host's.
     fn dry_run_bytes<T>(&self, _make: impl FnOnce() -> T) -> Option<u64> {
         None
     }
@@ -275,13 +288,14 @@ pub struct Norm<'a, B: Device> {
     /// `[width]`
     pub weight: &'a B::Buf<f32>,
     pub eps: f32,
-    /// Where a row is not finite, `non_finite[0]` becomes `min(non_finite[0], layer)`; `i32::MAX` means that none was.
+    /// If a row is not finite, `non_finite[0]` becomes `min(non_finite[0], layer)`; `i32::MAX`
+    /// means that all rows were finite.
     pub layer: usize,
     pub non_finite: &'a mut B::Buf<i32>,
 }
 
-/// A linear layer with what is around it: arguments of [`Ops::linear`]. The scratch in it has no meaning after the op, and a
-/// backend that fuses the steps may leave it as it is.
+/// A linear layer with the operations around it: arguments of [`Ops::linear`]. Its scratch is
+/// undefined after the op, and a backend that fuses the operations may not write it.
 pub struct Linear<'a, B: Device> {
     pub weight: &'a B::Weight,
     pub bias: Option<&'a B::Buf<f32>>,
@@ -305,7 +319,7 @@ pub enum After<'a, A> {
     Add(&'a mut A),
     /// `out = silu(gate) * up` of `y = [gate | up]`, with scratch for [`Use::GateUp`].
     Swiglu(&'a mut A),
-    /// The same with GELU, by its approximation with tanh, in place of SiLU. Its scratch is [`Use::Any`].
+    /// SwiGLU with GELU (tanh approximation) instead of SiLU. Its scratch is [`Use::Any`].
     Geglu(&'a mut A),
 }
 
@@ -321,8 +335,8 @@ pub struct AttentionArgs<'a, B: Pages> {
 
 /// The ops of a step. `n` is the number of rows in use.
 pub trait Ops: Pages {
-    /// Runs a step. A backend with graphs captures `ops` once and replays the graph, so `ops` must not change host state; they
-    /// run a second time if the capture fails.
+    /// Runs a step. A backend with graphs captures `ops` once and replays the graph, so `ops` must
+    /// not change host state; it runs a second time if the capture fails.
     fn step(&self, _kind: StepKind, _spans: &[Span], mut ops: impl FnMut(&Self)) {
         ops(self)
     }
@@ -332,33 +346,41 @@ pub trait Ops: Pages {
     fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, add: bool, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
-    /// Attention and the update of the cache in one layer, from projected rows `[q heads | k heads | v heads | gate of the
-    /// output | a predictor's columns]`, which it may overwrite; `out` is `[n, n_q_heads * head_dim]`. In this order:
+    /// Attention and cache update of one layer. The input is projected rows
+    /// `[q heads | k heads | v heads | output gate | a predictor's columns]`, which may be
+    /// overwritten; `out` is `[n, n_q_heads * head_dim]`. In this order:
     ///
-    /// 1. Per-head norms of q and k. Decisions `[n, n_kv_heads]` are read from the borrowed channel (last of each group's first
-    ///    query head), or computed from a predictor's columns, and are minus infinity where `kv.pinned` says so. Where the policy merges tokens, K and V become the means of
-    ///    each row's slot by [`merge`](crate::policy::merge), in order of the rows, which changes `kv.sums` and sets the decisions.
-    ///    Borrowed channels are zeroed, before and after RoPE of q and k at `seq_len + offset in span`. K and V become what storing
-    ///    and reading makes of them, V rotated where the codec rotates it.
-    /// 2. Every row attends to its sequence's slots as they were before the step, and to the step's own rows up to itself,
-    ///    by the policy's rule of visibility. The mark of the newest stored token comes from the step's first decision (shift
-    ///    `Previous`). Undoes the codec's rotation of values. Where the policy reads pages, spans of one token do, and what they read is
-    ///    added to `kv.reads`.
-    /// 3. Every token gets a slot, token after token by [`Policy::store`](crate::policy::Policy::store): `kv.slots`, marks,
-    ///    rings, live counts and slot metadata are written, pages taken, and shared ones copied. K and V are encoded into the slots.
+    /// 1. Applies per-head norms to q and k. Decisions `[n, n_kv_heads]` are read from the borrowed
+    ///    channel (last of each group's first query head) or computed from a predictor's columns,
+    ///    and are minus infinity if `kv.pinned` says so. If the policy merges tokens, K and V
+    ///    become the means of each row's slot by [`merge`](crate::policy::merge), in order of the
+    ///    rows, which changes `kv.sums` and sets the decisions. Borrowed channels are zeroed before
+    ///    and after RoPE of q and k at `seq_len + offset in span`. K and V are replaced by their
+    ///    values after storing and reading, with V rotated if the codec rotates it.
+    /// 2. Every row attends to its sequence's slots as they were before the step, and to the step's
+    ///    own rows up to itself, by the policy's rule of visibility. The mark of the newest stored
+    ///    token comes from the step's first decision (shift `Previous`). The codec's rotation of
+    ///    values is undone. If the policy reads pages, spans of one token read only those, and
+    ///    their reads are added to `kv.reads`.
+    /// 3. Every token gets a slot, token after token by
+    ///    [`Policy::store`](crate::policy::Policy::store): `kv.slots`, marks, rings, live counts
+    ///    and slot metadata are written, pages are taken, and shared pages are copied. K and V are
+    ///    encoded into the slots.
     ///
     /// 4. Where rows are [gated](QkvRopeArgs::gated), `out *= sigmoid(gate)`.
     ///
-    /// Under a policy whose victims the weights choose, 2 and 3 are done row after row: each attends to the slots as the row before it
-    /// left them and to itself, its weights change `kv.score`, and it takes the slot that
-    /// [`Scored::place`](crate::policy::Scored::place) gives it; the keys that spans of one token attend to are added to `kv.reads`.
+    /// Under a policy whose victims depend on attention weights, 2 and 3 run row after row: each
+    /// row attends to itself and to the slots that the row before it left. Its weights change
+    /// `kv.score`, and it takes the slot that [`Scored::place`](crate::policy::Scored::place)
+    /// chooses. The keys that spans of one token attend to are added to `kv.reads`.
     ///
-    /// A single token sees exactly the slots that live once it has its own, so a backend may leave it to [`Self::advance`] to
-    /// place and store single tokens.
+    /// A single token sees exactly the slots that live once it has its own slot, so a backend may
+    /// leave placing and storing single tokens to [`Self::advance`].
     fn attention(&self, out: &mut Self::Acts, args: AttentionArgs<'_, Self>);
-    /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its spans, given by `spans`, which
-    /// have the same starts: `rows` and `decisions` are what it left. For spans of several rows, `kv.reads` counts the slots that
-    /// live once each row has its own. The caller then calls [`Self::advance`].
+    /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its
+    /// spans, given by `spans` with the same starts. `rows` and `decisions` are the output of that
+    /// step. For spans of several rows, `kv.reads` counts the slots that live once each row has its
+    /// own slot. The caller then calls [`Self::advance`].
     fn commit(
         &self,
         rows: &Self::Acts,
@@ -367,21 +389,27 @@ pub trait Ops: Pages {
         layer: usize,
         spans: &[Span],
     );
-    /// Gated delta net of one layer: mixes each sequence's rows with its state, and leaves the state behind the last one.
-    /// `rows` is `[n, channels + value_width]`: `[q heads | k heads | v heads | z heads]`, and may be overwritten; `out` is
-    /// `[n, value_width]`. All is f32. `layer` counts layers of this kind. For each row of a span, in order:
+    /// Gated delta net of one layer: mixes each sequence's rows with its state, and stores the
+    /// state after the last row. `rows` is `[n, channels + value_width]`:
+    /// `[q heads | k heads | v heads | z heads]`, and may be overwritten; `out` is
+    /// `[n, value_width]`. All values are f32. `layer` counts layers of this kind. For each row of
+    /// a span, in order:
     ///
-    /// 1. `[q k v] = silu(sum over t of conv[t] * input[t])`, by channel, over the newest `kernel` inputs: those in
-    ///    `kv.delta_inputs`, then the span's own `[q | k | v]` as they are in `rows`.
-    /// 2. q and k of each key head become `x / sqrt(sum(x^2) + 1e-6)`, and q is divided by sqrt(key_dim) as well.
-    /// 3. By value head h, with q and k of its [key head](DeltaGeometry::key_head), `beta = sigmoid(b[h])`, `g = decay[h] *
-    ///    softplus(a[h] + dt_bias[h])` and S its state `[key_dim, value_dim]` in `kv.delta_state`:
+    /// 1. `[q k v] = silu(sum over t of conv[t] * input[t])`, by channel, over the newest `kernel`
+    ///    inputs: those in `kv.delta_inputs`, then the span's own `[q | k | v]` as they are in
+    ///    `rows`.
+    /// 2. q and k of each key head become `x / sqrt(sum(x^2) + 1e-6)`, and q is divided by
+    ///    sqrt(key_dim) as well.
+    /// 3. By value head h, with q and k of its [key head](DeltaGeometry::key_head),
+    ///    `beta = sigmoid(b[h])`, `g = decay[h] * softplus(a[h] + dt_bias[h])` and S its state
+    ///    `[key_dim, value_dim]` in `kv.delta_state`:
     ///    `S *= exp(g); S += k (beta * (v - S^T k))^T; o = S^T q`.
     /// 4. `out[h] = rms_norm(o) * silu(z[h])`, the norm over `value_dim` with `args.norm`.
     ///
-    /// A sequence whose `kv.seq_len` is 0 begins with inputs and a state of zeros. `kv.delta_inputs` gets the newest inputs.
-    /// Spans of a step are of different sequences. A backend may sum in another order, as over chunks of a prefill; on the CPU
-    /// a row's result has the same bits in any chunks.
+    /// A sequence whose `kv.seq_len` is 0 begins with zero inputs and a zero state.
+    /// `kv.delta_inputs` receives the newest inputs. Spans of a step are of different sequences. A
+    /// backend may sum in another order, for example over chunks of a prefill; on the CPU a row's
+    /// result has the same bits in any chunks.
     fn delta_net(
         &self,
         out: &mut Self::Acts,
@@ -391,19 +419,22 @@ pub trait Ops: Pages {
         spans: &[Span],
         args: &DeltaNetArgs<'_, Self>,
     );
-    /// Mixture of experts: `x += sum over j of weight[j] * down(silu(gate(h)) * up(h))` of the experts j that the router chooses
-    /// for each row of `h`: the `per_token` most probable by the softmax of `router h`, of equal ones those of lower numbers. The sum
-    /// runs from the most probable on.
+    /// Mixture of experts: `x += sum over j of weight[j] * down(silu(gate(h)) * up(h))` for the
+    /// experts j that the router chooses for each row of `h`. These are the `per_token` most
+    /// probable experts by the softmax of `router h`; equal ones are chosen by lower number. The
+    /// sum begins with the most probable expert.
     fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize);
-    /// Ends the layers of a step: `seq_len += len` for every span; `seen` gets the step's tokens, where they are given;
-    /// `peak` counts the live slots, and for spans of one token `reads` does too, unless attention has counted them.
+    /// Ends the layers of a step: `seq_len += len` for every span; `seen` gets the step's tokens if
+    /// they are given; `peak` counts the live slots, and `reads` counts them for spans of one
+    /// token, unless attention has counted them.
     fn advance(&self, kv: &mut KvTables<Self>, tokens: Option<&Self::Buf<Token>>, spans: &[Span]);
     /// `out[i] = x[rows[i]]`
     fn select_rows(&self, out: &mut Self::Acts, x: &Self::Acts, rows: &[usize]);
-    /// Samples a token from each of the first `n` rows of `logits`, which it may overwrite. It is a step's last op, and starts
-    /// the copy of the result of [`Self::read_step`] to the host.
+    /// Samples a token from each of the first `n` rows of `logits`, which it may overwrite. This is
+    /// the last op of a step. It starts copying the result of [`Self::read_step`] to the host.
     fn sample(&self, sampled: &mut Self::Buf<Token>, logits: &mut Self::Acts, args: &SampleArgs<'_, Self>, n: usize);
-    /// Waits for the step and returns its result, the only read-back of a step. Updates the host's count of free pages.
+    /// Waits for the step and returns its result, the only read-back of a step. Updates the host's
+    /// count of free pages.
     fn read_step(
         &self,
         sampled: &Self::Buf<Token>,

@@ -1,5 +1,5 @@
-//! The CPU backend: f32 arithmetic on a pool of threads, the oracle of every other backend, which composes its ops of plain
-//! ones. Only `simd` and `thread_pool` hold `unsafe`.
+//! The CPU backend: f32 arithmetic on a thread pool, composed of plain ops. It is the reference for
+//! every other backend. Only `simd` and `thread_pool` hold `unsafe`.
 
 mod attention;
 mod delta;
@@ -81,8 +81,8 @@ impl Cpu {
         Self::with(threads, Isa::best(), None)
     }
 
-    /// A backend that computes the same bits on every machine and with any number of threads: slower, and the reference for
-    /// kernels of packed weights.
+    /// A backend that computes the same bits on every machine and with any number of threads. It is
+    /// slower, and the reference for kernels of packed weights.
     pub fn exact(threads: usize) -> Self {
         Self::with(threads, Isa::EXACT, None)
     }

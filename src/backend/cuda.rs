@@ -1,11 +1,11 @@
-//! The CUDA backend: one NVIDIA GPU through the driver alone, with kernels from PTX that is part of the program
-//! (`kernels/`). Weights keep the checkpoint's dtype. Activations and accumulators are f32, but matmul inputs for bf16
-//! weights are written as bf16.
+//! The CUDA backend: one NVIDIA GPU through the driver alone, with kernels from PTX that is
+//! embedded in the program (`kernels/`). Weights keep the checkpoint's dtype. Activations and
+//! accumulators are f32, except matmul inputs for bf16 weights, which are written as bf16.
 //!
-//! Everything runs in order on one stream; the host synchronizes only where it reads. Kernels allocate and free pages;
-//! between steps the host reserves, trims and sorts them. Decode steps are captured as CUDA graphs. All `unsafe` of this
-//! backend stands in `cublaslt`, `driver`, `library`, `pinned`, `pool`, `probe` and `tensor_map`, around calls of the
-//! driver and of cuBLASLt.
+//! Everything runs in order on one stream; the host synchronizes only when it reads. Kernels
+//! allocate and free pages; between steps the host reserves, trims and sorts them. Decode steps are
+//! captured as CUDA graphs. All `unsafe` of this backend is in `cublaslt`, `driver`, `library`,
+//! `pinned`, `pool`, `probe` and `tensor_map`, around calls of the driver and of cuBLASLt.
 
 mod abi;
 mod cublaslt;
@@ -67,7 +67,8 @@ const NORM_THREADS: usize = 1024;
 const FEW_NORMS: usize = 32;
 /// GPUs with less memory do without an external library unless it is asked for.
 const SMALL_GPU_BYTES: u64 = 12 << 30;
-/// Words that a step copies to the host: the non-finite flag, the number of free pages, a token for each sequence.
+/// Words that a step copies to the host: the non-finite flag, the number of free pages, and a token
+/// for each sequence.
 const MAILBOX_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels are instantiated for.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -129,7 +130,8 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
-    /// `x += more` if there is more (its address; else 0), then `out = rms_norm(x)`, or if `add`, `out += rms_norm(x)`.
+    /// Computes `x += more` if `more` is not 0 (an address), then `out = rms_norm(x)`, or with
+    /// `add`, `out += rms_norm(x)`.
     fn norm(&self, out: &mut Acts, x: &Acts, more: u64, norm: &Norm<'_, Self>, add: bool, n: usize) {
         out.fills(n);
         x.holds_f32(n);
@@ -190,8 +192,8 @@ impl Device for Cuda {
         let on_tensor_cores = |readers: &[&Weight]| !readers.is_empty() && readers.iter().all(|w| w.on_tensor_cores());
         let rows = match used {
             Use::Input(readers) if on_tensor_cores(readers) => return self.bf16_input(rows, width, readers),
-            // Our own kernels fuse SwiGLU where gate and up have one code; after the library's GEMM it is applied to a few rows at
-            // a time.
+            // Our own kernels fuse SwiGLU if gate and up have one code. After the library's GEMM it
+            // is applied to a few rows at a time.
             Use::GateUp(around) if on_tensor_cores(around) && self.cublaslt.is_none() && !are_stacked(around) => 0,
             Use::GateUp(around) if on_tensor_cores(around) => rows.min(gemm::SWIGLU_ROWS),
             Use::Logits => {
@@ -225,7 +227,8 @@ impl Device for Cuda {
     }
 
     fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
-        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
+        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers
+        // in it.
         let (spans, sampling, unpacked) = (self.spans.take(), self.sampling.take(), self.unpacked.take());
         let bytes = self.driver.dry_run_allocation(make);
         self.spans.replace(spans);
@@ -239,7 +242,8 @@ impl Ops for Cuda {
     fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
         self.send(spans);
         let mut issue = || {
-            // Attention reads tables before it waits: what changed them since the step before has to end first.
+            // Attention reads tables before it waits, so everything that changed them since the
+            // last step must end first.
             self.driver.separate();
             ops(self);
             self.settle();

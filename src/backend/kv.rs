@@ -136,7 +136,8 @@ impl KvGeometry {
         self.lanes().map(|lane| self.dense_slots(lane.layer, n).div_ceil(self.page_slots)).sum()
     }
 
-    /// Lanes of one layer in the tables. Lane `seq * n_kv_heads + head` is one KV head of one sequence.
+    /// Lanes of one layer in the tables. Lane `seq * n_kv_heads + head` is one KV head of one
+    /// sequence.
     pub fn n_lanes(&self) -> usize {
         self.n_seqs * self.n_kv_heads
     }

@@ -1,4 +1,5 @@
-//! What a backend says about itself, and what only measurements and checks ask. No op of a step is here.
+//! Reports of a backend about itself, and functions that only measurements and checks use. No op of
+//! a step is here.
 
 use super::{Backend, KvGeometry, KvTables, QkvRopeArgs};
 use crate::codec::Codec;
@@ -34,9 +35,9 @@ pub struct About {
     pub library: Option<String>,
     /// Fewest and most tokens of a prefill step that suit the backend; memory decides between them.
     pub step_tokens: RangeInclusive<usize>,
-    /// Tokens of a prefill chunk, a function of the device alone, where a row's results depend on the rows beside it: the
-    /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
-    /// same state.
+    /// Tokens of a prefill chunk, as a function of the device alone, if a row's results depend on
+    /// the rows beside it: the chunks of a prompt or a replay must then follow from its log. `None`
+    /// if they do not, so that any chunks give the same state.
     pub chunk_tokens: Option<usize>,
     /// Most rows of a step that is [committed later](super::Ops::commit); 0 where there is none.
     pub staged_rows: usize,
@@ -65,10 +66,11 @@ pub trait Measure: Backend {
     fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
     /// Reference counts of the first `mapped_pages` pages (0 = free).
     fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32>;
-    /// Largest weighted attention that each of the first tokens of a sequence gets from the queries `queries.rows`:
-    /// `out[h, t] = max over rows i of a[h, i, t] * factors[i]`, for query heads h and `out.len() / n_q_heads` tokens t.
-    /// `qkv` holds the sequence's projected rows from position 0 on, as [`Ops::attention`](super::Ops::attention) gets them; it may
-    /// be overwritten. Attention `a` is dense and causal. Scores exist in tiles of a few rows only.
+    /// Largest weighted attention that each of the first tokens of a sequence gets from the queries
+    /// `queries.rows`: `out[h, t] = max over rows i of a[h, i, t] * factors[i]`, for query heads h
+    /// and `out.len() / n_q_heads` tokens t. `qkv` holds the sequence's projected rows from
+    /// position 0 on, as [`Ops::attention`](super::Ops::attention) gets them; it may be
+    /// overwritten. Attention `a` is dense and causal. Scores exist in tiles of a few rows only.
     fn importance(
         &self,
         out: &mut [f32],
@@ -77,7 +79,8 @@ pub trait Measure: Backend {
         rope: &QkvRopeArgs<'_, Self>,
         queries: &Queries<'_>,
     );
-    /// Returns when all work issued so far is done. A backend that works in the caller's thread has nothing to wait for.
+    /// Returns when all work issued so far is done. A backend that works in the caller's thread has
+    /// nothing to wait for.
     fn synchronize(&self) {}
     /// Steps captured as graphs.
     fn captured_steps(&self) -> usize {
@@ -87,9 +90,10 @@ pub trait Measure: Backend {
     fn memory_use(&self) -> Option<MemoryUse> {
         None
     }
-    /// Median microseconds of one of `calls` calls of `op`, which gets the call's number, over [`TIMED_ROUNDS`] rounds after
-    /// one that is not timed. Each round begins with `before`, untimed. A backend may capture a round and replay it, so
-    /// that the device is timed and not the host.
+    /// Returns the median microseconds of one of `calls` calls of `op`, which receives the call's
+    /// number, over [`TIMED_ROUNDS`] rounds after an untimed one. Each round begins with `before`,
+    /// untimed. A backend may capture a round and replay it, so that the device is timed and not
+    /// the host.
     fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
         let mut round = || {
             before(state);

@@ -1,5 +1,5 @@
-//! The gated delta net on the CPU: token after token, so that a row's result does not depend on the rows beside it. A thread
-//! computes whole value heads.
+//! The gated delta net on the CPU: token after token, so that a row's result does not depend on the
+//! rows beside it. A thread computes whole value heads.
 
 use super::super::{DeltaGeometry, DeltaNetArgs, KvTables, Span};
 use super::simd::maths;

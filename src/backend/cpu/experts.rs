@@ -1,7 +1,8 @@
-//! Mixtures of experts: each expert's rows are gathered and multiplied by the GEMMs of dense layers.
+//! Mixtures of experts: each expert's rows are gathered and multiplied by the GEMMs of dense
+//! layers.
 //!
-//! A row's result does not depend on the rows beside it: those of a GEMM do not, and its experts are summed in the order of
-//! their probability.
+//! A row's result does not depend on the rows beside it: GEMM rows do not, and a row's experts are
+//! summed in the order of their probability.
 
 use super::super::ExpertsArgs;
 use super::simd::maths;
@@ -63,7 +64,8 @@ fn choose(logits: &mut [f32], chosen: &mut [i32], weights: &mut [f32], normalize
     }
 }
 
-/// Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and `starts` where each expert's begin.
+/// Sorts pairs by expert: `order` receives their indices, `place` the inverse, and `starts` the
+/// start of each expert's pairs.
 fn sort(chosen: &[i32], order: &mut [i32], place: &mut [i32], starts: &mut [i32]) {
     starts.fill(0);
     chosen.iter().for_each(|&e| starts[e as usize + 1] += 1);

@@ -1,5 +1,5 @@
-//! Slot assignment, storing and bookkeeping of slots on the CPU, token after token: the reference for parallel forms of the
-//! same.
+//! Slot assignment, storing and bookkeeping of slots on the CPU, token after token: the reference
+//! for parallel implementations.
 
 use super::super::{KvGeometry, KvTables, OutOfMemory, PageLayout, Pages, PoolStats, PresenceCounts, Span};
 use super::{Acts, Cpu, Pool};
@@ -111,7 +111,8 @@ pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
     }
 }
 
-/// Returns for each span the slots that live once a token has its own, in all lanes, summed over its tokens.
+/// Returns, for each span, the live slots of all lanes after each of its tokens has its own slot,
+/// summed over its tokens.
 pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spans: &[Span]) -> Vec<u64> {
     let (heads, policy) = (kv.geometry.n_kv_heads, kv.geometry.policy_of(layer));
     let mut slots = std::mem::take(&mut kv.slots);
@@ -125,7 +126,8 @@ pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spa
             for i in 0..span.len {
                 let at = (span.start + i) * heads + head;
                 let (slot, placement) = policy.store(&mut lane, base + i, decisions[at], eviction);
-                // The slot's last token was one of this very step: it is superseded before it is stored.
+                // The slot's last token belongs to this step: it is overwritten before it is
+                // stored.
                 if let (Placement::Overwrite(_), Some(leaving)) = (placement, i.checked_sub(policy.ring_len())) {
                     slots[(span.start + leaving) * heads + head] = -1;
                 }
@@ -187,8 +189,9 @@ fn set_bounds(lane: &mut Lane<'_>, codec: Codec, entry: usize, d: usize) {
     layout.set_bounds(page, &low, &high);
 }
 
-/// Places and stores one token of a layer under a policy with scores. `k` and `v` are `[n_kv_heads, head_dim]`; `weights`
-/// gives those of each head's slots and then of the token itself, and becomes their scores.
+/// Places and stores one token of a layer under a policy with scores. `k` and `v` are
+/// `[n_kv_heads, head_dim]`. `weights` holds the attention weights of each head's slots and then of
+/// the token itself, and becomes their scores.
 pub(super) fn put_by_scores<'w>(
     kv: &mut KvTables<Cpu>,
     rule: &Scored,

@@ -1,13 +1,14 @@
 //! GEMM and GEMV with plain and packed weights.
 //!
-//! A row's results have the same bits whatever rows are computed beside it, with any number of threads: prefill of T tokens
-//! equals T decode steps bit for bit.
+//! A row's results have the same bits whatever rows are computed beside it, with any number of
+//! threads: prefill of T tokens equals T decode steps bit for bit.
 //!
-//! Packed weights multiply activations that are rounded to bf16, as on a GPU, straight from their tiles.
+//! Packed weights multiply activations that are rounded to bf16, as on a GPU, straight from their
+//! tiles.
 //!
-//! Of plain weights, few rows of activations are memory-bound: dot products that convert weights in registers. Many rows are
-//! compute-bound: blocks of weights are converted into a scratch buffer that fits L2 and multiplied there. Both split the
-//! weights' rows over the thread pool.
+//! With plain weights, few rows of activations are memory-bound: dot products convert weights in
+//! registers. Many rows are compute-bound: blocks of weights are converted into a scratch buffer
+//! that fits L2 and multiplied there. Both split the weights' rows over the thread pool.
 
 use super::Cpu;
 use super::simd::dots::{Rows, dots, widen};
@@ -27,11 +28,13 @@ const PACKED_ROWS: usize = 64;
 const TASK_BYTES: usize = 128 << 10;
 /// Rows of a block of weights converted to f32; with [`BLOCK_COLS`] columns 384 KiB.
 const BLOCK_ROWS: usize = 96;
-/// Values between the rows of a block, so that rows of [`BLOCK_COLS`] do not meet in the same cache sets.
+/// Padding between the rows of a block, so that rows of [`BLOCK_COLS`] do not fall into the same
+/// cache sets.
 const PADDING: usize = 16;
 
-/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`. Returns whether to continue; once it
-/// has not, GEMMs do nothing, so that a step that nobody wants ends soon.
+/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`.
+/// Returns whether to continue. Once it returns false, GEMMs do nothing, so that an abandoned step
+/// ends soon.
 pub type OnInput = Box<dyn FnMut(&[Tensor], &[f32]) -> bool + Send>;
 
 /// An observer of inputs that may have had enough.
@@ -138,7 +141,8 @@ impl<'a> Stack<'a> {
 enum Block<'a> {
     Plain(Rows<'a>),
     Packed(Strips<'a>),
-    /// Rows of a matrix in another program's format, which are decoded whenever they are used: slow, and takes no memory.
+    /// Rows of a matrix in another program's format, which are decoded at every use: slow, but
+    /// without memory.
     Decoded(&'a Tensor, Range<usize>),
 }
 
@@ -224,7 +228,8 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: Stack<'_>, b
         });
         return;
     }
-    // Where the weights have too few rows for all threads, the activations are split too, and weights are converted twice.
+    // If the weights have too few rows for all threads, the activations are split too, and weights
+    // are converted twice.
     let across = weight.rows.div_ceil(BLOCK_ROWS);
     let down = (2 * cpu.threads()).div_ceil(across).min(n.div_ceil(64));
     let rows = n.div_ceil(down);
@@ -239,7 +244,8 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: Stack<'_>, b
     });
 }
 
-/// Rows of weights of a task of dot products: at least two tasks per thread, whole strips of packed weights.
+/// Rows of weights in a task of dot products: at least two tasks per thread, and whole strips of
+/// packed weights.
 fn task_rows(cpu: &Cpu, weight: Stack<'_>) -> usize {
     let share = weight.rows.div_ceil(2 * cpu.threads());
     (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(TILE_ROWS)

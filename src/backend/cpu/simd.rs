@@ -111,9 +111,9 @@ impl Isa {
     }
 }
 
-/// `[$value; $len]` with `$value` of each index, by a loop that the compiler unrolls. Intrinsics inside a closure, as of
-/// `std::array::from_fn`, stay calls wherever the closure is compiled before it is inlined, which link-time optimisation alone
-/// would mend.
+/// Builds `[$value; $len]` with `$value` evaluated for each index, by a loop that the compiler
+/// unrolls. Intrinsics in a closure, as for `std::array::from_fn`, stay calls if the closure is
+/// compiled before it is inlined. Only link-time optimisation would avoid that.
 macro_rules! array_of {
     ($len:expr, $i:ident => $value:expr) => {{
         let mut all = {

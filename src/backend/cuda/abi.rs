@@ -1,5 +1,6 @@
-//! The ABI of the kernels: every struct that crosses to a kernel, and the arguments of a launch. Sizes and offsets are
-//! asserted at compile time here and, with the same numbers, where `kernels/` declares the struct.
+//! The ABI of the kernels: every struct that is passed to a kernel, and the arguments of a launch.
+//! Sizes and offsets are asserted at compile time here and, with the same numbers, where `kernels/`
+//! declares the struct.
 
 use super::super::SamplingState;
 use bytemuck::{Pod, Zeroable};
@@ -48,7 +49,8 @@ impl<'a> Arg<'a> {
         Self::Struct(align_of::<P>(), bytemuck::bytes_of(param))
     }
 
-    /// Whether a kernel's parameter, as the index of the PTX has it, is of the argument's type: `.u64`, or `.align8.b8[40]`.
+    /// Whether a kernel parameter has the argument's type, as the index of the PTX writes it:
+    /// `.u64`, or `.align8.b8[40]`.
     pub(super) fn has_form(&self, form: &str) -> bool {
         let scalar = match self {
             Arg::Ptr(_) | Arg::U64(_) => ".u64",
@@ -75,8 +77,8 @@ impl<'a> Arg<'a> {
     }
 }
 
-/// The RMS norm between two small-batch GEMMs: `Norm` in `gemm_decode.cu`, whose fields say what each of them does. Addresses
-/// are device pointers.
+/// RMS norm between two small-batch GEMMs: `Norm` in `gemm_decode.cu`, where the fields are
+/// explained. Addresses are device pointers.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Norm {
@@ -129,7 +131,8 @@ pub struct Kv {
     pub head_dim: i32,
     pub n_seqs: i32,
     pub max_pages: i32,
-    /// Bytes of an encoded row, and byte offsets inside a page. Offsets of side data are 0 where the codec has none.
+    /// Bytes of an encoded row, and byte offsets inside a page. Offsets of side data are 0 if the
+    /// codec has none.
     pub k_bytes: i32,
     pub v_bytes: i32,
     pub v_at: i32,
@@ -141,12 +144,13 @@ pub struct Kv {
     pub window: i32,
     pub previous: i32,
     pub sinks: i32,
-    /// Bits of [`policy`], and slots that a lane stores or a query reads: a number, or minus the units of a
-    /// [`Budget::Ratio`](crate::policy::Budget). 0 where there is none.
+    /// Bits of [`policy`], and the slots that a lane stores or a query reads: a number, or minus
+    /// the units of a [`Budget::Ratio`](crate::policy::Budget). 0 without a budget.
     pub policy: i32,
     pub budget: i32,
     pub score: u64,
-    /// Local layers, the tokens that they see, and entries of a lane's ring: [`LocalLayers`](crate::policy::LocalLayers).
+    /// Local layers, the tokens that they see, and the ring length of their lanes:
+    /// [`LocalLayers`](crate::policy::LocalLayers).
     pub local: [u64; 4],
     pub local_window: i32,
     pub ring_len: i32,
@@ -179,7 +183,8 @@ pub mod policy {
     pub const READS_PAGES: i32 = 16;
 }
 
-/// Steps that heads go through before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are 0.
+/// Operations on heads before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are
+/// 0.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct HeadParams {
@@ -206,7 +211,8 @@ pub struct HeadParams {
 }
 layout!(HeadParams: 104 { eps: 24, columns: 48, qkv_width: 92 });
 
-/// Parameters of `attend.cu`, of its instances under other policies, and of the kernels beside those: `DecodeParams` in `decode.cuh`.
+/// Parameters of `attend.cu`, of its instances for other policies, and of the kernels around them:
+/// `DecodeParams` in `decode.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
@@ -378,5 +384,6 @@ layout!(Span: 16 { seq: 0, start: 4, len: 8, before: 12 });
 // How one row is sampled: `SamplingState` in `sample.cuh`. Kernels read an array of them.
 layout!(SamplingState: 40 { seed: 0, seq: 8, ahead: 12, top_k: 16, temperature: 20, repetition_penalty: 32, top_n_sigma: 36 });
 
-/// Bytes of `Row` in `sample.cuh`: what the sampling kernels keep of one row of logits within a step.
+/// Bytes of `Row` in `sample.cuh`: the data that sampling kernels keep for one row of logits within
+/// a step.
 pub const SAMPLE_ROW_BYTES: usize = 139_328;

@@ -10,7 +10,7 @@ use super::{BLOCK, Cuda};
 /// What the kernels have room for: tokens of the convolution, exactly, and channels of a head.
 const TAPS: usize = 4;
 const MOST_DIM: usize = 128;
-/// Threads of `delta_step`, of `delta_chunk` and of `delta_norm`, and columns of a block of `delta_chunk`.
+/// Threads of `delta_step`, `delta_chunk` and `delta_norm`, and columns per block of `delta_chunk`.
 const STEP_THREADS: usize = 512;
 const CHUNK_THREADS: usize = 128;
 const NORM_THREADS: usize = 256;

@@ -1,10 +1,12 @@
-//! A thin layer over the driver: one GPU, its context and stream, modules, launches, allocations, copies. Every call is
-//! checked. What fails while the GPU is opened is an error; what fails later (a lost GPU, a broken kernel) unwinds with
-//! [`DeviceLost`](super::super::DeviceLost), which whoever runs a model catches. Out of memory is typed.
+//! A thin layer over the driver: one GPU, its context and stream, modules, launches, allocations,
+//! copies. Every call is checked. A failure while the GPU is opened is an error. A later failure (a
+//! lost GPU, a broken kernel) unwinds with [`DeviceLost`](super::super::DeviceLost), which the
+//! engine catches. Out of memory is typed.
 //!
-//! Context, stream, events, graphs and page-locked memory are cudarc's safe types. Ours are: launches (cudarc's have no
-//! programmatic dependent launch and allocate), modules (no log of the JIT compiler), device memory (a pool that keeps
-//! what is freed, so that free memory would not tell what is in use) and the mapped pages of `pool`.
+//! Context, stream, events, graphs and page-locked memory are cudarc's safe types. We implement
+//! launches (cudarc's allocate and have no programmatic dependent launch), modules (cudarc's have
+//! no log of the JIT compiler), device memory (cudarc's pool keeps freed memory, so free memory
+//! would not show how much is in use) and the mapped pages of `pool`.
 
 use super::super::{MemoryUse, OutOfMemory};
 use super::abi::Arg;
@@ -22,8 +24,9 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Granule of device allocations. They begin new blocks of `BLOCK_BYTES`, or, up to `SMALL_BYTES`, lie where a block has
-/// room. (Measured with driver 580: 300 allocations of 20 KB to 6 MB took 0.4 % more than this says.)
+/// Granule of device allocations. An allocation begins new blocks of `BLOCK_BYTES`; up to
+/// `SMALL_BYTES` it may share a block that has room. (Measured with driver 580: 300 allocations of
+/// 20 KB to 6 MB took 0.4 % more than this computes.)
 const GRANULE_BYTES: usize = 512;
 const SMALL_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = 2 << 20;
@@ -46,7 +49,8 @@ pub struct CudaOptions {
     pub target: Option<String>,
     /// Launches the kernels of every step one by one instead of capturing steps as graphs.
     pub no_graphs: bool,
-    /// Candidate files of libcublasLt, which then does the GEMMs of prefill: the first that works is used.
+    /// Candidate files of libcublasLt, which runs the GEMMs of prefill. The first that works is
+    /// used.
     pub cublaslt: Vec<PathBuf>,
     /// Whether it is an error if none does.
     pub cublaslt_needed: bool,
@@ -54,8 +58,8 @@ pub struct CudaOptions {
 
 /// A GPU that is open.
 pub struct Driver {
-    /// In the order of `SOURCES`. A file is loaded before a model is, if the model needs it, or by the first use of one of its
-    /// kernels.
+    /// Modules in the order of `SOURCES`. A file is loaded before a model that needs it, or by the
+    /// first use of one of its kernels.
     modules: Vec<OnceCell<sys::CUmodule>>,
     /// Of the kernels that have been used.
     functions: RefCell<HashMap<Kernel, sys::CUfunction>>,
@@ -85,7 +89,8 @@ pub struct Driver {
     free_at_first: u64,
     /// Bytes that loading modules took.
     module_bytes: Cell<u64>,
-    /// Purposes of allocations, the live ones by address, the blocks that they lie in, and mapped pages.
+    /// Purposes of allocations, live allocations by address, the blocks that hold them, and mapped
+    /// pages.
     purpose: Cell<&'static str>,
     allocations: RefCell<HashMap<u64, (&'static str, u64)>>,
     blocks: RefCell<Blocks>,
@@ -152,7 +157,7 @@ pub fn free_bytes(index: u32) -> Option<u64> {
 }
 
 impl Driver {
-    /// Opens a GPU. Loads one small file of kernels, so that a driver that refuses them is found out.
+    /// Opens a GPU. Loads one small file of kernels to detect a driver that refuses them.
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         let Description { name, sm_count, shared_bytes, capability, driver: version } = describe(index)?;
         let capability = options.target.as_deref().map_or(Ok(capability), |name| as_if(name, capability))?;
@@ -189,8 +194,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Loads the files of kernels that `needed` names. `on_files` gets the number of files loaded and their total, before each
-    /// of them, and returns whether to continue.
+    /// Loads the files of kernels that `needed` names. `on_files` receives the number of files
+    /// loaded and their total, before each of them, and returns whether to continue.
     pub fn load_kernels(
         &self,
         needed: impl Fn(&Source, (i32, i32)) -> bool,
@@ -225,8 +230,9 @@ impl Driver {
         Ok(*self.modules[at].get_or_init(|| module))
     }
 
-    /// The function of a kernel. Its first use makes the driver load its code, outside a capture: a step runs once before it
-    /// is captured. So a model costs the memory of the kernels that its formats need, and no other.
+    /// Returns the function of a kernel. Its first use makes the driver load its code, outside a
+    /// capture, because a step runs once before it is captured. A model therefore costs the memory
+    /// of the kernels for its formats only.
     fn function(&self, kernel: Kernel) -> sys::CUfunction {
         if let Some(function) = self.functions.borrow().get(&kernel) {
             return *function;
@@ -245,8 +251,8 @@ impl Driver {
         function
     }
 
-    /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block of so many threads, with a weight of
-    /// `cols` columns.
+    /// Whether the GPU runs the kernel and has enough shared memory for a block of `threads`
+    /// threads and a weight of `cols` columns.
     pub fn supports_width(&self, kernel: Kernel, threads: usize, cols: usize) -> bool {
         let entry = kernel.entry();
         let runs = SOURCES[entry.source].target_for(self.capability).is_some();
@@ -270,7 +276,8 @@ impl Driver {
         blocks.max(1) as usize
     }
 
-    /// Lets the next kernel, and thereby those behind it, start only when all that was issued before has ended.
+    /// Makes the next kernel, and so the ones after it, start only when all work issued before has
+    /// ended.
     pub fn separate(&self) {
         self.separate.set(true);
     }
@@ -300,9 +307,9 @@ impl Driver {
         config.sharedMemBytes = entry.shared_bytes(threads, cols) as u32;
         let early = self.pdl && !self.separate.take();
         (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, early as u32);
-        // SAFETY: number, order and sizes of the arguments are the kernel's (checked above against the
-        // PTX's); they outlive the call, which copies them. Pointers among them are to memory that the
-        // caller's buffers own, which is freed only after a wait.
+        // SAFETY: number, order and sizes of the arguments are the kernel's (checked above against
+        // the PTX's); they outlive the call, which copies them. Pointers among them are to memory
+        // that the caller's buffers own, which is freed only after a wait.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, self.function(kernel), addresses.as_mut_ptr(), null_mut()) };
         self.issued(launched.result(), entry.name);
@@ -311,7 +318,8 @@ impl Driver {
         }
     }
 
-    /// Checks work that was issued. While it is captured it does not run, and a failure is the capture's.
+    /// Checks work that was issued. During a capture it does not run, and a failure is reported by
+    /// the capture.
     fn issued(&self, result: Result<(), DriverError>, doing: &str) {
         if !self.capturing.get() {
             return must(result, doing);
@@ -434,8 +442,8 @@ impl Driver {
         let _ = unsafe { result::free_sync(at) };
     }
 
-    /// Copies to the GPU in stream order, without waiting. The caller vouches that `to` begins at least `from.len()`
-    /// bytes of memory of this GPU.
+    /// Copies to the GPU in stream order, without waiting. The caller guarantees that `to` points
+    /// to at least `from.len()` bytes of memory of this GPU.
     pub(super) fn copy_in(&self, to: u64, from: &[u8]) {
         assert!(!self.capturing.get(), "a captured step copies nothing from the host");
         if self.dry_run.borrow().is_none() {
@@ -453,7 +461,8 @@ impl Driver {
             // SAFETY: the caller's word.
             return unsafe { self.staging.borrow_mut().fetch(&self.stream, to, from) };
         }
-        // SAFETY: the target is a live slice, exclusively borrowed; the wait ends before it is released.
+        // SAFETY: the target is a live slice, exclusively borrowed; the wait ends before it is
+        // released.
         must(unsafe { result::memcpy_dtoh_async(to, from, self.stream.cu_stream()) }, "copying from the GPU");
         self.wait();
     }
@@ -485,7 +494,8 @@ impl Drop for Driver {
     fn drop(&mut self) {
         self.wait_ignoring_errors();
         for &module in self.modules.iter().filter_map(OnceCell::get) {
-            // SAFETY: nothing runs any more; each module is unloaded once. Errors are ignored: the GPU may be lost.
+            // SAFETY: nothing runs any more; each module is unloaded once. Errors are ignored: the
+            // GPU may be lost.
             let _ = unsafe { result::module::unload(module) };
         }
     }
@@ -545,8 +555,8 @@ fn load(name: &str, ptx: &[u8]) -> Result<sys::CUmodule, NoCuda> {
     // The size travels as a value in the place of a pointer.
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(JIT_LOG_BYTES)];
     let mut module = null_mut();
-    // SAFETY: the image ends in a zero; both arrays have the length given; the log buffer has the size given and
-    // outlives the call.
+    // SAFETY: the image ends in a zero; both arrays have the length given; the log buffer has the
+    // size given and outlives the call.
     let loaded = unsafe {
         let image = ptx.as_ptr().cast();
         sys::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())

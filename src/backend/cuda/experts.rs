@@ -1,4 +1,5 @@
-//! Mixtures of experts: `kernels/experts.cu`. What a router chooses stays on the device, so steps are captured as others are.
+//! Mixtures of experts: `kernels/experts.cu`. The router's choice stays on the device, so steps can
+//! be captured as usual.
 
 use super::super::ExpertsArgs;
 use super::abi::Arg::{I32, Ptr};
@@ -7,7 +8,8 @@ use super::memory::{Acts, Stored, Weight, dtype_number};
 use super::{BLOCK, Cuda, gemm};
 use crate::quant::{Code, TILE_ROWS};
 
-/// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an expert's logit.
+/// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an
+/// expert's logit.
 const ROUTE_THREADS: usize = 256;
 const CHOOSE_THREADS: usize = 32;
 const SORT_THREADS: usize = 1024;

@@ -52,8 +52,8 @@ impl Drop for Graph {
 /// The captured steps of one GPU.
 pub(super) struct Graphs {
     enabled: Cell<bool>,
-    /// By kind and number of sequences, or of rows where one sequence has several. `None` after the first run, which makes the driver load all
-    /// kernels.
+    /// Graphs by kind and number of sequences, or of rows if one sequence has several. `None` after
+    /// the first run, in which the driver loads the kernels.
     captured: RefCell<HashMap<(StepKind, usize), Option<Graph>>>,
     /// Generation of the GPU's memory at the captures.
     generation: Cell<u64>,

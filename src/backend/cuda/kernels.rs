@@ -1,5 +1,6 @@
-//! The kernels of `kernels/`, by their parts, and the archive of their PTX. What the host has to know of a kernel (parameters,
-//! threads, shared memory) is in the archive's index, which `kernels/compile.py` reads from the PTX itself.
+//! The kernels of `kernels/`, named by their parts, and the archive of their PTX. The archive's
+//! index holds the properties that the host needs (parameters, threads, shared memory);
+//! `kernels/compile.py` reads them from the PTX itself.
 
 use super::super::KernelNeeds;
 use crate::codec::Codec;
@@ -15,7 +16,8 @@ static INDEX_TEXT: &str = include_str!("../../../kernels/ptx.txt");
 /// PTX targets, oldest first. A GPU uses the newest that it runs, which the driver compiles for it.
 pub const TARGETS: [Target; 4] = [
     Target { name: "compute_80", capability: (8, 0), exact: false },
-    // Conversions to and from fp8 (`codec_bytes.cuh`): the files that have them are compiled for it.
+    // Conversions to and from fp8 (`codec_bytes.cuh`). Files that use them are compiled for this
+    // target.
     Target { name: "compute_89", capability: (8, 9), exact: false },
     Target { name: "compute_90", capability: (9, 0), exact: false },
     // Instructions that only Hopper has (`hopper.cuh`).
@@ -24,7 +26,8 @@ pub const TARGETS: [Target; 4] = [
 /// The first target with programmatic dependent launch (`after_previous` in `common.cuh`).
 pub const PDL_TARGET: usize = 2;
 
-/// Channels of a head that the instances of a kernel have room for. Wider heads than [`USUAL_HEAD_DIM`] have files of their own.
+/// Channels of a head that a kernel instance has room for. Heads wider than [`USUAL_HEAD_DIM`] have
+/// their own files.
 const HEAD_DIMS: [usize; 3] = [64, USUAL_HEAD_DIM, super::MAX_HEAD_DIM];
 pub const USUAL_HEAD_DIM: usize = 128;
 
@@ -33,7 +36,8 @@ pub fn padded(head_dim: usize) -> usize {
     HEAD_DIMS.into_iter().find(|room| head_dim <= *room).expect("a head size that `Target::check_model` admits")
 }
 
-/// Refuses policies that have no kernels for the model's heads, and codes of files that have none for experts.
+/// Refuses policies without kernels for the model's heads, and codes of files without kernels for
+/// experts.
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
     let KernelNeeds { head_dim, policy, weights, experts, .. } = *needs;
     anyhow::ensure!(
@@ -76,7 +80,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// The newest target that the GPU runs; `None` if it runs none, or if another file replaces this one.
+    /// Newest target that the GPU runs; `None` if it runs none, or if another file replaces this
+    /// one.
     pub fn target_for(&self, capability: (i32, i32)) -> Option<&'static Target> {
         let newest = |source: &Self| source.targets.iter().copied().rfind(|target| target.runs_on(capability));
         let replaced = self.name == "gemm" && SOURCES.iter().any(|s| s.name == "gemm_wgmma" && newest(s).is_some());
@@ -95,15 +100,16 @@ impl Source {
         ptx
     }
 
-    /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. What is needed for other
-    /// shapes alone is left to its first use.
+    /// Whether the steps of a model launch kernels of this file, on a GPU of that compute
+    /// capability. Files that only other shapes need are loaded at their first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
         let KernelNeeds { head_dim, codec, weights, policy, delta_net, experts, drafts } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && Rows::of(codec).has_wgmma(), head_dim > USUAL_HEAD_DIM);
         match self.name {
-            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; training.
+            // Weights that are not bf16 or have odd widths; packed ones where blocks have little
+            // shared memory; training.
             "linear" | "packed_gemm" | "importance" => false,
             "delta_net" => delta_net,
             "experts" => experts,
@@ -157,7 +163,8 @@ pub struct Entry {
     pub source: usize,
     /// Most threads of a block where the kernel fixes them, else 0.
     pub threads: usize,
-    /// Bytes of dynamic shared memory of a block of the most threads, and what every 256 columns of the weight add to them.
+    /// Dynamic shared memory of a block with the maximum number of threads, and its increase per
+    /// 256 columns of the weight.
     shared_bytes: usize,
     pub shared_per_group: usize,
     /// Parameters, as [`Arg::form`](super::abi::Arg::form) has arguments.
@@ -168,8 +175,8 @@ pub struct Entry {
 const GROUP_COLS: usize = 256;
 
 impl Entry {
-    /// Dynamic shared memory of a block, with a weight of `cols` columns. Where it depends on them, a block of fewer threads
-    /// needs as much less.
+    /// Dynamic shared memory of a block, with a weight of `cols` columns. If it depends on the
+    /// columns, a block of fewer threads needs proportionally less.
     pub fn shared_bytes(&self, threads: usize, cols: usize) -> usize {
         match self.shared_per_group {
             0 => self.shared_bytes,
@@ -322,7 +329,8 @@ kernels! {
     ;
     /// One row by a bf16 weight: of up to 4,096 columns with a norm, else of any number.
     GemvBf16(Fused)
-    /// Small-batch GEMM: most rows of activations, the shape of blocks (`_deep`, `_tall`, `_long` or nothing).
+    /// Small-batch GEMM: maximum rows of activations, and the shape of blocks (`_deep`, `_tall`,
+    /// `_long` or nothing).
     GemmDecode(u8, &'static str, Fused)
     /// GEMM of prefill on Hopper: rows of the weight in a tile.
     GemmWgmma(u16, Fused)

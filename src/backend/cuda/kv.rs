@@ -32,7 +32,8 @@ const PLACE_THREADS: usize = 1024;
 /// Threads of a block of `kv_unpack`, and its blocks per SM.
 const UNPACK_THREADS: usize = 256;
 const UNPACK_BLOCKS_PER_SM: usize = 4;
-/// Rows of a step from which packed codes are unpacked first: fewer have too few tiles that share the copy.
+/// Minimum rows of a step for which packed codes are unpacked first: with fewer, too few tiles
+/// share the copy.
 const UNPACK_ROWS: usize = 256;
 
 fn view(kv: &KvTables<Cuda>) -> abi::Kv {
@@ -116,7 +117,8 @@ fn attend_wgmma(driver: &Driver, g: &KvGeometry) -> Option<Kernel> {
     (g.head_dim == 128 && rows.has_wgmma() && driver.supports(kernel)).then_some(kernel)
 }
 
-/// Attention of decode steps: ordinary ones, and those under a policy by which attention chooses what to drop or to read.
+/// Attention of decode steps: the ordinary kernel, and kernels for policies by which attention
+/// chooses the slots to drop or to read.
 fn decode_kernel(g: &KvGeometry) -> Kernel {
     let chooses = g.policy.scored().is_some() || g.policy.quest().is_some();
     let mode = if chooses { Mode::Choice } else { Mode::Ordinary };
@@ -128,13 +130,14 @@ pub(super) fn unpacks(driver: &Driver, g: &KvGeometry, rows: usize) -> bool {
     rows >= UNPACK_ROWS && Rows::of(g.codec) != Rows::Bf16 && attend_wgmma(driver, g).is_some()
 }
 
-/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cuh` and `attend_wgmma.cu`.
+/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cuh` and
+/// `attend_wgmma.cu`.
 pub(super) fn tile_queries(g: &KvGeometry) -> usize {
     if g.head_dim > USUAL_HEAD_DIM { 64 } else { 128 }
 }
 
-/// Blocks of decode attention that an SM runs at once. Refuses geometries that there are no kernels for; f32 is refused where the
-/// device is chosen.
+/// Blocks of decode attention that an SM runs at once. Refuses geometries without kernels; f32 is
+/// refused where the device is chosen.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
     let group = g.n_q_heads / g.n_kv_heads;
     assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
@@ -149,7 +152,8 @@ pub(super) fn attention(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_
         return decode(cuda, out, args);
     }
     if g.policy.quest().is_some() {
-        // Single tokens choose what they read. Their rows are done with before the other ops change them.
+        // Single tokens choose their pages. Their rows are finished before the other ops change
+        // them.
         let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
         if !single.is_empty() {
             decode(cuda, out, &mut of_spans(args, &single));
@@ -170,13 +174,15 @@ fn of_spans<'a>(args: &'a mut AttentionArgs<'_, Cuda>, spans: &'a [Span]) -> Att
     AttentionArgs { qkv, decisions, kv, layer: *layer, spans, rope }
 }
 
-/// Whether decode attention has a mode for staged steps of a layer: every row sees those before it in its span.
+/// Whether decode attention has a mode for staged steps of a layer, in which every row sees the
+/// rows before it in its span.
 fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
     let sees_all = g.policy_of(layer).rule().is_none_or(|rule| rule.window >= g.staged_rows);
     sees_all && g.head_dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots
 }
 
-/// Fused attention of a staged step: rows attend as decode tokens do, to what is stored and to the rows of their spans, and are kept.
+/// Fused attention of a staged step. Rows attend like decode tokens, to stored slots and to the
+/// rows of their spans, and are kept.
 fn staged(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     let (shape, g, pool) = (cuda.send(args.spans), &args.kv.geometry, &args.kv.pool);
     out.fills(shape.n_rows);
@@ -215,9 +221,10 @@ fn decode_params(args: &AttentionArgs<'_, Cuda>, heads: HeadParams, out: &Acts, 
     }
 }
 
-/// Fused attention of a decode step: split-KV attention over the stored slots and the tokens themselves, which are staged; they
-/// enter the cache by [`append`], all layers at once in [`advance`]. Under a policy with scores of any step, one row of each
-/// sequence after the other: each changes the slots that the next one sees.
+/// Fused attention of a decode step: split-KV attention over the stored slots and the tokens
+/// themselves, which are staged. They enter the cache by [`append`], for all layers at once, in
+/// [`advance`]. Under a policy with scores, a step of any kind runs one row of each sequence after
+/// another, because each row changes the slots that the next one sees.
 fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     let shape = cuda.send(args.spans);
     let heads = merge::prepare(cuda, args);
@@ -252,8 +259,9 @@ fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     }
 }
 
-/// Blocks of decode attention for each of `n` tokens: its share of those that the GPU runs at once, and one for each KV head. The
-/// kernel divides the share among the heads by their live slots; the blocks that are left over end at once.
+/// Blocks of decode attention for each of `n` tokens: its share of the blocks that the GPU runs at
+/// once, and one more for each KV head. The kernel divides the share among the heads by their live
+/// slots; unused blocks end at once.
 fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
     g.n_kv_heads + (pool.decode_blocks / n).max(1)
 }
@@ -281,13 +289,14 @@ fn prefill(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     }
 }
 
-/// Prepares projected rows in place; codes of K and V go to the step's staged pages, over all that is there.
+/// Prepares projected rows in place. Codes of K and V are written to the step's staged pages and
+/// overwrite their contents.
 fn qkv_rope(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) {
     let heads = merge::prepare(cuda, args);
     let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
     kv.pool.staged_layers.take();
-    // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
+    // KV heads of a row share a block, and so its angles, if there are enough rows for all SMs.
     let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
     let per_layer = rope.borrowed.is_some_and(|b| b.alpha.per_layer);
     let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
@@ -379,8 +388,8 @@ fn store(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, spans: &[Span]) {
     }
 }
 
-/// Notes that rows of a staged step enter the cache, which [`advance`] lets them do in all layers at once: they were staged as the
-/// tokens of decode steps are.
+/// Records that rows of a staged step enter the cache. [`advance`] stores them for all layers at
+/// once, because they are staged like the tokens of decode steps.
 pub(super) fn commit(kv: &mut KvTables<Cuda>, layer: usize) {
     kv.pool.staged_layers.set(Staged { layers: layer + 1, kept: true });
 }
@@ -415,7 +424,8 @@ fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
     cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &args);
 }
 
-/// Copies pages of the pool to the staging pages, or `back`. `returned` is unused between steps and lists the former.
+/// Copies pages of the pool to the staging pages, or `back`. `returned`, unused between steps,
+/// lists the pages of the pool.
 fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, pages: &[i32], back: bool) {
     kv.pool.returned.write(0, pages);
     let (view, listed) = (view(kv), kv.pool.returned.ptr());
@@ -434,7 +444,8 @@ impl Pages for Cuda {
         kv.pool.reserve(pages)
     }
 
-    /// Moves pages to lower numbers where that empties the last granules of the pool, then unmaps those.
+    /// Moves pages to lower numbers if that empties the last granules of the pool, then unmaps
+    /// those granules.
     fn trim(&self, kv: &mut KvTables<Self>) {
         if let Some((first, n)) = kv.pool.moves() {
             let (view, moved) = (view(kv), kv.pool.returned.ptr());
@@ -508,7 +519,8 @@ impl Pages for Cuda {
         PresenceCounts::from_words(&words, n)
     }
 
-    /// Copies pages to the host in pieces, each gathered in the staging pages of prefill, which no work uses between steps.
+    /// Copies pages to the host in parts, each gathered in the staging pages of prefill, which are
+    /// unused between steps.
     fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
         let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
         for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks_mut(at_once * stride)) {

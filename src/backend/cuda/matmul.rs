@@ -1,8 +1,10 @@
-//! Linear layers: which kernels run norm, matmul and what becomes of the result, and which of them are one kernel.
+//! Linear layers: chooses the kernels for the norm, the matmul and the use of its result, and fuses
+//! them where possible.
 //!
-//! A sum into a residual stream is complete only with the op that reads it, because what is cheapest depends on that op: a norm
-//! adds the result of a separate matmul on its way, and between two GEMMs of a small batch there is no norm kernel at all
-//! (`gemm_decode.cu`). Until then it is [`Pending`].
+//! A sum into a residual stream is completed by the op that reads it, because the cheapest way
+//! depends on that op: a norm adds the result of a separate matmul while it reads, and between two
+//! GEMMs of a small batch there is no norm kernel at all (`gemm_decode.cu`). Until then the sum is
+//! [`Pending`].
 
 use super::super::{After, Linear, Norm};
 use super::abi;
@@ -17,8 +19,8 @@ use super::{BLOCK, Cuda, gemm, gemv, packed};
 pub(super) struct Pending {
     /// Address of the residual stream.
     acc: u64,
-    /// The matmul into scratch, and whether it has been launched. If not, both its inputs are bf16 and it has 2 to
-    /// [`UNSCALED_ROWS`] rows.
+    /// The matmul into scratch, and whether it has been launched. If not, its inputs are bf16 and
+    /// it has 2 to [`UNSCALED_ROWS`] rows.
     gemm: Gemm,
     launched: bool,
 }
@@ -34,7 +36,8 @@ impl Pending {
 }
 
 impl Cuda {
-    /// Completes what is pending. Every op that may read or write activations begins with it, or with [`Self::pending_of`].
+    /// Completes the pending sum. Every op that may read or write activations begins with it, or
+    /// with [`Self::pending_of`].
     pub(super) fn settle(&self) {
         if let Some(pending) = self.pending.take() {
             let values = pending.gemm.m * pending.gemm.n;
@@ -89,8 +92,8 @@ pub(super) fn linear(cuda: &Cuda, out: &mut Acts, x: &Acts, layer: Linear<'_, Cu
     unnormed(cuda, out, normed, weight, bias, after, m);
 }
 
-/// A linear layer of `rms_norm(x)` without a kernel for the norm, after what is pending of `x`. False if there is none, and
-/// nothing was launched.
+/// Runs a linear layer of `rms_norm(x)` without a norm kernel, after completing the pending sum of
+/// `x`. Returns false, with nothing launched, if there is no such kernel.
 fn fused_norm(
     cuda: &Cuda,
     gemm: &Gemm,
@@ -109,7 +112,8 @@ fn fused_norm(
             let Some(squares) = normed.squares() else { return false };
             assert_eq!(normed.width, gemm.k, "a norm's input does not fit the sum");
             normed.fills(gemm.m);
-            // The first GEMM leaves its sum times the norm's weight and the sums of squares; the second divides by their root.
+            // The first GEMM writes its sum times the norm's weight, and the sums of squares; the
+            // second divides by their root.
             let (scaled, weight) = (normed.ptr(), norm.weight.ptr());
             let first = abi::Norm { scaled, weight, squares, ..abi::Norm::default() };
             gemm::decode(cuda, &Gemm { out: sum.acc, ..sum.gemm }, false, &first);
@@ -162,7 +166,8 @@ pub(super) fn store(cuda: &Cuda, out: &mut Acts, x: &Acts, weight: &Weight, bias
     }
 }
 
-/// `acc += x weight^T + bias`, by one kernel where there is one; else the result goes to `sum` and is pending.
+/// Computes `acc += x weight^T + bias` with one kernel if there is one; else writes the result to
+/// `sum`, which is then pending.
 fn add(cuda: &Cuda, acc: &Acts, sum: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
     acc.holds_f32(m);
     sum.holds_f32(m);

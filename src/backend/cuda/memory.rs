@@ -83,8 +83,8 @@ pub(super) const UNSCALED_ROWS: usize = 32;
 pub struct Acts {
     buf: Buf<u8>,
     image: Option<Image>,
-    /// Room for sums over [`SQUARED`] neighbours of the squares of the values that a norm is of, where its factors are left to
-    /// the small-batch GEMM that reads the rows (`gemm_decode.cu`).
+    /// Room for sums of squares over [`SQUARED`] neighbouring values of a normed row, if the
+    /// small-batch GEMM that reads the rows applies the norm's factors (`gemm_decode.cu`).
     squares: Option<Buf<f32>>,
     pub(super) width: usize,
     pub(super) bf16: bool,
@@ -117,7 +117,8 @@ impl Acts {
         self.squares.as_ref().map(Buf::ptr)
     }
 
-    /// Address of the image for a kernel that fills it together with `rows` rows; 0 if nothing will read it.
+    /// Address of the image, for a kernel that fills it together with `rows` rows; 0 if it has no
+    /// reader.
     pub(super) fn image_to_fill(&self, rows: usize) -> u64 {
         let image = self.image.as_ref().filter(|_| IMAGE_RANGE.contains(&rows));
         image.map_or(0, |image| {
@@ -126,13 +127,14 @@ impl Acts {
         })
     }
 
-    /// Address of the image of `rows` rows, if there is one, and whether it is that of the rows as they are.
+    /// Address of the image of `rows` rows, if there is one, and whether it is up to date.
     pub(super) fn image(&self, rows: usize) -> Option<(u64, bool)> {
         let image = self.image.as_ref().filter(|_| IMAGE_RANGE.contains(&rows))?;
         Some((image.buf.ptr(), image.rows.replace(rows) == rows))
     }
 
-    /// Called before `rows` rows are written: [`Self::holds`] them, and an image is no longer theirs.
+    /// Called before `rows` rows are written: checks that [`Self::holds`] them, and marks an image
+    /// as outdated.
     pub(super) fn fills(&self, rows: usize) {
         self.holds(rows);
         self.image.iter().for_each(|image| image.rows.set(0));
@@ -206,7 +208,8 @@ pub(super) struct Part {
     pub at: usize,
 }
 
-/// A weight matrix `[rows, cols]` in the checkpoint's format; in f32 if stacked plain tensors differ in dtype.
+/// A weight matrix `[rows, cols]` in the checkpoint's format, or in f32 if stacked plain tensors
+/// differ in dtype.
 pub struct Weight {
     buf: Buf<u8>,
     pub(super) stored: Stored,
@@ -217,7 +220,8 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Copies `parts`, stacked by rows, straight from the mapped file. They are all plain, or all packed.
+    /// Copies `parts`, stacked by rows, directly from the mapped file. All parts are plain, or all
+    /// are packed.
     pub(super) fn new(driver: &Rc<Driver>, parts: &[Tensor]) -> Result<Self, OutOfMemory> {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");

@@ -1,4 +1,5 @@
-//! Quest on a GPU: the kernels that choose the pages a decode token reads, their instances and their scratch.
+//! Quest on a GPU: the kernels that choose the pages a decode token reads, their instances and
+//! their scratch.
 
 use super::super::{KvGeometry, OutOfMemory};
 use super::abi::Arg::{self, I32, Ptr};
@@ -20,11 +21,13 @@ const SELECT_THREADS: usize = 256;
 pub(super) struct Choices {
     /// `[n_seqs, n_q_heads, max_pages]` upper bounds on the logits of a page's keys.
     bounds: Buf<f32>,
-    /// `[n_seqs, n_q_heads, words]` a bit for each page that a query head reads: `words_of` in `pages.cu`.
+    /// `[n_seqs, n_q_heads, words]` one bit for each page that a query head reads: `words_of` in
+    /// `pages.cu`.
     chosen: Buf<u32>,
     /// `[n_seqs, n_kv_heads]` query heads of a group that have chosen; 0 between launches.
     arrivals: Buf<i32>,
-    /// `[n_seqs, n_kv_heads, max_pages]` the pages that some head of a group reads: `chosen_page` in `pages.cuh`.
+    /// `[n_seqs, n_kv_heads, max_pages]` pages that some head of a group reads: `chosen_page` in
+    /// `pages.cuh`.
     pages: Buf<[i32; 2]>,
     /// `[n_seqs, n_kv_heads]` slots of those pages.
     slots: Buf<i32>,
@@ -51,8 +54,8 @@ impl Choices {
         [self.pages.ptr(), self.slots.ptr()]
     }
 
-    /// Chooses the pages of the `n` tokens of a decode step. Grids depend on the longest lanes that there may be, so that a
-    /// captured step serves all lengths.
+    /// Chooses the pages of the `n` tokens of a decode step. Grids depend on the longest possible
+    /// lanes, so that a captured step serves all lengths.
     pub fn choose(&self, driver: &Driver, g: &KvGeometry, params: &DecodeParams, n: usize) {
         let dense = g.policy.quest().is_none_or(|quest| quest.is_dense(params.layer as usize, g.n_layers));
         let [bounds, chosen, arrivals] = [self.bounds.ptr(), self.chosen.ptr(), self.arrivals.ptr()].map(Ptr);

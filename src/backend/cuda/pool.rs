@@ -1,7 +1,7 @@
-//! The pool of KV pages: one range of reserved addresses, mapped a granule at a time, so that pages keep their addresses
-//! while memory grows and shrinks. Reference counts and the free list live in device memory, where kernels allocate
-//! pages; between steps the host grows, trims and sorts, so that the lowest free page is allocated first and the last
-//! granules become empty.
+//! The pool of KV pages: one range of reserved addresses, mapped a granule at a time, so that pages
+//! keep their addresses while memory grows and shrinks. Reference counts and the free list are in
+//! device memory, where kernels allocate pages. Between steps the host grows, trims and sorts the
+//! pool, so that the lowest free page is allocated first and the last granules become empty.
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::abi::{Kept, TensorMap};
@@ -39,7 +39,7 @@ pub struct Pool {
     pub(super) stride: usize,
     granule_bytes: usize,
     max_pages: usize,
-    /// Whether `max_pages` is what the GPU's memory holds, and less than the page tables have entries for.
+    /// Whether `max_pages` is limited by the GPU's memory and below the entries of the page tables.
     bounded: bool,
     /// Granules mapped, from the first on.
     granules: usize,
@@ -50,38 +50,44 @@ pub struct Pool {
     pub(super) counts: Buf<i32>,
     /// Lower bound on free pages; lets `reserve` skip a device read.
     certain: Cell<usize>,
-    /// K and V of a step's tokens, encoded: those of a chunk in one layer, or those of a decode step in all of them (`staged_at`
-    /// and `staged_token_at` in `kv.cuh`).
+    /// Encoded K and V of a step's tokens: of a chunk in one layer, or of a decode step in all
+    /// layers (`staged_at` and `staged_token_at` in `kv.cuh`).
     pub(super) staged: Buf<u8>,
     /// Pages of `staged` in front of those of rows that are committed later.
     first_kept: usize,
     /// What the running step has staged and is not in the cache yet.
     pub(super) staged_layers: Cell<Staged>,
-    /// `[staged_rows, value_width]` outputs of delta nets before their norm, of rows that are committed later.
+    /// `[staged_rows, value_width]` outputs of delta nets before their norm, for rows that are
+    /// committed later.
     pub(super) delta_raw: Buf<f32>,
-    /// Partial softmax results of the splits of a prefill step's keys (`attend_tiles.cuh`, `attend_wgmma.cu`).
+    /// Partial softmax results of the splits of a prefill step's keys (`attend_tiles.cuh`,
+    /// `attend_wgmma.cu`).
     pub(super) partials: Buf<f32>,
     /// Softmax states of the splits of decode attention: `states` in `decode.cuh`.
     pub(super) states: Buf<f32>,
-    /// Counts of splits that are done (prefill) or have begun (decode), and of the heads that `place_scores` is done with; all zero
-    /// between launches.
+    /// Number of splits that are done (prefill) or have begun (decode), and of heads that
+    /// `place_scores` has finished; all zero between launches.
     pub(super) arrivals: Buf<i32>,
-    /// `[delta layers, n_seqs, key_heads]` `arrivals` in `delta_net.cu`. Empty where there is no such layer.
+    /// `[delta layers, n_seqs, key_heads]` `arrivals` in `delta_net.cu`. Empty if there is no such
+    /// layer.
     pub(super) delta_arrivals: Buf<i32>,
-    /// Of each query head of a decode token, its largest logit and the token's own: `peaks` in `decode.cuh`. Empty where the policy
-    /// has no scores.
+    /// Largest logit of each query head of a decode token, and the token's own logit: `peaks` in
+    /// `decode.cuh`. Empty if the policy has no scores.
     pub(super) peaks: Buf<[f32; 2]>,
-    /// Logits of the tokens of a launch with the stored slots: `logits_at` in `decode.cuh`. Empty where the policy has no scores.
+    /// Logits of the tokens of a launch with the stored slots: `logits_at` in `decode.cuh`. Empty
+    /// if the policy has no scores.
     pub(super) logits: Buf<f32>,
     /// Blocks whose results fit in `partials`.
     pub(super) max_blocks: usize,
     /// Blocks of `attend` that the GPU runs at once.
     pub(super) decode_blocks: usize,
-    /// Output of `slot_metas`, the slots of one lane, and of `presence`, a word for each position and lane.
+    /// Output of `slot_metas` (the slots of one lane) and of `presence` (a word for each position
+    /// and lane).
     pub(super) metas: Buf<i32>,
     /// Pages that decode tokens read, where the policy reads pages.
     pub(super) choices: Option<Choices>,
-    /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
+    /// Pages of the unpacked copy that a prefill step attends to; empty if the kernels do not need
+    /// it.
     unpacked: Option<Buf<u8>>,
 }
 
@@ -186,8 +192,9 @@ impl Pool {
         UnpackedPages { at: memory.ptr(), lane_pages, first_staged: lane_pages * lanes }
     }
 
-    /// TMA descriptors of the pool's pages and of the staged ones, whose rows are K's and then V's. For codecs other than
-    /// bf16 the first is of the unpacked pages, if there are any, and the second is empty.
+    /// TMA descriptors of the pool's pages and of the staged pages, whose rows are K's and then
+    /// V's. For codecs other than bf16, the first describes the unpacked pages, if there are any,
+    /// and the second is empty.
     pub(super) fn maps(&self, g: &KvGeometry) -> [TensorMap; 2] {
         if Rows::of(g.codec) != Rows::Bf16 {
             let map = |memory: &Buf<u8>| {
@@ -237,8 +244,8 @@ impl Pool {
         }
         let mut free = self.free_pages();
         let (before, mut failed) = (self.mapped_pages(), None);
-        // A pool that is mapped to its end has a page for every entry of the page tables, unless the memory ends before:
-        // more cannot be needed.
+        // A pool that is mapped to its end has a page for every entry of the page tables, unless
+        // memory ran out before. More pages cannot be needed.
         while free < pages && self.mapped_pages() < self.max_pages {
             let had = self.mapped_pages();
             if let Err(error) = self.map_granule() {
@@ -264,7 +271,8 @@ impl Pool {
     fn map_granule(&mut self) -> Result<(), OutOfMemory> {
         let properties = properties(&self.driver);
         let mut handle = 0;
-        // SAFETY: the properties and the handle are live; the size is a multiple of the granularity.
+        // SAFETY: the properties and the handle are live; the size is a multiple of the
+        // granularity.
         let made = unsafe { sys::cuMemCreate(&mut handle, self.granule_bytes, &properties, 0) };
         if made != sys::CUresult::CUDA_SUCCESS {
             return Err(out_of_memory(self.granule_bytes));
@@ -274,8 +282,8 @@ impl Pool {
             location: properties.location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the range lies in the reserved addresses, behind all that is mapped; the handle is released once it is
-        // mapped, and the mapping keeps the memory alive.
+        // SAFETY: the range lies in the reserved addresses, after everything that is mapped. The
+        // handle is released once it is mapped, and the mapping keeps the memory alive.
         let mapped = unsafe {
             let mapped = sys::cuMemMap(at, self.granule_bytes, 0, handle, 0);
             let _ = sys::cuMemRelease(handle);
@@ -296,7 +304,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes `n` pages off the end of the free list. The caller has reserved them and sets their reference counts.
+    /// Takes `n` pages from the end of the free list. The caller has reserved them and sets their
+    /// reference counts.
     pub(super) fn take(&mut self, n: usize) -> Vec<i32> {
         let mut free = [0];
         self.counts.read(0, &mut free);
@@ -308,8 +317,9 @@ impl Pool {
         pages
     }
 
-    /// Plans a defragmentation that empties the last granules: returns the first page to move and a number of pages.
-    /// For each of them `returned` (unused between turns) then holds the page to move it to, or -1 for a free page.
+    /// Plans a defragmentation that empties the last granules: returns the first page to move and a
+    /// number of pages. For each of them, `returned` (unused between turns) then holds the page to
+    /// move it to, or -1 for a free page.
     pub(super) fn moves(&mut self) -> Option<(usize, usize)> {
         let refs = self.refs();
         let used = refs.iter().filter(|&&r| r > 0).count();
@@ -337,8 +347,8 @@ impl Pool {
             self.granules -= 1;
             self.driver.count_mapped(-(self.granule_bytes as i64));
             let at = self.base + (self.granules * self.granule_bytes) as u64;
-            // SAFETY: the granule is mapped, no page that begins or ends in it is in use, and reading the counts has waited
-            // for all that ran.
+            // SAFETY: the granule is mapped, no page that begins or ends in it is in use, and
+            // reading the counts has waited for all that ran.
             let _ = unsafe { sys::cuMemUnmap(at, self.granule_bytes) };
         }
         self.sort_free_list();
@@ -369,7 +379,8 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.driver.wait_ignoring_errors();
-        // SAFETY: nothing runs any more; what is mapped is unmapped once, then the addresses are freed.
+        // SAFETY: nothing runs any more; what is mapped is unmapped once, then the addresses are
+        // freed.
         unsafe {
             self.driver.count_mapped(-((self.granules * self.granule_bytes) as i64));
             for granule in 0..self.granules {

@@ -12,8 +12,8 @@ use super::{Cuda, merge};
 use crate::protocol::MAX_DRAFTS;
 use std::ops::Range;
 
-/// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better and share what packed weights take to unpack, and need
-/// more scratch.
+/// Maximum and minimum tokens of a prefill chunk. Longer chunks fill the GPU better and share the
+/// cost of unpacking weights, but need more scratch.
 const MAX_CHUNK: usize = 4096;
 const MIN_CHUNK: usize = 128;
 /// Warps of a block of `importance.cu`, and queries of its tiles.
@@ -22,7 +22,8 @@ const IMPORTANCE_TILE: usize = 32;
 
 impl Report for Cuda {
     fn about(&self) -> About {
-        // About a tenth of a second of an 8B model: a kernel of another tile size sums in another order.
+        // About a tenth of a second of an 8B model. The size is fixed because a kernel of another
+        // tile size sums in another order.
         let of_an_sm = if self.driver.capability.0 >= 9 { 32 } else { 16 };
         let chunk = (of_an_sm * self.driver.sm_count).next_power_of_two().clamp(MIN_CHUNK, MAX_CHUNK);
         About {

@@ -18,7 +18,8 @@ pub(super) struct Shape {
     pub n_rows: usize,
 }
 
-/// Decode tokens that are staged in the layers from the first on; `kept`: as rows of a step that is committed later.
+/// Decode tokens staged in the layers so far, from the first layer on. `kept`: as rows of a step
+/// that is committed later.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Staged {
     pub layers: usize,
@@ -73,9 +74,9 @@ impl Spans {
         Shape { spans: on_gpu.ptr(), span_of_row: of_row.ptr(), n_spans: spans.len(), n_rows }
     }
 
-    /// Copies every row of the spans to the GPU, unless they are there: first those that come first in their spans, then the
-    /// second ones, and so on. Returns the device address of the [`abi::Span`]s, and how many rows each turn has. A
-    /// row has the length of its span.
+    /// Copies every row of the spans to the GPU if it is not there: the first rows of all spans,
+    /// then the second rows, and so on. Returns the device address of the [`abi::Span`]s, and the
+    /// number of rows per round. A row has the length of its span.
     pub fn send_rows(&mut self, spans: &[Span]) -> (u64, Vec<usize>) {
         let longest = spans.iter().map(|s| s.len).max().unwrap_or(0);
         let turns = (0..longest).map(|i| spans.iter().filter(|s| i < s.len).count()).collect();

@@ -1,4 +1,4 @@
-//! What chosen queries of a sequence attend to: column maxima of dense attention, over tiles of rows.
+//! Attention of chosen queries of a sequence: column maxima of dense attention, over tiles of rows.
 
 use super::super::simd::{maths, matmul};
 use super::super::thread_pool::Tile;

@@ -119,7 +119,8 @@ fn attention_matches_the_plain_loops() {
     }
 }
 
-/// Prefill of a step's tokens against the same tokens one after the other, with another number of threads.
+/// Compares prefill of a step's tokens with the same tokens one after another, with another number
+/// of threads.
 fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
     let (heads, q_heads) = (2, 2 * group);
     let geometry = KvGeometry {

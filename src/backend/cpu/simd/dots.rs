@@ -141,7 +141,8 @@ unsafe fn dots_body<V: Vector, E: Elem>(
     }
 }
 
-/// Splits `n` right-hand sides into the fewest passes, which are as equal as can be: the first of each, and how many it has.
+/// Splits `n` right-hand sides into the fewest passes, of sizes as equal as possible. Returns the
+/// first of each pass and its size.
 #[inline(always)]
 fn passes<V: Vector>(n: usize) -> impl Iterator<Item = (usize, usize)> {
     let passes = n.div_ceil(V::MAX_RHS);
@@ -194,7 +195,7 @@ impl Block {
                     }
                     c += V::LANES;
                 }
-                // Copied by loops that the compiler unrolls: an index of `acc` that it does not know would keep
+                // Copied by unrolled loops: an index of `acc` unknown to the compiler would keep
                 // the accumulators in memory.
                 let mut ends = [[V::splat(0.0); R]; N];
                 for i in 0..N {

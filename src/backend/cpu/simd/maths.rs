@@ -260,8 +260,8 @@ fn delta_rule_body(out: &mut [f32], state: &mut [f32], q: &[f32], k: &[f32], v: 
 }
 
 plain_by_isa! {
-    /// A token of the gated delta rule: `S *= decay; S += k (beta (v - S^T k))^T; out = S^T q`, with the state S
-    /// `[q.len(), v.len()]`. `v` is overwritten.
+    /// One token of the gated delta rule: `S *= decay; S += k (beta (v - S^T k))^T; out = S^T q`,
+    /// with the state S `[q.len(), v.len()]`. `v` is overwritten.
     delta_rule = delta_rule_body(out: &mut [f32], state: &mut [f32], q: &[f32], k: &[f32], v: &mut [f32], gates: [f32; 2])
 }
 
