@@ -1,8 +1,9 @@
-//! The paged KV cache: sequences, lanes and pages. One cache serves every policy, codec and backend.
+//! The paged KV cache: sequences, lanes and pages. One cache serves every policy, codec and
+//! backend.
 //!
-//! A *sequence* is one row of the tables: a conversation, a checkpoint of one, a rebuild beside the old cache. A *lane*
-//! is one KV head of one sequence in one layer; its slots are numbered from 0 without holes. Forks share pages
-//! copy-on-write. [`KvTables`] documents the layout of a page.
+//! A *sequence* is one row of the tables: a conversation, a checkpoint of one, a rebuild beside the
+//! old cache. A *lane* is one KV head of one sequence in one layer; its slots are numbered from 0
+//! without holes. Forks share pages copy-on-write. [`KvTables`] documents the layout of a page.
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 
@@ -59,8 +60,8 @@ pub struct KvCache<B: Backend> {
     seqs: Vec<SeqState>,
     /// Maximum bytes of pages in use.
     limit: Option<u64>,
-    /// Upper bound on the pages in use. It grows with every reservation and becomes exact when the pool is read, so that
-    /// most steps need no device read.
+    /// Upper bound on the pages in use. It grows with every reservation and becomes exact when the
+    /// pool is read, so that most steps need no device read.
     used_upper_bound: usize,
     /// Number of fork groups made so far.
     fork_groups: u64,
@@ -69,8 +70,8 @@ pub struct KvCache<B: Backend> {
 }
 
 impl<B: Backend> KvCache<B> {
-    /// Creates an empty cache for `geometry.n_seqs` sequences of up to `context` tokens each and for steps of up to
-    /// `max_step` tokens in total.
+    /// Creates an empty cache for `geometry.n_seqs` sequences of up to `context` tokens each and
+    /// for steps of up to `max_step` tokens in total.
     pub fn new(b: &B, geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
         let tables = KvTables::new(b, geometry, context, max_step)?;
         let seqs = vec![SeqState::default(); geometry.n_seqs];
@@ -143,8 +144,8 @@ impl<B: Backend> KvCache<B> {
         self.seqs[seq.0].eviction
     }
 
-    /// Switches eviction for the tokens that follow. Switching it on drops all marked slots outside the window at once.
-    /// Returns the number of slots dropped.
+    /// Switches eviction for the tokens that follow. Switching it on drops all marked slots outside
+    /// the window at once. Returns the number of slots dropped.
     pub fn set_eviction(&mut self, b: &B, seq: SeqId, on: bool) -> Result<u64, CacheError> {
         let was = self.seqs[seq.0].eviction;
         if on == was || self.geometry().policy.models_window().is_some() {
@@ -159,7 +160,8 @@ impl<B: Backend> KvCache<B> {
         Ok(dropped)
     }
 
-    /// Drops the slots outside the window that are marked or whose strength is at least `threshold`. Returns their number.
+    /// Drops the slots outside the window that are marked or whose strength is at least
+    /// `threshold`. Returns their number.
     pub fn forget(&mut self, b: &B, seq: SeqId, threshold: usize) -> Result<u64, CacheError> {
         let len = self.len(seq);
         if self.seqs[seq.0].settled.is_some_and(|(at, least)| at == len && least <= threshold) {
@@ -179,7 +181,8 @@ impl<B: Backend> KvCache<B> {
         self.reserve(b, need)
     }
 
-    /// Threshold that a decision must exceed to mark a token of this sequence: [`crate::policy::Dms::dial`].
+    /// Threshold that a decision must exceed to mark a token of this sequence:
+    /// [`crate::policy::Dms::dial`].
     pub fn dial(&self, seq: SeqId) -> f32 {
         self.seqs[seq.0].dial
     }
@@ -324,7 +327,8 @@ impl<B: Backend> KvCache<B> {
         self.reserve(b, need)
     }
 
-    /// Upper bound on the pages that feeding `n` more tokens to a sequence takes. Reads the live counts.
+    /// Upper bound on the pages that feeding `n` more tokens to a sequence takes. Reads the live
+    /// counts.
     pub fn pages_for(&self, b: &B, seq: SeqId, n: usize) -> usize {
         self.pages_needed(b, &self.span(seq, 0, n))
     }
@@ -395,7 +399,8 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().enumerate().any(of_the_same)
     }
 
-    /// Runs attention and the cache update of one layer of a step: [`Ops::attention`](crate::backend::Ops::attention).
+    /// Runs attention and the cache update of one layer of a step:
+    /// [`Ops::attention`](crate::backend::Ops::attention).
     #[allow(clippy::too_many_arguments)]
     pub fn attention(
         &mut self,

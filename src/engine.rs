@@ -11,8 +11,8 @@
 //! | `Scheduler` | ids of the chains that wait and run; chooses each step |
 //! | `Runner` | model, workspace and cache: runs steps |
 //!
-//! Requests are received between two steps, so a cancel costs at most a step. Events are lossless and ordered,
-//! snapshots latest-wins. The engine does not know terminals or files.
+//! Requests are received between two steps, so a cancel costs at most a step. Events are lossless
+//! and ordered, snapshots latest-wins. The engine does not know terminals or files.
 
 mod chain;
 mod context;
@@ -72,11 +72,11 @@ const NOTICEABLE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     pub codec: Codec,
-    /// Codecs to use instead, the first that does, where the wanted context is not expected to fit with `codec`.
+    /// Codecs to try, in order, if the wanted context is not expected to fit with `codec`.
     pub smaller_codecs: &'static [Codec],
-    /// Maximum tokens of a conversation. `None`: what the checkpoint was trained for, lowered to what fits: in the worst
-    /// case, or with a margin at the ratio at which a DMS model evicts. More than that uses YaRN, for families that
-    /// document it.
+    /// Maximum tokens of a conversation. `None`: the length that the checkpoint was trained for,
+    /// lowered to what fits, either in the worst case or with a margin at the ratio at which a DMS
+    /// model evicts. Longer contexts use YaRN, for families that document it.
     pub context: Option<usize>,
     /// Memory that is free before loading; `None` if unknown.
     pub memory_bytes: Option<u64>,
@@ -88,22 +88,25 @@ pub struct EngineOptions {
     pub eviction: Option<bool>,
     /// Compression ratio that conversations begin with; `None`: as the model was trained.
     pub dial_ratio: Option<f32>,
-    /// Folder of the files that say what models keep at each setting of the dial; `None`: no file is read or written.
+    /// Folder of the files that record what models keep at each setting of the dial; `None`: no
+    /// file is read or written.
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
     /// Which slots live; by default the model's own policy.
     pub policy: PolicyRequest,
     /// How the weights are stored.
     pub weights: WeightOptions,
-    /// Maximum tokens of one step. `None`: as many as suit the backend and the memory; [`resolve_context`] sets it.
+    /// Maximum tokens of one step. `None`: chosen for the backend and the memory by
+    /// [`resolve_context`].
     pub max_step: Option<usize>,
     /// Rows of logits that the workspace has room for, at least one for each sequence.
     pub max_logits: usize,
     pub drafts: Drafts,
-    /// Number of cache sequences. A conversation takes up to four: itself, two snapshots of its last turn and a rebuild.
+    /// Number of cache sequences. A conversation takes up to four: itself, two snapshots of its
+    /// last turn and a rebuild.
     pub max_seqs: usize,
-    /// Most snapshots of earlier turns that a conversation keeps, each in a sequence of its own, and the bytes of pages that
-    /// only they may hold.
+    /// Maximum snapshots of earlier turns that a conversation keeps, each in its own sequence, and
+    /// the maximum bytes of pages that only they hold.
     pub max_older: usize,
     pub checkpoint_bytes: u64,
     /// How the model is named in sessions; reported in `ModelInfo`.
@@ -115,7 +118,8 @@ impl EngineOptions {
         Self { codec, max_logits: planner::MAX_LOGITS, max_seqs: 4, ..Self::default() }
     }
 
-    /// What decides which kernels a checkpoint needs under these options. Fails for a policy that it was not trained for.
+    /// Determines the kernels that a checkpoint needs under these options. Fails for a policy that
+    /// it was not trained for.
     fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
         Ok(KernelNeeds {
@@ -130,9 +134,10 @@ impl EngineOptions {
     }
 }
 
-/// Starts the engine's thread and returns the handle of its first conversation. `load` runs on that thread, because
-/// neither checkpoint nor backend can cross threads: it opens a model and calls [`Loading::serve`]. Its error arrives as
-/// [`Event::LoadFailed`]. [`join_all`] waits until everything that `load` made is dropped.
+/// Starts the engine's thread and returns the handle of its first conversation. `load` runs on that
+/// thread, because neither checkpoint nor backend can cross threads: it opens a model and calls
+/// [`Loading::serve`]. Its error arrives as [`Event::LoadFailed`]. [`join_all`] waits until
+/// everything that `load` made is dropped.
 pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> Result<EngineHandle> {
     let (handle, inbox, outlet) = EngineHandle::new();
     let loading = Loading { inbox, outlet };
@@ -174,8 +179,8 @@ impl Loading {
         !self.outlet.is_closed()
     }
 
-    /// Returns a progress callback for backends that compile kernels. It takes the kernels done and in total, and returns
-    /// whether to continue.
+    /// Returns a progress callback for backends that compile kernels. It takes the kernels done and
+    /// in total, and returns whether to continue.
     pub fn on_kernels(&self) -> impl FnMut(usize, usize) -> bool {
         let mut began = None;
         move |done, total| {
@@ -187,8 +192,8 @@ impl Loading {
         }
     }
 
-    /// Loads the checkpoint onto a backend and serves requests until the last conversation is closed. An error means that
-    /// loading failed.
+    /// Loads the checkpoint onto a backend and serves requests until the last conversation is
+    /// closed. An error means that loading failed.
     pub fn serve<B: Backend>(
         self,
         checkpoint: Checkpoint,
@@ -239,9 +244,10 @@ impl Loading {
     }
 }
 
-/// Chooses the context length, and the codec and the tokens of a step where they are open: extends RoPE where more is asked
-/// for than the model was trained on, and lowers a default to what fits. `notice` receives what the user should know. Fails
-/// where the model or the requested context does not fit in memory, before anything of their size is allocated.
+/// Chooses the context length, and the codec and the tokens of a step if they are open. Extends
+/// RoPE if the requested context is longer than the model was trained on, and lowers a default to
+/// what fits. `notice` receives messages for the user. Fails if the model or the requested context
+/// does not fit in memory, before anything of their size is allocated.
 pub fn resolve_context<B: Backend>(
     b: &B,
     checkpoint: &mut Checkpoint,
@@ -293,8 +299,8 @@ pub fn resolve_context<B: Backend>(
     Ok(planner::plan(checkpoint, options, context, options.kv_limit))
 }
 
-/// Sets the context, the tokens of a step if they are open, and the bytes of workspace for both. Returns whether these are
-/// the host's.
+/// Sets the context, the tokens of a step if they are open, and the bytes of workspace for both.
+/// Returns whether the workspace is in host memory.
 fn set_context<B: Backend>(
     b: &B,
     checkpoint: &Checkpoint,
@@ -311,8 +317,8 @@ fn set_context<B: Backend>(
     on_host
 }
 
-/// Sets the first codec with which `goal` tokens are expected to fit, or the last one. Returns what the user should know
-/// if that is not the default.
+/// Sets the first codec with which `goal` tokens are expected to fit, or the last one. Returns a
+/// message for the user if that is not the default.
 fn choose_codec<B: Backend>(
     b: &B,
     checkpoint: &Checkpoint,
@@ -339,8 +345,8 @@ fn choose_codec<B: Backend>(
     })
 }
 
-/// Returns the context to plan with: `wanted`, or less where its page tables alone would take a large share of memory.
-/// Fails if the user `asked` for it and they do not fit.
+/// Returns the context to plan with: `wanted`, or less if its page tables alone would take a large
+/// share of memory. Fails if the user `asked` for it and they do not fit.
 fn shorter_by_tables(checkpoint: &Checkpoint, options: &EngineOptions, wanted: usize, asked: bool) -> Result<usize> {
     let c = &checkpoint.config;
     let (tables, rest) = (planner::table_bytes(c, options, wanted), planner::host_bytes(c, options, 0));

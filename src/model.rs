@@ -1,5 +1,6 @@
-//! The transformer. There is one forward pass for prefill chunks, decode steps and batches: a step is a list of
-//! [`Span`]s. What a layer computes is data ([`Spec`](crate::checkpoint::Spec)); nothing here asks for the family.
+//! The transformer. There is one forward pass for prefill chunks, decode steps and batches: a step
+//! is a list of [`Span`]s. The computation of a layer is data ([`Spec`](crate::checkpoint::Spec));
+//! nothing here depends on the family.
 
 mod decisions;
 mod head;
@@ -19,15 +20,16 @@ use crate::checkpoint::Activation;
 use taps::Tap;
 use weights::{Attention, DeltaNet, Layer, Mixer};
 
-/// One forward pass of some rows, and what it reads and writes. The caller has reserved its pages ([`KvCache::reserve_step`]), so
-/// nothing here can fail.
+/// One forward pass of some rows, with its inputs and outputs. The caller has reserved its pages
+/// ([`KvCache::reserve_step`]), so nothing here can fail.
 pub struct Step<'a, B: Backend> {
     pub b: &'a B,
     pub model: &'a Model<B>,
     pub ws: &'a mut Workspace<B>,
     pub cache: &'a mut KvCache<B>,
     pub spans: &'a [Span],
-    /// Whether it stores nothing: [`Self::commit`] then feeds as many of the tokens as the caller wants.
+    /// Whether the step stores nothing: [`Self::commit`] then feeds as many of the tokens as the
+    /// caller wants.
     pub staged: bool,
 }
 
@@ -37,8 +39,9 @@ impl<B: Backend> Step<'_, B> {
         self.spans.iter().map(|s| s.len).sum()
     }
 
-    /// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the cache. Leaves the final,
-    /// normalised hidden states `[n, hidden]` in `ws.h`, where [`logits`] reads them.
+    /// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the
+    /// cache. Leaves the final, normalised hidden states `[n, hidden]` in `ws.h`, where [`logits`]
+    /// reads them.
     pub fn forward(&mut self) {
         self.forward_with(|_, _, _| {});
     }
@@ -72,7 +75,8 @@ impl<B: Backend> Step<'_, B> {
         }
     }
 
-    /// Feeds the first tokens of the spans of the last staged step, given by `spans`, token after token.
+    /// Feeds the first tokens of the spans of the last staged step, given by `spans`, token after
+    /// token.
     pub fn commit(self) {
         let Self { b, model, ws, cache, spans, .. } = self;
         for (layer, staged) in model.layers.iter().zip(&mut ws.staged) {
@@ -104,7 +108,8 @@ impl<B: Backend> Step<'_, B> {
         self.b.linear(&mut ws.features, &ws.x, linear, n);
     }
 
-    /// Computes q, k and v, the output gate and a predictor's columns of layer `l` from the residual stream `ws.x`.
+    /// Computes q, k and v, the output gate and a predictor's columns of layer `l` from the
+    /// residual stream `ws.x`.
     fn project(&mut self, (l, layer, mixer): (usize, &Layer<B>, &Attention<B>), after: After<'_, B::Acts>) {
         let (n, ws) = (self.n(), &mut *self.ws);
         let norm = self.model.norm(l, &layer.input_norm, &mut ws.non_finite);
@@ -113,7 +118,8 @@ impl<B: Backend> Step<'_, B> {
         self.b.linear(rows, &ws.x, qkv, n);
     }
 
-    /// Computes the attention block of layer `l` from what [`Self::project`] made and adds it to the residual stream `ws.x`.
+    /// Computes the attention block of layer `l` from the output of [`Self::project`] and adds it
+    /// to the residual stream `ws.x`.
     fn attention(&mut self, (l, layer, mixer): (usize, &Layer<B>, &Attention<B>)) {
         let Self { b, model, spans, staged, .. } = *self;
         let (n, ws) = (self.n(), &mut *self.ws);
@@ -191,7 +197,8 @@ impl<B: Backend> Step<'_, B> {
     }
 }
 
-/// Adds a linear layer of `input` to the residual stream `x`, normed first where there is a norm. `y`: scratch.
+/// Adds a linear layer of `input` to the residual stream `x`, after a norm if there is one. `y`:
+/// scratch.
 fn add<B: Backend>(
     b: &B,
     [x, y]: [&mut B::Acts; 2],

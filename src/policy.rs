@@ -1,10 +1,11 @@
-//! Which slots of a lane live: one file per policy, pure per-head code. Every backend's `place` and `attend` must agree with
-//! it slot for slot.
+//! Policies decide which slots of a lane live: one file per policy, pure per-head code. Every
+//! backend's slot assignment and attention must agree with it slot for slot.
 //!
-//! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without holes: a token either
-//! appends a slot, overwrites one or is not stored. There are four kinds of rule: [`Dms`] marks a token when it comes and
-//! drops it later; [`Scored`] drops a token by the attention weights of the newest query; [`Merging`] says which tokens share
-//! a slot; [`Quest`] says what a query reads.
+//! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without
+//! holes: a token either appends a slot, overwrites one or is not stored. There are four kinds of
+//! rule. [`Dms`] marks a token when it arrives and drops it later. [`Scored`] drops a token by the
+//! attention weights of the newest query. [`Merging`] chooses the tokens that share a slot.
+//! [`Quest`] chooses what a query reads.
 
 mod budget;
 mod dense;
@@ -70,7 +71,8 @@ impl Trained {
     }
 }
 
-/// Layers whose attention sees the newest tokens alone, as the model was trained, whatever policy the others have.
+/// Layers whose attention sees only the newest tokens, as the model was trained, whatever the
+/// policy of the other layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalLayers {
     /// Those tokens; 0 where there is no such layer.
@@ -123,7 +125,7 @@ pub struct LayerLanes {
 }
 
 impl LayerLanes {
-    /// Whether the cache's policy chooses the tokens that are stored. Elsewhere the model's window does.
+    /// Whether the cache's policy chooses the stored tokens. If not, the model's window does.
     pub fn decides(&self) -> bool {
         self.window.is_none()
     }
@@ -133,7 +135,8 @@ impl LayerLanes {
         self.window.map_or(n, |window| n.min(window))
     }
 
-    /// Sum of [`Self::dense_slots`] over the lengths from 1 to `n`: the reads of a dense cache that decodes them.
+    /// Sum of [`Self::dense_slots`] over the lengths from 1 to `n`: the reads of a dense cache that
+    /// decodes them.
     pub fn dense_reads(&self, n: usize) -> u64 {
         let grows = self.dense_slots(n) as u64;
         grows * (grows + 1) / 2 + (n as u64 - grows) * grows
@@ -164,7 +167,8 @@ impl Policy {
         self.kind().name()
     }
 
-    /// Slots that a lane stores, or that a query reads under [`Quest`]; `None` where nothing bounds them.
+    /// Slots that a lane stores, or that a query reads under [`Quest`]; `None` if they are not
+    /// bounded.
     pub fn budget(&self) -> Option<Budget> {
         match self {
             Policy::Dense | Policy::Dms(_) | Policy::Dmc(_) => None,
@@ -176,7 +180,8 @@ impl Policy {
         }
     }
 
-    /// The rule by which tokens are marked when they come and their slots are given to others; `None` where none is.
+    /// The rule by which tokens are marked when they arrive and their slots are reused; `None` for
+    /// policies without marks.
     pub fn rule(&self) -> Option<Dms> {
         match self {
             Policy::Dms(rule) => Some(*rule),
@@ -196,8 +201,8 @@ impl Policy {
         }
     }
 
-    /// The rule of [`Self::rule`] where a mark means that a token is dropped which attention could still see: only there tokens can
-    /// be pinned.
+    /// The rule of [`Self::rule`] if a mark drops a token that attention could still see. Only then
+    /// can tokens be pinned.
     pub fn dropping(&self) -> Option<Dms> {
         self.rule().filter(|_| self.merging().is_none() && self.models_window().is_none())
     }
@@ -234,7 +239,8 @@ impl Policy {
         matches!(self, Policy::Dms(_) | Policy::Dmc(_) | Policy::Quest(Quest { dms: Some(_), .. }))
     }
 
-    /// Expected ratio of a dense cache of `tokens` tokens to this one. `trained`: that of the model's training.
+    /// Expected compression ratio of `tokens` tokens, relative to a dense cache. `trained`: the
+    /// ratio of the model's training.
     pub fn expected_ratio(&self, tokens: usize, trained: Option<f64>) -> f64 {
         let ratio = match self {
             _ if self.is_learned() => trained,
@@ -251,12 +257,14 @@ impl Policy {
         Some(format!("policy {name} reads prompts token by token, which is slow"))
     }
 
-    /// Whether attention adds to the counter of reads. Elsewhere a token reads what is stored after its step.
+    /// Whether attention adds to the counter of reads. Otherwise a token reads the slots that are
+    /// stored after its step.
     pub fn attention_counts_reads(&self) -> bool {
         self.scored().is_some() || self.quest().is_some()
     }
 
-    /// The same policy with the dial of a sequence: see [`Dms::dial`]. A policy whose decisions are not the model's has none.
+    /// The same policy with the dial of a sequence: see [`Dms::dial`]. A policy that does not use
+    /// the model's decisions has no dial.
     pub fn with_dial(self, dial: f32) -> Self {
         match self {
             Policy::Dms(rule) => Policy::Dms(Dms { dial, ..rule }),
@@ -278,24 +286,26 @@ impl Policy {
         self.dropping().is_some() && self.constant_decision().is_none()
     }
 
-    /// Whether tokens can be attended to before they are placed: where attention alone knows what a token replaces, reads, or is
-    /// merged with, they cannot.
+    /// Whether tokens can be attended to before they are placed. They cannot if only attention
+    /// determines what a token replaces, reads, or is merged with.
     pub fn stages(&self) -> bool {
         self.scored().is_none() && self.quest().is_none() && self.merging().is_none()
     }
 
-    /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 where the policy needs none.
+    /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 where the policy
+    /// needs none.
     pub fn ring_len(&self) -> usize {
         self.rule().map_or(0, |rule| rule.ring_len())
     }
 
-    /// Whether compaction drops a slot of a sequence of `n` tokens: [`Dms::drops`]. A dense cache drops marked slots, which only
-    /// [`crate::backend::Pages::rate_slots`] makes.
+    /// Whether compaction drops a slot of a sequence of `n` tokens: [`Dms::drops`]. A dense cache
+    /// drops marked slots, which only [`crate::backend::Pages::rate_slots`] creates.
     pub fn drops(&self, n: usize, meta: SlotMeta, threshold: usize) -> bool {
         self.rule().map_or(meta.marked() && meta.position() + 1 < n, |rule| rule.drops(n, meta, threshold))
     }
 
-    /// Whether the newest token is always in a lane's last slot: tokens are appended, or merged into that slot.
+    /// Whether the newest token is always in a lane's last slot: tokens are appended, or merged
+    /// into that slot.
     fn appends(&self) -> bool {
         self.scored().is_none() && (self.rule().is_none() || self.merging().is_some())
     }
@@ -305,8 +315,9 @@ impl Policy {
         self.rule().is_some_and(|rule| rule.shift == Shift::Previous)
     }
 
-    /// Most existing pages of a lane that `n` tokens write to: that of the newest token, if it is marked or merged with; that
-    /// of each slot that is overwritten; and the one appended to. `owns_newest`: the first of these is not counted.
+    /// Maximum existing pages of a lane that `n` tokens write to: the newest token's page, if it is
+    /// marked or merged with; the page of each overwritten slot; and the page appended to.
+    /// `owns_newest`: the first of these is not counted.
     pub fn most_written(&self, n: usize, owns_newest: bool) -> usize {
         let newest = usize::from(!owns_newest);
         match self.rule() {
@@ -316,7 +327,7 @@ impl Policy {
         }
     }
 
-    /// Stores token `n` of a lane and returns where: the sequential form, and thereby the definition, of how a step places
+    /// Stores token `n` of a lane and returns where. This sequential form defines how a step places
     /// tokens. Policies with scores place by [`Scored::place`].
     pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
         debug_assert!(self.scored().is_none(), "policy {} places by scores", self.name());
@@ -362,8 +373,9 @@ impl PolicyRequest {
         }
     }
 
-    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a
-    /// model without it, and where a model with a sliding window cannot have it. The budget is one that [`PolicyKind::budget_refusal`] allows.
+    /// The policy of a model that was trained for `trained`. `None` if DMS or DMC is asked of a
+    /// model without it, or if a model with a sliding window cannot have the policy. The budget is
+    /// one that [`PolicyKind::budget_refusal`] allows.
     pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
         if let Some(Trained::Window(tokens)) = trained {
             return self.within(tokens).map(Policy::Window);

@@ -5,7 +5,8 @@ use crate::backend::Measure;
 use crate::policy::Scope;
 
 impl<B: Measure> KvCache<B> {
-    /// Checks the pool's reference counts against the page tables and returns the number of distinct pages in use.
+    /// Checks the pool's reference counts against the page tables and returns the number of
+    /// distinct pages in use.
     pub fn audit(&self, b: &B) -> Result<usize, String> {
         let g = self.geometry();
         let mut table = vec![0; g.n_layers * g.n_lanes() * g.max_pages];

@@ -1,5 +1,5 @@
-//! A sequence as bytes, layer by layer, so that it can be kept outside the device and come back as
-//! it was: the same slots in the same order, with their marks. The image of a layer with attention is
+//! A sequence as bytes, layer by layer, to be stored outside the device and restored exactly: the
+//! same slots in the same order, with their marks. The image of a layer with attention is
 //!
 //! ```text
 //! | u32 layer | heads x i32 live | heads x ring_len x i32 ring | heads x sums_len x f32 sums | pages of head 0 | ... | scores |
@@ -9,8 +9,8 @@
 //! them; so are the sums of a lane's newest slot. Rows of a page beyond the lane's slots, ring
 //! entries of positions that do not exist, and sums of an empty lane are zero. The numbers of K and
 //! V are finite. An image comes from outside: only [`LayerCheck`] makes the [`CheckedLayer`] that
-//! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold. Images of
-//! [`state`](super::state) follow them.
+//! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold.
+//! Images of [`state`](super::state) follow them.
 
 use super::state::{self, LAYER_BYTES};
 use super::{CacheError, KvCache, SeqId};
@@ -300,9 +300,9 @@ impl LayerCheck {
         (1..g.n_kv_heads).all(|head| (0..n).all(|i| slot(head, i) == slot(0, i)))
     }
 
-    /// Checks lane `number` of a layer of this policy, counted from 1: every slot is of another token of the
-    /// sequence, and the ring names the slots of the newest tokens. `stored`: `[len]` number of the
-    /// last lane in which the position was found.
+    /// Checks lane `number` of a layer of this policy, counted from 1: every slot holds a different
+    /// token of the sequence, and the ring names the slots of the newest tokens. `stored`: `[len]`
+    /// number of the last lane in which the position was found.
     fn lane(
         &self,
         (number, policy): (u32, Policy),

@@ -1,5 +1,5 @@
-//! The state of fixed size that a sequence has in layers without attention: the op that changes it, and its images, which
-//! follow those of the layers with attention in a file:
+//! The fixed-size state of a sequence in layers without attention: the op that changes it, and its
+//! images, which follow the images of the layers with attention in a file:
 //!
 //! ```text
 //! | u32 number of the image | (kernel - 1) x channels x f32 inputs | value_heads x key_dim x value_dim x f32 state |
@@ -32,7 +32,8 @@ pub(super) fn check(delta: &DeltaGeometry, image: &[u8]) -> Result<Vec<f32>, &'s
 }
 
 impl<B: Backend> KvCache<B> {
-    /// Runs the gated delta net of one layer of a step: [`Ops::delta_net`](crate::backend::Ops::delta_net).
+    /// Runs the gated delta net of one layer of a step:
+    /// [`Ops::delta_net`](crate::backend::Ops::delta_net).
     pub fn delta_net(
         &mut self,
         b: &B,

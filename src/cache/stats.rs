@@ -1,5 +1,5 @@
-//! What a cache reports: counters of sequences, the pages that several hold together, the lanes that store a token. Every
-//! read waits for the device.
+//! Reports of a cache: counters of sequences, pages that several sequences share, and lanes that
+//! store a token. Every read waits for the device.
 
 use super::{KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry, Lane, PresenceCounts};
@@ -61,8 +61,8 @@ impl<B: Backend> KvCache<B> {
         }
     }
 
-    /// Reads the counters of all sequences by their rows, summed over lanes: [`SeqStats::reads`] and [`SeqStats::peak`]. Waits
-    /// for the device.
+    /// Reads the counters of all sequences by their rows, summed over lanes: [`SeqStats::reads`]
+    /// and [`SeqStats::peak`]. Waits for the device.
     pub fn counters(&self, b: &B) -> (Vec<u64>, Vec<u32>) {
         let n = self.seqs.len();
         let (mut reads, mut peak) = (vec![0; n], vec![0; n]);
@@ -71,15 +71,16 @@ impl<B: Backend> KvCache<B> {
         (reads, peak)
     }
 
-    /// Pages that these sequences hold, where shared ones count for each holder: an upper bound on the distinct ones, which takes
-    /// no page table to know.
+    /// Sum of the pages that these sequences hold. Shared pages count once per holder: an upper
+    /// bound on the distinct pages that needs no page table.
     pub fn held_pages(&self, b: &B, seqs: &[SeqId]) -> usize {
         let (g, live) = (self.geometry(), self.live_slots(b));
         seqs.iter().flat_map(|seq| self.rows_of(seq.0)).map(|row| live[row].div_ceil(g.page_slots)).sum()
     }
 
-    /// For each group the numbers of distinct pages that its first sequence, its first two, ... and all hold. Copies the page
-    /// tables of a layer at once, with the entries that are not in use: a copy for each lane would wait for the device as often.
+    /// Returns, for each group, the numbers of distinct pages that its first sequence, its first
+    /// two, ... and all of them hold. Copies the page tables of a whole layer at once, including
+    /// unused entries, because a copy for each lane would wait for the device each time.
     pub fn distinct_pages(&self, b: &B, groups: &[Vec<SeqId>]) -> Vec<Vec<usize>> {
         let g = *self.geometry();
         let mut counts: Vec<Vec<usize>> = groups.iter().map(|group| vec![0; group.len()]).collect();
@@ -114,7 +115,8 @@ impl<B: Backend> KvCache<B> {
         counts
     }
 
-    /// Counts the lanes that store each token of a sequence: [`Self::counted_lanes`]. Waits for the device.
+    /// Counts the lanes that store each token of a sequence: [`Self::counted_lanes`]. Waits for the
+    /// device.
     pub fn presence(&self, b: &B, seq: SeqId, filter: LaneFilter, position: usize) -> PresenceCounts {
         let (g, n) = (self.geometry(), self.len(seq));
         let mut counts = b.presence(&self.tables, seq.0, n, filter, position);
@@ -130,8 +132,8 @@ impl<B: Backend> KvCache<B> {
         counts
     }
 
-    /// Number of lanes that [`Self::presence`] counts: of those selected the ones whose tokens the policy chooses, or all
-    /// where it chooses in none of them.
+    /// Number of lanes that [`Self::presence`] counts: the selected lanes whose tokens the policy
+    /// chooses, or all selected lanes if there are none.
     pub fn counted_lanes(&self, filter: LaneFilter) -> usize {
         let g = self.geometry();
         let selected = |lane: &Lane| filter.selects(lane.layer, lane.head);

@@ -293,9 +293,10 @@ fn drafting(generation: &mut Option<Generation>) -> Option<&mut Drafting> {
     generation.as_mut()?.drafting.as_mut()
 }
 
-/// Runs one decode step: samples the token behind the pending one of each chain, and behind each of its drafts. Returns the
-/// results for each chain, in order: the first is the answer's next token, and each further one is if the token before it is the
-/// draft. [`Chain::accept`] takes them one by one. On an error nothing has changed.
+/// Runs one decode step: samples the token after the pending one of each chain, and after each of
+/// its drafts. Returns the results for each chain, in order. The first is the answer's next token;
+/// each further result counts if the token before it equals the draft. [`Chain::accept`] takes them
+/// one by one. On an error nothing has changed.
 pub(super) fn decode<B: Backend>(
     runner: &mut Runner<B>,
     chains: &[&mut Chain],
@@ -316,13 +317,15 @@ impl Chain {
         Some(Verify { decode, drafts: self.drafts() })
     }
 
-    /// Maximum drafts of the next step, at most `max`: every row is fed, and the last token of an answer is not.
+    /// Maximum drafts of the next step, at most `max`. Every row is fed, but the last token of an
+    /// answer is not.
     fn max_drafts<B: Backend>(&self, runner: &Runner<B>, max: usize) -> usize {
         let max = max.min(self.tokens_to_go().saturating_sub(1));
         max.min(runner.context().saturating_sub(self.context.len(runner) + 1))
     }
 
-    /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`](super::draft::Costs::price).
+    /// Chooses the drafts of the next step, at most `max`. `price`:
+    /// [`Costs::price`](super::draft::Costs::price).
     pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, max: usize, price: Option<Price<'_>>) {
         let max = self.max_drafts(runner, max);
         let drafting = drafting(&mut self.generation);
@@ -331,8 +334,8 @@ impl Chain {
         }
     }
 
-    /// Number of drafts that the draft head should make for the next step; 0 if the chain has ended. `None`: the head need not be
-    /// fed.
+    /// Number of drafts that the draft head should make for the next step; 0 if the chain has
+    /// ended. `None`: the head need not be fed.
     pub fn head_drafts<B: Backend>(
         &mut self,
         runner: &Runner<B>,
@@ -351,7 +354,8 @@ impl Chain {
         }
     }
 
-    /// The tokens after each of the newest `n` fed ones: these without the first, and the next token to feed.
+    /// The tokens that follow each of the newest `n` fed tokens: the fed ones without the first,
+    /// and the next token to feed.
     pub fn tokens_after(&self, n: usize) -> Vec<Token> {
         let next = self.todo.iter().find_map(LogEntry::token).or(self.context.pending);
         let Some(next) = next else { return Vec::new() };
@@ -383,7 +387,8 @@ impl Chain {
         self.context.log.extend(self.context.pending.take().map(LogEntry::Token));
     }
 
-    /// Records that the first `accepted` drafts of the last step were right. `cost`: the step's, in plain steps.
+    /// Records that the first `accepted` drafts of the last step were right. `cost`: cost of the
+    /// step, in plain steps.
     pub fn drafts_ran(&mut self, accepted: usize, cost: f64) {
         if let Some(drafting) = drafting(&mut self.generation) {
             drafting.observe(accepted, cost);

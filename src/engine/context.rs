@@ -1,5 +1,5 @@
-//! The state of a conversation in the cache: the token log with its toggles, its text, and the cache sequence. A
-//! snapshot is a fork of it.
+//! The state of a conversation in the cache: the token log with its toggles, its text, and the
+//! cache sequence. A snapshot is a fork of it.
 
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;
@@ -17,15 +17,16 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Creates an empty context. Logs begin with eviction on; a log that does not has a toggle as its first entry.
+    /// Creates an empty context. Logs begin with eviction on; otherwise the first entry of the log
+    /// is a toggle.
     pub fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self, CacheError> {
         let seq = runner.create(eviction)?;
         let log = if eviction { Vec::new() } else { vec![LogEntry::Toggle { eviction: false }] };
         Ok(Self { seq, log, pending: None, flat: String::new() })
     }
 
-    /// Applies an entry of a log that is not a token, and records it if it changes anything. Returns the numbers of tokens that
-    /// are pinned no longer and of slots dropped.
+    /// Applies an entry of a log that is not a token, and records it if it changes anything.
+    /// Returns the number of tokens that are no longer pinned and the number of slots dropped.
     pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, entry: LogEntry) -> Result<(usize, u64), CacheError> {
         let (seq, range) = (self.seq, |[start, end]: [u32; 2]| start as usize..end as usize);
         let (changes, counts) = match entry {

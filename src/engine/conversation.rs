@@ -1,7 +1,8 @@
 //! A conversation: its chain and its requests.
 //!
-//! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
-//! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
+//! Requests that change the conversation are served in order, each as a [`Job`].
+//! [`Conversation::begin`] runs the part of a job before its steps, and [`Conversation::finish`]
+//! the part after them. The worker runs the steps.
 
 mod asked;
 mod chains;
@@ -117,7 +118,7 @@ pub(super) struct Conversation<B: Backend> {
     pub twin: Option<Twin>,
     /// Whether the next answers have a twin.
     pub twin_wanted: bool,
-    /// The log after the last report, change between turns or restore, which is what the front end knows.
+    /// The log that the front end knows: after the last report, change between turns or restore.
     pub reported: Vec<LogEntry>,
     /// Generated ids by turn, so that replies are never encoded again.
     pub replies: HashMap<u64, Vec<Token>>,
@@ -179,7 +180,8 @@ impl<B: Backend> Conversation<B> {
         self.disk.go_on(m, now, &self.outlet)
     }
 
-    /// As [`Self::write_cache`], to its end, before the conversation is closed or left for another one.
+    /// Like [`Self::write_cache`], but until the file is complete, before the conversation is
+    /// closed or replaced by another one.
     pub fn write_cache_at_close(&mut self, m: &mut Loaded<B>) {
         let context = &self.chain.context;
         let now = self.job.is_none().then_some((context.seq, &context.log[..]));
@@ -320,7 +322,8 @@ impl<B: Backend> Conversation<B> {
         self.job.is_some() || !self.probes.is_empty()
     }
 
-    /// Whether all work waits for a prompt to be encoded, or for the answers of chains to be checked.
+    /// Whether all work waits for a prompt to be encoded, or for the answers of chains to be
+    /// checked.
     pub fn only_waits(&self) -> bool {
         let checks = self.chains.as_ref().is_some_and(|chains| chains.numbers().next().is_none());
         let encodes = matches!(&self.job, Some(Job { work: Work::Answer(turn), .. }) if turn.is_encoding());
@@ -437,8 +440,8 @@ impl<B: Backend> Conversation<B> {
         self.publish(m);
     }
 
-    /// Switches the sequence to the wanted dial and eviction state, and returns the number of slots dropped. Releases
-    /// snapshots if the cache is full.
+    /// Switches the sequence to the wanted dial and eviction state, and returns the number of slots
+    /// dropped. Releases snapshots if the cache is full.
     pub fn follow_eviction(&mut self, m: &mut Loaded<B>) -> Result<u64, CacheError> {
         self.chain.context.set_dial(&mut m.runner, self.dial);
         loop {
@@ -453,7 +456,8 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// As [`Self::follow_eviction`], after going back to an earlier context: reports the toggle if it acts again there.
+    /// Like [`Self::follow_eviction`], after going back to an earlier context: reports the toggle
+    /// if it acts again there.
     pub fn follow_eviction_here(&mut self, m: &mut Loaded<B>, events: &EventSender) -> Result<(), CacheError> {
         let context = &self.chain.context;
         let (before, at_token) = (m.runner.cache.eviction(context.seq), context.len(&m.runner));

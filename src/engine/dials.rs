@@ -27,7 +27,8 @@ pub(super) fn sample<B: Backend>(runner: &Runner<B>, tokenizer: &Tokenizer) -> V
     tokens
 }
 
-/// The table of a sequence without eviction that was fed the sample. `None` if it has too few decisions.
+/// Builds the table from a sequence without eviction that was fed the sample. `None` if it has too
+/// few decisions.
 pub(super) fn table_of<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<DialTable> {
     let mut counts = [0; STRENGTHS];
     for_each_slot(runner, seq, |_, meta| counts[meta.strength()] += 1);
@@ -48,7 +49,8 @@ pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) 
 }
 
 impl<B: Backend> Loaded<B> {
-    /// The table, if it is known or in a file. Fails with a sentence for the user if there can be none.
+    /// Returns the table, if it is known or in a file. Fails with a sentence for the user if there
+    /// can be none.
     pub fn dial_table(&mut self) -> Result<Option<&DialTable>, String> {
         if let Some(why) = self.runner.cache.geometry().policy.kind().dial_refusal() {
             return Err(why);
@@ -62,7 +64,8 @@ impl<B: Backend> Loaded<B> {
     fn dial_file(&self) -> Option<PathBuf> {
         let name = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
         let (model, mut of) = (name(&self.info.identity.model_fingerprint), name(&self.info.weights.format));
-        // A table's decisions are those at the threshold in use, which is no part of the fingerprint.
+        // A table's decisions are relative to the threshold in use, which is not part of the
+        // fingerprint.
         let threshold = self.info.identity.decisions.as_ref().and_then(|decisions| decisions.threshold);
         threshold.into_iter().for_each(|threshold| of += &format!("-{:08x}", threshold.to_bits()));
         self.dial_folder.as_ref().map(|folder| dial_file::path(folder, &model, &of))
@@ -76,8 +79,8 @@ impl<B: Backend> Loaded<B> {
         written.and_then(Result::err).map(not_kept)
     }
 
-    /// The dial for what is wanted, where it is `dial` now, with the ratios expected there and as trained. `Ok(None)`: it has to
-    /// be measured first.
+    /// Converts the wanted setting into a dial, if the current dial is `dial`, with the ratios
+    /// expected there and as trained. `Ok(None)`: it has to be measured first.
     pub fn dial_for(&mut self, dial: f32, to: Dial) -> Result<Option<(f32, f64, f64)>, String> {
         if let Dial::Ratio(ratio) = to
             && !(1.0..=MAX_RATIO).contains(&f64::from(ratio))
@@ -106,8 +109,8 @@ impl<B: Backend> Loaded<B> {
     }
 }
 
-/// Calls `each` with the metadata of each slot of a sequence in the lanes whose tokens the policy chooses, and with the
-/// number of the lane among those.
+/// Calls `each` with the metadata of each slot of a sequence in the lanes whose tokens the policy
+/// chooses, and with the index among those lanes.
 pub(super) fn for_each_slot<B: Backend>(runner: &Runner<B>, seq: SeqId, mut each: impl FnMut(usize, SlotMeta)) {
     for (number, lane) in runner.cache.geometry().deciding_lanes().enumerate() {
         let metas = runner.cache.slot_metas(runner.backend(), seq, lane.layer, lane.head);

@@ -1,8 +1,10 @@
-//! Keeps a conversation's cache in a file beside its session, and takes it from there instead of replaying the log.
+//! Keeps a conversation's cache in a file beside its session, and loads it from there instead of
+//! replaying the log.
 //!
-//! A write runs while the conversation is idle, a layer between two looks at the inbox, so that a request waits for one
-//! layer at most. It is given up when the conversation continues: the end of that turn begins another. Files that fit nothing
-//! are left where they are, until the next write replaces them.
+//! A write runs while the conversation is idle, one layer between two checks of the inbox, so that
+//! a request waits for at most one layer. It is abandoned when the conversation continues; the end
+//! of that turn begins another. Files that do not match are left in place until the next write
+//! replaces them.
 
 use super::context::Context;
 use super::loaded::{Loaded, hex_digest};
@@ -14,7 +16,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A write begins when the conversation has been idle for so long: session records and quick answers come first.
+/// Idle time before a write begins: session records and quick answers come first.
 const SETTLE: Duration = Duration::from_millis(300);
 /// How long a step of a load waits for the disk.
 const LAYER: Duration = Duration::from_millis(10);
@@ -100,13 +102,14 @@ impl DiskCache {
         self.changed = Some(Instant::now());
     }
 
-    /// Notes that the cache is not that of the session's log, as after an undo: the next turn makes it so.
+    /// Records that the cache no longer matches the session's log, as after an undo. The next turn
+    /// makes it match.
     pub fn left_log(&mut self) {
         self.changed = None;
     }
 
-    /// Goes on with the write of the cache, if there is one to make. `now`: the current state, `None` if a request is being
-    /// served.
+    /// Continues writing the cache, if there is one to write. `now`: the current state, or `None`
+    /// while a request is served.
     pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<State<'_>>, outlet: &Outlet) -> Due {
         let is_of = |write: &Write| now.is_some_and(|(seq, log)| (write.seq, write.entries) == (seq, log.len()));
         if self.write.take_if(|write| write.layer < write.n_layers && !is_of(write)).is_some() {
@@ -216,8 +219,8 @@ impl Load {
         self.total() * (layers - self.reader.left()) / layers.max(1)
     }
 
-    /// Loads the next layer into an empty context, if the disk has it. Returns true when all are loaded; an error is why the
-    /// file cannot be used.
+    /// Loads the next layer into an empty context, if the disk has delivered it. Returns true when
+    /// all are loaded. An error is the reason why the file cannot be used.
     pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, context: &mut Context) -> Result<bool, String> {
         let sequence = &self.header.sequence;
         if self.reader.left() > 0 {
@@ -235,8 +238,8 @@ impl Load {
     }
 }
 
-/// Begins to load the cache of a saved conversation, whose log has `total` tokens, from its file. `None` if it
-/// cannot be used, after a notice if there is one.
+/// Begins to load the cache of a saved conversation, whose log has `total` tokens, from its file.
+/// `None` if the file cannot be used, after a notice if there is one.
 pub(super) fn begin_load<B: Backend>(
     m: &Loaded<B>,
     path: &Path,
@@ -258,7 +261,8 @@ pub(super) fn not_used(why: &str, tokens: usize) -> String {
     format!("the saved cache is not used: {why}; recomputing {} tokens", count(tokens))
 }
 
-/// Opens the file of a cache that this log fills, and starts to read it. `Ok(None)` if there is no file.
+/// Opens the cache file that matches this log, and starts to read it. `Ok(None)` if there is no
+/// file.
 fn open<B: Backend>(
     m: &Loaded<B>,
     path: &Path,

@@ -1,12 +1,15 @@
-//! Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): a step feeds the next token together with guesses of the
-//! tokens after it, the drafts. A step reads every weight once for all of its rows, so a few more rows cost little.
+//! Speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): a step feeds the next token
+//! together with guesses of the tokens after it, the drafts. A step reads every weight once for all
+//! of its rows, so a few more rows cost little.
 //!
-//! The token sampled at a row is a function of logits, seed and position. It is compared with the draft in the next row, and the
-//! answer continues for as long as the two are equal. The text is therefore the one of single-token steps, at any temperature.
-//! Rejected rows leave no trace, because [`Runner::verify`](super::runner::Runner::verify) stores nothing.
+//! The token sampled at a row is a function of logits, seed and position. It is compared with the
+//! draft in the next row, and the answer continues for as long as the two are equal. The text is
+//! therefore the one of single-token steps, at any temperature. Rejected rows leave no trace,
+//! because [`Runner::verify`](super::runner::Runner::verify) stores nothing.
 //!
-//! A [`Drafter`] proposes drafts. The [`Gate`] of each answer learns how often they are right, [`Costs`] learns what rows cost on
-//! this machine, and the two decide how many drafts are tried: none where they would slow the answer down.
+//! A [`Drafter`] proposes drafts. The [`Gate`] of each answer learns how often they are right, and
+//! [`Costs`] learns what rows cost on this machine. Together they decide how many drafts are tried:
+//! none if they would slow the answer down.
 
 use crate::protocol::{DraftReport, LogEntry, MAX_DRAFTS, Token};
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +33,8 @@ impl Default for Drafts {
 
 /// A source of drafts.
 pub trait Drafter {
-    /// Reads the tokens fed since the last call. `log` is the whole log, `pending` the token after it.
+    /// Reads the tokens fed since the last call. `log` is the whole log, `pending` the token after
+    /// it.
     fn follow(&mut self, log: &[LogEntry], pending: Token);
     /// Proposes at most `max` tokens that may follow.
     fn propose(&self, max: usize) -> Draft;
@@ -58,8 +62,8 @@ const MAX_MATCH: usize = 32;
 const CLASS_FROM: [usize; CLASSES - 1] = [5, 9, 17];
 const NOWHERE: u32 = u32::MAX;
 
-/// Prompt lookup: of the latest places where the last three tokens occurred, takes the one with the longest match and proposes
-/// what followed. Takes 12 to 28 bytes per token.
+/// Prompt lookup: of the latest places where the last three tokens occurred, takes the one with the
+/// longest match and proposes what followed. Takes 12 to 28 bytes per token.
 #[derive(Default)]
 pub struct Lookup {
     tokens: Vec<Token>,
@@ -132,7 +136,8 @@ const PRIOR_WEIGHT: f64 = 3.0;
 const MIN_GAIN: f64 = 1.05;
 /// Numbers of drafts that a gate chooses from. A GPU captures a graph for each.
 const COUNTS: [usize; 5] = [1, 2, 3, 7, MAX_DRAFTS];
-/// Proposals that are skipped after drafts did not pay off: at first, and at most. Each further time doubles the number.
+/// Proposals to skip after drafts did not pay off: at first, and at most. Each further time doubles
+/// the number.
 const FIRST_WAIT: u32 = 8;
 const LONGEST_WAIT: u32 = 256;
 
@@ -175,7 +180,8 @@ impl Gate {
             if gain > best {
                 (best, drafts) = (gain, k);
             }
-            // Costs beyond the largest number that was run are estimates: try one number after the other.
+            // Costs beyond the largest number that was run are estimates, so try one number after
+            // another.
             if !price.was_run(k) {
                 break;
             }
@@ -204,10 +210,12 @@ impl Gate {
 const REMEASURE: u32 = 64;
 /// Estimated cost of a draft, in plain steps, before one was run.
 const PRIOR_ROW: f64 = 0.2;
-/// First steps with a number of drafts whose time is not counted: a GPU captures a graph, and caches are cold.
+/// First steps with a number of drafts whose time is not counted: a GPU captures a graph, and
+/// caches are cold.
 const WARM_UP: u32 = 2;
 
-/// Measured cost of steps on this machine, by number of chains. The unit is the plain step: one without drafts.
+/// Measured cost of steps on this machine, by number of chains. The unit is the plain step: one
+/// without drafts.
 #[derive(Default)]
 pub struct Costs(BTreeMap<usize, StepCosts>);
 
@@ -236,7 +244,8 @@ pub struct Price<'a> {
 }
 
 impl Price<'_> {
-    /// Cost, in plain steps, of a step in which each chain tries this many drafts: the drafts of one chain delay all chains.
+    /// Cost, in plain steps, of a step in which each chain tries this many drafts: the drafts of
+    /// one chain delay all chains.
     fn of(self, drafts: usize) -> f64 {
         self.steps.of(drafts * self.chains)
     }
@@ -254,16 +263,16 @@ impl Costs {
         Some(Price { steps, chains })
     }
 
-    /// Records the time of a step of this many chains with `drafts` drafts in all. Returns its cost in plain steps, which is an
-    /// estimate until a plain step was measured, and always finite.
+    /// Records the time of a step of this many chains with `drafts` drafts in all. Returns its cost
+    /// in plain steps, which is an estimate until a plain step was measured, and always finite.
     pub fn observe(&mut self, seconds: f64, chains: usize, drafts: usize) -> f64 {
         self.0.entry(chains).or_default().observe(seconds, drafts)
     }
 }
 
 impl StepCosts {
-    /// Cost of a step with this many drafts: interpolated between the numbers that were run, and extrapolated beyond them by the
-    /// mean cost of a draft.
+    /// Cost of a step with this many drafts: interpolated between the numbers that were run, and
+    /// extrapolated beyond them by the mean cost of a draft.
     fn of(&self, drafts: usize) -> f64 {
         let mut below = (0, 1.0);
         for (&n, cost) in self.with.iter().filter(|(_, cost)| cost.runs > WARM_UP) {
@@ -316,11 +325,12 @@ impl Drafting {
         Self { drafter, gate, max, head, next: Draft::default(), report: DraftReport::default() }
     }
 
-    /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`] for the chains of this step.
+    /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`] for the chains
+    /// of this step.
     pub fn choose(&mut self, log: &[LogEntry], pending: Token, max: usize, price: Option<Price<'_>>) {
         if self.head {
-            // The head drafted after the last step, when another number of chains may have been running: without a price for
-            // the present number, a plain step has to run first.
+            // The head drafted after the last step, when another number of chains may have been
+            // running: without a price for the present number, a plain step has to run first.
             let allowed = if self.gate.is_some() && price.is_none() { 0 } else { max.min(self.max) };
             return self.next.tokens.truncate(allowed);
         }
@@ -331,8 +341,8 @@ impl Drafting {
         self.next.tokens.truncate(tried);
     }
 
-    /// Returns how many drafts the head should make for the next step, at most `max`. `None`: drafts do not pay off, and the head
-    /// need not be fed.
+    /// Returns how many drafts the head should make for the next step, at most `max`. `None`:
+    /// drafts do not pay off, and the head need not be fed.
     pub fn head_drafts(&mut self, max: usize, price: Option<Price<'_>>) -> Option<usize> {
         let tried = if self.head { self.tried(HEAD_CLASS, max.min(self.max), price) } else { 0 };
         (tried > 0 || price.is_none()).then_some(tried)
@@ -352,7 +362,8 @@ impl Drafting {
         }
     }
 
-    /// Records that the first `accepted` drafts of the last step were right. `cost`: what [`Costs::observe`] returned for it.
+    /// Records that the first `accepted` drafts of the last step were right. `cost`: what
+    /// [`Costs::observe`] returned for it.
     pub fn observe(&mut self, accepted: usize, cost: f64) {
         let Draft { tokens, class } = std::mem::take(&mut self.next);
         self.gate.iter_mut().for_each(|gate| gate.observe(class, tokens.len(), accepted));

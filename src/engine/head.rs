@@ -1,6 +1,7 @@
-//! The sequences of a draft head ([`model::Head`]): one for each sequence of the model, fed the same tokens with the model's hidden
-//! states, one token behind. From them the head drafts. Drafts are only tried, so a head that has missed tokens does no harm: it
-//! starts again with an empty sequence.
+//! The sequences of a draft head ([`model::Head`]): one for each sequence of the model, fed the
+//! same tokens with the model's hidden states, one token behind. The head drafts from them. Drafts
+//! are only tried, so a head that has missed tokens does no harm: it starts again with an empty
+//! sequence.
 
 use super::{EngineOptions, planner};
 use crate::backend::{Backend, Span};
@@ -54,7 +55,8 @@ pub(super) struct Tracks<B: Backend> {
     lent: bool,
 }
 
-/// Bytes of a checkpoint's head that are not counted with the model's: only its pages on a device, where allocations are counted.
+/// Bytes of a checkpoint's head that are not counted with the model's. On a device that counts
+/// allocations, these are only its pages.
 pub(super) fn bytes(checkpoint: &Checkpoint, options: &EngineOptions, counted: bool) -> u64 {
     let Some(head) = checkpoint.draft_head.as_ref().filter(|_| options.drafts.rows > 0) else { return 0 };
     let workspace = || model::head_workspace_bytes(&head.layer.config, options.max_seqs);
@@ -106,7 +108,8 @@ impl<B: Backend> Tracks<B> {
         }
     }
 
-    /// Frees all pages, and drafts nothing until [`Self::take_back`]. Returns false if they were lent before.
+    /// Frees all pages, and drafts nothing until [`Self::take_back`]. Returns false if they were
+    /// lent before.
     pub fn lend(&mut self, b: &B) -> bool {
         if std::mem::replace(&mut self.lent, true) {
             return false;
@@ -128,8 +131,8 @@ impl<B: Backend> Tracks<B> {
         if self.lent { self.head.cache.limit_bytes().unwrap_or(0) } else { 0 }
     }
 
-    /// Feeds the head with rows of the model's last step, whose hidden states are `features`, and drafts. Returns the drafts of each
-    /// request.
+    /// Feeds the head with rows of the model's last step, whose hidden states are `features`, and
+    /// drafts. Returns the drafts of each request.
     pub fn draft(
         &mut self,
         b: &B,
@@ -142,7 +145,8 @@ impl<B: Backend> Tracks<B> {
         if self.lent {
             return drafts;
         }
-        // The sequences that are fed: index of the request, the head's sequence, row of the head's last step.
+        // The sequences that are fed: index of the request, the head's sequence, row of the head's
+        // last step.
         let mut fed: Vec<(usize, SeqId, usize)> = Vec::new();
         let (mut at, mut tokens, mut spans) = (Vec::new(), Vec::new(), Vec::new());
         let busy: Vec<usize> = requests.iter().map(|request| request.seq.row()).collect();
@@ -152,7 +156,8 @@ impl<B: Backend> Tracks<B> {
                 continue;
             }
             let Some(seq) = self.track(b, request, stepped) else { continue };
-            // Many rows are fed in full chunks first. The rest shares one step with the other sequences.
+            // Many rows are fed in full chunks first. The rest shares one step with the other
+            // sequences.
             let mut from = 0;
             while request.next.len() - from > HEAD_ROWS {
                 let rows: Vec<usize> = (0..HEAD_ROWS).map(|j| stepped.span.start + from + j).collect();
@@ -217,8 +222,8 @@ impl<B: Backend> Tracks<B> {
                 }
                 next.truncate(forks.len());
             }
-            // `guess` has left the hidden states in the first rows, in order. They can only be fed on if no sequence between
-            // them has ended.
+            // `guess` has left the hidden states in the first rows, in order. They can only be fed
+            // on if no sequence between them has ended.
             if next.is_empty() || next.iter().enumerate().any(|(j, &(_, _, row, _))| row != j) {
                 break;
             }

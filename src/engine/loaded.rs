@@ -22,7 +22,8 @@ use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The user's next line in the plain template, which a model that only continues text writes itself.
+/// The user's next line in the plain template, which a model that only continues text writes
+/// itself.
 const NEXT_QUESTION: &str = "\nUser:";
 
 /// The state that all conversations share.
@@ -40,7 +41,8 @@ pub(super) struct Loaded<B: Backend> {
     pub eviction: bool,
     /// The dial of new conversations.
     pub dial: f32,
-    /// What the model keeps at each setting of the dial, once that is known, and the folder of its file.
+    /// Share that the model keeps at each setting of the dial, once it is known, and the folder of
+    /// its file.
     pub dials: Option<DialTable>,
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
@@ -83,7 +85,8 @@ impl<B: Backend> Loaded<B> {
         self.runner.cache.geometry().policy.evicts()
     }
 
-    /// Returns unused pool memory to the system, unless other conversations run that would map it again.
+    /// Returns unused pool memory to the system, unless other conversations run that would map it
+    /// again.
     pub fn trim(&mut self) {
         if self.alone {
             self.runner.trim();
@@ -108,8 +111,9 @@ impl<B: Backend> Loaded<B> {
         }
     }
 
-    /// A context for a conversation that begins with `tokens`: a fork of one that was fed the first of them, by any conversation,
-    /// or an empty one. Where results depend on the chunks of a prefill, no conversation may depend on what others were fed.
+    /// Returns a context for a conversation that begins with `tokens`: a fork of any conversation's
+    /// context that was fed the first of them, or an empty one. If results depend on the chunks of
+    /// a prefill, no conversation may depend on what others were fed.
     pub fn begin_context(&mut self, eviction: bool, dial: f32, tokens: &[Token]) -> Result<Context, CacheError> {
         let mut fresh = self.with_sequence(|runner| Context::new(runner, eviction))?;
         fresh.set_dial(&mut self.runner, dial);
@@ -245,8 +249,8 @@ fn weight_format(checkpoint: &Checkpoint) -> &str {
     }
 }
 
-/// Returns the sampling parameters that the model recommends. If it recommends none, common defaults of chats: sampling
-/// from the unfiltered distribution makes small models ramble.
+/// Returns the sampling parameters that the model recommends. If it recommends none, common
+/// defaults of chats: sampling from the unfiltered distribution makes small models ramble.
 pub fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
     let (sampling, do_sample) = (generation.sampling, generation.do_sample);
     let filters = SamplingOverrides { repetition_penalty: None, ..sampling };

@@ -128,7 +128,8 @@ impl<B: Backend> Conversation<B> {
         self.job.is_some().then(|| working.to_owned())
     }
 
-    /// Pins the message at these positions here and in the snapshots that hold them, or tells what that would cost.
+    /// Pins the message at these positions here and in the snapshots that hold them, or reports
+    /// what that would cost.
     fn try_pin(
         &mut self,
         m: &mut Loaded<B>,
@@ -173,7 +174,8 @@ impl<B: Backend> Conversation<B> {
         self.publish(m);
     }
 
-    /// Pins a text of a prompt whose tokens `todo` are about to be fed, unless a message was pinned before.
+    /// Pins a text of a prompt whose tokens `todo` are about to be fed, unless a message was pinned
+    /// before.
     pub fn pin_prompt(&mut self, m: &mut Loaded<B>, todo: &[Token], text: &str) {
         let context = &mut self.chain.context;
         if m.runner.cache.geometry().policy.dropping().is_none() || context.pins().next().is_some() {
@@ -181,7 +183,7 @@ impl<B: Backend> Conversation<B> {
         }
         let told = context.tokens().chain(todo.iter().copied());
         if let Some(positions) = positions(&m.vocabulary.tokenizer, told, text, Occurrence::First) {
-            // Tokens that were fed before are in shared pages: without room for copies they stay as they are.
+            // Tokens fed earlier are in shared pages: without room for copies they stay unpinned.
             let pin = [positions.start as u32, positions.end as u32];
             let _ = context.apply(&mut m.runner, LogEntry::Pin { pin });
         }

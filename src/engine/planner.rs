@@ -40,7 +40,8 @@ fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
     options.policy.resolve(c.trained()).unwrap_or(Policy::Dense)
 }
 
-/// The geometry of the cache of a model's layers with attention, but for what depends on the backend.
+/// Geometry of the cache of a model's layers with attention, except for values that depend on the
+/// backend.
 pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy, n_seqs: usize) -> KvGeometry {
     KvGeometry {
         n_layers: c.attention_layers(),
@@ -105,7 +106,8 @@ pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> 
 }
 
 /// Bytes of host memory that a model needs beside weights and pages: page tables, rings, sums of
-/// slots that merge, states of layers without attention, the bit sets of fed tokens, and the workspace of a step.
+/// slots that merge, states of layers without attention, the bit sets of fed tokens, and the
+/// workspace of a step.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let g = geometry(c, options, policy(c, options), options.max_seqs);
     let states = state_bytes(c) * options.max_seqs as u64;

@@ -10,8 +10,8 @@ use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Token};
 use crate::tokenizer::{Decoder, Tokenizer};
 use std::ops::Range;
 
-/// Number of lanes that store each of these positions, of [`counted`] ones; none where they were not fed. Waits
-/// for the device.
+/// Number of lanes that store each of these positions, out of [`counted`] lanes; 0 for positions
+/// that were not fed. Waits for the device.
 pub(super) fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
     let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
     let fed = positions.start..positions.end.min(counts.kept.len());

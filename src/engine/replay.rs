@@ -1,4 +1,5 @@
-//! Prefills of a whole log: rebuild, restore, and the return from a failed turn; the return to an earlier state.
+//! Prefills of a whole log (rebuild, restore, and the return from a failed turn), and the return to
+//! an earlier state.
 
 use super::chain::Chain;
 use super::context::Context;
@@ -14,8 +15,8 @@ use crate::protocol::{Event, EventSender, LogEntry, Piece, RestoreRequest, Token
 use crate::tokenizer::flatten;
 
 impl<B: Backend> Conversation<B> {
-    /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache is kept while there is
-    /// room for both.
+    /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache
+    /// is kept while there is room for both.
     pub fn begin_rebuild(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
         self.release_twin(&mut m.runner);
         let mut fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
@@ -39,7 +40,8 @@ impl<B: Backend> Conversation<B> {
         true
     }
 
-    /// Ends a rebuild. If it did not finish, the old cache is used again, or the conversation is empty if that is gone.
+    /// Ends a rebuild. If it did not finish, the old cache is used again, or the conversation is
+    /// empty if that is gone.
     pub fn end_rebuild(
         &mut self,
         m: &mut Loaded<B>,
@@ -75,7 +77,8 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Begins to load the cache of a saved conversation, or to replay its log under its own toggles.
+    /// Begins to load the cache of a saved conversation, or to replay its log under its own
+    /// toggles.
     pub fn begin_restore(
         &mut self,
         m: &mut Loaded<B>,
@@ -109,8 +112,8 @@ impl<B: Backend> Conversation<B> {
         (Work::Restore { pending, load }, None)
     }
 
-    /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job continues as a restore: with
-    /// nothing to feed, or with the whole log.
+    /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job
+    /// continues as a restore: with nothing to feed, or with the whole log.
     pub fn continue_load(&mut self, m: &mut Loaded<B>) {
         let is_loading = |job: &mut Job| matches!(job.work, Work::Restore { load: Some(_), .. });
         let Some(mut job) = self.job.take_if(is_loading) else { return };

@@ -1,4 +1,5 @@
-//! Frees pages for a step that was refused for lack of them: gives up what is cheapest to lose, and says so.
+//! Frees pages after a step was refused for lack of them: releases what is cheapest to lose, and
+//! reports it.
 
 use super::chain::Chain;
 use super::conversation::Halt;
@@ -13,7 +14,8 @@ use crate::protocol::{Event, bytes};
 type GiveUp<B> = fn(&mut Worker<B>, &[Id]) -> bool;
 
 impl<B: Backend> Worker<B> {
-    /// What can be given up, cheapest first: what only looks on, what only saves time, then what the answer is made from.
+    /// Things to release, cheapest first: observers, then what only saves time, then what the
+    /// answer is made from.
     const VICTIMS: [GiveUp<B>; 7] = [
         Self::give_up_probe,
         Self::give_up_twin,
@@ -24,8 +26,8 @@ impl<B: Backend> Worker<B> {
         Self::forget,
     ];
 
-    /// Frees pages after a step of `ids` was refused with `error`, so that the scheduler can choose again. If nothing is left to
-    /// give up, the last of several chains ends, and otherwise the job.
+    /// Frees pages after a step of `ids` was refused with `error`, so that the scheduler can choose
+    /// again. If nothing is left to release, ends the last of several chains, or else the job.
     pub(super) fn make_room(&mut self, ids: &[Id], error: &CacheError) {
         if Self::VICTIMS.iter().any(|give_up| give_up(self, ids)) {
             return;

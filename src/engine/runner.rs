@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the model's numbers are no longer finite, first {}", layer_name(*.layer, *.n_layers))]
 pub struct NonFinite {
-    /// First layer with such an input; `n_layers` for the final norm, `n_layers + 1` for the output head.
+    /// First layer with such an input; `n_layers` for the final norm, `n_layers + 1` for the output
+    /// head.
     pub layer: usize,
     pub n_layers: usize,
 }
@@ -58,8 +59,8 @@ pub struct Verify<'a> {
     pub drafts: &'a [Token],
 }
 
-/// Share of the cache's limit that has to be free beside the draft head's pages before it gets them back: otherwise it would lend
-/// them again with the next turn.
+/// Share of the cache's limit that must be free, beside the draft head's pages, before the head
+/// gets them back. With less it would lend them again in the next turn.
 const SPARE_SHARE: u64 = 8;
 
 /// A model with its workspace and cache.
@@ -144,8 +145,8 @@ fn empty_cache<B: Backend>(
     b.allocating("page tables and rings", || KvCache::new(b, geometry, context, ws.max_tokens))
 }
 
-/// Returns the bytes of device memory that a model needs beside weights and pages, from a dry run of the allocations that
-/// loading makes. `None` for host backends.
+/// Returns the bytes of device memory that a model needs beside weights and pages, from a dry run
+/// of the allocations that loading makes. `None` for host backends.
 pub fn workspace_bytes<B: Backend>(b: &B, checkpoint: &Checkpoint, options: &EngineOptions) -> Option<u64> {
     let all = b.dry_run_bytes(|| Allocations::new(b, checkpoint, options, |_, _| true))?;
     Some(all.saturating_sub(checkpoint.weight_bytes))
@@ -162,7 +163,8 @@ impl<B: Backend> Runner<B> {
         b.load_kernels(&options.kernel_needs(checkpoint)?, &mut |_, _| true)?;
         let Allocations { model, ws, cache, draws, context, max_step, head } =
             Allocations::new(&b, checkpoint, options, progress)?;
-        // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.
+        // Pages are limited below the free memory, so that a turn that is too long ends, and not
+        // the process.
         let fixed = checkpoint.weight_bytes + options.workspace_bytes;
         let mut new = Self {
             b,
@@ -207,7 +209,8 @@ impl<B: Backend> Runner<B> {
         self.max_step
     }
 
-    /// Replaces the cache, in which no sequence may be in use, by an empty one of another policy. The weights stay.
+    /// Replaces the cache by an empty one of another policy. No sequence may be in use. The weights
+    /// stay.
     pub fn set_policy(&mut self, policy: Policy) -> Result<(), OutOfMemory> {
         let geometry = *self.cache.geometry();
         assert_eq!(self.cache.free_rows(), geometry.n_seqs, "no sequence is in use");
@@ -278,7 +281,8 @@ impl<B: Backend> Runner<B> {
         self.cache.dial(seq) != before
     }
 
-    /// Drops the slots outside the window whose decisions had at least this strength: see [`KvCache::forget`].
+    /// Drops the slots outside the window whose decisions had at least this strength: see
+    /// [`KvCache::forget`].
     pub fn forget(&mut self, seq: SeqId, threshold: u16) -> Result<u64, CacheError> {
         // 0 is a pinned token.
         self.cache.forget(&self.b, seq, usize::from(threshold.max(1)))
@@ -299,18 +303,21 @@ impl<B: Backend> Runner<B> {
         self.cache.drop_positions(&self.b, seq, positions)
     }
 
-    /// Runs a prefill chunk: feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
+    /// Runs a prefill chunk: feeds up to `max_step` tokens to a sequence. On an error nothing has
+    /// changed.
     pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
         let spans = [self.cache.span(seq, 0, tokens.len())];
         self.step(StepKind::Feed, tokens, &spans)
     }
 
-    /// Runs a decode step: feeds one token to each of several distinct sequences and samples the next ones.
+    /// Runs a decode step: feeds one token to each of several distinct sequences and samples the
+    /// next ones.
     pub fn decode(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Token>, StepError> {
         Ok(self.decode_each(batch)?.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// As [`Self::decode`], with a result per row: values that are not finite fail only the rows that they belong to.
+    /// Like [`Self::decode`], with a result per row: non-finite values fail only the rows that they
+    /// belong to.
     pub fn decode_each(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
@@ -330,10 +337,11 @@ impl<B: Backend> Runner<B> {
         if g.policy.stages() { g.staged_rows } else { 0 }
     }
 
-    /// Runs a decode step with drafts: of each sequence a row for its token and for each draft, together at most
-    /// [`Self::most_rows`]. Returns the token sampled at every row, which is the one that a decode step would sample if the
-    /// row's token were fed after those before it. Nothing is fed yet: [`Self::accept`] says how many rows are to be, from the
-    /// first one on, and [`Self::commit`] feeds them, before any other step.
+    /// Runs a decode step with drafts. Each sequence has a row for its token and for each draft,
+    /// together at most [`Self::most_rows`]. Returns the token sampled at every row, which equals
+    /// the token of a decode step if the row's token were fed after the tokens before it. Nothing
+    /// is fed yet: [`Self::accept`] accepts rows, from the first one on, and [`Self::commit`] feeds
+    /// them, before any other step.
     pub fn verify(&mut self, batch: &[Verify<'_>]) -> Result<Vec<Vec<Result<Token, NonFinite>>>, StepError> {
         let (mut tokens, mut spans, mut draws) = (Vec::new(), Vec::new(), Vec::new());
         for Verify { decode, drafts } in batch {
@@ -355,8 +363,8 @@ impl<B: Backend> Runner<B> {
         Ok(results)
     }
 
-    /// Accepts the next row of a sequence of [`Self::verify`]: its token counts as fed from here on. Does nothing after a decode
-    /// step, which has fed it.
+    /// Accepts the next row of a sequence of [`Self::verify`]: its token counts as fed from here
+    /// on. Does nothing after a decode step, which has fed it.
     pub fn accept(&mut self, seq: SeqId) {
         if let Some((_, span)) = self.staged.iter_mut().find(|(other, _)| *other == seq) {
             self.cache.fed(&[Span { start: span.start + span.len, len: 1, ..*span }]);
@@ -379,7 +387,8 @@ impl<B: Backend> Runner<B> {
         self.head.is_some()
     }
 
-    /// Feeds the draft head with accepted rows of the last step, and lets it draft. Returns the drafts of each request.
+    /// Feeds the draft head with accepted rows of the last step, and lets it draft. Returns the
+    /// drafts of each request.
     pub fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Vec<Vec<Token>> {
         let Self { b, model, ws, head: Some(head), stepped, .. } = self else {
             return vec![Vec::new(); requests.len()];
@@ -387,7 +396,8 @@ impl<B: Backend> Runner<B> {
         head.draft(b, model.config.vocab, &ws.features, stepped, requests)
     }
 
-    /// Lends the draft head's pages to the cache. Returns their bytes at most; `None` if there are none to lend.
+    /// Lends the draft head's pages to the cache. Returns an upper bound on their bytes; `None` if
+    /// there are none to lend.
     pub fn lend_head(&mut self) -> Option<u64> {
         let head = self.head.as_mut().filter(|head| head.lent_bytes() == 0)?;
         head.lend(&self.b);
@@ -397,7 +407,8 @@ impl<B: Backend> Runner<B> {
         (bytes > 0).then_some(bytes)
     }
 
-    /// Gives the draft head its pages back if the cache can spare them and a share of its limit. Returns whether it did.
+    /// Gives the draft head its pages back if the cache can spare them and a share of its limit.
+    /// Returns whether it did so.
     pub fn take_back_head(&mut self) -> bool {
         let lent = self.head.as_ref().map_or(0, Tracks::lent_bytes);
         if lent == 0 {
@@ -439,7 +450,8 @@ impl<B: Backend> Runner<B> {
         result.tokens.into_iter().zip(finite).map(row).collect()
     }
 
-    /// Reads and clears the non-finite flag of the steps since it was last read. Waits for the device.
+    /// Reads and clears the non-finite flag of the steps since it was last read. Waits for the
+    /// device.
     pub fn check_finite(&mut self) -> Result<(), NonFinite> {
         let mut non_finite = [i32::MAX];
         self.b.read(&self.ws.non_finite, 0, &mut non_finite);
@@ -492,8 +504,8 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    /// Feeds a sequence that has no tokens yet in one step, and calls `each` with what every layer shows of it: see
-    /// [`model::observe`].
+    /// Feeds a sequence that has no tokens yet in one step, and calls `each` with the observations
+    /// of every layer: see [`model::observe`].
     pub fn observe(
         &mut self,
         seq: SeqId,
@@ -522,13 +534,14 @@ impl<B: Backend> Runner<B> {
         model::output_columns(&self.b, &self.model, &mut self.ws, layer)
     }
 
-    /// Time that the host waited for the last decode step. The rest of the step's time is host overhead.
+    /// Time that the host waited for the last decode step. The rest of the step's time is host
+    /// overhead.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Calls `each` with the logits `[vocab]` of each row in `rows` of the last step, in order. Fails where they are not
-    /// finite.
+    /// Calls `each` with the logits `[vocab]` of each row in `rows` of the last step, in order.
+    /// Fails if they are not finite.
     pub fn logits(
         &mut self,
         rows: impl IntoIterator<Item = usize>,

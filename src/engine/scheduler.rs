@@ -1,8 +1,9 @@
-//! Chooses what runs next. A step is a prefill chunk of one chain or a decode step of all decoding chains. The two
-//! alternate, so that answers continue while a prompt is prefilled.
+//! Chooses what runs next. A step is a prefill chunk of one chain or a decode step of all decoding
+//! chains. The two alternate, so that answers continue while a prompt is prefilled.
 //!
-//! A chain is admitted when the pages for its prompt are free beside those of the running chains. A chain that runs alone
-//! is always admitted. The scheduler knows ids only; the worker owns the chains and runs the steps.
+//! A chain is admitted when the pages for its prompt are free beside those of the running chains. A
+//! chain that runs alone is always admitted. The scheduler knows ids only; the worker owns the
+//! chains and runs the steps.
 
 use crate::protocol::ConversationId;
 use std::collections::VecDeque;
@@ -78,8 +79,8 @@ impl Scheduler {
         self.full = false;
     }
 
-    /// Admits waiting chains and chooses the next step. `fit`: whether the prompts of these chains fit in the cache
-    /// together.
+    /// Admits waiting chains and chooses the next step. `fit`: whether the prompts of these chains
+    /// fit in the cache together.
     pub fn next(&mut self, stage: impl Fn(Id) -> Stage, fit: impl Fn(&[Id]) -> bool) -> Option<Step> {
         while let Some(&id) = self.waiting.front() {
             self.running.push(id);
@@ -100,8 +101,9 @@ impl Scheduler {
         step
     }
 
-    /// Moves a chain back to the front of the waiting ones and returns it, so that its pages can be released: of the
-    /// conversation admitted last the chain with the most tokens left to generate. `None` if only one chain runs.
+    /// Moves a chain back to the front of the waiting chains and returns it, so that its pages can
+    /// be released. It belongs to the conversation admitted last and has the most tokens left to
+    /// generate. `None` if only one chain runs.
     pub fn preempt(&mut self, left: impl Fn(Id) -> usize) -> Option<Id> {
         let last = self.running.last().filter(|_| self.running.len() > 1)?.conversation;
         let own = self.running.iter().copied().enumerate().filter(|(_, id)| id.conversation == last);
@@ -117,7 +119,8 @@ impl Scheduler {
 const CHUNK: Duration = Duration::from_millis(100);
 const SMALLEST: usize = 16;
 
-/// Chooses the size of prefill chunks: the one that the backend fixes, else so that each takes about a tenth of a second.
+/// Chooses the size of prefill chunks: the size that the backend fixes, else one that takes about a
+/// tenth of a second.
 pub struct ChunkSizer {
     max: usize,
     size: usize,
@@ -133,8 +136,8 @@ impl ChunkSizer {
         self.size
     }
 
-    /// Adjusts the size after a chunk of `tokens` that took `took`. Grows at most twofold: the first chunks touch cold
-    /// pages and are slower than those that follow.
+    /// Adjusts the size after a chunk of `tokens` that took `took`. Grows at most twofold: the
+    /// first chunks touch cold pages and are slower than those that follow.
     pub fn observe(&mut self, tokens: usize, took: Duration) {
         if self.is_fixed {
             return;

@@ -1,8 +1,9 @@
 //! States that conversations can go back to, in one list: ends of turns and of prompts.
 //!
-//! Undo, edits, branches, regenerate and the return from a turn that failed all look for the longest kept text that begins
-//! the wanted one. A snapshot is a fork, which costs the pages that only it holds, and a sequence. Where either is short, the
-//! cheapest snapshot goes first, whichever conversation it is of.
+//! Undo, edits, branches, regenerate and the return from a failed turn all look for the longest
+//! kept text that is a prefix of the wanted one. A snapshot is a fork, which costs a sequence and
+//! the pages that only it holds. If either is short, the cheapest snapshot of any conversation goes
+//! first.
 
 use super::context::Context;
 use super::runner::Runner;
@@ -60,7 +61,8 @@ impl Snapshots {
         &self.kept[index]
     }
 
-    /// Index of the conversation's snapshot with the longest text that begins `flat`, and of equal ones the newest.
+    /// Index of the conversation's snapshot with the longest text that is a prefix of `flat`; the
+    /// newest among equal ones.
     pub fn longest_prefix(&self, owner: ConversationId, flat: &str) -> Option<usize> {
         let begins = |one: &Kept| one.owner == owner && flat.starts_with(&one.context.flat);
         let fitting = self.kept.iter().enumerate().filter(|(_, one)| begins(one));
@@ -101,8 +103,8 @@ impl Snapshots {
         self.release_surplus(runner, owner);
     }
 
-    /// Leaves the last turn: the end of its prompt goes, and its start is an earlier state, unless the next
-    /// turn `begins` there too.
+    /// Leaves the last turn: the snapshot at the end of its prompt is released, and the one at its
+    /// start becomes an earlier state, unless the next turn `begins` there too.
     pub fn leave_turn<B: Backend>(
         &mut self,
         runner: &mut Runner<B>,
@@ -146,7 +148,8 @@ impl Snapshots {
         self.cheapest_index(most).map(|i| (self.kept[i].owner, self.kept[i].worth))
     }
 
-    /// Releases the cheapest snapshot of at most this worth, of equal ones the oldest. Returns false if there is none.
+    /// Releases the cheapest snapshot of at most this worth, the oldest among equal ones. Returns
+    /// false if there is none.
     pub fn give_up<B: Backend>(&mut self, runner: &mut Runner<B>, most: Worth) -> bool {
         let Some(i) = self.cheapest_index(most) else { return false };
         runner.release(self.take(i).context.seq);
@@ -162,8 +165,8 @@ impl Snapshots {
         self.kept.extract_if(.., |one| pick(one)).for_each(|one| runner.release(one.context.seq));
     }
 
-    /// Applies an entry that pins or takes a pin back to the conversation's snapshots that hold the positions. One that
-    /// cannot be changed is released.
+    /// Applies an entry that pins or unpins to the conversation's snapshots that hold the
+    /// positions. A snapshot that cannot be changed is released.
     pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, entry: LogEntry) {
         let end = match entry {
             LogEntry::Pin { pin: [_, end] } => end as usize,
@@ -178,12 +181,13 @@ impl Snapshots {
         }
     }
 
-    /// Gives up earlier states until what only they hold is within the budget. Called after a turn, which ended in `current`.
+    /// Releases earlier states until the pages that only they hold are within the budget. Called
+    /// after a turn, which ended in `current`.
     pub fn trim<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, current: SeqId) {
         let n_earlier = self.of(owner).filter(|one| one.worth == Worth::Earlier).count();
         let budget = (self.budget_bytes / runner.cache.geometry().page_bytes() as u64) as usize;
         let (b, cache) = (runner.backend(), &runner.cache);
-        // All sequences together hold no less beside the current one, and their sum needs no page table.
+        // The sum over all sequences is an upper bound on these pages, and needs no page table.
         let beside = || cache.pool_stats(b).used_pages - cache.stats(b, current).pages;
         if n_earlier == 0 || beside() <= budget {
             return;

@@ -52,7 +52,8 @@ pub(super) struct Worker<B: Backend> {
 }
 
 impl<B: Backend> Worker<B> {
-    /// `fixed_bytes`: bytes of weights and workspace. `memory_bytes`: free before loading, if known.
+    /// `fixed_bytes`: bytes of weights and workspace. `memory_bytes`: free before loading, if
+    /// known.
     pub fn new(model: Loaded<B>, fixed_bytes: u64, memory_bytes: Option<u64>, inbox: Receiver<EngineMessage>) -> Self {
         Self {
             scheduler: Scheduler::new(model.runner.max_step(), model.runner.backend().about().chunk_tokens),
@@ -95,7 +96,8 @@ impl<B: Backend> Worker<B> {
         self.conversations.values().for_each(|c| c.outlet.event(event.clone()));
     }
 
-    /// Handles all messages received; waits for one if there is nothing to do. Returns false when no conversation is left.
+    /// Handles all messages received; waits for one if there is nothing to do. Returns false when
+    /// no conversation is left.
     fn receive(&mut self) -> bool {
         let busy = || self.conversations.values().filter(|c| c.is_busy());
         let wait = match self.cache_due {
@@ -160,7 +162,8 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Ends jobs that are done, cancelled or failed, and updates the scheduler's list of chains with work.
+    /// Ends jobs that are done, cancelled or failed, and updates the scheduler's list of chains
+    /// with work.
     fn finish(&mut self) {
         let mut with_work = Vec::new();
         for (&conversation, c) in &mut self.conversations {

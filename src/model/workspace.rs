@@ -20,7 +20,8 @@ pub struct Workspace<B: Backend> {
     pub non_finite: B::Buf<i32>,
     /// Residual stream `[max_tokens, hidden]`.
     pub(super) x: B::Acts,
-    /// Normalised input of the next block and, after the pass, of the output head `[max_tokens, hidden]`.
+    /// Normalised input of the next block and, after the pass, of the output head
+    /// `[max_tokens, hidden]`.
     pub(super) h: B::Acts,
     /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, followed by the output
     /// gate and a predictor's columns.
@@ -35,7 +36,8 @@ pub struct Workspace<B: Backend> {
     pub(super) delta_out: B::Acts,
     /// Block output before it is added to the residual stream `[max_tokens, hidden]`.
     pub(super) proj: B::Acts,
-    /// Gate and up projections `[max_tokens, 2 ffn]`; unused by backends that fuse SwiGLU into the GEMM.
+    /// Gate and up projections `[max_tokens, 2 ffn]`; unused by backends that fuse SwiGLU into the
+    /// GEMM.
     pub(super) gate_up: B::Acts,
     /// SwiGLU output `[max_tokens, ffn]`.
     pub(super) act: B::Acts,
@@ -88,8 +90,8 @@ pub fn step_token_bytes(c: &ModelConfig) -> usize {
 }
 
 impl<B: Backend> Workspace<B> {
-    /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of logits, and for staged steps of up
-    /// to `staged_rows` tokens.
+    /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of
+    /// logits, and for staged steps of up to `staged_rows` tokens.
     pub fn new(
         b: &B,
         model: &Model<B>,

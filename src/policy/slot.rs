@@ -26,8 +26,8 @@ pub trait LaneSlots {
 /// Bits of a slot's position, which bound the tokens of a sequence.
 pub const POSITION_BITS: u32 = 20;
 
-/// A slot's u32: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark. It is stored beside K and
-/// V, because prefill masks, compaction and the panel read it.
+/// A slot's u32: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark. It
+/// is stored beside K and V, because prefill masks, compaction and the panel read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotMeta(pub u32);
 
@@ -42,8 +42,9 @@ impl SlotMeta {
         (self.0 >> 12) as usize
     }
 
-    /// Strength of the decision about the token, below [`STRENGTHS`]. 0 for a pinned token, in a dense cache, and for the newest one of a
-    /// sequence as long as the next token's decision is not known.
+    /// Strength of the decision about the token, below [`STRENGTHS`]. 0 for a pinned token, in a
+    /// dense cache, and for the newest token of a sequence until the next token's decision is
+    /// known.
     pub fn strength(self) -> usize {
         (self.0 >> 1) as usize % STRENGTHS
     }

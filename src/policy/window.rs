@@ -12,7 +12,8 @@ pub const SINKS: usize = 4;
 pub struct Window {
     /// Slots of a lane, more than `sinks`.
     pub budget: usize,
-    /// First tokens of a sequence that are kept: [`SINKS`], and none in a window that is the model's own.
+    /// Number of first tokens of a sequence that are kept: [`SINKS`], or 0 for the model's own
+    /// window.
     pub sinks: usize,
 }
 

@@ -80,7 +80,8 @@ impl Asked {
         self.encoding = None;
     }
 
-    /// Notes the lengths of a prompt of which `todo` follows `reused` tokens, and takes its last token, which is decoded.
+    /// Records the lengths of a prompt in which `todo` follows `reused` tokens, and removes its
+    /// last token, which is decoded.
     pub fn measure<B: Backend>(
         &mut self,
         runner: &Runner<B>,

@@ -1,8 +1,10 @@
-//! Probes: what works beside a conversation's answers, on a sequence of its own, and changes nothing of it.
+//! Probes: work beside a conversation's answers, on a sequence of its own, that does not change the
+//! conversation.
 //!
-//! A probe is a chain and what its file makes of the tokens that the chain feeds and samples ([`ProbeWork`]). Its steps run between those of the
-//! scheduler. It is the first to give its memory back, and a cancel drops it. The twin, whose steps follow the answer's, lives
-//! beside them.
+//! A probe is a chain, and a [`ProbeWork`] that receives the tokens which the chain feeds and
+//! samples. Its steps run between the steps of the scheduler. A probe is the first to release its
+//! memory, and a cancel drops it. The twin, whose steps follow the answer's, lives beside the
+//! probes.
 
 mod aside;
 mod logprobs;
@@ -54,7 +56,8 @@ impl<B: Backend> Running<B> {
         self.work.phase(&self.chain, self.chain.context.len(runner))
     }
 
-    /// Runs a step of at most `size` tokens. Returns the number of tokens fed; `None` after the last step.
+    /// Runs a step of at most `size` tokens. Returns the number of tokens fed; `None` after the
+    /// last step.
     fn step(&mut self, m: &mut Loaded<B>, size: usize) -> Result<Option<usize>, Halt> {
         let Self { chain, work, events, .. } = self;
         match chain.stage() {
@@ -113,7 +116,8 @@ impl<B: Backend> Conversation<B> {
         Ok(Chain::idle(fork))
     }
 
-    /// Runs a step of each probe, of at most `size` tokens. Returns the most tokens that one has fed.
+    /// Runs a step of each probe, of at most `size` tokens. Returns the maximum number of tokens
+    /// that one has fed.
     pub fn step_probes(&mut self, m: &mut Loaded<B>, size: usize) -> usize {
         let mut most = 0;
         for mut probe in std::mem::take(&mut self.probes) {

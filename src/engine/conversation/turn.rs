@@ -1,5 +1,5 @@
-//! A turn: finds the longest kept prefix of the prompt, prepares the chain to prefill the rest and generate the answer, and
-//! reports the result.
+//! A turn: finds the longest kept prefix of the prompt, prepares the chain to prefill the rest and
+//! generate the answer, and reports the result.
 
 use super::super::chain::Chain;
 use super::super::context::Context;
@@ -89,7 +89,8 @@ impl<B: Backend> Conversation<B> {
         self.context_of(m, self.base_of(m, &turn.asked.flat)).map_or(0, |context| context.flat.len())
     }
 
-    /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything changes.
+    /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything
+    /// changes.
     pub fn continue_encoding(&mut self, m: &mut Loaded<B>) {
         let is_encoding = |job: &mut Job| matches!(&job.work, Work::Answer(turn) if turn.is_encoding());
         let Some(mut job) = self.job.take_if(is_encoding) else { return };
@@ -134,7 +135,8 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Makes the base the current context and gives the chain its work. `encoded`: the prompt's tokens after the base.
+    /// Makes the base the current context and gives the chain its work. `encoded`: the prompt's
+    /// tokens after the base.
     fn start_turn(
         &mut self,
         m: &mut Loaded<B>,
@@ -176,9 +178,9 @@ impl<B: Backend> Conversation<B> {
         Ok(())
     }
 
-    /// Makes `base` the current context and keeps a snapshot of the state before this turn. `adds`: the prompt is longer
-    /// than the base, so that the base itself is worth keeping. `tokens`: what will be fed to an empty base, where
-    /// another conversation's state may serve.
+    /// Makes `base` the current context and keeps a snapshot of the state before this turn. `adds`:
+    /// the prompt is longer than the base, so the base itself is worth keeping. `tokens`: the
+    /// tokens to feed to an empty base, for which another conversation's state may serve.
     fn start_from(&mut self, m: &mut Loaded<B>, base: Base, adds: bool, tokens: &[Token]) -> Result<(), CacheError> {
         let (owner, mut worth) = (self.id(), Worth::TurnStart);
         if let Base::Kept(i) = base {
@@ -202,7 +204,8 @@ impl<B: Backend> Conversation<B> {
         Ok(())
     }
 
-    /// Keeps a snapshot at the end of the prompt, for regenerate, once the prompt is prefilled up to its last token.
+    /// Keeps a snapshot at the end of the prompt, for regenerate, once the prompt is prefilled up
+    /// to its last token.
     pub fn keep_prompt_end(&mut self, m: &mut Loaded<B>) {
         let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
         if at_end
@@ -214,8 +217,8 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Ends a turn. A cancelled answer is kept as far as it went; a turn that fails otherwise returns cache and log to the
-    /// state at its start.
+    /// Ends a turn. A cancelled answer is kept up to its last token; a turn that fails otherwise
+    /// returns cache and log to the state at its start.
     pub fn end_answer(&mut self, m: &mut Loaded<B>, events: EventSender, mut turn: Box<Turn>, halt: Option<Halt>) {
         let answered = self.chain.generation.as_ref().is_some_and(|g| !g.generated.is_empty());
         let halt = match halt {
@@ -251,7 +254,8 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Returns to the state before the turn. Returns true if its snapshot is gone, so that the log has to be replayed.
+    /// Returns to the state before the turn. Returns true if its snapshot is gone, so that the log
+    /// has to be replayed.
     fn go_back(&mut self, m: &mut Loaded<B>, events: &EventSender, start: &Start) -> bool {
         let kept = m.snapshots.take_start(self.id());
         m.snapshots.leave_turn(&mut m.runner, self.id(), |_| true);

@@ -1,4 +1,5 @@
-//! Answers that are not part of the conversation: a summary, and the last question answered without eviction.
+//! Answers that are not part of the conversation: a summary, and the last question answered without
+//! eviction.
 
 use super::work::{Begun, ProbeWork};
 use crate::backend::Backend;

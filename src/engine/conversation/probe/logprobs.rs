@@ -1,5 +1,5 @@
-//! The log-probabilities of an answer: its log is fed once more from the last kept state before it, and
-//! the logits before each of its tokens say how probable the token was, and which ones were likelier.
+//! Log-probabilities of an answer. Its log is fed once more from the last kept state before it. The
+//! logits before each token give its probability, and the tokens that were likelier.
 
 use super::work::{Begun, ProbeWork};
 use crate::backend::Backend;

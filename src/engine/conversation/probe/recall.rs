@@ -1,9 +1,10 @@
 //! The recall test: whether the model still knows a text of the conversation.
 //!
-//! A fork of the conversation is asked to repeat the text from its first words on. The tokens after them are fed as the
-//! answer, and each is compared with the model's own choice at its place. The question names the first words only, but the
-//! tokens before a token help to guess it, so the same question is asked once more without the conversation. Neither
-//! changes the conversation: its log, pages and snapshots stay.
+//! A fork of the conversation is asked to repeat the text from its first words on. The tokens after
+//! them are fed as the answer, and each is compared with the model's own choice at its position.
+//! The question names only the first words, but the tokens before a token help to guess it, so the
+//! same question is asked once more without the conversation. Neither changes the conversation: its
+//! log, pages and snapshots stay.
 
 use super::work::{Begun, ProbeWork};
 use crate::backend::Backend;
@@ -95,7 +96,8 @@ impl<B: Backend> ProbeWork<B> for Recall {
         Ok(scored?)
     }
 
-    /// Asks the question once more without the conversation. Returns false if that is done, or there is no room for it.
+    /// Asks the question once more without the conversation. Returns false if this was done before,
+    /// or there is no room for it.
     fn go_on(&mut self, m: &mut Loaded<B>, chain: &mut Chain) -> Result<bool, Halt> {
         if self.guessed.is_some() {
             return Ok(false);
@@ -140,8 +142,9 @@ struct Passage {
 }
 
 impl Passage {
-    /// The tokens `chosen`, which `told` holds from position `at` on, or elsewhere, or not at all, where a template leaves out
-    /// what it does not repeat. `None` if no token follows the first `cue_bytes`.
+    /// Finds the tokens `chosen` in `told`: from position `at` on, or elsewhere, or not at all if a
+    /// template omits text that it does not repeat. `None` if no token follows the first
+    /// `cue_bytes`.
     fn of_tokens(
         tokenizer: &Tokenizer,
         told: &[Token],
@@ -157,7 +160,8 @@ impl Passage {
         (given < chosen.len()).then_some(Self { answer: chosen, given, said, times })
     }
 
-    /// Finds a text among the tokens `told`, or encodes it. `None` if no token follows its first `cue_bytes`.
+    /// Finds a text among the tokens `told`, or encodes it. `None` if no token follows its first
+    /// `cue_bytes`.
     fn find(tokenizer: &Tokenizer, told: &[Token], text: &str, cue_bytes: usize) -> anyhow::Result<Option<Self>> {
         let encode = |text: &str| tokenizer.encode_pieces(&[Piece::Text(text.to_owned())]);
         let (flat, ends) = flat_of(tokenizer, told.iter().copied());

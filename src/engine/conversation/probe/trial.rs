@@ -1,5 +1,5 @@
-//! The trial of the dial: a prefill without eviction, whose decisions say what share of its tokens a model keeps at each setting.
-//! It is done once for each model; a file holds the table.
+//! The trial of the dial: a prefill without eviction, whose decisions show what share of its tokens
+//! a model keeps at each setting. It runs once for each model; a file stores the table.
 
 use super::Running;
 use super::work::ProbeWork;

@@ -1,8 +1,9 @@
-//! The twin of a conversation: a sequence without eviction that is fed the same tokens. It shows where eviction changes what
-//! the model would say.
+//! The twin of a conversation: a sequence without eviction that is fed the same tokens. It shows
+//! where eviction changes the model's expectation.
 //!
-//! The twin has steps of its own, some tokens behind the answer. The answer's steps are the same with and without it, and so
-//! is the answer, on every backend. If its pages are needed, the twin is given up.
+//! The twin has its own steps, some tokens behind the answer. The answer's steps, and so the
+//! answer, are the same with and without it, on every backend. If its pages are needed, the twin is
+//! released.
 
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
@@ -24,7 +25,8 @@ const ROWS: usize = 16;
 const QUOTED: usize = 40;
 
 pub(in crate::engine) struct Twin {
-    /// `None` once it was given up in the middle of an answer, whose report quotes what was compared.
+    /// `None` once it was released in the middle of an answer, whose report quotes the comparison
+    /// so far.
     pub seq: Option<SeqId>,
     fed: Vec<Token>,
     /// Logits of the answer whose tokens the twin was not fed yet, in order.
@@ -44,7 +46,8 @@ struct Row {
 }
 
 impl Twin {
-    /// Compares the conversation's expectation with the twin's, for the token sampled after `row.position`.
+    /// Compares the conversation's expectation with the twin's, for the token sampled after
+    /// `row.position`.
     fn compare(&mut self, row: &Row, twin: &[f32], generation: &Generation) {
         let Some(&said) = generation.generated.get(self.next) else { return };
         let kl = divergence(&log_softmax(twin), &log_softmax(&row.logits));
@@ -153,7 +156,8 @@ impl<B: Backend> Conversation<B> {
         self.twin.take().and_then(|twin| twin.seq).into_iter().for_each(|seq| runner.release(seq));
     }
 
-    /// Releases the twin because its memory is needed or its step failed. Returns false if there is none.
+    /// Releases the twin because its memory is needed or its step failed. Returns false if there is
+    /// none.
     pub fn give_up_twin(&mut self, runner: &mut Runner<B>, why: &str) -> bool {
         let Some(seq) = self.twin.as_mut().and_then(|twin| twin.seq.take()) else { return false };
         runner.release(seq);
@@ -163,7 +167,8 @@ impl<B: Backend> Conversation<B> {
         true
     }
 
-    /// Prepares the twin for an answer whose context is set. Makes another if it was fed other tokens.
+    /// Prepares the twin for an answer whose context is set. Makes another if it was fed other
+    /// tokens.
     pub fn begin_twin(&mut self, m: &mut Loaded<B>) {
         let (runner, context) = (&mut m.runner, &self.chain.context);
         let follows = |twin: &Twin| {
@@ -209,8 +214,8 @@ impl<B: Backend> Conversation<B> {
         answers && self.twin.as_ref().is_some_and(|twin| !twin.waiting.is_empty())
     }
 
-    /// Runs a step of the twin if it is due: while it lacks tokens of the prompt, and for some tokens of the answer at a
-    /// time. `size`: maximum tokens of the step.
+    /// Runs a step of the twin if it is due: while it lacks tokens of the prompt, and for some
+    /// tokens of the answer at a time. `size`: maximum tokens of the step.
     pub fn step_twin(&mut self, m: &mut Loaded<B>, size: usize) {
         let runner = &mut m.runner;
         let Some(twin) = self.twin.as_ref().filter(|twin| twin.seq.is_some()) else { return };

@@ -54,7 +54,7 @@ pub(super) trait ProbeWork<B: Backend> {
         false
     }
 
-    /// Takes a request that waits for the same measurement. Returns false if it measures nothing of the kind.
+    /// Takes a waiting request for the same measurement. Returns false if it is for another one.
     fn serves(&mut self, _: &EventSender, _: Dial) -> bool {
         false
     }
