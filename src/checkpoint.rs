@@ -87,8 +87,8 @@ pub struct Checkpoint {
     pub ignored: Option<String>,
     /// The source of decisions outside the model's files, if one is in use.
     pub adapter: Option<adapter::Source>,
-    /// What could be downloaded for it: a predictor, where no source of decisions is in use and nobody forbade one, and the head
-    /// that [`Self::find_draft_head`] looked for.
+    /// Possible downloads for the model: a predictor, if no source of decisions is in use and none
+    /// was forbidden, and the head that [`Self::find_draft_head`] looked for.
     pub published: Vec<Published>,
     pub(crate) names: Names,
     /// The head that guesses its next tokens, if one is in use.
@@ -128,7 +128,8 @@ pub struct GenerationDefaults {
 pub enum AdapterChoice {
     /// A built-in one, or a published one that is downloaded, if one fits.
     Auto,
-    /// One of a folder that was made for the model, a built-in one, or a published one that is downloaded, if one fits.
+    /// An adapter in a folder that was made for the model, else a built-in one, else a published
+    /// one that is downloaded.
     In(PathBuf),
     None,
     /// A file, a folder or a hub id.
@@ -151,7 +152,8 @@ impl Checkpoint {
         Self::from_files(name, &Files::memory(files)?, adapter, own_weights).map_err(unicode::one_line_error)
     }
 
-    /// `weights` gives the tensors of the configuration, and the files that they are in where those are the model's own.
+    /// `weights` returns the tensors of the configuration, and their files if these are the model's
+    /// own.
     fn from_files(
         name: &str,
         files: &Files,
@@ -211,8 +213,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Has the head guess that nobody has to name: the model's own, else a published one that is in the hub's cache. One that is
-    /// not there is offered.
+    /// Loads the draft head to use if none is named: the model's own, else a published one in the
+    /// hub's cache. A published head that is not in the cache is offered for download.
     pub fn find_draft_head(&mut self) -> Result<()> {
         // What cannot be read is not needed: answers come without it.
         let mut head = self.own_head().ok().flatten();
@@ -225,7 +227,8 @@ impl Checkpoint {
         head.map_or(Ok(()), |head| self.set_draft_head(head))
     }
 
-    /// The head among the model's own tensors, if there is one: its layer for multi-token prediction.
+    /// The head among the model's own tensors, if there is one: its layer for multi-token
+    /// prediction.
     pub fn own_head(&self) -> Result<Option<DraftHead>> {
         self.origin.as_ref().map_or(Ok(None), |origin| mtp::read(&origin.source, &self.config))
     }
@@ -266,7 +269,8 @@ impl Checkpoint {
         Some(format!("forgets with {name}{promise}"))
     }
 
-    /// A notice about a source of decisions that the user named and that was made for another model.
+    /// A notice about a source of decisions that the user named and that was made for a different
+    /// model.
     fn anothers_adapter(&self) -> Option<String> {
         let source = self.adapter.as_ref().filter(|source| source.is_anothers && !source.found)?;
         let (name, base) = (&source.name, source.base.as_deref()?);

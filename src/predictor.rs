@@ -1,6 +1,6 @@
-//! Makes a predictor of importance for a model. Texts followed by their repetition show which tokens a KV head reads again, a
-//! regression learns to predict that from the hidden state, and forward passes over other texts find the threshold. No gradient goes
-//! through the model.
+//! Trains a predictor of importance for a model. Texts followed by their repetition show which
+//! tokens a KV head reads again, a regression learns to predict that from the hidden state, and
+//! forward passes over other texts find the threshold. No gradient goes through the model.
 
 pub mod file;
 mod random;
@@ -84,7 +84,8 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// Engine options for the work: one sequence of texts, or one with and one without eviction, no longer than the model's context.
+/// Engine options for the work: one sequence of texts, or one with and one without eviction, at
+/// most as long as the model's context.
 pub fn options(options: EngineOptions, config: &ModelConfig) -> EngineOptions {
     let context = CONTEXT.min(config.context);
     EngineOptions {
@@ -113,7 +114,8 @@ pub fn observe<B: Measure>(
     collector.finish()
 }
 
-/// Fits every layer, several at a time on `threads` threads. The rows of a layer are dropped once it is fitted.
+/// Fits every layer, several at a time on `threads` threads. The rows of a layer are dropped once
+/// it is fitted.
 pub fn regress(rows: Rows, threads: usize, on: &mut dyn FnMut(Progress)) -> Result<Vec<Fitted>> {
     let (hidden, heads, total) = (rows.hidden, rows.heads, rows.layers.len());
     let layers: Vec<Mutex<Option<LayerRows>>> = rows.layers.into_iter().map(|layer| Mutex::new(Some(layer))).collect();

@@ -1,7 +1,7 @@
-//! How a weight matrix is stored in 8 or 4 bits. One file per code: what a group's 16-bit word
-//! means and how its codes are chosen. [`file`] has the codes of GGUF files, whose groups are
-//! others; [`formats`] has the table of `--weights`. Pure maths. CUDA twin: `kernels/codes.cuh`; the f32 kernels
-//! of the CPU: `backend/cpu/simd/packed.rs`.
+//! Storage of a weight matrix in 8 or 4 bits. One file per code: the meaning of a group's 16-bit
+//! word, and how its codes are chosen. [`file`] has the codes of GGUF files, which have other
+//! groups; [`formats`] has the table of `--weights`. Pure maths. CUDA twin: `kernels/codes.cuh`;
+//! f32 kernels of the CPU: `backend/cpu/simd/packed.rs`.
 //!
 //! A group is 64 columns of one row. Its values are `scale * (code - zero)`, in f32 with one
 //! rounding; the word holds scale and zero point. Sums over a group are f32 in a fixed order and

@@ -197,7 +197,8 @@ impl Tensor {
         self
     }
 
-    /// `n` of its rows, under a name of their own: shared, or copied where they are not one run. Strips are not divided.
+    /// Returns `n` of its rows, under another name: shared, or copied if they are not contiguous.
+    /// Strips are not divided.
     pub fn rows(&self, name: &str, n: usize, runs: RowRuns) -> Self {
         let mut shape = self.shape.clone();
         shape[0] = n;

@@ -1,5 +1,6 @@
-//! Eviction decisions from outside a model's own files: adapters of version 1 (a linear map behind a norm of its own), predictors of
-//! version 2, and KVzap's. All end as tensors of [`names`](super::names) and a [`DmsConfig`].
+//! Eviction decisions from outside a model's own files: adapters of version 1 (a linear map with
+//! its own norm), predictors of version 2, and KVzap's. All become tensors of
+//! [`names`](super::names) and a [`DmsConfig`].
 
 pub mod card;
 pub mod kvzap;
@@ -80,7 +81,8 @@ impl Adapter {
         Ok(Self { label: label.to_owned(), name, file, form })
     }
 
-    /// A file of ours, or a folder with a KVzap predictor. `name` is what users call it, if not as the file is called.
+    /// Loads one of our files, or a folder with a KVzap predictor. `name` is shown to users instead
+    /// of the file name.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self> {
         let label = path.display().to_string();
         let folder = match path.file_name().is_some_and(|name| name == WEIGHTS) {
@@ -107,8 +109,8 @@ impl Adapter {
         }
     }
 
-    /// The adapter of a model that nobody named one for: of those in `folder` the one that was made for it, a built-in one,
-    /// or a published one that is in the hub's cache.
+    /// The adapter to use if none is named: the one in `folder` that was made for the model, else a
+    /// built-in one, else a published one in the hub's cache.
     pub fn find(folder: Option<&Path>, names: &Names, config: &ModelConfig) -> Result<Option<Self>> {
         if let Some(own) = folder.and_then(|folder| Self::find_in(folder, names, config)) {
             return Ok(Some(own));
@@ -147,7 +149,8 @@ impl Adapter {
         Ok(found)
     }
 
-    /// The adapter in a folder that was made for this model and fits it: rather by the name that users see than by another.
+    /// The adapter in a folder that was made for this model and fits it. One with the name that
+    /// users see is preferred.
     fn find_in(folder: &Path, names: &Names, config: &ModelConfig) -> Option<Self> {
         let all = Self::all_in(folder).into_iter().map(|(_, adapter)| adapter);
         let mut fitting: Vec<Self> = all.filter(|adapter| adapter.fits(names.first(), config).is_ok()).collect();

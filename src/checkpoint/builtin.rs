@@ -40,8 +40,8 @@ pub fn file(name: &str) -> Option<&'static [u8]> {
     DEMO_FILES.iter().find(|(file, _)| *file == name).map(|(_, bytes)| *bytes)
 }
 
-/// `model.safetensors` of the built-in model; `None` if there is no memory for it. The first call unpacks it from two planes
-/// (build.rs).
+/// `model.safetensors` of the built-in model; `None` if memory is too small. The first call unpacks
+/// it from two planes (build.rs).
 #[cfg(builtin_model)]
 pub fn weights() -> Option<&'static [u8]> {
     #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

@@ -20,7 +20,7 @@ pub enum Calibration {
     #[default]
     Equal,
     Given(Given),
-    /// Measured when it is needed. A notice about a file that could not be used instead is shown then.
+    /// Measured when it is needed. A notice about an unusable file is shown then.
     Measured(Measure, Option<String>),
 }
 

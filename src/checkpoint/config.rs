@@ -63,7 +63,8 @@ impl ModelConfig {
         asked.resolve(self.trained()).context(untrained)
     }
 
-    /// Shortens windows to a context of so many tokens: nothing leaves a longer one, but rings of slots have its size.
+    /// Shortens windows to a context of `tokens` tokens: a longer window drops nothing, but rings
+    /// of slots have its size.
     pub fn shorten_windows(&mut self, context: usize) {
         let dms = self.dms.iter_mut().map(|dms| &mut dms.rule.window);
         let local = self.spec.local.iter_mut().map(|local| &mut local.window);
@@ -108,8 +109,8 @@ pub enum RopeScaling {
         mscale_all_dim: Option<f64>,
         truncate: bool,
     },
-    /// Frequencies are divided by factors of their own, one list for contexts of up to `original_context` tokens and one for
-    /// longer ones.
+    /// Frequencies are divided by individual factors, with one list for contexts of up to
+    /// `original_context` tokens and one for longer contexts.
     LongRope {
         short: Vec<f64>,
         long: Vec<f64>,

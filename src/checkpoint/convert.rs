@@ -28,9 +28,10 @@ pub enum Report {
 /// Callback of a conversion.
 pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
-/// The matrices that can be packed, and whether each is the embedding or the output head. One whose columns are not
-/// divisible by 64 cannot, nor can one whose rows do not fill strips where a backend stacks it (q, k and v; gate and
-/// up), nor the others of that stack.
+/// The matrices that can be packed, and whether each is the embedding or the output head. A matrix
+/// cannot be packed if its columns are not divisible by 64, or if a backend stacks it (q, k and v;
+/// gate and up) and its rows do not fill strips. Then the rest of that stack cannot be packed
+/// either.
 pub fn packable(c: &ModelConfig) -> BTreeMap<String, bool> {
     let mut out = BTreeMap::new();
     let mut add = |stack: &[&TensorSpec], is_end: bool| {
@@ -61,8 +62,8 @@ pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code>
     if weights.keeps_codes() { own_codes(source) } else { codes(&source.config, weights) }
 }
 
-/// The codes of a checkpoint's files. Matrices in formats without a code of ours have 8 bits. Plain ones stay, and so
-/// does a stack with one.
+/// Codes for the matrices of a checkpoint's files. Formats without a code of ours become 8 bits.
+/// Plain matrices stay plain, and so does a stack that has one.
 pub fn own_codes(source: &Checkpoint) -> BTreeMap<String, Code> {
     let own = |name: &str| match &source.tensors.get(name)?.format {
         Format::Rows(rows) => Some(rows.own_code().unwrap_or(Code::Q8)),

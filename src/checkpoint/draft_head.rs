@@ -1,5 +1,6 @@
-//! A draft head: one decoder layer that guesses the next tokens of a model from the model's hidden states and the tokens behind them.
-//! [`eagle`](super::eagle) and [`mtp`](super::mtp) read the two kinds. They differ in what goes in and in the vocabulary that comes out.
+//! A draft head: one decoder layer that guesses the next tokens of a model from the model's hidden
+//! states and the tokens after them. [`eagle`](super::eagle) and [`mtp`](super::mtp) read the two
+//! kinds, which differ in their input and in the vocabulary of their output.
 
 use super::model_names::same;
 use super::{Checkpoint, ModelConfig, convert, mapped, names};
@@ -14,16 +15,17 @@ pub struct DraftHead {
     pub name: String,
     /// The model that it was made for, if its files say that.
     pub base: Option<String>,
-    /// Its layer and final norm, as a model of one layer that has as many tokens as the head can guess. Embeddings
-    /// `[vocab, hidden]` and output matrix are the other model's where they are not among the tensors.
+    /// Layer and final norm, as a model of one layer whose vocabulary is the tokens that the head
+    /// can guess. Embeddings `[vocab, hidden]` and output matrix are the target model's if they are
+    /// not among the tensors.
     pub layer: Box<Checkpoint>,
     /// Tokens of the model that it guesses for.
     pub vocab: usize,
     pub reads: Reads,
     /// The token's embedding.
     pub embedding: Input,
-    /// The hidden state, whose map and the embedding's add up to the layer's input. `None`: the hidden state is the layer's
-    /// input, and the embedding's map adds to q, k and v.
+    /// Input from the hidden state. Its map and the embedding's map add up to the layer's input.
+    /// `None`: the hidden state is the layer's input, and the embedding's map adds to q, k and v.
     pub hidden: Option<Input>,
     /// Whether the residual stream begins with the normed input.
     pub norm_before_residual: bool,
@@ -36,7 +38,8 @@ pub struct DraftHead {
 /// The hidden states of the model that a head reads.
 #[derive(Clone)]
 pub enum Reads {
-    /// The sum of maps of the inputs of some layers, in order; one more than the last is the output of the last.
+    /// Sum of maps of the inputs of some layers, in order. The number of layers stands for the
+    /// output of the last layer.
     Layers(Vec<Tap>),
     /// The model's output behind its final norm.
     Output,
@@ -90,8 +93,8 @@ impl DraftHead {
         self.base.as_ref().is_some_and(|base| !same(base, model))
     }
 
-    /// Packs its matrices with 8 bits, for a model whose weights are packed, and leaves its embeddings away if they are the
-    /// model's. Maps of the residual stream stay as they are, because it is not quantized.
+    /// Packs the head's matrices with 8 bits, for a model with packed weights, and omits embeddings
+    /// that equal the model's. Maps of the residual stream stay plain, because it is not quantized.
     pub fn adapt(&mut self, packed: bool, embeddings: Option<&Tensor>) -> Result<()> {
         let mut tensors = std::mem::take(&mut self.layer.tensors);
         let own = names::embedding(&self.layer.config).name;

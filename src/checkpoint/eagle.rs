@@ -1,5 +1,6 @@
-//! EAGLE-3 heads (arXiv 2503.01840): one decoder layer that guesses the next tokens of a model from hidden states of three of its
-//! layers. Reads the folders of `speculators` (`layers.0.*`) and those of EAGLE's own training and its successors (`midlayer.*`).
+//! EAGLE-3 heads (arXiv 2503.01840): one decoder layer that guesses the next tokens of a model from
+//! hidden states of three of its layers. Reads the folders of `speculators` (`layers.0.*`), and the
+//! ones of EAGLE's own training and its successors (`midlayer.*`).
 
 pub mod config;
 
@@ -18,7 +19,8 @@ use config::AUX;
 pub use config::{EagleConfig, is_at};
 use std::path::Path;
 
-/// What `--draft` names for a model of so many layers: a folder, or a hub id whose files are in the cache.
+/// Loads the head that `--draft` names for a model of so many layers: a folder, or a hub id whose
+/// files are in the cache.
 pub fn named(path: &Path, n_layers: usize) -> Result<DraftHead> {
     let (folder, name) = match known::hub_model(path) {
         Some(model) => (hub::cached(&model)?.path, Some(model.id.clone())),
@@ -86,7 +88,8 @@ impl<'a> Head<'a> {
         self.get(&format!("{}{name}", self.prefix), shape)
     }
 
-    /// q, k and v from `hidden` columns of what goes in: the embedding's come first, then those of the hidden state.
+    /// q, k and v from `hidden` columns of the input: columns of the embedding come first, then
+    /// columns of the hidden state.
     fn qkv(&self, first: usize) -> Result<Vec<Tensor>> {
         let c = &self.config.layer;
         let (h, q, kv) = (c.hidden, c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);

@@ -1,5 +1,5 @@
-//! Tokens that end a turn: all that a model's files name, and those whose spelling means an end in any model. Files often
-//! name the base model's end alone, in one place or another.
+//! Tokens that end a turn: all that a model's files name, and tokens whose spelling means an end in
+//! any model. Files often name only the base model's end, in one place or another.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -45,7 +45,8 @@ pub fn known<I>(id: impl Fn(&str) -> Option<I>) -> Vec<(&'static str, I)> {
     KNOWN.into_iter().filter(is_end).filter_map(|literal| Some((literal, id(literal)?))).collect()
 }
 
-/// The ends of a turn below `vocab`: those that the files name by id and by spelling, and the known ones.
+/// The tokens below `vocab` that end a turn: named by id or by spelling in the files, and the known
+/// ones.
 pub fn all(ids: Vec<u32>, literals: &[String], tokenizer_json: &[u8], vocab: usize) -> Vec<u32> {
     // A file that cannot be read is refused by the tokenizer.
     let words: Words = serde_json::from_slice(tokenizer_json).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What model families with the same layers differ in, beyond the values of their configuration: one entry a family.
+//! Differences between model families with the same layers, beyond the values of their
+//! configuration: one entry per family.
 
 use serde_json::{Value, json};
 
@@ -23,15 +24,18 @@ pub struct Family {
     pub no_rope: bool,
     /// Whether embeddings, residuals, scores and logits may have factors.
     pub scaled: bool,
-    /// Whether most layers are gated delta nets, attention's output is gated, and norms store their weights less 1.
+    /// Whether most layers are gated delta nets, attention's output is gated, and norms store their
+    /// weights minus 1.
     pub hybrid: bool,
     /// Whether layers have experts.
     pub experts: bool,
-    /// Whether it is Gemma 3: norms store their weights less 1 and stand behind blocks too, most layers are local, gates are GELU,
-    /// embeddings are multiplied by the root of their size, and the factor of the scores is stated.
+    /// Whether it is Gemma 3: norms store their weights minus 1 and also follow blocks, most layers
+    /// are local, gates are GELU, embeddings are multiplied by the root of their size, and the
+    /// factor of the scores is stated.
     pub gemma: bool,
-    /// Whether rows of q and k are interleaved in GGUF files: llama.cpp rotates neighbouring channels there, and channels half
-    /// a head apart, as Hugging Face does, in later architectures; its converter permutes the rows to match.
+    /// Whether rows of q and k are interleaved in GGUF files. llama.cpp rotates neighbouring
+    /// channels of such models, and channels half a head apart, as Hugging Face does, of later
+    /// architectures; its converter permutes the rows to match.
     pub interleaved: bool,
 }
 
@@ -39,7 +43,8 @@ pub struct Family {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WindowIn {
     NoLayer,
-    /// Those that `layer_types` lists, which have to be all or none here; else by rules of the class if `use_sliding_window`.
+    /// Layers that `layer_types` lists, which must be all or none here; else the class's rules if
+    /// `use_sliding_window` is set.
     ListedLayers,
     /// All if `use_sliding_window`.
     AllIfUsed,
@@ -89,8 +94,9 @@ const FAMILIES: [Family; 10] = [
 const GGUF_NAMES: [[&str; 2]; 3] = [["qwen3_5_text", "qwen35"], ["qwen3_moe", "qwen3moe"], ["gemma3_text", "gemma3"]];
 
 impl Family {
-    /// What a `config.json` means that leaves a key out: the defaults of transformers' class (4.57 and 5.24). Sizes that every
-    /// file states are not among them, but for families that are a part of a larger model, whose files leave out those too.
+    /// Defaults of transformers' classes (4.57 and 5.24) for keys that a `config.json` omits. Sizes
+    /// that every file states are not among them, except for families that are part of a larger
+    /// model, whose files omit those too.
     pub fn class_defaults(&self) -> Value {
         let own = match self.name {
             "llama" | "granite" => json!({"max_position_embeddings": 2048}),

@@ -99,7 +99,8 @@ impl HubModel {
 }
 
 impl ModelRef {
-    /// Parses `demo`, an existing path, or the name of a [`HubModel`], also as the address of its page.
+    /// Parses `demo`, an existing path, or the name of a [`HubModel`], also as the address of its
+    /// page.
     pub fn parse(text: &str) -> Result<Self> {
         if text == DEMO {
             return Ok(Self::BuiltIn);
@@ -156,7 +157,8 @@ pub trait Observer {
 pub struct Token(String);
 
 impl Token {
-    /// As huggingface_hub, leaves out line breaks and the white space around it, which come with copying.
+    /// Removes line breaks and surrounding white space, which come with copying, as huggingface_hub
+    /// does.
     pub fn new(secret: &str) -> Self {
         Self(secret.replace(['\r', '\n'], "").trim().to_owned())
     }
@@ -254,8 +256,8 @@ fn home() -> Option<PathBuf> {
     })
 }
 
-/// The folder in an environment variable. As in huggingface_hub, a leading `~` is the home folder, and `$NAME` and `${NAME}`
-/// are variables.
+/// Returns the folder in an environment variable. As in huggingface_hub, a leading `~` is the home
+/// folder, and `$NAME` and `${NAME}` are variables.
 fn folder(name: &str) -> Option<PathBuf> {
     let value = std::env::var_os(name).filter(|v| !v.is_empty())?;
     let Some(text) = value.to_str() else { return Some(PathBuf::from(value)) };

@@ -1,5 +1,6 @@
 //! Reads the files of llama.cpp's imatrix tool: for each matrix, the mean of x^2 of each column of
-//! its input; for one that stacks experts, those of each expert. [`published`] finds the file of a model.
+//! its input; for a stack of experts, one mean for each expert. [`published`] finds the file of a
+//! model.
 //!
 //! The older form (`imatrix.dat`), all little-endian: i32 number of entries; for each an i32 length
 //! and the name, i32 number of calls, i32 number of values, the values as f32, sums over the calls.

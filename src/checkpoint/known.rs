@@ -1,4 +1,5 @@
-//! What is published for known models, found by a model's names: NVIDIA's predictors of importance, and draft heads.
+//! Publications for known models, found by a model's names: NVIDIA's predictors of importance, and
+//! draft heads.
 
 use super::hub::HubModel;
 use super::model_names::{Names, same};
@@ -72,8 +73,8 @@ pub fn draft_head_id(names: &Names) -> Option<String> {
     known.map(|(known, _)| format!("RedHatAI/{known}-speculator.eagle3"))
 }
 
-/// The published head for a model of these names and shapes: a layer of the model's sizes with inputs of twice the width, the
-/// model's embeddings, and maps of bf16.
+/// The published head for a model of these names and shapes: a layer of the model's sizes with
+/// inputs of twice the width, the model's embeddings, and bf16 maps.
 pub fn draft_head(names: &Names, c: &ModelConfig) -> Option<Published> {
     of_shape(EAGLE, names, c)?;
     let (h, q, kv) = (c.hidden, c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
@@ -118,7 +119,8 @@ mod tests {
         assert_eq!((&*head.id, head.bytes), ("RedHatAI/Qwen3-8B-speculator.eagle3", 2_044_115_328));
         let other = ModelConfig { n_layers: 48, ..config };
         assert_eq!((predictor(&tune, &other), draft_head(&tune, &other)), (None, None));
-        // Sizes of https://huggingface.co/Qwen/Qwen3-32B; the file of its head has 3,121,274,856 bytes.
+        // Sizes of https://huggingface.co/Qwen/Qwen3-32B. The file of its head has 3,121,274,856
+        // bytes.
         let large = ModelConfig { n_layers: 64, hidden: 5120, n_q_heads: 64, ffn: 25_600, ..other };
         assert_eq!(draft_head(&Names::of("Qwen/Qwen3-32B"), &large).map(|head| head.bytes), Some(3_121_273_216));
     }

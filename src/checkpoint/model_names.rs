@@ -27,7 +27,7 @@ impl Names {
     }
 }
 
-/// Whether two names are of the same model: owners, file endings and formats of weights do not count.
+/// Whether two names are of the same model. Owners, file endings and weight formats do not count.
 pub fn same(a: &str, b: &str) -> bool {
     let [a, b] = [a, b].map(words);
     !a.is_empty() && a == b

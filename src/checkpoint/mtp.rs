@@ -1,5 +1,6 @@
-//! The layer for multi-token prediction (MTP) of Qwen3.5 as a draft head: `mtp.*` in a folder, in a GGUF file the block behind the
-//! last layer. Its input is `fc` of the embedding and of the model's output, each behind a norm of its own.
+//! The layer for multi-token prediction (MTP) of Qwen3.5 as a draft head: `mtp.*` in a folder, the
+//! block after the last layer in a GGUF file. Its input is `fc` of the embedding and of the model's
+//! output, each with its own norm.
 
 use super::draft_head::{DraftHead, Input, Reads, columns};
 use super::names::{self, TensorSpec};

@@ -88,7 +88,8 @@ pub struct DeltaNetSpec {
     pub qkv: LinearSpec,
     /// The output gate `[value_width, hidden]`.
     pub z: LinearSpec,
-    /// `[value_heads, hidden]`: before the sigmoid that makes beta, and before the softplus of the decay.
+    /// `[value_heads, hidden]`: inputs of the sigmoid that gives beta, and of the softplus of the
+    /// decay.
     pub b: LinearSpec,
     pub a: LinearSpec,
     /// `[channels, 1, kernel]`
@@ -245,8 +246,8 @@ impl DeltaNetSpec {
 pub const PREDICTOR: &str = "predictor.";
 
 impl DecisionSpec {
-    /// `None` for models whose decisions need no tensors, and in layers without attention. The maps of a predictor are
-    /// numbered by layers with attention.
+    /// `None` for models whose decisions need no tensors, and in layers without attention. The maps
+    /// of a predictor are numbered by layers with attention.
     pub fn new(c: &ModelConfig, layer: usize) -> Option<Self> {
         match c.dms.as_ref()?.variant {
             _ if !c.layer(layer).attends() => None,
@@ -295,8 +296,8 @@ pub fn all(c: &ModelConfig) -> impl Iterator<Item = TensorSpec> {
     std::iter::once(embedding(c)).chain(layers).chain([final_norm(c)]).chain(lm_head(c))
 }
 
-/// The tensor of which this one is some rows, and which, in families that fuse q, k and v, and gate and up, or that have the
-/// output gate among the rows of q.
+/// The tensor that contains this one as some of its rows, and which rows: in families that fuse q,
+/// k and v, or gate and up, or that have the output gate among the rows of q.
 pub fn fused(c: &ModelConfig, spec: &TensorSpec) -> Option<(TensorSpec, RowRuns)> {
     let (q, kv, d) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.head_dim);
     let (qkv, gate_up) = (("self_attn.qkv_proj", q + 2 * kv), ("mlp.gate_up_proj", 2 * c.ffn));
@@ -318,8 +319,9 @@ pub fn fused(c: &ModelConfig, spec: &TensorSpec) -> Option<(TensorSpec, RowRuns)
     })
 }
 
-/// The tensors that may have the matrices of all experts in place of this one, and its rows there: gate and up of an expert in
-/// one, as transformers has them in memory, or each kind in its own, as in GGUF files.
+/// The tensors that may hold the matrices of all experts in place of this one, and its rows there:
+/// gate and up of an expert in one tensor, as transformers has them in memory, or one tensor per
+/// kind, as in GGUF files.
 pub fn of_experts(c: &ModelConfig, spec: &TensorSpec) -> Vec<(TensorSpec, RowRuns)> {
     let place = spec.name.split_once(".mlp.experts.").zip(c.spec.experts.as_ref());
     let Some(((layer, rest), experts)) = place else { return Vec::new() };

@@ -25,7 +25,8 @@ const FOREIGN_KEYS: [&str; 7] = [
     "kv_lora_rank",
 ];
 
-/// The configuration of the language model, where it is a part of another one: `text_config`, with what is beside it.
+/// The configuration of the language model. If it is part of another configuration: `text_config`,
+/// with the keys beside it.
 pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
     if !matches!(&*kind, "qwen3_5" | "gemma3") {
@@ -44,7 +45,8 @@ pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     with_gemmas_defaults(config)
 }
 
-/// Adds what files of Gemma 3 leave out. They are a part of the model's identity, which sessions have.
+/// Adds keys that files of Gemma 3 omit. They are part of the model's identity, which sessions
+/// store.
 fn with_gemmas_defaults(config: Map<String, Value>) -> Map<String, Value> {
     if config.get("model_type").is_some_and(|kind| kind == "gemma3_text") {
         with_class_defaults(config)
@@ -53,7 +55,8 @@ fn with_gemmas_defaults(config: Map<String, Value>) -> Map<String, Value> {
     }
 }
 
-/// Adds what a file leaves out. transformers writes what differs from its classes' defaults; a null is a value.
+/// Adds keys that a file omits. transformers writes only differences from its classes' defaults; a
+/// null is a value.
 pub fn with_class_defaults(mut config: Map<String, Value>) -> Map<String, Value> {
     let name = config.get("model_type").and_then(Value::as_str);
     let usual = name.and_then(Family::named).map(Family::class_defaults);
@@ -256,8 +259,8 @@ fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
     Ok(full.into_iter().map(of).collect())
 }
 
-/// Whether the attention of each layer is full, of `most` layers at the most: as `is_full` says of its entry in `layer_types`, or
-/// else in every so many, by a key and its usual value.
+/// Whether the attention of each layer is full, for at most `most` layers: decided by `is_full` for
+/// its entry in `layer_types`, or else by a key with an interval and its usual value.
 fn full_layers(
     config: &Fields,
     most: usize,
@@ -452,8 +455,9 @@ fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
     }))
 }
 
-/// Parses sampling defaults from `generation_config.json`, and end tokens from it and from `config.json`. Fails on ids outside
-/// of the vocabulary. Ignores sampling defaults out of range; the second value is a notice about them.
+/// Parses sampling defaults from `generation_config.json`, and end tokens from it and from
+/// `config.json`. Fails on ids outside the vocabulary. Ignores sampling defaults out of range; the
+/// second value is a notice about them.
 pub fn generation(
     generation: Option<&Fields>,
     config: &Fields,

@@ -121,8 +121,8 @@ impl Quantization {
     }
 }
 
-/// Fails where `dynamic` (GPTQModel) gives some matrices another format. Matrices that it leaves as they are need nothing: the
-/// files say how each is stored.
+/// Fails if `dynamic` (GPTQModel) gives some matrices another format. Matrices that it leaves
+/// unquantized need nothing, because the files state how each matrix is stored.
 fn refuse_dynamic(q: &Fields) -> Result<()> {
     let Some(rules) = q.opt_object("dynamic")? else { return Ok(()) };
     for pattern in rules.keys().filter(|pattern| !pattern.starts_with("-:")) {

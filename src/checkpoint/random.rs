@@ -74,10 +74,11 @@ impl Checkpoint {
         shape_config(shape)
     }
 
-    /// The configuration of a shape with a random predictor of KVzap's sizes, `random-linear` or `random-mlp`, that marks about
-    /// two tokens of three; `None` for another name.
+    /// The configuration of a shape with a random predictor of KVzap's sizes, `random-linear` or
+    /// `random-mlp`, that marks about two of three tokens; `None` for another name.
     pub fn shape_predicting(shape: &str, name: &str) -> Result<Option<ModelConfig>> {
-        // Biases are 1. Scores of the linear map are near N(1, 1), those of the MLP have a variance of about 2.
+        // Biases are 1. Scores of the linear map are near N(1, 1); scores of the MLP have a
+        // variance of about 2.
         let (maps, threshold) = match name {
             "random-linear" => (Predictor { linear: true, units: 0 }, 1.4),
             "random-mlp" => (Predictor { linear: false, units: 512 }, 1.6),
@@ -124,8 +125,8 @@ impl Checkpoint {
         Ok(Self::with_tensors(name, config, tensors))
     }
 
-    /// The same shape with random codes of GGUF files, in the mix of llama.cpp's Q4_K_M. Where matrices may share their bytes, those
-    /// of one code and width do.
+    /// The same shape with random codes of GGUF files, in the mix of llama.cpp's Q4_K_M. If
+    /// matrices may share their bytes, matrices of the same code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
         let packed = convert::packable(&self.config);

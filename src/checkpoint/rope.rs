@@ -101,7 +101,8 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
     }
 }
 
-/// Of Gemma's global layers: parameters by the kind of a layer, or those of older files, which are for global layers alone.
+/// Parameters of Gemma's global layers: by the kind of a layer, or in older files for global layers
+/// only.
 fn gemma(config: &Fields, context: usize) -> Result<Rope> {
     let of_kind = config.opt_object("rope_parameters")?.map(|f| f.opt_object("full_attention")).transpose()?.flatten();
     let fields = match of_kind {
@@ -157,8 +158,8 @@ impl Rope {
         (head_dim as f64 * self.share) as usize
     }
 
-    /// Takes the frequencies for a context of that many tokens, where they depend on it: as llama.cpp, for all of a
-    /// conversation, since stored keys cannot change theirs.
+    /// Takes the frequencies for a context of that many tokens, if they depend on it. As in
+    /// llama.cpp they apply to a whole conversation, because stored keys cannot change theirs.
     pub fn set_context(&mut self, context: usize) {
         if let RopeScaling::LongRope { original_context, is_long, .. } = &mut self.scaling {
             *is_long = context > *original_context;
@@ -261,8 +262,9 @@ const QWEN3_CONTEXT: usize = 40_960;
 const QWEN3_TRAINED: usize = 32_768;
 
 impl ModelConfig {
-    /// The context of a conversation for which none is asked. Of LongRope that is the longest one with the factors for short
-    /// contexts: stored keys cannot change theirs, and those for long ones are worse in a short chat.
+    /// Default context of a conversation. With LongRope it is the longest context with the factors
+    /// for short contexts: stored keys cannot change their factors, and the ones for long contexts
+    /// are worse in a short chat.
     pub fn usual_context(&self) -> usize {
         match &self.rope.scaling {
             RopeScaling::LongRope { original_context, .. } => self.context.min(*original_context),
@@ -270,7 +272,8 @@ impl ModelConfig {
         }
     }
 
-    /// Says for which context a model with LongRope takes which factors: `short factors up to 4,096 tokens, ...`.
+    /// Describes for which context a model with LongRope takes which factors:
+    /// `short factors up to 4,096 tokens, ...`.
     pub fn rope_factors(&self) -> Option<String> {
         let RopeScaling::LongRope { original_context, .. } = &self.rope.scaling else { return None };
         let [short, whole] = [*original_context, self.context].map(count);
@@ -278,8 +281,9 @@ impl ModelConfig {
             .then(|| format!("RoPE factors for short contexts up to {short} tokens, those for long ones up to {whole}"))
     }
 
-    /// Extends the context to `ctx` tokens: with the config's own YaRN as far as that reaches; beyond by YaRN with factor ctx /
-    /// (tokens trained on) if the family documents that (Qwen3's model cards: factor 4 for 131,072), else an error.
+    /// Extends the context to `ctx` tokens: with the config's own YaRN up to its limit; beyond it
+    /// by YaRN with factor ctx / (tokens trained on) if the family documents that (Qwen3's model
+    /// cards: factor 4 for 131,072), else an error.
     pub fn extend_yarn(&mut self, ctx: usize) -> Result<()> {
         if ctx <= self.context {
             return Ok(());

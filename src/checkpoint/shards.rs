@@ -73,8 +73,8 @@ impl Shards {
         self.files[at].raw(&name)
     }
 
-    /// The name that a tensor has in the files, and its file: in those of a model that sees, the language model's are under
-    /// a name of their own.
+    /// The name that a tensor has in the files, and its file. In files of a vision model, the
+    /// language model's tensors have a prefix.
     fn stored(&self, name: &str) -> Option<(String, usize)> {
         let part = || Some(format!("model.language_model.{}", name.strip_prefix("model.")?));
         let found = |name: String| self.owner.get(&name).map(|&at| (name, at));

@@ -73,12 +73,13 @@ impl Source {
         Ok(tensor.map(|tensor| tensor.as_matrix().rows(&spec.name, spec.shape[0], runs)))
     }
 
-    /// Whether there is a layer for multi-token prediction with a tensor of this name: see [`Self::mtp`].
+    /// Whether a layer for multi-token prediction has a tensor of this name: see [`Self::mtp`].
     pub fn has_mtp(&self, name: &str) -> bool {
         self.mtp_name(name).is_some_and(|name| self.has(&name))
     }
 
-    /// A tensor of the layer for multi-token prediction, by the name that it would have in a model of that layer alone.
+    /// A tensor of the layer for multi-token prediction, by the name that it would have in a model
+    /// of only that layer.
     pub fn mtp(&self, config: &ModelConfig, spec: &TensorSpec) -> Result<Tensor> {
         let stored = |name: &str| self.mtp_name(name).unwrap_or_else(|| name.to_owned());
         spec.check(self.get(config, spec, stored)?, self.label())

@@ -1,4 +1,5 @@
-//! What a model computes beyond its sizes, as data: a family's parser writes it, the forward pass reads it and knows no family.
+//! The computation of a model beyond its sizes, as data. A family's parser writes it; the forward
+//! pass reads it and knows no family.
 
 use super::config::ModelConfig;
 use crate::policy::{LayerLanes, LocalLayers};
@@ -16,7 +17,8 @@ pub struct Spec {
     /// Whether what attention and MLP add to the residual stream is normed first.
     pub norms_behind: bool,
     pub activation: Activation,
-    /// Whether attention's output is multiplied by the sigmoid of a gate: each head's rows of q are followed by as many of it.
+    /// Whether attention's output is multiplied by the sigmoid of a gate. Each head's rows of q are
+    /// followed by as many rows of its gate.
     pub output_gate: bool,
     /// Factors of embedding rows, of what a block adds to the residual stream, and of logits.
     pub embedding_scale: f32,
@@ -102,7 +104,8 @@ pub struct DeltaNet {
     pub value_dim: usize,
     /// Tokens that the convolution sees.
     pub kernel: usize,
-    /// Whether value head h has key head `h % key_heads`, as in GGUF files, and not `h / (value_heads / key_heads)`.
+    /// Whether value head h has key head `h % key_heads`, as in GGUF files, and not
+    /// `h / (value_heads / key_heads)`.
     pub tiled: bool,
 }
 

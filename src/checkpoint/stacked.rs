@@ -1,5 +1,5 @@
-//! Rows of a predictor below those of q, k and v, so that one matmul makes them all: in the format of q, k and v, in which a
-//! second copy holds what the first one rounds away.
+//! Rows of a predictor stacked below q, k and v, so that one matmul computes all of them. They are
+//! in the format of q, k and v; a second copy holds the rounding errors of the first.
 
 use super::names::{AttentionSpec, LinearSpec};
 use super::{Checkpoint, convert, mapped};

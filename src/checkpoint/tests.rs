@@ -139,7 +139,8 @@ fn windows_are_bounded_and_no_longer_than_the_context() {
     assert_eq!(said, "x: dms_window_size is 1048577, expected at most 1048576");
 }
 
-/// Stored keys cannot change their factors: a chat begins with those for short contexts unless a longer one is asked for.
+/// Stored keys cannot change their factors. A chat begins with the factors for short contexts
+/// unless a longer context is asked for.
 #[test]
 fn the_usual_context_of_longrope_is_that_of_its_short_factors() {
     let mut config = ModelConfig { context: 131_072, ..Checkpoint::random("demo").unwrap().config };

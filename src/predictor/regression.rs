@@ -1,5 +1,5 @@
-//! The regression of one layer: a linear map by ridge in f64, and a hidden layer of its residual by Adam with gradients written
-//! by hand.
+//! The regression of one layer: a linear map by ridge regression in f64, and a hidden layer on its
+//! residual by Adam with handwritten gradients.
 
 use super::random::Random;
 use super::rows::LayerRows;
@@ -124,7 +124,8 @@ fn ridge(rows: &LayerRows, hidden: usize, heads: usize, threads: usize) -> (Vec<
     (map.iter().map(|&w| w as f32).collect(), bias)
 }
 
-/// Adds `factor * x x^T` to the lower half of a square matrix, and to what of its upper half is in tiles on the diagonal.
+/// Adds `factor * x x^T` to the lower half of a square matrix, and to the part of the upper half
+/// that is in tiles on the diagonal.
 fn add_products(mut to: DMatrixViewMut<'_, f64>, factor: f64, x: &DMatrixView<'_, f64>) {
     let n = to.nrows();
     for at in (0..n).step_by(TILE) {
@@ -134,7 +135,8 @@ fn add_products(mut to: DMatrixViewMut<'_, f64>, factor: f64, x: &DMatrixView<'_
     }
 }
 
-/// The Cholesky factor of a matrix whose lower half is given, by panels, so that nearly all of it is matmuls.
+/// Computes the Cholesky factor of a matrix whose lower half is given, by panels, so that nearly
+/// all of it is matmuls.
 fn cholesky(mut a: DMatrix<f64>) -> Cholesky<f64, Dyn> {
     let n = a.nrows();
     for at in (0..n).step_by(TILE) {

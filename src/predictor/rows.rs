@@ -1,5 +1,5 @@
-//! The rows that a predictor is fitted to: for each token its hidden state and its importance to each KV head. The importance is
-//! measured by letting the model repeat the text.
+//! The rows that a predictor is fitted to: each token's hidden state and its importance to each KV
+//! head. The importance is measured by letting the model repeat the text.
 
 use super::random::Random;
 use super::threads::on_threads;
@@ -16,7 +16,8 @@ use std::ops::Range;
 /// Floor of the log importance; smaller values are treated as equal.
 const LOG_FLOOR: f32 = -16.0;
 
-/// A prompt that quotes a text and asks to repeat it, followed by the answer, which is the text again.
+/// A prompt that quotes a text and asks to repeat it, followed by the answer, which is the text
+/// again.
 pub struct Repetition {
     pub tokens: Vec<Token>,
     /// Tokens of the quoted text.
@@ -70,8 +71,8 @@ pub struct Collector {
     /// Maximum rows taken from each text.
     rows_per_text: usize,
     head_dim: usize,
-    /// By layer and query head, the Gram matrix `[head_dim, head_dim]` of the head's columns of the output projection: the norm of
-    /// a projected value v is sqrt(v^T G v).
+    /// Gram matrix `[head_dim, head_dim]` of the output projection's columns, for each layer and
+    /// query head: the norm of a projected value v is sqrt(v^T G v).
     grams: Vec<Vec<DMatrix<f32>>>,
     random: Random,
 }
@@ -108,7 +109,8 @@ impl Collector {
         Ok(fed?)
     }
 
-    /// Computes the importance of a text's tokens in one layer, and keeps the rows of the chosen ones.
+    /// Computes the importance of a text's tokens in one layer, and keeps the rows of the chosen
+    /// tokens.
     fn add_layer(&mut self, observed: &Observed<'_>, chosen: &[usize]) {
         let (hidden, heads, d) = (self.rows.hidden, self.rows.heads, self.head_dim);
         let (grams, rows) = (&self.grams[observed.layer], &mut self.rows.layers[observed.layer]);

@@ -1,5 +1,5 @@
-//! The threshold of a predictor: forward passes over texts that it was not fitted to, with eviction inside the prompt as in
-//! decoding.
+//! Searches the threshold of a predictor: forward passes over texts that it was not fitted to, with
+//! eviction inside the prompt as in decoding.
 
 use super::texts::Piece;
 use super::threads::on_threads;
@@ -20,7 +20,8 @@ const EACH: usize = 4;
 const STEP: usize = 256;
 /// Rounds in which a threshold is improved.
 const ROUNDS: usize = 3;
-/// Bytes that the logits of the dense model may take. They are computed once if they fit, else for each comparison.
+/// Bytes that the logits of the dense model may take. They are computed once if they fit, else for
+/// each comparison.
 const DENSE_BYTES: usize = 512 << 20;
 
 /// What the threshold is to reach on the measured texts.
@@ -66,8 +67,9 @@ fn keeps_dense(texts: &[Piece], vocab: usize) -> bool {
     texts.iter().map(|text| text.tokens.len() / EACH * vocab * size_of::<f32>()).sum::<usize>() <= DENSE_BYTES
 }
 
-/// Searches the threshold at which a loaded model reaches `goal`, with the better window. The model's own threshold is 0.
-/// `scores`: those of the rows that were fitted, in ascending order. `on_pass` is called before each pass over a text.
+/// Searches the threshold at which a loaded model reaches `goal`, with the better window. The
+/// model's own threshold is 0. `scores`: scores of the fitted rows, in ascending order. `on_pass`
+/// is called before each pass over a text.
 pub fn find<B: Measure>(
     runner: &mut Runner<B>,
     texts: &[Piece],

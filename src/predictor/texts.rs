@@ -48,7 +48,8 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Cuts texts into pieces for a model of that context. `frame`: tokens of the template around a text.
+    /// Cuts texts into pieces for a model of that context. `frame`: tokens of the template around a
+    /// text.
     pub fn new(texts: &[Text], tokenizer: &Tokenizer, context: usize, frame: usize) -> Result<Self> {
         let fitted_tokens = FITTED_TOKENS.min(context.saturating_sub(frame) / 2);
         ensure!(fitted_tokens >= 64, "a context of {context} tokens is too short to repeat a text in");
@@ -81,8 +82,8 @@ pub fn of_user(kind: &str, text: &str) -> Vec<Text> {
     parts.into_iter().map(|text| Text { kind: kind.to_owned(), text, held_out: false }).collect()
 }
 
-/// Chooses which of the user's texts are measured and not fitted: every eighth of the long ones, and at least one of two.
-/// Returns whether there are enough.
+/// Chooses the user's texts that are measured and not fitted: every eighth of the long ones, and at
+/// least one of two. Returns whether there are enough.
 pub fn hold_out(texts: &mut [Text]) -> bool {
     let long: Vec<&mut Text> = texts.iter_mut().filter(|text| text.text.len() > 3 * MEASURED_TOKENS).collect();
     let (n, first) = (long.len(), long.len().saturating_sub(1).min(MEASURED_EACH / 2));

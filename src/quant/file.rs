@@ -3,7 +3,8 @@
 //! `value = scale * code - minimum`, or `scale * (code - zero)`.
 //!
 //! Words belong to 256 columns (a quad of tiles) of the rows g and g + 8 of a strip; a strip's
-//! words are `[quads][g]`, padded to 128 bytes. Groups of 32 are in the order `[8 groups]{g, g + 8}`.
+//! words are `[quads][g]`, padded to 128 bytes. Groups of 32 are in the order
+//! `[8 groups]{g, g + 8}`.
 //!
 //! ```text
 //! Halves      16 f16 scales                                           32 bytes
@@ -56,7 +57,8 @@ impl Runs {
     pub const ZERO: Self = Self { scales: [0.0; RUNS], minima: [0.0; RUNS] };
 }
 
-/// One code: its name, its largest code, how its words hold scales, and the code of 0 where there are no minima.
+/// One code: its name, its largest code, how its words hold scales, and the code of 0 if there are
+/// no minima.
 struct Row(FileCode, &'static str, u8, Words, Option<f32>);
 
 /// In the order of [`FileCode`].
@@ -250,7 +252,8 @@ impl<'a> FileStrip<'a> {
     }
 }
 
-/// Fills a strip with random codes whose values have about that standard deviation, for benchmarks and checks.
+/// Fills a strip with random codes whose values have about that standard deviation, for benchmarks
+/// and checks.
 pub fn random_strip(code: FileCode, cols: usize, deviation: f32, seed: u32, out: &mut [u8]) {
     let mut state = seed | 1;
     let mut next = || {

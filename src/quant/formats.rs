@@ -1,6 +1,6 @@
-//! The formats of a model's weights, a row each: what becomes of its matrices, for which files it is
+//! The formats of a model's weights, one row each: how matrices are stored, for which files it is
 //! the natural choice, how large it is, and which kernels multiply by it. Every other place asks a
-//! format, or goes over [`formats`].
+//! format, or iterates over [`formats`].
 
 use super::code::Code;
 use crate::words::words;
@@ -43,8 +43,8 @@ struct Row {
     matrices: Matrices,
     /// Most bits per weight, in hundredths, of files that the format is as exact as; 0 for none.
     natural_bits: u32,
-    /// Its size in 32nds of that in bf16, before the shapes are known. Int4's is a mean of 5 bits with its
-    /// 8-bit embedding and head: 4.3 at 70B, 6.5 at 0.6B.
+    /// Size in 32nds of the bf16 size, before the shapes are known. Int4's is a mean of 5 bits with
+    /// its 8-bit embedding and head: 4.3 at 70B, 6.5 at 0.6B.
     share: u64,
     /// Files of `kernels/` that multiply by nothing else.
     kernels: &'static [&'static str],

@@ -1,4 +1,4 @@
-//! A group of columns that share a scale: how codes are chosen for it, and sums whose order is part of
+//! A group of columns that share a scale: how its codes are chosen, and sums whose order is part of
 //! the format.
 
 /// Columns of a row that share a scale.

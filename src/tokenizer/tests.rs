@@ -300,7 +300,8 @@ fn flat_form_is_unambiguous_and_invertible() {
     assert_eq!(t.encode_pieces(&pieces).unwrap(), t.encode_pieces(&unflatten(&flat)).unwrap());
 }
 
-/// Gemma's lists runs of line feeds as added tokens, and a token of its vision that text-only models have no row for.
+/// Gemma lists runs of line feeds as added tokens, and a vision token that text-only models have no
+/// row for.
 #[test]
 fn added_words_are_text_and_tokens_beyond_the_vocabulary_are_left_out() {
     let more = [added(260, "\\n", false), added(261, "<image_soft_token>", false), added(262, "Zürich", false)];
@@ -349,8 +350,8 @@ fn literals_longest_first_and_fingerprint() {
     assert_eq!(t.fingerprint().len(), 64);
 }
 
-/// Llama 2's kind: spaces as U+2581, characters outside the vocabulary as byte tokens. `parts`: what
-/// differs.
+/// A tokenizer of Llama 2's kind: spaces as U+2581, characters outside the vocabulary as byte
+/// tokens. `parts`: the differences.
 fn sentence_piece(parts: &[(&str, &str)]) -> String {
     let mut vocab: Vec<String> = ["<unk>", "<s>", "</s>"].map(|t| format!("{t:?}")).to_vec();
     vocab.extend((0..=255).map(|b| format!("\"<0x{b:02X}>\"")));

@@ -1,4 +1,5 @@
-//! NVIDIA's KVzap predictors (arXiv 2601.07891): a folder with `config.json` and `model.safetensors`, as kvpress saves them.
+//! NVIDIA's KVzap predictors (arXiv 2601.07891): a folder with `config.json` and
+//! `model.safetensors`, as kvpress saves them.
 
 use super::super::bounds;
 use super::super::config::{ModelConfig, Predictor};

@@ -24,7 +24,8 @@ pub struct EagleConfig {
     pub norm_before_residual: bool,
     /// Whether the normed output is fed back, and not the residual stream.
     pub norm_output: bool,
-    /// Layers whose inputs it reads, in order; one more than the last is the output of the last. `None`: the usual ones.
+    /// Layers whose inputs the head reads, in order. The number of layers stands for the output of
+    /// the last layer. `None`: the usual ones.
     pub layers: Option<Vec<usize>>,
     /// Whether each hidden state is normed by itself first.
     pub fc_norm: bool,
@@ -106,8 +107,9 @@ pub fn parse(outer: &Fields) -> Result<(EagleConfig, Option<String>)> {
     Ok((config, base.map(str::to_owned)))
 }
 
-/// The layers that a configuration names. Beside the head's sizes they are those whose inputs are read, as in speculators and
-/// vLLM; in `eagle_config` those whose outputs are, as in SGLang and SpecForge.
+/// The layers that a configuration names. Beside the head's sizes it names layers whose inputs are
+/// read, as in speculators and vLLM; in `eagle_config` it names layers whose outputs are read, as
+/// in SGLang and SpecForge.
 fn aux_layers(outer: &Fields) -> Result<Option<Vec<usize>>> {
     const KEY: &str = "eagle_aux_hidden_state_layer_ids";
     let nested = outer.opt_object("eagle_config")?;

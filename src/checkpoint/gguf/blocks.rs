@@ -24,8 +24,8 @@ pub enum Kind {
     Iq4Xs,
 }
 
-/// Number in a file, type, name, values and bytes of a block, where its f16 scales are, how it decodes, and the code that keeps
-/// it.
+/// Number in a file, type, name, values and bytes of a block, offsets of its f16 scales, decoding
+/// function, and the code that keeps it.
 type Row = (u32, Kind, &'static str, usize, usize, &'static [usize], fn(&[u8], &mut [f32]), Option<FileCode>);
 
 const KINDS: [Row; 15] = [

@@ -18,15 +18,16 @@ const LLAMA3_CONTEXT: f64 = 8192.0;
 
 /// Layers of Gemma 3 27B, whose files do not state the factor of its scores.
 const GEMMA_27B_LAYERS: usize = 62;
-/// Layers of the Gemma 3 models (4B, 12B, 27B) whose global layers divide positions by 8, which ollama's files do not
-/// state.
+/// Numbers of layers of the Gemma 3 models (4B, 12B, 27B) whose global layers divide positions by
+/// 8. ollama's files do not state that.
 const GEMMA_STRETCHED: [usize; 3] = [34, 48, GEMMA_27B_LAYERS];
 const GEMMA_FACTOR: f64 = 8.0;
 
 /// The bytes of the tensor of a name.
 type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
 
-/// The family and its name here, with which keys begin. Fails for anything but a whole model of a supported architecture.
+/// The family, and its name in GGUF files, with which keys begin. Fails for anything except a whole
+/// model of a supported architecture.
 pub fn architecture(h: &Header) -> Result<(&'static Family, &str)> {
     if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
         bail!("it holds a {kind:?}, not a model");
@@ -45,7 +46,8 @@ pub fn layers(h: &Header) -> Result<[usize; 2]> {
     Ok([blocks.saturating_sub(next), blocks])
 }
 
-/// The model's `config.json`. Sizes are checked by its parser. `raw` is the file, `data` returns the bytes of a tensor.
+/// Builds the model's `config.json`. Its parser checks the sizes. `raw` is the file, `data` returns
+/// the bytes of a tensor.
 pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<String, Value>> {
     let (family, arch) = architecture(h)?;
     let key = |name: &str| format!("{arch}.{name}");

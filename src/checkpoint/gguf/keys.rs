@@ -1,11 +1,12 @@
-//! Keys of a GGUF file that change what a model computes: each is read, has no effect here, or is refused by its name,
-//! so that none is ignored in silence.
+//! Keys of a GGUF file that change what a model computes. Each is read, has no effect here, or is
+//! refused by its name, so that none is silently ignored.
 
 use super::super::family::{Family, WindowIn};
 use super::header::{Header, Value as Meta, shown};
 use anyhow::{Result, bail};
 
-/// Values at which a key has no effect, beside those that switch something off: 0, false and an empty list.
+/// Values for which a key has no effect, besides values that switch something off: 0, false and an
+/// empty list.
 type Neutral = &'static [f64];
 
 /// Keys behind `ARCH.` that [`super::config`] reads for every family.
@@ -35,8 +36,8 @@ const READ: [&str; 23] = [
     "norm_top_k_prob",
 ];
 
-/// Keys behind `ARCH.` without effect on a chat with text, whatever their value. In text the sections of a position are
-/// equal, and without local layers nothing reads a second base.
+/// Keys after `ARCH.` without effect on a text chat, whatever their value. In text the sections of
+/// a position are equal, and without local layers nothing reads a second base.
 const HARMLESS: [&str; 8] = [
     "rope.dimension_sections",
     "rope.mrope_section",
@@ -101,8 +102,8 @@ const TOKENIZER: [&str; 15] = [
     "eom_token_ids",
 ];
 
-/// Keys behind `tokenizer.ggml.` without effect on a chat: a prompt has no token behind its text, and only tokenizers of
-/// other kinds remove white space.
+/// Keys after `tokenizer.ggml.` without effect on a chat: a prompt has no token after its text, and
+/// only tokenizers of other kinds remove white space.
 const TOKENIZER_HARMLESS: [&str; 2] = ["token_type_count", "remove_extra_whitespaces"];
 
 /// Layers of Gemma 3 1B, for which ollama once wrote a softcap that the model does not have.
@@ -167,7 +168,8 @@ fn model(
 }
 
 fn tokenizer(key: &str, name: &str, value: &Meta) -> Result<()> {
-    // Ids of other special tokens, and whether a text of other kinds of models has them, are of no use to a chat.
+    // Ids of other special tokens do not matter in a chat, nor whether texts of other kinds of
+    // models have them.
     let special = name.ends_with("_token_id")
         || name.ends_with("_token_ids")
         || name.strip_prefix("add_").is_some_and(|rest| rest.ends_with("_token"));

@@ -15,8 +15,9 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// Key of a `tokenizer_config.json` that is made here: whether a prompt begins with the BOS even where the template does not
-/// write it. Folders have none: transformers adds nothing to what a template writes, llama.cpp does.
+/// Key that we add to `tokenizer_config.json`: whether a prompt begins with the BOS even if the
+/// template does not write it. Folders have no such key: transformers adds nothing to a template's
+/// output, llama.cpp does.
 pub const PROMPT_BOS: &str = "prompt_begins_with_bos";
 
 /// `tokenizer.ggml.token_type` of ordinary tokens.
@@ -37,9 +38,11 @@ const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Words begin where a capital follows a small letter; the pattern in the tokenizer files of the mistral-common package.
+/// Words begin where a capital follows a small letter. The pattern is from the tokenizer files of
+/// the mistral-common package.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// As that, with contractions in words and numbers of three digits; `o200k_base` of the tiktoken package.
+/// Like the pattern above, with contractions in words and numbers of three digits: `o200k_base` of
+/// the tiktoken package.
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How a text is split before BPE, by `tokenizer.ggml.pre`.
@@ -165,8 +168,8 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     Ok(Some(file))
 }
 
-/// Whether the tokenizer is Phi-3's, whose control tokens take the white space behind them. No key says so: llama.cpp goes
-/// by the model's name, which not every file has.
+/// Whether the tokenizer is Phi-3's, whose control tokens absorb the white space after them. No key
+/// states it: llama.cpp goes by the model's name, which not every file has.
 fn is_phi3(h: &Header, split: Option<Split>) -> Result<bool> {
     let name = h.text("general.name")?.unwrap_or_default().to_lowercase();
     let named = ["phi-3", "phi3"].iter().any(|known| name.contains(known));
@@ -186,7 +189,8 @@ fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -
     })
 }
 
-/// Whether a text begins with the BOS: as the file says, else as llama.cpp does for its kind of vocabulary.
+/// Whether a text begins with the BOS: as the file states, else as llama.cpp does for this kind of
+/// vocabulary.
 fn adds_bos(h: &Header, split: Option<Split>) -> Result<bool> {
     let usual = matches!(split, None | Some(Split::Llama3 | Split::Tekken));
     Ok(h.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(usual))
@@ -204,8 +208,8 @@ fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Va
         "special_tokens": {bos: {"id": bos, "ids": [id], "tokens": [bos]}}}))
 }
 
-/// The model's `tokenizer_config.json`: the chat template and its tokens, and whether a prompt begins with the BOS even where
-/// the template does not write it.
+/// Builds the model's `tokenizer_config.json`: the chat template and its tokens, and whether a
+/// prompt begins with the BOS even if the template does not write it.
 pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let mut out = Map::new();
     if let Some(template) = h.text("tokenizer.chat_template")? {

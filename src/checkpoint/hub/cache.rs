@@ -203,8 +203,8 @@ impl Repo {
         Ok(held)
     }
 
-    /// Deletes the files of a GGUF model, in its revision or else in all of them, and the blobs that
-    /// nothing uses any more. With the last file, the repository goes.
+    /// Deletes the files of a GGUF model, in its revision or else in all revisions, and the blobs
+    /// that are no longer used. The repository is deleted with its last file.
     pub fn remove_gguf(&self, model: &HubModel) -> Result<u64, HubError> {
         let failed = |e: io::Error| HubError::Failed(format!("{}: {e}", self.dir.display()));
         let held = self.hold()?;
@@ -269,7 +269,8 @@ impl Repo {
     }
 }
 
-/// The files in a folder and in those below it, with their names from that folder on, by name. Does not follow links.
+/// Lists the files in a folder and its subfolders, sorted, with names relative to that folder. Does
+/// not follow links.
 fn files_below(root: &Path) -> BTreeMap<String, PathBuf> {
     let (mut files, mut folders) = (BTreeMap::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {

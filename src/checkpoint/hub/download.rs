@@ -36,7 +36,8 @@ pub struct Fetcher<'a> {
     pub observer: &'a mut dyn Observer,
     /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
-    /// Beginnings of files, by hash, which are read elsewhere too. What they are is checked with the rest.
+    /// Beginnings of files, by hash, which are also read elsewhere. They are verified together with
+    /// the rest of the file.
     heads: BTreeMap<String, Head>,
 }
 

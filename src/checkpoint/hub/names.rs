@@ -1,4 +1,5 @@
-//! Addresses of the hub's pages as names of models: people copy them from a browser, or from another program's command line.
+//! Parses addresses of the hub's pages as names of models: people copy them from a browser, or from
+//! another program's command line.
 
 use super::{HubModel, MAIN, is_plain, is_revision};
 use std::borrow::Cow;
@@ -6,8 +7,8 @@ use std::borrow::Cow;
 /// Hosts of the hub's pages.
 const HOSTS: [&str; 4] = ["huggingface.co", "www.huggingface.co", "hf.co", "hf-mirror.com"];
 
-/// The name that an address means: `ORG/NAME[:GGUF][@REVISION]`. Any other text is returned as it is. `endpoint` is the hub's
-/// address in the settings.
+/// The name that an address stands for: `ORG/NAME[:GGUF][@REVISION]`. Any other text is returned
+/// unchanged. `endpoint` is the hub's address in the settings.
 pub fn short<'a>(text: &'a str, endpoint: Option<&str>) -> Cow<'a, str> {
     let Some(path) = path(text, endpoint) else { return Cow::Borrowed(text) };
     let path = path.split(['?', '#']).next().unwrap_or(path).trim_matches('/');

@@ -233,7 +233,8 @@ impl Pull<'_> {
         Ok(Wanted { texts, weights, config: Some(config) })
     }
 
-    /// The beginning of a GGUF file, with its header: `first` bytes, or more, of the `left` ones that are left for all parts.
+    /// Downloads the beginning of a GGUF file, with its header: at least `first` bytes, of the
+    /// `left` bytes that all parts may still take.
     fn head(&mut self, file: &File, first: u64, left: u64) -> Result<Part, HubError> {
         let most = file.bytes.min(HEADER_BYTES as u64);
         let mut bytes = first.min(most);

@@ -34,8 +34,8 @@ fn find_in(cache: &Path, checkpoint: &Checkpoint) -> Option<Published> {
     beside().or_else(|| in_repositories(cache, name))
 }
 
-/// That of the one repository of this model in the cache that has one. Some publishers put the owner
-/// before the name.
+/// The file of the only repository of this model in the cache that has one. Some publishers put the
+/// owner before the name.
 fn in_repositories(cache: &Path, model: &str) -> Option<Published> {
     let owned = model.replacen('/', "_", 1);
     let of_model = |id: &String| same(id, model) || same(id, &owned);
@@ -61,7 +61,8 @@ fn in_folder(folder: &Path, model: &str, id: Option<&str>) -> Option<Published> 
     fits.then_some(Published { path, name })
 }
 
-/// The folder of the commit that a file of the Hugging Face cache is in, and the id of its repository.
+/// Returns the commit's folder that holds a file of the Hugging Face cache, and the id of its
+/// repository.
 fn snapshot(file: &Path) -> Option<(&Path, String)> {
     file.ancestors().find_map(|folder| {
         let repository = folder.parent().filter(|above| above.ends_with("snapshots"))?.parent()?;
