@@ -1,7 +1,7 @@
 //! Benchmarks of prefill and decode, generic over the backend.
 //!
-//! A real prefill fills the cache, tokens are sampled from real logits and no layer is skipped. The weights may be
-//! random: speed does not depend on their values.
+//! A real prefill fills the cache, tokens are sampled from real logits and no layer is skipped. The
+//! weights may be random: speed does not depend on their values.
 
 mod calibrate;
 mod measure;
@@ -49,7 +49,8 @@ impl Bench<'_> {
         self.cases.iter().map(|case| case.parallel).max().unwrap_or(1)
     }
 
-    /// Measures all cases and passes each result to `report`. `open` opens the backend (once per codec).
+    /// Measures all cases and passes each result to `report`. `open` opens the backend (once per
+    /// codec).
     pub fn run<B: Measure>(
         &self,
         open: impl Fn() -> Result<B>,
@@ -90,7 +91,8 @@ fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
     (0..len).map(|i| (crate::sampler::uniform(seed, i as u64) * vocab as f32) as Token).collect()
 }
 
-/// Weights that each decoded token reads: all but an untied embedding, and experts that are not chosen.
+/// Weights that each decoded token reads: all except an untied embedding and experts that are not
+/// chosen.
 pub fn read_by_token(checkpoint: &Checkpoint) -> impl Iterator<Item = &Tensor> {
     let untied = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
     let chosen = checkpoint.config.spec.experts.map_or(0, |experts| experts.per_token);

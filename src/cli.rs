@@ -1,5 +1,5 @@
-//! Flags and subcommands, one file each. This file parses, dispatches and turns errors into exit codes. Only this room
-//! names a concrete backend, loads models and spawns engines.
+//! Flags and subcommands, one file each. This file parses, dispatches and turns errors into exit
+//! codes. Only this module names a concrete backend, loads models and spawns engines.
 
 mod adapter;
 pub mod args;
@@ -52,7 +52,8 @@ pub fn main() -> ExitCode {
     run_program("dmschat", Cli::read, dispatch)
 }
 
-/// Runs a program of that name: reads its command line, does the work, prints an error as one line and returns the exit code.
+/// Runs a program of that name: reads its command line, does the work, prints an error as one line
+/// and returns the exit code.
 pub fn run_program<C>(
     name: &'static str,
     read: fn(ArgsOs) -> clap::error::Result<C>,
@@ -71,15 +72,17 @@ pub fn run_program<C>(
         Err(error) => refused(&error),
     };
     let code = catch_unwind(|| run().unwrap_or_else(|error| output::report(&error))).unwrap_or(output::PANICKED);
-    // Exit handlers of NVIDIA's libraries crash while another thread still calls these libraries. If an engine is busy
-    // for longer (compiling a kernel, reading from a slow disk), skip the handlers: everything is already saved.
+    // Exit handlers of NVIDIA's libraries crash while another thread still calls these libraries.
+    // If an engine is busy for longer (compiling a kernel, reading from a slow disk), skip the
+    // handlers: everything is already saved.
     if !crate::engine::join_all(ENGINE_ENDS_WITHIN) {
         crate::system::exit_now(code);
     }
     ExitCode::from(code)
 }
 
-/// Fails if the process may not open as many files as a chat needs, in which case tokio would panic.
+/// Fails if the process may not open as many files as a chat needs, in which case tokio would
+/// panic.
 fn files_can_be_opened() -> Result<()> {
     ensure!(can_open(FILES), "this process may not open {FILES} more files; raise the limit (ulimit -n 256)");
     Ok(())

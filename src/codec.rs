@@ -30,7 +30,7 @@ pub enum Codec {
 
 words! { Codec, "a KV format", { F32 = "f32", Bf16 = "bf16", Fp8 = "fp8", Int8 = "int8", K8V4 = "k8v4" } }
 
-/// The smaller codecs that `--kv auto` falls back to where the context would not fit, in this order.
+/// The smaller codecs that `--kv auto` falls back to, in this order, if the context would not fit.
 pub const FALLBACKS: [Codec; 3] = [Codec::Bf16, Codec::Int8, Codec::K8V4];
 
 /// Instances of the kernels by what they read. Formats of one byte to a value share one:
@@ -51,7 +51,8 @@ impl Rows {
     }
 }
 
-/// One codec: the formats of K and of V, and the instance of the kernels that reads them; `None` where GPUs have none.
+/// One codec: the formats of K and of V, and the kernel instance that reads them, or `None` if GPUs
+/// have none.
 struct Row(Codec, &'static dyn RowFormat, &'static dyn RowFormat, Option<Rows>);
 
 /// In the order of [`Codec`].

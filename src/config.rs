@@ -1,6 +1,7 @@
-//! Settings: flags take precedence over the environment, the config file and the defaults. They do not change after
-//! start. The checkpoint's `generation_config.json` ranks below the file; [`crate::protocol::SamplingOverrides::over`] merges it once a model
-//! is loaded. `settings.rs` declares each of them once.
+//! Settings: flags take precedence over the environment, the config file and the defaults. They do
+//! not change after start. The checkpoint's `generation_config.json` ranks below the file;
+//! [`crate::protocol::SamplingOverrides::over`] merges it once a model is loaded. `settings.rs`
+//! declares each setting once.
 //!
 //! Knows no model and no widget.
 
@@ -84,7 +85,8 @@ impl Dirs {
     }
 }
 
-/// The environment, the config file and its path. The file of `--config` must exist; the default one need not.
+/// The environment, the config file and its path. The file of `--config` must exist; the default
+/// file need not.
 fn sources(dirs: &Dirs, config: Option<&Path>) -> Result<(Layer, Layer, PathBuf)> {
     let env = Layer::from_env(|name| std::env::var_os(name))?;
     let file = match config {
@@ -96,8 +98,8 @@ fn sources(dirs: &Dirs, config: Option<&Path>) -> Result<(Layer, Layer, PathBuf)
 }
 
 impl Settings {
-    /// Reads the environment and the config file; `flags` take precedence. `config` is the file of `--config`, which
-    /// must exist; the default file need not.
+    /// Reads the environment and the config file; `flags` take precedence. `config` is the file of
+    /// `--config`, which must exist; the default file need not.
     pub fn load(flags: Layer, config: Option<&Path>) -> Result<Self> {
         let dirs = Dirs::find()?;
         let (env, file, path) = sources(&dirs, config)?;

@@ -36,8 +36,8 @@
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!
-//! `lab/` is a crate of its own, the program `dmslab`: it scores, compares, evaluates, checks and times what this library runs, may
-//! use everything in it, and is not part of the product.
+//! `lab/` is a separate crate, the program `dmslab`: it scores, compares, evaluates, checks and
+//! times the library. It may use everything in it, and is not part of the product.
 //!
 //! # Words
 //!
@@ -77,35 +77,45 @@
 //!
 //! # Seams
 //!
-//! - A *policy* answers for one lane and token: who is marked, who sees it, where the next token goes. `policy::Dms` marks ahead
-//!   of time; dense is its absence, window the same rule with constant decisions. `policy::Scored` (TOVA, H2O) drops by attention
-//!   weights, token after token; `policy::Merging` (pool, DMC) says which tokens share a slot, and replaces their rows before they
-//!   are placed by DMS's rule; `policy::Quest` says which pages a query reads. The policy is data of the cache's view
-//!   on a GPU and no template parameter, so that kernels have one instance per codec and head size.
-//! - A *code* ([`quant`]) answers for one group of 64 weights: its word, and how its codes are chosen. No op of a backend
-//!   knows about formats of weights. [`quant::file`] has the codes of GGUF files.
+//! - A *policy* decides for one lane and token: who is marked, who sees it, where the next token
+//!   goes. `policy::Dms` marks ahead of time; dense is its absence, window is the same rule with
+//!   constant decisions. `policy::Scored` (TOVA, H2O) drops by attention weights, token after
+//!   token. `policy::Merging` (pool, DMC) chooses the tokens that share a slot, and replaces their
+//!   rows before DMS's rule places them. `policy::Quest` chooses the pages that a query reads. On a
+//!   GPU the policy is data of the cache's view and no template parameter, so that kernels have one
+//!   instance per codec and head size.
+//! - A *code* ([`quant`]) defines one group of 64 weights: its word, and how its codes are chosen.
+//!   No op of a backend knows about formats of weights. [`quant::file`] has the codes of GGUF
+//!   files.
 //! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
 //!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
-//! - [`backend::Ops::attention`] and [`backend::Ops::linear`] say what a layer computes. The CPU composes it of plain loops; how
-//!   many kernels run it on a GPU, and what they fuse, is decided in [`backend::cuda`], which is checked against the CPU.
-//! - `docs/extending.md` says how to add a codec, a policy, a weight format, a model family or a slash command.
+//! - [`backend::Ops::attention`] and [`backend::Ops::linear`] define what a layer computes. The CPU
+//!   composes it of plain loops. [`backend::cuda`] decides how many kernels run it on a GPU and
+//!   what they fuse, and is checked against the CPU.
+//! - `docs/extending.md` says how to add a codec, a policy, a weight format, a model family or a
+//!   slash command.
 //!
 //! # Invariants
 //!
-//! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets, slot
-//!   numbers and counts, over any mix of chunks, turns and toggles. Quest alone reads differently in steps of one token, and
-//!   conversations do not have it.
-//! - On the CPU, `prefill(T)` equals T decodes bit for bit, for every policy, codec and format of weights, in any chunks and with
-//!   any number of threads: a row's results do not depend on the rows beside it. On a GPU they do, by rounding, and chunks have
-//!   the size that [`backend::About::chunk_tokens`] fixes, so that a log still gives one state.
-//! - A staged step changes nothing but buffers of its own; what it commits is what single steps would have stored.
+//! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets,
+//!   slot numbers and counts, over any mix of chunks, turns and toggles. Quest alone reads
+//!   differently in steps of one token, and conversations do not have it.
+//! - On the CPU, `prefill(T)` equals T decodes bit for bit, for every policy, codec and format of
+//!   weights, in any chunks and with any number of threads: a row's results do not depend on the
+//!   rows beside it. On a GPU they do, by rounding, and chunks have the size that
+//!   [`backend::About::chunk_tokens`] fixes, so that a log still gives one state.
+//! - A staged step changes only its own buffers; committing it stores the same data as single
+//!   steps.
 //! - A step allocates nothing and reads nothing back but [`backend::Ops::read_step`].
 //! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.
 //! - What a person types never becomes a control token.
-//! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's thread, or leaves without.
-//! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the cache.
-//! - `unsafe` is in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`, `quant::vectorize` and `system` only.
+//! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's
+//!   thread, or exits without handlers.
+//! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the
+//!   cache.
+//! - `unsafe` is in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`,
+//!   `quant::vectorize` and `system` only.
 
 pub mod backend;
 pub mod bench;

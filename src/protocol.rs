@@ -1,6 +1,7 @@
 //! Plain data between front ends and the engine's thread: commands in, events and snapshots out.
 //!
-//! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest counts.
+//! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest
+//! counts.
 
 mod chains;
 mod download;
@@ -82,16 +83,16 @@ pub fn bytes(n: u64) -> String {
 /// Maximum tokens of a context: a slot stores its position in 20 bits.
 pub const MAX_CONTEXT: usize = 1 << 20;
 
-/// A piece of a rendered conversation. Only `Control` may become control tokens: text that people type, paste or load is
-/// always `Text`, which is encoded without added tokens.
+/// A piece of a rendered conversation. Only `Control` may become control tokens: text that people
+/// type, paste or load is always `Text`, which is encoded without added tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// The literal of an added token, written by the template: `<|im_start|>`.
     Control(String),
     /// Ordinary text. Adjacent texts are encoded as one.
     Text(String),
-    /// The model's reply of `turn`, whole or without its think block. The engine reuses the generated token ids if it has
-    /// them and they spell the same text.
+    /// The model's reply of `turn`, whole or without its think block. The engine reuses the
+    /// generated token ids if it has them and they spell the same text.
     Reply { turn: u64, pieces: Vec<Piece> },
 }
 
@@ -114,7 +115,8 @@ pub struct Ask {
 /// A turn to answer.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// Number of the turn in the conversation, from 1 on; used in events, session files and [`Piece::Reply`].
+    /// Number of the turn in the conversation, from 1 on; used in events, session files and
+    /// [`Piece::Reply`].
     pub turn: u64,
     pub ask: Ask,
     /// A text of the prompt whose tokens are pinned.
@@ -143,8 +145,9 @@ pub struct CacheFile {
     pub limit_bytes: u64,
 }
 
-/// A command to the engine. Those that change the conversation are served in order; `Cancel`, `Elect`, `SetEviction`,
-/// `SetTwin`, `SetKvLimit`, `SetWhenFull`, `Inspect`, `Presence` and `CountTokens` act between two steps.
+/// A command to the engine. Commands that change the conversation are served in order; `Cancel`,
+/// `Elect`, `SetEviction`, `SetTwin`, `SetKvLimit`, `SetWhenFull`, `Inspect`, `Presence` and
+/// `CountTokens` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Answers a turn.
@@ -163,11 +166,13 @@ pub enum Command {
     Pin { text: String, ask: bool },
     /// Takes back the pins of the message with this text, or all: [`Event::Unpinned`].
     Unpin(Option<String>),
-    /// Pins the tokens at these positions, or takes their pins back: [`Event::Pinned`] or [`Event::Unpinned`].
+    /// Pins the tokens at these positions, or removes their pins: [`Event::Pinned`] or
+    /// [`Event::Unpinned`].
     PinTokens { tokens: Range<usize>, pin: bool },
     /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
-    /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
+    /// Goes back to the newest kept state that begins this rendering, without a prefill (after
+    /// undo, edit, delete).
     Rewind(Vec<Piece>),
     /// Loads a saved conversation.
     Restore(Box<RestoreRequest>),
@@ -175,13 +180,15 @@ pub enum Command {
     Clear,
     /// Asks beside the conversation: [`Event::Found`].
     Probe(Probe),
-    /// Keeps the conversation's cache in this file from now on, as it is after each turn; `None` keeps it nowhere.
+    /// Keeps the conversation's cache in this file from now on, updated after each turn; `None`
+    /// keeps it nowhere.
     KeepCache(Option<CacheFile>),
     /// Asks for the stored slots of a KV head: [`Event::HeadPositions`].
     Inspect { layer: usize, head: usize },
     /// Asks which tokens the cache still holds: [`Event::Presence`].
     Presence(PresenceRequest),
-    /// Limits the bytes of allocated KV pages, of all conversations together. `None` lifts the limit.
+    /// Limits the bytes of allocated KV pages, of all conversations together. `None` lifts the
+    /// limit.
     SetKvLimit(Option<u64>),
     /// Sets what happens where memory runs out; `None`: what the model does by default.
     SetWhenFull(Option<WhenFull>),
@@ -246,8 +253,8 @@ pub struct TurnReport {
     /// The chains that answered, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chains: Option<Box<ChainsReport>>,
-    /// The log after the turn: the first `log_base` entries of the log after the last report, [`LogChange`] or restore, then
-    /// `log`.
+    /// The log after the turn: the first `log_base` entries of the log after the last report,
+    /// [`LogChange`] or restore, then `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
     /// All generated ids, including the last one, which is not fed.
@@ -259,13 +266,15 @@ pub struct TurnReport {
     /// Number of generated tokens after which the reply was noticed to repeat itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeats_at: Option<usize>,
-    /// The token after the log, which is not fed yet. The field is missing in files of older versions.
+    /// The token after the log, which is not fed yet. The field is missing in files of older
+    /// versions.
     #[serde(default, deserialize_with = "present")]
     pub pending: Option<Option<Token>>,
-    /// False if cache and log went back to the start of the turn: the answer is on screen and in the file, but not part of
-    /// the context.
+    /// False if cache and log went back to the start of the turn: the answer is on screen and in
+    /// the file, but not part of the context.
     pub in_context: bool,
-    /// Contents of the cache at the end of the turn. Session files have the retention of each message instead.
+    /// Contents of the cache at the end of the turn. Session files have the retention of each
+    /// message instead.
     #[serde(skip)]
     pub presence: Option<Arc<Presence>>,
 }
@@ -298,14 +307,15 @@ pub enum Event {
         done_bytes: u64,
         total_bytes: u64,
     },
-    /// Weights are quantized: layers so far and in total. Before that, what they multiply is measured.
+    /// Weights are quantized: layers so far and in total. Before that, the inputs of the weights
+    /// are measured.
     Quantizing {
         measuring: bool,
         done: usize,
         total: usize,
     },
-    /// The driver compiles kernels for this GPU, which it does once: kernel files so far and in total. Sent only if it takes
-    /// noticeably long.
+    /// The driver compiles kernels for this GPU, which it does once: kernel files so far and in
+    /// total. Sent only if it takes noticeably long.
     CompilingKernels {
         done: usize,
         total: usize,
@@ -332,7 +342,8 @@ pub enum Event {
     WasThought {
         turn: u64,
     },
-    /// What the chains of a turn do, if several answer. The winner's text follows as [`Event::Text`].
+    /// Progress of the chains of a turn, if several answer. The winner's text follows as
+    /// [`Event::Text`].
     Chain {
         turn: u64,
         event: ChainEvent,
@@ -343,19 +354,21 @@ pub enum Event {
         chain: Option<usize>,
     },
     TurnDone(Box<TurnReport>),
-    /// Eviction was switched before the token at position `at_token`, which dropped `dropped_slots`.
+    /// Eviction was switched before the token at position `at_token`, which dropped
+    /// `dropped_slots`.
     EvictionSet {
         on: bool,
         at_token: usize,
         dropped_slots: u64,
     },
-    /// Answers are compared with a twin from the next one on, or no longer; `why` it is off unasked.
+    /// Answers are compared with a twin from the next one on, or no longer; `why` explains a twin
+    /// that went off by itself.
     TwinSet {
         on: bool,
         why: Option<String>,
     },
-    /// How much is kept from the token at position `at_token` on: the compression ratio expected of a long conversation, and
-    /// the one that the model was trained for.
+    /// Share kept from the token at position `at_token` on: the compression ratio expected of a
+    /// long conversation, and the one that the model was trained for.
     DialSet {
         ratio: f64,
         trained: f64,
@@ -445,7 +458,8 @@ pub struct Snapshot {
     pub checkpoint_bytes: u64,
     /// Bytes of the twin's pages; part of `kv.bytes` and not of `checkpoint_bytes`.
     pub twin_bytes: u64,
-    /// Bytes of the pages that chains hold beyond those of the mean one, which the other figures are of; as `twin_bytes`.
+    /// Bytes of the pages that chains hold beyond the mean chain, which the other figures describe;
+    /// as `twin_bytes`.
     pub chain_bytes: u64,
     /// Bytes mapped by the page pool: `kv.bytes` and free pages.
     pub mapped_bytes: u64,

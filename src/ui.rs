@@ -1,9 +1,10 @@
 //! The terminal chat: state, update, view, keys and themes. Knows the engine only as commands,
 //! events and snapshots ([`crate::protocol`]), and conversations and settings as plain data.
 //!
-//! One way round: the [`runtime`] receives an [`event`] and passes it to [`update::update`], which changes
-//! [`state::App`] and returns [`effect`]s; the runtime carries them out and draws ([`widgets::frame`]). An [`overlay`] over
-//! the conversation is one file: its state, keys and drawing. The [`worker`] and the [`outbox`] keep files and templates off the UI thread.
+//! Data flows one way: the [`runtime`] receives an [`event`] and passes it to [`update::update`],
+//! which changes [`state::App`] and returns [`effect`]s; the runtime carries them out and draws
+//! ([`widgets::frame`]). An [`overlay`] over the conversation is one file with its state, keys and
+//! drawing. The [`worker`] and the [`outbox`] keep files and templates off the UI thread.
 
 pub mod action;
 pub mod active_turn;
@@ -92,7 +93,8 @@ pub enum Resume {
     Choose,
 }
 
-/// Starts an engine with the model of the settings. An error is one line; what fails later arrives as `Event::LoadFailed`.
+/// Starts an engine with the model of the settings. An error is one line; what fails later arrives
+/// as `Event::LoadFailed`.
 pub type Loader = Box<dyn Fn(&Settings) -> Result<EngineHandle>>;
 
 /// Everything the runtime loads models with.
@@ -152,7 +154,8 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
 }
 
 impl Chat {
-    /// Chats until the user leaves. Returns how, and the id of the open conversation if it is saved.
+    /// Chats until the user leaves. Returns how it ended, and the id of the open conversation if it
+    /// is saved.
     pub fn run(mut self) -> Result<(ExitKind, Option<String>)> {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let runtime = &mut self.runtime;

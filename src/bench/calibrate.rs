@@ -1,4 +1,5 @@
-//! Chooses the decision offset at which a model with random weights keeps a given share of its tokens.
+//! Chooses the decision offset at which a model with random weights keeps a given share of its
+//! tokens.
 
 use crate::backend::Measure;
 use crate::checkpoint::Checkpoint;
@@ -13,12 +14,13 @@ const LAYERS: usize = 4;
 /// Bisection steps: they determine the share to about a hundredth.
 const ROUNDS: usize = 8;
 
-/// Sets the checkpoint's `alpha_offset` so that about `keep` of the tokens beyond the window stay, and returns the
-/// offset. Bisects over short prefills on backends from `open`.
+/// Sets the checkpoint's `alpha_offset` so that about `keep` of the tokens beyond the window stay,
+/// and returns the offset. Bisects with short prefills on backends from `open`.
 pub fn set_kept_share<B: Measure>(checkpoint: &mut Checkpoint, keep: f64, open: impl Fn() -> B) -> Result<f32> {
     ensure!(keep > 0.0 && keep <= 1.0, "--keep {keep} is not a share of tokens, expected more than 0 and at most 1");
     let scale = checkpoint.config.dms.as_ref().context("--keep: this model does not evict")?.alpha_scale;
-    // Decision logits are near N(0, 1) before scale and offset; a token is evicted if its logit exceeds the offset.
+    // Decision logits are near N(0, 1) before scale and offset; a token is evicted if its logit
+    // exceeds the offset.
     let (mut low, mut high) = (-4.0 * scale, 4.0 * scale);
     let layers = checkpoint.config.n_layers;
     checkpoint.config.n_layers = layers.min(LAYERS);

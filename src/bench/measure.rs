@@ -30,7 +30,8 @@ pub struct Case {
     pub forks: bool,
     pub eviction: bool,
     pub sampling: SamplingParams,
-    /// Whether the presence of every token is read while decoding, as often as the memory page of the chat does.
+    /// Whether the presence of every token is read while decoding, as often as the memory page of
+    /// the chat does.
     pub presence: bool,
     /// Drafts that each sequence tries in a step, and the chance of each to be right.
     pub drafts: usize,
@@ -76,7 +77,8 @@ impl Case {
 }
 
 impl Line {
-    /// Measures `case` with `runs` runs after one that warms up. `copy_bytes_per_s`: the device's copy speed.
+    /// Measures `case` with `runs` runs after a warm-up run. `copy_bytes_per_s`: the device's copy
+    /// speed.
     pub fn measure<B: Measure>(
         runner: &mut Runner<B>,
         checkpoint: &Checkpoint,
@@ -115,7 +117,7 @@ impl Line {
         })
     }
 
-    /// Compares the decode speed with that of the last line in `lines` of the same case with one sequence.
+    /// Compares the decode speed with the last line in `lines` of the same case with one sequence.
     pub fn compare_with_one<'a>(&mut self, lines: impl IntoIterator<Item = &'a Line>) {
         let key = |case: &Case| (case.ctx, case.n, case.eviction);
         let one = |line: &&Line| line.case.parallel == 1 && line.case.drafts == 0 && key(&line.case) == key(&self.case);
@@ -186,7 +188,8 @@ struct Run {
     device_bytes: Option<u64>,
 }
 
-/// One run: prefills every sequence with its own `ctx` tokens, or forks one that is prefilled, then generates `n` in each.
+/// One run: prefills every sequence with its own `ctx` tokens, or forks a prefilled one, then
+/// generates `n` tokens in each.
 fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let vocab = runner.config().vocab;
     let mut seqs = Vec::new();
@@ -248,8 +251,8 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     })
 }
 
-/// Runs a step, of whose drafts the first `right` are taken for right, whatever the model says. Returns the tokens that follow, and
-/// how many each sequence was fed.
+/// Runs a step in which the first `right` drafts count as correct, whatever the model says. Returns
+/// the tokens that follow, and the number of tokens that each sequence was fed.
 fn step<B: Measure>(
     runner: &mut Runner<B>,
     case: &Case,

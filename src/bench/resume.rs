@@ -1,4 +1,5 @@
-//! Measures what a resumed conversation waits for: a replay of its tokens, or its cache from a file.
+//! Measures how long a resumed conversation waits: for a replay of its tokens, or for its cache
+//! from a file.
 
 use super::prompt;
 use crate::backend::Measure;
@@ -33,7 +34,7 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// Feeds `tokens` tokens, writes the cache to `path`, and loads it beside the one it was made of.
+    /// Feeds `tokens` tokens, writes the cache to `path`, and loads it beside the original.
     pub fn measure<B: Measure>(runner: &mut Runner<B>, tokens: usize, eviction: bool, path: &Path) -> Result<Self> {
         let ids = prompt(tokens + 1, runner.config().vocab, 0);
         let (log, next) = ids.split_at(tokens);

@@ -1,7 +1,7 @@
-//! A conversation: a tree of messages with one active path. Plain data; knows no template, file or engine.
+//! A conversation: a tree of messages with one active path. Knows no template, file or engine.
 //!
-//! Messages never change: an edit or a new answer is a sibling of the old one, undo moves the head back, and every
-//! branch stays reachable.
+//! Messages never change: an edit or a new answer is a sibling of the old one, undo moves the head
+//! back, and every branch stays reachable.
 
 use super::retention::{self, Retention};
 pub use super::session::record::MessageId;
@@ -48,8 +48,8 @@ pub struct Message {
     pub turn: Option<u64>,
     /// Whether the loaded model generated it, so that the engine may reuse its tokens.
     pub own: bool,
-    /// False if cache and log were rolled back to the start of the turn: the message is shown and saved, but neither it
-    /// nor its question is part of the context.
+    /// False if cache and log were rolled back to the start of the turn: the message is shown and
+    /// saved, but neither it nor its question is part of the context.
     pub in_context: bool,
     /// The report of the turn; `None` while it runs, and for messages that were not generated here.
     pub report: Option<Box<TurnReport>>,
@@ -113,7 +113,7 @@ pub struct Mark {
     pub dropped_slots: u64,
 }
 
-/// A change for the session file: its record, or the reply that has finished, whose record also names the model.
+/// A change for the session file: a record, or a finished reply, whose record also names the model.
 #[derive(Clone, Debug)]
 pub enum Change {
     Turn(MessageId),
@@ -180,7 +180,7 @@ impl Conversation {
         self.continues.as_deref()
     }
 
-    /// Names the session that this conversation continues. Call it before the first turn is finished.
+    /// Names the session that this one continues. Called before the first turn is finished.
     pub fn set_continues(&mut self, session: Option<String>) {
         self.continues = session;
     }
@@ -233,8 +233,8 @@ impl Conversation {
         path
     }
 
-    /// The messages of the next prompt: the active path without turns outside of the context and without an unfinished
-    /// reply.
+    /// The messages of the next prompt: the active path without turns outside the context and
+    /// without an unfinished reply.
     pub fn context_path(&self) -> Vec<&Message> {
         self.context_path_to(self.head)
     }
@@ -247,7 +247,8 @@ impl Conversation {
                 continue;
             }
             if !message.in_context {
-                // The question is dropped with its answer: many templates refuse two questions in a row.
+                // Many templates refuse two questions in a row, so the question goes with its
+                // answer.
                 if kept.last().is_some_and(|m| m.role == Role::User) {
                     kept.pop();
                 }
@@ -273,8 +274,8 @@ impl Conversation {
         id
     }
 
-    /// Starts the reply to the head and returns the id of its turn. The arguments are those of the `RenderOptions` of
-    /// its prompt.
+    /// Starts the reply to the head and returns the id of its turn. The arguments are the
+    /// `RenderOptions` of its prompt.
     pub fn begin_reply(&mut self, think: bool, keep_thinking: Option<bool>) -> u64 {
         self.last_turn += 1;
         let turn = self.last_turn;
@@ -351,8 +352,8 @@ impl Conversation {
         retention::merged(replies.map(|reply| &reply.retention[..]))
     }
 
-    /// Replaces the user's message `id` by `text`, on a new branch without an answer yet. `None` if `id` is not a
-    /// message of the user.
+    /// Replaces the user's message `id` by `text`, on a new branch without an answer yet. `None` if
+    /// `id` is not a message of the user.
     pub fn edit(&mut self, id: MessageId, text: impl Into<String>) -> Option<MessageId> {
         let parent = self.get(id).filter(|m| m.role == Role::User)?.parent;
         self.asked_from = self.head;
@@ -372,8 +373,8 @@ impl Conversation {
         Some(asked)
     }
 
-    /// Removes a turn without an answer: its reply, and its question unless other messages follow it. Restores the head
-    /// and returns the text of the question.
+    /// Removes a turn without an answer: its reply, and its question unless other messages follow
+    /// it. Restores the head and returns the text of the question.
     pub fn retract(&mut self, turn: u64) -> Option<String> {
         let reply = self.reply(turn)?.id;
         let asked = self.path_to(Some(reply)).iter().rev().find(|m| m.role == Role::User).map(|m| m.id)?;
@@ -400,7 +401,7 @@ impl Conversation {
         Some(text)
     }
 
-    /// Moves the head to before the user's last message and returns its text, to be edited and sent again. `None` if
+    /// Moves the head to before the user's last message and returns its text for editing. `None` if
     /// there is none.
     pub fn undo(&mut self) -> Option<String> {
         let (parent, text) =
@@ -441,7 +442,7 @@ impl Conversation {
         self.siblings(id).into_iter().filter(|other| is_reply || first(*other) == first(id)).collect()
     }
 
-    /// Activates the branch through `id`, down to its newest message. Returns false if `id` is unknown.
+    /// Activates the branch through `id`, down to its newest message. False if `id` is unknown.
     pub fn switch_to(&mut self, id: MessageId) -> bool {
         if self.get(id).is_none() {
             return false;
@@ -523,7 +524,7 @@ impl Conversation {
         id
     }
 
-    /// Inserts a message from a file and makes it the head. A message with a known id is not changed.
+    /// Inserts a message from a file and makes it the head. A known id changes nothing.
     pub(in crate::chat) fn restore(&mut self, message: Message) {
         self.restore_id(message.id);
         self.last_turn = self.last_turn.max(message.turn.unwrap_or(0));
@@ -570,8 +571,8 @@ pub(in crate::chat) fn now() -> String {
     jiff::Timestamp::now().to_string()
 }
 
-/// Returns the start of the first line at or after byte `at` outside of code blocks, else the end: the place to show a
-/// toggle in the middle of an answer.
+/// Returns the start of the first line outside code blocks at or after byte `at`, else the end: the
+/// place to show a toggle in the middle of an answer.
 pub fn line_after(text: &str, at: usize) -> usize {
     let (mut start, mut code) = (0, false);
     for line in text.split_inclusive('\n') {

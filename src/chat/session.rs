@@ -1,9 +1,10 @@
 //! Sessions: a conversation on disk, one record per event, so that it can be continued and its
 //! cache statistics read later. The schema is in `docs/session.md`.
 //!
-//! A session appends the changes of its conversation. Records that could not be written are kept for the next
-//! write, so that nothing is lost while the program runs. Writing is a separate step ([`Session::begin_write`]), so
-//! that a thread may wait for the disk. Knows no widget and no engine.
+//! A session appends the changes of its conversation. Records that could not be written are kept
+//! for the next write, so that nothing is lost while the program runs. Writing is a separate step
+//! ([`Session::begin_write`]), so that a thread can wait for the disk. Knows no widget and no
+//! engine.
 
 mod export;
 mod file;

@@ -31,8 +31,9 @@ fn version() -> &'static str {
 /// A terminal chat whose conversations run 8x longer in the same GPU memory.
 ///
 /// dmschat runs DMS models: every attention head decides for every token whether its key and value
-/// may leave the KV cache, so that long conversations and long reasoning need a fraction of the memory.
-/// A small model is built in: start `dmschat` without arguments, and watch its cache while it thinks.
+/// may leave the KV cache, so that long conversations and long reasoning need a fraction of the
+/// memory. A small model is built in: start `dmschat` without arguments, and watch its cache while
+/// it thinks.
 #[derive(Parser, Debug)]
 #[command(name = "dmschat", version = version(), args_conflicts_with_subcommands = false, max_term_width = 100)]
 #[command(override_usage = "dmschat [FLAGS] [COMMAND]\n       dmschat [FLAGS] \"QUESTION\"")]
@@ -66,7 +67,8 @@ const FOREIGN: [(&str, &str); 9] = [
 /// Words of a line that may be meant as a command of another program.
 const FEW_WORDS: usize = 3;
 
-/// Parses a command line. A negative number after a flag is its value, so that the error says what the flag expects.
+/// Parses a command line. A negative number after a flag is its value, so that the error says what
+/// the flag expects.
 pub fn matches(
     command: clap::Command,
     line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
@@ -91,7 +93,8 @@ impl Cli {
         Ok(cli)
     }
 
-    /// Makes words that are not a subcommand the prompt. What could be a mistyped subcommand is refused.
+    /// Turns words that are not a subcommand into the prompt. A word that could be a mistyped
+    /// subcommand is refused.
     fn take_question(&mut self) -> clap::error::Result<()> {
         let Some(first) = self.question.first() else { return Ok(()) };
         let alone = self.question.len() == 1;
@@ -143,8 +146,8 @@ pub struct Common {
 
     /// Answer this on stdout and exit; -: read it from stdin
     ///
-    /// Everything else goes to stderr. When stdin is a pipe or a file, its text is appended to the prompt. No conversation is
-    /// saved. `dmschat "TEXT"` and `echo TEXT | dmschat` do the same.
+    /// Everything else goes to stderr. When stdin is a pipe or a file, its text is appended to the
+    /// prompt. No conversation is saved. `dmschat "TEXT"` and `echo TEXT | dmschat` do the same.
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Answer")]
     pub prompt: Option<String>,
 
@@ -154,8 +157,9 @@ pub struct Common {
 
     /// With -p and --width: the first answer that this shell command accepts wins instead of a vote
     ///
-    /// The command reads an answer from stdin and exits with 0 if it is right; DMSCHAT_ANSWER holds the part that the vote
-    /// counts. A command that takes longer than 10 s is killed, and the vote decides.
+    /// The command reads an answer from stdin and exits with 0 if it is right; DMSCHAT_ANSWER holds
+    /// the part that the vote counts. A command that takes longer than 10 s is killed, and the vote
+    /// decides.
     #[arg(long, value_name = "COMMAND", hide_short_help = true, help_heading = "Answer")]
     pub check: Option<String>,
 
@@ -165,8 +169,8 @@ pub struct Common {
 
     /// Continue a saved conversation; without ID: choose
     ///
-    /// ID is an id of `dmschat sessions list`, or a unique beginning or end of one; words that only one conversation has in its
-    /// title or first message; or an exported .jsonl file.
+    /// ID is an id of `dmschat sessions list`, or a unique beginning or end of one; words that only
+    /// one conversation has in its title or first message; or an exported .jsonl file.
     #[arg(long, value_name = "ID", num_args = 0..=1, help_heading = "Sessions")]
     pub resume: Option<Option<String>>,
 
@@ -189,7 +193,8 @@ impl Common {
         }
     }
 
-    /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one.
+    /// Describes flags about chains that do not go together, if any. `subcommand`: whether there is
+    /// one.
     pub fn width_conflict(&self, subcommand: bool) -> Option<&'static str> {
         let several = self.width.as_ref().is_some_and(|width| width.0[0] != Width::Chains(1));
         match () {

@@ -145,7 +145,8 @@ impl Cases {
     }
 }
 
-/// Random weights in a known shape, and with `--adapter random-linear` or `random-mlp` a random predictor.
+/// Random weights of a known shape, and with `--adapter random-linear` or `random-mlp` a random
+/// predictor.
 fn random(shape: &str, settings: &Settings, target: Target) -> Result<Checkpoint> {
     let config = match &settings.adapter {
         Adapter::File(name) => {
@@ -157,7 +158,8 @@ fn random(shape: &str, settings: &Settings, target: Target) -> Result<Checkpoint
     target.random_weights(shape, config)
 }
 
-/// Sets the offset of the eviction decisions as `--keep-ratio` or `--offset` ask, and returns it if one of them is given.
+/// Sets the offset of the eviction decisions as `--keep-ratio` or `--offset` ask, and returns it if
+/// one of them is given.
 fn set_decisions(checkpoint: &mut Checkpoint, args: &BenchArgs) -> Result<Option<f32>> {
     if let Some(offset) = args.offset {
         set_offset(checkpoint, offset)?;
@@ -245,7 +247,8 @@ impl DeviceJob for ResumeJob<'_> {
     }
 }
 
-/// Fails for more tokens than the context of a model, or of `--ctx-size`. Random weights have any context.
+/// Fails for more tokens than the context of a model or `--ctx-size` allows. Random weights have
+/// any context.
 fn check_context(args: &BenchArgs, settings: &Settings, checkpoint: &Checkpoint, longest: usize) -> Result<()> {
     let context = settings.ctx_size.unwrap_or(0).max(checkpoint.config.context);
     if args.shape.is_some() || longest <= context {

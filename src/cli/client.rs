@@ -1,5 +1,5 @@
-//! A client of the engine without a screen, for `-p` and `eval`: starts an engine, restores a conversation, asks and
-//! streams the answer. Writes only notices, to stderr.
+//! A client of the engine without a screen, for `-p` and `eval`: starts an engine, restores a
+//! conversation, asks and streams the answer. Writes only notices, to stderr.
 
 use super::check::{Checks, Verdict};
 use super::interrupts::{Interrupts, Kills};
@@ -117,8 +117,8 @@ impl Client {
         Ok(loaded.conversation)
     }
 
-    /// Answers the last message. `sink` receives the text as it is generated; an error from it ends the answer.
-    /// Ctrl+C cancels the answer and keeps its text; a second Ctrl+C returns at once.
+    /// Answers the last message. `sink` receives the text as it is generated; an error from it ends
+    /// the answer. Ctrl+C cancels the answer and keeps its text; a second Ctrl+C returns at once.
     pub fn answer(
         &mut self,
         chat: &mut Conversation,
@@ -190,7 +190,7 @@ fn repeats(chain: Option<usize>) -> String {
     format!("{what} repeats itself (Ctrl+C stops it); --temperature 1, --width 8 or --max-think may help")
 }
 
-/// Passes the answers of chains to the checker. Returns whether none is left to check, and none was right.
+/// Passes the answers of chains to the checker. Returns whether all are checked and none was right.
 fn chain_event(event: ChainEvent, checks: &mut Option<Checks>) -> bool {
     let Some(checks) = checks else { return false };
     match event {

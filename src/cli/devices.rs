@@ -1,5 +1,6 @@
-//! The kinds of device that a model runs on. Each kind has one entry here: how it is found, opened and asked for its
-//! free memory, and what it supports. No other file of the program names a concrete backend.
+//! The kinds of device that a model runs on. Each kind has one entry here: how it is found, opened
+//! and asked for its free memory, and what it supports. No other file of the program names a
+//! concrete backend.
 
 use super::library_paths;
 use super::machine::{memory, nvidia_release};
@@ -90,7 +91,7 @@ impl DeviceKind for CudaKind {
 }
 
 impl Target {
-    /// The device that the settings ask for, whatever the model. An error says why it cannot be used.
+    /// The device that the settings ask for, for any model. An error says why it cannot be used.
     pub fn new(settings: &Settings) -> Result<Self> {
         let target = match settings.device {
             Device::Auto if matches!(settings.kv, Auto::Is(codec) if codec.rows().is_none()) => Self::Cpu,
@@ -141,7 +142,8 @@ impl Target {
         matches!(self, Self::Cuda(_))
     }
 
-    /// Random weights for this device in a known shape. Tensors that are copied to a device may share their bytes on the host.
+    /// Random weights of a known shape for this device. Tensors that are copied to a device may
+    /// share their bytes on the host.
     pub fn random_weights(self, shape: &str, config: ModelConfig) -> Result<Checkpoint> {
         match self.copies_weights() {
             true => Checkpoint::random_shared_of(shape, config),
@@ -260,7 +262,8 @@ pub fn bytes_in(config: &ModelConfig, file_bytes: u64) -> impl Fn(Weights) -> u6
     }
 }
 
-/// The most exact format in which weights fit into `free` bytes. `loaded` gives their size in a format.
+/// The most exact format whose weights fit into `free` bytes. `loaded` returns their size in a
+/// format.
 pub fn first_that_fits(loaded: impl Fn(Weights) -> u64, free: u64) -> Option<Weights> {
     EXACT_FIRST.into_iter().find(|weights| loaded(*weights) < free)
 }
@@ -304,7 +307,7 @@ pub fn cuda_summary() -> String {
                 .unwrap_or_else(|_| "no libcublasLt, which is not needed".to_owned());
             format!("{count} GPU{}, driver for {release}, {library}", if count == 1 { "" } else { "s" })
         }
-        // Where the driver was looked for is an answer to `--device cuda`, not to a question about the machine.
+        // The driver's search path answers `--device cuda`, but not a question about the machine.
         Err(why) => format!("not used: {}", why.to_string().split(": ").next().unwrap_or_default()),
     }
 }

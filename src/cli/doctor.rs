@@ -1,5 +1,5 @@
-//! `dmschat doctor [--json]`: whether a chat would start on this machine, and if not, why. With `--memory`, it shows where
-//! the memory of a model at work goes.
+//! `dmschat doctor [--json]`: whether a chat would start on this machine, and if not, why. With
+//! `--memory`, it shows the memory use of a loaded model.
 
 mod memory;
 mod usage;
@@ -124,7 +124,8 @@ fn checks(common: &Common) -> Vec<Check> {
     checks
 }
 
-/// Whether sessions can be written to this folder, which is created if it is missing. A chat starts without it, with a warning.
+/// Whether sessions can be written to this folder, which is created if it is missing. A chat starts
+/// without it, with a warning.
 fn folder_check(name: &'static str, path: &Path) -> Check {
     let value = path.display().to_string();
     match writable(path) {

@@ -42,7 +42,8 @@ pub fn missing(name: &str) -> Result<Option<Missing>> {
     Ok(needed.then_some(Missing { hub, model, usable: extent == Extent::Weights }))
 }
 
-/// The predictor that `--adapter` names by its hub id and the head that `--draft` does, as far as they are not in the cache.
+/// The predictor of `--adapter` and the head of `--draft`, if they are hub ids and missing from the
+/// cache.
 fn missing_beside(settings: &Settings) -> Result<Vec<Missing>> {
     let adapter = if let Adapter::File(path) = &settings.adapter { Some(path) } else { None };
     let head = if let DraftSource::Head(path) = &settings.draft { Some(path) } else { None };
@@ -57,7 +58,8 @@ fn missing_beside(settings: &Settings) -> Result<Vec<Missing>> {
     Ok(all)
 }
 
-/// Downloads the model of the settings, its predictor and its head if they are missing, with progress on stderr.
+/// Downloads the model of the settings, its predictor and its head if they are missing, with
+/// progress on stderr.
 pub fn ensure(settings: &Settings) -> Result<()> {
     for missing in missing_beside(settings).map_err(output::as_wrong_use)? {
         pull(missing, settings.device)?;
@@ -73,8 +75,8 @@ pub fn ensure(settings: &Settings) -> Result<()> {
     }
 }
 
-/// `models pull`: downloads a model and what is published for it, as far as it is missing or newer on the hub and the settings
-/// leave it to us. Returns the folders.
+/// `models pull`: downloads a model and the files published for it, if they are missing or newer on
+/// the hub and the settings do not name others. Returns the folders.
 pub fn newest(model: &str, settings: &Settings) -> Result<(PathBuf, Vec<(Kind, PathBuf)>)> {
     let folder = newest_of(model, settings.device)?;
     // A predictor or a head itself has none.

@@ -1,4 +1,5 @@
-//! The model that a session file names: writes its reference and finds it again. Opens no connection.
+//! The model that a session file names: writes its reference and finds it again. Opens no
+//! connection.
 
 use super::download;
 use crate::checkpoint::hub::Hub;
@@ -34,8 +35,8 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
     Some(ModelReference { model, revision, adapter, policy: Some(settings.policy), budget, threshold, window, sinks })
 }
 
-/// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
-/// current commit is used. Older session files have a name and no reference.
+/// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is
+/// not in the cache, its current commit is used. Older session files have a name and no reference.
 pub fn find(model: &ModelIdentity) -> Result<ModelReference, String> {
     let unknown =
         || ModelReference { model: model.name.clone(), adapter: "auto".to_owned(), ..ModelReference::default() };

@@ -60,7 +60,8 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         Ok(report) => report.stop_reason == StopReason::Cancelled,
         Err(error) => error.is::<output::Interrupted>() || error.is::<output::Killed>(),
     };
-    // Nobody reads on: however the answer ends, and whether or not there was more to write, that is no failure.
+    // The reader is gone. However the answer ends, and whether or not more was to be written, this
+    // is no failure.
     if !stopped && process::stdout_is_closed() {
         return Ok(output::OK);
     }

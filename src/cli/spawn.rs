@@ -31,8 +31,9 @@ const STATE_SHARE: u64 = 16;
 /// Free memory of a GPU from which on tables of sequences do not matter.
 const AMPLE_BYTES: u64 = 16 << 30;
 
-/// Starts the engine's thread, which downloads the model if it is missing, opens it and loads it onto the device.
-/// Progress arrives as events. `download_failed` is set if a download failed for a reason outside the settings.
+/// Starts the engine's thread, which downloads the model if it is missing, opens it and loads it
+/// onto the device. Progress arrives as events. `download_failed` is set if a download failed for a
+/// reason outside the settings.
 pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
     let settings = settings.clone();
     engine::spawn_with(move |loading| {
@@ -60,8 +61,9 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
     })
 }
 
-/// Sequences beside those that every conversation needs: for earlier turns or chains. States that are large take a small share
-/// of the memory, unless they are of chains that were asked for: earlier turns are then given up sooner.
+/// Sequences beyond those that every conversation needs: for earlier turns or chains. Large states
+/// may take only a small share of the memory, unless they are for requested chains: earlier turns
+/// are then released sooner.
 fn extra_rows(
     settings: &Settings,
     config: &ModelConfig,
@@ -79,7 +81,8 @@ fn extra_rows(
     max_older.max(chains).min(most.max(asked))
 }
 
-/// Sequences for chains. Each takes tables in proportion to the context, so that a small GPU has them only when asked.
+/// Sequences for chains. Their tables grow with the context, so a small GPU has them only on
+/// request.
 fn chain_rows(settings: &Settings, target: Target, free_bytes: Option<u64>) -> usize {
     let ample = target == Target::Cpu || free_bytes.is_some_and(|bytes| bytes >= AMPLE_BYTES);
     match settings.width {
@@ -112,7 +115,8 @@ pub trait ModelJob {
     fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<Self::Output>;
 }
 
-/// Loads the model of the settings onto its device and does `job`. A step has at most `max_step` tokens.
+/// Loads the model of the settings onto its device and runs `job`. A step has at most `max_step`
+/// tokens.
 pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob<Output = u8>) -> Result<u8> {
     with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), ..options }, job)
 }
@@ -196,8 +200,8 @@ pub fn tuning(settings: &Settings) -> Tuning {
     Tuning { threshold, window: settings.window, sinks: settings.sinks }
 }
 
-/// The checkpoint and its device. `--device auto` falls back to the CPU if the GPU's kernels do not support the model, which
-/// `notice` is told.
+/// Opens the checkpoint and its device. `--device auto` falls back to the CPU if the GPU's kernels
+/// do not support the model, and reports that to `notice`.
 pub fn open_on_target(settings: &Settings, notice: impl FnOnce(String)) -> Result<(Checkpoint, Target)> {
     let checkpoint = open(settings)?;
     let target = Target::new(settings)?;

@@ -12,7 +12,8 @@ pub enum Elements {
 
 /// A format of rows of `head_dim` values: that of K or that of V.
 pub trait RowFormat: Sync {
-    /// What its bytes are; those of [`unpack_codes`](super::unpack_codes) where several codes share one.
+    /// Meaning of its bytes, or of the output of [`unpack_codes`](super::unpack_codes) if several
+    /// codes share a byte.
     fn elements(&self) -> Elements;
     /// Whether several codes share a byte.
     fn shares_bytes(&self) -> bool {

@@ -24,8 +24,8 @@ where
     text.parse().map(Some).map_err(|e: T::Err| anyhow!("{name}={text}: {}", in_words(&e.to_string())))
 }
 
-/// The message of a parser in one line, without the names of Rust's types. An unknown key comes with the known one that is near
-/// it, and with all of them if they are few.
+/// The message of a parser in one line, without the names of Rust's types. For an unknown key it
+/// names the most similar known key, and all known keys if they are few.
 pub fn in_words(message: &str) -> String {
     const WORDS: [(&str, &str); 12] = [
         ("\n", ", "),

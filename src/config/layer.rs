@@ -13,7 +13,8 @@ use std::path::Path;
 const MAX_BYTES: u64 = 1 << 20;
 
 impl Layer {
-    /// Reads a config file; `None` if it does not exist. Errors are one line with file, line and key.
+    /// Reads a config file; `None` if it does not exist. Errors are one line with file, line and
+    /// key.
     pub fn from_file(path: &Path) -> Result<Option<Layer>> {
         Self::read_file(path).map_err(unicode::one_line_error)
     }

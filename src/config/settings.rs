@@ -47,8 +47,8 @@ macro_rules! settings {
     @sampling $(
         $(#[$help:meta])* $option:ident: $number:ident = $off:literal, $least:literal to $most:literal, $takes:literal;
     )*) => {
-        /// One source of settings: the flags, the environment or a file. Every value is optional. The environment variable of a
-        /// key is `DMSCHAT_` and the key in upper case.
+        /// One source of settings: the flags, the environment or a file. Every value is optional.
+        /// The environment variable of a key is `DMSCHAT_` and the key in upper case.
         #[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Layer {
@@ -62,7 +62,8 @@ macro_rules! settings {
             pub dirs: Dirs,
             $($(pub $key: resolved!($type, $(= $default)? $(or $words)?),)*)*
             pub sampling: SamplingOverrides,
-            /// What set the theme, for error messages: `--theme`, `DMSCHAT_THEME` or `FILE:LINE: theme`.
+            /// Origin of the theme, for error messages: `--theme`, `DMSCHAT_THEME` or
+            /// `FILE:LINE: theme`.
             pub theme_set_by: String,
         }
 
@@ -95,7 +96,8 @@ macro_rules! settings {
                 ]
             }
 
-            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on. Empty variables count as unset.
+            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on. Empty variables count as
+            /// unset.
             pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
                 let layer = Layer {
                     $($($key: env_value(&var, stringify!($key))?,)*)*
@@ -120,7 +122,8 @@ macro_rules! settings {
         }
 
         impl Settings {
-            /// The settings of one layer over the defaults. Fails for a budget that the policy cannot have.
+            /// Merges the settings of one layer over the defaults. Fails for a budget that the
+            /// policy cannot have.
             pub fn from_layer(dirs: Dirs, layer: Layer) -> Result<Self> {
                 let sampling = layer.sampling();
                 let settings = Self {
@@ -149,7 +152,8 @@ sampling_table!(settings {
 
         /// What makes a dense model evict: a predictor or adapter, or `none`
         ///
-        /// An adapter file, or a KVzap predictor (folder or hub id), such as nvidia/KVzap-mlp-Qwen3-8B.
+        /// An adapter file, or a KVzap predictor (folder or hub id), such as
+        /// nvidia/KVzap-mlp-Qwen3-8B.
         #[arg(long, value_name = "FILE|FOLDER|ORG/NAME|none", value_hint = ValueHint::AnyPath, hide_short_help = true)]
         #[arg(help_heading = "Model")]
         adapter: Adapter = Adapter::Auto;
@@ -174,9 +178,10 @@ sampling_table!(settings {
 
         /// Format of the weights: auto, bf16, int8, int4 or own
         ///
-        /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory. auto is the first of
-        /// them that is expected to fit with the context. own keeps the codes of a GGUF file; on the CPU, auto does so too.
-        /// Quantized weights are kept in the cache folder for the next start.
+        /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the
+        /// memory. auto is the first of them that is expected to fit with the context. own keeps
+        /// the codes of a GGUF file; on the CPU, auto does so too. Quantized weights are kept in
+        /// the cache folder for the next start.
         #[arg(long, value_name = "FORMAT", help_heading = "Model")]
         weights: List<Weights> = List::of(Weights::Auto);
 
@@ -185,12 +190,14 @@ sampling_table!(settings {
         #[arg(help_heading = "Model")]
         weight_cache: OnOff = OnOff(true);
 
-        /// How much each input of a matrix matters for its quantization: measured, a file of llama.cpp's imatrix tool, or auto:
-        /// the file of the model's GGUF repository if it is in the cache, else measured
+        /// How much each input of a matrix matters for its quantization: measured, a file of
+        /// llama.cpp's imatrix tool, or auto: the file of the model's GGUF repository if it is in
+        /// the cache, else measured
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true, help_heading = "Model")]
         importance: Importance = Importance::Auto;
 
-        /// On a GPU: launch every kernel instead of replaying captured CUDA graphs; the tokens are the same
+        /// On a GPU: launch every kernel instead of replaying captured CUDA graphs; the tokens are
+        /// the same
         #[arg(long = "no-graph", num_args = 0, default_missing_value = "off", hide_short_help = true)]
         #[arg(help_heading = "Model")]
         graph: OnOff = OnOff(true);
@@ -208,17 +215,19 @@ sampling_table!(settings {
 
         /// Rule: auto, dense, dms, window, tova, h2o or pool
         ///
-        /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window
-        /// keeps the newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest
-        /// half of the budget and the tokens with the most attention so far. tova and h2o read prompts token by token. pool
-        /// merges every 4 tokens (--budget 4x) into their mean; dmc merges what a model trained for it decides.
+        /// auto is dms or dmc for models trained with it, else dense. The others work with any
+        /// model, within --budget. window keeps the newest tokens and the first four; tova drops
+        /// what the newest token attends to least; h2o keeps the newest half of the budget and the
+        /// tokens with the most attention so far. tova and h2o read prompts token by token. pool
+        /// merges every 4 tokens (--budget 4x) into their mean; dmc merges what a model trained for
+        /// it decides.
         #[arg(long, value_name = "POLICY", help_heading = "Cache")]
         policy: List<PolicyKind> = List::of(PolicyKind::Auto);
 
         /// Slots per head of a policy, or 4x [default: 512]
         ///
-        /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole ratio only, 4x if none is
-        /// given.
+        /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole
+        /// ratio only, 4x if none is given.
         #[arg(long, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
         budget: Budget, or "\"512\" (pool: \"4x\")";
 
@@ -237,9 +246,9 @@ sampling_table!(settings {
     conversation {
         /// What to do when a turn runs out of memory: forget, window or stop
         ///
-        /// forget drops what the heads need least, and the turn continues; stop ends the turn. Default: forget for models
-        /// trained to evict, stop for others. window: like forget, but other models drop their oldest tokens, except the first
-        /// four.
+        /// forget drops what the heads need least, and the turn continues; stop ends the turn.
+        /// Default: forget for models trained to evict, stop for others. window: like forget, but
+        /// other models drop their oldest tokens, except the first four.
         #[arg(long, value_name = "forget|window|stop", hide_short_help = true, help_heading = "Cache")]
         when_full: WhenFull, or "\"forget\" for DMS models, else \"stop\"";
 
@@ -249,7 +258,8 @@ sampling_table!(settings {
 
         /// Compression ratio, from 1 on [default: as trained]
         ///
-        /// For models trained to evict. 2 keeps about one token in two of a long conversation. /forget changes it in a chat.
+        /// For models trained to evict. 2 keeps about one token in two of a long conversation.
+        /// /forget changes it in a chat.
         #[arg(long, alias = "cr", value_name = "RATIO", help_heading = "Cache")]
         keep_ratio: List<f64>, or "as the model was trained";
 
@@ -273,22 +283,25 @@ sampling_table!(settings {
 
         /// Answer with N chains and take the most frequent answer
         ///
-        /// auto is as many as fit. The chains share the prompt's memory and decode together, each with a seed of its own; the
-        /// first is the ordinary answer. In a chat, /parallel changes it.
+        /// auto is as many as fit. The chains share the prompt's memory and decode together, each
+        /// with a seed of its own; the first is the ordinary answer. In a chat, /parallel changes
+        /// it.
         #[arg(long, value_name = "N|auto", help_heading = "Answer")]
         width: List<Width> = List::of(Width::Chains(1));
 
         /// Guess several tokens per step: auto, lookup, mtp, off, or an EAGLE-3 head
         ///
-        /// Speculative decoding: the same answer, faster. lookup guesses what followed the newest words earlier in the
-        /// conversation, which helps with quotes, code edits and lists. A head, given by its folder (with a / in it) or hub id,
-        /// guesses from the model's hidden states and has to be made for the model. mtp is the model's own layer for multi-token
-        /// prediction. auto is mtp where the model has one, else a known head that was downloaded, else lookup. In a chat,
-        /// /draft changes it.
+        /// Speculative decoding: the same answer, faster. lookup guesses what followed the newest
+        /// words earlier in the conversation, which helps with quotes, code edits and lists. A
+        /// head, given by its folder (with a / in it) or hub id, guesses from the model's hidden
+        /// states and has to be made for the model. mtp is the model's own layer for multi-token
+        /// prediction. auto is mtp where the model has one, else a known head that was downloaded,
+        /// else lookup. In a chat, /draft changes it.
         #[arg(long, value_name = "auto|lookup|mtp|off|FOLDER|ORG/NAME", hide_short_help = true, help_heading = "Answer")]
         draft: DraftSource = DraftSource::Auto;
 
-        /// With --width: end once the chains that still run cannot change the vote: on (default) or off
+        /// With --width: end once the chains that still run cannot change the vote: on (default) or
+        /// off
         #[arg(long, value_name = "on|off", hide_short_help = true, help_heading = "Answer")]
         early_stop: OnOff = OnOff(true);
     }

@@ -21,7 +21,8 @@ pub struct Shown {
 /// The source of values that nothing sets.
 pub const DEFAULT: &str = "default";
 
-/// All settings in the order of the page docs/config.md. The arguments are those of [`super::Settings::load`].
+/// All settings in the order of the page docs/config.md. The arguments are those of
+/// [`super::Settings::load`].
 pub fn shown(flags: &Layer, config: Option<&Path>) -> Result<Vec<Shown>> {
     let (env, file, path) = sources(&Dirs::find()?, config)?;
     Ok(merged([flags, &env, &file], &path))

@@ -168,7 +168,8 @@ pub enum Adapter {
 /// By what 4-bit codes are chosen: `auto`, `measured`, or a file of llama.cpp's imatrix tool.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Importance {
-    /// The importance matrix that was published with the model if it is on this machine, else measured.
+    /// The importance matrix that was published with the model if it is on this machine, else
+    /// measured.
     #[default]
     Auto,
     Measured,

@@ -13,7 +13,8 @@ pub const MAX_DRAFTS: usize = 15;
 /// Where drafts come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftSource {
-    /// [`Self::Mtp`] where the model has such a layer, else a known head that was downloaded, else [`Self::Lookup`].
+    /// [`Self::Mtp`] where the model has such a layer, else a known head that was downloaded, else
+    /// [`Self::Lookup`].
     #[default]
     Auto,
     /// What followed an earlier occurrence of the newest tokens.
@@ -68,8 +69,8 @@ pub struct DraftReport {
     pub rounds: u64,
     pub drafted: u64,
     pub accepted: u64,
-    /// Tokens that the steps added to the answer, and the cost of the steps, in steps without drafts. Null in files of older
-    /// versions where it was infinite.
+    /// Tokens that the steps added to the answer, and the cost of the steps, in steps without
+    /// drafts. An infinite cost is null in files of older versions.
     pub tokens: u64,
     #[serde(deserialize_with = "or_zero")]
     pub cost: f64,

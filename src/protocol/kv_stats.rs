@@ -4,8 +4,8 @@ use super::number::or_zero;
 use crate::codec::Codec;
 use serde::{Deserialize, Serialize};
 
-/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens, where no layer has a
-/// window of its own.
+/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens, if
+/// no layer has its own window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KvStats {
     pub codec: Codec,
@@ -21,7 +21,8 @@ pub struct KvStats {
     pub dense_bytes: u64,
     /// Live slots `[n_layers][n_kv_heads]`; of several chains their mean.
     pub live: Vec<Vec<u32>>,
-    /// Slots of one head of a dense cache, by layer. Empty in files of older versions: [`Self::dense_of`].
+    /// Slots of one head of a dense cache, by layer. Empty in files of older versions:
+    /// [`Self::dense_of`].
     #[serde(default)]
     pub dense: Vec<u32>,
     /// Slots that the decode steps of the answer attended to, per KV head and layer, over all its

@@ -25,14 +25,15 @@ pub struct Plan {
 /// Data to load a model again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelReference {
-    /// `demo`, the absolute path of a folder or file, or a hub id `ORG/NAME`, with `:Q4_K_M` for a GGUF file.
+    /// `demo`, the absolute path of a folder or file, or a hub id `ORG/NAME`, with `:Q4_K_M` for a
+    /// GGUF file.
     pub model: String,
     /// The commit of a hub model; `None` for others.
     pub revision: Option<String>,
     /// `auto`, `none`, the absolute path of an adapter, or a hub id.
     pub adapter: String,
-    /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget; missing in files of older
-    /// versions.
+    /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget;
+    /// missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +73,8 @@ pub struct ModelIdentity {
     /// Format of the weights; missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
-    /// Where decisions about eviction come from; missing for a model without, and in files of older versions.
+    /// Source of eviction decisions; missing for a model without one, and in files of older
+    /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Decisions>,
 }
@@ -95,7 +97,8 @@ pub struct Decisions {
 }
 
 impl ModelIdentity {
-    /// Whether that model's cache has the policy and budget of this one, as far as this one names them.
+    /// Whether that model's cache has the policy and budget of this one, as far as this one names
+    /// them.
     pub fn same_cache(&self, other: &Self) -> bool {
         let cache = |r: &ModelReference| r.policy.map(|policy| (policy, r.budget));
         let own = self.reference.as_ref().and_then(cache);
@@ -130,7 +133,8 @@ pub struct ModelInfo {
     pub n_params: u64,
     /// Layers with attention: those of the cache.
     pub n_layers: usize,
-    /// Layers with a state of fixed size instead, and the bytes of all their states in one sequence.
+    /// Layers with a state of fixed size instead, and the bytes of all their states in one
+    /// sequence.
     pub state_layers: usize,
     pub state_bytes: u64,
     /// The lanes of each layer of the cache.
@@ -151,7 +155,8 @@ pub struct ModelInfo {
     /// Source of the eviction decisions: `borrowed`, `adapter`, `predictor` or `none`.
     pub dms: String,
     pub adapter: Option<String>,
-    /// Who evicts if not the model itself, and what that is measured to do: `forgets with KVzap-mlp-Qwen3-8B (about 3.1x, ...)`.
+    /// The source of decisions, if not the model itself, and its measured effect:
+    /// `forgets with KVzap-mlp-Qwen3-8B (about 3.1x, ...)`.
     pub evicts_by: Option<String>,
     pub weights: WeightsInfo,
     pub slot_bytes: usize,
@@ -190,7 +195,8 @@ pub enum Thinking {
     Switchable,
 }
 
-/// Tokens after which a thought of the built-in model is closed: it has found nothing by then, and would fill the context.
+/// Number of tokens after which a thought of the built-in model is closed: it has found nothing by
+/// then, and would fill the context.
 const BUILTIN_MAX_THINK: usize = 2048;
 
 impl ModelInfo {

@@ -1,5 +1,5 @@
-//! Reads floating-point numbers of files. JSON has neither infinity nor NaN, and serde_json writes them as null: a file with one
-//! of them still loads.
+//! Reads floating-point numbers of files. JSON has neither infinity nor NaN, and serde_json writes
+//! them as null, so null is read as well.
 
 use serde::{Deserialize, Deserializer};
 

@@ -51,7 +51,8 @@ pub struct Presence {
     /// Changes if a token before the end of the text known so far becomes another.
     pub revision: u64,
     pub filter: LaneFilter,
-    /// Lanes that are counted: of those that the filter selects the ones whose tokens the policy chooses.
+    /// Number of counted lanes: the lanes that the filter selects and whose tokens the policy
+    /// chooses.
     pub lanes: usize,
     /// For each position, from 0 on, the counted lanes that store it.
     pub kept: Vec<u16>,

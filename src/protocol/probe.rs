@@ -1,5 +1,6 @@
-//! Probes: what is asked beside a conversation, of which nothing changes. They run on a sequence of their own, one after the other
-//! and after the requests before them; [`Command::Cancel`](super::Command::Cancel) drops them.
+//! Probes: questions beside a conversation that do not change it. They run on a sequence of their
+//! own, one after another and after the requests before them;
+//! [`Command::Cancel`](super::Command::Cancel) drops them.
 
 use super::{Ask, Piece, RecallRequest, Recalled, TextKind, Token, TurnReport};
 
@@ -8,7 +9,8 @@ use super::{Ask, Piece, RecallRequest, Recalled, TextKind, Token, TurnReport};
 pub enum Probe {
     /// Whether the model still knows a text.
     Recall(Box<RecallRequest>),
-    /// An answer that is not part of the conversation. `dense`: from a cache of its own that drops nothing.
+    /// An answer that is not part of the conversation. `dense`: from its own cache, which drops
+    /// nothing.
     Aside { ask: Box<Ask>, dense: bool },
     /// How probable each token of the last answer was. These are its tokens.
     Logprobs(Vec<Token>),

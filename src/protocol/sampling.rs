@@ -1,5 +1,6 @@
-//! How a token is sampled from a row of logits. This table declares every option once: flags, variables and keys of the
-//! settings, `/set`, what models recommend, reports, and the struct that a kernel reads are made of it.
+//! Options of sampling a token from a row of logits. This table declares every option once. From it
+//! come flags, variables and keys of the settings, `/set`, the recommendations of models, reports,
+//! and the struct that a kernel reads.
 
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -15,7 +16,8 @@ macro_rules! sampling {
     (@sampling $(
         $(#[$help:meta])* $name:ident: $type:ident = $off:literal, $least:literal to $most:literal, $_takes:literal;
     )*) => {
-        /// How the next token is sampled from a row of logits. The default is greedy, with everything off.
+        /// Parameters of sampling the next token from a row of logits. The default is greedy, with
+        /// everything off.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(from = "SamplingOverrides")]
         pub struct SamplingParams {
@@ -52,8 +54,8 @@ macro_rules! sampling {
                 SamplingParams { $($name: self.$name.unwrap_or(below.$name),)* }
             }
 
-            /// The same with another value of the option of that name, or with none. `None` if there is no such option or the value
-            /// is out of range.
+            /// Returns a copy with another value of the option of that name, or with none. `None`
+            /// if there is no such option or the value is out of range.
             pub fn with(mut self, name: &str, value: Option<f64>) -> Option<Self> {
                 match name {
                     $(stringify!($name) => self.$name = value.map(|v| v as $type),)*
@@ -80,16 +82,19 @@ macro_rules! sampling {
             }
         }
 
-        /// Sampling parameters and random state of one sequence in a step, in the layout of `sample.cuh`. In device memory, so that
-        /// a replayed graph uses the current values.
+        /// Sampling parameters and random state of one sequence in a step, in the layout of
+        /// `sample.cuh`. They are in device memory, so that a replayed graph uses the current
+        /// values.
         #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
         #[repr(C)]
         pub struct SamplingState {
-            /// Low and high word: without a field of eight bytes, no number of options leaves the struct a gap.
+            /// Low and high word. Without an eight-byte field, the struct has no gap for any number
+            /// of options.
             pub seed: [u32; 2],
             /// Row of the cache's sequence tables.
             pub seq: u32,
-            /// Rows of the step up to this one that the sequence is only fed later: 0 where it has been fed them.
+            /// Rows of the step up to this one that the sequence is fed later: 0 if it has been fed
+            /// them.
             pub ahead: u32,
             $(pub $name: $type,)*
         }
@@ -111,8 +116,9 @@ macro_rules! sampling {
     };
 }
 
-/// Calls a macro with the table of options, behind tokens of its own. Type, the value that turns it off, range, and what `/set`
-/// takes; the order is that of the kernel's struct.
+/// Calls a macro with the table of options, after the given tokens. A row has the type, the value
+/// that turns it off, the range, and the values that `/set` accepts. The order is the order of the
+/// kernel's struct.
 macro_rules! sampling_table {
     ($then:ident { $($before:tt)* }) => {
         $then! { $($before)* @sampling
@@ -136,7 +142,8 @@ macro_rules! sampling_table {
             #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Answer")]
             repetition_penalty: f32 = 1.0, 0.01 to 100.0, "0.01 to 100, or default; 1 is off";
 
-            /// Drop tokens whose logit is more than N standard deviations below the largest; 0 is off
+            /// Drop tokens whose logit is more than N standard deviations below the largest; 0 is
+            /// off
             #[arg(long, value_name = "N", hide_short_help = true, help_heading = "Answer")]
             top_n_sigma: f32 = 0.0, 0.0 to 100.0, "0 to 100, or default; 0 is off";
         }

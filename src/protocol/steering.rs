@@ -1,4 +1,5 @@
-//! What steers how much of a conversation is kept: the dial, pins, and what happens where memory runs out.
+//! Controls of how much of a conversation is kept: the dial, pins, and the behaviour when memory
+//! runs out.
 
 use super::{LogEntry, Token};
 use crate::words::words;

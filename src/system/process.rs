@@ -58,7 +58,8 @@ mod imp {
         matches!(kind, Ok(FileType::Fifo | FileType::RegularFile))
     }
 
-    /// Whether the reader of stdout, a pipe, has closed it. Says so although nothing was written since.
+    /// Whether the reader of stdout, a pipe, has closed it. Detects it even if nothing was written
+    /// since.
     pub fn stdout_is_closed() -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let stdout = io::stdout();

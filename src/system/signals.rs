@@ -74,9 +74,9 @@ mod unix {
         }
     }
 
-    /// Runs a program that has the terminal, until it ends. As with system(3), Ctrl+C and Ctrl+\ are
-    /// its own: this process listens to both, which a program that is started does not inherit.
-    /// Where the program is stopped (Ctrl+Z), so is this process, until both go on.
+    /// Runs a program that takes over the terminal, until it ends. As with system(3), Ctrl+C and
+    /// Ctrl+\ are the program's: this process handles both, and a started program does not inherit
+    /// that. If the program is stopped (Ctrl+Z), so is this process, until both continue.
     pub fn run_in_terminal(command: &mut std::process::Command) -> std::io::Result<std::process::ExitStatus> {
         use rustix::process::{Pid, WaitOptions, waitpid};
         use std::os::unix::process::ExitStatusExt;

@@ -153,8 +153,8 @@ fn text_of(event: &Event) -> Option<char> {
     }
 }
 
-/// This event and those that wait behind it, as `next` reads them: many keys of text as one text, so
-/// that neither time nor memory is spent on each. Also returns whether the terminal is gone.
+/// Returns this event and the waiting ones, as `next` reads them: many keys of text as one text,
+/// which saves time and memory. Also returns whether the terminal is gone.
 fn waiting(
     first: Event,
     late: &mut LateReply,

@@ -203,7 +203,8 @@ pub fn eviction_word(app: &App) -> &'static str {
     }
 }
 
-/// Returns what is kept at a compression ratio, beside the model's own: `about 1 token in 2.2 (by default 1 in 4.6)`.
+/// Describes the share kept at a compression ratio, beside the model's own:
+/// `about 1 token in 2.2 (by default 1 in 4.6)`.
 pub fn kept((ratio, default): (f64, f64)) -> String {
     format!("about 1 token in {} (by default 1 in {})", short(ratio), short(default))
 }

@@ -138,7 +138,8 @@ impl Outbox {
         }
     }
 
-    /// Returns the purpose of a finished rendering, the prompt, and the last message by itself; `None` if it was cancelled.
+    /// Returns the purpose of a finished rendering, the prompt, and the last message by itself;
+    /// `None` if it was cancelled.
     pub fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<[Vec<Piece>; 2]>)> {
         if self.running != Some(rendered.id) {
             return None;

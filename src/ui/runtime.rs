@@ -425,7 +425,8 @@ impl Runtime {
         events
     }
 
-    /// Does something with the screen, which line mode does not have. A terminal that is gone ends the chat elsewhere.
+    /// Runs an operation on the screen, which line mode does not have. A terminal that is gone ends
+    /// the chat elsewhere.
     fn on_screen(&mut self, act: impl FnOnce(&mut Screen) -> io::Result<()>) {
         if let Some(screen) = &mut self.screen {
             let _ = act(screen);

@@ -348,8 +348,8 @@ impl App {
         self.turn.is_some() || rebuilding.is_some() || self.session.is_restoring() || asks || self.opening
     }
 
-    /// Whether a switch of eviction waits: the engine feeds or answers on copies of the conversation,
-    /// or has not answered the one before.
+    /// Whether a switch of eviction has to wait: the engine feeds or answers on copies of the
+    /// conversation, or has not answered the previous switch.
     pub fn defers_switches(&self) -> bool {
         let chains = self.turn.as_ref().is_some_and(|turn| turn.chains.is_some());
         self.session.is_restoring() || chains || self.engine.eviction_asked.is_some()

@@ -7,7 +7,8 @@ use crate::protocol::{LogEntry, ModelIdentity, ModelInfo, Token, TurnReport, Wei
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the session file.
+/// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the
+/// session file.
 pub type MessageId = u64;
 
 /// First field of a header.
@@ -283,7 +284,8 @@ mod tests {
         SamplingParams { top_k: 3, temperature: x, top_p: x, min_p: x, repetition_penalty: x, top_n_sigma: x }
     }
 
-    /// A report whose floating-point numbers are all `x`. Names every field, so that a new one is added here.
+    /// A report whose floating-point numbers are all `x`. Names every field, so that a new one is
+    /// added here.
     fn report(x: f64) -> TurnReport {
         let chain = ChainReport {
             answer: String::new(),
@@ -376,7 +378,8 @@ mod tests {
         ]
     }
 
-    /// Replaces the floating-point number of this index in `value` by null. Returns whether there is one.
+    /// Replaces the floating-point number of this index in `value` by null. Returns whether there
+    /// is one.
     fn without_number(value: &mut Value, index: &mut usize) -> bool {
         match value {
             Value::Number(n) if n.is_f64() => {

@@ -83,7 +83,8 @@ impl Entry {
         places.any(|(at, _)| !word.is_ascii() || !self.words[..at].ends_with(char::is_alphanumeric))
     }
 
-    /// Whether `wanted`, in lower case, could be its id or words of its title or first message with a typing error.
+    /// Whether `wanted`, in lower case, could be its id or words of its title or first message with
+    /// a typo.
     fn is_similar(&self, wanted: &str) -> bool {
         let near = |a: &str, b: &str| strsim::osa_distance(a, b) <= a.chars().count() / 4;
         let has_similar = |word: &str| self.words.split(|c: char| !c.is_alphanumeric()).any(|own| near(word, own));

@@ -25,8 +25,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Fails if [`Self::write`] could not write to `path`, so that a long measurement need not fail at its end. An empty file may
-    /// be replaced. A link is neither followed nor replaced.
+    /// Fails if [`Self::write`] could not write to `path`, so that a long measurement does not fail
+    /// at its end. An empty file may be replaced. A link is neither followed nor replaced.
     pub fn check(&self, path: &Path) -> Result<()> {
         let refuse = |why: &str| Err(anyhow!("{}: {why}, so it is left as it is; name another file", path.display()));
         match path.symlink_metadata() {
@@ -39,8 +39,8 @@ impl Output {
         beside(path, &mut OpenOptions::new()).map(drop)
     }
 
-    /// Writes the output of a command, and keeps the permissions of the file that it replaces. Errors are one line with the
-    /// file's name.
+    /// Writes the output of a command, and keeps the permissions of the file that it replaces.
+    /// Errors are one line with the file's name.
     pub fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         self.check(path)?;
         let before = fs::metadata(path).ok();

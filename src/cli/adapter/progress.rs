@@ -1,4 +1,5 @@
-//! Progress of `adapter train`: an estimate before it begins, a line that is redrawn on a terminal, and a line now and then in a file.
+//! Progress of `adapter train`: an estimate before it begins, then one line that is redrawn on a
+//! terminal, or occasional lines in a file.
 
 use super::super::output::{StatusLine, notice};
 use crate::predictor::Progress;
@@ -29,7 +30,8 @@ impl Work {
         Self { line: StatusLine::default(), terminal, parts: [1.0; 3], started: Instant::now(), said: None }
     }
 
-    /// Says how long the work will take. `parts`: estimated seconds of measuring attention, fitting and searching the threshold.
+    /// Reports how long the work will take. `parts`: estimated seconds of measuring attention,
+    /// fitting and searching the threshold.
     pub fn begin(&mut self, parts: [f64; 3], what: &str) {
         (self.parts, self.started) = (parts, Instant::now());
         notice(&format!("{what}: {}", about(parts.iter().sum())));

@@ -105,16 +105,19 @@ pub struct BenchArgs {
     /// The inverse of --keep-ratio
     #[arg(long, value_name = "SHARE", conflicts_with = "offset", hide = true)]
     pub keep: Option<f64>,
-    /// Offset of the eviction decisions, as an earlier run with --keep-ratio printed it: keeps the same tokens without measuring
+    /// Offset of the eviction decisions, as an earlier run with --keep-ratio printed it: keeps the
+    /// same tokens without measuring
     #[arg(long, value_name = "X", conflicts_with = "keep_ratio")]
     pub offset: Option<f32>,
-    /// While decoding, read which tokens are kept five times a second, as the chat's memory page does
+    /// While decoding, read which tokens are kept five times a second, as the chat's memory page
+    /// does
     #[arg(long)]
     pub presence: bool,
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Only measure how long a conversation of --ctx tokens takes to resume, replayed and from a cache file
+    /// Only measure how long a conversation of --ctx tokens takes to resume, replayed and from a
+    /// cache file
     #[arg(long, conflicts_with_all = ["parallel", "chains", "width", "presence", "runs"])]
     pub resume_cache: bool,
     /// Also print one line with results, model and machine, to paste into an issue
@@ -163,12 +166,14 @@ pub enum ModelsCommand {
         /// Hub id, such as ORG/NAME[@REVISION]
         id: String,
     },
-    /// Delete a downloaded model, or one revision of it; with --weights int8 or int4, its quantized weights only
+    /// Delete a downloaded model, or one revision of it; with --weights int8 or int4, its quantized
+    /// weights only
     Rm {
         /// Hub id, such as ORG/NAME[@REVISION]; with --weights also a folder
         id: String,
     },
-    /// Quantize a model's weights into the cache folder before its first start: needs --weights int8 or int4
+    /// Quantize a model's weights into the cache folder before its first start: needs --weights
+    /// int8 or int4
     Quantize {
         /// Folder or hub id
         id: String,
@@ -211,7 +216,8 @@ pub struct TrainArgs {
     /// Divergence from the dense model to reach instead, in nats per token, such as 0.01
     #[arg(long, value_name = "X")]
     pub kl: Option<f64>,
-    /// File to write; only a predictor of dmschat is replaced [default: the data folder, where the next start finds it]
+    /// File to write; only a predictor of dmschat is replaced [default: the data folder, where the
+    /// next start finds it]
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
 }
@@ -220,7 +226,8 @@ pub struct TrainArgs {
 pub enum SessionsCommand {
     /// List the saved conversations, newest first
     List,
-    /// Remove orphaned caches and the oldest beyond cache_disk; their conversations are replayed when opened
+    /// Remove orphaned caches and the oldest beyond cache_disk; their conversations are replayed
+    /// when opened
     Prune {
         /// Remove all caches
         #[arg(long)]

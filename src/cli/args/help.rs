@@ -29,13 +29,15 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
     Some(own.concat())
 }
 
-/// The command line for parsing and for help. A common flag may be before a subcommand or after it, and a subcommand shows
-/// only those that it uses: older scripts may name others.
+/// The command line for parsing and for help. A common flag may be before a subcommand or after it.
+/// A subcommand shows only the flags that it uses, but accepts all of them, because older scripts
+/// may name them.
 pub fn command() -> Command {
     with_flags(Cli::command(), true, &flags_of)
 }
 
-/// The command line for completions and man pages, where a subcommand has only the flags that it uses.
+/// The command line for completions and man pages, in which a subcommand has only the flags that it
+/// uses.
 pub fn shown() -> Command {
     let local = |arg: Arg| arg.global(false);
     with_flags(Cli::command(), false, &flags_of).mut_args(local).mut_subcommands(move |sub| sub.mut_args(local))
@@ -44,7 +46,8 @@ pub fn shown() -> Command {
 /// The ids of the common flags that a subcommand uses, by its path; `None`: all.
 type FlagsOf<'a> = &'a dyn Fn(&str) -> Option<Vec<&'static str>>;
 
-/// Gives every subcommand the common flags that it uses. `others`: also those that it does not use, hidden.
+/// Gives every subcommand the common flags that it uses. `others`: also those that it does not use,
+/// hidden.
 pub fn with_flags(root: Command, others: bool, flags_of: FlagsOf<'_>) -> Command {
     let root = root.mut_args(|arg| if arg.is_positional() { arg } else { arg.global(true) });
     let common: Vec<Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();

@@ -1,4 +1,5 @@
-//! The line of `dmschat bench --share`: results and the machine, to paste into an issue. Names no user, folder or host.
+//! The line of `dmschat bench --share`: results and the machine, to paste into an issue. Names no
+//! user, folder or host.
 
 use super::super::args::VERSION;
 use super::super::devices::{Target, driver_version};

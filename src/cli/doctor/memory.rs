@@ -12,8 +12,8 @@ use crate::engine::{self, EngineOptions};
 use anyhow::Result;
 use serde_json::json;
 
-/// Loads the model of the settings, or random weights of a shape, and prints the table. The exit code is 1 if the rows do
-/// not sum to what the device reports.
+/// Loads the model of the settings, or random weights of a shape, and prints the table. The exit
+/// code is 1 if the rows do not add up to the memory that the device reports.
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
     let before = resident();
     let settings = quiet_settings(common)?;

@@ -40,8 +40,8 @@ impl Usage {
     }
 }
 
-/// Loads a model, feeds it a prompt of one step and decodes some tokens. `resident` reads this process's memory; `before` is
-/// what it was before the checkpoint was opened.
+/// Loads a model, feeds it a prompt of one step and decodes some tokens. `resident` reads this
+/// process's memory; `before` is its value before the checkpoint was opened.
 pub fn measure<B: Measure>(
     b: B,
     checkpoint: &Checkpoint,

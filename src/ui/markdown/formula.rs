@@ -1,5 +1,6 @@
-//! Formulas, and what else of TeX an answer has: shown as written. Markdown would take their
-//! backslashes, underscores and asterisks for its own, so that each is one character while it reads.
+//! Formulas and other TeX in an answer, shown as written. Markdown would interpret their
+//! backslashes, underscores and asterisks, so each formula is one character while Markdown is
+//! parsed.
 
 use pulldown_cmark::{Event, Options, Parser, Tag};
 use std::borrow::Cow;

@@ -61,8 +61,8 @@ pub fn chooses_file(app: &App) -> bool {
     chosen.is_some_and(|candidate| candidate.insert.starts_with('@'))
 }
 
-/// Reads the files that the unsent text names with `@`; it is sent once they are in it. False if it names
-/// none, or is a command that is not a question.
+/// Reads the files that the unsent text names with `@`; the text is sent once they are included.
+/// False if it names none, or is a command that is not a question.
 pub fn attach_mentions(app: &mut App) -> bool {
     let text = app.input.text();
     if parse(text.trim()).and_then(|(name, _)| find(name)).is_some_and(|c| c.name != "parallel") {

@@ -125,8 +125,8 @@ fn typed(key: Key) -> Option<String> {
     }
 }
 
-/// Sets the unsent text aside when a slash begins a command: typed before its first character, or right
-/// after the program itself put the text into the input.
+/// Sets the unsent text aside when a slash begins a command: typed before its first character, or
+/// right after the program itself put the text into the input.
 fn set_aside(app: &mut App) {
     let input = &app.input;
     let before = input.caret() == 0 && !input.text().starts_with('/');
@@ -161,8 +161,8 @@ pub fn line(app: &mut App, line: &str) {
     if question::answer(app, line) {
         return;
     }
-    // Unsent text that was given back is not on the screen: only a line that was continued stays before
-    // this one.
+    // Unsent text that was given back is not on the screen: only a line that was continued stays
+    // before this one.
     if !app.input.text().ends_with('\n') {
         app.input.take();
     }

@@ -197,9 +197,9 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) {
     app.note(LocalKind::Error, format!("{what}: {why}"));
 }
 
-/// Takes back a question for which context or cache have no room, and says what to do. One that is
-/// too long for the context returns to the input to be shortened; others can be recalled, so that the
-/// next one is not typed behind them.
+/// Takes back a question for which context or cache have no room, and suggests what to do. A
+/// question too long for the context returns to the input to be shortened. Others can be recalled,
+/// so that the next question is not typed after them.
 pub fn no_room(app: &mut App, turn: u64, what: StopReason, why: &str) {
     let question = app.chat.reply(turn).and_then(|reply| reply.parent);
     let text = app.chat.retract(turn).filter(|_| question.is_some_and(|id| app.chat.get(id).is_none()));
