@@ -1,6 +1,6 @@
-//! Compares every op of a backend with the CPU's plain op, on random inputs of odd sizes with outputs full of NaN, and
-//! checks the cache over random histories. `dmslab check` runs these checks on the GPU; the test suite runs
-//! them on the CPU.
+//! Compares every op of a backend with the CPU's plain op, on random inputs of odd sizes with
+//! outputs full of NaN, and checks the cache over random histories. `dmslab check` runs these
+//! checks on the GPU; the test suite runs them on the CPU.
 
 pub mod answers;
 mod chunks;
@@ -30,12 +30,13 @@ use dmschat::tensor::{DType, Tensor};
 pub use report::{Part, Report};
 use std::time::{Duration, Instant};
 
-/// Tolerance of values that are rounded to bf16: one unit in the last place. Attention on a GPU, which rounds the
-/// softmax weights, reached 2.8e-3.
+/// Tolerance of values that are rounded to bf16: one unit in the last place. Attention on a GPU,
+/// which rounds the softmax weights, reached 2.8e-3.
 const BF16_STEP: f32 = 4e-3;
 
-/// Random weights are drawn up to so many values, or strips of packed rows, and then repeat: large matrices would take longer to
-/// draw than to multiply. Both are prime, so that rows and tiles of a matrix differ.
+/// Number of random weights, or of strips of packed rows, after which the values repeat: drawing a
+/// large matrix would take longer than multiplying it. Both numbers are prime, so that rows and
+/// tiles of a matrix differ.
 const DRAWN_VALUES: usize = 65_521;
 const DRAWN_STRIPS: usize = 61;
 
@@ -201,8 +202,8 @@ impl Random {
         Tensor::new("random", dtype, vec![rows, cols], std::sync::Arc::new(bytes), 0..len)
     }
 
-    /// Random codes, scales and zero points; values about as large as [`Self::floats`]. Rows that fill up the last strip are
-    /// zeros.
+    /// Random codes, scales and zero points, with values about as large as [`Self::floats`]. Rows
+    /// that pad the last strip are zeros.
     fn packed(&mut self, code: Code, rows: usize, cols: usize) -> Tensor {
         let (len, groups) = (code.bytes(rows, cols), cols / GROUP);
         let (mut bytes, strip_bytes) = (vec![0; len], code.strip_bytes(cols));
@@ -251,8 +252,8 @@ impl From<DType> for Stored {
     }
 }
 
-/// Converts weights to f32. Their activations are not rounded to bf16, so that results equal the CPU's except for last
-/// bits, for any number of rows.
+/// Converts weights to f32. Activations are then not rounded to bf16, so results equal the CPU's up
+/// to the last bits, for any number of rows.
 pub(super) fn widen(checkpoint: &mut Checkpoint) {
     for tensor in checkpoint.tensors.values_mut() {
         *tensor = Tensor::from_f32(&tensor.name, tensor.shape.clone(), &tensor.to_f32());
@@ -292,8 +293,8 @@ pub(super) fn rounded(mut values: Vec<f32>) -> Vec<f32> {
     values
 }
 
-/// Rounds queries so that sums of their products with bf16 bounds are exact, but for bounds near 0: every backend then chooses
-/// the same pages, of equal ones too.
+/// Rounds queries so that sums of their products with bf16 bounds are exact, except for bounds near
+/// 0. Every backend then chooses the same pages, also among equal ones.
 pub(super) fn make_sums_exact(queries: &mut [f32]) {
     queries.iter_mut().for_each(|x| *x = (*x * 16.0).round() / 16.0);
 }
@@ -323,7 +324,8 @@ impl<B: Measure> NoRope<B> {
     }
 }
 
-/// Feeds rows of queries, keys and values to the first layer of a sequence. Returns what they attend to.
+/// Feeds rows of queries, keys and values to the first layer of a sequence. Returns the attention
+/// output.
 pub(super) fn attend<B: Measure>(
     b: &B,
     cache: &mut KvCache<B>,
@@ -389,7 +391,8 @@ fn policy_name(policy: Policy) -> String {
 mod tests {
     use super::*;
 
-    /// Runs a part of some checks, all of which have to pass. Returns their number, and that of the checks of all parts.
+    /// Runs one part of the checks, all of which must pass. Returns their number and the number of
+    /// checks in all parts.
     pub(super) fn all_fine(part: Part, run: impl FnOnce(&mut Report<'_>)) -> [usize; 2] {
         let mut seen = 0;
         let each = &mut |f: Finding| {

@@ -1,5 +1,6 @@
-//! `dmslab eval`: accuracy against the cost of the cache: problems of several tasks are answered by several chains under several policies, and
-//! the results are points of accuracy over KV reads and over peak memory.
+//! `dmslab eval`: accuracy against the cost of the cache. Several chains answer the problems of
+//! several tasks under several policies. The results are points of accuracy over KV reads and over
+//! peak memory.
 //!
 //! | module | does |
 //! | --- | --- |

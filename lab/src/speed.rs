@@ -1,8 +1,9 @@
-//! `dmslab speed`: measures every op of a forward pass alone, at the shapes of a model, and prints a Markdown table.
+//! `dmslab speed`: measures every op of a forward pass alone, at the shapes of a model, and prints
+//! a Markdown table.
 //!
-//! The table has the minimum of bytes or FLOP of an op and its share of the copy speed, which is the share of its time
-//! that an ideal machine would need. Weights and caches exceed the device's L2, so that they are read from memory;
-//! their values are random.
+//! The table shows the minimum of bytes or FLOP of an op and its share of the copy speed: the share
+//! of the measured time that an ideal machine would need. Weights and caches exceed the device's
+//! L2, so they are read from memory. Their values are random.
 
 use crate::checks::{CODECS, Random, acts, buffer, geometry};
 use crate::gpu;
@@ -274,8 +275,8 @@ impl<B: Measure> Table<'_, B> {
         Ok(())
     }
 
-    /// Attention of `n_seqs` sequences with `slots` slots per head and `len` new tokens each, over all layers. The new
-    /// tokens are appended, so that chunks start again for every launch.
+    /// Attention of `n_seqs` sequences with `slots` slots per head and `len` new tokens each, over
+    /// all layers. Chunks start again for every launch, because the new tokens are appended.
     fn attention_of(&mut self, codec: Codec, slots: usize, n_seqs: usize, len: usize) -> Result<()> {
         let (b, c) = (self.b, self.c);
         let lane_bytes = (slots + len) * codec.slot_bytes(c.head_dim);

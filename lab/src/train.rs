@@ -1,4 +1,5 @@
-//! `dmslab train`: times what `dmschat adapter train` does, on random weights in the shape of a known model.
+//! `dmslab train`: times the work of `dmschat adapter train`, with random weights in the shape of a
+//! known model.
 
 use anyhow::Result;
 use clap::Args;
@@ -34,7 +35,8 @@ pub struct TrainArgs {
     pub measured: usize,
 }
 
-/// Makes a predictor of random weights from random tokens, and prints how long each part took. Its figures mean nothing.
+/// Trains a predictor of random weights on random tokens, and prints how long each part took. The
+/// predictor itself is meaningless.
 pub fn run(settings: &Settings, args: &TrainArgs) -> Result<u8> {
     let target = Target::new(settings)?;
     let config = ModelConfig { dms: None, ..Checkpoint::shape(&args.shape).map_err(as_wrong_use)? };

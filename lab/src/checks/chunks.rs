@@ -1,5 +1,6 @@
-//! Checks of long prefill chunks over stored slots in shared pages: what every row attends to, and that the division of
-//! a chunk does not matter. And of decode over many pages, chosen ones and ties between them.
+//! Checks of long prefill chunks over stored slots in shared pages: the attention output of every
+//! row, and that it does not depend on how a chunk is divided. Also checks decode over many pages,
+//! over chosen pages, and over ties between pages.
 
 use super::{BF16_STEP, CODECS, Case, Output, Random, attend, geometry, make_sums_exact, policy_name, rounded};
 use dmschat::backend::Measure;
@@ -7,7 +8,8 @@ use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dms, H2o, Policy, Quest, Shift, Tova, Window};
 
-/// Tokens before the chunk, and divisions of the chunk whose boundaries are not those of tiles and key batches.
+/// Tokens before the chunk, and divisions of the chunk at boundaries other than tiles and key
+/// batches.
 const BEFORE: [usize; 3] = [131, 1, 90];
 const DIVISIONS: [&[usize]; 2] = [&[333], &[16, 1, 1, 200, 17, 98]];
 const CONTEXT: usize = 600;
@@ -31,9 +33,10 @@ enum Kind {
     Deep,
     /// Policies with scores over many slots, at a budget that is reached in the end.
     DeepScored,
-    /// Queries that may read all pages: the same numbers as of the cache that they read, bit for bit.
+    /// Queries that may read all pages give the same bits as the cache that they read.
     AllPages,
-    /// Queries that choose among pages of which many have the same bounds, those of so many keys: the first ones are read.
+    /// Queries that choose among pages, many of which have equal bounds: the first of them are
+    /// read.
     Tied(usize),
 }
 
@@ -63,8 +66,8 @@ fn quest(slots: usize, dms: Option<Dms>) -> Policy {
     Policy::Quest(Quest { budget: Budget::Slots(slots), dms })
 }
 
-/// Every group size, alternating head sizes, policies and codecs; then the head sizes that have kernels of their own, some on
-/// some GPUs only, with and without eviction.
+/// Every group size, with alternating head sizes, policies and codecs. Then the head sizes with
+/// kernels of their own (some of them on some GPUs only), with and without eviction.
 pub fn all() -> Vec<Chunks> {
     let window = Policy::Window(Window::new(60));
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
@@ -195,8 +198,8 @@ impl Chunks {
         run.output
     }
 
-    /// The slots and reads at the end, and what all but the tokens `before` attend to: averages over thousands of slots are small,
-    /// so that they have their own scale.
+    /// Returns the slots and reads at the end, and the attention output of all tokens except the
+    /// first `before`. Averages over thousands of slots are small, so they have their own scale.
     fn fed<B: Measure>(&self, b: &B, context: usize, before: &[usize], parts: &[usize]) -> Output {
         let max_step = before.iter().copied().max().unwrap_or(0).max(MAX_STEP);
         let mut run = Run::new(self, b, 1, context, max_step);

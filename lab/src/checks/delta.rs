@@ -1,4 +1,5 @@
-//! Checks of the gated delta net: outputs, states and inputs over steps of chunks and of single tokens, and after a fork.
+//! Checks of the gated delta net: outputs, states and inputs over steps of chunks and of single
+//! tokens, and after a fork.
 
 use super::{Case, Output, Random, acts, buffer, geometry, poisoned, read, values};
 use dmschat::backend::{DeltaGeometry, DeltaNetArgs, KvTables, Measure, Span};
@@ -21,7 +22,8 @@ pub fn all() -> Vec<Delta> {
     sizes.map(case).into()
 }
 
-/// Spans of every step, as sequence, first row and length. Sequence 3 is a fork of the first one, made before step [`FORKED_AT`].
+/// Spans of every step, as sequence, first row and length. Sequence 3 is a fork of the first one,
+/// made before step [`FORKED_AT`].
 fn steps() -> [Vec<(usize, usize, usize)>; 5] {
     [
         vec![(1, 2, 5), (0, 0, 2)],

@@ -1,5 +1,6 @@
-//! Checks of steps that try drafts: tokens, slots and counters are those of single steps on the same device, whatever was tried.
-//! Rows of one step are summed in another order than single ones, which would show with bf16 activations: the weights are f32.
+//! Checks of steps that try drafts: whatever is tried, tokens, slots and counters equal the ones of
+//! single steps on the same device. A step of several rows sums in another order than single steps,
+//! which would show with bf16 activations, so the weights are f32.
 
 use super::models::{mix, vary};
 use super::{CODECS, Finding, Report, slots_of, widen};
@@ -26,7 +27,8 @@ const ROUNDS: [[usize; 3]; 10] = [
     [5, 0, 1],
     [3, 1, 2],
 ];
-/// Rounds before which eviction is switched off, a fork is made, eviction is on again, and the fork is released.
+/// Rounds before which eviction is switched off, a fork is made, eviction is switched on again, and
+/// the fork is released.
 const OFF: usize = 2;
 const FORK: usize = 3;
 const ON: usize = 5;
@@ -84,7 +86,8 @@ fn short_windows(config: &mut ModelConfig) {
     config.spec.local.iter_mut().for_each(|local| local.window = WINDOW);
 }
 
-/// Decodes from a prompt: in rounds with drafts where the tokens to come are `known`, else in single steps.
+/// Decodes from a prompt: in rounds with drafts if the next tokens are `known`, else in single
+/// steps.
 fn trace<B: Measure>(
     b: B,
     checkpoint: &Checkpoint,

@@ -1,6 +1,6 @@
-//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, pins, releases, trims, exports and
-//! imports. Compares every slot, page count and attention output, and under policies that read pages what was read and the
-//! bounds on keys.
+//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, pins, releases,
+//! trims, exports and imports. Compares every slot, page count and attention output; under policies
+//! that read pages, also the reads and the bounds on keys.
 
 use super::{
     CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name, rounded,
@@ -25,7 +25,8 @@ const WIDE_CONTEXT: usize = 1600;
 const WIDE_EVENTS: usize = 8;
 const EVENTS: usize = 26;
 const MANY_EVENTS: usize = 1000;
-/// Events of a short run, and where every row of a chunk has launches of its own or pages are selected.
+/// Events of a short run, and of runs in which every row has its own launches or pages are
+/// selected.
 const SHORT_EVENTS: usize = 40;
 const SHORT_SLOW_EVENTS: usize = 12;
 
@@ -129,8 +130,8 @@ pub fn all() -> Vec<History> {
     out
 }
 
-/// Models whose layers see different tokens: windows shorter and longer than a step's chunks, than those of the other layer, and
-/// than a thread block, in every kernel of attention.
+/// Models whose layers see different tokens, in every attention kernel: windows shorter and longer
+/// than a step's chunks, than the other layer's window, and than a thread block.
 pub fn local() -> Vec<History> {
     let [dense, previous, same, _, _, _, window] = policies();
     let shapes = [
@@ -152,8 +153,8 @@ pub fn local() -> Vec<History> {
     shapes.into_iter().enumerate().map(case).chain(wide).collect()
 }
 
-/// Policies with scores, over histories whose victims all have less attention than the others by a margin, so that no device
-/// chooses others for its roundings: the seeds are those of such histories.
+/// Policies with scores. The seeds give histories in which every victim has less attention than the
+/// other slots by a margin, so that rounding on a device cannot change the choice.
 pub fn scored() -> Vec<History> {
     let tova = |budget| Policy::Tova(Tova { budget });
     let h2o = |budget| Policy::H2o(H2o { budget });
@@ -179,8 +180,8 @@ const SCORED_SEEDS: [u64; 8] = [300, 301, 302, 303, 304, 305, 306, 307];
 /// Factor on the queries there: logits as far apart as in a model.
 const SHARP: f32 = 4.0;
 
-/// Policies that merge tokens, with chunks longer than a tile of rows too. Weights of DMC may differ in their last bits, and codes
-/// with them: there the codec with the smallest steps.
+/// Policies that merge tokens, also with chunks longer than a tile of rows. DMC's weights may
+/// differ in their last bits, and so may the codes: it uses the codec with the smallest steps.
 pub fn merging() -> Vec<History> {
     let pool = |every| Policy::Pool(Pool { every });
     let dmc = Policy::Dmc(Dmc { most_members: 7, ..Dmc::default() });

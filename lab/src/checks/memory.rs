@@ -1,5 +1,5 @@
-//! Checks of GPU memory: defragmentation moves pages out of the last mapping granules of the pool, sequences read the
-//! same values, and the driver reports less memory in use.
+//! Checks of GPU memory: defragmentation moves pages out of the last mapping granules of the pool,
+//! sequences read the same values, and the driver reports less memory in use.
 
 use super::{Finding, Random, Report, attend, geometry};
 use anyhow::Result;

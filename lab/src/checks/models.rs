@@ -77,7 +77,7 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
             vary(&mut config);
         }
         if other == Other::Experts {
-            // All are chosen: where two are almost equally good, backends may choose different ones.
+            // All are chosen: if two are almost equally good, backends may choose different ones.
             config.spec.experts = Some(Experts { count: 3, per_token: 3, width: 80, normalized: true });
             config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }, LayerKind::ATTENTION];
         }
@@ -118,8 +118,8 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     Ok(())
 }
 
-/// Gives a model what families have that it has not: partial RoPE, layers without it, local ones, norms behind blocks, another
-/// gate, factors.
+/// Gives a model the features of other families: partial RoPE, layers without RoPE, local layers,
+/// norms after blocks, another gate, factors.
 pub(super) fn vary(config: &mut ModelConfig) {
     config.rope.share = 0.5;
     let spec = &mut config.spec;

@@ -174,7 +174,8 @@ pub fn packed_linears() -> Vec<Matmul> {
         bias: false,
         matmul_input: true,
     };
-    // More columns than a block has room for; enough rows for all SMs of a large GPU, and an odd number of them.
+    // More columns than a block has room for. Enough rows for all SMs of a large GPU, and an odd
+    // number of rows.
     let wide = |code| {
         let many = [wide(code, 1, 4096, 128), wide(code, 33, 4096, 128), wide(code, 20, 20_001, 512)];
         many.into_iter().chain([wide(code, 4, 40, 12_288)])
@@ -261,7 +262,8 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
                 out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0, gelu });
             }
         }
-        // Whole groups of tiles; then enough rows for all SMs of a large GPU, of few tokens with several strips each.
+        // Whole groups of tiles. Then enough rows for all SMs of a large GPU, with few tokens and
+        // several strips per SM.
         let stored = Stored::Packed(code);
         let whole = |n, ffn, cols| FusedSwiglu { stored, ffn, cols, n, bias: n == 17, gelu: false };
         out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256), whole(3, 10_016, 256)]);
@@ -313,7 +315,8 @@ impl Case for FusedSwiglu {
     }
 }
 
-/// Linear layers of a stack of matrices with several codes, without and with a norm before and SwiGLU behind them.
+/// Linear layers of stacked matrices with several codes, with and without a norm before and SwiGLU
+/// after them.
 pub struct Stack {
     codes: [Code; 3],
     n: usize,
@@ -431,7 +434,7 @@ impl Case for Residual {
         let before = Some((norm, &mut h));
         let layer = Linear { weight: &next, bias: bias(&of_next), before, after: After::Store };
         b.linear(&mut out, &residual, layer, n);
-        // Of the same residual stream as the other, and of one to which the projection is added again.
+        // The norm of the same residual stream, and of one to which the projection is added again.
         for again in [false, true] {
             if again {
                 add(&mut residual);

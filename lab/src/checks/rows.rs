@@ -1,5 +1,5 @@
-//! Checks of what attention does to the rows of a step first: norms, decisions, RoPE, codec. The checks of the cache
-//! cover attention itself.
+//! Checks of what attention does to the rows of a step first: norms, decisions, RoPE, codec. The
+//! checks of the cache cover attention itself.
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
 use dmschat::backend::{
@@ -34,8 +34,8 @@ impl Step {
         (self.n_q_heads + 2 * self.heads + gates) * self.head_dim + self.columns
     }
 
-    /// Rows as `qkv_rope` leaves them, or what single tokens attend to, in this step and a second one, after `stored` rows of
-    /// theirs; and the decisions.
+    /// Returns the rows that `qkv_rope` computes, or the attention output of single tokens, in this
+    /// step and a second one, after `stored` rows; and the decisions.
     fn run<B: Measure>(
         &self,
         b: &B,
@@ -241,8 +241,8 @@ impl Case for Rope {
         let stored = (single > 0).then(|| random.floats(step.spans.len() * 5 * step.width()));
         let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope);
         if single == 0 {
-            // A difference in the last bit before the codec may be one unit of bf16 after it, so that these values are
-            // scaled down.
+            // A difference in the last bit before the codec may be one unit of bf16 after it, so
+            // that these values are scaled down.
             rows.chunks_mut(step.width()).flat_map(|row| &mut row[n_q_heads * d..]).for_each(|x| *x *= 5e-4);
         }
         decided.iter_mut().for_each(|d| *d /= 100.0);

@@ -105,7 +105,8 @@ impl Case for Sample {
         let (mut random, vocab, n, mut exact) = (Random::new(8), self.vocab, self.n, Vec::new());
         let mut logits = b.acts(n, vocab, Use::Logits).expect("memory");
         let mut sampled = b.alloc(n + 1).expect("memory");
-        // Row r belongs to sequence n - r. That of the first row was fed three tokens; nobody was fed the second one.
+        // Row r belongs to sequence n - r. The first row's sequence was fed three tokens; no
+        // sequence was fed the second one.
         let mut geometry = geometry(Policy::Dense, Codec::Bf16, [8, 1, 1], [1, n + 1]);
         geometry.vocab = vocab;
         let mut kv = KvTables::new(b, geometry, PAGE_SLOTS, 5).expect("memory");

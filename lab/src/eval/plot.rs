@@ -1,5 +1,5 @@
-//! Accuracy over cost on a terminal: step frontiers in Braille dots, with a letter at each of their points. `lab/plot.py` makes
-//! pictures of the same results.
+//! Plots accuracy over cost on a terminal: step frontiers in Braille dots, with a letter at each
+//! point. `lab/plot.py` draws the same results as images.
 
 use super::grid::Row;
 use super::report::{Cost, Method, Panel, panels};

@@ -1,4 +1,4 @@
-//! The record of each problem, in a file that only grows, so that a killed run continues where it ended.
+//! Records of the problems, in a file that is only appended to, so that a killed run can continue.
 
 use anyhow::{Context, Result, bail, ensure};
 use dmschat::chat::session::Output;
@@ -99,9 +99,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder of a run, which is made if there is none. `run` is all that its results depend on. Fails if the folder
-    /// holds another run, or files of others: [`FILE`] is a run's if it begins with the line of one, and only in a folder with
-    /// such a file are those named `results` replaced.
+    /// Opens the folder of a run, and creates it if it is missing. `run` holds everything that the
+    /// results depend on. Fails if the folder holds another run or foreign files. [`FILE`] belongs
+    /// to a run if its first line is a run's, and files named `results` are replaced only beside
+    /// such a file.
     pub fn open(folder: &Path, run: &Value, results: &[&str]) -> Result<Self> {
         let path = folder.join(FILE);
         if fs::metadata(&path).map_or(true, |found| found.len() == 0)
@@ -179,7 +180,7 @@ fn read(file: &File, mut each: impl FnMut(usize, &str) -> Result<()>) -> Result<
     Ok(bytes)
 }
 
-/// What differs between the run of a folder and this one, as a sentence. Fails where there is no run.
+/// Describes in a sentence how the run in a folder differs from this one. Fails if there is no run.
 fn check(folder: &Path, before: &Value, run: &Value) -> Result<Option<String>> {
     let is_header = |line: &&Map<String, Value>| HEADER.iter().all(|key| line.contains_key(*key));
     let (Some(before), Some(run)) = (before.as_object().filter(is_header), run.as_object()) else {

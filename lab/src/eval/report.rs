@@ -105,7 +105,8 @@ pub struct Margin {
     pub task: String,
     pub policy: String,
     pub over: String,
-    /// Points of accuracy at equal reads, and at equal peak memory. `None`: they span no common cost.
+    /// Points of accuracy at equal reads, and at equal peak memory. `None` if the costs do not
+    /// overlap.
     pub reads: Option<f64>,
     pub peak: Option<f64>,
 }

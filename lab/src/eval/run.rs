@@ -33,22 +33,25 @@ const MAX_LENGTH: usize = 1 << 20;
 const FEWEST_SLOTS: usize = 16;
 const FEWEST_READ: usize = 48;
 
-/// `--policy` and `--width` accept several values here, such as `dense,dms` and `1,2,4,8`: a margin is over the first policy,
-/// and the answers of a problem's chains vote. `--seed` makes the problems too.
+/// `--policy` and `--width` accept several values here, such as `dense,dms` and `1,2,4,8`: a margin
+/// is over the first policy, and the answers of a problem's chains vote. `--seed` makes the
+/// problems too.
 ///
 /// A stopped run continues when it is started again with the same arguments.
 #[derive(Args, Debug)]
 pub struct EvalArgs {
-    /// Tasks: niah-1k to niah-8k, vt-1k to vt-8k, sum, equation, sort, recall, recall-4k, arithmetic, gsm, countdown, subset,
-    /// factor, path; or niah, vt, search for all of a kind
+    /// Tasks: niah-1k to niah-8k, vt-1k to vt-8k, sum, equation, sort, recall, recall-4k,
+    /// arithmetic, gsm, countdown, subset, factor, path; or niah, vt, search for all of a kind
     #[arg(long, value_name = "TASK,...", value_delimiter = ',')]
     pub task: Vec<String>,
-    /// Problems of your own: JSON lines of {"task", "messages": [{"role", "content"}, ...], "expected"}
+    /// Problems of your own: JSON lines of {"task", "messages": [{"role", "content"}, ...],
+    /// "expected"}
     ///
     /// Without --out, one JSON object is printed for each answer, and nothing is compared.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub problems: Option<PathBuf>,
-    /// Folder of the results: results.json, results.csv (lab/plot.py draws them), and the file that a stopped run goes on from
+    /// Folder of the results: results.json, results.csv (lab/plot.py draws them), and the file that
+    /// a stopped run goes on from
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     /// The values of `--keep-ratio`.
@@ -217,8 +220,8 @@ fn widths(common: &Common) -> Result<Vec<usize>> {
     asked.iter().map(width).collect()
 }
 
-/// Fails where the context ends every chain before it has `length` tokens. `prompt`: tokens of the task's shortest prompt. The last
-/// token of a chain is not fed.
+/// Fails if the context ends every chain before it has `length` tokens. `prompt`: tokens of the
+/// task's shortest prompt. The last token of a chain is not fed.
 fn check_length(task: &str, length: usize, prompt: usize, context: usize) -> Result<()> {
     let room = (context + 1).saturating_sub(prompt);
     if length <= room {
@@ -304,8 +307,8 @@ fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<PolicyKind>>
     Ok(out)
 }
 
-/// The settings of a task: each policy at each ratio, and for each length where its budget depends on it. `trained`: what the
-/// model was trained for, at the one `ratio` that dmc has.
+/// The settings of a task: each policy at each ratio, and at each length if the budget depends on
+/// it. `trained`: the policy that the model was trained for, at dmc's only `ratio`.
 fn settings_of(
     policies: &[PolicyKind],
     crs: &[f64],

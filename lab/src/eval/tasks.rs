@@ -24,23 +24,23 @@ pub struct Task {
 /// Every task. Sizes are tokens of the prompt, approximately, with the built-in model's tokenizer.
 #[rustfmt::skip]
 pub const TASKS: &[Task] = &[
-    Task { name: "niah-1k", make: |r| text::needle(r, 1000) }, // a number named in 1,000 tokens of prose, among three others
-    Task { name: "niah-2k", make: |r| text::needle(r, 2000) }, // the same in 2,000 tokens
-    Task { name: "niah-4k", make: |r| text::needle(r, 4000) }, // the same in 4,000 tokens
-    Task { name: "niah-8k", make: |r| text::needle(r, 7500) }, // the same in 7,500 tokens
-    Task { name: "vt-1k", make: |r| variables::tracking(r, 1000) }, // a variable after 40 to 60 assignments, the prompt about 1,000 tokens
-    Task { name: "vt-2k", make: |r| variables::tracking(r, 2000) }, // the same behind turns of prose, 2,000 tokens
-    Task { name: "vt-4k", make: |r| variables::tracking(r, 4000) }, // the same, 4,000 tokens
-    Task { name: "vt-8k", make: |r| variables::tracking(r, 6500) }, // the same, 6,500 tokens
+    Task { name: "niah-1k", make: |r| text::needle(r, 1000) }, // one of four numbers in 1,000 tokens
+    Task { name: "niah-2k", make: |r| text::needle(r, 2000) }, // in 2,000 tokens
+    Task { name: "niah-4k", make: |r| text::needle(r, 4000) }, // in 4,000 tokens
+    Task { name: "niah-8k", make: |r| text::needle(r, 7500) }, // in 7,500 tokens
+    Task { name: "vt-1k", make: |r| variables::tracking(r, 1000) }, // after 40 to 60 assignments
+    Task { name: "vt-2k", make: |r| variables::tracking(r, 2000) }, // after 2,000 tokens of prose
+    Task { name: "vt-4k", make: |r| variables::tracking(r, 4000) }, // after 4,000 tokens of prose
+    Task { name: "vt-8k", make: |r| variables::tracking(r, 6500) }, // after 6,500 tokens of prose
     Task { name: "sum", make: numbers::sum }, // the sum of 5 to 60 numbers of up to four digits
     Task { name: "equation", make: numbers::equation }, // a linear equation with a whole solution
     Task { name: "sort", make: numbers::sort }, // 5 to 40 numbers in order
-    Task { name: "recall", make: |r| text::recall(r, 700) }, // three facts told first, about 700 tokens of other turns, then a question for one
-    Task { name: "recall-4k", make: |r| text::recall(r, 4000) }, // the same with 4,000 tokens between
-    Task { name: "arithmetic", make: arithmetic::plain }, // two numbers of two digits, added or subtracted
-    Task { name: "gsm", make: arithmetic::story }, // word problems of two or three steps from templates
-    Task { name: "countdown", make: search::countdown }, // three of four numbers and + - * that reach a target
-    Task { name: "subset", make: search::subset }, // three of seven or eight numbers with a given sum
+    Task { name: "recall", make: |r| text::recall(r, 700) }, // one of three facts, 700 tokens ago
+    Task { name: "recall-4k", make: |r| text::recall(r, 4000) }, // the same, 4,000 tokens ago
+    Task { name: "arithmetic", make: arithmetic::plain }, // plus or minus, with two digits
+    Task { name: "gsm", make: arithmetic::story }, // word problems of two or three steps
+    Task { name: "countdown", make: search::countdown }, // three of four numbers and + - *
+    Task { name: "subset", make: search::subset }, // three of seven or eight numbers
     Task { name: "factor", make: search::factor }, // the prime factors of a number of four digits
     Task { name: "path", make: search::path }, // a path through a small graph with dead ends
 ];

@@ -18,7 +18,8 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     let lines = |mark: &str| said.stdout.lines().filter(|l| l.starts_with(mark)).collect::<Vec<_>>();
     let (fine, missed) = (lines("ok"), lines("!!"));
     assert!(fine.len() > 200, "{}{}", said.stdout, said.stderr);
-    // Of more than 8 rows: weights that are not bf16, a width that tensor cores do not support, or f32 inputs, as drafts have.
+    // GEMMs of more than 8 rows: weights that are not bf16, a width that tensor cores do not
+    // support, or f32 inputs, as drafts have.
     let fits = |line: &&&str| ["linear", "glu f32", "drafts"].iter().any(|op| line.contains(op));
     let found = missed.iter().filter(fits).count();
     assert!(said.code == 1 && found > 50 && found == missed.len(), "{}", missed.join("\n"));
@@ -26,8 +27,9 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     assert_eq!(fine.iter().filter(recorded).count(), 14, "steps are recorded and replayed");
     let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");
     assert_eq!(fine.iter().filter(moved).count(), 1, "pages move, and memory is given back");
-    // The plan is made of the allocations themselves, in the driver's granules: to one block that small ones share. It counts
-    // 16 MiB of unpacked weights, which earlier checks have allocated.
+    // The plan counts the allocations themselves in the driver's granules, up to one block that
+    // small allocations share. It includes 16 MiB of unpacked weights, which earlier checks have
+    // allocated.
     let plan = fine.iter().find(|line| line.contains("MB planned")).expect("a model is planned for");
     let figures: Vec<f64> = plan.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     assert!((figures[0] - figures[1]).abs() < 16.8 + 2.2, "{plan}");
@@ -57,7 +59,8 @@ fn families_score_as_on_the_cpu() {
         let (cpu, cuda) = (score("cpu"), score("cuda"));
         assert_eq!(cuda["live"], cpu["live"], "{name} {policy:?}");
         let rows = |score: &Value| score["logprobs"].as_array().unwrap().iter().map(Value::as_f64).collect::<Vec<_>>();
-        // Inputs of these bf16 weights are rounded to bf16, and attention is sharp: families that are older differ as much.
+        // Inputs of these bf16 weights are rounded to bf16, and attention is sharp. Older families
+        // differ as much.
         let (got, wanted) = (rows(&cuda), rows(&cpu));
         let apart = got.iter().flatten().zip(wanted.iter().flatten()).map(|(a, b)| (a - b).abs());
         let mean = apart.clone().sum::<f64>() / wanted.len() as f64;
@@ -67,8 +70,8 @@ fn families_score_as_on_the_cpu() {
     }
 }
 
-/// Chunks, decodes and toggles on models with random weights: log-probabilities near the CPU's, live slots
-/// the same; with the kernels of all GPUs, and with Hopper's.
+/// Runs chunks, decodes and toggles on models with random weights. Log-probabilities are near the
+/// CPU's and live slots are equal, with the kernels of all GPUs and with Hopper's.
 #[test]
 fn scores_are_those_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
@@ -91,8 +94,9 @@ fn scores_are_those_of_the_cpu() {
         (Spec::new(true, Form::Borrowed), "bf16", &["--policy", "dms+quest", "--budget", "48"]),
     ];
     for (i, (spec, kv, policy)) in shapes.into_iter().enumerate() {
-        // A GPU rounds the inputs of these bf16 weights to bf16: no decision of these models is so near 0 that this evicts
-        // another token, and no two pages are so near each other that a query reads another one.
+        // A GPU rounds the inputs of these bf16 weights to bf16. No decision of these models is so
+        // near 0 that this evicts another token, and no two pages are so close that a query reads
+        // another page.
         let seed = if policy.iter().any(|word| word.ends_with("quest")) { 52 } else { 50 };
         let tiny = Tiny::new(spec, seed);
         let score = |device, capability| {
@@ -113,7 +117,8 @@ fn scores_are_those_of_the_cpu() {
             }
             let (got, wanted) = (rows(&cuda), rows(&cpu));
             assert_eq!(got.len(), wanted.len());
-            // Inputs of bf16 weights are rounded, and in fp8 a last bit may decide between two codes a sixteenth apart.
+            // Inputs of bf16 weights are rounded, and in fp8 a last bit may choose between two
+            // codes that are a sixteenth apart.
             for (a, b) in got.iter().flatten().zip(wanted.iter().flatten()) {
                 assert!((a - b).abs() < 5e-2 + share * b.abs(), "model {i} on {capability}: {a} instead of {b}");
             }

@@ -44,7 +44,8 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
         "{table}"
     );
     let log = fs::read_to_string(first.join("problems.jsonl")).unwrap();
-    // 2 tasks x 2 problems: dense, dms, and three policies with a budget for each of 2 lengths; and the header.
+    // 2 tasks x 2 problems: dense, dms, and three policies with a budget for each of 2 lengths;
+    // plus the header.
     assert_eq!(log.lines().count(), 1 + 2 * 2 * (2 + 3 * 2));
     // Killed while it wrote the fifth line.
     let half: String = log.lines().take(4).map(|line| format!("{line}\n")).collect();

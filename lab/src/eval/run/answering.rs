@@ -1,4 +1,4 @@
-//! Answers the problems of a run that are not answered yet. The model is loaded once; each policy has a cache of its own.
+//! Answers the open problems of a run. The model is loaded once; each policy has its own cache.
 
 use super::progress::Progress;
 use super::{Run, TaskProblems};
@@ -30,7 +30,8 @@ const DIAL_CONTEXT: usize = 1024;
 type Item<'a> = (&'a TaskProblems, &'a Setting);
 
 pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store) -> Result<()> {
-    // Settings one after the other, each with all tasks: policies without a budget have one cache for all of them.
+    // Settings one after another, each with all tasks, because policies without a budget share one
+    // cache.
     let n_settings = run.tasks.iter().map(|task| task.settings.len()).max().unwrap_or(0);
     let items =
         (0..n_settings).flat_map(|i| run.tasks.iter().filter_map(move |task| Some((task, task.settings.get(i)?))));
@@ -130,7 +131,8 @@ fn latency<B: Measure>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<La
     })
 }
 
-/// What decisions must exceed to mark under this setting: 0, as trained, under dms+quest too, whose ratio is Quest's budget.
+/// Threshold of decisions under this setting. It is 0, as trained, also for dms+quest, whose ratio
+/// is Quest's budget.
 fn dial<B: Measure>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &mut Option<DialTable>) -> Result<f32> {
     if !matches!(item.1.policy, Policy::Dms(_)) {
         return Ok(0.0);
@@ -212,7 +214,8 @@ fn refusal(error: &anyhow::Error) -> Option<&CacheError> {
     })
 }
 
-/// Says what helps where chains do not fit in memory. `several`: problems decode together; `wide`: so do chains of a problem.
+/// Suggests a remedy if chains do not fit in memory. `several`: problems decode together. `wide`:
+/// so do the chains of a problem.
 fn explained(error: anyhow::Error, several: bool, wide: bool, fit: Option<usize>) -> anyhow::Error {
     let Some(why) = refusal(&error) else { return error };
     let help = [
@@ -226,7 +229,8 @@ fn explained(error: anyhow::Error, several: bool, wide: bool, fit: Option<usize>
     wrong_use(format!("{error:#}; give {}{fit}", help.join(" or ")))
 }
 
-/// Says what helps where the dial of dms cannot be measured. Neither the number of chains nor their length matters for that.
+/// Suggests a remedy if the dial of dms cannot be measured. The number and length of chains do not
+/// matter for that.
 fn unmeasured(error: anyhow::Error) -> anyhow::Error {
     let help = match refusal(&error) {
         Some(CacheError::Limit { .. }) => "give a larger --kv-limit or a smaller --kv format",
