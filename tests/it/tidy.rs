@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 600;
-/// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time to compile it.
+const MAX_COMMENT_COLUMNS: usize = 100;
+/// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time
+/// to compile it.
 const MOST_INSTANCES: usize = 130;
 
 /// The rows of lib.rs's table: module to what it may use; `None` is everything.
@@ -79,8 +81,8 @@ fn paths_are_found_in_every_spelling() {
     assert_eq!(found("src/a.rs", "$crate::x!(); mycrate::y; other::crate::z"), "");
 }
 
-/// The files under `src`, by module, and the files that each uses. A file and the doors above it (`a.rs` of `a/b.rs`)
-/// are one room, so that a use of a door by a file behind it does not count.
+/// The files under `src`, by module, and the files that each uses. A use of a door (`a.rs` of
+/// `a/b.rs`) by a file behind it does not count, because both are one room.
 fn file_uses(sources: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
     let files: BTreeSet<Vec<&str>> = sources.iter().map(Source::module).filter(|m| !m.is_empty()).collect();
     let mut uses = BTreeMap::new();
@@ -159,9 +161,10 @@ fn circles_are_found() {
     assert_eq!(found(&rooms), "a::b d a");
 }
 
-/// Arrows up in each room that has some. A door (`a.rs` beside the folder `a/`) declares the files behind it and may use them. A
-/// file behind it uses no function, type, trait, constant or macro that a door above it defines itself: what both need is a
-/// file of its own, below both. Budgets only fall; a room that is not named here has no arrow.
+/// Arrows up in each room that has some. A door (`a.rs` beside the folder `a/`) declares the files
+/// behind it and may use them. A file behind it uses no function, type, trait, constant or macro
+/// that a door above it defines: code that both need belongs in a file below both. Budgets only
+/// fall; a room that is not listed has no arrow.
 const ARROWS_UP: &[(&str, usize)] = &[
     ("backend", 63),
     ("bench", 3),
@@ -183,7 +186,8 @@ fn defined(code: &str) -> BTreeSet<&str> {
     const KINDS: [&str; 8] = ["fn", "struct", "enum", "trait", "type", "const", "static", "macro_rules!"];
     let mut out = BTreeSet::new();
     for line in code.lines().filter(|line| !line.starts_with(' ')) {
-        // Before the word of the kind there may be `pub(in a::b)`, `unsafe` and the `const` of a function.
+        // Before the word of the kind there may be `pub(in a::b)`, `unsafe` and the `const` of a
+        // function.
         let words = || line.split(' ');
         let named = words().zip(words().skip(1)).find(|(kind, name)| KINDS.contains(kind) && !KINDS.contains(name));
         out.extend(named.and_then(|(_, name)| name.split(|c: char| !c.is_alphanumeric() && c != '_').next()));
@@ -191,7 +195,8 @@ fn defined(code: &str) -> BTreeSet<&str> {
     out
 }
 
-/// Files that use what a door above them defines: the file, the door and the names, one entry for each file and door.
+/// Files that use definitions of a door above them: the file, the door and the names, one entry for
+/// each file and door.
 fn arrows_up(sources: &[Source]) -> BTreeMap<[String; 2], BTreeSet<String>> {
     let defined: BTreeMap<Vec<&str>, BTreeSet<&str>> =
         sources.iter().map(|source| (source.module(), defined(source.without_tests()))).collect();
@@ -245,9 +250,10 @@ fn arrows_up_are_found() {
 /// The modules that lib.rs says may hold it.
 fn unsafe_modules() -> Vec<String> {
     let lib = std::fs::read_to_string(Path::new(ROOT).join("src/lib.rs")).expect("src/lib.rs");
-    let line = lib.lines().find(|l| l.starts_with("//! - `unsafe` is in ")).expect("the invariant");
+    let (_, list) = lib.split_once("\n//! - `unsafe` is in ").expect("the invariant");
+    let (list, _) = list.split_once(" only.").expect("the end of the list");
     let mut out = Vec::new();
-    for name in line.split('`').skip(3).step_by(2) {
+    for name in list.split('`').skip(1).step_by(2) {
         match name.split_once("::{") {
             Some((base, list)) => out.extend(list.trim_end_matches('}').split(", ").map(|n| format!("{base}::{n}"))),
             None => out.push(name.to_owned()),
@@ -294,6 +300,49 @@ fn files_are_short_and_begin_with_what_they_own() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Numbers of the lines whose comment goes beyond [`MAX_COMMENT_COLUMNS`]. Rows of a table and
+/// lines of a fenced block, such as a layout or a picture, may be longer.
+fn long_comments(text: &str) -> Vec<usize> {
+    let (mut out, mut fenced) = (Vec::new(), false);
+    for (i, line) in text.lines().enumerate() {
+        let comment = line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!', ' ']));
+        fenced = comment.is_some_and(|comment| fenced != comment.starts_with("```"));
+        let exempt = fenced || comment.is_some_and(|comment| comment.starts_with('|'));
+        let has_comment = comment.is_some() || line.contains(" // ");
+        if has_comment && !exempt && line.chars().count() > MAX_COMMENT_COLUMNS {
+            out.push(i + 1);
+        }
+    }
+    out
+}
+
+#[test]
+fn comments_fit_in_their_columns() {
+    let mut wrong = Vec::new();
+    for source in code().iter().chain(&sources("tests")).chain(&sources("lab/tests")) {
+        wrong.extend(long_comments(&source.text).into_iter().map(|line| format!("{}:{line}", source.path)));
+    }
+    assert!(wrong.is_empty(), "comments beyond {MAX_COMMENT_COLUMNS} columns:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn long_comments_are_found() {
+    let words = "word ".repeat(20);
+    let text = [
+        format!("// {words}"),
+        format!("    /// {words}"),
+        format!("let x = 1; // {words}"),
+        format!("let x = \"{words}\";"),
+        format!("//! | {words} |"),
+        "//! ```text".to_owned(),
+        format!("//! {words}"),
+        "//! ```".to_owned(),
+        format!("//! {words}"),
+        "// short".to_owned(),
+    ];
+    assert_eq!(long_comments(&text.join("\n")), [1, 2, 3, 9]);
+}
+
 /// The methods that traits of `backend` declare.
 fn methods(names: &[&str]) -> usize {
     let sources = sources("src");
@@ -304,7 +353,7 @@ fn methods(names: &[&str]) -> usize {
     names.iter().map(declared).sum()
 }
 
-/// What grew once on its own. Whoever needs more raises the budget in a commit of its own, which says what for.
+/// Sizes that once grew unnoticed. Raise a budget only in a separate commit that says what for.
 #[test]
 fn sizes_stay_within_their_budgets() {
     let index = std::fs::read_to_string(Path::new(ROOT).join("kernels/ptx.txt")).expect("the index of the PTX");
@@ -342,8 +391,9 @@ fn every_file_is_a_module() {
     assert!(orphans.is_empty(), "no `mod` names {orphans:?}");
 }
 
-/// An intrinsic in a closure that was compiled before it was inlined stays a call where link-time optimisation does not mend it,
-/// as incremental builds show; then this program has a symbol for it. `array_of` in `backend::cpu::simd` is the way around.
+/// An intrinsic in a closure that was compiled before it was inlined stays a call without link-time
+/// optimisation, as in incremental builds. Then this program has a symbol for it. `array_of` in
+/// `backend::cpu::simd` avoids that.
 #[test]
 #[cfg(all(target_arch = "x86_64", not(debug_assertions)))]
 fn intrinsics_are_not_calls() {
@@ -412,7 +462,8 @@ fn the_network_is_used_in_one_room() {
     }
 }
 
-/// A named pipe, a device or a file without end is refused by `regular_file`; what else opens files says here why.
+/// `regular_file` refuses a named pipe, a device or an endless file. Other code that opens files is
+/// listed here with its reason.
 #[test]
 fn files_from_outside_are_opened_in_one_room() {
     let allowed = [
