@@ -1,4 +1,5 @@
-//! Caches on disk: a file that was changed is refused, and a layer's image that is taken leaves whole page tables.
+//! Caches on disk: a changed file is refused, and a layer's image that is accepted leaves
+//! consistent page tables.
 
 use crate::mutate::{Example, Shape};
 use anyhow::Result;
@@ -97,7 +98,8 @@ pub fn files() -> Vec<Example> {
     vec![Example::new(Shape::Binary, original()[0].clone())]
 }
 
-/// Opens a file after its checksums were made right again, and fills a sequence with what is taken of it.
+/// Opens a file after correcting its checksums, and fills a sequence with the layers that are
+/// accepted.
 pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, sealed(bytes.to_vec()))?;
     let Some(opened) = Opened::open(path)? else { return Ok(()) };

@@ -1,5 +1,6 @@
-//! What is read beside a model: predictors of our second format and of KVzap, heads of EAGLE-3 and for multi-token prediction.
-//! Their headers and configurations keep their form, so that most inputs reach what is behind them.
+//! Files read beside a model: predictors of our second format and of KVzap, heads of EAGLE-3 and
+//! for multi-token prediction. Their headers and configurations keep their form, so that most
+//! inputs get past them.
 
 use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
 use crate::mutate::{Example, Shape};

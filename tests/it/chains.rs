@@ -1,5 +1,5 @@
-//! Several chains that answer one question: each is the ordinary answer with its seed, whatever runs beside it, and nothing of
-//! them is left but the winner's reply.
+//! Several chains that answer one question: each is the ordinary answer with its seed, whatever
+//! runs beside it, and only the winner's reply remains of them.
 
 use crate::harness::{Session, check_kv};
 use crate::tiny::{Form, Spec, Tiny};
@@ -61,7 +61,8 @@ fn check_pages(s: &Session) {
     assert_eq!(counted, named, "pages by the pool's count and by the tables");
 }
 
-/// While chains answer, the figures are of a mean one, and what the others hold has a name of its own.
+/// While chains answer, the figures describe a mean chain, and the pages of the others have a
+/// separate figure.
 #[test]
 fn figures_are_of_a_mean_chain_and_the_others_are_counted_by_name() {
     figures_are_of_a_mean_chain(&talker());
@@ -295,7 +296,8 @@ fn chains_that_do_not_fit_together_wait_and_say_the_same() {
     assert!(waited);
 }
 
-/// Steps of forks need less than is reserved for them: a chain that waits must not be admitted again and again.
+/// Steps of forks need less than is reserved for them, so a waiting chain must not be admitted
+/// again and again.
 #[test]
 fn chains_within_a_limit_end_and_say_the_same() {
     let tiny = talker();

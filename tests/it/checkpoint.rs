@@ -329,7 +329,8 @@ fn both_spellings_of_rope_are_one() {
     assert!(matches!(a.scaling, RopeScaling::Yarn { original_context: 16, beta_fast: 20.0, truncate: true, .. }));
 }
 
-/// As transformers' classes have them: a missing `rope_theta`, and a window in all layers that `layer_types` lists.
+/// As in transformers' classes: a missing `rope_theta`, and a window in all layers that
+/// `layer_types` lists.
 #[test]
 fn a_config_without_theta_and_one_whose_layers_all_slide() {
     let all = json!(["sliding_attention", "sliding_attention"]);

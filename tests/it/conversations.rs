@@ -200,8 +200,8 @@ fn four_conversations_say_and_store_what_each_does_alone() {
         vec![ask("tell me ", 1, 400, Some((6, Command::Cancel))), ask("and then ", 5, 30, None)],
         vec![ask("a long story, ", 20, 20, None), ask("short", 1, 50, Some((3, Command::SetEviction(false))))],
     ];
-    // On a busy machine one may be done before another begins, or before its command comes: again, until all four were in
-    // one decode step and both toggles came in time.
+    // On a busy machine one may be done before another begins, or before its command arrives.
+    // Repeat until all four were in one decode step and both toggles came in time.
     let mut answers = Vec::new();
     let met = (0..10).any(|_| {
         let watch = Watch::default();
@@ -246,7 +246,8 @@ fn conversations_that_do_not_fit_together_wait_for_each_other() {
     let kv = &free[0][0].0.kv;
     let (limit, page_bytes) = (largest * 5 / 2, 16 * kv.live_bytes / kv.live_slots);
 
-    // Whether they meet depends on when their requests arrive: on a busy machine one may be done before the next begins.
+    // Whether they meet depends on when their requests arrive: on a busy machine one may end before
+    // the next begins.
     let mut preempted = false;
     for _ in 0..10 {
         let watch = Watch::default();

@@ -2,15 +2,16 @@
 
 use dmschat::checkpoint::DeltaNet;
 
-/// What llama.cpp's converter does to the rows of q and k of `llama`: the halves of each head alternate.
+/// Permutes rows as llama.cpp's converter does for q and k of `llama`: the halves of each head
+/// alternate.
 pub fn interleave(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
     let rows: Vec<&[f32]> = values.chunks(values.len() / rows).collect();
     let heads = rows.chunks(head_dim);
     heads.flat_map(|head| (0..head_dim).flat_map(|i| head[i / 2 + i % 2 * head_dim / 2].to_vec())).collect()
 }
 
-/// What llama.cpp's converter makes of a tensor of a delta net: its values, and its name and kind. The value heads of a key head
-/// are `key_heads` apart.
+/// Converts a tensor of a delta net as llama.cpp's converter does: its values, its name and its
+/// kind. The value heads of a key head are `key_heads` apart.
 pub fn as_converted(d: &DeltaNet, shape: &mut Vec<usize>, values: &mut [f32], name: &str) -> (&'static str, String) {
     let tile = |values: &mut [f32], run: usize| {
         let (old, per_key) = (values.to_vec(), d.value_heads / d.key_heads);

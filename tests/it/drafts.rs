@@ -1,4 +1,5 @@
-//! Drafts: a step that tries tokens gives those of single steps, and leaves the cache as they do, whatever is tried.
+//! Drafts: a step with drafts gives the tokens of single steps and leaves the cache in the same
+//! state, whatever is tried.
 
 use crate::harness::Session;
 use crate::tiny::{Form, Spec, Tiny};
@@ -87,7 +88,8 @@ impl Pair<'_> {
         tokens
     }
 
-    /// A step with `tried` drafts, of which the first `right` are, and of whose rows `taken` are accepted.
+    /// A step with `tried` drafts, of which the first `right` are correct, and of whose rows
+    /// `taken` are accepted.
     fn round(&mut self, random: &mut Random, vocab: usize, tried: usize, right: usize, taken: usize) {
         let wanted = self.next(taken);
         let mut drafts: Vec<Token> = (0..tried).map(|_| random.below(vocab) as Token).collect();
@@ -107,7 +109,8 @@ impl Pair<'_> {
     }
 }
 
-/// 10,000 steps whose drafts are all right, all wrong or in part, between everything that changes a cache.
+/// 10,000 steps whose drafts are all right, all wrong or partly right, between all other changes of
+/// a cache.
 #[test]
 fn ten_thousand_rounds_leave_what_single_steps_leave() {
     let request = |kind| PolicyRequest { kind, ..PolicyRequest::default() };
@@ -164,7 +167,8 @@ fn ten_thousand_rounds_leave_what_single_steps_leave() {
                     5 => pair.both(|runner, seq| runner.drop_positions(seq, at..at + 5).unwrap()),
                     6 => pair.both(|runner, seq| runner.feed(seq, &[7, 8, 9]).unwrap()),
                     7 => {
-                        // A fork goes on in its place, while the other holds the pages that they share.
+                        // A fork goes on in its place, while the other holds the pages that they
+                        // share.
                         let forks =
                             [pair.plain.fork(pair.seqs[0]), pair.drafted.fork(pair.seqs[1])].map(Result::unwrap);
                         let kept = std::mem::replace(&mut pair.seqs, forks);
@@ -308,7 +312,8 @@ fn ask(s: &mut Session, question: &str, drafts: bool, chains: Option<ChainsReque
     (report, text)
 }
 
-/// What an answer is, without times and what drafts did, nor the most pages of several chains: that depends on how far each is.
+/// An answer without times, the work of drafts, and the peak pages of several chains, which depend
+/// on how far each chain is.
 fn facts(report: &TurnReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let kv = KvStats { peak_shared: None, ..report.kv.clone() };
     (
@@ -318,7 +323,8 @@ fn facts(report: &TurnReport) -> impl PartialEq + std::fmt::Debug + use<> {
     )
 }
 
-/// Conversations with toggles, pins, a dial, undo, chains and a full context are the same with drafts and without.
+/// Conversations with toggles, pins, a dial, undo, chains and a full context are the same with
+/// drafts and without.
 #[test]
 fn conversations_do_not_depend_on_drafts() {
     let tiny = speaker();
@@ -350,8 +356,8 @@ fn with_head(tiny: &Tiny, change: impl FnOnce(&mut EngineOptions)) -> Session<'_
     Session::opened(tiny, opened, change)
 }
 
-/// Where memory runs out, a probe that runs is given up first. Then the draft head lends its memory, and gets it back when there is
-/// room. Each of it is said.
+/// If memory runs out, a running probe is released first. Then the draft head lends its memory, and
+/// gets it back when there is room. Each of these is reported.
 #[test]
 fn a_full_cache_borrows_a_draft_heads_memory_after_a_probes() {
     let tiny = speaker();
@@ -386,7 +392,8 @@ fn a_full_cache_borrows_a_draft_heads_memory_after_a_probes() {
     assert!(report.draft.is_some_and(|draft| draft.rounds > 0), "{:?}", report.draft);
 }
 
-/// As above, where the model's own layer for multi-token prediction does, behind layers that carry a state.
+/// Like the test above, with the model's own layer for multi-token prediction, after layers that
+/// carry a state.
 #[test]
 fn conversations_do_not_depend_on_multi_token_prediction() {
     let form = Form::Predictor { linear: false, units: 4 };
@@ -405,7 +412,8 @@ fn conversations_do_not_depend_on_multi_token_prediction() {
     assert!(rounds > 300 && accepted > 30, "{rounds} rounds, {accepted} drafts accepted");
 }
 
-/// Holds the same conversation in two sessions, and returns steps with drafts and accepted ones of the first.
+/// Holds the same conversation in two sessions, and returns steps with drafts and accepted ones of
+/// the first.
 fn are_equal<'a>(mut drafted: Session<'a>, mut plain: Session<'a>) -> (u64, u64) {
     let (mut rounds, mut accepted) = (0, 0);
     assert!(drafted.info.most_drafts > 0 && plain.info.most_drafts == 0);

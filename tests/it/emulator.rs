@@ -1,5 +1,6 @@
-//! The software GPU of `tests/software_gpu`, which runs the kernels' sources: builds it and runs programs on it. Needs a C++
-//! compiler; without one its tests are skipped with a message, and fail in CI.
+//! The software GPU of `tests/software_gpu`, which runs the kernels' sources: builds it and runs
+//! programs on it. Needs a C++ compiler; without one its tests are skipped with a message, and fail
+//! in CI.
 
 use serde_json::Value;
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! Mixtures of experts: chunks against single tokens in every format of weights, layouts of their tensors, refusals.
+//! Mixtures of experts: chunks against single tokens in every weight format, layouts of their
+//! tensors, refusals.
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::checkpoint::convert::{Importance, codes, convert};

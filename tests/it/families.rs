@@ -1,4 +1,5 @@
-//! Families as people have them: a folder and a GGUF file of each compute what transformers does, and answer a prompt.
+//! Published forms of families: a folder and a GGUF file of each compute what transformers does,
+//! and answer a prompt.
 
 use crate::fake_hub::sha256;
 use crate::gguf::{converted, golden};
@@ -28,7 +29,8 @@ fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// The GGUF file of a family: a header that llama.cpp's own package wrote, and the data that it wrote, by their hash.
+/// The GGUF file of a family: a header written by llama.cpp's own package, and the data that it
+/// wrote, by hash.
 fn gguf_file(name: &str) -> Vec<u8> {
     let header = fs::read(place(&format!("gguf/{name}.header"))).unwrap();
     let hashes: Value = serde_json::from_slice(&fs::read(place("gguf/families.json")).unwrap()).unwrap();
@@ -47,7 +49,8 @@ fn gguf_files_compute_what_transformers_does() {
     for name in FAMILIES {
         let (file, folder) = (opened(name), golden(name));
         let mut config = file.config.clone();
-        // Mistral is llama there, norms are whole, and value heads of delta nets have another order.
+        // In GGUF files Mistral is llama, norms are whole, and value heads of delta nets have
+        // another order.
         config.family = folder.config.family;
         config.spec.norm_offset = folder.config.spec.norm_offset;
         config.spec.delta_net = folder.config.spec.delta_net;
@@ -110,7 +113,8 @@ pub fn predictor(folder: &Path, c: &ModelConfig) {
     fs::write(folder.join("model.safetensors"), crate::folder::assemble(&header, &data)).unwrap();
 }
 
-/// Where a predictor decides and where a window does, chunks give the bits, the slots and the pages of single steps.
+/// With decisions of a predictor and of a window, chunks give the bits, the slots and the pages of
+/// single steps.
 #[test]
 fn each_family_evicts_in_chunks_as_in_single_steps() {
     let tokens: Vec<Token> = (0..80).map(|i| (i * 7919 % 128) as Token).collect();
@@ -171,7 +175,8 @@ fn predictors_are_made_for_each_family() {
     }
 }
 
-/// Architectures that people have and that do not run: named before anything else is asked of the files.
+/// Published architectures that do not run: they are refused by name before anything else is read
+/// from the files.
 #[test]
 fn other_architectures_are_named_in_one_line() {
     let home = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
-//! A published model whose layers differ, Gemma 3 270M, in a conversation: ten turns with eviction by a predictor that
-//! `adapter train` has made for it, and everything that changes the cache between them. After each turn every figure is that of
-//! the slots that are stored. The model comes from tests/models/fetch.
+//! A published model whose layers differ, Gemma 3 270M, in a conversation: ten turns with eviction
+//! by a predictor that `adapter train` has made for it, with every kind of cache change between
+//! them. After each turn every figure matches the stored slots. The model comes from
+//! tests/models/fetch.
 
 use crate::harness::check_kv;
 use crate::program::{program, said};
@@ -22,7 +23,8 @@ const MODEL: &str = "gemma-3-270m.Q4_K_M";
 const WINDOW: usize = 512;
 const GLOBAL: [usize; 3] = [5, 11, 17];
 const TEXT: &str = include_str!("../texts/chat.txt");
-/// Bytes of text that the predictor is fitted to, and of the first message, which is longer than the window.
+/// Bytes of text that the predictor is fitted to, and of the first message, which is longer than
+/// the window.
 const LEARNED: usize = 9 << 10;
 const FIRST: usize = 3 << 10;
 

@@ -1,5 +1,4 @@
-//! GGUF files as checkpoints: the same model as the folder it was converted from, and one clear line for each thing that
-//! can be wrong with one.
+//! GGUF files as checkpoints: the model equals its folder, and each fault gives one clear line.
 
 use crate::converter::{as_converted, interleave};
 use crate::gguf_file::{BF16, Data, F32, GgufFile, Meta, Q8_0};
@@ -46,7 +45,6 @@ pub fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
     said
 }
 
-/// The names of llama.cpp's converter.
 const NAMES: [(&str, &str); 15] = [
     ("mlp.gate", "ffn_gate_inp"),
     ("model.embed_tokens", "token_embd"),
@@ -199,8 +197,7 @@ pub fn golden(name: &str) -> Checkpoint {
     Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap()
 }
 
-/// Biases of all layers and of some, several shards, YaRN, a tied head; q and k whose rows llama.cpp permutes; fused tensors,
-/// partial longrope, factors.
+/// Biases, shards, YaRN, a tied head, permuted q and k, fused tensors, partial longrope.
 #[test]
 fn a_converted_folder_is_the_same_model() {
     for name in
@@ -216,7 +213,7 @@ fn a_converted_folder_is_the_same_model() {
     }
 }
 
-/// Norms with their 1, decays in place of their logarithms, value heads in another order, a block for multi-token prediction.
+/// Norms with their 1, plain decays, reordered value heads, a multi-token prediction block.
 #[test]
 fn a_converted_hybrid_computes_the_same() {
     let tiny = Tiny::new(Spec { hybrid: true, n_layers: 4, ..Spec::new(true, Form::Plain) }, 9);
@@ -339,7 +336,6 @@ fn a_vocabulary_in_the_metadata_is_a_tokenizer() {
     let two = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
     let streamed = |id| two.decoder().push(id);
     assert_eq!((streamed(262), two.literal(262)), (streamed(97), two.literal(97)));
-    // Marks are parts of words.
     let mut newer = file.clone();
     let c = open(newer.set("tokenizer.ggml.pre", Meta::text("qwen35"))).unwrap();
     let newer = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
@@ -443,7 +439,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     assert_eq!(vector, "x.gguf: tensor output_norm.weight is a Q8_0 of shape [64], expected a matrix");
 }
 
-/// The greatest sizes that are read, and the next ones: the message names the key before anything is built.
+/// The largest sizes that are read, and the next: the key is named before anything is built.
 #[test]
 fn a_vocabulary_and_heads_are_bounded_by_their_keys() {
     let tokens = |n: usize| refusal(|f| _ = f.set("tokenizer.ggml.tokens", Meta::Texts(vec![String::new(); n])));
@@ -467,7 +463,6 @@ fn a_vocabulary_and_heads_are_bounded_by_their_keys() {
     assert_eq!(heads(1024), "x.gguf: llama.rope.dimension_count 32 is not supported (the head size 1024 is)");
 }
 
-/// One line, and none before it.
 #[test]
 fn a_scale_that_is_no_number_is_refused_before_anything_is_quantized() {
     for (bits, block) in [(0x7e00u16, 0), (0x7c00, 191)] {
@@ -507,7 +502,6 @@ fn files_are_told_from_folders_by_their_first_bytes() {
     assert_eq!(said.to_string(), wanted);
 }
 
-/// The program as a user starts it, in each format of weights; and one line where it cannot do what was asked.
 #[test]
 fn a_file_is_run_from_the_command_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -534,7 +528,6 @@ fn a_file_is_run_from_the_command_line() {
     assert!(last.starts_with("dmschat: policy dms: this model was not trained with DMS"), "{said}");
 }
 
-/// Parts beside each other are one model, which is opened by its first.
 #[test]
 fn a_model_in_parts_is_opened_by_its_first() {
     let folder = tempfile::tempdir().unwrap();

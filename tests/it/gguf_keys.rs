@@ -1,4 +1,5 @@
-//! Keys of GGUF files that change what is computed: each is read as llama.cpp reads it, or refused by its name.
+//! Keys of GGUF files that change the computation: each is read as llama.cpp reads it, or refused
+//! by its name.
 
 use crate::gguf::{open, refusal};
 use crate::gguf_file::{GgufFile, Meta};
@@ -31,7 +32,8 @@ fn a_key_that_is_not_computed_is_refused_by_its_name() {
     assert!(set("tokenizer.ggml.add_bos_token", Meta::U32(7)).ends_with("is 7, expected true or false"));
 }
 
-/// llama.cpp's keys of scaling, old ones, and ollama's names; values without effect are no reason to refuse a file.
+/// llama.cpp's keys of scaling, old ones, and ollama's names; values without effect are no reason
+/// to refuse a file.
 #[test]
 fn scaling_is_read_from_every_key_that_states_it() {
     let of = |keys: &[(&str, Meta)]| {

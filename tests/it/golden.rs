@@ -45,7 +45,8 @@ fn holds(name: &str) {
     computes(name, &Checkpoint::open(&ModelRef::Folder(folder(name)), &AdapterChoice::None).expect("opens"));
 }
 
-/// A model of the goldens, from a folder or another file: frequencies, one prefill, chunks and single steps, a continuation.
+/// Compares a model with its goldens, from a folder or another file: frequencies, one prefill,
+/// chunks and single steps, a continuation.
 pub fn computes(name: &str, checkpoint: &Checkpoint) {
     let golden: Golden = parsed(&format!("{name}/golden.json"));
     let raw = read(&format!("{name}/logits.f32"));
@@ -342,7 +343,8 @@ fn kvzap_scores_and_marks_as_kvpress_does() {
                 assert!(worst < LOGIT_TOLERANCE, "{name}: logits differ by {worst}");
             })
             .unwrap();
-        // kvpress masks a token that the next query will not see, which here leaves with the next token.
+        // kvpress masks a token that the next query will not see, which here leaves with the next
+        // token.
         let newest = golden.tokens.len() - 1 - golden.window;
         for (slots, masked) in stored(&runner, seq).iter().flatten().zip(golden.masked.iter().flatten()) {
             let gone: Vec<usize> = (0..=newest).filter(|&p| !slots.contains(&(p, false))).collect();

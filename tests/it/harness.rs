@@ -1,5 +1,5 @@
-//! A front end for tests: sends commands to a running engine, assembles the token log from reports and compares all
-//! results with the reference.
+//! A front end for tests: sends commands to a running engine, assembles the token log from reports
+//! and compares all results with the reference.
 
 use crate::merge_reference::run_merged;
 use crate::reference::{self, Outcome, Rounding};
@@ -199,8 +199,8 @@ impl<'a> Session<'a> {
         self.check_stored();
     }
 
-    /// Compares figures of a cache of `n` tokens with the slots that are stored and with what a dense cache would hold: all
-    /// tokens in the layers with attention, and the newest ones in local layers.
+    /// Compares figures of a cache of `n` tokens with the stored slots and with the slots of a
+    /// dense cache: all tokens in the layers with attention, and the newest tokens in local layers.
     pub fn check_figures(&mut self, kv: &KvStats, n: usize) {
         let spec = &self.tiny.spec;
         let attention = (0..spec.n_layers).filter(|l| !spec.hybrid || l % 2 == 1);
@@ -276,8 +276,9 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Runs an ignored test in a process of its own, in which a write beyond the limit on the size of files is an error. `prepare`
-/// is the shell's work before it, `variable` a variable of its environment and the value.
+/// Runs an ignored test in a separate process, in which writing beyond the file size limit is an
+/// error. `prepare` is shell code to run before it, `variable` an environment variable and its
+/// value.
 #[cfg(unix)]
 pub fn run_alone(test: &str, prepare: &str, variable: [&str; 2]) {
     let script = format!("trap '' XFSZ; {prepare}exec \"$0\" --exact {test} --ignored --nocapture");
@@ -299,7 +300,8 @@ pub fn check_kv(kv: &KvStats, slot_bytes: u64) {
     assert!(shares.into_iter().all(|fits| fits), "a head holds more than a dense cache: {kv:?}");
 }
 
-/// A text with every `old` replaced by `new`. Fails if one is not in it: a test that damages something has to do so.
+/// Replaces every `old` in a text by `new`. Fails if there is none, because a test that damages
+/// something must do so.
 pub fn edited(text: &str, edits: &[(&str, &str)]) -> String {
     edits.iter().fold(text.to_owned(), |text, (old, new)| {
         assert!(text.contains(old), "{old} is not in {text}");

@@ -1,5 +1,6 @@
-//! Draft heads: hidden states and guesses as speculators has them for EAGLE-3 (tests/golden/make_eagle.py) and transformers' layers
-//! for multi-token prediction (make_mtp.py), and conversations that do not depend on a head.
+//! Draft heads: hidden states and guesses of EAGLE-3 as in speculators
+//! (tests/golden/make_eagle.py), and of layers for multi-token prediction as in transformers
+//! (make_mtp.py); and conversations that do not depend on a head.
 
 use crate::fake_hub::FakeHub;
 use crate::hub::{Home, WEIGHTS, files, said};

@@ -1,5 +1,5 @@
-//! GGUF files from the hub: which file a name means, what is downloaded, and how the model is called afterwards. Against a
-//! hub on loopback ([`crate::fake_hub`]).
+//! GGUF files from the hub: which file a name means, what is downloaded, and the model's name
+//! afterwards. Runs against a hub on loopback ([`crate::fake_hub`]).
 
 use crate::fake_hub::{COMMIT, Do, FakeHub};
 use crate::gguf_file::{F32, GgufFile, Meta};
@@ -70,7 +70,8 @@ fn a_file_of_a_repository_is_pulled_used_offline_and_removed() {
     assert!(!home.repo().exists());
 }
 
-/// The importance matrix beside a model comes with it and is used for 4-bit codes, of the file and of a folder of that name.
+/// The importance matrix beside a model is downloaded with it and used for 4-bit codes, of the file
+/// and of a folder of that name.
 #[test]
 fn the_importance_matrix_of_a_repository_is_pulled_and_used() {
     const IMATRIX: &str = "imatrix_unsloth.gguf_file";
@@ -112,7 +113,8 @@ fn the_importance_matrix_of_a_repository_is_pulled_and_used() {
     std::fs::create_dir_all(&other).unwrap();
     std::fs::write(other.join("model.imatrix.gguf"), b"GGUF").unwrap();
     assert_eq!(info(file, &[]), "measured");
-    // One beside it with its name counts first; a bad one is named, and importance is measured instead.
+    // A file with the model's name beside it has priority; a bad file is named, and importance is
+    // measured instead.
     std::fs::write(folder.join("Model.imatrix"), [0xff; 64]).unwrap();
     let (code, _, stderr) = quantize(file);
     let why = "Model.imatrix: not an imatrix file: the number of matrices is -1; it is not used";

@@ -1,4 +1,4 @@
-//! Models whose layers are gated delta nets but for some: a sequence's state goes where the sequence goes.
+//! Models in which most layers are gated delta nets: a sequence's state follows the sequence.
 
 use crate::folder::{assemble, merged};
 use crate::program::{program, said};
@@ -18,7 +18,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Feeds tokens in steps of these lengths, the last one repeated, and returns the bits of their logits.
+/// Feeds tokens in steps of these lengths, the last one repeated, and returns the bits of their
+/// logits.
 pub fn fed(runner: &mut Runner<Cpu>, seq: SeqId, tokens: &[Token], steps: &[usize]) -> Vec<Vec<u32>> {
     let (mut out, mut at) = (Vec::new(), 0);
     for i in 0.. {

@@ -1,4 +1,5 @@
-//! `tools/install.sh` with archives of a fake release: a program that works is only replaced by one that runs.
+//! `tools/install.sh` with archives of a fake release: a working program is only replaced by one
+//! that runs.
 
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -42,7 +43,8 @@ impl Release {
         self.folder.path().join(path)
     }
 
-    /// Runs the script, or its first bytes, as `curl | sh` does. Returns the exit code and what it wrote.
+    /// Runs the script, or its first bytes, as `curl | sh` does. Returns the exit code and what it
+    /// wrote.
     fn install(&self, script: &str, from: &str) -> (i32, String) {
         let mut shell = Command::new("sh");
         shell

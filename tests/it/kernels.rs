@@ -1,5 +1,6 @@
-//! The archive of PTX is that of the sources, and its index names the kernels that the host launches. Needs no GPU and no
-//! compiler: `kernels/compile.py` writes both files, and checks what only the PTX can tell (registers, spills, waits).
+//! The PTX archive matches the sources, and its index names the kernels that the host launches.
+//! Needs no GPU and no compiler: `kernels/compile.py` writes both files, and checks properties that
+//! only the PTX shows (registers, spills, waits).
 
 use dmschat::backend::KernelNeeds;
 use dmschat::backend::cuda::{ENTRIES, Kernel, SOURCES, TARGETS, check_needs};
@@ -17,7 +18,8 @@ fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
 }
 
-/// As `digest` in `kernels/compile.py` computes it: all that the PTX of a file depends on, without comments.
+/// Computes `digest` of `kernels/compile.py`: a hash of everything that the PTX of a file depends
+/// on, without comments.
 fn digest(folder: &Path, name: &str) -> String {
     let (mut inputs, mut unread) = (BTreeSet::new(), vec![format!("{name}.cu")]);
     while let Some(file) = unread.pop() {
@@ -117,7 +119,8 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
     assert_eq!(of_policy(quest), ["attend_choice", "pages"]);
 }
 
-/// Wide heads load their own files in place of the usual ones, and policies without such files are refused.
+/// Wide heads load their own files instead of the usual ones, and policies without such files are
+/// refused.
 #[test]
 fn wide_heads_have_files_of_their_own() {
     let needs = |head_dim, policy| KernelNeeds {

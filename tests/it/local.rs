@@ -1,5 +1,5 @@
-//! Models whose attention is local in some layers (Gemma 3): those see and store the newest tokens, whatever the policy of the
-//! others, the switch, pins and the valve say.
+//! Models with local attention in some layers (Gemma 3): these layers see and store the newest
+//! tokens, regardless of the other layers' policy, the switch, pins and the valve.
 
 use crate::families::predictor;
 use dmschat::backend::cpu::Cpu;
@@ -68,7 +68,8 @@ fn check_local(runner: &Runner<Cpu>, seq: SeqId) {
     }
 }
 
-/// Any chunks, steps with drafts and images give what single steps give, under every source of decisions.
+/// Any chunks, steps with drafts, and images give the results of single steps, under every source
+/// of decisions.
 #[test]
 fn local_layers_store_their_window_and_the_others_follow_the_policy() {
     let adapter = tempfile::tempdir().unwrap();

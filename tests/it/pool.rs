@@ -125,7 +125,8 @@ impl Bench {
         }
     }
 
-    /// Makes a sequence of another's image; a damaged image is refused, or makes a sequence that can be released.
+    /// Builds a sequence from another's image; a damaged image is refused, or gives a sequence that
+    /// can be released.
     fn copy_image(&mut self, i: usize) {
         let original = self.live[i].clone();
         let (head, sizes) = self.cache.head(&self.b, original.id);
@@ -286,7 +287,8 @@ impl Bench {
         assert!(stats.used_pages == pages && pages <= slots && pages <= stats.mapped_pages);
     }
 
-    /// Lanes counted by position, of all lanes and of some, and what each lane holds of one position.
+    /// Counts lanes by position, of all lanes and of some, and the state of one position in each
+    /// lane.
     fn check_presence(&self, seq: &Sequence) {
         let at = seq.len / 2;
         let filters = [(None, None), (Some(1), None), (None, Some(1)), (Some(0), Some(1))];

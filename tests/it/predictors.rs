@@ -1,4 +1,4 @@
-//! Predictors of importance as users meet them: one from the hub with its model, and one that is made here.
+//! Predictors of importance in use: one from the hub with its model, and one that is trained here.
 
 use crate::fake_hub::{COMMIT, FakeHub};
 use crate::hub::{Home, WEIGHTS, files, healthy, said};
@@ -112,7 +112,8 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     fs::write(&text, lines).unwrap();
     let text = text.to_str().unwrap();
     let train = ["adapter", "train", "-m", folder, "--device", "cpu", "--ratio", "2", "--text", text];
-    // A file of another kind is refused before the work begins, and left as it is; so is a link, whatever it leads to.
+    // A file of another kind is refused before the work begins, and left unchanged; so is a link,
+    // whatever its target.
     let weights = format!("{folder}/model.safetensors");
     let link = home.0.path().join("link.safetensors");
     std::os::unix::fs::symlink(text, &link).unwrap();
@@ -151,7 +152,8 @@ fn a_predictor_is_made_and_used_and_a_stopped_one_leaves_nothing() {
     assert_eq!((&answer["decisions"]["kind"], &answer["decisions"]["name"]), (&json!("predictor"), &json!(name)));
     let said = format!("forgets with predictor {name} (about {ratio:.1}x, KL ");
     assert!(stderr.contains(&said) && stderr.contains("--adapter none keeps everything"), "{stderr}");
-    // Made again, it takes the place of the first, which is said before; one for another model is refused.
+    // A second training replaces the first file, which is announced before; a file for another
+    // model is refused.
     let file = made.join(format!("{name}.safetensors"));
     let (code, _, stderr) = home.run(&hub, &train);
     let warned = stderr.lines().next().unwrap();

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Only ends a test that hangs: everything is waited for as long as it takes, also on a busy machine.
+/// A limit that only ends a hanging test: everything is waited for as long as it takes, also on a
+/// busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
 pub struct Chat {
@@ -134,7 +135,8 @@ impl Chat {
 }
 
 impl Chat {
-    /// Kills it and waits until it is gone, with its locks. (`Child::kill` sends SIGHUP first, which ends the chat properly.)
+    /// Kills it and waits until it is gone, with its locks. (`Child::kill` sends SIGHUP first,
+    /// which ends the chat normally.)
     pub fn kill(&mut self) {
         if let (Ok(None), Some(pid)) = (self.child.try_wait(), self.child.process_id()) {
             let _ = std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status();
@@ -171,8 +173,8 @@ fn rows(screen: &str, layer: usize) -> (Vec<u64>, Vec<u64>) {
     (table, cells)
 }
 
-/// Waits for an answer to end, and returns the screen then. Its last line names a speed, as the status line does; what follows
-/// there may be on another row.
+/// Waits for an answer to end, and returns the screen then. Its last line names a speed, like the
+/// status line; the text after it may be on another row.
 pub fn answer(chat: &Chat, n: usize) -> String {
     let ended = |screen: &str| {
         let rows = screen.trim_end().rsplit_once('\n').map_or("", |(rows, _)| rows);
@@ -315,7 +317,8 @@ fn a_terminal_that_is_gone_ends_the_chat_quietly() {
     }
 }
 
-/// A terminal is closed without SIGHUP where it is not the controlling one, or its session's leader was killed.
+/// A terminal is closed without SIGHUP where it is not the controlling one, or its session's leader
+/// was killed.
 #[test]
 fn a_terminal_that_closes_without_a_signal_ends_the_chat() {
     let home = tempfile::tempdir().unwrap();
@@ -430,7 +433,7 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
     chat.until("the model", |s| s.contains("eviction on") && !s.contains("downloading"));
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
-    // The connection that was stopped may have brought more after all; no more than the rest is asked for.
+    // The connection that was stopped may have delivered more. No more than the rest is requested.
     for again in hub.asked("model.safetensors").iter().filter(|s| s.cdn).skip(1) {
         let from = again.header("range").and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<u64>().ok());
         assert!(from >= Some(80_000), "{again:?}");
@@ -466,7 +469,8 @@ fn a_conversation_comes_back_with_its_own_model() {
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
 
-    // Without -m that model is loaded; with -m the one that is named, which encodes the texts with the next message.
+    // Without -m that model is loaded; with -m the named one, which encodes the texts with the next
+    // message.
     let is_open = |screen: &str| screen.contains("cache loaded: ") || screen.contains("opened; the cache loads");
     let own = |args: &[&str]| {
         let mut chat = Chat::start(home.path(), 120, 40, &[], args);
@@ -500,8 +504,8 @@ fn a_conversation_comes_back_with_its_own_model() {
     assert_eq!(chat.end(), 0);
 }
 
-/// The theme follows the background that the terminal says at the start; a reply that comes late changes
-/// the theme too, and none is typed into the input.
+/// The theme follows the background that the terminal reports at the start; a late reply changes
+/// the theme too, and no reply is typed into the input.
 #[test]
 fn the_terminals_background_is_asked_for_and_never_typed() {
     const WHITE: &str = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\";
@@ -568,7 +572,8 @@ fn a_chat_that_was_stopped_gives_back_all_that_it_took() {
     assert_eq!(times(&written, b"\x1b[>1u"), times(&written, b"\x1b[<1u"));
 }
 
-/// A model's files are mapped: one that gets shorter while it is read gives the terminal back before the process ends.
+/// A model's files are mapped: if one shrinks while it is read, the terminal is restored before the
+/// process ends.
 #[cfg(unix)]
 #[test]
 fn a_model_file_that_is_shortened_gives_the_terminal_back() {

@@ -175,7 +175,8 @@ fn integer_codes_decode_to_their_formula_and_stay_exact_in_int4() {
     }
 }
 
-/// The last group may be shorter: its size is that of the configuration, and no equal share of the columns.
+/// The last group may be shorter: its size is the configuration's, and not an equal share of the
+/// columns.
 #[test]
 fn groups_have_the_size_that_the_configuration_says() {
     let m = Matrix { group: (0..COLS).map(|c| c / 192).collect(), ..Matrix::new() };
@@ -305,7 +306,8 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
         let text = format!("{:#}", open(&folder(merged(base, change), &[])).err().unwrap());
         text.rsplit("quantization_config").next().unwrap().to_owned()
     };
-    // Of GPTQModel: matrices that are left as they are need nothing, those of another format are refused.
+    // Options of GPTQModel: matrices that stay unquantized need nothing, matrices of another format
+    // are refused.
     let dynamic = |rules: Value| config(json!({ "dynamic": rules }));
     assert!(dynamic(json!({"-:.*1.*": {}, ".*2.*": {"bits": 4, "desc_act": true}})).ends_with("is missing"));
     for key in ["bits", "group_size"] {

@@ -1,5 +1,6 @@
-//! Conversations with a model whose layers differ: two of three are local (Gemma 3). The dial, the valve, the twin, pins and
-//! chains act on the layers whose tokens the policy chooses, and every figure counts a local layer with its window.
+//! Conversations with a model whose layers differ: two of three are local (Gemma 3). The dial, the
+//! valve, the twin, pins and chains act on the layers whose tokens the policy chooses, and every
+//! figure counts a local layer with its window.
 
 use crate::harness::Session;
 use crate::tiny::{Form, Spec, Tiny};
@@ -35,7 +36,8 @@ fn restored<'a>(tiny: &'a Tiny, log: &[LogEntry], change: impl FnOnce(&mut Engin
     s
 }
 
-/// Ten turns with everything that changes the cache between them; [`Session::ask`] checks the figures of each.
+/// Ten turns with everything that changes the cache between them; [`Session::ask`] checks the
+/// figures of each.
 #[test]
 fn a_conversation_has_true_figures_and_its_log_makes_the_same_cache() {
     let tiny = predicted();

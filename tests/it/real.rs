@@ -227,8 +227,8 @@ fn runner(folder: &Path) -> (Checkpoint, Runner<Cpu>) {
     (checkpoint, runner)
 }
 
-/// Given the golden's own tokens, each most probable next token is the golden's: the same as decoding
-/// it, as `prefill(T)` equals T decodes.
+/// Given the golden's own tokens, each most probable next token is the golden's: equivalent to
+/// decoding it, as `prefill(T)` equals T decodes.
 #[test]
 fn smollm2_continues_as_by_transformers() {
     let Some(folder) = fetched(SMALL) else { return };

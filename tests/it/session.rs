@@ -181,7 +181,8 @@ fn a_transcript_keeps_the_memory_of_the_gpu_and_the_revision_of_the_model() {
     assert!(text.contains("\nrevision: \"c0ffee\"\n") && text.contains("\ndevice_bytes: 12345\n"), "{text}");
 }
 
-/// An answer again after a toggle begins with it, before the end of the log that the turn's report goes on from.
+/// Regenerating after a toggle begins with it, before the end of the log that the turn's report
+/// continues from.
 #[test]
 fn a_toggle_within_a_turn_cuts_nothing_off_the_log() {
     let dir = tempfile::tempdir().unwrap();
@@ -217,7 +218,8 @@ fn a_change_of_the_log_after_the_last_turn_is_saved() {
     let (restore, _) = read.restore_for(&info());
     let tokens = [1, 1, 1, 2].map(LogEntry::Token);
     assert_eq!((restore.log, restore.pending, read.problems.len()), ([&tokens[..], &[pin]].concat(), Some(7), 0));
-    // A toggle of a conversation that was not in the cache changes nothing of its log, one behind an undo cuts it.
+    // A toggle of a conversation that was not in the cache does not change its log; a toggle after
+    // an undo truncates it.
     chat.mark_toggle(false, 0, 0);
     session.sync(&mut chat, &info()).unwrap();
     let mut read = loaded(session.jsonl());
@@ -296,7 +298,7 @@ fn token_ids_that_the_model_does_not_have_are_not_handed_to_it() {
     let (request, _) = restored(&edited(&text, &[("\"pending\":null,", ""), ("\"generated\":[", "\"generated\":[1,")]));
     assert_eq!((request.log.len(), request.pending), (3, request.replies[0].1.last().copied()));
 
-    // Ids and counts that no session has are refused by line, also where adding to them would overflow.
+    // Impossible ids and counts are refused by line, also if adding to them would overflow.
     for (old, new) in [("\"id\":2", "\"id\":18446744073709551615"), ("\"turn\":1", "\"turn\":18446744073709551615")] {
         let loaded = load(edited(&text, &[(old, new)]).as_bytes(), "s").unwrap();
         assert!(loaded.problems[0].contains("line 2") && loaded.problems[0].contains("larger than any"), "{new}");
@@ -349,7 +351,8 @@ fn a_file_that_somebody_else_has_changed_is_left_alone() {
     let mut session = store.create();
     let mut chat = branchy(&mut session);
     let (mut path, mut id) = (session.path().unwrap().to_owned(), session.id().to_owned());
-    // Longer, shorter, another file at its place, none at all: each time it goes on in a new one, whole.
+    // Longer, shorter, another file in its place, none at all: each time it continues in a new,
+    // complete file.
     let changes: [&dyn Fn(&Path); 4] = [
         &|p| fs::OpenOptions::new().append(true).open(p).unwrap().write_all(b"{\"type\":\"title\"}\n").unwrap(),
         &|p| fs::OpenOptions::new().write(true).open(p).unwrap().set_len(40).unwrap(),

@@ -15,7 +15,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// `["backend", "cpu", "kv"]` for src/backend/cpu/kv.rs; empty for the roots. Those of lab/src in the same way.
+    /// `["backend", "cpu", "kv"]` for src/backend/cpu/kv.rs; empty for the roots. lab/src is
+    /// treated in the same way.
     pub fn module(&self) -> Vec<&str> {
         let path = self
             .path
@@ -27,7 +28,8 @@ impl Source {
         if matches!(path, "" | "lib" | "main") { Vec::new() } else { path.split('/').collect() }
     }
 
-    /// The code up to the file's module of tests; a module of tests in a file of its own may be declared before the rest.
+    /// The code up to the file's test module. A test module in a separate file may be declared
+    /// before the rest.
     pub fn without_tests(&self) -> &str {
         const TESTS: &str = "\n#[cfg(test)]\nmod ";
         let is_block = |at: &usize| self.code[at + TESTS.len()..].lines().next().is_some_and(|line| line.contains('{'));
@@ -63,7 +65,8 @@ pub fn code() -> Vec<Source> {
     [sources("src"), sources("lab/src")].concat()
 }
 
-/// The paths that a file uses, from the crate's root: `crate::a::B` and `super::a::B`, groups taken apart.
+/// The paths that a file uses, from the crate's root: `crate::a::B` and `super::a::B`, groups taken
+/// apart.
 pub fn used(source: &Source) -> BTreeSet<Vec<String>> {
     let code = &source.code;
     let module: Vec<String> = source.module().into_iter().map(str::to_owned).collect();

@@ -1,5 +1,6 @@
-//! Spread: how often the variants of a kind are named outside the kind's home. What can be added is a row of a table, and every
-//! other place asks the row or goes over the table, so that a new row touches few files. Budgets only fall.
+//! Spread: how often the variants of a kind are named outside the kind's home. Each variant is a
+//! row of a table, and every other place asks the row or iterates over the table, so that a new row
+//! touches few files. Budgets only fall.
 
 use super::sources::{Source, sources};
 

@@ -1,5 +1,6 @@
-//! The CPU backend with instrumentation: counts memory calls, keeps the logits that were sampled from, compares the pool's
-//! count with the tables, and sends commands after chosen steps, so that a toggle or a cancel happens at a known token.
+//! The CPU backend with instrumentation: counts memory calls, keeps the logits that were sampled
+//! from, compares the pool's count with the tables, and sends commands after chosen steps, so that
+//! a toggle or a cancel happens at a known token.
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{

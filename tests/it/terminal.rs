@@ -1,4 +1,5 @@
-//! The chat in a real terminal beside other programs, and when it comes back: what `pty` has no room for.
+//! The chat in a real terminal beside other programs, and after it was suspended: tests that do not
+//! fit into `pty`.
 
 use crate::pty::{Chat, answer};
 use std::path::{Path, PathBuf};

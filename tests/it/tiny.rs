@@ -66,10 +66,11 @@ pub enum Form {
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub qwen: bool,
-    /// Whether every other layer is a gated delta net. The reference has none: tests compare such a model with itself.
+    /// Whether every other layer is a gated delta net. The reference has none: tests compare such a
+    /// model with itself.
     pub hybrid: bool,
-    /// Newest tokens that two of three layers see, in the form of Gemma 3; 0: all layers see all. The reference has no such
-    /// layers: tests compare such a model with itself.
+    /// Number of newest tokens that two of three layers see, in the form of Gemma 3; 0: all layers
+    /// see all. The reference has no such layers: tests compare such a model with itself.
     pub local: usize,
     /// Whether it has a layer for multi-token prediction.
     pub mtp: bool,

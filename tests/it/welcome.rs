@@ -2,8 +2,8 @@
 
 use crate::pty::Chat;
 
-/// A terminal without a size is taken for a usual one; one of billions of cells is drawn in part. The environment asks for stacks
-/// that overflow and a time zone without an end.
+/// A terminal without a size gets a usual size; one of billions of cells is drawn in part. The
+/// environment asks for stacks that overflow and a time zone without an end.
 #[test]
 fn senseless_sizes_and_variables_do_not_stop_the_chat() {
     for (side, env) in [(0, &[][..]), (u16::MAX, &[("RUST_MIN_STACK", "0"), ("TZ", ":/dev/zero")])] {
