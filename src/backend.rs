@@ -43,7 +43,7 @@ pub struct OutOfMemory {
 #[error("{0}")]
 pub struct DeviceLost(pub String);
 
-/// What [`Ops::attention`] does to projected rows first.
+/// Operations of [`Ops::attention`] on projected rows before attention.
 pub struct QkvRopeArgs<'a, B: Device> {
     /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
     pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
@@ -120,7 +120,7 @@ impl Columns {
 /// head. They are zero in attention under any policy. The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Borrowed {
-    /// Those query heads: 1 with borrowed-neuron DMS, 2 with DMC.
+    /// Number of these query heads: 1 with borrowed-neuron DMS, 2 with DMC.
     pub heads: usize,
     /// Decision of the first one's channel.
     pub alpha: Alpha,
@@ -151,11 +151,11 @@ pub struct SampleArgs<'a, B: Pages> {
     pub greedy: bool,
 }
 
-/// What [`Ops::delta_net`] needs beside rows and state. Sizes are those of [`KvGeometry::delta`].
+/// Arguments of [`Ops::delta_net`] besides rows and state. Sizes are in [`KvGeometry::delta`].
 pub struct DeltaNetArgs<'a, B: Device> {
     /// Rows `[b | a]`, `[n, 2 * value_heads]`.
     pub gates: &'a B::Acts,
-    /// Weights of the convolution `[kernel, channels]`, those of the oldest input first.
+    /// Weights of the convolution `[kernel, channels]`, oldest input first.
     pub conv: &'a B::Buf<f32>,
     /// `[value_heads]`: -exp(A_log).
     pub decay: &'a B::Buf<f32>,
@@ -224,7 +224,7 @@ pub struct StepResult {
     pub non_finite: Option<usize>,
 }
 
-/// What activations are for. A backend chooses by it how it stores them.
+/// Use of activations, by which a backend chooses how to store them.
 #[derive(Clone, Copy)]
 pub enum Use<'a, W> {
     /// Every op reads and writes them: f32 in full.
@@ -311,7 +311,7 @@ impl<'a, B: Device> Linear<'a, B> {
     }
 }
 
-/// What becomes of a linear layer's result `y`.
+/// Use of a linear layer's result `y`.
 pub enum After<'a, A> {
     /// `out = y`
     Store,

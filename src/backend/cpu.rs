@@ -39,7 +39,7 @@ pub struct Cpu {
     method: simd::packed::Method,
     /// Activations of packed weights, kept from GEMM to GEMM.
     packed_inputs: Mutex<Vec<simd::packed::Input>>,
-    /// Of [`Cpu::observing`].
+    /// Observer of [`Cpu::observing`].
     observer: Option<Mutex<linear::Observer>>,
 }
 

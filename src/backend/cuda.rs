@@ -111,7 +111,7 @@ impl Cuda {
         })
     }
 
-    /// Loads all kernels that this GPU runs, those of all models.
+    /// Loads all kernels that this GPU runs, for all models.
     pub fn load_all_kernels(&self) -> Result<(), NoCuda> {
         self.driver.load_kernels(|_, _| true, &mut |_, _| true)
     }
@@ -249,7 +249,7 @@ impl Ops for Cuda {
             self.settle();
         };
         let one_token_each = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
-        // What is launched depends on nothing else of the spans.
+        // The launches depend on nothing else of the spans.
         let shape = match (kind, spans) {
             (StepKind::Verify { .. }, [one]) => Some(one.len),
             (StepKind::Verify { .. }, _) => None,

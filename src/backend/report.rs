@@ -45,7 +45,7 @@ pub struct About {
     pub own_experts: bool,
 }
 
-/// What a backend says about itself, for notices, the planner and the panel.
+/// Properties of a backend, for notices, the planner and the panel.
 pub trait Report {
     fn about(&self) -> About;
     /// A message for the user that came up in a step, returned once.
@@ -58,7 +58,7 @@ pub trait Report {
     }
 }
 
-/// What measurements and checks need of a backend, and running a model does not.
+/// Functions of a backend for measurements and checks, which running a model does not need.
 pub trait Measure: Backend {
     /// Bytes read and written per second by a copy within the device's memory.
     fn copy_bytes_per_s(&self) -> anyhow::Result<f64>;

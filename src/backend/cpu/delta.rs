@@ -7,7 +7,7 @@ use super::thread_pool::Tile;
 use super::{Acts, Cpu};
 use std::sync::{Mutex, PoisonError};
 
-/// Of the norm of q and k.
+/// Epsilon of the norm of q and k.
 const UNIT_EPS: f32 = 1e-6;
 
 /// [`Ops::delta_net`](super::Ops::delta_net)

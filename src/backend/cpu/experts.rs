@@ -52,7 +52,8 @@ fn choose(logits: &mut [f32], chosen: &mut [i32], weights: &mut [f32], normalize
     logits.iter_mut().for_each(|x| *x = (*x - most).exp());
     let sum: f32 = logits.iter().sum();
     for (chosen, weight) in chosen.iter_mut().zip(weights.iter_mut()) {
-        // Of numbers that are not comparable, some expert: the result is not finite in any case.
+        // If the numbers cannot be compared, any expert will do: the result is not finite in any
+        // case.
         let likelier = |best: usize, e: usize| if logits[e] > logits[best] { e } else { best };
         let best = (0..logits.len()).fold(0, likelier);
         (*chosen, *weight) = (best as i32, logits[best] / sum);

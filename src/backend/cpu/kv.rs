@@ -16,7 +16,7 @@ struct Lane<'a> {
     pages: &'a mut [i32],
     live: &'a mut i32,
     ring: &'a mut [i32],
-    /// Of all slots that the lane may come to have; empty where the policy has none.
+    /// Scores of all slots that the lane may ever have; empty if the policy has none.
     scores: &'a mut [f32],
     pool: &'a mut Pool,
 }
@@ -313,7 +313,7 @@ impl Pages for Cpu {
 
     fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
         let g = kv.geometry;
-        // What local layers see is the model's.
+        // The model fixes which tokens local layers see.
         for layer in (0..g.n_layers).filter(|&layer| !g.local.contains(layer)) {
             for head in 0..g.n_kv_heads {
                 let mut lane = Lane::of(kv, layer, seq, head);

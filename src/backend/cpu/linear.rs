@@ -86,7 +86,7 @@ impl Weight {
         Stack { parts: &self.parts, rows: self.rows, cols: self.cols }
     }
 
-    /// Rows of `n` equal shares: those of number `share`, which are whole parts.
+    /// Rows of share number `share` of `n` equal shares, which are whole parts.
     pub(super) fn share(&self, share: usize, n: usize) -> Stack<'_> {
         let each = self.parts.len() / n;
         assert_eq!(each * n, self.parts.len(), "stacked weights are no {n} equal shares");
@@ -430,7 +430,7 @@ mod tests {
                     linear(&cpu, &mut out, x, weight.all(), None, n);
                     out
                 });
-                // Of few rows, activations have 16 bits.
+                // For few rows, activations have 16 bits.
                 let near = |(a, b): (&f32, &f32)| (a - b).abs() < 3e-4 * (1.0 + b.abs());
                 assert!(got.iter().zip(&want).all(near), "{code:?} {n}");
             }

@@ -12,8 +12,8 @@ const LINE_BYTES: usize = 64;
 
 pub struct Pool {
     /// `[n_layers, n_lanes]` slots by the positions of their tokens: the order in which attention
-    /// adds values. Kept as tokens are placed, and made from the positions where its length is not
-    /// that of the lane.
+    /// adds values. Updated when tokens are placed, and rebuilt from the positions if its length
+    /// differs from the lane's.
     orders: Vec<Vec<u32>>,
     page_bytes: usize,
     /// Distance of two pages: `page_bytes` rounded up to a cache line.

@@ -153,8 +153,8 @@ macro_rules! by_isa {
             // SAFETY: the caller's contract is `$body`'s.
             unsafe { $body::<Exact, $($generic),*>($($arg),*) }
         }
-        // SAFETY: a `Isa` exists only where its instructions were detected; the rest of the
-        // contract is that of `$body`, upheld by the function that uses this macro.
+        // SAFETY: an `Isa` exists only if its instructions were detected. The function that uses
+        // this macro upholds the rest of `$body`'s contract.
         unsafe {
             match $isa.0 {
                 #[cfg(target_arch = "x86_64")]

@@ -154,7 +154,7 @@ pub struct Kv {
     pub local: [u64; 4],
     pub local_window: i32,
     pub ring_len: i32,
-    /// What tells codes of one byte apart: `ByteRows` in `codec_bytes.cuh`. 0 where K has others.
+    /// Distinguishes codes of one byte: `ByteRows` in `codec_bytes.cuh`. 0 if K has other codes.
     pub code_factor: u32,
     pub code_shift: u32,
     pub code_bits: u32,
@@ -174,7 +174,7 @@ layout!(Kv: 272 {
     ring_len: 252,
 });
 
-/// What a policy other than the eviction rule does: `PolicyBits` in `kv.cuh`.
+/// Behaviour of a policy other than the eviction rule: `PolicyBits` in `kv.cuh`.
 pub mod policy {
     pub const SCORES: i32 = 1;
     pub const BY_LAYER: i32 = 2;
@@ -234,7 +234,7 @@ pub struct DecodeParams {
     /// The pages that are read and their slots, where a policy chooses them.
     pub chosen: u64,
     pub chosen_slots: u64,
-    /// Of a staged step.
+    /// For a staged step.
     pub span_of_row: u64,
     pub kept: Kept,
 }

@@ -96,7 +96,7 @@ impl Functions {
     fn of(library: &Library) -> Result<Self, libloading::Error> {
         macro_rules! find {
             ($name:literal) => {
-                // SAFETY: the types above are those of `cublasLt.h`, the same in the releases of
+                // SAFETY: the types above are the ones of `cublasLt.h`, the same in the releases of
                 // `NAMES`.
                 unsafe { *library.get($name)? }
             };
@@ -246,8 +246,8 @@ impl CublasLt {
         let Some(plan) = plan else { return false };
         let (one, zero, f) = (1f32, 0f32, &self.found.functions);
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
-        // SAFETY: handles and plan are live and were made for this size; addresses are those of the
-        // caller's buffers, which are that large and are freed only after a wait; the scalars
+        // SAFETY: handles and plan are live and were made for this size. Addresses belong to the
+        // caller's buffers, which are large enough and are freed only after a wait. The scalars
         // outlive the call, which reads them.
         let status = unsafe {
             if p.bias != 0 && set(f.set_desc, plan.desc.0, DESC_BIAS_POINTER, &p.bias) != 0 {

@@ -7,7 +7,7 @@ use super::kernels::Kernel;
 use super::memory::Acts;
 use super::{BLOCK, Cuda};
 
-/// What the kernels have room for: tokens of the convolution, exactly, and channels of a head.
+/// Sizes that the kernels support: exact tokens of the convolution, and maximum channels of a head.
 const TAPS: usize = 4;
 const MOST_DIM: usize = 128;
 /// Threads of `delta_step`, `delta_chunk` and `delta_norm`, and columns per block of `delta_chunk`.

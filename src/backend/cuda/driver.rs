@@ -61,7 +61,7 @@ pub struct Driver {
     /// Modules in the order of `SOURCES`. A file is loaded before a model that needs it, or by the
     /// first use of one of its kernels.
     modules: Vec<OnceCell<sys::CUmodule>>,
-    /// Of the kernels that have been used.
+    /// Functions of the kernels that have been used.
     functions: RefCell<HashMap<Kernel, sys::CUfunction>>,
     /// Where PTX is read from instead of from the program.
     kernel_folder: Option<PathBuf>,
@@ -259,7 +259,8 @@ impl Driver {
         runs && entry.shared_bytes(threads, cols) <= self.shared_bytes
     }
 
-    /// As [`Self::supports_width`], of a kernel that needs the same shared memory for all weights.
+    /// Like [`Self::supports_width`], for a kernel that needs the same shared memory for all
+    /// weights.
     pub fn supports(&self, kernel: Kernel) -> bool {
         self.supports_width(kernel, 0, 0)
     }
@@ -287,7 +288,8 @@ impl Driver {
         self.launch_of_width(kernel, grid, threads, 0, args);
     }
 
-    /// As [`Self::launch`], of a kernel whose shared memory depends on the columns of the weight.
+    /// Like [`Self::launch`], for a kernel whose shared memory depends on the columns of the
+    /// weight.
     pub fn launch_of_width(&self, kernel: Kernel, grid: [usize; 3], threads: usize, cols: usize, args: &[Arg<'_>]) {
         let entry = kernel.entry();
         assert!(

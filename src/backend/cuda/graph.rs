@@ -37,7 +37,8 @@ impl Graph {
     }
 
     fn launch(&self) -> Result<(), String> {
-        // What its kernels point to is live: a graph is dropped when any memory is freed.
+        // The memory that its kernels point to is live: a graph is dropped when any memory is
+        // freed.
         failure(self.graph.launch(), "launching a graph")
     }
 }

@@ -75,7 +75,7 @@ pub struct Source {
     pub name: &'static str,
     /// SHA-256 of what it was compiled from: `digest` in `kernels/compile.py`.
     pub digest: &'static str,
-    /// What it is compiled for, in the order of [`TARGETS`].
+    /// Targets that it is compiled for, in the order of [`TARGETS`].
     targets: Vec<&'static Target>,
 }
 
@@ -156,7 +156,7 @@ pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| {
     lines.map(source).collect()
 });
 
-/// What the index says of a kernel.
+/// Entry of a kernel in the index.
 pub struct Entry {
     pub name: &'static str,
     /// The place of its file in [`SOURCES`].
@@ -234,7 +234,7 @@ impl Fused {
     }
 }
 
-/// What decode attention does beside the ordinary step: modes of `decode.cuh`.
+/// Variants of decode attention beside the ordinary step: modes of `decode.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     Ordinary,
@@ -270,7 +270,7 @@ macro_rules! kernels {
 
 kernels! {
     Embed "embed"
-    /// What prefill does to rows before attention.
+    /// Operations of prefill on rows before attention.
     QkvRope "qkv_rope"
     Add "add"
     RmsNorm "rms_norm"
@@ -301,7 +301,7 @@ kernels! {
     RateSlots "rate_slots"
     SlotMetas "slot_metas"
     Presence "presence"
-    /// Of a predictor's training.
+    /// For training a predictor.
     ImportanceRows "importance_rows"
     Importance "importance"
     MovePages "move_pages"
@@ -411,7 +411,7 @@ impl Kernel {
         }
     }
 
-    /// What the index says of it.
+    /// Entry of the kernel in the index.
     pub fn entry(self) -> &'static Entry {
         BY_PARTS.get(&self).copied().unwrap_or_else(|| panic!("there is no kernel {}", self.name()))
     }

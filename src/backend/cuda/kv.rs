@@ -87,7 +87,7 @@ fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     }
 }
 
-/// What a policy other than the eviction rule does, as bits for the kernels.
+/// Behaviour of a policy other than the eviction rule, as bits for the kernels.
 fn policy_bits(policy: &Policy) -> i32 {
     let mut bits = if policy.quest().is_some() { abi::policy::READS_PAGES } else { 0 };
     if let Some(rule) = policy.scored() {

@@ -46,7 +46,7 @@ impl Cuda {
         }
     }
 
-    /// What is still to be added to the first `m` rows of `x`; anything else is completed.
+    /// Returns the sum pending for the first `m` rows of `x`; completes any other pending sum.
     fn pending_of(&self, x: &Acts, m: usize) -> Option<Pending> {
         let pending = self.pending.take()?;
         if (pending.acc, pending.gemm.m) == (x.ptr(), m) {
@@ -58,7 +58,7 @@ impl Cuda {
     }
 }
 
-/// [`Ops::rms_norm`](super::super::Ops::rms_norm), with what is still to be added to `x`.
+/// [`Ops::rms_norm`](super::super::Ops::rms_norm), including the sum pending for `x`.
 pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cuda>, m: usize) {
     let more = cuda.pending_of(x, m).map_or(0, |pending| pending.result(cuda));
     cuda.norm(out, x, more, &norm, false, m);

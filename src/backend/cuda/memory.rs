@@ -70,7 +70,7 @@ pub(super) const IMAGE_RANGE: RangeInclusive<usize> = 17..=IMAGE_ROWS;
 /// A copy of activations in the order in which `packed_wgmma` reads them (`image.cuh`).
 struct Image {
     buf: Buf<u8>,
-    /// Rows that it has, if it is that of the rows as they are; else 0.
+    /// Number of rows in the image if it is up to date; else 0.
     rows: Cell<usize>,
 }
 
@@ -162,7 +162,7 @@ impl Acts {
         assert!(rows <= self.rows(), "{rows} rows of activations for {}", self.rows());
     }
 
-    /// As [`Self::holds`], and panics unless the activations are f32.
+    /// Like [`Self::holds`], and panics unless the activations are f32.
     pub(super) fn holds_f32(&self, rows: usize) {
         assert!(!self.bf16, "activations have to be f32");
         self.holds(rows);

@@ -45,7 +45,7 @@ impl Mailbox {
         Ok(Self { memory, at })
     }
 
-    /// The address by which kernels know it, which is that of the host.
+    /// The address for kernels, which equals the host's address.
     pub fn ptr(&self) -> u64 {
         self.at
     }

@@ -53,9 +53,9 @@ pub struct Pool {
     /// Encoded K and V of a step's tokens: of a chunk in one layer, or of a decode step in all
     /// layers (`staged_at` and `staged_token_at` in `kv.cuh`).
     pub(super) staged: Buf<u8>,
-    /// Pages of `staged` in front of those of rows that are committed later.
+    /// Pages of `staged` before the pages of rows that are committed later.
     first_kept: usize,
-    /// What the running step has staged and is not in the cache yet.
+    /// Tokens that the running step has staged and that are not in the cache yet.
     pub(super) staged_layers: Cell<Staged>,
     /// `[staged_rows, value_width]` outputs of delta nets before their norm, for rows that are
     /// committed later.
@@ -379,7 +379,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.driver.wait_ignoring_errors();
-        // SAFETY: nothing runs any more; what is mapped is unmapped once, then the addresses are
+        // SAFETY: nothing runs any more; all mapped memory is unmapped once, then the addresses are
         // freed.
         unsafe {
             self.driver.count_mapped(-((self.granules * self.granule_bytes) as i64));

@@ -91,8 +91,7 @@ mod tests {
     use super::*;
 
     /// A symbol that is called and not listed would panic on a driver without it. The software GPU
-    /// exports what is called and nothing else, so a symbol that is missing there panics in its
-    /// tests.
+    /// exports only the symbols that are called, so a missing symbol panics in its tests.
     #[test]
     fn the_symbols_listed_are_those_of_the_software_gpu() {
         let sources = [

@@ -31,7 +31,7 @@ pub(super) struct Spans {
     /// Contents of device memory.
     current: Vec<Span>,
     memory: Option<(Buf<abi::Span>, Buf<i32>)>,
-    /// What [`Self::send_rows`] sent last, and where it lies.
+    /// Rows that [`Self::send_rows`] sent last, and their address.
     current_rows: Vec<Span>,
     rows_memory: Option<Buf<abi::Span>>,
     rows: usize,

@@ -57,7 +57,7 @@ pub(super) fn shared_keys(cpu: &Cpu, call: &Call<'_>, groups: &[Group]) -> Optio
 }
 
 /// Attention of all groups, whose keys and columns the threads share. `out` is
-/// `[groups, rows, head_dim]`, `rows` and `most_keys` are those of the largest group.
+/// `[groups, rows, head_dim]`; `rows` and `most_keys` belong to the largest group.
 pub(super) fn attend_together(
     cpu: &Cpu,
     call: &Call<'_>,

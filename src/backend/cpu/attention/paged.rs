@@ -46,7 +46,7 @@ impl Chosen {
     fn new(call: &Call<'_>, quest: &Quest, group: &Group) -> Self {
         let (g, span, live) = (call.geometry, &call.spans[group.span], call.live(group));
         let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
-        // The page at which the lane grows: that of the newest token, where none is overwritten.
+        // The page at which the lane grows: the newest token's page, if no slot is overwritten.
         let newest = live / g.page_slots;
         let reads = quest.pages(call.base(span) + 1, g.page_slots);
         let mut chosen = Self { q_heads, ..Self::default() };

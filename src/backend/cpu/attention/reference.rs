@@ -12,7 +12,7 @@ pub(super) fn attend(out: &mut Acts, qkv: &Acts, decisions: &[f32], kv: &KvTable
     }
 }
 
-/// As [`attend`], for one lane; `reads` says whether a query head reads a stored slot.
+/// Like [`attend`], for one lane; `reads` says whether a query head reads a stored slot.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn attend_lane(
     out: &mut Acts,

@@ -1,6 +1,6 @@
-//! Dot products with the codes of GGUF files ([`crate::quant::file`]): those of [`super::packed`]
-//! and [`super::integer`] with a scale and a minimum for each 16 columns, `scale * (sum of code *
-//! x) - minimum * sum of x`.
+//! Dot products with the codes of GGUF files ([`crate::quant::file`]). They work like
+//! [`super::packed`] and [`super::integer`], with a scale and a minimum for each 16 columns:
+//! `scale * (sum of code * x) - minimum * sum of x`.
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]

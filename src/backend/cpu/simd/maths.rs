@@ -61,7 +61,7 @@ fn fold(x: &[f32], zero: f32, one: impl Fn(f32, f32) -> f32, join: impl Fn(f32, 
 }
 
 /// `e^x`, within 2e-7 of its value; 0 below -87, where the result would leave the normal numbers.
-/// NaN stays NaN. The same bits on every machine, unlike that of the standard library.
+/// NaN stays NaN. The bits are the same on every machine, unlike the standard library's.
 #[inline(always)]
 pub(in super::super) fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;

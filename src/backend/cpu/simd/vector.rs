@@ -262,7 +262,7 @@ pub(super) unsafe fn half(v: __m256) -> __m128 {
     unsafe { _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)) }
 }
 
-/// As [`half`].
+/// Like [`half`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn half_512(v: __m512) -> __m256 {
