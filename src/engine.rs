@@ -153,7 +153,7 @@ pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> 
     Ok(handle)
 }
 
-/// As [`spawn_with`], for a model that needs no events before it is opened.
+/// Like [`spawn_with`], for a model that needs no events before it is opened.
 pub fn spawn<B: Backend>(
     open: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
     backend: impl FnOnce() -> Result<B> + Send + 'static,

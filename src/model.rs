@@ -46,7 +46,7 @@ impl<B: Backend> Step<'_, B> {
         self.forward_with(|_, _, _| {});
     }
 
-    /// As [`Self::forward`], with a call before each layer, whose input is in `ws.x`.
+    /// Like [`Self::forward`], with a call before each layer, whose input is in `ws.x`.
     fn forward_with(&mut self, mut before: impl FnMut(usize, &mut Workspace<B>, &KvCache<B>)) {
         let Self { b, model, spans, staged, .. } = *self;
         let n = self.n();
@@ -150,7 +150,7 @@ impl<B: Backend> Step<'_, B> {
         add(b, [&mut ws.x, &mut ws.proj], &ws.att, o, behind, n);
     }
 
-    /// As [`Self::attention`], for a gated delta net.
+    /// Like [`Self::attention`], for a gated delta net.
     fn delta_net(&mut self, (l, layer, mixer): (usize, &Layer<B>, &DeltaNet<B>)) {
         let Self { b, model, spans, staged, .. } = *self;
         let (n, ws) = (self.n(), &mut *self.ws);
@@ -222,7 +222,7 @@ pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usi
     b.linear(&mut ws.logits, &ws.h, Linear::plain(model.head()), n);
 }
 
-/// As [`logits`], for the given rows.
+/// Like [`logits`], for the given rows.
 pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
     assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
     b.select_rows(&mut ws.chosen, &ws.h, rows);

@@ -75,7 +75,7 @@ impl Trained {
 /// policy of the other layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalLayers {
-    /// Those tokens; 0 where there is no such layer.
+    /// Tokens that local layers see; 0 if there is no such layer.
     pub window: usize,
     /// A bit for each.
     layers: [u64; LocalLayers::MOST / 64],
@@ -117,7 +117,7 @@ impl LocalLayers {
     }
 }
 
-/// What the lanes of one layer store if no policy drops anything.
+/// Slots that the lanes of one layer store if no policy drops anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerLanes {
     /// Newest tokens that attention sees, as the model was trained; `None`: all of them.
@@ -144,7 +144,7 @@ impl LayerLanes {
 }
 
 impl Policy {
-    /// That of attention that sees the newest `tokens` alone, as its model was trained.
+    /// Policy of attention that sees only the newest `tokens`, as its model was trained.
     pub fn of_window(tokens: usize) -> Self {
         Policy::Window(Window::of_model(tokens))
     }
@@ -234,7 +234,7 @@ impl Policy {
         self.rule().is_some() || self.scored().is_some()
     }
 
-    /// Whether what is kept is learned: its ratio is expected and not certain.
+    /// Whether the kept share is learned: its ratio is expected and not certain.
     pub fn is_learned(&self) -> bool {
         matches!(self, Policy::Dms(_) | Policy::Dmc(_) | Policy::Quest(Quest { dms: Some(_), .. }))
     }

@@ -244,7 +244,7 @@ pub struct TurnReport {
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
-    /// What drafts did, where some were tried.
+    /// Statistics of drafts, if some were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftReport>,
     /// The comparison with a twin, if there was one.

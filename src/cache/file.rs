@@ -5,11 +5,11 @@
 //! | MAGIC | u32 version | u32 bytes of the header | header, JSON | u64 checksum of all before | layer 0 | u64 checksum | ...
 //! ```
 //!
-//! Numbers are in the machine's byte order; a machine of the other one refuses the version. A file
-//! is written beside its place, synced and renamed, so that its name is always that of a whole
-//! file. Reading and writing run on threads of their own (several read, each a layer at a time) and
-//! hold a few layers in memory. Checksums find accidents; the image itself is checked by
-//! [`LayerCheck`](super::LayerCheck), on the threads that read.
+//! Numbers are in the machine's byte order; a machine of the other byte order refuses the version.
+//! A file is written under another name, synced and renamed, so that its name always belongs to a
+//! complete file. Reading and writing run on their own threads (several read, one layer at a time
+//! each) and hold a few layers in memory. Checksums find accidents;
+//! [`LayerCheck`](super::LayerCheck) checks the image itself, on the threads that read.
 
 mod read;
 mod room;

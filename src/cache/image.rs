@@ -27,7 +27,7 @@ pub struct SeqHead {
     /// Number of tokens fed.
     pub len: usize,
     pub eviction: bool,
-    /// As of [`KvCache::dial`] and [`KvCache::pins`].
+    /// See [`KvCache::dial`] and [`KvCache::pins`].
     pub dial: f32,
     pub pins: Vec<Range<usize>>,
     /// As in [`SeqStats`](super::SeqStats).
@@ -61,9 +61,9 @@ pub struct CheckedLayer {
     /// Stored slots of each lane, and the rings of all lanes.
     live: Vec<i32>,
     rings: Vec<i32>,
-    /// Of the newest slot of each lane, if the policy has them.
+    /// Sums of the newest slot of each lane, if the policy has them.
     sums: Vec<f32>,
-    /// Of each row of each page, if the policy has them.
+    /// Scores of each row of each page, if the policy has them.
     scores: Vec<f32>,
     /// All that the image of a state has.
     state: Vec<f32>,

@@ -46,7 +46,7 @@ impl<B: Backend> KvCache<B> {
         b.delta_net(out, rows, &mut self.tables, layer, spans, args);
     }
 
-    /// Replaces `out` by image `number`, that of the state of `layer`. Waits for the device.
+    /// Replaces `out` by image `number`, the state of `layer`. Waits for the device.
     pub(super) fn export_state(&self, b: &B, seq: SeqId, number: usize, layer: usize, out: &mut Vec<u8>) {
         let Some((delta, row)) = self.state_row(seq, layer) else { return };
         let (mut inputs, mut state) = (vec![0.0; delta.inputs_len()], vec![0.0; delta.state_len()]);

@@ -35,8 +35,8 @@ struct Counters {
     /// Counted in sequences that were released.
     reads_before: u64,
     peak_before: u64,
-    /// What the sequence had counted when the answer's steps began in it: prefill chunks of one
-    /// token count too.
+    /// Counters of the sequence when the answer's steps began in it: prefill chunks of one token
+    /// count too.
     reads_at_start: u64,
 }
 
@@ -279,7 +279,7 @@ impl Chain {
         Pushed { said, repeats }
     }
 
-    /// Ends the answer's text and returns what is left of it.
+    /// Ends the answer's text and returns the rest of it.
     pub fn finish_text(&mut self) -> Vec<Said> {
         let Some(generation) = &mut self.generation else { return Vec::new() };
         let (said, flat) = generation.reply.finish();

@@ -100,12 +100,12 @@ pub(super) enum Work {
     Restore { pending: Option<Token>, load: Option<Box<Load>> },
 }
 
-/// What was dropped for lack of memory since a job began.
+/// Slots dropped for lack of memory since a job began.
 #[derive(Default)]
 pub(super) struct Forgotten {
     pub times: usize,
     pub slots: u64,
-    /// What is said of the first time once the turn has gone on.
+    /// Notice about the first time, sent once the turn has continued.
     pub untold: Option<String>,
 }
 
@@ -135,7 +135,7 @@ pub(super) struct Conversation<B: Backend> {
     /// Commands received during a replay that act between steps after it.
     late: VecDeque<(EventSender, Command)>,
     pub forgotten: Forgotten,
-    /// What works beside the answers.
+    /// Work beside the answers.
     probes: Vec<Running<B>>,
 }
 
@@ -468,7 +468,7 @@ impl<B: Backend> Conversation<B> {
         Ok(())
     }
 
-    /// As [`Self::follow_eviction`], with a notice on failure.
+    /// Like [`Self::follow_eviction`], with a notice on failure.
     pub fn settle_eviction(&mut self, m: &mut Loaded<B>, events: &EventSender) {
         if let Err(error) = self.follow_eviction(m) {
             events.notice(format!("eviction stays as it was: {error}"));

@@ -1,4 +1,5 @@
-//! What a model keeps at each setting of the dial: its table, from a file or from a trial.
+//! Share of tokens that a model keeps at each setting of the dial: its table, from a file or from a
+//! trial.
 
 use super::loaded::Loaded;
 use super::runner::Runner;
@@ -35,7 +36,8 @@ pub(super) fn table_of<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<Dia
     DialTable::of_counts(&counts)
 }
 
-/// What the model keeps at each setting of the dial, by a trial that runs at once.
+/// Measures the share that the model keeps at each setting of the dial, by a trial that runs at
+/// once.
 pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
     let (seq, tokens) = (runner.create(false)?, sample(runner, tokenizer));
     let fed = tokens.chunks(runner.max_step()).try_for_each(|chunk| {
@@ -99,7 +101,7 @@ impl<B: Backend> Loaded<B> {
         Ok(Some((dial, table.ratio(dial), trained)))
     }
 
-    /// As [`Self::dial_for`], before the first conversation: measures at once.
+    /// Like [`Self::dial_for`], before the first conversation: measures at once.
     pub fn first_dial(&mut self, to: Dial) -> Result<(f32, f64, f64), String> {
         if self.dial_for(0.0, to)?.is_none() {
             let table = measure_dials(&mut self.runner, &self.vocabulary.tokenizer);

@@ -191,7 +191,7 @@ impl DiskCache {
         outlet.notice(format!("the cache is not kept on disk ({why}); a resumed session will replay its tokens"));
     }
 
-    /// Writes what is left to write, in bounded time, before the conversation is closed.
+    /// Writes the remaining data, in bounded time, before the conversation is closed.
     pub fn close<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<State<'_>>, outlet: &Outlet) {
         let until = Instant::now() + CLOSE;
         if let (Some(state), Some(_), None) = (now, self.changed, &self.write) {

@@ -113,7 +113,7 @@ impl Drafter for Lookup {
     fn propose(&self, max: usize) -> Draft {
         let places = std::iter::successors(self.previous.last(), |&&at| self.previous.get(at as usize));
         let places = places.take_while(|at| **at != NOWHERE).take(CANDIDATES).map(|&at| at as usize);
-        // Of equally long matches the newest wins: `max_by_key` returns the last maximum.
+        // Among equally long matches the newest wins: `max_by_key` returns the last maximum.
         let Some(at) = places.collect::<Vec<_>>().into_iter().rev().max_by_key(|&at| self.match_len(at)) else {
             return Draft::default();
         };

@@ -35,7 +35,7 @@ pub(super) struct Loaded<B: Backend> {
     pub identity: Identity,
     /// States that conversations can go back to.
     pub snapshots: Snapshots,
-    /// The user was told that chains of a greedy model sample.
+    /// Whether the user was notified that chains of a greedy model sample.
     pub said_that_chains_sample: bool,
     /// Whether new conversations evict.
     pub eviction: bool,
@@ -93,7 +93,7 @@ impl<B: Backend> Loaded<B> {
         }
     }
 
-    /// What happens where memory runs out, if nobody has said: models trained to evict forget.
+    /// Default behaviour when memory runs out: models trained to evict forget.
     pub fn usual_when_full(&self) -> WhenFull {
         if self.runner.config().dms.is_some() { WhenFull::Forget } else { WhenFull::Stop }
     }
@@ -217,7 +217,7 @@ fn decisions(checkpoint: &Checkpoint) -> Option<Decisions> {
     })
 }
 
-/// What rendering prompts of at most `context` tokens needs.
+/// Data for rendering prompts of at most `context` tokens.
 pub fn template_spec(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: usize) -> TemplateSpec {
     TemplateSpec {
         source: checkpoint.chat_template.clone(),

@@ -21,8 +21,8 @@ pub const CHAT_LOGITS: usize = 4;
 /// most conversations, and more exact formats serve all of them.
 pub const USUAL_CONTEXT: usize = 32_768;
 
-/// A default context is this much shorter than what is expected to fit with eviction: texts differ
-/// in how much of them a model keeps.
+/// Margin of a default context below the length expected to fit with eviction: texts differ in how
+/// much of them a model keeps.
 const MARGIN: f64 = 1.25;
 
 /// Share of the memory beside weights and cache that the activations of a step may take: less for a
@@ -81,7 +81,7 @@ fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     (c.attention_layers() * c.n_kv_heads * options.max_seqs) as f64 * slot
 }
 
-/// Tokens of a dense cache in `bytes` of memory, less what is left to other programs: an estimate
+/// Tokens of a dense cache in `bytes` of memory, minus the share of other programs: an estimate
 /// from the configuration alone.
 pub fn dense_context(c: &ModelConfig, codec: Codec, bytes: u64) -> usize {
     let room = bytes.saturating_sub(spare_bytes(Some(bytes)) + local_bytes(c, codec));
@@ -194,9 +194,9 @@ fn ratio(c: &ModelConfig, options: &EngineOptions, context: usize) -> f64 {
     policy(c, options).expected_ratio(context, c.target_ratio())
 }
 
-/// Tokens of `context` that are used where the user asks for none: what fits in the worst case, or
-/// with eviction what is expected to, with a margin. A conversation that keeps more than that ends
-/// its turn when the cache is full.
+/// Default context out of `context` tokens: the length that fits in the worst case, or with
+/// eviction the length expected to fit, with a margin. A conversation that keeps more than that
+/// ends its turn when the cache is full.
 pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context: usize) -> usize {
     let c = &checkpoint.config;
     let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
@@ -272,7 +272,8 @@ mod tests {
         assert!(close(tokens(&options), dense * ratio / MARGIN));
         assert!(close(tokens(&EngineOptions { eviction: Some(false), ..options.clone() }), dense));
         assert_eq!(default_context(&checkpoint, &options, 64), 64);
-        // The step halves until it is a small share of what is left, and stops at the fewest.
+        // The step halves until it is a small share of the remaining memory, and stops at the
+        // minimum.
         let step = |memory: u64| {
             let memory_bytes = Some(checkpoint.weight_bytes + memory);
             step_tokens(&checkpoint, &EngineOptions { memory_bytes, ..options.clone() }, 128..=4096)

@@ -141,7 +141,7 @@ impl<B: Backend> Conversation<B> {
     pub fn end_restore(&mut self, m: &mut Loaded<B>, events: &EventSender, pending: Option<Token>, halt: Option<Halt>) {
         let cancelled = halt.is_some();
         self.end_replay(m, events, halt);
-        // What the saved answers read is in their reports.
+        // The reads of the saved answers are in their reports.
         self.chain.count_from(&m.runner, (0, 0));
         if !cancelled {
             let context = &mut self.chain.context;

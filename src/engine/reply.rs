@@ -35,7 +35,7 @@ impl Vocabulary {
 /// The canonical text of tokens, one by one.
 struct FlatText {
     decoder: Decoder,
-    /// Of a reply, whose text becomes a message: what it shows is text there.
+    /// Whether this is a reply, whose text becomes a message: what it shows is text there.
     of_reply: bool,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Reply {
     pub answer_tokens: usize,
 }
 
-/// What a token adds to a reply.
+/// Effect of a token on a reply.
 pub(super) struct Spoken {
     pub said: Vec<Said>,
     /// Canonical text.
@@ -114,7 +114,7 @@ impl Reply {
         self.splitter.is_thinking()
     }
 
-    /// Ends the reply. Returns what is left of its text, and of the canonical one.
+    /// Ends the reply. Returns the rest of its text, and of the canonical text.
     pub fn finish(&mut self) -> (Vec<Said>, String) {
         let mut said = Vec::new();
         self.splitter.push(&self.decoder.flush(), &mut said);
@@ -142,8 +142,8 @@ fn flat_text(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = Token>, of_
     (flat, ends)
 }
 
-/// Tokens at the end of a reply that are no part of its text, at most: the end token, or those of
-/// the stop text.
+/// Maximum tokens at the end of a reply that are not part of its text: the end token, or the tokens
+/// of the stop text.
 const END_TOKENS: usize = 8;
 
 /// Returns the generated ids that spell exactly `flat`: all of them, or those after the think

@@ -79,7 +79,7 @@ pub struct Runner<B: Backend> {
     sampled: Vec<Token>,
     /// Time that the host waited for the last decode step.
     waited: Duration,
-    /// Of a staged step the sequences and spans, whose lengths are the tokens accepted so far.
+    /// Sequences and spans of a staged step; the spans' lengths are the tokens accepted so far.
     staged: Vec<(SeqId, Span)>,
     head: Option<Tracks<B>>,
     /// Spans of the last step, for the draft head.
@@ -443,7 +443,7 @@ impl<B: Backend> Runner<B> {
         let error = NonFinite { layer, n_layers: self.model.config.n_layers };
         let mut finite = self.ws.finite_rows(&self.b, result.tokens.len());
         if !finite.contains(&false) {
-            // The rows cannot be told apart.
+            // The rows cannot be distinguished.
             finite.fill(false);
         }
         let row = |(token, finite)| if finite { Ok(token) } else { Err(error) };
@@ -477,7 +477,7 @@ impl<B: Backend> Runner<B> {
             // Rows that were pinned hold no constant.
             self.ws.fill_decisions(&self.b, decision);
         }
-        // Those that the last step sampled are on the device.
+        // Tokens that the last step sampled are on the device.
         if !std::mem::take(&mut self.sampled).starts_with(tokens) {
             self.b.write(&mut self.ws.tokens, 0, tokens);
         }

@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::protocol::{ConversationId, LogEntry};
 
-/// What a snapshot is kept for. Those of less worth go first.
+/// Purpose of a snapshot. Lower values are released first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Worth {
     /// The one of several chains that has ended and would win.

@@ -5,8 +5,8 @@ use crate::protocol::{Event, Piece, TextKind, Token};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::decoder::begun;
 
-/// Tags in ordinary text, where the model's template names them: those of the models that have
-/// tokens for them, and Granite's.
+/// Tags in ordinary text, if the model's template names them: the tags of models that have tokens
+/// for them, and Granite's.
 const NAMED: [(&str, &str); 5] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),

@@ -27,7 +27,7 @@ pub struct Fit {
     pub plan: Plan,
     /// Tokens that were planned for.
     pub context: usize,
-    /// Bytes that all of it takes, with what is left free for other programs.
+    /// Total bytes, including the share left free for other programs.
     pub needed_bytes: u64,
     /// Whether `--kv-limit` bounds the cache, and not the memory: a smaller format would leave it
     /// no more.
@@ -166,7 +166,7 @@ pub fn prepare<B: Backend>(
         next.is_none_or(&mut *report)
     };
     let on_report: OnReport = &mut |next| report(Some(next));
-    // As the files have it: bytes do not depend on the context of this start.
+    // Sizes as in the files: bytes do not depend on the context of this start.
     let mut converted = match cache {
         Some(cache) => cache.convert(checkpoint, weights, calibration, on_report)?,
         None => convert_in_memory(checkpoint, weights, calibration, on_report)?,

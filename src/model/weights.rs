@@ -22,7 +22,7 @@ pub struct Model<B: Backend> {
     pub(super) norm: B::Buf<f32>,
     /// Output head `[vocab, hidden]`; `None` if tied to the embedding.
     pub(super) head: Option<Arc<B::Weight>>,
-    /// RoPE frequencies in radians per position: the model's, those of local layers, and an empty
+    /// RoPE frequencies in radians per position: for the model, for local layers, and an empty
     /// buffer for layers without RoPE.
     inv_freq: B::Buf<f32>,
     local_freq: B::Buf<f32>,
@@ -148,8 +148,8 @@ impl<B: Backend> Model<B> {
         Self::with(loader, embed, head, taps)
     }
 
-    /// Loads the layer of a draft head for `self`. A head without embeddings or an output matrix
-    /// uses those of `self`.
+    /// Loads the layer of a draft head for `self`, whose embeddings and output matrix it uses if
+    /// the head has none.
     pub(super) fn of_head(&self, b: &B, head: &DraftHead) -> Result<Self> {
         let own = |spec: TensorSpec| {
             let tensor = head.layer.tensors.get(&spec.name);

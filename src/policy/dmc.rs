@@ -8,7 +8,7 @@ use super::MOST_MEMBERS;
 const LEAST_WEIGHT: f32 = 1.0 / 128.0;
 
 /// Parameters of the weights, which come from the last channel of the second query head of each KV
-/// head, before RoPE. The decisions come from that of the first one, as with DMS.
+/// head, before RoPE. The decisions come from the first query head, as with DMS.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dmc {
     pub weight_scale: f32,

@@ -44,7 +44,7 @@ impl Dms {
     }
 
     /// Mark of row `row` of a step whose first row is at position `base`, as far as the step's own
-    /// decisions tell. `decision(i)` is that of row i, `None` behind the last row.
+    /// decisions determine it. `decision(i)` is row i's decision, `None` after the last row.
     pub fn own_mark(&self, base: usize, row: usize, decision: impl Fn(usize) -> Option<f32>) -> bool {
         let deciding = match self.shift {
             Shift::Same => row,
@@ -63,7 +63,7 @@ impl Dms {
     }
 
     /// Mark of a stored token in a step that begins at `base` and whose first decision is `first`:
-    /// that of its slot, or set by the decision.
+    /// the mark of its slot, or set by the decision.
     pub fn stored_mark(&self, base: usize, meta: SlotMeta, first: Option<f32>) -> bool {
         let position = meta.position();
         let by_first =

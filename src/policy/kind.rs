@@ -100,8 +100,8 @@ impl PolicyKind {
         }
     }
 
-    /// What becomes of a token that nothing marks ahead of time. `gone`: the heads that no longer
-    /// store it, such as `3 heads`.
+    /// Describes a token that nothing marks ahead of time. `gone`: the heads that no longer store
+    /// it, such as `3 heads`.
     pub fn fate(self, gone: Option<&str>) -> String {
         match (self, gone) {
             (Self::Pool | Self::Dmc, None) => "the newest token of its slots".to_owned(),

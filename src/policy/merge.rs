@@ -2,11 +2,11 @@
 //! holds the weighted means of its tokens' K and V. The rule is stated here once, for one lane and
 //! token. CUDA twin: `kernels/merge.cu`.
 //!
-//! Merging changes what a row is, not where it goes. A token that joins marks the token before it
-//! under a [`Dms`] rule with a window of 0, so that no later query sees that token, and takes over
-//! its slot with the means of both. Visibility, slots, pages and counts are therefore those of DMS.
-//! Beside them a lane keeps the sums of its newest slot, in f32: a slot is encoded from them at
-//! every merge, so that rounding does not compound.
+//! Merging changes the contents of a row, not its slot. A token that joins marks the token before
+//! it under a [`Dms`] rule with a window of 0, so that no later query sees that token, and takes
+//! over its slot with the means of both. Visibility, slots, pages and counts are therefore the same
+//! as DMS's. In addition a lane keeps the sums of its newest slot in f32. A slot is encoded from
+//! them at every merge, so that rounding does not compound.
 
 use super::dms::{Dms, Shift};
 use super::{Dmc, Pool};
@@ -19,7 +19,7 @@ pub const MOST_MEMBERS: usize = 64;
 pub enum Merging {
     /// All but every so many of a sequence, with equal weights.
     Pool(Pool),
-    /// Those that the heads decide to merge, with weights of their own.
+    /// Tokens that the heads decide to merge, with individual weights.
     Learned(Dmc),
 }
 

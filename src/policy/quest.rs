@@ -2,8 +2,8 @@
 //! stay; each query head of a decode step reads the pages whose keys may match it best, by bounds
 //! on the keys of each page.
 //!
-//! Prompts are read densely, so what is computed depends on how tokens are split into steps: a
-//! replayed answer would differ. Conversations therefore do not have this policy.
+//! Prompts are read densely, so results depend on how tokens are split into steps: a replayed
+//! answer would differ. Conversations therefore do not have this policy.
 
 use super::{Budget, Dms};
 

@@ -56,9 +56,9 @@ impl Scored {
         tokens.saturating_sub(newest)
     }
 
-    /// The slot of the newest of `tokens` tokens. `scores` are those of the stored slots and then
-    /// its own; `position` is that of a slot. Ties go to the lowest slot; the incoming token counts
-    /// as the highest.
+    /// Chooses the slot of the newest of `tokens` tokens. `scores` are the scores of the stored
+    /// slots and then its own; `position` returns a slot's position. Ties go to the lowest slot;
+    /// the incoming token counts as the highest.
     pub fn place(&self, tokens: usize, scores: &[f32], position: impl Fn(usize) -> usize) -> Placement {
         let incoming = scores.len() - 1;
         if scores.len() <= self.budget.at(tokens) {

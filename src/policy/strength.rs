@@ -9,8 +9,8 @@ const HALF: usize = STRENGTHS / 2;
 /// decisions of any scale have one: up to 64,000 they differ by a sixty-fourth at most.
 const BELOW: u32 = 17;
 
-/// The strength of a decision. Greater decisions never have a lesser one; positive ones have at
-/// least `STRENGTHS / 2`. 0 is that of a pinned token, whose decision is minus infinity.
+/// The strength of a decision. Strengths are monotonic in decisions; positive ones have at least
+/// `STRENGTHS / 2`. A pinned token, whose decision is minus infinity, has strength 0.
 pub fn strength(decision: f32) -> usize {
     if decision == f32::NEG_INFINITY {
         return 0;

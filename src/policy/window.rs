@@ -26,7 +26,7 @@ impl Window {
         Self { budget, sinks: SINKS }
     }
 
-    /// What attention of a model with a sliding window sees: the newest `tokens`.
+    /// Window of a model's own sliding-window attention: the newest `tokens`.
     pub fn of_model(tokens: usize) -> Self {
         Self { budget: tokens, sinks: 0 }
     }

@@ -64,7 +64,7 @@ impl ChainReport {
 pub struct ChainsReport {
     /// By number.
     pub chains: Vec<ChainReport>,
-    /// Most votes first; of equal numbers, that of the lowest chain first.
+    /// Most votes first; among equal numbers, the lowest chain first.
     pub votes: Vec<VoteCount>,
     /// Number of the chain whose reply is the turn's.
     pub winner: usize,

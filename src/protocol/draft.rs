@@ -17,7 +17,7 @@ pub enum DraftSource {
     /// [`Self::Lookup`].
     #[default]
     Auto,
-    /// What followed an earlier occurrence of the newest tokens.
+    /// The tokens after an earlier occurrence of the newest tokens.
     Lookup,
     /// No drafts: every step has one token.
     Off,
@@ -62,10 +62,10 @@ impl FromStr for DraftSource {
 
 text_serde!(DraftSource, "auto, lookup, mtp, off, or the folder or hub id of a head");
 
-/// What drafts did for an answer. All numbers are finite.
+/// Statistics of drafts for an answer. All numbers are finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DraftReport {
-    /// Steps that tried drafts, the drafts, and those of them that became part of the answer.
+    /// Steps that tried drafts, the drafts, and the drafts that became part of the answer.
     pub rounds: u64,
     pub drafted: u64,
     pub accepted: u64,

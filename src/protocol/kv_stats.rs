@@ -13,7 +13,7 @@ pub struct KvStats {
     pub dense_slots: u64,
     /// Compression ratio `dense_slots / live_slots`; `None` (JSON null) for an empty cache.
     pub ratio: Option<f64>,
-    /// Bytes of the pages in use, including those of checkpoints. Shared pages count once.
+    /// Bytes of the pages in use, including snapshots. Shared pages count once.
     pub bytes: u64,
     /// Bytes of live slots.
     pub live_bytes: u64,
@@ -56,7 +56,7 @@ impl KvStats {
         (0..self.live.len()).map(|layer| self.dense_of(layer)).max().unwrap_or(0)
     }
 
-    /// Live slots of a head over those of a dense cache; `None` before the first token.
+    /// Live slots of a head relative to a dense cache; `None` before the first token.
     pub fn retention(&self, layer: usize, head: usize) -> Option<f64> {
         let (live, dense) = (*self.live.get(layer)?.get(head)?, self.dense_of(layer));
         (dense > 0).then(|| f64::from(live) / dense as f64)

@@ -38,7 +38,7 @@ pub struct ModelReference {
     pub policy: Option<PolicyKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// What the settings change of the eviction rule.
+    /// Changes of the settings to the eviction rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,7 +84,7 @@ pub struct ModelIdentity {
 pub struct Decisions {
     /// `borrowed`, `adapter`, `predictor` or `kvzap`.
     pub kind: String,
-    /// The model's own name, or that of a file or hub id.
+    /// The model's own name, or the name of a file or hub id.
     pub name: String,
     /// Hex digest of a file's content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -131,7 +131,7 @@ pub struct ModelInfo {
     pub identity: ModelIdentity,
     pub family: String,
     pub n_params: u64,
-    /// Layers with attention: those of the cache.
+    /// Layers with attention, which are the layers of the cache.
     pub n_layers: usize,
     /// Layers with a state of fixed size instead, and the bytes of all their states in one
     /// sequence.
@@ -148,7 +148,7 @@ pub struct ModelInfo {
     pub codec: Codec,
     /// `auto` is resolved.
     pub policy: PolicyKind,
-    /// Of the policy, where it has one.
+    /// Budget of the policy, if it has one.
     pub budget: Option<Budget>,
     /// Window W in tokens, where tokens leave the cache after one.
     pub window: Option<usize>,

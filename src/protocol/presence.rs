@@ -56,7 +56,7 @@ pub struct Presence {
     pub lanes: usize,
     /// For each position, from 0 on, the counted lanes that store it.
     pub kept: Vec<u16>,
-    /// Of `kept`, the lanes that have marked the token for eviction.
+    /// Lanes of `kept` that have marked the token for eviction.
     pub marked: Vec<u16>,
     /// Tokens between a token and the one whose decision marks it: 0 or 1.
     pub decided_after: usize,
@@ -65,7 +65,7 @@ pub struct Presence {
     pub pins: Vec<Range<usize>>,
     /// Number of tokens when tokens were last dropped for lack of memory, if that happened.
     pub forgot: Option<usize>,
-    /// What each lane holds of the token at `position`: `[n_layers][n_kv_heads]`, whatever the
+    /// State of the token at `position` in each lane: `[n_layers][n_kv_heads]`, whatever the
     /// filter.
     pub of_position: Vec<Vec<LaneState>>,
 }

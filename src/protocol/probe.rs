@@ -4,7 +4,7 @@
 
 use super::{Ask, Piece, RecallRequest, Recalled, TextKind, Token, TurnReport};
 
-/// What is asked.
+/// The question.
 #[derive(Clone, Debug)]
 pub enum Probe {
     /// Whether the model still knows a text.
@@ -30,7 +30,7 @@ impl Ask {
 }
 
 impl Probe {
-    /// Sets the prompt of what is asked, and that without the conversation, where they are needed.
+    /// Sets the prompts of the question, with and without the conversation, if they are needed.
     pub fn set_prompts(&mut self, prompt: Vec<Piece>, alone: Vec<Piece>) {
         match self {
             Self::Recall(request) => (request.prompt, request.alone) = (prompt, alone),
@@ -40,7 +40,7 @@ impl Probe {
     }
 }
 
-/// What was found.
+/// The result.
 #[derive(Clone, Debug)]
 pub enum Finding {
     /// How much of a text the model knows, or why that was not asked.
@@ -54,7 +54,7 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Text to print as it comes: that of a cache that drops nothing follows as a whole.
+    /// Text to print as it comes. The text of a cache that drops nothing follows as a whole.
     pub fn streamed(&self) -> Option<(TextKind, &str)> {
         if let Self::Text { dense: false, kind, text } = self { Some((*kind, text)) } else { None }
     }

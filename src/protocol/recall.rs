@@ -49,7 +49,7 @@ pub struct RecalledToken {
 /// Prediction of a model at a token, given those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Guess {
-    /// Of the token, natural logarithm.
+    /// Log-probability of the token, natural logarithm.
     pub logprob: f64,
     /// Whether the token is the greedy choice.
     pub is_choice: bool,

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
-/// What the front ends know of an option.
+/// Description of an option for front ends.
 #[derive(Clone, Debug)]
 pub struct SamplingOption {
     pub name: &'static str,
@@ -37,7 +37,7 @@ macro_rules! sampling {
             $(pub $name: Option<$type>,)*
         }
 
-        /// What a file does not state, or states as null, is off.
+        /// An option that a file omits, or states as null, is off.
         impl From<SamplingOverrides> for SamplingParams {
             fn from(given: SamplingOverrides) -> Self {
                 given.over(&Self::default())

@@ -20,8 +20,8 @@ pub struct Pinned {
 /// The log of a conversation after a change between two turns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogChange {
-    /// As in [`TurnReport`](super::TurnReport): the first entries of the log that was told last,
-    /// then `log`.
+    /// Like [`TurnReport`](super::TurnReport): the first entries of the log reported last, then
+    /// `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
     /// The token after the log, which is not fed yet.
@@ -40,7 +40,7 @@ pub enum Dial {
     Ratio(f32),
 }
 
-/// What happens where memory or a limit does not suffice for a turn.
+/// Behaviour when memory or a limit does not suffice for a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// The turn ends.
@@ -49,7 +49,7 @@ pub enum WhenFull {
     /// The tokens that the heads marked most strongly are dropped, and the turn continues. A cache
     /// without decisions ends the turn.
     Forget,
-    /// As `Forget`, but a cache without decisions drops its oldest tokens except the first few.
+    /// Like `Forget`, but a cache without decisions drops its oldest tokens except the first few.
     Window,
 }
 

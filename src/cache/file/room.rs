@@ -28,7 +28,7 @@ impl Room {
         let mut kept = Vec::new();
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let path = entry.path();
-            // Of the link itself, not of what it leads to.
+            // Metadata of the link itself, not of its target.
             let Ok(meta) = entry.metadata() else { continue };
             let (Ok(modified), true) = (meta.modified(), meta.is_file()) else { continue };
             if path.extension().is_some_and(|e| e == extension) && is_cache(&path).unwrap_or(false) {

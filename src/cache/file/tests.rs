@@ -1,4 +1,4 @@
-//! Files of made-up layers: what is found in them after damage, and which of them go.
+//! Files of synthetic layers: what damage is found, and which files are deleted.
 
 use super::*;
 use std::fs;
@@ -124,7 +124,7 @@ fn the_oldest_files_make_room_and_what_does_not_fit_is_refused() {
         file.set_modified(older - Duration::from_secs(by)).unwrap();
     };
     write(path("b.cache"), 1 << 20, &layers()).unwrap();
-    // Of a process that was killed.
+    // A file of a process that was killed.
     fs::write(path(".dmschat-0123456789abcdef.tmp"), "half").unwrap();
     fs::write(path("a.jsonl"), "session").unwrap();
     // The user's.

@@ -114,7 +114,7 @@ impl Asked {
         chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head()));
     }
 
-    /// What the chain that answers does.
+    /// Work of the chain that answers.
     pub fn phase(&self, chain: &Chain) -> Phase {
         let (left, total) = (chain.tokens_left(), self.prefilled);
         match left {

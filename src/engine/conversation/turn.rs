@@ -62,7 +62,7 @@ impl Turn {
         self.asked.is_encoding()
     }
 
-    /// What the chain does. The reply of chains that was chosen is replayed.
+    /// Work of the chain. If a reply of several chains was chosen, it is replayed.
     pub fn phase(&self, chain: &Chain) -> Phase {
         if self.chains.is_some() { Phase::Decode } else { self.asked.phase(chain) }
     }

@@ -22,7 +22,7 @@ pub(super) struct Logprobs {
     answer: Vec<Token>,
     /// Position of its first token.
     start: usize,
-    /// Of each token: itself and the most probable others, with their log-probabilities.
+    /// Log-probabilities of each token and of the most probable others.
     found: Vec<Vec<(Token, f64)>>,
 }
 

@@ -49,7 +49,7 @@ impl Recall {
         self.passage.answer.split_last().map_or(&[], |(_, rest)| rest)
     }
 
-    /// What is known, once the question was asked with the conversation, even if not without.
+    /// Finding so far, once the question was asked with the conversation, even if not without.
     fn result<B: Backend>(self, m: &Loaded<B>, halt: Option<Halt>) -> Result<Box<Recalled>, String> {
         match halt {
             Some(Halt::Cancelled) => Err("stopped".to_owned()),

@@ -1,4 +1,4 @@
-//! What a probe does with its chain: one implementation in each of the files beside this one.
+//! Work of a probe on its chain: one implementation in each of the files beside this one.
 
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
@@ -14,7 +14,7 @@ pub(super) trait ProbeWork<B: Backend> {
         Ok(())
     }
 
-    /// What is reported of text that the chain has sampled.
+    /// Report of text that the chain has sampled.
     fn said(&self, _: TextKind, _: String) -> Option<Finding> {
         None
     }
