@@ -102,7 +102,7 @@ pub struct Checkpoint {
     pub origin: Option<Origin>,
     /// A notice about matrices that [`convert`] left as they are.
     pub kept: Option<String>,
-    /// The formats of the matrices in the files, that of most bytes first: `bf16`, or `Q4_K, Q6_K`.
+    /// Formats of the matrices in the files, largest share of bytes first: `bf16`, or `Q4_K, Q6_K`.
     pub stored_as: String,
     /// Whether its tensors have no bytes to read: [`Checkpoint::described`].
     pub is_description: bool,
@@ -216,7 +216,7 @@ impl Checkpoint {
     /// Loads the draft head to use if none is named: the model's own, else a published one in the
     /// hub's cache. A published head that is not in the cache is offered for download.
     pub fn find_draft_head(&mut self) -> Result<()> {
-        // What cannot be read is not needed: answers come without it.
+        // An unreadable head is not needed: answers come without it.
         let mut head = self.own_head().ok().flatten();
         if let Some(id) = known::draft_head_id(&self.names).filter(|_| head.is_none()) {
             match eagle::named(Path::new(&id), self.config.n_layers) {
@@ -292,7 +292,7 @@ impl Checkpoint {
         }
     }
 
-    /// What its files hold and nothing here computes: `333 tensors of the vision tower`.
+    /// Contents of the files that nothing here computes: `333 tensors of the vision tower`.
     pub fn unused(&self) -> Option<String> {
         let source = &self.origin.as_ref()?.source;
         let tensors = |n| if n == 1 { "1 tensor".to_owned() } else { format!("{n} tensors") };
@@ -305,7 +305,7 @@ impl Checkpoint {
         Some(unused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
     }
 
-    /// Notices about what is not as the files say.
+    /// Notices about deviations from the files.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         let own = self.ignored.clone().into_iter().chain(self.kept.clone());
         own.chain(self.reordered()).chain(self.anothers_adapter()).chain(self.anothers_head())
@@ -358,7 +358,7 @@ impl Checkpoint {
         }
     }
 
-    /// Replaces matrices by those of a file of converted weights.
+    /// Replaces matrices by the ones in a file of converted weights.
     fn with_converted(mut self, weights: quant::Weights, converted: BTreeMap<String, Tensor>) -> Self {
         let n_params = self.n_params;
         let mut tensors = std::mem::take(&mut self.tensors);
@@ -438,7 +438,7 @@ pub struct Summary {
     pub config: ModelConfig,
     /// The model that the fitting built-in adapter was made for, if any.
     pub adapter: Option<String>,
-    /// What is published for it: a predictor, unless it evicts by itself, and a draft head.
+    /// Downloads offered for it: a predictor, unless it evicts by itself, and a draft head.
     pub published: Vec<Published>,
     pub licence: Option<String>,
 }
@@ -512,7 +512,7 @@ fn choose_adapter(choice: &AdapterChoice, names: &Names, config: &ModelConfig) -
     }
 }
 
-/// The formats of the matrices, that of most bytes first.
+/// Formats of the matrices, largest share of bytes first.
 fn formats(tensors: &[Tensor]) -> String {
     let mut bytes: Vec<(&str, usize)> = Vec::new();
     for tensor in tensors.iter().filter(|t| t.shape.len() == 2) {

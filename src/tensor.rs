@@ -35,7 +35,7 @@ pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// A matrix in the format of another program, decoded row by row. It holds its own shared bytes.
 pub trait Rows: Send + Sync {
-    /// As that program calls the format, such as `Q4_K`.
+    /// Name of the format in that program, such as `Q4_K`.
     fn name(&self) -> &str;
     /// Bits per weight, with scales.
     fn bits(&self) -> f32;

@@ -101,7 +101,8 @@ impl Adapter {
         Ok(Self { label: folder.display().to_string(), name, file, form: Form::KvZap(config) })
     }
 
-    /// What `--adapter` names: a file, a folder, or a hub id whose predictor is in the cache.
+    /// Opens the adapter that `--adapter` names: a file, a folder, or a hub id whose predictor is
+    /// in the cache.
     pub fn named(path: &Path) -> Result<Self> {
         match known::hub_model(path) {
             Some(model) => Self::of_hub(&model),
@@ -173,12 +174,12 @@ impl Adapter {
         self.base().is_some_and(|base| short(base) == short(model))
     }
 
-    /// What users call it.
+    /// Name shown to users.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What a predictor's file says about itself.
+    /// Metadata of a predictor's file.
     pub fn header(&self) -> Option<&Header> {
         if let Form::Version2(header) = &self.form { Some(header) } else { None }
     }
@@ -282,7 +283,7 @@ impl Adapter {
         specs.flat_map(DecisionSpec::into_tensors).map(read).collect()
     }
 
-    /// What users and records call it. `tensors` are its own.
+    /// Name for users and records. `tensors` are its own.
     pub fn source(&self, tensors: &[Tensor], found: bool, names: &Names) -> Source {
         let (kind, card) = match &self.form {
             Form::Version1 => ("adapter", None),
@@ -298,7 +299,7 @@ impl Adapter {
         Source { kind, name, base, hash, card, found, is_anothers }
     }
 
-    /// What it says beside its tensors, for the model's fingerprint.
+    /// Values beside its tensors, for the model's fingerprint.
     pub fn identity(&self) -> String {
         format!("{:?}", self.file.metadata)
     }

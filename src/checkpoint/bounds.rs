@@ -1,7 +1,8 @@
-//! Largest sizes that a checkpoint may state, each a few times that of the largest published model
-//! of the supported families. They keep products of sizes within 64 bits, and lists that are built
-//! before the tensors are checked small. The files must then have tensors of these shapes; the
-//! context has no tensor, and the engine's planner refuses what does not fit in memory.
+//! Largest sizes that a checkpoint may state, each a few times the size of the largest published
+//! model of the supported families. They keep products of sizes within 64 bits, and keep lists
+//! small that are built before the tensors are checked. The files must then have tensors of these
+//! shapes. The context has no tensor, and the engine's planner refuses a context that does not fit
+//! in memory.
 
 use std::ops::Range;
 
@@ -9,9 +10,9 @@ use std::ops::Range;
 pub const LAYERS: usize = 1024;
 /// 8 times Llama 3.1 405B.
 pub const HEADS: usize = 1024;
-/// 4 times that of any kernel or published model of these families.
+/// 4 times the value of any kernel or published model of these families.
 pub const HEAD_DIM: usize = 1024;
-/// Experts of a layer: 4 times those of any published model.
+/// Experts of a layer: 4 times the number in any published model.
 pub const EXPERTS: usize = 2048;
 /// Tokens of a delta net's convolution: 4 times Qwen3.5.
 pub const KERNEL: usize = 16;
@@ -21,7 +22,7 @@ pub const HIDDEN: usize = 1 << 16;
 pub const FFN: usize = 1 << 20;
 /// 3 times Qwen3, 2 times Gemma 3. A tokenizer of that size takes two to three seconds to read.
 pub const VOCAB: usize = 1 << 19;
-/// Merges of a vocabulary of the most tokens: 4 times those of Gemma 3.
+/// Merges of the largest vocabulary: 4 times the number in Gemma 3.
 pub const MERGES: usize = 4 * VOCAB;
 /// Control tokens and others that are not split. Gemma 3 has 6,415.
 pub const ADDED_TOKENS: usize = 1 << 14;

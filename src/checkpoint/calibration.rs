@@ -57,7 +57,7 @@ impl Calibration {
         }
     }
 
-    /// That of a model whose publisher has put a file of importance beside it, else measured.
+    /// The importance that the model's publisher has put beside it; measured if there is none.
     pub fn published(source: &Checkpoint, measure: Measure) -> Self {
         let Some(Published { path, name }) = published::find(source) else { return Self::Measured(measure, None) };
         let read = imatrix::read(&path, &source.config).and_then(|importance| {

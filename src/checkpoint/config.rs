@@ -19,7 +19,7 @@ pub struct ModelConfig {
     pub rms_eps: f32,
     /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// What its layers compute.
+    /// Computation of the layers.
     pub spec: Spec,
     pub rope: Rope,
     /// `max_position_embeddings`, tokens.
@@ -140,7 +140,7 @@ pub struct DmsConfig {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DmcConfig {
     pub rule: Dmc,
-    /// As of [`DmsConfig`].
+    /// See [`DmsConfig`].
     pub alpha_scale: f32,
     pub alpha_offset: f32,
     pub target_ratio: Option<f64>,

@@ -57,7 +57,7 @@ pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
     packable(c).into_iter().filter_map(|(name, is_end)| Some((name, code(is_end)?))).collect()
 }
 
-/// [`codes`] of this checkpoint, or those of its files where the format keeps them.
+/// [`codes`] of this checkpoint, or the files' codes if the format keeps them.
 pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code> {
     if weights.keeps_codes() { own_codes(source) } else { codes(&source.config, weights) }
 }
@@ -82,8 +82,8 @@ pub fn own_codes(source: &Checkpoint) -> BTreeMap<String, Code> {
     out.into_keys().filter_map(|name| own(&name).map(|code| (name, code))).collect()
 }
 
-/// Whether a conversion chooses 4-bit codes: not if there are none, or if it keeps those of the
-/// files.
+/// Whether a conversion chooses 4-bit codes: not if there are none, or if it keeps the files'
+/// codes.
 pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
     let chooses = |(name, code): (&String, &Code)| match source.tensors.get(name) {
         Some(Tensor { format: Format::Rows(rows), shape, .. }) => {

@@ -41,7 +41,7 @@ impl Checkpoint {
         quant::natural(median.map_or(1600, |(bits, _)| bits))
     }
 
-    /// The format that keeps the codes of the files, where those of most weights can be kept.
+    /// The format that keeps the codes of the files, if that is possible for most weights.
     pub fn own_format(&self) -> Option<Weights> {
         self.has_own_codes().then_some(Weights::Own)
     }

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 /// An opened head. A clone shares its tensors.
 #[derive(Clone)]
 pub struct DraftHead {
-    /// What users call it.
+    /// Name shown to users.
     pub name: String,
     /// The model that it was made for, if its files say that.
     pub base: Option<String>,
@@ -53,7 +53,7 @@ pub struct Tap {
     pub norm: Option<Tensor>,
 }
 
-/// A norm `[hidden]`, and a matrix `[out, hidden]` of what is normed, in parts stacked by rows.
+/// A norm `[hidden]`, and a matrix `[out, hidden]` of its output, in parts stacked by rows.
 #[derive(Clone)]
 pub struct Input {
     pub norm: Tensor,

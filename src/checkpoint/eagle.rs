@@ -59,7 +59,7 @@ fn open(name: &str, files: &Files, n_layers: usize) -> Result<DraftHead> {
 struct Head<'a> {
     config: &'a EagleConfig,
     file: &'a Shards,
-    /// What names of the layer's tensors begin with.
+    /// Prefix of the names of the layer's tensors.
     prefix: &'static str,
 }
 

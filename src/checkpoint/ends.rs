@@ -28,7 +28,7 @@ const KNOWN: [&str; 23] = [
     "<eos>",
     "<turn|>",
     "<|tool_response>",
-    // Of models of code, behind which they begin another file.
+    // Tokens of code models, after which they begin another file.
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
@@ -84,7 +84,7 @@ struct Model {
     vocab: Marks,
 }
 
-/// Of a vocabulary, the words that look like marks: an end is none of the others.
+/// Words of a vocabulary that look like marks. No other word is an end.
 #[derive(Default)]
 struct Marks(HashMap<String, u32>);
 

@@ -51,7 +51,7 @@ pub enum WindowIn {
     AllLayers,
 }
 
-/// What most families have of it: nothing.
+/// Value of most families: none of it.
 const PLAIN: Family = Family {
     name: "",
     qk_norm: false,
@@ -152,7 +152,7 @@ impl Family {
         Self::named(ours.map_or(architecture, |[ours, _]| ours))
     }
 
-    /// As [`Self::names`], of GGUF files.
+    /// Like [`Self::names`], for GGUF files.
     pub fn gguf_names() -> String {
         GGUF_NAMES.iter().fold(Self::names(), |names, [ours, theirs]| names.replace(ours, theirs))
     }

@@ -75,7 +75,7 @@ impl Files {
         Ok(Self::Gguf(Arc::new(Gguf::open(path)?)))
     }
 
-    /// Files in memory, by name: a folder's, or those of a GGUF model.
+    /// Files in memory, by name: from a folder, or from a GGUF model.
     pub fn memory(files: BTreeMap<String, SharedBytes>) -> Result<Self> {
         let parts = files.iter().filter(|(name, _)| name.ends_with(".gguf"));
         let parts: Vec<Part> = parts.map(|(name, bytes)| Part::whole(name, bytes.clone())).collect();

@@ -210,7 +210,7 @@ impl Gguf {
         Some(out)
     }
 
-    /// What the files hold beside the language model, with the number of its tensors.
+    /// Contents of the files besides the language model, with the number of their tensors.
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
         let Ok([layers, _]) = config::layers(&self.header) else { return Vec::new() };
         let beyond = |name: &&String| config::layer_of(name).is_some_and(|layer| layer >= layers);
@@ -223,7 +223,8 @@ impl Gguf {
         config::layers(&self.header).ok().and_then(|[layers, blocks]| (blocks > layers).then_some(layers))
     }
 
-    /// The model's own name and those of the models that it was made of, as the file states them.
+    /// The model's own name and the names of the models that it was made of, as the file states
+    /// them.
     pub fn names(&self) -> Names {
         let text = |key: &str| self.header.text(key).ok().flatten().filter(|text| text.len() <= MAX_NAME);
         let of = |keys: &[&str]| keys.iter().filter_map(|key| text(key)).map(str::to_owned).collect();
@@ -363,8 +364,8 @@ pub fn gguf_name(name: &str) -> Option<String> {
 /// Where a row of a matrix is in the file.
 #[derive(Clone, Copy)]
 struct RowOrder {
-    /// Rows of a head if they are interleaved: channel i of its first half is row 2i, that of its
-    /// second half row 2i + 1.
+    /// Rows of a head if they are interleaved: channel i of its first half is row 2i, channel i of
+    /// its second half row 2i + 1.
     head_dim: Option<usize>,
 }
 

@@ -4,9 +4,9 @@
 //!
 //! # What hf-hub does here, and what it does not
 //!
-//! Repository ids, revisions, folder names, snapshot paths and the place of the token file are
-//! those of `hf-hub` 0.5, without its client (two packages: hf-hub and dirs). A test reads a
-//! downloaded model back through its cache. The rest is ours, over ureq with rustls:
+//! Repository ids, revisions, folder names, snapshot paths and the place of the token file follow
+//! `hf-hub` 0.5, without its client (two packages: hf-hub and dirs). A test reads a downloaded
+//! model back through its cache. The rest is ours, over ureq with rustls:
 //!
 //! - *Requests.* `info_request().query("blobs", "true")` would list sizes and hashes as well, but
 //!   it and the URLs need the feature `ureq`: four more packages for progress bars, and gzip in our

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Largest file: that of Qwen3-235B-A22B, with 128 experts, has 470 MB.
+/// Largest file: the one of Qwen3-235B-A22B, with 128 experts, has 470 MB.
 pub const MAX_BYTES: u64 = 512 << 20;
 
 /// Longest name of a matrix.
@@ -28,7 +28,7 @@ const MAX_NAME: usize = 256;
 /// Little-endian f32 values of the file.
 type Floats<'a> = &'a [[u8; 4]];
 
-/// What a file has of a matrix.
+/// Entry of a matrix in a file.
 struct Entry<'a> {
     sums: Floats<'a>,
     counts: Counts<'a>,
@@ -40,7 +40,7 @@ enum Counts<'a> {
     Each(Floats<'a>),
 }
 
-/// Where the columns of a matrix are in an entry: those of expert `part` of `of`.
+/// Range of a matrix's columns in an entry: the columns of expert `part` of `of`.
 struct Place {
     name: String,
     part: usize,

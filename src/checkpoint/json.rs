@@ -4,7 +4,7 @@ use super::files::Files;
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Map, Value};
 
-/// Upper bound of all sizes; [`super::bounds`] has that of each.
+/// Upper bound of all sizes; [`super::bounds`] has a bound for each.
 const MAX_SIZE: u64 = 1 << 31;
 
 /// An object and its place: `dir/config.json` or `dir/config.json: rope_scaling`.

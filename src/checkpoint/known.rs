@@ -9,13 +9,13 @@ use std::path::Path;
 /// Models by name: layers, hidden size, KV heads.
 type Models = [(&'static str, [usize; 3])];
 
-/// Those with KVzap predictors, `nvidia/KVzap-mlp-NAME` and `nvidia/KVzap-linear-NAME`.
+/// Models with KVzap predictors, `nvidia/KVzap-mlp-NAME` and `nvidia/KVzap-linear-NAME`.
 const KVZAP: &Models =
     &[("Qwen3-8B", [36, 4096, 8]), ("Qwen3-32B", [64, 5120, 8]), ("Llama-3.1-8B-Instruct", [32, 4096, 8])];
 /// Hidden units of the published MLPs.
 const UNITS: usize = 512;
 
-/// Those with EAGLE-3 heads of `speculators`, `RedHatAI/NAME-speculator.eagle3`.
+/// Models with EAGLE-3 heads of `speculators`, `RedHatAI/NAME-speculator.eagle3`.
 const EAGLE: &Models = &[
     ("Qwen3-8B", [36, 4096, 8]),
     ("Qwen3-14B", [40, 5120, 8]),
@@ -25,7 +25,7 @@ const EAGLE: &Models = &[
 /// Tokens that these heads can guess.
 const GUESSED: usize = 32_000;
 
-/// What can be downloaded for a model.
+/// Possible downloads for a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Published {
     pub kind: Kind,

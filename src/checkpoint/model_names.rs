@@ -1,9 +1,9 @@
-//! What a model is called, and whether two names are of the same model.
+//! Names of models, and whether two names are of the same model.
 
 /// Longest name that is read from a model's files, in bytes.
 pub const MAX_NAME: usize = 200;
 
-/// What a model is called by its files.
+/// Names of a model in its files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Names {
     /// Names of the model itself; the first is the one that users see.

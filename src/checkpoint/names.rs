@@ -6,7 +6,7 @@ use super::spec::{DeltaNet, Mixer, Mlp};
 use crate::tensor::{RowRuns, Tensor};
 use anyhow::{Context, Result, ensure};
 
-/// What users call the layer that predicts a token behind the next one.
+/// Users' name for the layer that predicts the token after the next one.
 pub const MTP: &str = "multi-token prediction";
 
 /// Name and shape of one tensor.
@@ -73,7 +73,7 @@ pub struct AttentionSpec {
     pub q: LinearSpec,
     pub k: LinearSpec,
     pub v: LinearSpec,
-    /// The output gate, whose rows the files have among those of q.
+    /// The output gate, whose rows are among the rows of q in the files.
     pub gate: Option<LinearSpec>,
     pub o: LinearSpec,
     /// Norms of q and of k, each `[head_dim]`.
@@ -242,7 +242,7 @@ impl DeltaNetSpec {
     }
 }
 
-/// What the tensors of a predictor are called in a checkpoint; their files leave it out.
+/// Prefix of a predictor's tensors in a checkpoint; its own files omit it.
 pub const PREDICTOR: &str = "predictor.";
 
 impl DecisionSpec {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// The model that a checkpoint was opened from.
 #[derive(Clone)]
 pub struct Origin {
-    /// As `-m` takes it: a hub id, or the absolute path of a folder or file.
+    /// The argument of `-m`: a hub id, or the absolute path of a folder or file.
     pub model: String,
     /// The commit of a hub model.
     pub revision: Option<String>,

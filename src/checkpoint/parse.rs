@@ -36,7 +36,7 @@ pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     if kind == "gemma3" {
         text.entry("model_type").or_insert_with(|| "gemma3_text".into());
     }
-    // The model's architecture is that of the whole, and so is what ties the head.
+    // The architecture is stated for the whole model, and so is whether the head is tied.
     config.remove("architectures");
     if config.contains_key("tie_word_embeddings") {
         text.remove("tie_word_embeddings");
@@ -127,7 +127,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     })
 }
 
-/// What the layers compute.
+/// Parses the computation of the layers.
 fn spec(config: &Fields, family: &Family) -> Result<Spec> {
     let bias = config.bool_or("attention_bias", false)?;
     let mlp_bias = config.bool_or("mlp_bias", false)?;
@@ -168,7 +168,7 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
     Ok(spec)
 }
 
-/// What Gemma 3 computes.
+/// Parses the computation of Gemma 3.
 fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
     let place = config.place();
     ensure!(

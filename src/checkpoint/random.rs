@@ -47,7 +47,7 @@ impl Checkpoint {
         Self::random_shared_of(shape, shape_config(shape)?)
     }
 
-    /// As [`Self::random_shared`], for any configuration.
+    /// Like [`Self::random_shared`], for any configuration.
     pub fn random_shared_of(shape: &str, config: ModelConfig) -> Result<Self> {
         let mut blocks = HashMap::new();
         for TensorSpec { shape, .. } in names::all(&config) {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use std::f64::consts::PI;
 
-/// What transformers takes for the bases of Gemma 3 that are not stated.
+/// transformers' defaults for bases of Gemma 3 that are not stated.
 const GEMMA_THETA: f64 = 1_000_000.0;
 const GEMMA_LOCAL_THETA: f64 = 10_000.0;
 /// `original_max_position_embeddings` of transformers' class of Phi-3.
@@ -50,7 +50,7 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
         Some(fields) => parse_scaling(&fields, config, context)?,
         None => RopeScaling::Default,
     };
-    // What transformers takes for one that is not stated.
+    // transformers' default for a base that is not stated.
     let usual = if family.hybrid { 0.25 } else { 1.0 };
     Ok(Rope { theta, share: share.unwrap_or(usual), scaling })
 }

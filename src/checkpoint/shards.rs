@@ -78,12 +78,12 @@ impl Shards {
     fn stored(&self, name: &str) -> Option<(String, usize)> {
         let part = || Some(format!("model.language_model.{}", name.strip_prefix("model.")?));
         let found = |name: String| self.owner.get(&name).map(|&at| (name, at));
-        // As older versions of transformers saved Gemma 3.
+        // Older versions of transformers saved Gemma 3 in this way.
         let older = || found(format!("language_model.{name}"));
         found(name.to_owned()).or_else(|| found(part()?)).or_else(older)
     }
 
-    /// What the files hold beside the language model, with the number of its tensors.
+    /// Contents of the files besides the language model, with the number of their tensors.
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
         let vision = ["visual.", "vision_tower.", "multi_modal_projector."];
         let parts = [(&vision[..], "the vision tower"), (&["mtp."], names::MTP)];

@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// What the files hold beside the language model, with the number of its tensors.
+    /// Contents of the files besides the language model, with the number of their tensors.
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
         match self {
             Self::Safetensors { shards, .. } => shards.unused(),

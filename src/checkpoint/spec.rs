@@ -12,7 +12,7 @@ pub struct Spec {
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub mlp_bias: bool,
-    /// What is added to the stored weights of norms, but to those inside a delta net.
+    /// Offset added to the stored weights of norms, except inside a delta net.
     pub norm_offset: f32,
     /// Whether what attention and MLP add to the residual stream is normed first.
     pub norms_behind: bool,
@@ -28,7 +28,7 @@ pub struct Spec {
     pub score_scale: Option<f32>,
     /// The newest tokens that attention sees in every layer; `None`: all.
     pub window: Option<usize>,
-    /// What layers have that are [local](LayerKind::local).
+    /// Properties of layers that are [local](LayerKind::local).
     pub local: Option<Local>,
     /// Sizes of layers of [`Mixer::DeltaNet`]; `None`: there are none.
     pub delta_net: Option<DeltaNet>,
@@ -38,7 +38,7 @@ pub struct Spec {
     pub layers: Vec<LayerKind>,
 }
 
-/// What may set a layer apart from the others.
+/// Differences between the layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerKind {
     pub mixer: Mixer,
@@ -85,7 +85,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// What mixes the tokens of a layer.
+/// The part of a layer that mixes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixer {
     Attention,
@@ -172,7 +172,7 @@ impl ModelConfig {
         self.count(layer, self.layer(layer).mixer)
     }
 
-    /// Layers with attention: those of the KV cache.
+    /// Layers with attention, which are the layers of the KV cache.
     pub fn attention_layers(&self) -> usize {
         self.count(self.n_layers, Mixer::Attention)
     }
@@ -205,7 +205,7 @@ impl ModelConfig {
         (self.n_q_heads + 2 * self.n_kv_heads + gates) * self.head_dim
     }
 
-    /// What [`Spec::score_scale`] is of the usual 1 / sqrt(head_dim).
+    /// Ratio of [`Spec::score_scale`] to the usual 1 / sqrt(head_dim).
     pub fn score_factor(&self) -> f32 {
         self.spec.score_scale.map_or(1.0, |scale| scale * (self.head_dim as f32).sqrt())
     }

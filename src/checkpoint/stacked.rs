@@ -51,7 +51,7 @@ impl Checkpoint {
                 }
                 Ok(of(plain(dtype, values(maps, stride), stride, cols)))
             }
-            // Of several types: the rows have theirs.
+            // If the types differ, the rows have theirs.
             _ => Ok(as_they_are(maps, stride, cols, maps[0].dtype().unwrap_or(DType::F32))),
         }
     }

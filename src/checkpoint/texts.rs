@@ -64,7 +64,7 @@ pub fn bases(card: &[u8]) -> Vec<String> {
     names.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).take(MOST).collect()
 }
 
-/// What stands between the first two lines of `---`; nothing if the card does not begin with one.
+/// Text between the first two lines of `---`; empty if the card does not begin with one.
 fn front_matter(card: &[u8]) -> String {
     const MAX_BYTES: usize = 64 << 10;
     let card = String::from_utf8_lossy(&card[..card.len().min(MAX_BYTES)]);

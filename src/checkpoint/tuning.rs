@@ -1,14 +1,14 @@
-//! What a user sets of a model's eviction rule.
+//! User settings of a model's eviction rule.
 
 use super::{Checkpoint, DmsVariant};
 use anyhow::{Result, bail, ensure};
 
-/// Values that replace those of the checkpoint or of its source of decisions.
+/// Values that replace values of the checkpoint or of its source of decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tuning {
     /// Score below which a predictor marks a token.
     pub threshold: Option<f32>,
-    /// As of [`Dms`](crate::policy::Dms).
+    /// See [`Dms`](crate::policy::Dms).
     pub window: Option<usize>,
     pub sinks: Option<usize>,
 }

@@ -397,8 +397,8 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The tensors of a model's file of converted weights: all but those of a sidecar adapter, so that
-/// the file serves with and without one.
+/// The tensors of a model's file of converted weights: all except the tensors of a sidecar adapter,
+/// so that the file serves with and without one.
 fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
     let codes = convert::codes_of(source, weights);
     let own =

@@ -225,7 +225,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes what is left, and the checksums.
+    /// Writes the remaining data and the checksums.
     pub fn end(mut self) -> io::Result<W> {
         if !self.block.is_empty() {
             self.end_block()?;

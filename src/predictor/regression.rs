@@ -37,7 +37,7 @@ pub struct Fitted {
 }
 
 impl Fitted {
-    /// Of a layer that decides nothing.
+    /// For a layer that decides nothing.
     fn zeros(hidden: usize, heads: usize, units: usize) -> Self {
         let zeros = |n: usize| vec![0.0; n];
         let (weight, bias, inner, inner_bias) =
@@ -240,7 +240,7 @@ impl Network {
         y
     }
 
-    /// Minimises the squared error to `target [rows, heads]`. Returns what is left of the target.
+    /// Minimises the squared error to `target [rows, heads]`. Returns the residual.
     fn train(&mut self, rows: &LayerRows, target: &[f32], threads: usize) -> Vec<f32> {
         let heads = self.out_bias.len();
         let n = target.len() / heads;

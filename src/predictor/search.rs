@@ -24,7 +24,7 @@ const ROUNDS: usize = 3;
 /// each comparison.
 const DENSE_BYTES: usize = 512 << 20;
 
-/// What the threshold is to reach on the measured texts.
+/// Goal of the threshold on the measured texts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// Slots of a dense cache over live slots, in layers that are not local.
@@ -133,7 +133,7 @@ fn at_window<B: Measure>(
                 let found = share(ratio_at(runner, texts, threshold(keep), on_pass)?);
                 keep * share(ratio) / found
             }
-            // The divergence falls with about the square of what is kept.
+            // The divergence falls with about the square of the kept share.
             Goal::Kl(kl) => {
                 let found = compare(runner, texts, window, threshold(keep), dense, on_pass)?.kl();
                 keep * (found / kl).sqrt().clamp(0.4, 2.5)

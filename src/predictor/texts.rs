@@ -11,7 +11,7 @@ const FITTED_TOKENS: usize = 900;
 pub const MEASURED_TOKENS: usize = 2048;
 /// Texts that are fitted at most.
 const FITTED: usize = 64;
-/// Of texts that the user gives, every so many are measured.
+/// One in this many of the user's texts is measured.
 const MEASURED_EACH: usize = 8;
 
 /// Texts that this project's authors wrote, and texts in the public domain: a JSON object a line.

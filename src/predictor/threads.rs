@@ -2,7 +2,7 @@
 
 use std::thread;
 
-/// What `of` makes of every item, on all threads.
+/// Applies `of` to every item, on all threads.
 pub fn on_threads<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = thread::available_parallelism().map_or(1, |n| n.get());
     let share = items.len().div_ceil(threads).max(1);

@@ -35,7 +35,7 @@ impl Code {
         }
     }
 
-    /// As tensors of a quantized file are called: `NAME.weight.q4`.
+    /// Suffix of tensors in a quantized file: `NAME.weight.q4`.
     pub fn name(self) -> &'static str {
         match self {
             Code::File(code) => code.name(),
@@ -107,9 +107,9 @@ impl Code {
         }
     }
 
-    /// Packs codes `[16, cols]` that somebody else chose, with scales and zero points
-    /// `[16, cols / 64]`. Scales are rounded to what a word holds. q4 stores zero points 0 to 15.5
-    /// in half steps; that of q8 is always 128.
+    /// Packs given codes `[16, cols]` with scales and zero points `[16, cols / 64]`. Scales are
+    /// rounded to the precision of a word. q4 stores zero points 0 to 15.5 in half steps; q8's is
+    /// always 128.
     pub fn pack_codes(self, codes: &[u8], scales: &[f32], zeros: &[f32], cols: usize, out: &mut [u8]) {
         let tiles = cols / GROUP;
         assert!(Self::fits(cols) && codes.len() == TILE_ROWS * cols, "a strip of {} codes", codes.len());

@@ -148,7 +148,7 @@ impl FileCode {
         }
     }
 
-    /// Decodes 64 codes of a row; `runs` are those of its quad.
+    /// Decodes 64 codes of a row; `runs` belong to its quad.
     pub fn values(self, codes: &[u8; GROUP], runs: &Runs, row: usize, tile: usize, out: &mut [f32; GROUP]) {
         for (i, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
             let run = (tile % 4 * 4 + i / 16) * 2 + row / PAIRS;

@@ -31,7 +31,7 @@ pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::In
 enum Matrices {
     /// As in the files, or bf16.
     Plain,
-    /// With codes that are chosen for their values: those of the layers, and embedding and head.
+    /// With chosen codes: one code for the layers, one for embedding and head.
     Chosen { layers: Code, ends: Code },
     /// With the codes of the files.
     Kept,

@@ -1,9 +1,9 @@
 //! Compiles a loop for the vector instructions of the machine. Only this file of `quant` holds
 //! `unsafe`.
 
-/// Runs `work` as AVX2 code where the machine has it, twice as fast. The results are those of any
-/// other machine: the compiler neither fuses nor reorders arithmetic. `work` and what it calls must
-/// be `#[inline(always)]`.
+/// Runs `work` as AVX2 code if the machine has it, twice as fast. The results are the same on any
+/// machine: the compiler neither fuses nor reorders arithmetic. `work` and what it calls must be
+/// `#[inline(always)]`.
 #[inline(always)]
 pub fn vectorized<T>(work: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,5 @@
-//! The tokenizer that encodes prompts. Its control tokens are spelled as canonical text has them
-//! ([`super::flat`]), which no one can type. All else is that of tokenizer.json, so that
+//! The tokenizer that encodes prompts. Its control tokens are spelled as in canonical text
+//! ([`super::flat`]), which no one can type. Everything else comes from tokenizer.json, so that
 //! normalizers, stripped white space, prefixes at the beginning and words of a fine-tune act as in
 //! the whole text.
 

@@ -102,7 +102,7 @@ impl Stage {
         let mut out = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let text = self.one(piece, as_is);
-            // An empty token still counts as the first one, what is only held back does not.
+            // An empty token still counts as the first one; held-back bytes do not.
             if !text.is_empty() || !self.may_hold() {
                 out.push(text);
             }
@@ -173,7 +173,7 @@ impl Stage {
         }
     }
 
-    /// Returns what is left at the end of the stream.
+    /// Returns the rest at the end of the stream.
     fn finish(&mut self) -> Option<String> {
         let text = match &self.kind {
             Kind::ByteLevel => self.finish_bytes(|_| 1),

@@ -220,7 +220,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The growth of replacements multiplies, that of prepended bytes adds up.
+/// The growth of replacements multiplies; the growth of prepended bytes adds up.
 fn check_growth(what: &str, parts: &[View]) -> Result<()> {
     let mut growth = 1;
     for part in parts {

@@ -211,7 +211,7 @@ fn pieces_encode_as_the_whole_text() {
     }
 }
 
-/// What follows tokens that are known is not the beginning of a text.
+/// Text after known tokens is not the beginning of a text.
 #[test]
 fn a_prefix_begins_a_text_once() {
     let metaspace = r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"first","split":false}"#;

@@ -1,4 +1,4 @@
-//! What an adapter file of ours says about itself: its metadata, for reading and for writing.
+//! Metadata of our adapter files, for reading and for writing.
 
 use super::super::{ModelConfig, bounds};
 use crate::unicode;

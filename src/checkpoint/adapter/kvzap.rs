@@ -21,7 +21,7 @@ pub const SINKS: usize = 4;
 /// The `model_type` in `config.json`.
 const MODEL_TYPE: &str = "kvzap";
 
-/// Whether `config.json` is that of a predictor.
+/// Whether `config.json` belongs to a predictor.
 pub fn is_predictor(files: &Files) -> bool {
     json::optional(files, "config.json").is_ok_and(|config| config.is_some_and(|config| is_kvzap(&config)))
 }
@@ -35,13 +35,13 @@ pub fn is_at(folder: &Path) -> bool {
     Files::folder(folder).is_ok_and(|files| is_predictor(&files))
 }
 
-/// What `config.json` says.
+/// Contents of `config.json`.
 pub struct KvZap {
     pub maps: Predictor,
     input_dim: usize,
     output_dim: usize,
     n_modules: usize,
-    /// What the names of its tensors begin with.
+    /// Prefix of the names of its tensors.
     pub prefix: &'static str,
 }
 

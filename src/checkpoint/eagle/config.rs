@@ -1,4 +1,4 @@
-//! What `config.json` of an EAGLE-3 head says.
+//! `config.json` of an EAGLE-3 head.
 
 use super::super::bounds;
 use super::super::config::ModelConfig;
@@ -31,7 +31,7 @@ pub struct EagleConfig {
     pub fc_norm: bool,
 }
 
-/// Whether `config.json` is that of a head.
+/// Whether `config.json` belongs to a head.
 pub fn is_head(files: &Files) -> bool {
     json::optional(files, "config.json").ok().flatten().is_some_and(|map| is_eagle(&Fields::new("", &map)))
 }

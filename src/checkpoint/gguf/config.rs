@@ -140,7 +140,7 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
             }
             Some(_) => out["sliding_window_pattern"] = h.opt_size(&pattern)?.into(),
         }
-        // As llama.cpp: of the largest model the scale is that of another head size.
+        // As in llama.cpp: the largest model uses the scale of another head size.
         let usual = if layers == GEMMA_27B_LAYERS { need("embedding_length")? / heads.max(1) } else { head_dim };
         let scale = h.number(&key("attention.scale"))?.filter(|scale| *scale > 0.0);
         out["query_pre_attn_scalar"] = scale.map_or(usual as f64, |scale| scale.powi(-2)).into();

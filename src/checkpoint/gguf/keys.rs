@@ -55,7 +55,7 @@ const NEUTRAL: [(&str, Neutral); 25] = [
     ("attention.max_alibi_bias", &[]),
     ("rope.scaling.yarn_log_multiplier", &[]),
     ("rope.scaling.alpha", &[1.0]),
-    // Of transformers' YaRN it is 1; a negative one is not set.
+    // With transformers' YaRN it is 1; a negative value means that it is not set.
     ("rope.scaling.yarn_ext_factor", &[1.0, -1.0]),
     ("rope.scaling.extrapolation_factor", &[1.0, -1.0]),
     ("attention.output_scale", &[1.0]),

@@ -24,13 +24,13 @@ pub struct Vocabulary<'a> {
     pub scores: &'a [f32],
     /// Whether a token is an ordinary one, which merges make.
     pub ordinary: &'a [bool],
-    /// What stands for characters that it does not have.
+    /// Piece that stands for unknown characters.
     pub unknown: Option<&'a str>,
     /// Whether a text begins with a space that is not in it.
     pub space_prefix: bool,
 }
 
-/// `ids` are those of the spellings.
+/// `ids` are the ids of the spellings.
 pub fn parts(v: &Vocabulary<'_>, ids: Map<String, Value>) -> Result<Parts> {
     let mut model = json!({"type": "BPE", "dropout": null, "unk_token": v.unknown, "continuing_subword_prefix": null,
         "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false});
@@ -64,7 +64,7 @@ fn merges(v: &Vocabulary<'_>) -> Result<Vec<[String; 2]>> {
             }
         }
     }
-    // Of equal scores: as transformers' converter orders them.
+    // Equal scores are ordered as in transformers' converter.
     pairs.sort_by_key(|&(id, left, right, _)| (id, left, right));
     pairs.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then((b.3).cmp(&a.3)));
     Ok(pairs.into_iter().map(|(_, left, right, _)| [tokens[left], tokens[right]].map(str::to_owned)).collect())

@@ -22,7 +22,7 @@ pub const PROMPT_BOS: &str = "prompt_begins_with_bos";
 
 /// `tokenizer.ggml.token_type` of ordinary tokens.
 const NORMAL: i64 = 1;
-/// What SentencePiece gives for characters that it does not have.
+/// Output of SentencePiece for characters that it does not have.
 const UNKNOWN: i64 = 2;
 /// Tokens that no text encodes to.
 const CONTROL: i64 = 3;
@@ -49,12 +49,12 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
     Qwen2,
-    /// As Qwen2, with marks as parts of words.
+    /// Like Qwen2, with marks as parts of words.
     Qwen35,
     Llama3,
-    /// Of Mistral Nemo and Small.
+    /// For Mistral Nemo and Small.
     Tekken,
-    /// Of GPT-4o, Phi-4-mini.
+    /// For GPT-4o, Phi-4-mini.
     Gpt4o,
     /// Single digits, then GPT-2's pattern.
     Digits,
@@ -110,7 +110,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     };
     let (tokens, mut types) = vocabulary(h, raw)?;
     let place: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(id, token)| (*token, id)).collect();
-    // As in llama.cpp: converters get the type of these wrong.
+    // As in llama.cpp: converters write a wrong type for these.
     for (_, id) in ends::known(|literal| place.get(literal).copied()) {
         types[id] = CONTROL;
     }
@@ -224,7 +224,7 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     }
     let split = if h.text(MODEL)? == Some("gpt2") { Some(Split::of(h)?) } else { None };
     let stated = h.metadata.contains_key("tokenizer.ggml.add_bos_token");
-    // Of Phi-3, transformers has no BOS in a conversation.
+    // transformers has no BOS in a conversation with Phi-3.
     let adds = adds_bos(h, split)? && (stated || !is_phi3(h, split)?);
     out.insert(PROMPT_BOS.to_owned(), adds.into());
     if !adds && !out.contains_key("chat_template") {

@@ -27,7 +27,7 @@ pub fn short<'a>(text: &'a str, endpoint: Option<&str>) -> Cow<'a, str> {
     Cow::Owned(out)
 }
 
-/// What follows the host in an address of the hub.
+/// Returns the part of a hub address after the host.
 fn path<'a>(text: &'a str, endpoint: Option<&str>) -> Option<&'a str> {
     if let Some(path) = text.strip_prefix("hf://") {
         return Some(path);

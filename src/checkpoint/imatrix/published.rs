@@ -50,7 +50,8 @@ fn in_repositories(cache: &Path, model: &str) -> Option<Published> {
     found.next().filter(|_| found.next().is_none())
 }
 
-/// That among the files of a folder: of a repository's commit, or one that may hold several models.
+/// The importance matrix among the files of a folder: of a repository's commit, or of one that may
+/// hold several models.
 fn in_folder(folder: &Path, model: &str, id: Option<&str>) -> Option<Published> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
