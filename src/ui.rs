@@ -78,7 +78,7 @@ pub struct UiOptions {
     pub no_session: bool,
     /// `-m` was given: the first conversation is opened with that model.
     pub model_given: bool,
-    /// What is kept for every model and conversation.
+    /// Data kept for every model and conversation.
     pub given: Given,
     pub models: Arc<dyn Models>,
 }

@@ -1,5 +1,5 @@
-//! What completion offers in the input: the candidates, files after `@`, and names with the typed
-//! letters in order.
+//! Completion in the input: the candidates, files after `@`, and names with the typed letters in
+//! order.
 
 use nucleo_matcher::pattern::{AtomKind, CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};

@@ -22,7 +22,7 @@ impl Depth {
         if colorterm.contains("truecolor") || colorterm.contains("24bit") || term.contains("direct") {
             return Depth::Rgb;
         }
-        // Multiplexers pass on only what they were told; the program behind them is unknown.
+        // Multiplexers pass on only what they received; the program behind them is unknown.
         let multiplexed = term.starts_with("screen") || term.starts_with("tmux");
         let able = ["kitty", "ghostty", "wezterm", "alacritty", "foot", "contour", "rio"];
         if !multiplexed

@@ -115,9 +115,9 @@ impl Editor {
         self.insert_raw(&text);
     }
 
-    /// Inserts a key's text that came faster than anyone types: a paste without brackets. All of it
-    /// is one step of undo, and what is long is folded as it comes, so that the work for a key does
-    /// not grow with the text before it.
+    /// Inserts text of keys that came faster than anyone types: a paste without brackets. It is one
+    /// step of undo, and long text is folded as it comes, so that the work per key does not grow
+    /// with the text before it.
     pub fn insert_fast(&mut self, text: &str) {
         let running = self.burst.take().filter(|burst| (burst.revision, burst.end) == (self.revision, self.caret));
         let mut burst = running.unwrap_or_else(|| {
@@ -234,7 +234,7 @@ impl Editor {
         }
     }
 
-    /// Replaces the text and the caret by those of another step, and returns those before.
+    /// Replaces the text and the caret by another step's, and returns the previous ones.
     fn exchange(&mut self, (text, caret): (String, usize)) -> (String, usize) {
         self.revision += 1;
         self.typing = false;

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::process::Command;
 
-/// Of the text that comes back.
+/// Limit of the text that comes back.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Lets `program` (else `$VISUAL`, `$EDITOR`, `vi`) edit a text; the terminal must be lent out.

@@ -136,17 +136,17 @@ pub struct Opened {
     pub eviction: Option<bool>,
     /// Lines to show.
     pub notices: Vec<String>,
-    /// What loads it into the cache; absent without a model.
+    /// Request that loads it into the cache; absent without a model.
     pub restore: Option<Box<RestoreRequest>>,
     /// Whether that is done at once; else with the next message.
     pub loads: bool,
 }
 
-/// What the user waits for while the engine works.
+/// Work that the user waits for.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked {
     Turn(u64),
-    /// As [`crate::protocol::Probe::Aside`].
+    /// Like [`crate::protocol::Probe::Aside`].
     Aside {
         dense: bool,
     },
@@ -166,7 +166,7 @@ pub struct SessionEntry {
     /// The last question, and on the next line its answer.
     pub preview: String,
     pub ratio: Option<f64>,
-    /// Of its file.
+    /// Bytes of its file.
     pub bytes: u64,
     /// The session that it continues from a summary.
     pub continues: Option<String>,

@@ -7,7 +7,7 @@ use crate::config::BUILTIN_MODEL;
 pub const EXAMPLES: [&str; 3] =
     ["Remember: my name is Ada.", "Solve 5*b - 2355 = -50*b - 2740 for b.", "What can you do?"];
 
-/// What to do after the first two, if the model evicts; the key opens the memory page.
+/// Suggestion after the first two, if the model evicts; the key opens the memory page.
 const FORGETTING: &str =
     "After 1 and 2 ask \"What is my name?\". {key} shows what the model kept: the name, not the arithmetic.";
 
@@ -18,7 +18,7 @@ const GENERAL: [&str; 3] = [
     "A bat and a ball cost 1.10 in all. The bat costs 1.00 more than the ball. What does the ball cost?",
 ];
 
-/// What to do after some of them.
+/// Suggestions after some of them.
 const GENERAL_FORGETTING: &str = "{key} then shows, word by word, what the model still keeps of the conversation.";
 
 /// The examples for the model that is loaded or chosen.
@@ -26,7 +26,7 @@ pub fn offered(engine: &EngineView) -> &'static [&'static str; 3] {
     if is_builtin(engine) { &EXAMPLES } else { &GENERAL }
 }
 
-/// What to do after some of them, which shows forgetting. `key` opens the memory page.
+/// Suggestion after some of them, which shows forgetting. `key` opens the memory page.
 pub fn forgetting(engine: &EngineView, key: &str) -> String {
     let text = if is_builtin(engine) { FORGETTING } else { GENERAL_FORGETTING };
     text.replace("{key}", key)

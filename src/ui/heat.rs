@@ -81,8 +81,8 @@ pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
     Style::new().fg(foreground).bg(background)
 }
 
-/// Style of what is kept whatever was decided about it: the text's own colour, with a thin tint
-/// where there are enough colours for one.
+/// Style of tokens that are kept whatever was decided about them: the text's own colour, with a
+/// thin tint if there are enough colours for one.
 pub fn undecided(theme: &Theme, depth: Depth) -> Style {
     let tint = match theme.background {
         Background::Dark => (38, 42, 50),

@@ -49,7 +49,7 @@ impl HistoryFile {
         let _ = file.write_all(format!("{begin}{line}\n").as_bytes());
     }
 
-    /// Shortens a long file to its newest entries, those of other processes included.
+    /// Shortens a long file to its newest entries, including entries of other processes.
     pub fn shorten(&self) {
         let Some(mut file) = self.path.as_deref().and_then(locked) else { return };
         let long = file.metadata().is_ok_and(|m| m.len() > MAX_BYTES);

@@ -69,7 +69,7 @@ impl Keyboard {
     /// the terminal may still answer the question about its background.
     pub fn start(typed: &[u8], reply_due: bool) -> io::Result<Self> {
         let (send, events) = unbounded_channel();
-        // Keys that are not text cannot be told from other sequences here: they are dropped.
+        // Keys that are not text look like other sequences here, so they are dropped.
         let text: String = String::from_utf8_lossy(typed).chars().take_while(|c| *c != '\x1b').collect();
         if !text.is_empty() {
             let _ = send.send((Instant::now(), Ok(Input::Event(Event::Paste(text)))));
@@ -142,7 +142,7 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
     }
 }
 
-/// What a key types, if it types text.
+/// Text that a key types, if any.
 fn text_of(event: &Event) -> Option<char> {
     let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else { return None };
     match (*code, *modifiers) {

@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(map.keys_of(Action::Panel), ["Ctrl+X"]);
         assert_eq!(map.action(Key { code: KeyCode::F(2), modifiers: KeyModifiers::NONE }), None);
         assert!(map.keys_of(Action::Mouse).is_empty());
-        // What is printed is a keymap with the same keys.
+        // The output is a keymap with the same keys.
         std::fs::write(&file, map.as_file()).unwrap();
         let printed = Keymap::load(Some(&file)).unwrap();
         assert!(printed.keys == map.keys && printed.spelled == map.spelled, "{}", map.as_file());

@@ -25,7 +25,7 @@ struct Printed {
     part: Option<TextKind>,
     /// Nothing of this part was printed yet.
     begins: bool,
-    /// Of the download that runs, in tenths.
+    /// Progress of the running download, in tenths.
     tenth: Option<u64>,
     /// The message that the next line replaces.
     editing: Option<MessageId>,

@@ -14,7 +14,7 @@ const PASSAGE: usize = 16;
 /// Passages that the keys for the best and the least remembered ones visit.
 const VISITED: usize = 9;
 
-/// What the memory page shows: the last answer of the engine, its text put together from all of
+/// Contents of the memory page: the last answer of the engine, its text put together from all of
 /// them.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
@@ -303,7 +303,7 @@ impl Memory {
     }
 }
 
-/// Whether a token's text is that of a control token of the usual spelling.
+/// Whether a token's text is a control token of the usual spelling.
 fn is_control(text: &str) -> bool {
     text.starts_with("<|") && text.ends_with("|>")
 }

@@ -31,11 +31,11 @@ pub trait Models: Send + Sync {
 /// A model in the list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelEntry {
-    /// What `/model` loads: `demo`, a folder, or `ORG/NAME[@COMMIT]`.
+    /// Argument of `/model`: `demo`, a folder, or `ORG/NAME[@COMMIT]`.
     pub name: String,
     /// Absent for the built-in model.
     pub path: Option<String>,
-    /// Of the weights.
+    /// Bytes of the weights.
     pub bytes: u64,
     /// All files are there.
     pub complete: bool,

@@ -7,8 +7,8 @@ use crate::chat::summary::WAY_OUT;
 use crate::policy::PolicyKind;
 use crate::protocol::{Download, DraftReport, ModelInfo, Plan, Snapshot};
 
-/// Number of the newest tokens that every head keeps, whatever it has decided: those of the window,
-/// or all of a dense cache.
+/// Number of the newest tokens that every head keeps, whatever it has decided: the window, or all
+/// tokens of a dense cache.
 pub fn undecided(app: &App) -> usize {
     match &app.engine.info {
         Some(info) if info.policy.keeps_all() => usize::MAX,
@@ -179,7 +179,7 @@ fn drafts(report: &DraftReport) -> String {
     format!("{right} of {tried} right in {}: {gain:.2}x as fast", plural(report.rounds, "step"))
 }
 
-/// What was planned before loading: memory beside the weights, and how many tokens fit.
+/// Plan made before loading: memory beside the weights, and the tokens that fit.
 fn plan_rows(plan: &Plan) -> Vec<(&'static str, String)> {
     let mut rows = Vec::from_iter((plan.workspace_bytes > 0).then(|| ("workspace", bytes(plan.workspace_bytes))));
     if let Some(budget) = plan.kv_budget_bytes {

@@ -18,12 +18,12 @@ pub enum Purpose {
     /// The request still lacks its prompt.
     Generate(Box<GenerateRequest>),
     Rewind,
-    /// What the user waits for, and the request, which still lacks its prompts.
+    /// Work that the user waits for, and the request, which still lacks its prompts.
     Probe(Asked, Probe),
 }
 
 impl Purpose {
-    /// What the user waits for.
+    /// Work that the user waits for.
     pub fn asked(&self) -> Option<Asked> {
         match self {
             Self::Generate(request) => Some(Asked::Turn(request.turn)),

@@ -1,5 +1,6 @@
-//! What is drawn over the conversation and has the keys: lists, pages, bars, questions. Each is one
-//! file that implements [`Overlay`], with its command or, where no command opens it, here.
+//! Overlays: lists, pages, bars and questions that are drawn over the conversation and receive the
+//! keys. Each is one file that implements [`Overlay`], with its command or, if no command opens it,
+//! here.
 
 pub mod history;
 pub mod inspect;
@@ -21,7 +22,7 @@ use std::any::Any;
 /// Rows that the wheel moves a page by.
 pub const WHEEL_ROWS: isize = 3;
 
-/// What follows a key of an overlay.
+/// Result of a key in an overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     Stay,
@@ -32,8 +33,8 @@ pub enum After {
     Act(Action),
 }
 
-/// What is drawn over the conversation. `A` is the application. While the overlay handles a key it
-/// is not among those that the application has open.
+/// An area drawn over the conversation. `A` is the application. While the overlay handles a key it
+/// is not among the overlays that the application has open.
 pub trait Overlay<A>: Any {
     /// Lowest rows of the screen that it needs.
     fn rows(&self) -> u16 {
@@ -50,7 +51,7 @@ pub trait Overlay<A>: Any {
     /// Handles a key that is not one of those that close, suspend or redraw.
     fn key(&mut self, app: &mut A, key: Key, action: Option<Action>) -> After;
 
-    /// Handles Esc: closes what is open inside it, else itself.
+    /// Handles Esc: closes an open part of it, else itself.
     fn escape(&mut self, _app: &mut A) -> After {
         After::Close
     }
@@ -66,7 +67,7 @@ pub trait Overlay<A>: Any {
     /// Moves by the wheel.
     fn scroll(&mut self, _app: &mut A, _down: bool) {}
 
-    /// What line mode prints instead, in so many columns where it wraps; `None` while there is
+    /// Text that line mode prints instead, wrapped at so many columns; `None` while there is
     /// nothing to print yet.
     fn plain_lines(&self, _app: &A, _columns: usize) -> Option<Vec<String>> {
         Some(Vec::new())

@@ -108,7 +108,7 @@ impl<T> Picker<T> {
     }
 }
 
-/// What a list shows that has no item for the query.
+/// Text of a list without an item for the query.
 pub const NOTHING: &str = "nothing fits";
 
 /// First of `count` items shown in `rows` rows, so that the selected one is in view.

@@ -7,7 +7,7 @@ pub enum Refusal {
     Takes,
     /// The argument names nothing there is, or cannot be: the whole line to show.
     Wrong(String),
-    /// What the command costs. The same command again carries it out.
+    /// Cost of the command. The same command again carries it out.
     Price(String),
     Because(String),
     /// A notice says why already.

@@ -9,7 +9,7 @@ pub struct SessionView {
     pub restore: Restore,
     /// The loaded model has answered in it since it was opened.
     pub answered: bool,
-    /// What the list of conversations is to be searched for, once it is read.
+    /// Query for the list of conversations, once it is read.
     pub search: Option<String>,
 }
 
@@ -33,7 +33,7 @@ impl SessionView {
         matches!(self.restore, Restore::Loading(_))
     }
 
-    /// Begins to load the conversation. Returns what is to be loaded, if that is known.
+    /// Begins to load the conversation. Returns the request, if one is waiting.
     pub fn load(&mut self) -> Option<Box<RestoreRequest>> {
         let Restore::Waiting(request) = &mut self.restore else { return None };
         let request = request.take()?;

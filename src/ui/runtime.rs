@@ -246,7 +246,7 @@ impl Runtime {
         }
     }
 
-    /// Handles what is neither input nor a signal.
+    /// Handles events that are neither input nor a signal.
     pub(super) fn woken(&mut self, woken: Woken) {
         match woken {
             Woken::Engine(event) => self.engine(event),

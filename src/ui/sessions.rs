@@ -430,7 +430,7 @@ fn shorten(request: &mut RestoreRequest, chat: &Conversation, info: &ModelInfo) 
         return None;
     }
     (request.log, request.pending, request.cache) = (Vec::new(), None, None);
-    // The log is that of the last turn, which may be taken back.
+    // The log belongs to the last turn, which may be taken back.
     let last = chat.context_path().last().and_then(|m| m.report.as_deref())?;
     let used = last.prompt_tokens + last.reasoning_tokens + last.answer_tokens;
     let (tokens, context) = (count(tokens as u64), count(info.context as u64));

@@ -11,7 +11,7 @@ pub fn parse(line: &str) -> Option<(&str, &str)> {
     plain.then_some((name, argument.trim()))
 }
 
-/// What a line says when it is not a command: `//x` is `/x`.
+/// The text of a line that is not a command: `//x` is `/x`.
 pub fn message(line: &str) -> Cow<'_, str> {
     match line.strip_prefix("//") {
         Some(rest) => Cow::Owned(format!("/{rest}")),

@@ -32,7 +32,7 @@ const INFO_MS: u64 = 6_000;
 pub const MAX_QUEUE: usize = 20;
 /// How long a frame of the spinner is shown.
 pub const SPINNER_MS: u64 = 100;
-/// What is missing before most commands can do anything, and what to do.
+/// Message of commands that need a model: what is missing, and what to do.
 pub const NO_MODEL: &str = "no model is loaded; /model NAME loads one";
 /// Smaller screens show a notice instead.
 pub const MIN_SIZE: (u16, u16) = (30, 8);
@@ -90,7 +90,7 @@ pub struct App {
     pub size: (u16, u16),
     /// Milliseconds since the start, as of the event being handled.
     pub now_ms: u64,
-    /// What the event being handled asks of the runtime.
+    /// Requests of the event being handled to the runtime.
     pub effects: Vec<Effect>,
 }
 
@@ -197,7 +197,7 @@ pub struct ChatOptions {
     /// How many chains answer.
     pub width: Width,
     pub kv_limit: Option<u64>,
-    /// What happens where memory runs out; `None`: as the model's kind of cache does.
+    /// Behaviour when memory runs out; `None`: the default of the model's kind of cache.
     pub when_full: Option<WhenFull>,
 }
 
@@ -386,7 +386,7 @@ impl App {
         self.say(Level::Info, text);
     }
 
-    /// As [`Self::info`], as the end of a command.
+    /// Like [`Self::info`], as the end of a command.
     pub fn tell(&mut self, text: impl Into<String>) -> Done {
         self.info(text);
         Ok(())

@@ -26,7 +26,7 @@ pub fn unloaded(columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
     unloaded_with(settings(), columns, rows, depth, theme)
 }
 
-/// As [`unloaded`], with these settings.
+/// Like [`unloaded`], with these settings.
 pub fn unloaded_with(settings: Settings, columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
     let themes = Themes::default();
     let theme = themes.load(theme).unwrap();

@@ -114,8 +114,7 @@ pub fn truncate(text: &str, max: usize) -> String {
 
 /// Wraps one logical line of styled text into rows of at most `width` columns. `first` and `rest`
 /// are put before the first and the following rows; they count. Words break at spaces, wide
-/// characters anywhere, and what is longer than a row at graphemes. Nothing is lost but the spaces
-/// at a break.
+/// characters anywhere, and longer runs at graphemes. Nothing is lost except the spaces at a break.
 pub fn wrap<'a>(
     spans: &[Span<'a>],
     width: usize,

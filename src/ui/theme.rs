@@ -1,6 +1,6 @@
-//! Themes: TOML files with a palette and named roles, the embedded ones and those of the user.
-//! Text has the terminal's own sixteen colours, or a colour of its own with one of the sixteen for
-//! terminals that have no more; what the heatmap does with colour is in [`crate::ui::heat`].
+//! Themes: TOML files with a palette and named roles, embedded or the user's. Text has the
+//! terminal's own sixteen colours, or another colour together with one of the sixteen for terminals
+//! that have no more. The colours of the heatmap are in [`crate::ui::heat`].
 
 use super::colour::{ANSI, nearest_indexed};
 use super::depth::Depth;
@@ -29,7 +29,7 @@ const EMBEDDED: [(&str, &str); 4] = [
 
 macro_rules! roles {
     ($($variant:ident = $name:literal),* $(,)?) => {
-        /// What a piece of the screen is, which a theme gives a style.
+        /// Role of a piece of the screen, to which a theme gives a style.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Role { $($variant),* }
 
@@ -240,8 +240,8 @@ impl Themes {
         names
     }
 
-    /// Loads a theme with all it inherits; `auto` is that of the terminal's background. The error
-    /// is one line that names what was expected.
+    /// Loads a theme with everything it inherits; `auto` is the theme for the terminal's
+    /// background. The error is one line that names the expected values.
     pub fn load(&self, name: &str) -> Result<Theme> {
         let name = if name == AUTO { self.background.theme() } else { name };
         self.inherited(name).map_err(unicode::one_line_error)

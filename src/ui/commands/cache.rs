@@ -1,4 +1,4 @@
-//! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
+//! Commands on the contents of the cache: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
 
 use super::prelude::*;
 use crate::policy::MAX_RATIO;
@@ -54,7 +54,7 @@ pub fn switch(app: &mut App, on: bool) {
     app.send(Engine::SetEviction(on));
 }
 
-/// Steers how much is kept. The engine reports what is expected then.
+/// Steers how much is kept. The engine reports the expected share.
 pub fn forget(app: &mut App, argument: &str) -> Done {
     let model = app.model()?;
     if !model.policy.is_steered() {

@@ -20,7 +20,7 @@ const LIST_QUESTION: &str = "Repeat what I said so far, word for word.";
 const CONTINUED: &str = ", continued";
 /// Tokens of the request for a summary in any vocabulary.
 const QUESTION_TOKENS: usize = 96;
-/// What is said of a conversation that was not left.
+/// Notice about a conversation that was not left.
 const KEPT: &str = "kept the old conversation";
 /// The way without the model.
 const LIST: &str = "/compact list copies your messages";
@@ -132,8 +132,8 @@ fn without_answer(report: TurnReport) -> TurnReport {
     TurnReport { answer_tokens: 0, reasoning_tokens: 0, decode_tok_s: None, draft: None, kv, ..report }
 }
 
-/// The turns in which the user told something and was answered, without long thoughts, as many as
-/// have room in so many tokens; and why others are missing. Questions, which tell nothing, are.
+/// The turns in which the user stated something and was answered, without long thoughts, as many as
+/// fit in so many tokens; and why others are missing. Questions, which state nothing, are left out.
 fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, &'static str) {
     let path = app.chat.context_path();
     let (mut turns, mut sizes, mut before, mut why) = (Vec::new(), Vec::new(), 0, NO_ROOM);

@@ -1,4 +1,4 @@
-//! `/models`: the models on this machine, and what is known of the chosen one.
+//! `/models`: the models on this machine, and facts about the chosen one.
 
 use super::prelude::*;
 use super::run_named;

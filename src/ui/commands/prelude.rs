@@ -1,4 +1,4 @@
-//! What most commands use.
+//! Imports of most commands.
 
 pub use crate::protocol::Command as Engine;
 pub use crate::ui::action::Action;

@@ -12,7 +12,7 @@ use crate::words::nearest;
 /// A setting of `/set`.
 struct Setting {
     name: &'static str,
-    /// What it takes; what special values mean stands behind a semicolon.
+    /// Accepted values; the meaning of special values follows a semicolon.
     takes: &'static str,
     /// Values that completion offers.
     values: &'static [&'static str],

@@ -121,9 +121,9 @@ fn paragraph_end(text: &str) -> usize {
     end
 }
 
-/// Bytes of a formula in single dollars. Prices are none: a dollar opens a formula where no space
-/// follows it and no word ends before it, the next one closes it where no space precedes it and no
-/// digit follows, and what is between does not read like `5 dollars`.
+/// Bytes of a formula in single dollars. Prices are not formulas: a dollar opens a formula if no
+/// space follows it and no word ends before it. The next one closes it if no space precedes it and
+/// no digit follows, and the text between does not read like `5 dollars`.
 fn inline(text: &str, at: usize, rest: &str) -> Option<usize> {
     let before = text[..at].chars().next_back();
     if before.is_some_and(char::is_alphanumeric) || rest[1..].starts_with(char::is_whitespace) {

@@ -1,4 +1,4 @@
-//! What an overlay is made of: its keys, its places on the screen, and the roles of its text.
+//! Parts of an overlay: its keys, its places on the screen, and the roles of its text.
 
 pub use super::{After, Overlay, WHEEL_ROWS, below, draw_lines, edit_line, field, inside, row, rule};
 pub use super::{scrolled, wheeled};

@@ -8,7 +8,7 @@ use crate::ui::text::{clean_line, wrap_plain};
 /// draft that it interrupted.
 const TYPED_MS: u64 = 400;
 
-/// What an answer leads to.
+/// Effect of an answer.
 type Then = Box<dyn FnOnce(&mut App)>;
 
 pub struct Question {
@@ -62,7 +62,7 @@ impl Overlay<App> for Question {
         buffer.set_stringn(at.x, at.y, keys, usize::from(at.width), app.theme.style(Role::Text));
     }
 
-    /// What is typed without a pause goes into the input, as it would have without the question.
+    /// Text typed without a pause goes into the input, as it would have without the question.
     fn key(&mut self, app: &mut App, key: Key, _: Option<Action>) -> After {
         if app.now_ms < self.asked_ms + TYPED_MS {
             self.asked_ms = app.now_ms;

@@ -92,7 +92,7 @@ impl Runtime {
             settings.adapter = Adapter::Auto;
             settings.model = name;
         }
-        // What /forget has set stays; a saved conversation has its own.
+        // A share set by /forget stays; a saved conversation has its own.
         if let Some((ratio, trained)) = self.app.engine.dial {
             settings.keep_ratio = (ratio != trained).then_some(ratio);
         }

@@ -123,7 +123,7 @@ impl Runtime {
         })
     }
 
-    /// What is asked, but for its prompt.
+    /// The request without its prompt.
     fn ask(&self, max_tokens: Option<usize>, source: &Source) -> Ask {
         let (sampling, seed) = (self.app.sampling(), self.app.options.seed);
         let max_think = source.info.max_think(self.app.options.max_think);

@@ -1,4 +1,4 @@
-//! What follows a change of the input: the list of completions, Tab and Enter on it; pastes.
+//! Effects of a change of the input: the list of completions, Tab and Enter on it; pastes.
 
 use crate::ui::action::Action;
 use crate::ui::attach::{attachment, mentions, without_end};

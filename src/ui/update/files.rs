@@ -267,7 +267,7 @@ mod tests {
         let mut app = app(100, 24, 8, 4);
         assert!(matches!(say(&mut app, "/resume x")[..], [Effect::Store(Store::Open { with_current: false, .. })]));
         assert!(screen(&mut app).contains("reading the conversation (Esc stops)"), "{}", screen(&mut app));
-        // What is sent meanwhile is meant for that conversation.
+        // Text sent meanwhile is meant for that conversation.
         assert!(say(&mut app, "hello").is_empty() && app.queue.len() == 1);
         press(&mut app, KeyCode::Esc);
         assert!(app.opening && app.queue.is_empty(), "Esc takes the message back first");

@@ -5,8 +5,7 @@ use crate::ui::action::Action;
 use crate::ui::state::App;
 use crate::ui::text::{count, plural};
 
-/// What happens to a conversation that the cache does not hold any more. `held`: the last figures
-/// while it did.
+/// Describes a conversation that the cache no longer holds. `held`: the last figures while it did.
 pub fn refill(held: Option<&Snapshot>) -> String {
     let pins = if held.is_some_and(|s| s.pinned > 0) { "; pins of messages do not come back" } else { "" };
     format!("your next message loads the conversation again{pins}")

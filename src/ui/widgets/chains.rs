@@ -109,8 +109,7 @@ fn reads_words(reads: f64, dense: f64) -> Option<String> {
     Some(format!("{times:.1}x fewer cache reads than dense"))
 }
 
-/// What the line under an answer of several chains says: the votes, whose reply it is, and the
-/// reads.
+/// The line under an answer of several chains: the votes, whose reply it is, and the reads.
 pub fn words(report: &ChainsReport, reads: f64) -> String {
     let fewer = reads_words(reads, report.dense_reads).map_or(String::new(), |words| format!("; {words}"));
     format!(

@@ -48,7 +48,7 @@ pub fn prepare(app: &mut App, area: Rect) {
         app.feed.rows.insert(*key, rows);
         if is_new {
             left = left.saturating_sub(bytes_of(app, *key));
-            // What was there already is nothing new to one who has scrolled back.
+            // Lines that were there already are nothing new to a user who has scrolled back.
             app.feed.add_seen(if was_behind { height as isize } else { 0 });
         } else if refolded {
             app.feed.add_seen(height as isize - old_height as isize);

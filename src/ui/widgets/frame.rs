@@ -80,7 +80,7 @@ fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
             let parts = 2 * symbol.chars().filter(|c| *c == '\u{200d}').count() as u16;
             for behind in x + 2..(x + 3 + parts).min(area.right()) {
                 let cell = &mut buffer[(behind, y)];
-                // A link's width is not that of its symbol.
+                // The width of a link differs from its symbol's.
                 if !matches!(cell.diff_option, CellDiffOption::ForcedWidth(_)) {
                     cell.set_diff_option(CellDiffOption::AlwaysUpdate);
                 }

@@ -1,5 +1,5 @@
 //! The memory page: the conversation as it was fed, each token tinted by the share of heads that
-//! still store it, and what is known of the token under the cursor.
+//! still store it, and details of the token under the cursor.
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
 use super::prelude::*;
@@ -266,7 +266,7 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
     }
 }
 
-/// What becomes of a token under a policy that marks none ahead of time.
+/// Describes a token under a policy that marks none ahead of time.
 fn fate_without_marks(policy: PolicyKind, presence: &Presence, token: usize) -> String {
     let kept = presence.kept.get(token).copied().map_or(presence.lanes, usize::from);
     let gone = presence.lanes.saturating_sub(kept);

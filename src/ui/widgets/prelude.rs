@@ -1,4 +1,4 @@
-//! What most widgets use.
+//! Imports of most widgets.
 
 pub use crate::ui::depth::Depth;
 pub use crate::ui::state::App;

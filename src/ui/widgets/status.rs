@@ -1,4 +1,4 @@
-//! The banner over the input (what is going on, what a key did) and the status line at the bottom.
+//! The banner over the input (current work, effect of a key) and the status line at the bottom.
 
 use super::input::PROMPT_WIDTH;
 use super::prelude::*;
@@ -144,7 +144,7 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     Some(format!("{what}: {} ({stop} stops)", share(done, total)))
 }
 
-/// What is asked beside the conversation, if anything.
+/// The question asked beside the conversation, if any.
 fn probing(app: &App) -> Option<&'static str> {
     let engine = &app.engine;
     let asked = [
@@ -218,7 +218,7 @@ fn text_columns(app: &App, columns: u16) -> usize {
     banner_text(app).map_or(0, |(text, _)| 4 + wrapped(&text, columns).first().map_or(0, Line::width))
 }
 
-/// What came below the pane, and the key that goes there, at the right end of the banner as far as
+/// Notice of text below the pane, and the key that goes there, at the right end of the banner if
 /// its text leaves room.
 fn draw_badge(buffer: &mut Buffer, area: Rect, app: &App) {
     let key = app.key(Action::LineEnd);
@@ -364,7 +364,7 @@ mod tests {
     use crate::ui::testing::{self, unloaded};
     use crate::ui::update::update;
 
-    /// Of a long conversation this takes longest.
+    /// This takes longest for a long conversation.
     #[test]
     fn what_is_read_beside_the_conversation_shows_how_far_it_is() {
         let mut app = testing::app(100, 24, 8, 4);

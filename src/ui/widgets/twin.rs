@@ -109,8 +109,8 @@ fn words_from(text: &str, at: usize, end: usize) -> Vec<(usize, usize)> {
     words
 }
 
-/// The lines without the carriers, what is between them in `style`. `None` unless there are two, or
-/// they are in one character.
+/// The lines without the carriers, with the text between them in `style`. `None` unless there are
+/// two, or they are in one character.
 fn without_carriers(lines: &[Line<'static>], style: Style) -> Option<Vec<Line<'static>>> {
     let (mut seen, mut out) = (0, Vec::with_capacity(lines.len()));
     for line in lines {

@@ -1,5 +1,5 @@
-//! What an empty conversation shows: what this is, three things to try and what to look at, the
-//! keys that matter, where things are saved.
+//! An empty conversation: what this program is, three things to try and to look at, the important
+//! keys, and where conversations are saved.
 
 use super::prelude::*;
 use crate::ui::action::Action;
@@ -27,7 +27,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     }
     let more = lines.len().saturating_sub(room);
     if more > 0 {
-        // What to try goes last but for the keys.
+        // Suggestions are dropped last, except for the keys.
         let keys = key_rows(app, width).len();
         let end = lines.len().saturating_sub(keys);
         lines.drain(end.saturating_sub(more)..end);
