@@ -22,7 +22,7 @@ use anyhow::{Result, bail};
 
 const SEED: u64 = 1;
 
-/// What to measure: every case with every codec.
+/// Measurements to run: every case with every codec.
 pub struct Bench<'a> {
     pub checkpoint: &'a Checkpoint,
     pub codecs: Vec<Codec>,

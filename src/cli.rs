@@ -124,7 +124,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
 }
 
-/// As [`settings`], without notices.
+/// Like [`settings`], without notices.
 fn quiet_settings(common: &args::Common) -> Result<Settings> {
     Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
 }

@@ -45,7 +45,7 @@ pub enum Rows {
 impl Rows {
     pub const ALL: [Self; 3] = [Self::Bf16, Self::Bytes, Self::K8V4];
 
-    /// As kernels are called.
+    /// Name in kernels.
     pub fn name(self) -> &'static str {
         ["bf16", "bytes", "k8v4"][self as usize]
     }
@@ -100,7 +100,7 @@ impl Codec {
         self.elements() == Elements::F32
     }
 
-    /// What loops load from rows of K, and from those of V after [`unpack_codes`] where
+    /// Type that loops load from rows of K, and from rows of V, after [`unpack_codes`] if
     /// [`Self::packs_values`].
     pub fn elements(self) -> Elements {
         self.k().elements()

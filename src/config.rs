@@ -70,7 +70,7 @@ impl Dirs {
         self.cache.join("weights")
     }
 
-    /// What models keep at each setting of the dial.
+    /// Folder of the files that record what models keep at each setting of the dial.
     pub fn dials(&self) -> PathBuf {
         self.cache.join("dials")
     }

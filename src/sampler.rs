@@ -10,11 +10,11 @@
 //! 4. top-p keeps the smallest set of largest logits whose probability reaches p, at least one;
 //! 5. min-p keeps tokens of at least min-p times the largest probability;
 //! 6. top-n-sigma keeps tokens whose logit is at most n standard deviations below the largest (Tang
-//!    et al. 2024, arXiv 2411.07641); the deviation is that of all finite logits after step 1;
+//!    et al. 2024, arXiv 2411.07641); the deviation covers all finite logits after step 1;
 //! 7. inverse CDF over the remaining tokens in ascending id, at a uniform number that depends on
 //!    (seed, position) only.
 //!
-//! Of equal logits, the lowest id comes first. NaN counts as minus infinity.
+//! Equal logits are ordered by id, lowest first. NaN counts as minus infinity.
 
 use crate::protocol::{SamplingParams, Token};
 use std::cmp::Ordering;

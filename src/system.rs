@@ -136,8 +136,7 @@ mod imp {
         matches!(rustix::termios::tcgetattr(io::stdin()), Err(rustix::io::Errno::IO))
     }
 
-    /// Saves the current settings of the terminal on stdin, and the bytes that undo what is written
-    /// to it later.
+    /// Saves the current settings of the terminal on stdin, and the bytes that undo later changes.
     pub fn remember_terminal(bytes: Vec<u8>) {
         let mut settings = MaybeUninit::uninit();
         // SAFETY: the pointer is to memory for the settings, which a successful call initialises.
@@ -168,8 +167,7 @@ mod imp {
     }
 
     fn write(to: libc::c_int, bytes: &[u8]) {
-        // SAFETY: the pointer and length are those of a live slice. There is nobody to report an
-        // error to.
+        // SAFETY: pointer and length belong to a live slice. There is nobody to report an error to.
         unsafe { libc::write(to, bytes.as_ptr().cast(), bytes.len()) };
     }
 

@@ -57,8 +57,8 @@ fn boxed(text: &str) -> Option<String> {
     })
 }
 
-/// What follows the last "answer is" or "answer:" in its line. A choice is its letter; where there
-/// is one number, it is that.
+/// Text after the last "answer is" or "answer:" in its line. A choice is its letter; a single
+/// number is that number.
 fn said(text: &str) -> Option<String> {
     let lower = text.to_ascii_lowercase();
     let mut places: Vec<usize> = ["answer is", "answer:", "answer**:"]
@@ -82,7 +82,7 @@ fn said(text: &str) -> Option<String> {
     })
 }
 
-/// What follows the last `####`.
+/// Text after the last `####`.
 fn marked(text: &str) -> Option<String> {
     text.rmatch_indices("####").find_map(|(at, mark)| trimmed(text[at + mark.len()..].lines().next()?))
 }

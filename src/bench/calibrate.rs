@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 /// Tokens beyond the window over which the share is measured.
 const TOKENS: usize = 256;
-/// Layers over which it is measured: those of random weights are alike.
+/// Number of layers over which it is measured: layers with random weights are alike.
 const LAYERS: usize = 4;
 /// Bisection steps: they determine the share to about a hundredth.
 const ROUNDS: usize = 8;

@@ -58,7 +58,7 @@ pub struct Line {
     /// Host time between two steps; `None` on the CPU backend, where the host computes.
     host_us: Option<f64>,
     pub device_bytes: Option<u64>,
-    /// Decode speed over that of one sequence, where that was measured before.
+    /// Decode speed relative to one sequence, if that was measured before.
     of_one: Option<f64>,
     /// Mean tokens of a sequence in a step.
     tokens_per_step: f64,
@@ -125,7 +125,7 @@ impl Line {
         self.of_one = one.map(|one| self.decode_tok_s.median / one.decode_tok_s.median);
     }
 
-    /// What was measured.
+    /// Results of a measurement.
     pub fn case(&self) -> &Case {
         &self.case
     }
@@ -225,7 +225,7 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
             runner.cache.presence(runner.backend(), seqs[0], LaneFilter::default(), 0);
         }
         let began = Instant::now();
-        // As many in every sequence.
+        // The same number in every sequence.
         let right =
             (0..case.drafts.min(left - 1)).take_while(|i| uniform(SEED, (steps << 8 | i) as u64) < case.accept as f32);
         let accepted;

@@ -27,7 +27,7 @@ pub struct Resume {
     /// Until the file is synced and has its name.
     pub write_s: f64,
     pub load_s: f64,
-    /// Of `load_s`: until layers were read and had the right checksums.
+    /// Part of `load_s` until layers were read and had the right checksums.
     pub wait_s: f64,
     /// Whether the next logits are the same to the last bit.
     pub equal: bool,

@@ -53,7 +53,7 @@ pub struct Message {
     pub in_context: bool,
     /// The report of the turn; `None` while it runs, and for messages that were not generated here.
     pub report: Option<Box<TurnReport>>,
-    /// What the cache held of each message of the path at the end of the turn.
+    /// Contents of the cache for each message of the path at the end of the turn.
     pub retention: Vec<Retention>,
 }
 
@@ -341,7 +341,7 @@ impl Conversation {
         true
     }
 
-    /// What the cache held of each message at the end of the last turn of the active path.
+    /// Contents of the cache for each message at the end of the last turn of the active path.
     pub fn retention(&self) -> Vec<&Retention> {
         self.retention_at(self.head)
     }

@@ -260,7 +260,7 @@ impl Session {
         if self.started { &self.text } else { "" }
     }
 
-    /// Adds the record of a change, after those of the messages that it follows.
+    /// Adds the record of a change, after the records of the messages that it follows.
     fn note(&mut self, chat: &Conversation, record: &Record) {
         match record {
             // The header has the system prompt of the first turn.

@@ -35,9 +35,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
 }
 
-/// Checks a summary of the messages of the user in `covered`. Returns it with the messages added
-/// whose names or numbers it lacks, and those of `after`, which it does not cover, as far as they
-/// have room in `bytes`. An error says why the summary is refused: it is too short, or lacks more
+/// Checks a summary of the messages of the user in `covered`. Returns it with the messages appended
+/// whose names or numbers it lacks, and with the messages of `after`, which it does not cover, as
+/// far as `bytes` allows. An error says why the summary is refused: it is too short, or lacks more
 /// than half of the names and numbers.
 pub fn checked(summary: &str, covered: &[&str], after: &[&str], bytes: usize) -> Result<String, String> {
     let summary = summary.trim();

@@ -310,7 +310,7 @@ impl Lists {
         let sampling = settings.sampling.over(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
         target.check_kv(&kv)?;
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
-        // What fits decides nothing here: random weights stay as they are.
+        // Memory decides nothing here: random weights keep their format.
         let weights = weights.into_iter().map(|w| w.asked().unwrap_or_default()).collect();
         let policy = settings.policy_request();
         Ok(Self { eviction, policy, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })

@@ -1,5 +1,5 @@
-//! What a model's matrices multiply on a text, from a forward pass on the CPU that has the same
-//! bits on every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen.
+//! Inputs of a model's matrices on a text, from a forward pass on the CPU that has the same bits on
+//! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen.
 
 use crate::backend::cpu::Cpu;
 use crate::checkpoint::convert::{Importance, OnReport, Report};

@@ -130,7 +130,7 @@ impl Client {
         let runtime = &self.runtime;
         let Sampling { params: sampling, seed, max_tokens, max_think, drafts, chains, check } = sampling.clone();
         let mut checks = check.map(|command| Checks::new(&command)).transpose()?;
-        // What else these signals end is this process alone: the command that runs would live on.
+        // These signals otherwise end only this process: the command that runs would live on.
         let mut kills = checks
             .as_ref()
             .map(|_| runtime.block_on(async { Kills::new() }))
@@ -201,7 +201,7 @@ fn chain_event(event: ChainEvent, checks: &mut Option<Checks>) -> bool {
     checks.are_done()
 }
 
-/// What a verdict means for the chains: `Some` ends them, with the choice of one or of the vote.
+/// Effect of a verdict on the chains: `Some` ends them, with a chosen chain or with the vote.
 fn judge(chain: usize, verdict: Verdict, checks: &mut Option<Checks>) -> Result<Option<Option<usize>>> {
     let Some(checks) = checks else { return Ok(None) };
     checks.count();

@@ -240,7 +240,7 @@ pub fn check(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// As [`check`], for conversations.
+/// Like [`check`], for conversations.
 pub fn check_for_chat(settings: &Settings) -> Result<()> {
     let name = settings.policy;
     if name.reads_pages() {

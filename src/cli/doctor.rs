@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// One fact about the machine, and what is wrong with it.
+/// One fact about the machine, and its fault, if any.
 struct Check {
     name: &'static str,
     value: Value,
@@ -32,7 +32,7 @@ impl Check {
         Self { name, value: value.into(), problem: None, starts: true }
     }
 
-    /// The fact, or what is wrong with `value`.
+    /// The fact, or the fault of `value`.
     fn of(name: &'static str, fact: Result<impl Into<Value>>, value: impl Into<Value>) -> Self {
         fact.map_or_else(|e| Self::problem(name, value, &e), |fact| Self::fact(name, fact))
     }

@@ -92,7 +92,7 @@ pub fn newest(model: &str, settings: &Settings) -> Result<(PathBuf, Vec<(Kind, P
     Ok((folder, folders.collect::<Result<_>>()?))
 }
 
-/// Downloads what is missing or newer of one repository, and returns the folder or the GGUF file.
+/// Downloads missing or outdated files of one repository, and returns the folder or the GGUF file.
 fn newest_of(name: &str, device: Device) -> Result<PathBuf> {
     let ModelRef::Hub(model) = ModelRef::parse(name).map_err(output::as_wrong_use)? else {
         return Err(wrong_use(format!("{name} is not a hub id (ORG/NAME), so there is nothing to download")));

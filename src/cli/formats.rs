@@ -1,5 +1,5 @@
-//! The formats that a model's weights may have: bytes, the context that each leaves, and what is
-//! quantized already.
+//! Weight formats that a model may have: their bytes, the context that each allows, and whether it
+//! is quantized already.
 
 use super::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::{quantized, spawn};
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 /// Room that a format of the weights leaves, with the codec that a start would take.
 struct Offer {
     weights: Weights,
-    /// As a start decides it.
+    /// Decided as at a start.
     plan: Plan,
     codec: Codec,
     fits: bool,

@@ -7,8 +7,8 @@ const CUBLASLT: &str = "DMSCHAT_CUBLASLT";
 /// Versions that the CUDA backend supports, newest first.
 const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 
-/// Candidate paths of libcublasLt: the dynamic loader's own, then those of CUDA, Ollama and Python
-/// packages.
+/// Candidate paths of libcublasLt: the dynamic loader's own, then the paths of CUDA, Ollama and
+/// Python packages.
 pub fn cublaslt() -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(path) = variable(CUBLASLT) {

@@ -65,7 +65,7 @@ pub fn resident() -> Resident {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Resident {
     pub anonymous: u64,
-    /// Of mapped files.
+    /// Memory of mapped files.
     pub mapped: u64,
 }
 

@@ -35,7 +35,7 @@ fn source(model: &str) -> Option<(String, Option<String>)> {
     }
 }
 
-/// The files of a model, those of any revision where none is named.
+/// The files of a model, of any revision if none is named.
 pub fn of(model: &str) -> Vec<Cached> {
     let Some((source, revision)) = source(model) else { return Vec::new() };
     let is_of = |c: &Cached| {

@@ -7,7 +7,7 @@ use std::io::IsTerminal;
 #[derive(Default)]
 pub struct Quantizing {
     line: StatusLine,
-    /// What was last begun.
+    /// The latest work begun.
     begun: Option<&'static str>,
 }
 

@@ -16,7 +16,7 @@ use crate::ui::text::{FULL, NO_ANSWER, ONLY_THOUGHT};
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
-/// Answers of a vote that are told.
+/// Maximum answers of a vote that are shown.
 const VOTES: usize = 5;
 /// Most bytes read from stdin: more than any context holds.
 const STDIN_BYTES: u64 = 256 << 20;
@@ -89,8 +89,8 @@ fn said_by(chains: &ChainsReport) -> String {
     format!("{stopped}{votes}; chain {} is shown{checked}", chains.winner + 1)
 }
 
-/// The text after `-p`, followed by that of stdin if it is a pipe or a file. `-p -` is stdin alone,
-/// whatever it is.
+/// The text after `-p`, followed by the text of stdin if it is a pipe or a file. `-p -` reads only
+/// stdin, whatever it is.
 fn prompt(common: &Common) -> Result<String> {
     let given = common.prompt.as_deref();
     let mut prompt = given.filter(|text| *text != "-").unwrap_or_default().to_owned();

@@ -98,7 +98,7 @@ fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Optio
 
 /// The cache's policies in the turns of the active path.
 struct PathPolicies {
-    /// Of all turns, as far as the file says.
+    /// Over all turns, as far as the file says.
     turns: Policies,
     /// The policy of the last turn, which left the cache as it is shown.
     last: Option<Policy>,

@@ -121,7 +121,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob<Outpu
     with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), ..options }, job)
 }
 
-/// As [`with_model`], with options that `adjust` makes from those of the settings.
+/// Like [`with_model`], with options that `adjust` derives from the options of the settings.
 pub fn with_options<J: ModelJob>(
     settings: &Settings,
     adjust: impl FnOnce(EngineOptions, &ModelConfig) -> EngineOptions,
@@ -194,7 +194,7 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// What the settings change of the model's eviction rule.
+/// Changes of the settings to the model's eviction rule.
 pub fn tuning(settings: &Settings) -> Tuning {
     let threshold = settings.threshold.map(|x| x as f32);
     Tuning { threshold, window: settings.window, sinks: settings.sinks }
@@ -215,7 +215,7 @@ pub fn open_on_target(settings: &Settings, notice: impl FnOnce(String)) -> Resul
     }
 }
 
-/// As [`open_on_target`], with the notice on stderr.
+/// Like [`open_on_target`], with the notice on stderr.
 pub fn open_or_say(settings: &Settings) -> Result<(Checkpoint, Target)> {
     open_on_target(settings, |text| notice(&text))
 }

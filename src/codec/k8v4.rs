@@ -84,8 +84,8 @@ impl RowFormat for Int4 {
     }
 }
 
-/// Byte and shift of channel `i`'s code. Eight channels share a little-endian u32: those of an even
-/// channel 2i are bits 4i.., those of channel 2i + 1 are 16 bits above, so that
+/// Byte and shift of channel `i`'s code. Eight channels share a little-endian u32: the code of an
+/// even channel 2i is at bits 4i.., the code of channel 2i + 1 is 16 bits above, so that
 /// `(word >> 4i) & 0x000f000f` is a pair of neighbours.
 fn place(i: usize) -> (usize, usize) {
     let (word, pair, odd) = (i / 8, i % 8 / 2, i % 2);

@@ -1,6 +1,6 @@
-//! What a format of rows has to say: one implementation in each of the files beside this one.
+//! Interface of a row format: one implementation in each of the files beside this one.
 
-/// What loops over a row load.
+/// Unit that loops over a row load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
     F32,
@@ -10,7 +10,7 @@ pub enum Elements {
     Int8,
 }
 
-/// A format of rows of `head_dim` values: that of K or that of V.
+/// A format of rows of `head_dim` values, for K or for V.
 pub trait RowFormat: Sync {
     /// Meaning of its bytes, or of the output of [`unpack_codes`](super::unpack_codes) if several
     /// codes share a byte.

@@ -24,7 +24,7 @@ impl Layer {
             Ok(bytes) => {
                 String::from_utf8(bytes).ok().with_context(|| format!("{}: not UTF-8 text", path.display()))?
             }
-            // A home such as /dev/null is that of a user without files.
+            // A home such as /dev/null belongs to a user without files.
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(e) => return Err(anyhow!("{}: {e}", path.display())),
         };

@@ -79,7 +79,7 @@ macro_rules! settings {
                 }
             }
 
-            /// This layer's values, or those of `below` where it has none.
+            /// Returns this layer's values, or `below`'s if it has none.
             #[must_use]
             pub fn over(self, below: Layer) -> Layer {
                 Layer { $($($key: self.$key.or(below.$key),)*)* $($option: self.$option.or(below.$option)),* }

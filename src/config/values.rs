@@ -233,7 +233,7 @@ impl<T: Serialize> Serialize for List<T> {
     }
 }
 
-/// What a setting is once all sources are merged.
+/// Type of a setting once all sources are merged.
 pub trait Setting {
     type Is;
     fn resolve(self) -> Self::Is;

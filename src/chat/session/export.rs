@@ -6,9 +6,9 @@ use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, li
 use crate::protocol::{ModelInfo, Snapshot};
 use std::fmt::Write;
 
-/// The active path as a Markdown document. `policies`: those of the turns; the front matter has
-/// that of the last one. `now`: the figures of the cache if the conversation is open, else those of
-/// the last turn count.
+/// The active path as a Markdown document. `policies`: the policies of the turns; the front matter
+/// has the last one. `now`: the figures of the cache if the conversation is open; otherwise the
+/// last turn's figures count.
 pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies, now: Option<&Snapshot>) -> String {
     let path = chat.path();
     let of_turn = |message: &&Message| message.turn.and_then(|turn| policies.get(&turn));
@@ -74,7 +74,7 @@ fn n_of(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-/// `policy`: that of the turn, if the conversation has several.
+/// `policy`: the turn's policy, if the conversation has several.
 fn assistant(out: &mut String, chat: &Conversation, message: &Message, policy: Option<&Policy>) {
     out.push_str("\n## Assistant\n");
     if let Some(reasoning) = message.shown_reasoning() {

@@ -222,7 +222,7 @@ impl Loading {
     /// Inserts a toggle after `at_token` tokens.
     fn log_toggle(&mut self, at_token: usize, eviction: bool) {
         if self.tokens > at_token {
-            // After an undo, the pending token is not that of the last turn.
+            // After an undo, the pending token is not the last turn's.
             self.out.pending = None;
         }
         while self.tokens > at_token {
@@ -331,7 +331,7 @@ impl Loaded {
         if !self.log_fits {
             return (request, Some("the token log has a gap; the texts are encoded again".to_owned()));
         }
-        // After an undo the log is that of the turn that was taken back.
+        // After an undo, the log belongs to the turn that was taken back.
         let whole = self.log.len();
         if let Some((end, pending)) = self.left_off() {
             self.log.truncate(end);

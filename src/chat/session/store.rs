@@ -216,9 +216,8 @@ impl Store {
         bail!("{kind} {name:?}{similar}; dmschat sessions list names the sessions")
     }
 
-    /// The id of the session that a user typed. A file that is too damaged to be listed has its id
-    /// all the same, so that the error says what is wrong with it and no other session is taken for
-    /// it.
+    /// Finds the id of the session that a user typed. A file too damaged to be listed keeps its id,
+    /// so that the error describes its fault and no other session is taken for it.
     fn id_of(&self, name: &str) -> Result<String> {
         match self.file_of(name) {
             Ok(_) => Ok(name.to_owned()),

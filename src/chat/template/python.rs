@@ -1,4 +1,4 @@
-//! What Python has and minijinja lacks: methods of its strings and lists, and `json.dumps`.
+//! Python features that minijinja lacks: methods of strings and lists, and `json.dumps`.
 
 use super::guard::is_space;
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
@@ -142,7 +142,7 @@ fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     while !rest.is_empty() {
         let cut = if from_end { rest.rfind(is_space) } else { rest.find(is_space) };
         let Some(at) = cut.filter(|_| out.len() + 1 < most) else {
-            // What is left keeps its white space.
+            // The rest keeps its white space.
             out.push(rest);
             break;
         };

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a text that the user gives.
 const MAX_TEXT: u64 = 64 << 20;
-/// What is asked for behind a text.
+/// Request after a text.
 const REPEAT: &str = "\n\nRepeat the previous context exactly.";
 const RATIO: f64 = 3.0;
 const TOO_SHORT: &str = "the texts are too short to learn from: about 20 kB are needed, and more is better; every eighth 8 kB block is held out for measuring";
@@ -146,7 +146,7 @@ fn user_texts(files: &[PathBuf]) -> Result<Vec<Text>> {
     Ok(out)
 }
 
-/// What was fitted, and the texts it is measured on.
+/// The fitted predictor, and the texts it is measured on.
 struct FittedModel {
     layers: Vec<Fitted>,
     measured: Vec<Piece>,
@@ -346,7 +346,7 @@ fn report(
     Ok(output::OK)
 }
 
-/// What was measured on each text, and on all of them: ratio and divergence.
+/// Measurements on each text, and on all of them: ratio and divergence.
 pub fn table(measured: &[Figure], all: (f64, f64)) -> String {
     let row = |texts: &str, tokens: usize, ratio: f64, kl: f64| {
         format!("{texts:<17}  {tokens:>6}  {ratio:>5.2}x  {kl:>14.4}\n")

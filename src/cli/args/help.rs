@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory};
 /// Flags that only `-p` has.
 const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
 
-/// The ids of the common flags that a subcommand uses; `None`: those of a chat.
+/// Ids of the common flags that a subcommand uses; `None` means a chat.
 fn flags_of(path: &str) -> Option<Vec<&'static str>> {
     let [model, cache] = ["model", "cache"].map(Layer::group);
     let own: &[&[&str]] = match path {

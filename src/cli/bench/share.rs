@@ -10,7 +10,7 @@ use crate::quant::Weights;
 use crate::ui::text::bytes;
 use crate::unicode::one_line;
 
-/// One line. `results` are those of [`result`].
+/// Formats one line. `results` come from [`result`].
 pub fn line(target: Target, device: &Device, model: &str, results: &[String]) -> String {
     let system = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
     let driver = matches!(target, Target::Cuda(_)).then(driver_version).flatten();
@@ -24,7 +24,7 @@ pub fn line(target: Target, device: &Device, model: &str, results: &[String]) ->
     one_line(&parts.join(" | "))
 }
 
-/// What one case of the benchmark gave.
+/// Result of one case of the benchmark.
 pub fn result(weights: Weights, codec: Codec, line: &Line) -> String {
     let eviction = if line.case().eviction { "on" } else { "off" };
     let many = match line.case().parallel {

@@ -23,7 +23,7 @@ pub struct Row {
 /// Where the memory goes after a prompt of one step and a few tokens of answer.
 pub struct Usage {
     pub rows: Vec<Row>,
-    /// What the device reports.
+    /// Memory that the device reports.
     pub taken_bytes: u64,
     /// Weights and workspace as planned before loading, and as loaded. Without plan on a host.
     pub planned_bytes: Option<[u64; 2]>,
@@ -90,7 +90,7 @@ fn row(what: &str, bytes: i64) -> Row {
 /// by purpose.
 fn device_rows(open: &MemoryUse, loaded: &MemoryUse, fed: &MemoryUse, ended: &MemoryUse) -> Vec<Row> {
     let allocated = |m: &MemoryUse| m.allocated.iter().map(|(_, bytes)| *bytes as i64).sum::<i64>();
-    // What a stage took beside allocations.
+    // Memory of a stage beside its allocations.
     let beside = |from: &MemoryUse, to: &MemoryUse| {
         (to.taken_bytes as i64 - from.taken_bytes as i64) - (allocated(to) - allocated(from))
     };
@@ -143,7 +143,7 @@ mod tests {
             [bytes("context"), bytes("libraries"), bytes("a prompt"), bytes("an answer")],
             [Some(100), Some(5), Some(50), Some(10)]
         );
-        // What loading took beyond the allocations, 75 bytes, is not explained.
+        // Loading took 75 bytes beyond the allocations, which is not explained.
         let usage = Usage { rows, taken_bytes: 1160, planned_bytes: None };
         assert_eq!(usage.taken_bytes as i64 - usage.sum_bytes(), 75);
         assert!(usage.adds_up() && !Usage { taken_bytes: 17 << 20, ..usage }.adds_up());
