@@ -1,5 +1,5 @@
-//! What eviction and smaller formats of cache and weights cost on a text: sequences that have them
-//! are fed side by side with one of the reference, and the next-token distributions are compared.
+//! Cost of eviction and of smaller cache and weight formats on a text: sequences with them are fed
+//! side by side with a reference sequence, and the next-token distributions are compared.
 
 use crate::schedule::{perplexity, ratio};
 use anyhow::Result;
@@ -35,7 +35,7 @@ pub struct Row {
     pub of: Of,
     pub kv: &'static str,
     pub eviction: bool,
-    /// What decisions had to exceed to mark: 0 as trained.
+    /// Threshold of decisions: 0 as trained.
     pub dial: f32,
     pub ppl: Option<f64>,
     /// Mean KL(reference || this), nats per token.
@@ -134,7 +134,7 @@ struct Compressed {
     seq: SeqId,
     eviction: bool,
     logprobs: Vec<Option<f64>>,
-    /// Of each token.
+    /// Results of each token.
     kl: Vec<f64>,
     same: usize,
 }

@@ -24,7 +24,7 @@ const ALL_PAGES: [usize; 9] = [131, 1, 90, 1, 1, 200, 1, 1, 1];
 /// Neighbouring tokens with the same key: some pages.
 const TIED: usize = 48;
 
-/// What is fed, and what is compared.
+/// Kinds of checks: their input, and the outputs that are compared.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     /// A chunk in several divisions.

@@ -12,7 +12,7 @@ use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dmc, Dms, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
 use dmschat::protocol::{LaneFilter, SamplingParams};
 
-/// Of the logits that each step samples from.
+/// Tolerance of the logits that each step samples from.
 const VOCAB: usize = 40;
 
 const N_SEQS: usize = 4;
@@ -213,7 +213,7 @@ fn paged_policies() -> [Policy; 5] {
     ]
 }
 
-/// Those policies with every head size and group size, some in models with dense layers.
+/// The same policies with every head size and group size, some in models with dense layers.
 pub fn paged() -> Vec<History> {
     let mut out = Vec::new();
     for (i, head_dim) in [64, 128, 8].into_iter().enumerate() {

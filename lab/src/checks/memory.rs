@@ -19,7 +19,7 @@ const CHUNKS: usize = 8;
 /// Memory that the driver may report beyond the pages in use: one mapping granule, and 3 %.
 const STEP_BYTES: u64 = 16 << 20;
 /// Memory beyond the plan, and 2 %: room for unpacked weights, and a block of the driver that small
-/// allocations share with those of earlier checks.
+/// allocations share with earlier checks.
 const PIECES_BYTES: u64 = (16 << 20) + (2 << 20);
 
 /// Two sequences grow alternately over several mapping granules; then one is released.

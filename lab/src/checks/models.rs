@@ -34,14 +34,14 @@ const OTHER_SLOTS: usize = 4;
 /// An offset below every decision logit.
 const MARKS_ALL: f32 = -1e6;
 
-/// What a model or its cache does otherwise.
+/// Variation of a model or its cache.
 #[derive(Clone, Copy, PartialEq)]
 enum Other {
     No,
     /// Tokens are merged.
     Pool,
     Dmc,
-    /// Layers are not those of Llama.
+    /// Layers of another family than Llama.
     Layers,
     /// Every other layer is a gated delta net, and attention is gated.
     Hybrid,

@@ -450,7 +450,7 @@ impl Case for Residual {
         let floats = if self.bad {
             vec![]
         } else {
-            // Of different sizes: each by its own largest value.
+            // The outputs differ in size, so each is scaled by its own largest value.
             let all = [values(b, &residual, n * hidden), values(b, &out, n * 400)].into_iter().chain(acts_seen);
             let scaled = |values: Vec<f32>, by: f32| values.into_iter().map(move |v| v / by);
             all.zip([8.0, 40.0, 400.0, 400.0]).flat_map(|(v, by)| scaled(v, by)).collect()

@@ -1,4 +1,4 @@
-//! Which checks run, and who is told of them.
+//! Selection of the checks that run, and reports of their results.
 
 use super::Finding;
 use std::str::FromStr;
@@ -34,7 +34,7 @@ impl FromStr for Part {
 pub struct Report<'a> {
     part: Part,
     short: bool,
-    /// Checks that were asked about so far, those of other parts included.
+    /// Number of checks asked about so far, including other parts.
     pub seen: usize,
     each: &'a mut dyn FnMut(Finding),
 }

@@ -24,7 +24,7 @@ struct Step {
     /// Whether an output gate is behind v, and columns of a predictor behind that.
     gated: bool,
     columns: usize,
-    /// Rows whose results are compared of a step that has single tokens: those of its first spans.
+    /// Compared rows of a step with single tokens: the rows of its first spans.
     single: usize,
 }
 
@@ -138,11 +138,11 @@ impl Decisions {
 /// The tokens of a step.
 #[derive(Clone, Copy, PartialEq)]
 enum Tokens {
-    /// Of several tokens of each sequence.
+    /// Rows of several tokens of each sequence.
     Chunks,
-    /// Of one token of each, whose attention a backend may fuse.
+    /// Rows of one token of each sequence, whose attention a backend may fuse.
     Single,
-    /// Of such tokens beside a chunk, which a backend may treat like it.
+    /// Rows of single tokens beside a chunk, which a backend may treat like the chunk.
     Mixed,
 }
 

@@ -117,7 +117,7 @@ impl Case for Sample {
         b.advance(&mut kv, Some(&fed), &spans);
         let mut draws = b.alloc(n).expect("memory");
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
-        // Of two rows the second one has options of its own.
+        // The second of two rows has its own options.
         let params = |r| if (r, n) == (1, 2) { &other } else { &self.params };
         let draw = |r: usize| SamplingState::new(n - r, 42 + r as u64, params(r));
         let states: Vec<SamplingState> = (0..n).map(draw).collect();

@@ -44,7 +44,7 @@ impl Setting {
     }
 }
 
-/// What is asked of a run.
+/// Request for a run.
 #[derive(Clone, Debug)]
 pub struct Axes {
     /// In rising order.
@@ -84,7 +84,7 @@ pub struct Row {
     pub peak: f64,
     pub tokens: f64,
     pub prompt: f64,
-    /// As `peak`, of pages; those that chains share count once.
+    /// Like `peak`, in pages; pages that chains share count once.
     pub peak_shared: f64,
     /// Mean seconds of a problem's decode steps: by the model of latency for a problem alone, where
     /// the machine was measured...
@@ -244,8 +244,7 @@ impl Ballot {
         Self { chains: record.chains.iter().map(cast).collect() }
     }
 
-    /// Whether the most frequent answer of these chains is right; of equally frequent ones, that of
-    /// the first chain.
+    /// Whether the most frequent answer of these chains is right. Ties go to the first chain.
     fn is_right(&self, chains: &[usize], length: usize) -> bool {
         let mut votes: Vec<(usize, usize, bool)> = Vec::new();
         for cast in chains.iter().map(|&c| &self.chains[c]).filter(|c| c.answers(length)) {

@@ -10,7 +10,7 @@ use std::path::Path;
 /// Name of the file in the folder of a run.
 pub const FILE: &str = "machine.json";
 
-/// What a model costs in each step, and what the machine does in a second.
+/// Cost of a model per step, and speed of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Bytes per second, read and written, of a copy within the device's memory.

@@ -19,7 +19,7 @@ pub struct Problem {
     pub goal: Goal,
 }
 
-/// What a right answer is.
+/// Definition of a right answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
     /// The extracted answer has this value.

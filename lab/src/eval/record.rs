@@ -117,7 +117,7 @@ impl Store {
             .with_context(|| path.display().to_string())?;
         ensure!(file.try_lock().is_ok(), "{} is written by another dmslab", path.display());
         let mut records = HashMap::new();
-        // What differs from the run of the file, which has answered nothing so far.
+        // Differences from the run of the file, which has answered nothing so far.
         let mut other = None;
         let whole = read(&file, |number, line| {
             if number == 0 {

@@ -5,7 +5,7 @@ use super::grid::Row;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// What a point of accuracy costs.
+/// Costs of a point of accuracy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cost {
     /// KV token reads per problem.

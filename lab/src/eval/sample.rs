@@ -32,14 +32,14 @@ pub struct Options<'a> {
     pub eos: &'a [Token],
     /// Whether tokens leave the cache.
     pub eviction: bool,
-    /// What decisions must exceed to mark: 0 as trained.
+    /// Threshold of decisions: 0 as trained.
     pub dial: f32,
 }
 
 /// One sampled chain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chain {
-    /// What was sampled, with the token that ends it.
+    /// Sampled tokens, including the token that ends them.
     pub tokens: Vec<Token>,
     /// Whether it ended by itself.
     pub ended: bool,
@@ -83,7 +83,7 @@ struct Running {
     chain: Chain,
 }
 
-/// Samples `options.width` chains of each problem of (prompt, seed). `on_step` is told the number
+/// Samples `options.width` chains of each problem of (prompt, seed). `on_step` receives the number
 /// of chains that decode.
 pub fn sample<B: Measure>(
     runner: &mut Runner<B>,

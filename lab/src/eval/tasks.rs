@@ -53,7 +53,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 ];
 
 impl Task {
-    /// The tasks of a name: one, or those of a group.
+    /// Tasks of a name: one, or all tasks of a group.
     pub fn find(name: &str) -> Result<Vec<&'static Task>, String> {
         let group = GROUPS.iter().find(|(group, _)| *group == name).map(|(_, names)| *names);
         let found: Vec<_> =

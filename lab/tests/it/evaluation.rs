@@ -69,7 +69,7 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
     refused(eval(&home, &first, &other), &["another run", "its seed is 5, here it is 6", "--out"]);
 }
 
-/// The ratio of dms+quest is Quest's budget: what is stored is what DMS stores as trained.
+/// The ratio of dms+quest is Quest's budget: it stores the same slots as DMS as trained.
 #[test]
 fn quest_over_dms_leaves_the_dial_as_trained() {
     let home = tempfile::tempdir().unwrap();

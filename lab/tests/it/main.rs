@@ -1,4 +1,4 @@
-//! The one integration binary of dmslab. Tiny models and the emulator are those of dmschat's tests.
+//! The one integration binary of dmslab. Tiny models and the emulator come from dmschat's tests.
 
 use std::process::Command;
 use tempfile::TempDir;

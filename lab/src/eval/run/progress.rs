@@ -14,7 +14,7 @@ pub struct Progress {
     started: Instant,
     shown: Instant,
     line: StatusLine,
-    /// Estimated work of everything, of what was there before, and of what is done; in tokens.
+    /// Estimated work in tokens: in total, finished before, and finished now.
     total: f64,
     before: f64,
     done: f64,

@@ -19,7 +19,7 @@ const ASK: [&str; 6] = [
     "{t}\nTell me the {s}.",
     "{t}\nCan you tell me the {s}?",
 ];
-/// Of [`ASK`], those that a model with other training understands too.
+/// Subset of [`ASK`] that a model with other training understands too.
 const OTHERS: usize = 3;
 
 /// One sentence of plain prose.
@@ -78,7 +78,7 @@ pub fn other_turn(rng: &mut Rng, tokens: usize) -> [String; 3] {
     [user, format!("I look for the {subject}.\nThe text says: {quote}"), format!("The {subject} is {number}")]
 }
 
-/// What may be told: (the noun of the reasoning, how it is told, how it is repeated, questions).
+/// Facts: (the noun of the reasoning, how it is stated, how it is repeated, questions).
 type Fact = (&'static str, &'static str, &'static str, [&'static str; 2]);
 const FACTS: [Fact; 8] = [
     ("name", "My name is {x}.", "Your name is {x}", ["What is my name?", "Do you remember my name?"]),
