@@ -133,7 +133,7 @@ pub fn adapters() -> Vec<Example> {
     examples(Shape::Header, [adapter().0])
 }
 
-/// The header of a GGUF file. Its data are those of [`gguf_data`].
+/// The header of a GGUF file. [`gguf_data`] has its data.
 pub fn ggufs() -> Vec<Example> {
     let mut qwen = GgufFile::tiny();
     let keys: Vec<String> = qwen.meta.keys().filter(|k| k.starts_with("llama.")).cloned().collect();

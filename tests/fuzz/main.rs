@@ -38,7 +38,7 @@ mod weights;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What the command line asks for.
+/// The parsed command line.
 pub struct Options {
     seconds: Option<Duration>,
     inputs: Option<u64>,

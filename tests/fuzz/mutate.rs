@@ -37,7 +37,7 @@ impl Rng {
     }
 }
 
-/// What an input is made of.
+/// Kinds of input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Json,

@@ -31,7 +31,7 @@ struct Tally {
     failures: usize,
 }
 
-/// What one child did.
+/// Result of one child.
 struct Slice {
     next: u64,
     accepted: u64,

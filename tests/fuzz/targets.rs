@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 pub struct Target {
     pub name: &'static str,
-    /// Of the time, in parts of the sum of all shares.
+    /// Share of the time, relative to the sum of all shares.
     pub share: u32,
     pub shape: Shape,
     /// Spellings that mean something to the parser.
@@ -40,11 +40,11 @@ pub fn input(target: &Target, examples: &[Example], rng: &mut Rng) -> Vec<u8> {
     mutate::input(rng, target.shape, examples, &words)
 }
 
-/// What trials share: a folder of their own, and models whose other files are whole.
+/// Shared state of trials: a folder of their own, and models whose other files are whole.
 pub struct Place {
     folder: tempfile::TempDir,
     models: Vec<Files>,
-    /// What follows a header: of the first model's weights, of its adapter.
+    /// Data after a header: of the first model's weights, of its adapter.
     weights: Vec<u8>,
     adapter: Vec<u8>,
     /// The data of a GGUF file.

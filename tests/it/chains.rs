@@ -11,7 +11,7 @@ const WIDTH: usize = 4;
 const PAGE_BYTES: u64 = 16 * 260;
 
 fn talker() -> Tiny {
-    // Of its chains with seed 5 one is cut off, and the others end after 9 to 31 tokens.
+    // One of its chains with seed 5 is cut off, and the others end after 9 to 31 tokens.
     talker_of(Form::Borrowed)
 }
 
@@ -96,7 +96,7 @@ fn figures_are_of_a_mean_chain(tiny: &Tiny) {
     assert!((snapshot.kv.live_bytes..=snapshot.kv.live_bytes + lanes * page_bytes).contains(&own), "{snapshot:?}");
     assert!(snapshot.chain_bytes >= page_bytes, "{snapshot:?}");
     let prompt_tokens = wait(&mut s).prompt_tokens as f64;
-    // Of the mean chain: its prompt, and what it has said but for the newest token.
+    // Figures of the mean chain: its prompt, and its tokens except the newest one.
     assert!((snapshot.tokens as f64 - (prompt_tokens + said - 1.0)).abs() <= 1.0, "{prompt_tokens}: {snapshot:?}");
     assert_eq!(s.snapshot().chain_bytes, 0);
 }

@@ -1,4 +1,4 @@
-//! What llama.cpp's converter changes of tensors.
+//! Changes that llama.cpp's converter makes to tensors.
 
 use dmschat::checkpoint::DeltaNet;
 

@@ -40,7 +40,7 @@ fn runner(tiny: &Tiny, codec: Codec, policy: PolicyRequest) -> Runner<Cpu> {
     Runner::new(Cpu::new(1), &tiny.checkpoint(), &options, |_, _| true).unwrap()
 }
 
-/// What a cache holds of a sequence, and all of its counters.
+/// Contents of a cache for a sequence, and all of its counters.
 fn state(runner: &Runner<Cpu>, seq: SeqId) -> impl PartialEq + std::fmt::Debug + use<> {
     let g = *runner.cache.geometry();
     let b = runner.backend();
@@ -195,7 +195,7 @@ fn ten_thousand_rounds_leave_what_single_steps_leave() {
     }
 }
 
-/// Sequences of one step are told apart, and what is not accepted leaves nothing.
+/// Sequences of one step are kept apart, and rejected rows leave nothing.
 #[test]
 fn several_sequences_are_tried_in_one_step() {
     let tiny = Tiny::new(Spec { context: CONTEXT, ..Spec::new(true, Form::Borrowed) }, 3);
@@ -342,7 +342,7 @@ fn conversations_do_not_depend_on_a_head() {
     assert!(rounds > 300 && accepted > 30, "{rounds} rounds, {accepted} drafts accepted");
 }
 
-/// A session whose drafts are those of a random head.
+/// A session with the drafts of a random head.
 fn with_head(tiny: &Tiny, change: impl FnOnce(&mut EngineOptions)) -> Session<'_> {
     let folder = tempfile::tempdir().unwrap();
     crate::heads::write_random(folder.path(), tiny.spec.hidden, tiny.spec.vocab, 16);

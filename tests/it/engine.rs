@@ -1,5 +1,5 @@
-//! Turns of a running engine: what is reused and what is prefilled, and that logits, live slots and
-//! bytes are those of the token log after every turn.
+//! Turns of a running engine: which tokens are reused and which are prefilled, and that logits,
+//! live slots and bytes match the token log after every turn.
 
 use crate::harness::{Exchange, STEP, Session, control, prompt_of, spelled, text};
 use crate::tiny::{END, Form, Spec, Tiny};
@@ -41,7 +41,7 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
             assert!(matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens), "{form:?} turn {turn}");
             assert_eq!(report.reused_tokens, fed, "{form:?} turn {turn}: only the new tokens are prefilled");
             fed = report.prompt_tokens + report.generated.len() - 1;
-            // One between turns is told before the report.
+            // A change between turns is reported before the turn's report.
             let toggles = s.log[told..].iter().filter(|e| matches!(e, LogEntry::Toggle { .. })).count();
             let wanted = if form == Form::Plain { 0 } else { [0, 1, 1, 2, 1, 0][turn] };
             assert_eq!(toggles, wanted, "{form:?} turn {turn}");
@@ -52,8 +52,8 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
     }
 }
 
-/// The memory view gets the text as it was fed, the second time only what is new, and counts that
-/// are those of the slots.
+/// The memory view gets the text as it was fed, the second time only the new part, and counts that
+/// match the slots.
 #[test]
 fn presence_counts_the_heads_that_store_each_token() {
     let tiny = talker(Form::Borrowed, 205);
@@ -176,7 +176,7 @@ fn regenerate_undo_and_edit_go_back_to_checkpoints() {
     let report = s.ask("a fourth");
     assert!(!report.eviction);
     assert_eq!(report.reused_tokens, fed);
-    // It was told with the rewind, and the report goes on from there.
+    // It was reported with the rewind, and the report continues from there.
     assert_eq!((s.log.len() - s.tokens().len(), report.log_base), (1, fed + 1));
     assert_eq!(s.log[fed], LogEntry::Toggle { eviction: false });
 
@@ -245,8 +245,8 @@ fn rebuild_is_a_fresh_prefill_and_a_cancelled_one_changes_nothing() {
         s.send(Command::Rebuild);
         let done = s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
         assert!(!done);
-        // The new log is told from where it differs: at the toggle that was dropped, or at the one
-        // that precedes all.
+        // The new log is reported from where it differs: at the toggle that was dropped, or at the
+        // one that precedes all.
         let change = s.wait(|e| if let Event::LogChanged(change) = e { Some(change.clone()) } else { None });
         let mut log: Vec<LogEntry> = books.iter().filter(|e| matches!(e, LogEntry::Token(_))).copied().collect();
         if !on {

@@ -22,7 +22,7 @@ pub fn config() -> Value {
     })
 }
 
-/// What [`config`] calls for, with numbers that differ from tensor to tensor.
+/// Tensors that [`config`] asks for, with numbers that differ from tensor to tensor.
 pub fn blocks() -> Vec<Block> {
     let mut shapes = vec![("model.embed_tokens".to_owned(), vec![11, 6]), ("model.norm".to_owned(), vec![6])];
     for layer in 0..2 {

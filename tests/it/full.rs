@@ -3,7 +3,7 @@
 use crate::pty::Chat;
 use std::time::Duration;
 
-/// What is told, what is asked for, and the fact.
+/// A stated fact, the question for it, and the answer.
 const TOLD: [(&str, &str, &str); 10] = [
     ("Remember: my name is Ada.", "What is my name?", "Ada"),
     ("My favourite number is 77.", "What is my favourite number?", "77"),

@@ -479,7 +479,7 @@ fn a_scale_that_is_no_number_is_refused_before_anything_is_quantized() {
     }
 }
 
-/// A file is opened by its path, whatever it is called; its name is that of the file.
+/// A file is opened by its path, whatever its name; the model has the file's name.
 #[test]
 fn files_are_told_from_folders_by_their_first_bytes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Models from the hub: what is downloaded and how it lies in the cache, what goes wrong on the
-//! way, and who sees the token. Against a hub on loopback ([`crate::fake_hub`]).
+//! Models from the hub: downloads and their place in the cache, failures on the way, and who sees
+//! the token. Runs against a hub on loopback ([`crate::fake_hub`]).
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, Gate, git_hash, hash, sha256};
 use crate::tiny::{Form, Spec, Tiny};

@@ -67,7 +67,7 @@ fn the_hash_depends_on_every_input() {
     assert!(!seen.insert(digest(folder.path(), "a")));
 }
 
-/// The host makes names of parts; the index has those of the PTX.
+/// The host builds the names from parts; the index has the names in the PTX.
 #[test]
 fn the_kernels_of_the_host_are_those_of_the_archive() {
     let made: Vec<String> = Kernel::all().into_iter().map(Kernel::name).collect();

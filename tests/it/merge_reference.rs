@@ -5,7 +5,7 @@ use crate::reference::{Heads, Layer, Outcome, Rounding, add_block, matvec, rms_n
 use crate::tiny::{Form, Tiny};
 use dmschat::protocol::LogEntry;
 
-/// What a log gives under a policy that merges tokens.
+/// Result of a log under a policy that merges tokens.
 #[derive(Default)]
 pub struct Merged {
     /// `[n_tokens][vocab]`

@@ -35,7 +35,7 @@ impl Case {
         if self.tova { PolicyKind::Tova } else { PolicyKind::H2o }.with(budget)
     }
 
-    /// What a log gives, and the margin of its victims.
+    /// Result of a log, and the margin of its victims.
     fn reference(self, tiny: &Tiny, log: &[LogEntry]) -> (Seen, f64) {
         let (slots, margin) = (self.slots, Margin::new());
         let of = || margin.clone();

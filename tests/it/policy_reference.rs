@@ -5,7 +5,7 @@ use crate::reference::Rule;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// The smallest relative distance of a victim's score from that of the least token that stays.
+/// The smallest relative distance between a victim's score and the least score that stays.
 #[derive(Clone)]
 pub struct Margin(Rc<Cell<f64>>);
 

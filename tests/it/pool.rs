@@ -42,7 +42,7 @@ struct Bench {
     b: Cpu,
     cache: KvCache<Cpu>,
     policy: Policy,
-    /// What each row holds, and the same as an embedding table.
+    /// Contents of each row, also as an embedding table.
     rows: Vec<Vec<f32>>,
     table: <Cpu as Device>::Weight,
     qkv: <Cpu as Device>::Acts,

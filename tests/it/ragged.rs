@@ -74,7 +74,7 @@ fn a_conversation_has_true_figures_and_its_log_makes_the_same_cache() {
     again.check_figures(&snapshot.kv, snapshot.tokens);
 }
 
-/// The ratio is that of the layers that decide, at every setting.
+/// The ratio counts the layers that decide, at every setting.
 #[test]
 fn the_dial_steers_the_layers_that_decide() {
     let tiny = predicted();

@@ -26,7 +26,7 @@ pub trait Rule {
     fn reduce(&mut self, tokens: usize, sees: &mut [Vec<bool>]);
 }
 
-/// What a log gives under a [`Rule`].
+/// Result of a log under a [`Rule`].
 pub struct Seen {
     /// `[n_tokens][vocab]`
     pub logits: Vec<Vec<f64>>,
@@ -87,7 +87,7 @@ pub fn add_block(layer: &Layer<'_>, x: &mut [f64], mixed: &[f64]) {
     add(x, &layer.linear("mlp.down_proj", &act));
 }
 
-/// What a log gives.
+/// Result of a log.
 pub struct Outcome {
     /// `[n_tokens][vocab]`
     pub logits: Vec<Vec<f64>>,
@@ -201,8 +201,8 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
     run_under(tiny, log, rounding, None)
 }
 
-/// As [`run`]. `budget`: not the model's own policy but a window of so many slots, four of them for
-/// the first tokens.
+/// Like [`run`]. `budget`: not the model's own policy but a window of so many slots, four of them
+/// for the first tokens.
 pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Option<usize>) -> Outcome {
     let s = &tiny.spec;
     let (tokens, mut sweeps) = sweeps(log, s.shift() == 1);
@@ -379,8 +379,8 @@ impl Layer<'_> {
         self.attend_weighing(query, q, k, v, sees, |_, _, _| {})
     }
 
-    /// As [`Self::attend`]; `weight` gets the KV head, the key and the weight that a query head
-    /// gives it.
+    /// Like [`Self::attend`]; `weight` receives the KV head, the key and its weight for a query
+    /// head.
     fn attend_weighing(
         &self,
         query: usize,
@@ -448,7 +448,7 @@ pub fn rotate(head: &mut [f64], position: usize, theta: f64) {
     }
 }
 
-/// As [`round`], of a row of V.
+/// Like [`round`], for a row of V.
 pub fn round_value(row: &mut [f64], rounding: Rounding) {
     if rounding == Rounding::K8V4 { round_v4(row) } else { round(row, rounding) }
 }

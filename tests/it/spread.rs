@@ -13,7 +13,7 @@ struct Kind {
     home: &'static [&'static str],
     /// Most places, and most files with one.
     budget: [usize; 2],
-    /// What the budget is to become.
+    /// Goal of the budget.
     goal: [usize; 2],
 }
 

@@ -1,5 +1,5 @@
 //! Steering of what a conversation keeps: pins, the dial, the valve. Each is an entry of the log,
-//! told at once and replayed.
+//! reported at once and replayed.
 
 use crate::harness::{Exchange, Session};
 use crate::tiny::{Form, Spec, Tiny};
@@ -24,7 +24,7 @@ fn ask(s: &mut Session, question: &str) -> TurnReport {
     ask_with(s, question, None)
 }
 
-/// As [`ask`], with a text to pin.
+/// Like [`ask`], with a text to pin.
 fn ask_with(s: &mut Session, question: &str, pin: Option<&str>) -> TurnReport {
     let prompt = s.prompt(question);
     let request = GenerateRequest { pin: pin.map(str::to_owned), ..s.request(prompt) };
@@ -175,7 +175,7 @@ fn steering_between_turns_is_told_at_once() {
     let mut again = Session::with(&tiny, |o| o.eviction = Some(false));
     again.log.clone_from(&s.log);
     again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
-    // What is sent meanwhile acts afterwards.
+    // Commands sent meanwhile act afterwards.
     assert!(again.handle.send(Command::SetDial(Dial::Trained)));
     again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
     again.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));

@@ -434,7 +434,7 @@ fn the_environment_is_read_at_the_edges() {
     }
 }
 
-/// What only Unix has is in two rooms, which have its like for other systems.
+/// Unix-only code is in two rooms, which have equivalents for other systems.
 #[test]
 fn other_systems_are_the_matter_of_two_rooms() {
     let words = ["cfg(unix)", "cfg(not(unix))", "os::unix", "rustix", "libc::"];

@@ -314,7 +314,7 @@ impl Tiny {
         Self::edited(spec, seed, |_| {})
     }
 
-    /// As [`Tiny::new`], with tensors changed before they are written.
+    /// Like [`Tiny::new`], with tensors changed before they are written.
     pub fn edited(spec: Spec, seed: u64, edit: impl Fn(&mut Block)) -> Self {
         let mut rng = Rng(seed);
         let mut blocks = Vec::new();

@@ -51,7 +51,7 @@ fn ask(engine: &mut Client, chat: &mut Conversation, question: &str) -> TurnRepo
     ask_with(engine, chat, question, None)
 }
 
-/// As [`ask`], with a limit to the thought.
+/// Like [`ask`], with a limit to the thought.
 fn ask_with(engine: &mut Client, chat: &mut Conversation, question: &str, max_think: Option<usize>) -> TurnReport {
     let (params, seed, max_tokens) = (SamplingParams::default(), Some(1), Some(400));
     let sampling = Sampling { params, seed, max_tokens, max_think, drafts: 0, chains: None, check: None };

@@ -1,5 +1,4 @@
-//! The twin: answers are the same with it, and its numbers are those of a sequence without
-//! eviction.
+//! The twin: answers are the same with it, and its numbers match a sequence without eviction.
 
 use crate::harness::Session;
 use crate::reference::{self, Rounding};
