@@ -24,7 +24,7 @@ pub struct Task {
 /// Every task. Sizes are tokens of the prompt, approximately, with the built-in model's tokenizer.
 #[rustfmt::skip]
 pub const TASKS: &[Task] = &[
-    Task { name: "niah-1k", make: |r| text::needle(r, 1000) }, // one of four numbers in 1,000 tokens
+    Task { name: "niah-1k", make: |r| text::needle(r, 1000) }, // one of four numbers, 1,000 tokens
     Task { name: "niah-2k", make: |r| text::needle(r, 2000) }, // in 2,000 tokens
     Task { name: "niah-4k", make: |r| text::needle(r, 4000) }, // in 4,000 tokens
     Task { name: "niah-8k", make: |r| text::needle(r, 7500) }, // in 7,500 tokens
