@@ -55,9 +55,10 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub rope_scale: f32,
     /// Set for models that borrow channels of q.
     pub borrowed: Option<Borrowed>,
-    /// Set for models whose decisions are read from columns behind v.
+    /// Set for models whose decisions are read from columns after v.
     pub predictor: Option<Predictor<'a, B>>,
-    /// Whether `n_q_heads * head_dim` columns directly behind v are a gate of the output (Qwen3.5).
+    /// Whether the `n_q_heads * head_dim` columns directly after v are a gate of the output
+    /// (Qwen3.5).
     pub gated: bool,
     /// Whether the cache stays as it is until [`Ops::commit`].
     pub staged: bool,

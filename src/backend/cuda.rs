@@ -63,7 +63,7 @@ use std::rc::Rc;
 const BLOCK: usize = 256;
 /// Most threads of a block of `rms_norm`.
 const NORM_THREADS: usize = 1024;
-/// Up to so many rows `rms_norm` uses the most threads for each; with more, rows share an SM.
+/// Maximum rows for which `rms_norm` uses the most threads per row; with more, rows share an SM.
 const FEW_NORMS: usize = 32;
 /// GPUs with less memory do without an external library unless it is asked for.
 const SMALL_GPU_BYTES: u64 = 12 << 30;

@@ -289,7 +289,7 @@ impl Call<'_> {
         policy.rule().filter(|_| self.geometry.evicts(self.layer, self.kv.eviction[span.seq] != 0))
     }
 
-    /// Decision of a token of the step; `None` behind its last one.
+    /// Decision of a token of the step; `None` after its last token.
     fn decision(&self, span: &Span, token: usize, head: usize) -> Option<f32> {
         let at = (span.start + token) * self.geometry.n_kv_heads + head;
         (token < span.len).then(|| self.decisions[at])

@@ -436,8 +436,8 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
             }
         })
         .collect();
-    // Pages that only this lane holds come back as it clears them; shared ones stay with the
-    // other holder, and the host has reserved as many.
+    // Pages that only this lane holds return as it clears them. Shared pages stay with the other
+    // holder, and the host has reserved as many copies.
     lane.clear();
     for bytes in rows {
         let slot = lane.append();

@@ -22,8 +22,8 @@ pub(super) mod packed;
 mod strip;
 mod vector;
 
-/// Columns of a dot product that are summed together: longer ones are sums of such sums, so that a
-/// GEMM can go through its matrices in blocks that fit the caches.
+/// Columns of a dot product that are summed together. Longer products are sums of such sums, so
+/// that a GEMM can go through its matrices in blocks that fit the caches.
 pub(super) const BLOCK_COLS: usize = 1024;
 
 /// Element format of a stored row.

@@ -16,7 +16,7 @@ const CHUNK_THREADS: usize = 128;
 const NORM_THREADS: usize = 256;
 const CHUNK_COLUMNS: usize = 32;
 
-/// Whether there are kernels for a convolution over `kernel` tokens and heads of so many channels.
+/// Whether there are kernels for a convolution over `kernel` tokens and these head sizes.
 pub fn has_delta_net(kernel: usize, key_dim: usize, value_dim: usize) -> bool {
     kernel == TAPS && key_dim.max(value_dim) <= MOST_DIM && value_dim.is_multiple_of(2)
 }

@@ -108,8 +108,8 @@ impl Source {
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && Rows::of(codec).has_wgmma(), head_dim > USUAL_HEAD_DIM);
         match self.name {
-            // Weights that are not bf16 or have odd widths; packed ones where blocks have little
-            // shared memory; training.
+            // Weights that are not bf16 or have odd widths, packed weights if blocks have little
+            // shared memory, and training.
             "linear" | "packed_gemm" | "importance" => false,
             "delta_net" => delta_net,
             "experts" => experts,
@@ -219,7 +219,7 @@ pub enum Fused {
 }
 
 impl Fused {
-    /// With or without a norm in front, and SwiGLU behind.
+    /// With or without a norm before, and SwiGLU after.
     pub fn of(norm: bool, swiglu: bool) -> Self {
         match (norm, swiglu) {
             (false, false) => Self::Nothing,

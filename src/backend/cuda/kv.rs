@@ -27,7 +27,7 @@ const TILE_THREADS: usize = 128;
 /// Threads of a block of `attend_wgmma`; an SM has room for one block.
 const WGMMA_THREADS: usize = 384;
 const SCATTER_THREADS: usize = 256;
-/// Most threads of a block of `place`: it assigns slots to as many tokens at once.
+/// Maximum threads of a block of `place`, which assigns slots to this many tokens at once.
 const PLACE_THREADS: usize = 1024;
 /// Threads of a block of `kv_unpack`, and its blocks per SM.
 const UNPACK_THREADS: usize = 256;

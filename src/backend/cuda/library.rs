@@ -133,7 +133,7 @@ mod tests {
         fs::create_dir_all(&kernel).unwrap();
         fs::write(kernel.join("version"), "NVRM").unwrap();
         assert!(reason(root.path(), &FOLDERS, &[]).ends_with("--gpus all"));
-        // A file that is no library.
+        // A file that is not a library.
         let file = root.path().join(NAME);
         fs::write(&file, "no library").unwrap();
         let refused = search([file].into_iter());

@@ -126,7 +126,7 @@ fn fused_norm(
     }
 }
 
-/// A linear layer without a norm in front.
+/// A linear layer without a norm before it.
 fn unnormed(
     cuda: &Cuda,
     out: &mut Acts,

@@ -14,7 +14,7 @@ const BLOCK_KEYS: usize = 128;
 /// A key that some row of a group sees.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
-    /// Slot, or token of the span behind the stored slots.
+    /// Slot, or token of the span after the stored slots.
     at: usize,
     /// Tokens of the group that see it.
     seen: (usize, usize),

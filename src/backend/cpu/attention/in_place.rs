@@ -96,7 +96,7 @@ pub(super) fn attend_together(
     });
 }
 
-/// Writes the scores of the keys `columns`, which begin with a page or behind the stored slots.
+/// Writes the scores of the keys `columns`, which begin with a page or after the stored slots.
 pub(super) fn score(call: &Call<'_>, group: &Group, columns: Range<usize>, queries: &[f32], scores: &mut Tile<'_>) {
     let live = call.live(group);
     let stored = columns.start..columns.end.min(live).max(columns.start);

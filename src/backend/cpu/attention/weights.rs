@@ -8,14 +8,14 @@ use super::super::simd::{Isa, maths};
 use super::super::thread_pool::Tile;
 use crate::codec::Codec;
 
-/// Columns behind the scores.
+/// Columns after the scores.
 pub(super) const EXTRA: usize = 2;
 /// Column of 1 / (sum of the weights), counted from the right.
 const FACTOR: usize = 2;
 /// Column of the sum of weight x offset over the keys.
 const OFFSET: usize = 1;
 
-/// Scales and offsets of a group's values: of stored ones by slot, then of the step's own.
+/// Scales and offsets of a group's values: for stored slots by slot, then for the step's own rows.
 #[derive(Default)]
 pub(super) struct Sides {
     scales: Vec<f32>,

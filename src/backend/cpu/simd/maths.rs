@@ -310,7 +310,7 @@ plain_by_isa! {
 pub(in super::super) mod tests {
     use super::*;
 
-    /// Values in -1..1 that depend on nothing but `seed`.
+    /// Values in -1..1 that depend only on `seed`.
     pub fn random(len: usize, seed: u64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = || {

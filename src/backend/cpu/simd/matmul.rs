@@ -130,7 +130,7 @@ unsafe fn a_bt_tiles<V: Vector, const N: usize>(g: Gemm, out: *mut f32) {
     }
 }
 
-/// Tiles of six rows and as many columns as the registers hold.
+/// Tiles of six rows and the columns that fit in registers.
 #[inline(always)]
 unsafe fn a_b_body<V: Vector>(g: Gemm, out: *mut f32) {
     let mut j = 0;

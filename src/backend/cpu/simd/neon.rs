@@ -9,7 +9,7 @@ pub(super) struct Neon([float32x4_t; 2]);
 /// Eight bytes as u32.
 #[inline(always)]
 unsafe fn wide(at: *const u8) -> [uint32x4_t; 2] {
-    // SAFETY: eight bytes lie behind the pointer.
+    // SAFETY: the pointer is valid for eight bytes.
     unsafe {
         let half = vmovl_u8(vld1_u8(at));
         [vmovl_u16(vget_low_u16(half)), vmovl_high_u16(half)]

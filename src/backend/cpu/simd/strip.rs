@@ -27,8 +27,8 @@ pub(super) struct Line(pub [u32; 16]);
 pub(super) struct Ordered {
     /// `[n][tiles][lines]`
     pub lines: Vec<Line>,
-    /// Sums of each group of columns, as their words lie: `[n][tiles / 4, rounded up][4 tiles][2]`,
-    /// twice. 0 where there is no tile.
+    /// Sums of each group of columns, in the order of their words:
+    /// `[n][tiles / 4, rounded up][4 tiles][2]`, twice. 0 for tiles that do not exist.
     pub sums: Vec<Line>,
     /// Sums of 16 columns each, twice: `[n][tiles / 4, rounded up][4 tiles][4][2]`.
     pub runs: Vec<Line>,
@@ -40,7 +40,7 @@ pub(super) struct Ordered {
 }
 
 impl Ordered {
-    /// Makes room for `n` rows with so many lines per tile.
+    /// Makes room for `n` rows with the given number of lines per tile.
     pub fn resize(&mut self, n: usize, cols: usize, lines: usize) {
         (self.n, self.cols) = (n, cols);
         self.lines.resize(n * cols / GROUP * lines, Line([0; 16]));
@@ -105,8 +105,8 @@ impl Strip<'_> {
         prefetch_l2(codes.wrapping_add(AHEAD_BYTES));
     }
 
-    /// Prefetches the words of a later strip: they lie behind its tiles, where no other prefetch
-    /// leads.
+    /// Prefetches the words of a later strip: they follow its tiles, which no other prefetch
+    /// covers.
     #[inline(always)]
     pub fn prefetch_words(&self) {
         let words = self.words();

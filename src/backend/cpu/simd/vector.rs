@@ -7,8 +7,8 @@ use half::f16;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// `LANES` values of f32. Pointers need no alignment and must have `LANES` elements behind them.
-/// The instruction sets of `Avx2` and `Avx512` must be enabled where methods are inlined.
+/// `LANES` values of f32. Pointers need no alignment and must be valid for `LANES` elements. The
+/// instruction sets of `Avx2` and `Avx512` must be enabled where methods are inlined.
 pub(super) trait Vector: Copy {
     const LANES: usize;
     /// Right-hand sides that fit in registers beside four rows; at most 3.
@@ -53,7 +53,7 @@ macro_rules! elem {
             }
             #[inline(always)]
             unsafe fn scalar($at: *const u8) -> f32 {
-                // SAFETY: one element lies behind the pointer.
+                // SAFETY: the pointer is valid for one element.
                 unsafe { $scalar }
             }
         }
@@ -134,7 +134,7 @@ impl<const FUSED: bool> Vector for Eight<FUSED> {
 
     #[inline(always)]
     unsafe fn load_pairs(at: *const f32) -> Self {
-        // SAFETY: two values lie behind the pointer.
+        // SAFETY: the pointer is valid for two values.
         let [a, b] = unsafe { at.cast::<[f32; 2]>().read_unaligned() };
         Self([a, a, b, b, a, a, b, b])
     }
