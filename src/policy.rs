@@ -57,7 +57,7 @@ pub enum Policy {
 pub enum Trained {
     Dms(Dms),
     Dmc(Dmc),
-    /// Attention that sees so many of the newest tokens.
+    /// Attention that sees only the given number of newest tokens.
     Window(usize),
 }
 
@@ -207,7 +207,7 @@ impl Policy {
         self.rule().filter(|_| self.merging().is_none() && self.models_window().is_none())
     }
 
-    /// The newest tokens that the model's attention sees, where that is all that the policy does.
+    /// Number of newest tokens that the model's attention sees, if the policy does nothing else.
     pub fn models_window(&self) -> Option<usize> {
         if let Policy::Window(window) = self { window.is_of_model().then_some(window.budget) } else { None }
     }

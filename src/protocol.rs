@@ -376,7 +376,7 @@ pub enum Event {
     },
     /// The answer to [`Command::Pin`].
     Pinned(Box<Pinned>),
-    /// So many tokens are pinned no longer, and so many slots of them were dropped at once.
+    /// Number of tokens that are no longer pinned, and of their slots that were dropped at once.
     Unpinned {
         tokens: usize,
         dropped_slots: u64,
@@ -414,7 +414,7 @@ pub enum Event {
     },
     /// A sentence for the user.
     Notice(String),
-    /// A sentence about a feature in use, which is no warning.
+    /// A sentence about a feature in use, which is not a warning.
     Info(String),
     /// The engine has failed (a bug, or a lost device) and takes no more commands.
     Failed(String),

@@ -19,9 +19,10 @@ use std::time::Instant;
 
 pub(super) struct Chain {
     pub context: Context,
-    /// Entries to feed, in order. One that is not a token takes effect when it reaches the front.
+    /// Entries to feed, in order. An entry that is not a token takes effect when it reaches the
+    /// front.
     todo: VecDeque<LogEntry>,
-    /// Number of entries at the front of `todo` that are being replayed: they are part of the log
+    /// Number of entries at the front of `todo` that are being replayed: they are in the log
     /// already.
     known: usize,
     /// The answer. Its decode steps begin when `todo` is empty.
@@ -48,7 +49,7 @@ pub(super) struct Generation {
     /// Tokens after which a thought is closed.
     pub max_think: Option<usize>,
     pub reply: Reply,
-    /// Tokens that take the place of the next sampled ones: the rest of a closing tag.
+    /// Tokens that replace the next sampled ones: the rest of a closing tag.
     forced: VecDeque<Token>,
     /// All sampled tokens. The last one is not fed yet.
     pub generated: Vec<Token>,
@@ -376,7 +377,7 @@ impl Chain {
         drafting(&mut self.generation).is_some_and(|drafting| !std::mem::take(&mut drafting.next).tokens.is_empty())
     }
 
-    /// Whether the answer goes on with draft `i` of the step that ran.
+    /// Whether the answer continues with draft `i` of the step that ran.
     pub fn follows(&self, i: usize) -> bool {
         self.stage() == Stage::Decode && self.context.pending == self.drafts().get(i).copied()
     }

@@ -89,7 +89,7 @@ fn log_digest(log: &[LogEntry]) -> String {
 type State<'a> = (SeqId, &'a [LogEntry]);
 
 impl DiskCache {
-    /// Sets the file that the cache is kept in. A write to another file is given up.
+    /// Sets the file that stores the cache. A write to another file is abandoned.
     pub fn set_file(&mut self, file: Option<CacheFile>) {
         if self.file != file {
             self.write = None;

@@ -85,7 +85,7 @@ impl Lookup {
         self.previous.push(ngram.and_then(|ngram| self.ends.insert(key(ngram), at)).unwrap_or(NOWHERE));
     }
 
-    /// Length of the match between the tokens up to `at` and the newest ones.
+    /// Length of the match between the tokens up to `at` and the newest tokens.
     fn match_len(&self, at: usize) -> usize {
         let newest = self.tokens.iter().rev().take(MAX_MATCH);
         newest.zip(self.tokens[..=at].iter().rev()).take_while(|(a, b)| a == b).count()

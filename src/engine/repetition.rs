@@ -15,7 +15,7 @@ const GRAM: usize = 20;
 const HISTORY: usize = 2048;
 /// Newest tokens that are judged.
 const JUDGED: usize = 160;
-/// Repeated ones among them that make a repetition.
+/// Number of repeated tokens among them that counts as a repetition.
 const REPEATED: usize = 140;
 
 /// Watches the tokens of one reply.

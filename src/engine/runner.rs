@@ -52,7 +52,7 @@ pub struct Decode<'a> {
     pub seed: u64,
 }
 
-/// A row of a decode step, and behind it the tokens that may follow: see [`Runner::verify`].
+/// A row of a decode step, followed by drafts of the next tokens: see [`Runner::verify`].
 #[derive(Clone, Copy, Debug)]
 pub struct Verify<'a> {
     pub decode: Decode<'a>,

@@ -33,7 +33,8 @@ pub(super) struct Kept {
 pub(super) struct Snapshots {
     /// Oldest first.
     kept: Vec<Kept>,
-    /// Most [`Worth::Earlier`] ones of a conversation, and the bytes that only they may hold.
+    /// Maximum number of [`Worth::Earlier`] snapshots of a conversation, and of bytes that only
+    /// they hold.
     max_earlier: usize,
     budget_bytes: u64,
 }
@@ -137,7 +138,7 @@ impl Snapshots {
         }
     }
 
-    /// Index of the cheapest snapshot of at most this worth, and of equal ones the oldest.
+    /// Index of the cheapest snapshot of at most this worth; the oldest among equal ones.
     fn cheapest_index(&self, most: Worth) -> Option<usize> {
         let candidates = self.kept.iter().enumerate().filter(|(_, one)| one.worth <= most);
         candidates.min_by_key(|(_, one)| one.worth).map(|(i, _)| i)

@@ -103,7 +103,7 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// `thinks`: the prompt ends in an open thought. `stop`: text that ends the answer and is no
+    /// `thinks`: the prompt ends in an open thought. `stop`: text that ends the answer and is not
     /// part of it.
     pub fn new(tags: &ThinkTags, thinks: bool, stop: Option<&'static str>) -> Self {
         let in_text = tags.tokens.is_none();

@@ -2,7 +2,7 @@
 
 use super::strength::{STRENGTHS, decision_of};
 
-/// Steps of the table, each as many decisions.
+/// Steps of the table, each with the same number of decisions.
 const STEPS: usize = 64;
 /// Fewest decisions that say anything.
 const FEWEST: u64 = 1024;

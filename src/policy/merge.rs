@@ -17,7 +17,7 @@ pub const MOST_MEMBERS: usize = 64;
 /// Which tokens join the newest slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Merging {
-    /// All but every so many of a sequence, with equal weights.
+    /// All tokens except every N-th, with equal weights.
     Pool(Pool),
     /// Tokens that the heads decide to merge, with individual weights.
     Learned(Dmc),

@@ -19,7 +19,7 @@ pub trait LaneSlots {
     /// Slot in an entry of the ring of newest tokens.
     fn ring(&self, entry: usize) -> usize;
     fn set_ring(&mut self, entry: usize, slot: usize);
-    /// A new slot behind the last one.
+    /// A new slot after the last one.
     fn append(&mut self) -> usize;
 }
 

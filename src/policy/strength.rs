@@ -20,8 +20,8 @@ pub fn strength(decision: f32) -> usize {
     if decision > 0.0 { HALF + size } else { HALF - 1 - size }
 }
 
-/// The least decision of this strength, or the bound that lesser ones approach; minus infinity for
-/// 0.
+/// The smallest decision of this strength, or the bound that smaller decisions approach; minus
+/// infinity for 0.
 pub fn least_decision(strength: usize) -> f32 {
     let bound = |size: usize| f32::from_bits(1f32.to_bits() + ((size as u32) << BELOW)) - 1.0;
     match strength {

@@ -6,7 +6,7 @@ use super::dms::{Dms, Shift};
 /// First tokens of a sequence that are kept.
 pub const SINKS: usize = 4;
 
-/// A lane stores at most `budget` slots: the first `sinks` tokens and the newest ones. Keys keep
+/// A lane stores at most `budget` slots: the first `sinks` tokens and the newest tokens. Keys keep
 /// their true positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {

@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for LogEntry {
                 let fits = |range: [u32; 2]| range[0] < range[1] && range[1] <= MAX_CONTEXT as u32;
                 match change {
                     Change { eviction: Some(eviction), .. } => Ok(LogEntry::Toggle { eviction }),
-                    // Null is no number: as trained.
+                    // Null is not a number and means: as trained.
                     Change { dial: Some(dial), .. } if dial.is_none_or(f32::is_finite) => {
                         Ok(LogEntry::Dial { dial: dial.unwrap_or_default() })
                     }

@@ -205,7 +205,7 @@ impl ModelInfo {
         self.template.trusted
     }
 
-    /// Tokens after which a thought is closed, where the user has set this. 0 is no limit.
+    /// Maximum tokens of a thought, if the user has set it. 0 is no limit.
     pub fn max_think(&self, set: Option<usize>) -> Option<usize> {
         set.or(self.is_builtin().then_some(BUILTIN_MAX_THINK)).filter(|&tokens| tokens > 0)
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TwinReport {
     /// KL(twin || conversation) of the distribution that each generated token was sampled from, in
-    /// nats at temperature 1. Shorter than the answer if the twin was given up.
+    /// nats at temperature 1. Shorter than the answer if the twin was released.
     #[serde(deserialize_with = "each_or_zero")]
     pub kl: Vec<f32>,
     /// Number of tokens that the twin would not have chosen.
