@@ -81,7 +81,7 @@ impl ModelConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     pub theta: f64,
-    /// Share of a head's channels that are rotated, its first ones.
+    /// Share of a head's channels that are rotated; these are the first channels.
     pub share: f64,
     pub scaling: RopeScaling,
 }

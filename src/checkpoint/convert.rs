@@ -228,8 +228,8 @@ fn packed(
     Ok(places.into_iter().map(tensor).collect())
 }
 
-/// Packs strips of a matrix from strip `from` on, as many as `out` has room for. They are split
-/// over `threads` (0: one per core).
+/// Packs strips of a matrix from strip `from` on, until `out` is full. They are split over
+/// `threads` (0: one per core).
 pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, from: usize, out: &mut [u8]) {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
     let importance = importance.filter(|w| w.len() == cols);

@@ -1,4 +1,4 @@
-//! The file of a model's [`DialTable`], so that the trial prefill behind it runs once.
+//! The file of a model's [`DialTable`], so that its trial prefill runs only once.
 
 use crate::policy::DialTable;
 use crate::regular_file::{self, temporary::Temporary};

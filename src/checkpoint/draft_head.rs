@@ -41,7 +41,7 @@ pub enum Reads {
     /// Sum of maps of the inputs of some layers, in order. The number of layers stands for the
     /// output of the last layer.
     Layers(Vec<Tap>),
-    /// The model's output behind its final norm.
+    /// The model's output after its final norm.
     Output,
 }
 

@@ -62,7 +62,7 @@ const LAYER_NAMES: [(&str, &str); 32] = [
     ("nextn.pre_fc_norm_hidden", "nextn.hnorm"),
     ("nextn.norm", "nextn.shared_head_norm"),
 ];
-/// Another name of the norm behind attention's block, which is the MLP's, or attention's own.
+/// Another name of the norm after attention's block, which is the MLP's, or attention's own.
 const POST_NORM: &str = "post_attention_norm";
 const MODEL_NAMES: [(&str, &str); 3] =
     [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];

@@ -77,7 +77,7 @@ struct Packed {
 
 /// The group of each column.
 enum GroupOf {
-    /// Runs of as many columns.
+    /// Runs of equal numbers of columns.
     Runs(usize),
     /// By column: columns were quantized in the order of their importance (act-order).
     Index(Vec<u32>),
@@ -193,7 +193,7 @@ impl GroupOf {
         let Some(index) = index else { return Ok(Self::Runs(size)) };
         ensure!(index.shape == [cols], "the group index has shape {:?}, expected [{cols}]", index.shape);
         let of: Vec<u32> = (0..cols).map(|col| index.u32_at(col)).collect();
-        // compressed-tensors writes -1 where there is no order.
+        // compressed-tensors writes -1 if there is no order.
         if of.iter().all(|&g| g == u32::MAX) || of.iter().enumerate().all(|(col, &g)| g as usize == col / size) {
             return Ok(Self::Runs(size));
         }

@@ -279,7 +279,7 @@ fn full_layers(
     Ok(full)
 }
 
-/// Whether `layer_types` lists nothing but sliding windows.
+/// Whether `layer_types` lists only sliding windows.
 fn all_slide(config: &Fields) -> bool {
     let layers = config.get("layer_types").and_then(Value::as_array);
     layers.is_some_and(|layers| !layers.is_empty() && layers.iter().all(|kind| kind == "sliding_attention"))

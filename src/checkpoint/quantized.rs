@@ -1,5 +1,5 @@
-//! `quantization_config` of a folder: which formats of quantized safetensors are read.
-//! [`packed`](super::packed) has the 4- and 8-bit integer ones, [`fp8`](super::fp8) the others.
+//! `quantization_config` of a folder: the formats of quantized safetensors that are read.
+//! [`packed`](super::packed) has the 4- and 8-bit integer formats, [`fp8`](super::fp8) the others.
 
 use super::fp8;
 use super::json::Fields;

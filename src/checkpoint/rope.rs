@@ -194,8 +194,8 @@ impl Rope {
     }
 }
 
-/// Llama 3.1: wavelengths beyond the original context are stretched by `factor`, short ones are
-/// kept, those between are blended.
+/// Llama 3.1: wavelengths beyond the original context are stretched by `factor`, short wavelengths
+/// are kept, and the range between is blended.
 fn llama3(freq: f64, factor: f64, low: f64, high: f64, context: f64) -> f64 {
     let wavelength = 2.0 * PI / freq;
     if wavelength < context / high {

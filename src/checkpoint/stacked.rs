@@ -65,7 +65,7 @@ fn as_they_are(maps: &[Tensor], stride: usize, cols: usize, dtype: DType) -> Sta
     Stacked { parts, stride, copies: 1 }
 }
 
-/// Values of all maps, with zeros behind them.
+/// Values of all maps, followed by zeros.
 fn values(maps: &[Tensor], stride: usize) -> Vec<f32> {
     let mut values: Vec<f32> = maps.iter().flat_map(Tensor::to_f32).collect();
     values.resize(stride * maps[0].shape[1], 0.0);

@@ -57,7 +57,7 @@ pub struct Cached {
     pub identity: Identity,
 }
 
-/// Why there is no file of converted weights to use.
+/// Reason why there is no usable file of converted weights.
 enum Refusal {
     /// They can be converted in memory instead; the notice says why.
     InMemory(String),

@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 pub const SINKS: usize = 4;
 /// The windows that are tried.
 const WINDOWS: [usize; 2] = [128, 256];
-/// One of so many positions is compared.
+/// One of this many positions is compared.
 const EACH: usize = 4;
 /// Tokens of a step.
 const STEP: usize = 256;

@@ -1,7 +1,7 @@
 //! Decodes a stream of tokens. Emits whole characters only and buffers incomplete ones. Emitted
-//! text is final, and equals the decoding of all tokens at once. One exception: where
-//! `ByteFallback` would replace a whole run of byte tokens because one of them is no character,
-//! only the bytes that are none are replaced.
+//! text is final, and equals the decoding of all tokens at once, with one exception. If one of a
+//! run of byte tokens is not a character, `ByteFallback` would replace the whole run; here only the
+//! invalid bytes are replaced.
 
 use super::Tokenizer;
 use crate::protocol::Token;

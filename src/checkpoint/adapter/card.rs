@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Formats of an adapter file: a linear map behind a norm of its own, and a predictor.
-/// Beginning of the name of every format, also of later ones.
+/// Formats of an adapter file: a linear map with its own norm, and a predictor. Beginning of the
+/// name of every format, also of later ones.
 pub const FORMATS: &str = "dmschat-adapter-";
 pub const VERSION_1: &str = "dmschat-adapter-1";
 pub const VERSION_2: &str = "dmschat-adapter-2";

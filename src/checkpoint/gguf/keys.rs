@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 /// empty list.
 type Neutral = &'static [f64];
 
-/// Keys behind `ARCH.` that [`super::config`] reads for every family.
+/// Keys after `ARCH.` that [`super::config`] reads for every family.
 const READ: [&str; 23] = [
     "rope.dimension_count",
     "rope.dimension_count_swa",
@@ -49,7 +49,7 @@ const HARMLESS: [&str; 8] = [
     "attention.causal",
 ];
 
-/// Keys behind `ARCH.` that are not supported but at these values.
+/// Keys after `ARCH.` that are supported only with these values.
 const NEUTRAL: [(&str, Neutral); 25] = [
     ("attention.clamp_kqv", &[]),
     ("attention.max_alibi_bias", &[]),
@@ -83,7 +83,7 @@ const NEUTRAL: [(&str, Neutral); 25] = [
 /// Factors that families with [`Family::scaled`] read.
 const SCALES: [&str; 3] = ["logit_scale", "residual_scale", "embedding_scale"];
 
-/// Keys behind `tokenizer.ggml.` that [`super::tokenizer`] and [`super::config`] read.
+/// Keys after `tokenizer.ggml.` that [`super::tokenizer`] and [`super::config`] read.
 const TOKENIZER: [&str; 15] = [
     "model",
     "pre",

@@ -196,7 +196,7 @@ fn adds_bos(h: &Header, split: Option<Split>) -> Result<bool> {
     Ok(h.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(usual))
 }
 
-/// Puts the BOS in front of a file's text, where the model was trained so.
+/// Puts the BOS before a file's text if the model was trained so.
 fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Value> {
     let add = adds_bos(h, split)?;
     let Some(bos) = literal(h, tokens, "bos")?.filter(|_| add) else { return Ok(Value::Null) };

@@ -1,5 +1,5 @@
-//! The GGUF files of a repository: which one the name behind a colon means, the names of its
-//! parts, and the importance matrix beside them. Opens no file.
+//! The GGUF files of a repository: which file the name after a colon means, the names of its parts,
+//! and the importance matrix beside them. Opens no file.
 
 use crate::checkpoint::model_names::same;
 use std::collections::BTreeMap;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// Bytes of a GGUF file that are requested for its header at first. Most have 2 to 16 MB.
 const HEAD_BYTES: u64 = 4 << 20;
-/// The same for the parts behind the first, which have no vocabulary.
+/// The same for the parts after the first, which have no vocabulary.
 const PART_HEAD_BYTES: u64 = 128 << 10;
 /// Most bytes of the headers of all parts of a model, which are in memory together.
 const ALL_HEADS_BYTES: u64 = HEADER_BYTES as u64 + gguf_files::MOST_PARTS as u64 * PART_HEAD_BYTES;
@@ -41,7 +41,7 @@ pub struct Plan {
     pub bytes: u64,
     pub todo_bytes: u64,
     pub weight_bytes: u64,
-    /// `None` for a predictor, which is no model.
+    /// `None` for a predictor, which is not a model.
     pub config: Option<ModelConfig>,
     /// Free bytes on the disk of the cache.
     pub free_bytes: Option<u64>,
