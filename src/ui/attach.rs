@@ -77,7 +77,7 @@ pub fn ends_before(rest: &str) -> bool {
     rest.trim_start_matches(END).chars().next().is_none_or(char::is_whitespace)
 }
 
-/// Punctuation behind a mention.
+/// Punctuation after a mention.
 const END: [char; 8] = ['.', ',', ';', ':', '!', '?', ')', '\''];
 
 /// The first word of a message that looks like a file to attach, and is not attached: `@notes.md`,

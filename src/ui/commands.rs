@@ -150,7 +150,7 @@ pub struct Command {
     pub name: &'static str,
     /// Names that people bring along from other programs. They are not listed.
     pub aliases: &'static [&'static str],
-    /// What stands behind the name, for /help: `[N|code|all]`.
+    /// Argument after the name, for /help: `[N|code|all]`.
     pub usage: &'static str,
     pub help: &'static str,
     pub group: Group,
@@ -158,7 +158,7 @@ pub struct Command {
     pub run: Run,
 }
 
-/// What a command does with the words behind its name.
+/// Effect of a command with the words after its name.
 type Run = fn(&mut App, &str) -> Done;
 
 /// The arguments of a command, for completion and for what is refused.

@@ -376,7 +376,7 @@ impl Editor {
 
     /// The first boundary after byte `at`, which need not be one itself.
     fn next_boundary(&self, at: usize) -> usize {
-        // With the whole text as its chunk, the cursor lacks nothing.
+        // With the whole text as its chunk, the cursor needs nothing else.
         let from = (0..=at).rev().find(|&i| self.text.is_char_boundary(i)).unwrap_or(0);
         let mut cursor = GraphemeCursor::new(from, self.text.len(), true);
         cursor.next_boundary(&self.text, 0).ok().flatten().unwrap_or(self.text.len())
@@ -425,7 +425,7 @@ fn wrap_row(line: &str, offset: usize, width: usize, width_of: &dyn Fn(&str) -> 
             word = Some((i, used));
             after_space = false;
         }
-        // One column is left for the caret behind the last character.
+        // One column is left for the caret after the last character.
         if used + w > width - 1 && i > start {
             let (cut, before) = word.filter(|(at, _)| *at > start && *at <= i).unwrap_or((i, used));
             rows.push(Row { start: offset + start, end: offset + cut });
@@ -479,7 +479,7 @@ impl History {
         &self.entries
     }
 
-    /// Returns the entries added since the last call, which the file lacks.
+    /// Returns the entries added since the last call, which are not in the file.
     pub fn take_new(&mut self) -> Vec<String> {
         std::mem::take(&mut self.new)
     }

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Entries that are read; the file is shortened when it holds twice as many.
+/// Entries that are read; the file is shortened when it holds twice this number.
 const MAX_ENTRIES: usize = 1_000;
 /// A longer entry stays in memory.
 const MAX_ENTRY_BYTES: usize = 1 << 20;

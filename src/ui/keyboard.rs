@@ -184,12 +184,12 @@ fn waiting(
     (inputs, false)
 }
 
-/// Keys of text, in order: the first ones as they are, and all as text once they are many.
+/// Keys of text, in order: as single keys at first, and as one text once they are many.
 #[derive(Default)]
 struct Keys {
     few: Vec<Event>,
     text: String,
-    /// The last key was Enter: a line feed behind it ends the same line.
+    /// The last key was Enter: a line feed after it ends the same line.
     ended_line: bool,
 }
 

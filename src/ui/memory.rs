@@ -11,7 +11,7 @@ pub const EVERY_MS: u64 = 200;
 const PATIENCE_MS: u64 = 5_000;
 /// Tokens of a passage.
 const PASSAGE: usize = 16;
-/// Passages that the keys for the best and the least remembered ones visit.
+/// Number of passages that the keys for the best and the least remembered passages visit.
 const VISITED: usize = 9;
 
 /// Contents of the memory page: the last answer of the engine, its text put together from all of

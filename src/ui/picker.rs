@@ -28,7 +28,7 @@ pub struct Picker<T> {
     selected: usize,
 }
 
-/// How an item is drawn: its text, more behind it, and facts at the right.
+/// Drawing of an item: its text, more text after it, and facts at the right.
 #[derive(Default)]
 pub struct Row {
     pub text: String,

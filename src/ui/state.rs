@@ -230,7 +230,7 @@ pub struct Queued {
     pub text: String,
     /// The message that it replaces.
     pub replaces: Option<MessageId>,
-    /// How many chains answer it, if not as many as set.
+    /// Number of chains that answer it, if it differs from the setting.
     pub width: Option<Width>,
 }
 

@@ -46,7 +46,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Columns of the input's text, behind its prompt.
+    /// Columns of the input's text, after its prompt.
     pub fn input_width(&self) -> usize {
         usize::from(self.input.width).saturating_sub(input::PROMPT_WIDTH)
     }

@@ -110,7 +110,7 @@ fn copy(app: &mut App) -> Done {
         let said = said(app, MessageId::MAX).0;
         let (answer, left_out) = own_words(&said, room_bytes(app));
         (taken, why, thoughts) = (said.len() - left_out, NO_ROOM, "thoughts left out");
-        // The list is no answer of the model's: it has no numbers.
+        // The list is not an answer of the model: it has no numbers.
         let report = without_answer(report);
         turns = vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer, report }];
     }
@@ -354,8 +354,7 @@ mod tests {
         assert!(screen(&mut app).contains("the context is 90 % full; /compact continues in a new conversation"));
         fill(&mut app, 8_192);
         assert!(screen(&mut app).contains(&format!("context full: {}", summary::WAY_OUT)));
-        // The next message says the same, is not glued to the one after it, and leaves no line
-        // behind.
+        // The next message says the same, is not glued to the one after it, and leaves no line.
         for question in ["first", "second"] {
             say(&mut app, question);
             refuse(&mut app, "the prompt has 8,216 tokens");

@@ -1,5 +1,5 @@
 //! `/compare`: answers the last question again from a cache that drops nothing, and shows that
-//! answer below the first. It is no part of the conversation.
+//! answer below the first. It is not part of the conversation.
 
 use super::prelude::*;
 use crate::chat::{Message, Role};

@@ -11,8 +11,7 @@ pub fn finished_prefix(text: &str) -> usize {
         let trimmed = line.trim();
         let marker = fence_of(trimmed);
         match fence {
-            // A fence is closed by one of its own characters, as long or longer, with nothing
-            // behind it.
+            // A fence is closed by its own character, at least as often, with nothing after it.
             Some((of, open)) => {
                 let ends = marker.is_some_and(|(c, n)| c == of && n >= open && trimmed.len() == n);
                 fence = fence.filter(|_| !ends);
@@ -37,7 +36,7 @@ pub fn finished_prefix(text: &str) -> usize {
 fn fence_of(line: &str) -> Option<(char, usize)> {
     let of = line.chars().next().filter(|c| matches!(c, '`' | '~'))?;
     let n = line.chars().take_while(|c| *c == of).count();
-    // Backticks behind backticks are code within a line.
+    // Backticks after backticks are code within a line.
     (n >= 3 && !(of == '`' && line[n..].contains('`'))).then_some((of, n))
 }
 

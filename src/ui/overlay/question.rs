@@ -101,7 +101,7 @@ pub fn answer(app: &mut App, line: &str) -> bool {
     true
 }
 
-/// Drops the rest of `yes` or `no` and the Enter behind it, which answer a question that is gone.
+/// Drops the rest of `yes` or `no` and the Enter after it, which answer a question that is gone.
 pub fn ends_an_answer(app: &mut App, key: Key) -> bool {
     const PAUSE_MS: u64 = 1_000;
     let answered = app.answered.take().filter(|(at, _)| app.now_ms < at + PAUSE_MS);

@@ -14,7 +14,7 @@ use crate::ui::worker::Rendered;
 use std::ops::Range;
 
 impl Runtime {
-    /// Queues a command behind those that wait. Cancel also acts on queued commands.
+    /// Queues a command after the waiting ones. Cancel also acts on queued commands.
     pub(in crate::ui) fn send(&mut self, command: Command) -> Vec<AppEvent> {
         match command {
             Command::Cancel => {

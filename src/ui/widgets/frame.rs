@@ -67,8 +67,8 @@ fn draw_rule(buffer: &mut Buffer, rule: Rect, app: &App) {
     }
 }
 
-/// Terminals that do not join emoji draw their parts one after the other, over the text behind:
-/// that is painted again with every frame.
+/// Terminals that do not join emoji draw their parts one after another, over the following text,
+/// which is therefore painted again with every frame.
 fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
     let area = buffer.area;
     for y in area.y..area.bottom() {

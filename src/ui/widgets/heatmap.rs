@@ -96,7 +96,7 @@ impl Shape {
         Form { cell, width: self.cell_width(columns, blocks).clamp(1, 3), height: 1, blocks }
     }
 
-    /// Widest cell of so many blocks in so many columns.
+    /// Widest cell of this many blocks in this many columns.
     fn cell_width(self, columns: usize, blocks: usize) -> usize {
         ((columns + GAP) / blocks).saturating_sub(GAP + self.label()) / self.heads.max(1)
     }
@@ -242,7 +242,7 @@ impl Heatmap<'_> {
             None => self.theme.style(Role::Dim),
         };
         let number = cell.map_or("-".to_owned(), |r| percent(r).to_string());
-        // Where there is no colour, a bar shows the level.
+        // Without colour, a bar shows the level.
         let bar = cell.filter(|_| style.bg.is_none() && inner >= 5 && !chosen && self.depth == Depth::Mono);
         let text = match bar {
             Some(r) => {

@@ -95,7 +95,7 @@ const KEYS: [(u8, &str); 10] = [
     (7, "Tab heads"),
 ];
 
-/// The row of keys in so many columns. The one that closes is always there.
+/// The row of keys, limited to this many columns. The key that closes is always there.
 fn keys_that_fit(close: &str, columns: usize) -> String {
     let mut keys = KEYS.to_vec();
     loop {

@@ -188,7 +188,7 @@ pub fn draw_history(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     1
 }
 
-/// The ratio after so many tokens, on a straight line between the points known.
+/// The ratio after this many tokens, on a straight line between the known points.
 fn ratio_at(points: &[(usize, f64)], tokens: usize) -> f64 {
     let next = points.iter().position(|p| p.0 >= tokens).unwrap_or(points.len() - 1);
     let (to, after) = points[next];
