@@ -87,8 +87,8 @@
 //! - A *code* ([`quant`]) defines one group of 64 weights: its word, and how its codes are chosen.
 //!   No op of a backend knows about formats of weights. [`quant::file`] has the codes of GGUF
 //!   files.
-//! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
-//!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
+//! - A *codec* defines one row: its bytes, encode, decode. Offsets inside a page come from
+//!   [`backend::PageLayout`]; only encode and attention's loads depend on the codec.
 //! - [`backend::Ops::attention`] and [`backend::Ops::linear`] define what a layer computes. The CPU
 //!   composes it of plain loops. [`backend::cuda`] decides how many kernels run it on a GPU and
 //!   what they fuse, and is checked against the CPU.

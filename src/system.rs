@@ -29,7 +29,7 @@ pub fn was_stopped(stop: Duration) {
 pub fn forget_variables(names: &[&str]) {
     let is_alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
     for name in names.iter().filter(|_| is_alone) {
-        // SAFETY: there is no other thread that could read the environment.
+        // SAFETY: no other thread exists that could read the environment.
         unsafe { std::env::remove_var(name) };
     }
 }
@@ -48,7 +48,7 @@ thread_local! {
     static MAY_FAIL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Allocates by `try_reserve` or the like, whose caller goes on if there is no memory.
+/// Allocates by `try_reserve` or similar; the caller continues if there is no memory.
 pub fn may_fail<T>(allocate: impl FnOnce() -> T) -> T {
     MAY_FAIL.set(true);
     let allocated = allocate();

@@ -232,7 +232,7 @@ impl Tokenizer {
         self.inner.added.get(&token).is_some_and(content::is_control)
     }
 
-    /// Whether `token` is no part of an answer's text: it is special or a think tag.
+    /// Whether `token` is not part of an answer's text: it is special or a think tag.
     pub fn is_hidden(&self, token: Token) -> bool {
         let is_tag = self.inner.think.is_some_and(|(open, close)| token == open || token == close);
         is_tag || self.inner.added.get(&token).is_some_and(|t| t.special)

@@ -98,7 +98,7 @@ fn assigned(text: &str) -> Option<String> {
     })
 }
 
-/// A text of one short line that has no number, or nothing but several of them.
+/// A short one-line text without a number, or of several numbers only.
 fn whole_line(text: &str) -> Option<String> {
     let found = numbers(text).count();
     let others = |c: char| !c.is_ascii_digit() && !c.is_whitespace() && !",;.-+/[]()".contains(c);

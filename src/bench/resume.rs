@@ -113,7 +113,7 @@ fn write<B: Measure>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
     }
 }
 
-/// Returns the sequence, and the seconds that nothing but the file was waited for.
+/// Returns the sequence, and the seconds spent waiting for the file alone.
 fn load<B: Measure>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<(SeqId, f64)> {
     let opened = Opened::open(path)?.context("the file that was just written")?;
     let header = opened.header.clone();

@@ -36,7 +36,7 @@ impl Retention {
     }
 }
 
-/// Entries of `now` that differ from the known ones: a long conversation would otherwise be
+/// Entries of `now` that differ from the known entries. Otherwise a long conversation would be
 /// recorded again with each of its turns.
 pub fn changes(known: &[&Retention], mut now: Vec<Retention>) -> Vec<Retention> {
     let known: HashMap<Option<u64>, &Retention> = known.iter().map(|r| (r.message, *r)).collect();
@@ -122,7 +122,7 @@ fn retention(
 mod tests {
     use super::*;
 
-    /// A token each, kept by so many of four heads.
+    /// Tokens, each kept by the given number of four heads.
     fn fed(tokens: &[(&str, u16)]) -> Presence {
         let mut presence = Presence { lanes: 4, ..Presence::default() };
         for (text, kept) in tokens {

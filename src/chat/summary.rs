@@ -60,8 +60,8 @@ pub fn checked(summary: &str, covered: &[&str], after: &[&str], bytes: usize) ->
     })
 }
 
-/// Lists messages in the user's own words, as many as have room in `bytes`, and says how many have
-/// none. Returns their number too.
+/// Lists messages in the user's own words, as far as they fit in `bytes`, and states how many do
+/// not. Returns their number too.
 pub fn own_words(messages: &[&str], bytes: usize) -> (String, usize) {
     let sizes: Vec<usize> = messages.iter().map(|message| message.len() + 3).collect();
     let kept = that_fit(&sizes, bytes);

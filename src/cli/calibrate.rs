@@ -19,7 +19,7 @@ use std::thread;
 /// procedure ([`crate::checkpoint::calibration`]): it changes with the text.
 const TEXT: &str = include_str!("../../assets/calibration.txt");
 /// Tokens of the built-in text that are used: 3.6 TFLOP and 140 MB for a model of 8 billion
-/// weights. Ten times as many reduce the divergence of a quantized model by 6 %.
+/// weights. Ten times this number reduces the divergence of a quantized model by 6 %.
 const BUILT_IN_TOKENS: usize = 256;
 /// Tokens of a step.
 const STEP: usize = 512;

@@ -28,7 +28,7 @@ pub enum Verdict {
 
 /// The answers of chains on their way through the command. Dropping it kills what still runs.
 pub struct Checks {
-    /// `None` once the command is given up.
+    /// `None` once the command was abandoned.
     answers: Option<Sender<(usize, ChainReport)>>,
     pub verdicts: mpsc::UnboundedReceiver<(usize, Verdict)>,
     running: SharedRunning,

@@ -23,7 +23,7 @@ fn listen(line: &'static str) -> Result<()> {
     let mut interrupts = runtime.block_on(async { Interrupts::new() }).context("cannot listen for Ctrl+C")?;
     let end = move || {
         runtime.block_on(interrupts.next());
-        // The terminal shows ^C behind a line of progress.
+        // The terminal shows ^C after a line of progress.
         if std::io::stderr().is_terminal() {
             eprintln!();
         }

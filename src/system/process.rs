@@ -68,7 +68,7 @@ mod imp {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Whether this process may open so many more files.
+    /// Whether this process may open the given number of further files.
     pub fn can_open(files: usize) -> bool {
         let opened: Vec<_> = (0..files).map(|_| std::fs::File::open("/dev/null")).collect();
         let refused = |file: &io::Result<_>| file.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMFILE));

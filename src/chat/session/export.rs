@@ -98,7 +98,7 @@ fn assistant(out: &mut String, chat: &Conversation, message: &Message, policy: O
     );
 }
 
-/// To so many decimals.
+/// Rounds to the given number of decimals.
 fn rounded(number: Option<f64>, decimals: i32) -> Option<f64> {
     let scale = 10f64.powi(decimals);
     number.map(|number| (number * scale).round() / scale)

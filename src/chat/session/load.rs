@@ -365,7 +365,7 @@ impl Loaded {
         let mut turns = path.iter().rev().filter_map(|m| self.turns.iter().find(|turn| Some(turn.turn) == m.turn));
         let known = turns.find_map(|turn| Some((turn.end?, turn.pending)));
         let (end, pending) = known.unwrap_or((0, Some(None)));
-        // Switches behind it stay as they are.
+        // Switches after it stay unchanged.
         let switches = self.log[end..].iter().take_while(|entry| entry.token().is_none()).count();
         Some((end + switches, pending))
     }
