@@ -88,7 +88,7 @@ impl Case for Norms {
             let norm = Norm { weight: &weight, eps: 1e-5, layer: 11, non_finite: &mut non_finite };
             b.rms_norm(&mut plain, &acc, norm, false, n);
             b.read(&non_finite, 0, &mut first);
-            // The norm reads the first sum; nothing but the host reads the second.
+            // The norm reads the first sum; only the host reads the second.
             let mut add = |acc: &mut B::Acts| {
                 let layer = Linear { after: After::Add(&mut scratch), ..Linear::plain(&copies) };
                 b.linear(acc, &x, layer, n);

@@ -9,7 +9,7 @@ use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
 
-/// Rows of an adapter: as many as any step here has.
+/// Rows of an adapter: the maximum of any step here.
 const ROWS: usize = 32;
 
 /// A step of a dense cache with one layer.
@@ -21,7 +21,7 @@ struct Step {
     /// Tokens fed to each sequence before.
     fed: Vec<i32>,
     spans: Vec<Span>,
-    /// Whether an output gate is behind v, and columns of a predictor behind that.
+    /// Whether an output gate follows v, and a predictor's columns follow the gate.
     gated: bool,
     columns: usize,
     /// Compared rows of a step with single tokens: the rows of its first spans.
@@ -337,7 +337,7 @@ impl Case for RoundTrip {
         rows[5 * d..6 * d].fill(0.0);
         let (mut floats, _) = step.run(b, &rows, None, &NoRope::new(b, d).rope());
         let exact = if self.single { vec![] } else { floats.iter().map(|x| x.to_bits() as i64).collect() };
-        // Normalize every head, so that small ones count too.
+        // Normalize every head, so that small heads count too.
         for head in floats.chunks_mut(d).filter(|_| self.single) {
             let most = head.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
             head.iter_mut().for_each(|x| *x /= most);

@@ -3,7 +3,7 @@
 /// (cost, accuracy).
 pub type Point = (f64, f64);
 
-/// The points that are more accurate than all that cost no more, by rising cost.
+/// Points that are more accurate than every point of the same or lower cost, by rising cost.
 pub fn frontier(points: &[Point]) -> Vec<Point> {
     let mut sorted = points.to_vec();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));

@@ -76,8 +76,7 @@ pub struct Row {
     pub pass_all: f64,
     /// Standard error of the accuracy over problems.
     pub error: f64,
-    /// Standard deviation of the accuracy over draws of as many of the chains; 0 at the largest
-    /// width.
+    /// Standard deviation of the accuracy over draws of this many chains; 0 at the largest width.
     pub draw_error: f64,
     /// Means per problem: KV token reads, peak tokens, tokens sampled, tokens of the prompt.
     pub reads: f64,

@@ -49,7 +49,7 @@ fn plot(panel: &Panel<'_>, cost: Cost) -> String {
     out + &format!("       {}\n\n", names.join("   "))
 }
 
-/// Round numbers below the axis, 1, 2 or 5 times a power of ten, as many as have room.
+/// Round numbers below the axis, 1, 2 or 5 times a power of ten, as far as they fit.
 fn ticks(low: f64, high: f64) -> String {
     let mut line = " ".repeat(7);
     for tick in (0..16).flat_map(|power| [1.0, 2.0, 5.0].map(|m| m * 10f64.powi(power))) {

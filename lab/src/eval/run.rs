@@ -361,7 +361,7 @@ fn settings_of(
 const RESULTS_JSON: &str = "results.json";
 const RESULTS_CSV: &str = "results.csv";
 
-/// Names of all that a run writes beside its records.
+/// Names of all files that a run writes beside its records.
 const RESULT_FILES: [&str; 3] = [latency::FILE, RESULTS_JSON, RESULTS_CSV];
 
 /// Results of a run.

@@ -54,7 +54,7 @@ pub struct Chain {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     pub chains: Vec<Chain>,
-    /// Most distinct pages that the first chains held until they had so many tokens, or ended: for
+    /// Maximum distinct pages that the first chains held until they reached a length, or ended: for
     /// each of [`Options::lengths`], and in it for each of [`Options::widths`].
     pub shared: Vec<Vec<usize>>,
     /// Live slots `[n_layers][n_kv_heads]` at the end of chain 0, and the tokens fed to it.

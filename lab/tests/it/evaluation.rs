@@ -1,4 +1,4 @@
-//! `dmslab eval`: what a run writes, that it repeats, and that it goes on where it was stopped.
+//! `dmslab eval`: the files of a run, that it repeats, and that it continues where it was stopped.
 
 use crate::dmslab;
 use crate::program::{refused, said};

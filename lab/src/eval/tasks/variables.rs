@@ -47,7 +47,7 @@ fn draw(rng: &mut Rng, values: &BTreeMap<char, i64>) -> (String, i64) {
     (value.to_string(), value)
 }
 
-/// A program of 40 to 60 assignments behind so many turns of prose that the prompt has about this
+/// A program of 40 to 60 assignments after turns of prose, so many that the prompt has about this
 /// many tokens.
 pub fn tracking(rng: &mut Rng, tokens: usize) -> Problem {
     let count = rng.between(40, 60) as usize;
