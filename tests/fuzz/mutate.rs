@@ -276,7 +276,7 @@ fn number_edit(rng: &mut Rng, out: &mut Vec<u8>, at: usize) {
     out.splice(start..end, number.into_bytes());
 }
 
-/// Deletes, doubles or swaps lines, or changes what stands behind a `=`.
+/// Deletes, doubles or swaps lines, or changes the text after a `=`.
 fn line_edit(rng: &mut Rng, out: &mut Vec<u8>, words: &[&str]) {
     let mut lines: Vec<Vec<u8>> = out.split(|b| *b == b'\n').map(<[u8]>::to_vec).collect();
     let (a, b) = (rng.below(lines.len()), rng.below(lines.len()));

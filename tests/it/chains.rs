@@ -134,7 +134,7 @@ fn each_chain_is_the_ordinary_answer(tiny: &Tiny) {
     }
     assert!((report.kv.reads - reads).abs() < 1e-6);
     assert_eq!(ask(&mut session(tiny), 5, None).kv.peak_shared, None);
-    // The next question goes on from the winner's reply.
+    // The next question continues from the winner's reply.
     assert!(ask(&mut s, 6, None).in_context);
 }
 

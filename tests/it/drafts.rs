@@ -167,7 +167,7 @@ fn ten_thousand_rounds_leave_what_single_steps_leave() {
                     5 => pair.both(|runner, seq| runner.drop_positions(seq, at..at + 5).unwrap()),
                     6 => pair.both(|runner, seq| runner.feed(seq, &[7, 8, 9]).unwrap()),
                     7 => {
-                        // A fork goes on in its place, while the other holds the pages that they
+                        // A fork continues in its place, while the other holds the pages that they
                         // share.
                         let forks =
                             [pair.plain.fork(pair.seqs[0]), pair.drafted.fork(pair.seqs[1])].map(Result::unwrap);

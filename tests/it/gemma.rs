@@ -209,7 +209,7 @@ fn ten_turns_have_true_figures_whatever_changes_between_them() {
     let squeezed = talk.say(part(LEARNED, 400));
     assert!(squeezed.forgotten_slots > 0 && squeezed.stop_reason != StopReason::CacheFull);
     talk.send(Command::SetKvLimit(None));
-    // Undo: the turn is gone, and the next one goes on from the state before it.
+    // Undo: the turn is gone, and the next one continues from the state before it.
     let (text, n) = (talk.text.clone(), talk.tokens());
     talk.say("\nA line that is taken back.\n");
     talk.text = text;

@@ -238,7 +238,7 @@ fn a_converted_hybrid_computes_the_same() {
     assert!(worst < 1e-4, "logits differ by {worst}");
 }
 
-/// The block behind the last one has the names of a layer, and those of NextN.
+/// The block after the last one has the names of a layer, and names of NextN.
 #[test]
 fn a_converted_layer_for_multi_token_prediction_is_the_same() {
     let tiny = Tiny::new(Spec { hybrid: true, mtp: true, n_layers: 4, ..Spec::new(true, Form::Plain) }, 9);

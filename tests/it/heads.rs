@@ -139,7 +139,7 @@ fn hidden_states_and_guesses_are_those_of_speculators() {
     }
 }
 
-/// However a text is fed, and whatever else is fed beside it, the head guesses the same behind it.
+/// However a text is fed, and whatever else is fed beside it, the head's next guess is the same.
 #[test]
 fn guesses_do_not_depend_on_how_a_text_is_fed() {
     for kind in KINDS {

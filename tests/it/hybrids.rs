@@ -132,7 +132,7 @@ fn layers_with_attention_are_observed() {
     let Spec { hidden, n_q_heads, n_kv_heads, head_dim, .. } = tiny.spec;
     let sizes = |layer| (layer, 2 * hidden, 2 * n_kv_heads * head_dim, 2 * n_q_heads);
     assert_eq!(seen, [sizes(0), sizes(1)]);
-    // Values as the cache stores them, in pages of 16 rows behind the tables of a layer's image.
+    // Values as the cache stores them, in pages of 16 rows after the tables of a layer's image.
     let image = exported(&mut runner, seq, 0);
     let (g, at) = (*runner.cache.geometry(), 4 + 4 * n_kv_heads);
     let row = &image[at + g.page().v(1).start..][..4 * head_dim];

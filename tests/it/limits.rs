@@ -1,5 +1,5 @@
-//! Turns that do not go through: cancelled, out of cache, out of context, out of numbers. After
-//! each of them cache and log are what the report says, and the next turn goes on from there.
+//! Turns that fail: cancelled, out of cache, out of context, out of numbers. After each of them
+//! cache and log match the report, and the next turn continues from there.
 
 use crate::harness::{STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
@@ -111,7 +111,7 @@ fn a_full_cache_ends_the_turn_before_the_step() {
         let detail = report.detail.expect("it says why");
         let why = if memory { "out of test memory" } else { "the KV cache is full" };
         assert!(detail.starts_with(why), "{detail}");
-        // In the answer: what was said was streamed, and is no part of the context.
+        // In the answer: the text so far was streamed, and is not part of the context.
         s.max_tokens = 2000;
         let report = s.ask(QUESTION);
         assert_undone(&s, &report, StopReason::CacheFull, &log);
@@ -185,7 +185,7 @@ fn a_rebuild_without_room_beside_gives_the_old_cache_up_and_says_so() {
         s.send(Command::SetKvLimit(None));
         if cancelled {
             let report = s.ask(QUESTION);
-            // Fed anew, the log is what it was.
+            // Fed again, the log is unchanged.
             assert_eq!((report.reused_tokens, report.log_base), (0, fed));
         } else {
             s.check_stored();

@@ -1,5 +1,5 @@
-//! The tests' own form of merging: the means of whole segments before RoPE, in f64, for each query
-//! anew.
+//! The tests' own form of merging: the means of whole segments before RoPE, in f64, recomputed for
+//! each query.
 
 use crate::reference::{Heads, Layer, Outcome, Rounding, add_block, matvec, rms_norm, rotate, round, round_value};
 use crate::tiny::{Form, Tiny};
@@ -29,8 +29,8 @@ impl From<Merged> for Outcome {
     }
 }
 
-/// Runs a log of tokens and toggles. `every`: not the model's own decisions but a segment every so
-/// many tokens.
+/// Runs a log of tokens and toggles. `every`: segments of this many tokens instead of the model's
+/// own decisions.
 pub fn run_merged(tiny: &Tiny, log: &[LogEntry], every: Option<usize>, rounding: Rounding) -> Merged {
     let (mut tokens, mut merges, mut on) = (Vec::new(), Vec::new(), true);
     for entry in log {

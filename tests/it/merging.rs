@@ -193,7 +193,7 @@ fn forks_and_images_in_the_middle_of_a_segment_take_its_sums_along() {
         let mut runner = case.runner(Codec::F32);
         let (seq, _) = feed(&mut runner, &log[..51], || 17);
         let fork = runner.fork(seq).unwrap();
-        // The original goes on elsewhere, over the page that both hold.
+        // The original continues elsewhere, over the page that both hold.
         feed_to(&mut runner, seq, &random_log(&mut rng, 30, 0), 1);
         let (head, bytes) = runner.head(fork);
         let copy = runner.create(true).unwrap();

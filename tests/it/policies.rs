@@ -120,7 +120,7 @@ fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
         let mut runner = runner(&tiny, case.choice(), Codec::F32);
         let (seq, _) = feed(&mut runner, &log[..50], || 17);
         let fork = runner.fork(seq).unwrap();
-        // The original goes on elsewhere, over the pages that both hold.
+        // The original continues elsewhere, over the pages that both hold.
         feed_to(&mut runner, seq, &random_log(&mut rng, 40, 0));
         let (head, _) = runner.head(fork);
         let images: Vec<Vec<u8>> = (0..runner.config().n_layers)

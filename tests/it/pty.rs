@@ -151,7 +151,7 @@ impl Drop for Chat {
     }
 }
 
-/// The numbers behind `L{layer}` on each side of the panel's border: the table of /stats, and the
+/// The numbers after `L{layer}` on each side of the panel's border: the table of /stats, and the
 /// heatmap.
 fn rows(screen: &str, layer: usize) -> (Vec<u64>, Vec<u64>) {
     let name = format!("L{layer} ");
@@ -228,7 +228,7 @@ fn a_conversation_with_real_keys() {
     let files = std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|e| e.unwrap().path());
     assert_eq!(files.filter(|p| p.extension().is_some_and(|e| e == "jsonl")).count(), 1);
 
-    // It goes on where it was.
+    // It continues where it was.
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
     chat.until_shows("cache loaded: ");
     chat.say("What can you do?");

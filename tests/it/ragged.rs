@@ -95,7 +95,7 @@ fn the_dial_steers_the_layers_that_decide() {
     assert!(lives.windows(2).all(|pair| pair[0] > pair[1] + 20), "each keeps less: {lives:?}");
 }
 
-/// Slots are freed where the policy chooses, by need or by age, and the turn goes on.
+/// Slots are freed where the policy chooses, by need or by age, and the turn continues.
 #[test]
 fn a_full_cache_forgets_in_the_layers_that_decide() {
     for (tiny, when) in [(predicted(), WhenFull::Forget), (ragged(Form::Plain), WhenFull::Window)] {

@@ -45,7 +45,7 @@ pub struct Seen {
     /// Live slots of each sequence of each decode step, summed.
     pub decode_reads: u64,
     decodes: bool,
-    /// The device is lost at this call, after so many of that name.
+    /// The device is lost at this call, after the given number of calls of that name.
     pub lose_at: Option<(&'static str, usize)>,
     /// Whether the backend was dropped, and with it the engine.
     pub ended: bool,

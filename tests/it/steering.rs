@@ -305,7 +305,7 @@ fn the_dial_is_measured_between_the_steps_of_an_answer() {
     assert_eq!(report.generated[..first - begun], wanted[..first - begun], "and is the same up to there");
     let said = |e: &&Event| matches!(e, Event::Info(text) if text.starts_with("measuring what each setting keeps"));
     assert_eq!(s.events.iter().filter(said).count(), 1);
-    // Where its memory is needed, it is given up.
+    // If its memory is needed, it is released.
     let mut s = Session::with(&tiny, |o| o.kv_limit = Some(4 * 30 * 16 * 260));
     s.send(Command::SetDial(Dial::Ratio(1.5)));
     let why =
