@@ -310,8 +310,8 @@ impl<B: Backend> KvCache<B> {
         Span { seq: seq.0, start, len }
     }
 
-    /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot
-    /// fail.
+    /// Reserves the pages that a step over `spans` may allocate, so that the step cannot fail.
+    ///
     /// A step with few tokens of each sequence reserves the worst case over all table states, which
     /// needs no device read. Prefills reserve a bound computed from the live counts, and so do
     /// steps whose worst case does not fit.

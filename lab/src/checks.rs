@@ -294,7 +294,7 @@ pub(super) fn rounded(mut values: Vec<f32>) -> Vec<f32> {
 }
 
 /// Rounds queries so that sums of their products with bf16 bounds are exact, except for bounds near
-/// 0. Every backend then chooses the same pages, also among equal ones.
+/// zero. Every backend then chooses the same pages, also among equal ones.
 pub(super) fn make_sums_exact(queries: &mut [f32]) {
     queries.iter_mut().for_each(|x| *x = (*x * 16.0).round() / 16.0);
 }

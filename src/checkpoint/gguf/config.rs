@@ -19,7 +19,7 @@ const LLAMA3_CONTEXT: f64 = 8192.0;
 /// Layers of Gemma 3 27B, whose files do not state the factor of its scores.
 const GEMMA_27B_LAYERS: usize = 62;
 /// Numbers of layers of the Gemma 3 models (4B, 12B, 27B) whose global layers divide positions by
-/// 8. ollama's files do not state that.
+/// eight. ollama's files do not state that.
 const GEMMA_STRETCHED: [usize; 3] = [34, 48, GEMMA_27B_LAYERS];
 const GEMMA_FACTOR: f64 = 8.0;
 
