@@ -117,7 +117,7 @@ impl Cli {
         };
         if let Some(meant) = meant {
             let ask = format!("to ask the model: dmschat -p {question:?}");
-            return refused(ErrorKind::InvalidSubcommand, format!("no subcommand '{first}'; {meant}; {ask}"));
+            return refused(ErrorKind::InvalidSubcommand, format!("no subcommand '{first}'; {meant} {ask}"));
         }
         self.hint = foreign.map(|(word, line)| format!("'{word}' is no subcommand, so this is a question; see {line}"));
         self.common.prompt = Some(question);

@@ -68,10 +68,12 @@ impl<B: Backend> Worker<B> {
     }
 
     fn give_up_undo_state(&mut self, _: &[Id]) -> bool {
-        let Some((owner, worth)) = self.model.snapshots.cheapest(Worth::TurnStart) else { return false };
+        let Some(cheapest) = self.model.snapshots.cheapest(Worth::TurnStart) else { return false };
+        let (owner, worth, is_empty) = (cheapest.owner, cheapest.worth, cheapest.context.log.is_empty());
         let given_up = self.give_up_snapshot(Worth::TurnStart);
         let is_for_undo = matches!(worth, Worth::Earlier | Worth::TurnStart);
         if is_for_undo
+            && !is_empty
             && !std::mem::replace(&mut self.said_undo_is_slow, true)
             && let Some(conversation) = self.conversations.get(&owner)
         {

@@ -144,9 +144,9 @@ impl Snapshots {
         candidates.min_by_key(|(_, one)| one.worth).map(|(i, _)| i)
     }
 
-    /// Owner and worth of the snapshot that [`Self::give_up`] would release.
-    pub fn cheapest(&self, most: Worth) -> Option<(ConversationId, Worth)> {
-        self.cheapest_index(most).map(|i| (self.kept[i].owner, self.kept[i].worth))
+    /// The snapshot that [`Self::give_up`] would release.
+    pub fn cheapest(&self, most: Worth) -> Option<&Kept> {
+        self.cheapest_index(most).map(|i| &self.kept[i])
     }
 
     /// Releases the cheapest snapshot of at most this worth, the oldest among equal ones. Returns

@@ -11,6 +11,12 @@ pub fn parse(line: &str) -> Option<(&str, &str)> {
     plain.then_some((name, argument.trim()))
 }
 
+/// Reads a line whose first word is the name of a command and more behind a slash, such as `/undo/undo`. Returns the name.
+pub fn glued(line: &str) -> Option<&str> {
+    let (name, _) = line.strip_prefix('/')?.split(char::is_whitespace).next()?.split_once('/')?;
+    (!name.is_empty()).then_some(name)
+}
+
 /// The text of a line that is not a command: `//x` is `/x`.
 pub fn message(line: &str) -> Cow<'_, str> {
     match line.strip_prefix("//") {
@@ -31,5 +37,6 @@ mod tests {
             assert_eq!(parse(line), None);
         }
         assert_eq!(message("//help"), "/help");
+        assert_eq!((glued("/undo/undo 2"), glued("//undo"), glued("/undo a/b")), (Some("undo"), None, None));
     }
 }

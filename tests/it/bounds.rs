@@ -82,9 +82,11 @@ fn senseless_sizes_of_a_model_are_refused_before_anything_is_allocated() {
 #[test]
 fn tables_that_memory_has_no_room_for_are_refused() {
     let model = tiny();
-    // Rings of 2^30 slots in 16 lanes are 64 GiB.
-    change(&model.folder, "config.json", json!({"dms_window_size": 1 << 30}));
-    let (code, stdout, stderr) = ask(&model.folder);
+    // Rings of 2^20 slots in 4 lanes of each chain are 1 GiB.
+    let many = json!({"max_position_embeddings": 1 << 20, "dms_window_size": 1 << 20});
+    change(&model.folder, "config.json", many);
+    let path = model.folder.path().to_str().unwrap().to_owned();
+    let (code, stdout, stderr) = limited(&["--device", "cpu", "--width", "64", "-p", "hi", "-m", &path], &[], None);
     assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{stderr}");
     assert!(stderr.contains("does not fit") || stderr.contains("out of host memory"), "{stderr}");
 }

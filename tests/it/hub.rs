@@ -250,7 +250,7 @@ fn a_model_is_pulled_used_offline_told_about_and_removed() {
     assert!(code == 0 && removed.contains("free again") && !home.repo().exists(), "{removed}");
     let mut command = home.command(&hub, &["-p", "hi", "-m", "any/modle"]);
     let (code, _, stderr) = said(command.env("HF_HUB_OFFLINE", "1").spawn().unwrap());
-    assert!(code == 1 && stderr.contains("HF_HUB_OFFLINE") && stderr.lines().count() == 1, "{stderr}");
+    assert!(code == 2 && stderr.contains("HF_HUB_OFFLINE") && stderr.lines().count() == 1, "{stderr}");
 }
 
 #[test]

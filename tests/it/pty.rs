@@ -205,7 +205,7 @@ fn a_conversation_with_real_keys() {
     });
 
     chat.say("/eviction off");
-    chat.until_shows("every token is kept from here on");
+    chat.until_shows("tokens are kept while there is memory");
     chat.keys("\x1bOS"); // F4
     chat.until_shows("dropped at once");
     chat.say("What can you do?");

@@ -117,7 +117,7 @@ impl Hub {
             let here = here.filter(|files| !files.is_empty()).map(|files| format!(", which has {files}"));
             let here = here.unwrap_or_default();
             let text = format!("HF_HUB_OFFLINE is set and {name} is not in {cache}{here}{near}");
-            return Err(HubError::Failed(text));
+            return Err(HubError::Wrong(text));
         }
         // A password in it would appear in messages.
         if Origin::of(&self.endpoint).is_none() || self.endpoint.contains(['@', '?', '#']) {

@@ -7,7 +7,7 @@ use crate::ui::burst::Enter;
 use crate::ui::commands::{self, set};
 use crate::ui::effect::Effect;
 use crate::ui::overlay::{history::HistorySearch, inspect::Inspect};
-use crate::ui::spelling::parse;
+use crate::ui::spelling::{glued, parse};
 use crate::ui::state::{App, EngineView, NO_MODEL};
 use crate::ui::text::on_or_off;
 use crate::ui::widgets;
@@ -111,6 +111,11 @@ pub fn submit(app: &mut App) {
         return;
     }
     match parse(text.trim()).filter(|_| app.editing.is_none()) {
+        // A refused command stays in the input, and another one was typed behind it.
+        None if glued(text.trim()).is_some_and(|name| commands::read(name, "").is_ok()) => {
+            let word = text.split_whitespace().next().unwrap_or_default().to_owned();
+            app.error(format!("no command {word}; /{word} sends it as a message"));
+        }
         None => turns::ask(app),
         Some((name, argument)) => match commands::read(name, argument) {
             Ok(command) => {

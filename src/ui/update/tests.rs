@@ -150,7 +150,7 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     assert!(matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]));
     engine(&mut app, Event::EvictionSet { on: false, at_token: 472, dropped_slots: 0 });
     let shown = screen(&mut app);
-    assert!(shown.contains("every token is kept from here on"), "{shown}");
+    assert!(shown.contains("tokens are kept while there is memory"), "{shown}");
     assert!(shown.contains("recomputes all 472"), "{shown}");
     assert!(shown.contains("eviction off"));
     engine(&mut app, Event::EvictionSet { on: true, at_token: 500, dropped_slots: 1234 });
@@ -277,6 +277,7 @@ fn unknown_commands_and_values_say_what_was_expected() {
     let mut app = app(120, 40, 8, 4);
     for (line, expected) in [
         ("/hepl", "no command /hepl; did you mean /help?"),
+        ("/undo/undo", "no command /undo/undo; //undo/undo sends it as a message"),
         ("/set temprature 1", "did you mean temperature?"),
         ("/set top_p 2", "top_p takes 0 to 1, or default, not \"2\""),
         ("/theme nope", "no theme \"nope\"; themes: auto, dark, light, cividis, ascii"),

@@ -35,7 +35,7 @@ pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
         (false, n) => {
             let all = count(n as u64);
             format!(
-                "eviction off: every token is kept from here on; dropped tokens are gone; /rebuild recomputes all {all}"
+                "eviction off: tokens are kept while there is memory; dropped tokens are gone; /rebuild recomputes all {all}"
             )
         }
     }
