@@ -61,7 +61,8 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         Err(error) => error.is::<output::Interrupted>() || error.is::<output::Killed>(),
     };
     // Nobody reads on: however the answer ends, and whether or not there was more to write, that is no failure.
-    if !stopped && process::stdout_is_closed() {
+    let is_unread = || !stopped && process::stdout_is_closed();
+    if is_unread() {
         return Ok(output::OK);
     }
     let report = report?;
@@ -77,7 +78,9 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         output::notice(&format!("the thought was closed after {at} tokens (--max-think)"));
     }
     let resumed = common.continue_ || common.resume.is_some();
-    Ok(ending(&report, chat.reply(report.turn), resumed))
+    let code = ending(&report, chat.reply(report.turn), resumed);
+    // Closed since, as by a reader that leaves at the first byte of a short answer.
+    Ok(if code == output::FAILED && is_unread() { output::OK } else { code })
 }
 
 /// The result of a vote in one line.
