@@ -173,9 +173,12 @@ impl Checkpoint {
         let names = names_of(name, files, &config_map);
         let mut source = None;
         if let Some(adapter) = choose_adapter(adapter, &names, &config)? {
-            adapter.fits(name, &config)?;
-            config.dms = Some(adapter.dms()?);
-            let decisions = adapter.tensors(&config)?;
+            let mut take = || -> Result<Vec<Tensor>> {
+                adapter.fits(name, &config)?;
+                config.dms = Some(adapter.dms()?);
+                adapter.tensors(&config)
+            };
+            let decisions = take().map_err(|why| if found { adapter::refused_unasked(&why) } else { why })?;
             source = Some(adapter.source(&decisions, found, &names));
             tensors.extend(decisions);
             identity.push_str(&adapter.identity());
@@ -446,18 +449,21 @@ pub struct Summary {
 /// Reads the configuration and the model card. `name` helps to choose between fitting adapters.
 pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     let (_, files, _) = locate(model)?;
-    let (config, map, _) = configuration(&files)?;
-    let names = names_of(name, &files, &map);
+    summary_of(&files, name)
+}
+
+/// [`summary`] of files, of which the configuration suffices.
+fn summary_of(files: &Files, name: &str) -> Result<Summary> {
+    let (config, map, _) = configuration(files)?;
+    let names = names_of(name, files, &map);
     let adapter = choose_adapter(&AdapterChoice::Auto, &names, &config)?;
     let predictor = known::predictor(&names, &config).filter(|_| config.trained().is_none());
     let published = predictor.into_iter().chain(known::draft_head(&names, &config)).collect();
     let adapter = adapter.and_then(|adapter| adapter.base().map(str::to_owned));
-    let licence = match model {
-        ModelRef::BuiltIn => Some("apache-2.0".to_owned()),
-        _ => match &files {
-            Files::Gguf(gguf) => gguf.licence(),
-            _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
-        },
+    let licence = match files {
+        Files::BuiltIn => Some("apache-2.0".to_owned()),
+        Files::Gguf(gguf) => gguf.licence(),
+        _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
     };
     Ok(Summary { config, adapter, published, licence })
 }

@@ -56,7 +56,7 @@ use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::policy::PolicyRequest;
 use crate::protocol::{Dial, EngineHandle, EngineMessage, Event, MAX_CONTEXT, Outlet, Plan, WhenFull};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -247,8 +247,29 @@ impl Loading {
 /// Chooses the context length, and the codec and the tokens of a step if they are open. Extends
 /// RoPE if the requested context is longer than the model was trained on, and lowers a default to
 /// what fits. `notice` receives messages for the user. Fails if the model or the requested context
-/// does not fit in memory, before anything of their size is allocated.
+/// does not fit in memory, before anything of their size is allocated. The error names an adapter
+/// that was found by itself if the rest fits without it.
 pub fn resolve_context<B: Backend>(
+    b: &B,
+    checkpoint: &mut Checkpoint,
+    options: &mut EngineOptions,
+    notice: impl FnMut(String),
+) -> Result<Plan> {
+    let mut before = options.clone();
+    resolve(b, checkpoint, options, notice).map_err(|why| {
+        let Some(source) = checkpoint.adapter.as_ref().filter(|source| source.found) else { return why };
+        let label = source.label.clone();
+        checkpoint.config.dms = None;
+        match resolve(b, checkpoint, &mut before, |_| ()) {
+            Ok(_) => {
+                anyhow!("{why:#}; it fits without {label}, which was found by itself: --adapter none leaves it out")
+            }
+            Err(_) => why,
+        }
+    })
+}
+
+fn resolve<B: Backend>(
     b: &B,
     checkpoint: &mut Checkpoint,
     options: &mut EngineOptions,

@@ -27,13 +27,30 @@ clean() {
     [ -z "$new" ] || rm -f "$new"
 }
 
+# wget follows a redirect to http too, and its --https-only is for recursive downloads alone: each redirect is looked at here.
+fetch_by_wget() {
+    url=$1
+    for _ in 1 2 3 4 5 6; do
+        case $url in
+            https://*) ;;
+            *) fail "$1 leads to $url, which is not https" ;;
+        esac
+        if wget -S --max-redirect=0 -O "$2" "$url" 2>"$work/headers"; then
+            return 0
+        fi
+        url=$(tr -d '\r' <"$work/headers" | sed -n 's/^ *[Ll]ocation: *\([^ ]*\).*/\1/p' | tail -n 1)
+        [ -n "$url" ] || return 1
+    done
+    return 1
+}
+
 fetch() {
     case $from in
         https://*)
             if command -v curl >/dev/null; then
-                curl -fsSL --proto '=https' -o "$work/$1" "$from/$1"
+                curl -fsSL --proto '=https' --proto-redir '=https' -o "$work/$1" "$from/$1"
             elif command -v wget >/dev/null; then
-                wget -q -O "$work/$1" "$from/$1"
+                fetch_by_wget "$from/$1" "$work/$1"
             else
                 fail "curl or wget is needed"
             fi

@@ -53,7 +53,9 @@ pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<u8> {
     progress.clear();
     let bytes = imatrix::to_bytes(&importance?);
     match &mut stream {
-        Some(stream) => stream.write_all(&bytes).with_context(|| format!("cannot write {path}"))?,
+        Some(stream) => {
+            stream.write_all(&bytes).map_err(output::of_stdout).with_context(|| format!("cannot write {path}"))?
+        }
         None => OUTPUT.write(&args.output, &bytes)?,
     }
     notice(&format!("measured over {} tokens; use it with --importance {path}", tokens.len()));

@@ -16,7 +16,7 @@ use super::safetensors::TensorFile;
 use super::{bounds, mapped};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{SharedBytes, Tensor};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use card::{Card, FORMATS, Header, Metadata, VERSION_1, VERSION_2};
 use kvzap::KvZap;
 use std::path::{Path, PathBuf};
@@ -54,6 +54,8 @@ pub struct Source {
     /// `adapter`, `predictor` or `kvzap`.
     pub kind: &'static str,
     pub name: String,
+    /// Its path, for error messages.
+    pub label: String,
     /// The model that it was made for, if that is known.
     pub base: Option<String>,
     /// Digest of its tensors and metadata.
@@ -296,13 +298,19 @@ impl Adapter {
         let is_anothers = base.as_ref().is_some_and(|base| !names.has(base));
         // A hub id is shown without its owner.
         let name = self.name.rsplit('/').next().unwrap_or_default().to_owned();
-        Source { kind, name, base, hash, card, found, is_anothers }
+        let label = self.label.clone();
+        Source { kind, name, label, base, hash, card, found, is_anothers }
     }
 
     /// Values beside its tensors, for the model's fingerprint.
     pub fn identity(&self) -> String {
         format!("{:?}", self.file.metadata)
     }
+}
+
+/// The error of an adapter, which it names, where nobody asked for that adapter.
+pub(super) fn refused_unasked(why: &anyhow::Error) -> anyhow::Error {
+    anyhow!("{why:#}; this adapter was found by itself, and --adapter none leaves it out")
 }
 
 /// The rule of a predictor.

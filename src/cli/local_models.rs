@@ -7,7 +7,6 @@ use crate::checkpoint::eagle;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::Settings;
-use crate::policy::Trained;
 use crate::protocol::{ModelIdentity, ModelReference};
 use crate::ui::models::{Given, ModelEntry, Models};
 use crate::ui::text::{count, plural};
@@ -63,13 +62,7 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
             let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
             let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
             out.shape = format!("{}, {layers}, {heads}, context {context}", c.family.name);
-            out.dms = match (c.trained(), s.adapter) {
-                (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
-                (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),
-                (Some(Trained::Window(tokens)), _) => format!("sliding window of {tokens}"),
-                (None, Some(base)) => format!("adapter for {base}"),
-                (None, None) => "dense".to_owned(),
-            };
+            out.dms = models::evicts_by(&s).unwrap_or_else(|| "dense".to_owned());
             out.licence = s.licence;
         }
         Err(error) => out.shape = format!("{error:#}"),

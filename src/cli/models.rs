@@ -5,14 +5,15 @@ use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
 use super::{devices, download, quantized, quiet_settings as settings, spawn};
+use crate::chat::session::Store;
 use crate::checkpoint::adapter::{Adapter, kvzap};
 use crate::checkpoint::eagle;
 use crate::checkpoint::files::INDEX;
 use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{self, Hub, HubModel, MAIN, Observer, Plan, Progress};
+use crate::checkpoint::hub::{self, Hub, HubError, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::known::Kind;
 use crate::checkpoint::weight_cache::Cached;
-use crate::checkpoint::{self, ModelConfig, ModelRef};
+use crate::checkpoint::{self, ModelConfig, ModelRef, Summary};
 use crate::config::{BUILTIN_MODEL, Settings};
 use crate::policy::Trained;
 use crate::quant::{self, Weights};
@@ -98,7 +99,11 @@ pub(super) fn add(found: &mut Vec<Found>, name: &str) {
 
 fn list(common: &Common) -> Result<()> {
     let settings = settings(common)?;
-    let found = found(&settings)?;
+    let mut found = found(&settings)?;
+    let others = found.len();
+    Store::new(settings.dirs.sessions()).models().iter().for_each(|path| add(&mut found, path));
+    let used: Vec<String> = found[others..].iter().map(|model| model.name.clone()).collect();
+    let used = |model: &Found| used.contains(&model.name);
     let made = Adapter::all_in(&settings.dirs.adapters());
     let predictor = |m: &Found| made.iter().map(|(_, adapter)| adapter).find(|a| a.is_for(&m.name)).map(Adapter::name);
     let (files, mut rest) = (quantized::all(), quantized::all());
@@ -110,7 +115,7 @@ fn list(common: &Common) -> Result<()> {
             let (bytes, quantized) = (m.path.as_ref().map(|_| m.bytes), of(m).iter().map(file).collect::<Vec<_>>());
             json!({
                 "name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial, "quantized": quantized,
-                "predictor": predictor(m),
+                "predictor": predictor(m), "used_before": used(m),
             })
         };
         let alone = |c: &Cached| {
@@ -121,12 +126,14 @@ fn list(common: &Common) -> Result<()> {
         return output::out_json(&list);
     }
     let names = found.iter().map(|m| &m.name).chain(rest.iter().map(|c| &c.identity.source));
-    let width = names.map(|n| n.len()).max().unwrap_or(0);
+    let width = names.map(|n| n.chars().count()).max().unwrap_or(0);
+    output::out(&format!("{:width$}  {:>8}  about\n", "name", "size"))?;
     for model in &found {
         let about = match &model.path {
-            None => "built in".to_owned(),
+            None => format!("{:>8}  built in", ""),
             Some(path) => {
                 let partial = if model.partial { "  (incomplete)" } else { "" };
+                let before = if used(model) { "  (used before)" } else { "" };
                 let evicts = match predictor(model) {
                     Some(name) => format!(", predictor {name}"),
                     None if kvzap::is_at(path) => ", a predictor".to_owned(),
@@ -137,7 +144,7 @@ fn list(common: &Common) -> Result<()> {
                 let path = path.display().to_string();
                 let path = if path == model.name { "" } else { &path };
                 let quantized: String = of(model).iter().map(|c| format!(", {}", quantized::describe(c))).collect();
-                format!("{:>8}{quantized}{evicts}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
+                format!("{:>8}{quantized}{evicts}  {path}{partial}{before}", bytes(model.bytes)).trim_end().to_owned()
             }
         };
         output::out(&output::visible(&format!("{:width$}  {about}\n", model.name)))?;
@@ -147,7 +154,7 @@ fn list(common: &Common) -> Result<()> {
         let source = Path::new(&file.identity.source);
         let here = source.is_absolute() && cache::holds_model(source);
         let original = if here { "" } else { " (without the original)" };
-        let about = format!("{}  {}{original}", quantized::describe(file), file.path.display());
+        let about = format!("{:>8}  {}, {}{original}", "", quantized::describe(file), file.path.display());
         output::out(&output::visible(&format!("{:width$}  {about}\n", file.identity.source)))?;
     }
     Ok(())
@@ -347,17 +354,29 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     };
     let c = &checkpoint.config;
     let dms = c.dms.as_ref();
-    let about = json!({
+    let mut about = object(json!({
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
-        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(), "importance": importance, "weight_bytes": checkpoint.weight_bytes,
-        "not_used": checkpoint.unused(), "layers": c.n_layers, "layers_with_state": layers_with_state(c),
-        "local_layers": local_layers(c), "experts": c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token)),
-        "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
-        "context": c.context, "rope_factors": c.rope_factors(), "dms": dms.map(|d| d.variant.name()),
-        "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref()),
+        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(),
+        "importance": importance, "weight_bytes": checkpoint.weight_bytes, "not_used": checkpoint.unused(),
+    }));
+    about.extend(shape(c));
+    let adapter = checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref());
+    about.extend(object(json!({
+        "dms": dms.map(|d| d.variant.name()), "dms_window": dms.map(|d| d.rule.window), "adapter": adapter,
         "dmc": c.dmc.is_some(), "cache_policies": policies(c),
-    });
-    Ok((object(about), formats))
+    })));
+    Ok((about, formats))
+}
+
+/// What evicts tokens of a model's cache: its own training, or a built-in adapter.
+pub(super) fn evicts_by(summary: &Summary) -> Option<String> {
+    Some(match (summary.config.trained(), &summary.adapter) {
+        (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
+        (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),
+        (Some(Trained::Window(tokens)), _) => format!("sliding window of {tokens}"),
+        (None, Some(base)) => format!("adapter for {base}"),
+        (None, None) => return None,
+    })
 }
 
 /// The layers without attention, if there are any.
@@ -388,13 +407,43 @@ fn policies(c: &ModelConfig) -> String {
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
     let about = the_hub()?.about(&hub_model(model)?, &mut Quiet).map_err(download::with_exit_code)?;
-    let is_gguf = about.weight_bytes == 0 || model.contains(':');
-    let fit = (!is_gguf).then(|| devices::fit(about_bytes(about.weight_bytes), None, settings.device)).flatten();
-    Ok(object(json!({
+    let (summary, problem) = match about.summary {
+        Some(Ok(summary)) => (Some(summary), None),
+        Some(Err(HubError::Stopped)) => return Err(download::with_exit_code(HubError::Stopped)),
+        Some(Err(why)) => (None, Some(why.to_string())),
+        None => (None, None),
+    };
+    let (size, device) = (about.weight_bytes, settings.device);
+    let is_gguf = size == 0 || model.contains(':');
+    let fit = match &summary {
+        Some(Summary { config, .. }) => devices::fit(devices::bytes_in(config, size), Some(config), device),
+        None if is_gguf => None,
+        None => devices::fit(about_bytes(size), None, device),
+    };
+    let mut object = object(json!({
         "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
-        "licence": about.license, "gated": about.gated, "weight_bytes": about.weight_bytes,
-        "gguf": about.gguf, "fit": fit,
-    })))
+        "licence": about.license, "gated": about.gated, "weight_bytes": size,
+        "gguf": about.gguf, "fit": fit, "problem": problem,
+    }));
+    if let Some(summary) = &summary {
+        let c = &summary.config;
+        object.extend(shape(c));
+        let published = |kind| summary.published.iter().find(|p| p.kind == kind).map(|p| json!(p.id));
+        let beside = [("predictor", published(Kind::Predictor)), ("draft_head", published(Kind::DraftHead))];
+        object.insert("evicts_by".to_owned(), json!(evicts_by(summary)));
+        object.extend(beside.map(|(key, id)| (key.to_owned(), json!(id))));
+    }
+    Ok(object)
+}
+
+/// The family of a model, and its sizes.
+fn shape(c: &ModelConfig) -> Map<String, Value> {
+    let experts = c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token));
+    object(json!({
+        "architecture": c.family.name, "layers": c.n_layers, "layers_with_state": layers_with_state(c),
+        "local_layers": local_layers(c), "experts": experts, "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads,
+        "head_dim": c.head_dim, "vocabulary": c.vocab, "context": c.context, "rope_factors": c.rope_factors(),
+    }))
 }
 
 /// Bytes of weights in a format, if those in the files are bf16: before the configuration is known.

@@ -59,9 +59,24 @@ pub fn report(error: &anyhow::Error) -> u8 {
     if wrong_use { WRONG_USE } else { FAILED }
 }
 
-/// Whether the reader of stdout has closed it.
+/// Whether it is the error of [`out`] that says that the reader of stdout has closed it. Any other
+/// pipe that breaks, such as that to a child, is a failure.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
+    let is_marked = |e: &io::Error| e.get_ref().is_some_and(|inner| inner.is::<StdoutClosed>());
+    error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(is_marked))
+}
+
+/// Marks errors of writing to stdout.
+#[derive(Debug, Error)]
+#[error("the reader of stdout has closed it")]
+struct StdoutClosed;
+
+/// Marks an error of writing to stdout whose reader has gone: of a pipe, or of a connection.
+pub fn of_stdout(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => io::Error::new(error.kind(), StdoutClosed),
+        _ => error,
+    }
 }
 
 static PROGRAM: OnceLock<&str> = OnceLock::new();
@@ -109,8 +124,7 @@ impl StatusLine {
 /// Writes to stdout and flushes it.
 pub fn out(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(of_stdout)
 }
 
 /// Prints an object as one line of JSON to stdout, with invisible and control characters escaped.

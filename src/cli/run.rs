@@ -60,9 +60,10 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         Ok(report) => report.stop_reason == StopReason::Cancelled,
         Err(error) => error.is::<output::Interrupted>() || error.is::<output::Killed>(),
     };
-    // The reader is gone. However the answer ends, and whether or not more was to be written, this
-    // is no failure.
-    if !stopped && process::stdout_is_closed() {
+    // Nobody reads on. However the answer ends, and whether or not more was to be written, that is no
+    // failure.
+    let is_unread = || !stopped && process::stdout_is_closed();
+    if is_unread() {
         return Ok(output::OK);
     }
     let report = report?;
@@ -78,7 +79,9 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         output::notice(&format!("the thought was closed after {at} tokens (--max-think)"));
     }
     let resumed = common.continue_ || common.resume.is_some();
-    Ok(ending(&report, chat.reply(report.turn), resumed))
+    let code = ending(&report, chat.reply(report.turn), resumed);
+    // Closed since, as by a reader that leaves at the first byte of a short answer.
+    Ok(if code == output::FAILED && is_unread() { output::OK } else { code })
 }
 
 /// The result of a vote in one line.

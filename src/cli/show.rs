@@ -39,7 +39,7 @@ pub fn run(settings: &Settings, args: &ShowArgs, json: bool) -> Result<u8> {
         let page = html::page(&loaded, &themes.load("dark")?, &themes.load("light")?);
         let exists = path.symlink_metadata().is_ok();
         match open_stream(path).with_context(|| format!("cannot write {}", path.display()))? {
-            Some(mut stream) => stream.write_all(page.as_bytes())?,
+            Some(mut stream) => stream.write_all(page.as_bytes()).map_err(output::of_stdout)?,
             None if exists => {
                 return Err(wrong_use(format!("{} exists; name another file for the page", path.display())));
             }

@@ -180,6 +180,8 @@ pub fn prepare<B: Backend>(
 mod tests {
     use super::*;
     use crate::backend::cpu::Cpu;
+    use crate::checkpoint::RopeScaling;
+    use crate::checkpoint::adapter::Source;
     use crate::codec::Codec;
 
     fn options(memory_bytes: Option<u64>, choice: Weights) -> EngineOptions {
@@ -231,6 +233,51 @@ mod tests {
         let mut tight = options(Some(90_000_000), Weights::Auto);
         let refused = format!("{:#}", prepare(&b, source, &mut tight, &mut |_| true).err().unwrap());
         assert!(refused.starts_with("weights int4: the model does not fit: it needs 87 MB of weights"), "{refused}");
+    }
+
+    /// Rings of its window are what does not fit: the message leads to the adapter that nobody has named.
+    #[test]
+    fn an_adapter_that_does_not_fit_is_named_where_nobody_asked_for_it() {
+        let b = Cpu::new(1);
+        let mut found = Checkpoint::random_evicting("demo", 8.0).unwrap();
+        found.config.dms.as_mut().unwrap().rule.window = 1 << 20;
+        let (label, base) = ("/data/adapters/x.safetensors".to_owned(), None);
+        let (name, hash, card) = ("x".to_owned(), String::new(), None);
+        let source = Source { kind: "adapter", name, label, base, hash, card, found: true, is_anothers: false };
+        let asked = Checkpoint { adapter: Some(Source { found: false, ..source.clone() }), ..found.clone() };
+        found.adapter = Some(source);
+        let refused = |checkpoint: &Checkpoint, memory| {
+            let limits = EngineOptions { memory_bytes: Some(memory), max_seqs: 64, ..EngineOptions::new(Codec::F32) };
+            let refused = resolve_context(&b, &mut checkpoint.clone(), &mut { limits }, |_| ());
+            refused.err().map_or(String::new(), |why| why.to_string())
+        };
+        let end =
+            "; it fits without /data/adapters/x.safetensors, which was found by itself: --adapter none leaves it out";
+        let memory = (10..300).map(|mb| mb * 1_000_000).find(|memory| refused(&found, *memory).ends_with(end)).unwrap();
+        assert!(!refused(&asked, memory).is_empty() && !refused(&asked, memory).contains("fits without"));
+        // The weights alone do not fit here.
+        assert!(!refused(&found, 1_000_000).is_empty() && !refused(&found, 1_000_000).contains("fits without"));
+    }
+
+    /// Stored keys keep the factors that they were rotated by, so that the user has to choose.
+    #[test]
+    fn the_factors_of_longrope_are_told_unless_a_context_is_asked_for() {
+        let mut source = Checkpoint::random("demo").unwrap();
+        source.config.context = 131_072;
+        let short = vec![1.0; source.config.head_dim / 2];
+        let (long, original_context, attention_factor) = (short.clone(), 4096, 1.0);
+        source.config.rope.scaling =
+            RopeScaling::LongRope { short, long, original_context, attention_factor, is_long: false };
+        let told = |context| {
+            let mut options = EngineOptions { context, ..EngineOptions::new(Codec::F32) };
+            let mut notices = Vec::new();
+            resolve_context(&Cpu::new(1), &mut source.clone(), &mut options, |text| notices.push(text)).unwrap();
+            (options.context, notices)
+        };
+        let said = "the context is 4096 tokens: RoPE factors for short contexts up to 4,096 tokens, those for long ones \
+                    up to 131,072; --ctx-size N takes a longer one";
+        assert_eq!(told(None), (Some(4096), vec![said.to_owned()]));
+        assert_eq!(told(Some(8192)), (Some(8192), Vec::new()));
     }
 
     #[test]

@@ -58,14 +58,14 @@ mod imp {
         matches!(kind, Ok(FileType::Fifo | FileType::RegularFile))
     }
 
-    /// Whether the reader of stdout, a pipe, has closed it. Detects it even if nothing was written
-    /// since.
+    /// Whether the reader of stdout, a pipe or a connection, has closed it. Detects it even if
+    /// nothing was written since.
     pub fn stdout_is_closed() -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let stdout = io::stdout();
         let mut fds = [PollFd::new(&stdout, PollFlags::OUT)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::ERR)
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
     }
 
     /// Whether this process may open the given number of further files.

@@ -541,6 +541,15 @@ fn adapters_that_do_not_fit_are_refused() {
     for (change, wanted) in cases {
         assert_eq!(refusal(adapter_file(&decisions(6), change)), format!("DIR/a.safetensors: {wanted}"));
     }
+    // One that nobody has named.
+    let base = folder.path().file_name().unwrap().to_str();
+    folder.write("a.safetensors", &adapter_file(&decisions(6), json!({"base": base, "shift": "2"})));
+    let found = AdapterChoice::In(folder.path().to_owned());
+    assert_eq!(
+        refused(&folder, Checkpoint::open(&ModelRef::Folder(folder.path().to_owned()), &found)),
+        "DIR/a.safetensors: metadata shift is \"2\", expected 0 or 1; this adapter was found by itself, and --adapter none \
+         leaves it out"
+    );
     folder.json("config.json", &merged(config(), json!({"dms_window_size": 8})));
     assert_eq!(
         refusal(adapter_file(&decisions(6), json!({}))),

@@ -119,6 +119,35 @@ fn pipes_among_sessions_settings_and_in_the_cache_do_not_hang() {
     assert!(code == 2 && stderr.contains("config.toml") && stderr.trim_end().ends_with(PIPE), "{stderr}");
 }
 
+/// A page is neither written through a link nor in its place, whatever it leads to.
+#[test]
+fn a_page_follows_no_link() {
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name);
+    let mut session = dmschat::chat::session::Store::new(at("sessions")).create();
+    let mut chat = dmschat::chat::Conversation::new(None);
+    crate::session::turn(&mut chat, Some("q"), "a", 0);
+    session.sync(&mut chat, &crate::session::info()).unwrap();
+    let saved = session.path().unwrap().display().to_string();
+    fs::write(at("victim"), "mine").unwrap();
+    make_pipe(&at("pipe"));
+    for to in ["victim", "gone", "pipe", "/dev/null"] {
+        std::os::unix::fs::symlink(at(to), at("link")).unwrap();
+        let link = at("link").display().to_string();
+        let (code, stdout, stderr) = dmschat(home.path(), &["show", &saved, "--html", &link]);
+        assert_eq!(
+            (code, &*stdout, at("link").is_symlink(), at("gone").exists()),
+            (2, "", true, false),
+            "{to}: {stderr}"
+        );
+        assert!(stderr.contains("link exists; name another file"), "{stderr}");
+        fs::remove_file(at("link")).unwrap();
+    }
+    assert_eq!(fs::read(at("victim")).unwrap(), b"mine");
+    let page = at("page.html").display().to_string();
+    assert_eq!(dmschat(home.path(), &["show", &saved, "--html", &page]).0, 0);
+}
+
 /// `--json` names what is in files and answers: no byte of it may steer a terminal or hide.
 #[test]
 fn json_escapes_what_hides() {

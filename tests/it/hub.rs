@@ -4,6 +4,7 @@
 use crate::fake_hub::{COMMIT, Do, FakeHub, Gate, git_hash, hash, sha256};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::checkpoint::hub::{Hub, HubError, HubModel, Observer, Plan, Progress, Token};
+use dmschat::protocol::bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -450,7 +451,8 @@ fn models_that_cannot_run_are_refused_before_their_weights_are_fetched() {
     let siblings = |file: Value| json!({"siblings": [small, file]});
     // More than any disk has.
     let huge = siblings(listed(WEIGHTS, json!({})));
-    refused(&|hub| _ = hub.listing(huge.clone()), 1, &["any/model is not downloaded", "the disk of", "free"]);
+    let need = format!("any/model is not downloaded: {} are needed, ", bytes((1 << 60) + config.len() as u64));
+    refused(&|hub| _ = hub.listing(huge.clone()), 1, &[&need, "B are needed, and the disk of", "B free"]);
     let pickled = siblings(listed("pytorch_model.bin", json!({})));
     refused(&|hub| _ = hub.listing(pickled.clone()), 2, &["only safetensors"]);
     refused(&|hub| _ = hub.listing(json!({"siblings": []})), 2, &["any/model has no config.json"]);

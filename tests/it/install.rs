@@ -46,12 +46,13 @@ impl Release {
     /// Runs the script, or its first bytes, as `curl | sh` does. Returns the exit code and what it
     /// wrote.
     fn install(&self, script: &str, from: &str) -> (i32, String) {
-        let mut shell = Command::new("sh");
-        shell
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .env("HOME", self.folder.path())
-            .env("DMSCHAT_PREFIX", self.at("prefix"));
+        self.install_with("/usr/bin:/bin", script, from)
+    }
+
+    /// [`Self::install`] with the programs of these folders alone.
+    fn install_with(&self, path: &str, script: &str, from: &str) -> (i32, String) {
+        let mut shell = Command::new("/bin/sh");
+        shell.env_clear().env("PATH", path).env("HOME", self.folder.path()).env("DMSCHAT_PREFIX", self.at("prefix"));
         shell.env("DMSCHAT_RELEASES", from).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = shell.spawn().unwrap();
         let _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), script.as_bytes());
@@ -137,4 +138,53 @@ fn a_script_that_was_cut_off_does_nothing_and_fails() {
     }
     assert!(tried > 150);
     release.is_untouched();
+}
+
+/// A curl and a wget that act as the real ones do where a server sends them elsewhere: to `to`, which they follow unless a
+/// flag forbids it. The file that they bring is that of the release.
+fn downloaders(release: &Release, to: &str) {
+    let folder = release.from();
+    let last = "for url; do :; done; name=${url##*/}; out=; for arg; do [ \"$before\" = -o ] && out=$arg; \
+                [ \"$before\" = -O ] && out=$arg; before=$arg; done";
+    let curl = format!(
+        "#!/bin/sh\n{last}\ncase \"$* {to}\" in *\"--proto =https --proto-redir =https\"*\" http:\"*) exit 1 ;; esac\n\
+         cp {folder}/$name $out\n"
+    );
+    let wget = format!(
+        "#!/bin/sh\n{last}\ncase \"$url $*\" in https://start/*--max-redirect=0*)\n\
+         printf '  HTTP/1.1 302 Found\\r\\n  Location: {to}/%s\\r\\nLocation: {to}/%s [following]\\n' $name $name >&2\n\
+         exit 8 ;; esac\ncp {folder}/$name $out\n"
+    );
+    for (name, text) in [("curl", curl), ("wget", wget)] {
+        let own = release.at(name);
+        fs::create_dir_all(&own).unwrap();
+        write_program(&own.join(name), &text);
+        let tools = "sh uname ldd grep mktemp sha256sum cut tar gzip mkdir cp mv rm sed tr tail cat head dirname";
+        for tool in tools.split(' ') {
+            let found = ["/usr/bin", "/bin"].map(|at| Path::new(at).join(tool)).into_iter().find(|path| path.exists());
+            found.into_iter().for_each(|path| std::os::unix::fs::symlink(path, own.join(tool)).unwrap());
+        }
+    }
+}
+
+/// Whoever answers a redirect to http could send another archive with its own checksums.
+#[test]
+fn downloads_follow_redirects_to_https_alone() {
+    for name in ["curl", "wget"] {
+        for (to, is_followed) in [("https://other", true), ("http://other", false), ("ftp://other", false)] {
+            if name == "curl" && to.starts_with("ftp") {
+                continue;
+            }
+            let release = Release::new("1.2.3", "#!/bin/sh\necho new\n");
+            downloaders(&release, to);
+            let path = release.at(name).display().to_string();
+            let (code, said) = release.install_with(&path, &script(), "https://start");
+            assert_eq!(code == 0, is_followed, "{name} to {to}: {said}");
+            if is_followed {
+                assert_eq!(release.installed().0, "new\n");
+            } else {
+                release.is_untouched();
+            }
+        }
+    }
 }

@@ -26,6 +26,7 @@ mod heads;
 mod hub;
 mod hub_gguf;
 mod hub_hostile;
+mod hub_info;
 mod hybrids;
 #[cfg(target_os = "linux")]
 mod install;
@@ -36,6 +37,7 @@ mod local;
 mod merge_reference;
 mod merging;
 mod names;
+mod plain;
 mod policies;
 mod policy_reference;
 mod pool;

@@ -424,6 +424,21 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_read_to_their_last_digit() {
+        let mut bits = 7u64;
+        for _ in 0..300 {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // As large as speeds and ratios are.
+            let x = (bits >> 11) as f64 / 2f64.powi(43);
+            for record in records(x) {
+                let line = serde_json::to_string(&record).unwrap();
+                let read = Record::parse(line.as_bytes()).unwrap();
+                assert_eq!(serde_json::to_string(&read).unwrap(), line);
+            }
+        }
+    }
+
+    #[test]
     fn null_is_read_wherever_a_number_stands() {
         let lines = records(0.5).map(|record| serde_json::to_string(&record).unwrap());
         let mut tried = [0; 3];

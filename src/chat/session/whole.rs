@@ -53,10 +53,11 @@ impl Output {
 }
 
 /// Opens a named pipe, a device or a stream of this process (`/dev/stdout`) for writing, and waits
-/// for the reader of a pipe. `None` if `path` is a regular file, a folder, or free.
+/// for the reader of a pipe. `None` if `path` is a regular file, a folder, a link, or free.
 pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
     let of_process = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"].iter().any(|own| path.starts_with(own));
-    let stream = of_process || fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    let is_stream = |found: fs::Metadata| !found.is_file() && !found.is_dir() && !found.is_symlink();
+    let stream = of_process || fs::symlink_metadata(path).is_ok_and(is_stream);
     // Appends, because a shell may have redirected the stream to a file.
     stream.then(|| OpenOptions::new().append(true).open(path)).transpose()
 }
@@ -102,7 +103,8 @@ mod tests {
         assert_eq!(fs::metadata(at("own")).unwrap().permissions().mode() & 0o777, 0o640);
         symlink(at("own"), at("link")).unwrap();
         symlink("/dev/null", at("null")).unwrap();
-        assert!(open_stream(&at("link")).unwrap().is_none() && open_stream(&at("null")).unwrap().is_some());
+        assert!(open_stream(&at("link")).unwrap().is_none() && open_stream(&at("null")).unwrap().is_none());
+        assert!(open_stream(Path::new("/dev/null")).unwrap().is_some());
         for (name, why) in [("other", "it is not mine"), ("link", "it is a link"), ("null", "it is a link")] {
             for refused in [output.check(&at(name)), output.write(&at(name), b"x")] {
                 let error = refused.unwrap_err().to_string();

@@ -12,7 +12,7 @@ use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::eagle::config::is_head;
 use crate::checkpoint::files::{CARD, Files, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
 use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
-use crate::checkpoint::{ModelConfig, config_of, imatrix};
+use crate::checkpoint::{ModelConfig, Summary, config_of, imatrix, summary_of};
 use crate::protocol::bytes as size;
 use crate::regular_file::free_bytes;
 use crate::tensor::SharedBytes;
@@ -48,7 +48,6 @@ pub struct Plan {
 }
 
 /// The hub's description of a model.
-#[derive(Clone, Debug, PartialEq)]
 pub struct About {
     pub commit: String,
     pub license: Option<String>,
@@ -58,12 +57,16 @@ pub struct About {
     pub weight_bytes: u64,
     /// The GGUF files, if it has any.
     pub gguf: Option<String>,
+    /// What its configuration says, or why it cannot be read or does not run. `None` where a GGUF file has to be chosen first,
+    /// and for a predictor or a draft head.
+    pub summary: Option<Result<Summary, HubError>>,
 }
 
 impl Hub {
-    /// Requests the description of a model.
+    /// Requests the description of a model: the listing, and the configuration in memory.
     pub fn about(&self, model: &HubModel, observer: &mut dyn Observer) -> Result<About, HubError> {
-        let listing = self.remote(model)?.listing(observer)?;
+        let remote = self.remote(model)?;
+        let listing = remote.listing(observer)?;
         let weight_bytes = match &model.gguf {
             Some(_) => pick(model, &listing)?.bytes,
             None => {
@@ -72,8 +75,14 @@ impl Hub {
             }
         };
         let gguf = Some(gguf_files::listed(&gguf_models(&listing))).filter(|files| !files.is_empty());
+        let repo = self.repo(&model.id);
+        let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit, observer), listing: &listing };
+        let summary = match weight_bytes == 0 && model.gguf.is_none() && gguf.is_some() {
+            true => None,
+            false => pull.summary(model).transpose(),
+        };
         let Listing { commit, license, gated, model_type, .. } = listing;
-        Ok(About { commit, license, gated, model_type, weight_bytes, gguf })
+        Ok(About { commit, license, gated, model_type, weight_bytes, gguf, summary })
     }
 
     /// Downloads the newest commit of a model, or of a revision, into the cache and returns its
@@ -183,6 +192,41 @@ struct Wanted {
 }
 
 impl Pull<'_> {
+    /// What the configuration of a model says, of which no more is downloaded; `None` for a predictor or a draft head.
+    fn summary(&mut self, model: &HubModel) -> Result<Option<Summary>, HubError> {
+        let files = match model.gguf {
+            Some(_) => {
+                let weights = self.files(pick(model, self.listing)?.files.iter())?;
+                self.header(model, &weights)?
+            }
+            None => {
+                let names = [CONFIG, TEXTS[1]];
+                let listing = self.listing;
+                let texts = self.files(names.iter().filter(|name| is_wanted(listing, name)))?;
+                self.early(&texts)?
+            }
+        };
+        if kvzap::is_predictor(&files) || is_head(&files) {
+            return Ok(None);
+        }
+        let summary = summary_of(&files, model.id.rsplit('/').next().unwrap_or(&model.id));
+        summary.map(Some).map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))
+    }
+
+    /// The configuration among these files, in memory.
+    fn early(&mut self, texts: &[File]) -> Result<Files, HubError> {
+        if texts.first().is_none_or(|file| file.name != CONFIG) {
+            let id = self.fetcher.remote.id;
+            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
+        }
+        let mut early = BTreeMap::new();
+        for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
+            let bytes: SharedBytes = Arc::new(self.fetcher.small(file)?);
+            early.insert(file.name.clone(), bytes);
+        }
+        Ok(Files::Memory(early))
+    }
+
     /// The files of a folder with safetensors.
     fn folder(&mut self) -> Result<Wanted, HubError> {
         let (id, listing) = (self.fetcher.remote.id, self.listing);
@@ -192,15 +236,7 @@ impl Pull<'_> {
             pick(&model, listing)?;
         }
         let mut texts = self.files(TEXTS.iter().filter(|name| is_wanted(listing, name)))?;
-        if texts.first().is_none_or(|file| file.name != CONFIG) {
-            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
-        }
-        let mut early = BTreeMap::new();
-        for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
-            let bytes: SharedBytes = Arc::new(self.fetcher.small(file)?);
-            early.insert(file.name.clone(), bytes);
-        }
-        let early = Files::Memory(early);
+        let early = self.early(&texts)?;
         let config = match kvzap::is_predictor(&early) || is_head(&early) {
             true => None,
             false => Some(config_of(&early).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
@@ -220,17 +256,23 @@ impl Pull<'_> {
         let beside = self.listing.files.iter().filter(|file| fits(*file)).map(|(name, _)| name.as_str());
         let imatrix = gguf_files::imatrix(beside, picked.name(), false);
         let texts = self.files(imatrix.into_iter())?;
+        let files = self.header(model, &weights)?;
+        let config = config_of(&files).map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
+        Ok(Wanted { texts, weights, config: Some(config) })
+    }
+
+    /// The headers of all parts of a GGUF model.
+    fn header(&mut self, model: &HubModel, weights: &[File]) -> Result<Files, HubError> {
         let mut heads = Vec::new();
         let mut left = ALL_HEADS_BYTES;
-        for file in &weights {
+        for file in weights {
             let first = if heads.is_empty() { HEAD_BYTES } else { PART_HEAD_BYTES };
             let head = self.head(file, first, left)?;
             left -= ((*head.bytes).as_ref().len() as u64).min(left);
             heads.push(head);
         }
-        let config = Gguf::new(heads).and_then(|gguf| config_of(&Files::Gguf(Arc::new(gguf))));
-        let config = config.map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
-        Ok(Wanted { texts, weights, config: Some(config) })
+        let gguf = Gguf::new(heads).map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
+        Ok(Files::Gguf(Arc::new(gguf)))
     }
 
     /// Downloads the beginning of a GGUF file, with its header: at least `first` bytes, of the

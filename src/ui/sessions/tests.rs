@@ -202,3 +202,31 @@ fn an_export_has_the_figures_of_now() {
     // Of a conversation that is not in the cache the last turn says what there is to say.
     assert!(export(None).contains("\neviction: true\n"));
 }
+
+/// A link where a conversation is to be saved counts as a file: it is asked about, then replaced itself. What it leads to
+/// stays as it was.
+#[cfg(unix)]
+#[test]
+fn a_file_is_not_written_through_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = testing::app(100, 24, 8, 4);
+    testing::turn(&mut app, "question", "hm", "answer");
+    let (mut sessions, mut outcomes) = start(dir.path(), &app);
+    let (victim, gone) = (dir.path().join("victim"), dir.path().join("gone"));
+    std::fs::write(&victim, "mine").unwrap();
+    for (name, to) in [("a.md", &victim), ("b.jsonl", &victim), ("c.md", &gone), ("d.jsonl", &gone)] {
+        let path = dir.path().join(name);
+        std::os::unix::fs::symlink(to, &path).unwrap();
+        for overwrite in [false, true] {
+            let mut events = Vec::new();
+            match name {
+                "a.md" | "c.md" => sessions.export(&app, path.clone(), overwrite, true),
+                _ => sessions.save(&app, Some(path.clone()), overwrite, &mut events),
+            }
+            events.extend(written(&mut sessions, &mut outcomes, &app));
+            let asked = events.iter().any(|event| matches!(event, AppEvent::Exists { .. }));
+            assert_eq!((asked, path.is_symlink()), (!overwrite, !overwrite), "{name}");
+        }
+        assert_eq!((std::fs::read_to_string(&victim).unwrap().as_str(), gone.exists()), ("mine", false), "{name}");
+    }
+}
