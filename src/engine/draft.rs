@@ -33,6 +33,10 @@ impl Default for Drafts {
 
 /// A source of drafts.
 pub trait Drafter {
+    /// Reads the text that the answer replaces, which is not in the log: the tokens of the state
+    /// that the turn left, from where the prompt differs, after up to [`MAX_MATCH`] that are equal.
+    /// Called once, before the answer begins.
+    fn replaces(&mut self, _text: &[Token]) {}
     /// Reads the tokens fed since the last call. `log` is the whole log, `pending` the token after
     /// it.
     fn follow(&mut self, log: &[LogEntry], pending: Token);
@@ -57,7 +61,7 @@ const NGRAM: usize = 3;
 const TOKEN_BITS: u32 = 20;
 /// Number of latest matches that are compared, and the longest match that is counted.
 const CANDIDATES: usize = 16;
-const MAX_MATCH: usize = 32;
+pub const MAX_MATCH: usize = 32;
 /// Lengths of a match from which the next class begins.
 const CLASS_FROM: [usize; CLASSES - 1] = [5, 9, 17];
 const NOWHERE: u32 = u32::MAX;
@@ -323,6 +327,11 @@ impl Drafting {
     pub fn new(drafts: &Drafts, max: usize, head: bool) -> Self {
         let (drafter, gate) = ((drafts.drafter)(), drafts.gated.then(Gate::default));
         Self { drafter, gate, max, head, next: Draft::default(), report: DraftReport::default() }
+    }
+
+    /// Tells the drafter which text the answer replaces.
+    pub fn replaces(&mut self, text: &[Token]) {
+        self.drafter.replaces(text);
     }
 
     /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`] for the chains
