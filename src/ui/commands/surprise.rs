@@ -1,5 +1,5 @@
-//! `/surprise [N]`: the tokens of the last answer that the model expected least, in their text, and what
-//! it expected instead.
+//! `/surprise [N]`: the tokens of the last answer that the model expected least, in their text, and
+//! what it expected instead.
 
 use super::logprobs::{View, one_line, open, percent, quoted, summary};
 use super::prelude::*;
