@@ -27,12 +27,16 @@ pub struct Drafts {
 impl Default for Drafts {
     /// No drafts.
     fn default() -> Self {
-        Self { rows: 0, drafter: || Box::new(Lookup::default()), gated: true }
+        Self { rows: 0, drafter: || Box::new(Replaced::default()), gated: true }
     }
 }
 
 /// A source of drafts.
 pub trait Drafter {
+    /// Reads the text that the answer replaces, which is not in the log: the tokens of the state
+    /// that the turn left, from where the prompt differs, after up to [`MAX_MATCH`] that are equal.
+    /// Called once, before the answer begins.
+    fn replaces(&mut self, _text: &[Token]) {}
     /// Reads the tokens fed since the last call. `log` is the whole log, `pending` the token after
     /// it.
     fn follow(&mut self, log: &[LogEntry], pending: Token);
@@ -57,7 +61,7 @@ const NGRAM: usize = 3;
 const TOKEN_BITS: u32 = 20;
 /// Number of latest matches that are compared, and the longest match that is counted.
 const CANDIDATES: usize = 16;
-const MAX_MATCH: usize = 32;
+pub const MAX_MATCH: usize = 32;
 /// Lengths of a match from which the next class begins.
 const CLASS_FROM: [usize; CLASSES - 1] = [5, 9, 17];
 const NOWHERE: u32 = u32::MAX;
@@ -76,19 +80,60 @@ pub struct Lookup {
     has_pending: bool,
 }
 
+/// A place in a text where the newest tokens occur.
+#[derive(Clone, Copy)]
+struct Match {
+    /// Position of the last of them.
+    at: usize,
+    len: usize,
+}
+
+impl Match {
+    fn class(self) -> usize {
+        CLASS_FROM.iter().filter(|&&from| self.len >= from).count()
+    }
+}
+
+/// The hash key of the last n-gram.
+fn last_key(tokens: &[Token]) -> Option<u64> {
+    let ngram = tokens.last_chunk::<NGRAM>()?;
+    Some(ngram.iter().fold(0, |key, &token| key << TOKEN_BITS | u64::from(token)))
+}
+
 impl Lookup {
     fn push(&mut self, token: Token) {
         let at = self.tokens.len() as u32;
         self.tokens.push(token);
-        let key = |ngram: &[Token]| ngram.iter().fold(0, |key, &token| key << TOKEN_BITS | u64::from(token));
-        let ngram = self.tokens.last_chunk::<NGRAM>();
-        self.previous.push(ngram.and_then(|ngram| self.ends.insert(key(ngram), at)).unwrap_or(NOWHERE));
+        let previous = last_key(&self.tokens).and_then(|key| self.ends.insert(key, at));
+        self.previous.push(previous.unwrap_or(NOWHERE));
     }
 
-    /// Length of the match between the tokens up to `at` and the newest tokens.
-    fn match_len(&self, at: usize) -> usize {
-        let newest = self.tokens.iter().rev().take(MAX_MATCH);
-        newest.zip(self.tokens[..=at].iter().rev()).take_while(|(a, b)| a == b).count()
+    /// The longest match with `newest` among the latest places, of which `first` is the last one.
+    fn longest(&self, newest: &[Token], first: Option<u32>) -> Option<Match> {
+        let places = std::iter::successors(first, |&at| self.previous.get(at as usize).copied());
+        let places = places.take_while(|at| *at != NOWHERE).take(CANDIDATES).map(|at| at as usize);
+        let len = |at: usize| {
+            let newest = newest.iter().rev().take(MAX_MATCH);
+            newest.zip(self.tokens[..=at].iter().rev()).take_while(|(a, b)| a == b).count()
+        };
+        // Of equally long matches the newest wins, which is the first place.
+        let matches = places.map(|at| Match { at, len: len(at) });
+        matches.reduce(|best, other| if other.len > best.len { other } else { best })
+    }
+
+    /// The longest match with its own newest tokens.
+    fn repeated(&self) -> Option<Match> {
+        self.longest(&self.tokens, self.previous.last().copied())
+    }
+
+    /// The longest match with the newest tokens of another text.
+    fn found(&self, newest: &[Token]) -> Option<Match> {
+        self.longest(newest, self.ends.get(&last_key(newest)?).copied())
+    }
+
+    /// At most `max` tokens after a place.
+    fn after(&self, at: usize, max: usize) -> Vec<Token> {
+        self.tokens[at + 1..].iter().take(max).copied().collect()
     }
 }
 
@@ -111,19 +156,41 @@ impl Drafter for Lookup {
     }
 
     fn propose(&self, max: usize) -> Draft {
-        let places = std::iter::successors(self.previous.last(), |&&at| self.previous.get(at as usize));
-        let places = places.take_while(|at| **at != NOWHERE).take(CANDIDATES).map(|&at| at as usize);
-        // Among equally long matches the newest wins: `max_by_key` returns the last maximum.
-        let Some(at) = places.collect::<Vec<_>>().into_iter().rev().max_by_key(|&at| self.match_len(at)) else {
-            return Draft::default();
-        };
-        let len = self.match_len(at);
-        let class = CLASS_FROM.iter().filter(|&&from| len >= from).count();
+        let Some(found) = self.repeated() else { return Draft::default() };
         // Where the text after the match is shorter than `max`, it repeats itself with this period.
-        let mut tokens: Vec<Token> = self.tokens[at + 1..].iter().take(max).copied().collect();
+        let mut tokens = self.after(found.at, max);
         let period = tokens.len();
         (period..max).for_each(|i| tokens.push(tokens[i - period]));
-        Draft { tokens, class }
+        Draft { tokens, class: found.class() }
+    }
+}
+
+/// Prompt lookup in the context and in the text that an answer replaces: after `/regen` and `/edit`
+/// much of it is often said again. Takes the longer match, and of equally long ones that in the
+/// text.
+#[derive(Default)]
+pub struct Replaced {
+    context: Lookup,
+    text: Lookup,
+}
+
+impl Drafter for Replaced {
+    fn replaces(&mut self, text: &[Token]) {
+        text.iter().for_each(|&token| self.text.push(token));
+    }
+
+    fn follow(&mut self, log: &[LogEntry], pending: Token) {
+        self.context.follow(log, pending);
+    }
+
+    fn propose(&self, max: usize) -> Draft {
+        // Nothing follows the text's last token.
+        let text = self.text.found(&self.context.tokens).filter(|text| text.at + 1 < self.text.tokens.len());
+        let context = self.context.repeated().map_or(0, |context| context.len);
+        match text.filter(|text| text.len >= context) {
+            Some(text) => Draft { tokens: self.text.after(text.at, max), class: text.class() },
+            None => self.context.propose(max),
+        }
     }
 }
 
@@ -325,6 +392,11 @@ impl Drafting {
         Self { drafter, gate, max, head, next: Draft::default(), report: DraftReport::default() }
     }
 
+    /// Tells the drafter which text the answer replaces.
+    pub fn replaces(&mut self, text: &[Token]) {
+        self.drafter.replaces(text);
+    }
+
     /// Chooses the drafts of the next step, at most `max`. `price`: [`Costs::price`] for the chains
     /// of this step.
     pub fn choose(&mut self, log: &[LogEntry], pending: Token, max: usize, price: Option<Price<'_>>) {
@@ -412,6 +484,35 @@ mod tests {
         // A shorter log, as after a restart, is read from its beginning.
         lookup.follow(&[token(1)], 2);
         assert_eq!((lookup.tokens.clone(), lookup.propose(3)), (vec![1, 2], Draft::default()));
+    }
+
+    fn after_replaced(text: &[Token], log: &[Token], pending: Token) -> Vec<Token> {
+        let log: Vec<LogEntry> = log.iter().map(|&token| LogEntry::Token(token)).collect();
+        let mut drafter = Replaced::default();
+        drafter.replaces(text);
+        // A longer log, as before a restart, leaves the text what it is.
+        drafter.follow(&[log.as_slice(), &[LogEntry::Token(1)]].concat(), 1);
+        drafter.follow(&log, pending);
+        drafter.propose(4).tokens
+    }
+
+    #[test]
+    fn the_replaced_text_is_continued_until_its_end() {
+        let text = [1, 2, 3, 4, 5, 6, 7];
+        assert_eq!(after_replaced(&text, &[9, 1, 2], 3), [4, 5, 6, 7]);
+        assert_eq!(after_replaced(&text, &[9, 1, 2, 3, 4], 5), [6, 7], "nothing is made up behind its end");
+        assert!(after_replaced(&text, &[9, 1, 2, 3, 4, 5, 6], 7).is_empty());
+        assert!(after_replaced(&text, &[9, 1, 2, 3, 8], 5).is_empty(), "it went another way");
+        assert_eq!(after_replaced(&text, &[9, 1, 2, 3, 8, 4, 5], 6), [7], "and came back");
+        assert!(after_replaced(&text, &[], 3).is_empty() && after_replaced(&[], &[1, 2], 3).is_empty());
+    }
+
+    #[test]
+    fn the_longer_match_is_taken() {
+        let text = [1, 2, 3, 4, 5, 6, 7];
+        // 1 2 3 is as long in the context, where 8 follows it.
+        assert_eq!(after_replaced(&text, &[9, 1, 2, 3, 8, 1, 2], 3), [4, 5, 6, 7]);
+        assert_eq!(after_replaced(&text, &[0, 9, 1, 2, 3, 8, 0, 9, 1, 2], 3), [8, 0, 9, 1]);
     }
 
     /// A machine on which a draft costs `row` steps.

@@ -18,6 +18,7 @@ pub mod recall;
 mod session;
 pub mod sessions;
 pub mod set;
+mod surprise;
 mod turns;
 pub mod twin;
 
@@ -108,6 +109,9 @@ pub const ALL: &[Command] = &[
     Command::new(Memory, "logprobs", "", logprobs::run)
         .help("how sure the model was of each token of the last answer")
         .also(&["probs"]),
+    Command::new(Memory, "surprise", "[N]", surprise::run)
+        .help("the N tokens of the last answer that the model expected least (8), and what it expected")
+        .args(Args::text("a number from 1 to 50")),
     Command::new(Memory, "rebuild", "", cache::rebuild).help("recompute the cache with the current eviction setting"),
     Command::new(Memory, "stats", "", cache::stats).help("the numbers of the cache, head by head").also(&["context"]),
     Command::new(Model, "model", "[NAME]", model::model)

@@ -276,6 +276,10 @@ fn wild() -> Box<dyn Drafter> {
     Box::new(Wild { tokens: Vec::new(), lookup: Lookup::default() })
 }
 
+fn only_lookup() -> Box<dyn Drafter> {
+    Box::new(Lookup::default())
+}
+
 fn speaker() -> Tiny {
     Tiny::new(Spec { tied: false, speaks: true, ends: true, context: 1024, ..Spec::new(true, Form::Borrowed) }, 321)
 }
@@ -460,4 +464,49 @@ fn are_equal<'a>(mut drafted: Session<'a>, mut plain: Session<'a>) -> (u64, u64)
     }
     assert!(twins > 5, "{twins} answers had a twin");
     (rounds, accepted)
+}
+
+/// An answer that is asked for again is tried from the one that it replaces, which the context no longer has. Nor does another
+/// answer depend on it.
+#[test]
+fn a_replaced_answer_is_tried_again() {
+    let tiny = speaker();
+    let start = |drafter, rows| {
+        let mut s = Session::with(&tiny, |o| {
+            options(o, rows);
+            o.drafts.drafter = drafter;
+        });
+        s.max_tokens = 60;
+        s
+    };
+    let mut with = start(Drafts::default().drafter, ROWS);
+    let mut lookup = start(only_lookup, ROWS);
+    let mut plain = start(wild, 0);
+    let (mut tokens, mut accepted) = (0, [0, 0]);
+    for turn in 0..6 {
+        let questions = [format!("question {turn}, and some words"), format!("question {turn}: and some words")];
+        // Asked, asked again with the same seed and with another one, and edited.
+        for (n, (question, again)) in [(0, false), (0, true), (0, false), (1, false)].into_iter().enumerate() {
+            let chains = (n == 2).then_some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+            let answers = [&mut with, &mut lookup, &mut plain].map(|s| {
+                if n > 0 {
+                    s.exchanges.pop();
+                }
+                s.turns -= u64::from(again);
+                let drafts = s.info.most_drafts > 0;
+                let answer = ask(s, &questions[question], drafts, chains);
+                (answer, s.stored())
+            });
+            let facts =
+                answers.each_ref().map(|((report, text), stored)| (facts(report), text.clone(), stored.clone()));
+            assert!(facts[0] == facts[2] && facts[1] == facts[2], "turn {turn}, {n}");
+            if again {
+                tokens += answers[2].0.0.generated.len() as u64;
+                for (accepted, ((report, _), _)) in accepted.iter_mut().zip(&answers) {
+                    *accepted += report.draft.map_or(0, |draft| draft.accepted);
+                }
+            }
+        }
+    }
+    assert!(10 * accepted[0] > 7 * tokens && 2 * accepted[1] < accepted[0], "{accepted:?} of {tokens}");
 }

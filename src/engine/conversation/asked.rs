@@ -21,6 +21,8 @@ pub(in crate::engine) struct Asked {
     /// Canonical text of the prompt.
     pub flat: String,
     encoding: Option<Encoding>,
+    /// Tokens that the answer replaces ([`Drafter::replaces`](crate::engine::Drafter::replaces)).
+    pub replaced: Vec<Token>,
     pub prompt_tokens: usize,
     pub reused: usize,
     /// Tokens of the prompt that are prefilled.
@@ -38,6 +40,7 @@ impl Asked {
             flat: flatten(&ask.prompt),
             ask,
             encoding: None,
+            replaced: Vec::new(),
             prompt_tokens: 0,
             reused: 0,
             prefilled: 0,
@@ -111,7 +114,9 @@ impl Asked {
     /// Sets the answer that the chain generates after the prompt.
     pub fn begin_answer<B: Backend>(&self, m: &Loaded<B>, chain: &mut Chain, seed: u64) {
         let reply = Reply::new(&m.vocabulary, m.vocabulary.think.end(&self.ask.prompt));
-        chain.begin_answer(&m.runner, Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head()));
+        let mut answer = Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head());
+        answer.drafting.iter_mut().for_each(|drafting| drafting.replaces(&self.replaced));
+        chain.begin_answer(&m.runner, answer);
     }
 
     /// Work of the chain that answers.

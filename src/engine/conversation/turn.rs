@@ -3,6 +3,7 @@
 
 use super::super::chain::Chain;
 use super::super::context::Context;
+use super::super::draft::MAX_MATCH;
 use super::super::loaded::Loaded;
 use super::super::reply::flat_of;
 use super::super::snapshots::Worth;
@@ -66,6 +67,14 @@ impl Turn {
     pub fn phase(&self, chain: &Chain) -> Phase {
         if self.chains.is_some() { Phase::Decode } else { self.asked.phase(chain) }
     }
+}
+
+/// The tokens of a state that is left, from where the prompt differs, after up to [`MAX_MATCH`] that
+/// are equal.
+fn replaced(left: &Context, prompt: impl Iterator<Item = Token>) -> Vec<Token> {
+    let left: Vec<Token> = left.tokens().chain(left.pending).collect();
+    let same = left.iter().zip(prompt).take_while(|(a, b)| *a == b).count();
+    if same == left.len() { Vec::new() } else { left[same.saturating_sub(MAX_MATCH)..].to_vec() }
 }
 
 impl<B: Backend> Conversation<B> {
@@ -151,6 +160,8 @@ impl<B: Backend> Conversation<B> {
         let start = base.unwrap_or(&self.chain.context);
         turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
         if from != Base::Current {
+            let prompt = base.into_iter().flat_map(Context::tokens).chain(todo.iter().copied()).chain([last]);
+            turn.asked.replaced = replaced(&self.chain.context, prompt);
             self.release_twin(&mut m.runner);
         }
         // A pin applies before the tokens that it pins.
