@@ -117,7 +117,10 @@ fn value_edit(rng: &mut Rng, root: &mut Value, words: &[&str]) {
         (Value::Bool(b), 0..3) => json!(!*b),
         (Value::Number(n), 0..2) => json!(n.as_i64().unwrap_or(0).saturating_add(rng.below(5) as i64 - 2)),
         (Value::Number(_), 2) => json!(number),
-        (Value::Number(_), _) => serde_json::from_str(rng.pick(&NUMBERS)).unwrap_or(json!(1u64 << 40)),
+        (Value::Number(_), _) => {
+            let text = NUMBERS[rng.below(NUMBERS.len())];
+            serde_json::from_str(text).unwrap_or(json!(1u64 << 40))
+        }
         (Value::String(_), 0) => json!(rng.pick(words)),
         (Value::String(_), 1) => json!(number.to_string()),
         (Value::String(_), 2) => json!(rng.pick(&NUMBERS)),
