@@ -223,7 +223,11 @@ fn a_file_is_not_written_through_a_link() {
                 "a.md" | "c.md" => sessions.export(&app, path.clone(), overwrite, true),
                 _ => sessions.save(&app, Some(path.clone()), overwrite, &mut events),
             }
-            events.extend(written(&mut sessions, &mut outcomes, &app));
+            match outcomes.blocking_recv() {
+                Some(Outcome::Events(all)) => events.extend(all),
+                Some(Outcome::Written(written)) => events.extend(sessions.written(&app, written)),
+                other => panic!("{other:?}"),
+            }
             let asked = events.iter().any(|event| matches!(event, AppEvent::Exists { .. }));
             assert_eq!((asked, path.is_symlink()), (!overwrite, !overwrite), "{name}");
         }

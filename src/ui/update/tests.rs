@@ -93,7 +93,7 @@ fn a_toggle_in_mid_answer_stands_where_it_happened() {
         [
             row("before the toggle"),
             row("in the middle of a line"),
-            row("eviction off: every token"),
+            row("eviction off: tokens are kept"),
             row("after the toggle"),
         ]
     };
