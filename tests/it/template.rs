@@ -91,6 +91,7 @@ fn spec(source: &str) -> TemplateSpec {
         bos_token: "<|begin_of_text|>".into(),
         prompt_bos: false,
         eos_token: "<|im_end|>".into(),
+        special_tokens: Default::default(),
         control: control.map(str::to_owned).to_vec(),
         trusted: true,
         limit: None,
