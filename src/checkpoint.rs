@@ -82,6 +82,8 @@ pub struct Checkpoint {
     /// Whether a prompt begins with the BOS even where the template does not write it.
     pub prompt_bos: bool,
     pub eos_token: String,
+    /// All special tokens by the names that templates have for them, those two included.
+    pub special_tokens: BTreeMap<String, String>,
     pub generation: GenerationDefaults,
     /// A notice about values of `generation_config.json` that are out of range and ignored.
     pub ignored: Option<String>,
@@ -188,8 +190,9 @@ impl Checkpoint {
         let mut out = Self::empty(name, config);
         out.tokenizer_json = files.text("tokenizer.json")?.unwrap_or_default();
         out.chat_template = texts.template;
-        (out.bos_token, out.prompt_bos) = (texts.bos_token, texts.prompt_bos);
-        out.eos_token = texts.eos_token;
+        let token = |name: &str| texts.specials.get(name).cloned().unwrap_or_default();
+        (out.bos_token, out.eos_token, out.prompt_bos) = (token("bos_token"), token("eos_token"), texts.prompt_bos);
+        out.special_tokens = texts.specials;
         let eos = ends::all(generation.eos, &texts.ends, &out.tokenizer_json, out.config.vocab);
         out.generation = GenerationDefaults { eos, ..generation };
         out.ignored = ignored;
@@ -341,6 +344,7 @@ impl Checkpoint {
             bos_token: String::new(),
             prompt_bos: false,
             eos_token: String::new(),
+            special_tokens: BTreeMap::new(),
             generation: GenerationDefaults::default(),
             ignored: None,
             adapter: None,

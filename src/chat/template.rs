@@ -6,6 +6,7 @@
 //! the noncharacters, is text. Replies of the loaded model are placeholders, which the engine
 //! replaces by the tokens that it generated. Knows nothing of tokenizers.
 
+mod filters;
 mod guard;
 mod jinja;
 mod python;
@@ -18,6 +19,7 @@ use crate::protocol::{Piece, TemplateSpec};
 use anyhow::{Context, Result, bail};
 use guard::Guard;
 use jinja::{JinjaMessage, Job};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -205,10 +207,20 @@ impl<'a> Rendering<'a> {
             messages,
             add_generation_prompt,
             enable_thinking,
-            bos_token: self.spec.bos_token.clone(),
-            eos_token: self.spec.eos_token.clone(),
+            special_tokens: self.special_tokens(),
             date: self.opts.date.to_string(),
         }
+    }
+
+    /// A token that the model lacks is undefined in a template.
+    fn special_tokens(&self) -> BTreeMap<String, String> {
+        let mut out = self.spec.special_tokens.clone();
+        for (name, literal) in [("bos_token", &self.spec.bos_token), ("eos_token", &self.spec.eos_token)] {
+            if !literal.is_empty() {
+                out.insert(name.to_owned(), literal.clone());
+            }
+        }
+        out
     }
 
     /// Four short renderings that probe what the template does with think blocks.

@@ -4,16 +4,17 @@ use super::files::Files;
 use super::gguf::PROMPT_BOS;
 use super::json;
 use super::model_names::MAX_NAME;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// The chat template and its tokens.
 #[derive(Debug, Default)]
 pub struct ChatTexts {
     /// Jinja source.
     pub template: Option<String>,
-    pub bos_token: String,
-    pub eos_token: String,
+    /// Special tokens by the names that templates have for them, such as `bos_token`.
+    pub specials: BTreeMap<String, String>,
     /// Spellings of the tokens that the files call an end.
     pub ends: Vec<String>,
     /// Whether a prompt begins with the BOS even where the template does not write it.
@@ -25,7 +26,6 @@ pub struct ChatTexts {
 pub fn read(files: &Files) -> Result<ChatTexts> {
     let config = object(files, "tokenizer_config.json")?;
     let specials = object(files, "special_tokens_map.json")?;
-    let token = |key: &str| token_literal(config.get(key)).or(token_literal(specials.get(key))).unwrap_or_default();
     let jinja = match files.text("chat_template.jinja")? {
         Some(raw) => {
             let text = String::from_utf8(raw);
@@ -35,12 +35,39 @@ pub fn read(files: &Files) -> Result<ChatTexts> {
     };
     let template = match jinja {
         Some(text) => Some(text),
-        None => template_text(object(files, "chat_template.json")?.get("chat_template"))
-            .or(template_text(config.get("chat_template"))),
+        None => match template_text(files, "chat_template.json", &object(files, "chat_template.json")?)? {
+            Some(text) => Some(text),
+            None => template_text(files, "tokenizer_config.json", &config)?,
+        },
     };
     let ends = [&config, &specials].map(|file| token_literal(file.get("eos_token"))).into_iter().flatten().collect();
     let prompt_bos = config.get(PROMPT_BOS).and_then(Value::as_bool).unwrap_or(false);
-    Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token"), ends, prompt_bos })
+    Ok(ChatTexts { template, specials: special_tokens(&config, &specials), ends, prompt_bos })
+}
+
+/// What transformers gives a template: the seven usual tokens, every other `NAME_token`, and those
+/// that the files name in an object.
+fn special_tokens(config: &Map<String, Value>, specials: &Map<String, Value>) -> BTreeMap<String, String> {
+    const USUAL: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    const OBJECTS: [&str; 2] = ["extra_special_tokens", "model_specific_special_tokens"];
+    const MOST: usize = 256;
+    const MAX_LITERAL: usize = 1024;
+    // A newer file says null where an older one beside it has a token.
+    let unset = |key: &str| config.contains_key("added_tokens_decoder") && config.get(key) == Some(&Value::Null);
+    let files = [config, specials];
+    let usual = files.into_iter().flat_map(|file| USUAL.map(|key| (key, file.get(key))));
+    let others = files.into_iter().flatten().filter(|(key, _)| key.ends_with("_token"));
+    let objects = files.into_iter().flat_map(|file| OBJECTS.map(|key| file.get(key)));
+    let named = objects.flatten().filter_map(Value::as_object).flatten();
+    let mut out = BTreeMap::new();
+    for (key, value) in usual.chain(others.chain(named).map(|(key, value)| (key.as_str(), Some(value)))) {
+        let literal = token_literal(value).filter(|literal| literal.len() <= MAX_LITERAL);
+        if let Some(literal) = literal.filter(|_| key.len() <= MAX_NAME && out.len() < MOST && !unset(key)) {
+            out.entry(key.to_owned()).or_insert(literal);
+        }
+    }
+    out
 }
 
 /// The `license` of a model card's front matter.
@@ -75,16 +102,30 @@ fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
     Ok(json::optional(files, name)?.unwrap_or_default())
 }
 
-/// A template is a string, or a list of named ones; `default` is used.
-fn template_text(value: Option<&Value>) -> Option<String> {
-    match value? {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(named) => {
-            let default = named.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"));
-            default?.get("template")?.as_str().map(str::to_owned)
+/// The template of a file: a text, or the one named `default` in a list or an object of them.
+fn template_text(files: &Files, file: &str, content: &Map<String, Value>) -> Result<Option<String>> {
+    const MOST: usize = 8;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let named: Vec<(&str, Option<String>)> = match content.get("chat_template") {
+        Some(Value::Array(list)) => {
+            let names = list.iter().map(|one| one.get("name").and_then(Value::as_str));
+            let texts = list.iter().map(|one| one.get("template").and_then(text));
+            names.zip(texts).filter_map(|(name, text)| Some((name?, text))).collect()
         }
-        _ => None,
+        Some(Value::Object(map)) => map.iter().map(|(name, value)| (name.as_str(), text(value))).collect(),
+        Some(value) => return Ok(text(value)),
+        None => return Ok(None),
+    };
+    if let Some((_, template)) = named.iter().find(|(name, _)| *name == "default") {
+        return Ok(template.clone());
     }
+    let cut = |name: &str| format!("{:?}", name.chars().take(MAX_NAME).collect::<String>());
+    let names: Vec<String> = named.iter().take(MOST).map(|(name, _)| cut(name)).collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let (label, names) = (files.label(file), names.join(", "));
+    bail!("{label}: chat_template has no template named \"default\", only {names}; name one of them \"default\"")
 }
 
 /// A token is a string, or an object with `content`.

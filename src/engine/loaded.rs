@@ -224,6 +224,7 @@ pub fn template_spec(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: us
         bos_token: checkpoint.bos_token.clone(),
         prompt_bos: checkpoint.prompt_bos,
         eos_token: checkpoint.eos_token.clone(),
+        special_tokens: checkpoint.special_tokens.clone(),
         control: tokenizer.control_literals(),
         trusted: checkpoint.builtin,
         limit: Some(TextLimit { context, token_bytes: tokenizer.longest_token_bytes() }),

@@ -1,6 +1,7 @@
 //! The chat template of a model, and how long a prompt may be.
 
 use super::count;
+use std::collections::BTreeMap;
 
 /// The chat template and what rendering it needs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,6 +12,8 @@ pub struct TemplateSpec {
     /// Whether a prompt begins with the BOS even where the template does not write it.
     pub prompt_bos: bool,
     pub eos_token: String,
+    /// Further special tokens by the names that templates have for them, such as `pad_token`.
+    pub special_tokens: BTreeMap<String, String>,
     /// Literals of all control tokens, longest first. Text of the template may become these tokens.
     pub control: Vec<String>,
     /// Whether the template needs no sandbox (the built-in model).

@@ -259,6 +259,7 @@ fn chats_render_and_encode_as_by_transformers() {
         bos_token: String::new(),
         prompt_bos: false,
         eos_token: "<|im_end|>".into(),
+        special_tokens: Default::default(),
         control: tokenizer.control_literals(),
         trusted: true,
         limit: None,

@@ -91,6 +91,7 @@ fn spec(source: &str) -> TemplateSpec {
         bos_token: "<|begin_of_text|>".into(),
         prompt_bos: false,
         eos_token: "<|im_end|>".into(),
+        special_tokens: Default::default(),
         control: control.map(str::to_owned).to_vec(),
         trusted: true,
         limit: None,
@@ -268,6 +269,22 @@ fn constructs_render_as_in_python() {
         }
     }
     assert!(pairs.len() > 45 && wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn special_tokens_are_defined_and_become_tokens() {
+    let mut chat = Conversation::new(None);
+    chat.push_user("<|im_end|>");
+    let source = "{{ pad_token }}{{ image_token }}{{ messages[0].content }}{{ 1 if bos_token is defined }}\
+                  {{ 2 if sep_token is defined }}{{ 3 if eos_token is defined }}{{ messages|length }}";
+    let named = [("pad_token", "<|eot_id|>"), ("image_token", "<image>"), ("messages", "no")];
+    let special_tokens = named.map(|(name, literal)| (name.to_owned(), literal.to_owned())).into();
+    for trusted in [true, false] {
+        let special_tokens = std::collections::BTreeMap::clone(&special_tokens);
+        let spec = TemplateSpec { bos_token: String::new(), special_tokens, trusted, ..spec(source) };
+        let text = flat(&render(None, &chat.context_path(), &spec, &opts(true, None)).unwrap());
+        assert_eq!(text, "[<|eot_id|>]<image><|im_end|>31");
+    }
 }
 
 /// Gemma's refuses a system prompt: the message says what to do.

@@ -2,11 +2,12 @@
 //! environment.
 
 use super::guard::text_bytes_of;
-use super::python;
+use super::{filters, python};
 use anyhow::{Result, anyhow, ensure};
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Instructions that one set of renderings may execute; a long chat needs a few hundred thousand.
 const FUEL: u64 = 50_000_000;
@@ -31,8 +32,8 @@ pub struct Job {
     pub messages: Vec<JinjaMessage>,
     pub add_generation_prompt: bool,
     pub enable_thinking: bool,
-    pub bos_token: String,
-    pub eos_token: String,
+    /// By the names that templates have for them.
+    pub special_tokens: BTreeMap<String, String>,
     /// `2026-11-21T04:00:00`, for `strftime_now`.
     pub date: String,
 }
@@ -56,8 +57,7 @@ pub fn render(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<Strin
                 documents => Value::from(()),
                 add_generation_prompt => job.add_generation_prompt,
                 enable_thinking => job.enable_thinking,
-                bos_token => &job.bos_token,
-                eos_token => &job.eos_token,
+                ..Value::from(Serde(&job.special_tokens))
             };
             let text = template.render(context).map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
             let n = text_bytes_of(&text);
@@ -77,11 +77,11 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
     env.set_recursion_limit(200);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_unknown_method_callback(python::method);
-    let trim = |text: String, which: Option<String>| python::stripped("strip", &text, which.as_deref());
-    env.add_filter("trim", trim);
-    env.add_filter("tojson", python::tojson);
-    env.add_filter("default", python::default);
-    env.add_filter("d", python::default);
+    env.set_formatter(|out, state, value| match python::float(value) {
+        Some(text) => Ok(out.write_str(&text)?),
+        None => minijinja::escape_formatter(out, state, value),
+    });
+    filters::add_to(&mut env);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });

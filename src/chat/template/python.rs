@@ -1,7 +1,7 @@
 //! Python features that minijinja lacks: methods of strings and lists, and `json.dumps`.
 
 use super::guard::is_space;
-use minijinja::value::{Kwargs, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
 /// Deepest nesting of a value that is written as JSON.
@@ -48,7 +48,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
                 None if first => (text, "", ""),
                 None => ("", "", text),
             };
-            Value::from_iter([before, sep, after].map(Value::from))
+            Value::from(Tuple::from([before, sep, after].map(Value::from)))
         }
         "splitlines" => {
             let (keep,): (Option<bool>,) = from_args(args)?;
@@ -107,7 +107,7 @@ fn of_list(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>,
     }))
 }
 
-fn failed(why: &str) -> Error {
+pub fn failed(why: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, why.to_owned())
 }
 
@@ -177,7 +177,7 @@ pub fn default(value: Value, other: Option<Value>, boolean: Option<bool>, option
 }
 
 /// Lines as Python's `splitlines` has them.
-fn lines(text: &str, keep: bool) -> Vec<String> {
+pub fn lines(text: &str, keep: bool) -> Vec<String> {
     let ends = |c: char| {
         matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
     };
@@ -219,7 +219,7 @@ fn found(text: &str, method: &str, part: &str, from: Option<i64>, to: Option<i64
     }
 }
 
-fn padded(text: &str, method: &str, width: usize, fill: Option<char>) -> Result<String, Error> {
+pub fn padded(text: &str, method: &str, width: usize, fill: Option<char>) -> Result<String, Error> {
     if width > WIDEST {
         return Err(failed("the width is too large"));
     }
@@ -382,7 +382,18 @@ impl Json {
     }
 }
 
-/// A number as Python's `repr` writes it.
+/// What Python's `str` makes of a number with a point; `None` for other values.
+pub fn float(value: &Value) -> Option<String> {
+    let float = f64::try_from(value.clone()).ok().filter(|_| value.kind() == ValueKind::Number)?;
+    match float {
+        _ if value.is_integer() => None,
+        _ if float.is_finite() => Some(number(value)),
+        _ if float.is_nan() => Some("nan".to_owned()),
+        _ => Some(if float > 0.0 { "inf" } else { "-inf" }.to_owned()),
+    }
+}
+
+/// A number as Python's `json.dumps` writes it.
 fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();

@@ -222,6 +222,13 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
             out.insert(format!("{name}_token"), token.into());
         }
     }
+    // The tokenizer does without these, so a wrong id is no reason to refuse a file.
+    for (key, name) in [("unknown", "unk"), ("padding", "pad"), ("seperator", "sep"), ("cls", "cls"), ("mask", "mask")]
+    {
+        if let Ok(Some(token)) = literal(h, &tokens, key) {
+            out.insert(format!("{name}_token"), token.into());
+        }
+    }
     let split = if h.text(MODEL)? == Some("gpt2") { Some(Split::of(h)?) } else { None };
     let stated = h.metadata.contains_key("tokenizer.ggml.add_bos_token");
     // transformers has no BOS in a conversation with Phi-3.
