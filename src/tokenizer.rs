@@ -150,43 +150,80 @@ impl Tokenizer {
     /// Encodes canonical text. The vocabulary itself may contain control tokens (byte-level
     /// vocabularies that ignore merges): such a match is split after its first character.
     fn encode_flat(&self, out: &mut Vec<Token>, text: &str) -> Result<()> {
+        let content = &self.inner.content;
         let mut text = Cow::Borrowed(text);
-        let mut retries = self.inner.content.retries;
+        let mut retries = content.retries;
         for _ in 0..1000 {
-            let content = &self.inner.content;
             let fast = guarded("encoding text", || content.tokenizer.encode_fast(&*text, false))?;
-            let bad =
-                |id: &Token| content.added(*id).is_none() && (self.is_control(*id) || *id as usize >= self.vocab());
-            let is_mark = |id: &&Token| content.added(**id).is_some_and(|id| id.is_none_or(|id| self.is_control(id)));
-            if std::mem::take(&mut retries)
-                && fast.get_ids().iter().filter(is_mark).count() < text.matches(flat::OPEN).count()
-            {
+            let marks = fast.get_ids().iter().filter(|id| self.is_mark(**id)).count();
+            let missed = marks < text.matches(flat::CLOSE).count();
+            if std::mem::take(&mut retries) && missed {
                 text = text.replace(flat::OPEN, content::SECOND).into();
                 continue;
             }
-            let Some(bad_id) = fast.get_ids().iter().copied().find(bad) else {
+            if missed {
+                text = self.without_missed_marks(&text)?.into();
+                continue;
+            }
+            let bad =
+                |id: &Token| content.added(*id).is_none() && (self.is_control(*id) || *id as usize >= self.vocab());
+            let cut = if fast.get_ids().iter().any(bad) { self.cut_at(&text, bad)? } else { None };
+            let Some(cut) = cut else {
                 out.extend(fast.get_ids().iter().filter_map(|&id| content.added(id).unwrap_or(Some(id))));
                 return Ok(());
             };
-            // Only this case needs the offsets of tokens.
-            let slow = guarded("encoding text", || content.tokenizer.encode(&*text, false))?;
-            let (mut cut, mut at) = (String::with_capacity(text.len() + 8), 0);
-            for (_, &(start, end)) in slow.get_ids().iter().zip(slow.get_offsets()).filter(|(id, _)| bad(id)) {
-                let first = text.get(start..end).and_then(|s| s.chars().next()).map_or(0, char::len_utf8);
-                let to = start + first;
-                ensure!(
-                    first > 0 && to < end,
-                    "the text spells the control token {:?}, and tokenizer.json has no other way to write it",
-                    self.literal(bad_id)
-                );
-                cut += &text[at..to];
-                cut += content::CUT;
-                at = to;
-            }
-            cut += &text[at..];
             text = cut.into();
         }
         bail!("the text spells control tokens in more ways than can be avoided")
+    }
+
+    /// The text with a cut in each spelling of a `bad` token; `None` if no text spells one. The
+    /// token for unknown characters is bad only where it is spelled.
+    fn cut_at(&self, text: &str, bad: impl Fn(&Token) -> bool) -> Result<Option<String>> {
+        let content = &self.inner.content;
+        // The fast way gives no offsets of tokens.
+        let slow = guarded("encoding text", || content.tokenizer.encode(text, false))?;
+        let (mut cut, mut at) = (String::with_capacity(text.len() + 8), 0);
+        for (&id, &(start, end)) in slow.get_ids().iter().zip(slow.get_offsets()).filter(|(id, _)| bad(id)) {
+            let spelling = text.get(start..end).unwrap_or_default();
+            if content.unknown == Some(id) && !content.normalized(spelling)?.contains(&self.literal(id)) {
+                continue;
+            }
+            let first = spelling.chars().next().map_or(0, char::len_utf8);
+            let to = start + first;
+            ensure!(
+                first > 0 && to < end,
+                "the text spells the control token {:?}, and tokenizer.json has no other way to write it",
+                self.literal(id)
+            );
+            cut += &text[at..to];
+            cut += content::CUT;
+            at = to;
+        }
+        cut += &text[at..];
+        Ok((at > 0).then_some(cut))
+    }
+
+    /// The text with control literals as ordinary text where the crate does not see the token: one
+    /// that must be a whole word (`single_word`) stands beside a letter.
+    fn without_missed_marks(&self, text: &str) -> Result<String> {
+        let slow = guarded("encoding text", || self.inner.content.tokenizer.encode(text, false))?;
+        let tokens = slow.get_ids().iter().zip(slow.get_offsets());
+        let mut seen = tokens.filter(|(id, _)| self.is_mark(**id)).map(|(_, span)| *span).peekable();
+        let mut out = String::with_capacity(text.len());
+        for (at, c) in text.char_indices() {
+            while seen.next_if(|(_, end)| *end <= at).is_some() {}
+            let within = seen.peek().is_some_and(|(start, _)| *start <= at);
+            if within || !matches!(c, flat::OPEN | flat::CLOSE) {
+                out.push(c);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Whether the number of the content's tokenizer is that of a control literal or of a cut.
+    fn is_mark(&self, number: Token) -> bool {
+        self.inner.content.added(number).is_some_and(|id| id.is_none_or(|id| self.is_control(id)))
     }
 
     /// Encodes a text with the post-processor of tokenizer.json, which may add a BOS. Literals of

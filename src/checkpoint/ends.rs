@@ -34,15 +34,22 @@ const KNOWN: [&str; 23] = [
     "<|file_sep|>",
 ];
 
-/// The known ends that a vocabulary has, by its ids of spellings.
-pub fn known<I>(id: impl Fn(&str) -> Option<I>) -> Vec<(&'static str, I)> {
+/// The known ends that a vocabulary has, by its ids of spellings. `marked`: the file has the token
+/// as a control token.
+pub fn known<I>(id: impl Fn(&str) -> Option<I>, marked: impl Fn(&I) -> bool) -> Vec<(&'static str, I)> {
     let has = |literal: &str| id(literal).is_some();
     // Where an answer has several messages, one of these ends it; `<|end|>` only ends a message.
     let of_messages = has("<|call|>") && has("<|return|>") || has("<|flush|>") && (has("<|call|>") || has("<|calls|>"));
     // Gemma's vocabulary has the tags of HTML.
     let of_html = has("<end_of_turn>") || has("<eos>") || has("<|tool_response>");
-    let is_end = |literal: &&str| !(*literal == "<|end|>" && of_messages || *literal == "</s>" && of_html);
-    KNOWN.into_iter().filter(is_end).filter_map(|literal| Some((literal, id(literal)?))).collect()
+    // In Qwen's it is a word, which closes an element of HTML.
+    let is_end = |literal: &str, id: &I| match literal {
+        "<|end|>" => !of_messages,
+        "</s>" => !of_html && marked(id),
+        _ => true,
+    };
+    let all = KNOWN.into_iter().filter_map(|literal| Some((literal, id(literal)?)));
+    all.filter(|(literal, id)| is_end(literal, id)).collect()
 }
 
 /// The tokens below `vocab` that end a turn: named by id or by spelling in the files, and the known
@@ -50,11 +57,12 @@ pub fn known<I>(id: impl Fn(&str) -> Option<I>) -> Vec<(&'static str, I)> {
 pub fn all(ids: Vec<u32>, literals: &[String], tokenizer_json: &[u8], vocab: usize) -> Vec<u32> {
     // A file that cannot be read is refused by the tokenizer.
     let words: Words = serde_json::from_slice(tokenizer_json).unwrap_or_default();
+    let special: Vec<u32> = words.added_tokens.iter().filter(|token| token.special).map(|token| token.id).collect();
     let mut spelled = words.model.vocab.0;
     spelled.extend(words.added_tokens.into_iter().map(|token| (token.content, token.id)));
     let id = |literal: &str| spelled.get(literal).copied().filter(|id| (*id as usize) < vocab);
     let named = literals.iter().filter_map(|literal| id(literal));
-    let known = known(id).into_iter().map(|(_, id)| id);
+    let known = known(id, |id| special.contains(id)).into_iter().map(|(_, id)| id);
     let mut out = Vec::new();
     for id in ids.into_iter().chain(named).chain(known) {
         if !out.contains(&id) {
@@ -76,6 +84,8 @@ struct Words {
 struct Added {
     id: u32,
     content: String,
+    #[serde(default)]
+    special: bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -127,7 +137,8 @@ mod tests {
     #[test]
     fn ends_are_what_files_name_and_what_a_spelling_means() {
         let json = |words: &[&str]| {
-            let added: Vec<_> = (10..).zip(words).map(|(id, w)| serde_json::json!({"id": id, "content": w})).collect();
+            let added = |(id, w): (u32, &&str)| serde_json::json!({"id": id, "content": w, "special": true});
+            let added: Vec<_> = (10..).zip(words).map(added).collect();
             let vocab = serde_json::json!({"a": 0, "<eos": 1, "<|eot_id|>": 2});
             serde_json::json!({"added_tokens": added, "model": {"vocab": vocab}}).to_string().into_bytes()
         };
@@ -143,5 +154,10 @@ mod tests {
         assert_eq!(of(&["<|end|>", "</s>"], &[], 99), [5, 2, 10, 11]);
         assert_eq!(of(&["<end_of_turn>", "</s>"], &[], 99), [5, 2, 10]);
         assert_eq!(all(vec![5, 5], &[], b"{", 99), [5]);
+        // A word of the vocabulary, or an added one that is not special, unless a file names it.
+        let word = br#"{"added_tokens": [], "model": {"vocab": {"</s>": 3, "<|im_end|>": 4}}}"#;
+        let added = br#"{"added_tokens": [{"id": 3, "content": "</s>", "special": false}], "model": {}}"#;
+        assert_eq!((all(vec![5], &[], word, 99), all(vec![5], &[], added, 99)), (vec![5, 4], vec![5]));
+        assert_eq!(all(vec![5], &["</s>".to_owned()], word, 99), [5, 3, 4]);
     }
 }

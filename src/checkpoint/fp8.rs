@@ -10,6 +10,9 @@ use ::safetensors::tensor::Dtype;
 use anyhow::{Context, Result, bail, ensure};
 use std::sync::Arc;
 
+/// Rows and columns of a block where the configuration states none, as in transformers.
+const USUAL: usize = 128;
+
 struct Fp8 {
     codes: RawTensor,
     cols: usize,
@@ -41,6 +44,9 @@ impl Fp8 {
             (Some([r, c]), shape) if shape == [rows.div_ceil(r), cols.div_ceil(c)] => ([r, c], cols.div_ceil(c)),
             (None, shape) if shape == [rows, 1] || shape == [rows] => ([1, cols.max(1)], 1),
             (None, [] | [1] | [1, 1]) => ([rows.max(1), cols.max(1)], 1),
+            (None, shape) if shape == [rows.div_ceil(USUAL), cols.div_ceil(USUAL)] => {
+                ([USUAL; 2], cols.div_ceil(USUAL))
+            }
             (block, shape) => {
                 bail!("scales of shape {shape:?} do not fit {rows} rows, {cols} columns and blocks {block:?}")
             }

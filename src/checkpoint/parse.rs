@@ -456,8 +456,8 @@ fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
 }
 
 /// Parses sampling defaults from `generation_config.json`, and end tokens from it and from
-/// `config.json`. Fails on ids outside the vocabulary. Ignores sampling defaults out of range; the
-/// second value is a notice about them.
+/// `config.json`. Leaves out ids outside the vocabulary, and fails if no other is named. Ignores
+/// sampling defaults out of range; the second value is a notice about them.
 pub fn generation(
     generation: Option<&Fields>,
     config: &Fields,
@@ -476,27 +476,33 @@ pub fn generation(
             }
         }
         out.do_sample = g.opt_bool("do_sample")?;
-        out.eos = end_tokens(g, vocab)?;
     }
-    match end_tokens(config, vocab) {
-        Ok(ends) => out.eos.extend(ends),
-        Err(error) if out.eos.is_empty() => return Err(error),
-        Err(_) => {}
+    // Files of models whose vocabulary was cut still name the tokens that it had.
+    let mut wrong = None;
+    for fields in generation.into_iter().chain([config]) {
+        let (ends, error) = end_tokens(fields, vocab);
+        out.eos.extend(ends);
+        wrong = wrong.or(error);
+    }
+    if let Some(error) = wrong.filter(|_| out.eos.is_empty()) {
+        return Err(error);
     }
     let place = generation.map_or("", |g| g.place());
     let notice = (!ignored.is_empty()).then(|| format!("{place}: ignored, out of range: {}", ignored.join(", ")));
     Ok((out, notice))
 }
 
-fn end_tokens(fields: &Fields, vocab: usize) -> Result<Vec<u32>> {
-    let ids: Vec<&Value> = match fields.get("eos_token_id") {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(ids)) => ids.iter().collect(),
-        Some(id) => vec![id],
+/// The end tokens that a file names, and an error about those that are no token.
+fn end_tokens(fields: &Fields, vocab: usize) -> (Vec<u32>, Option<anyhow::Error>) {
+    let ids = match fields.get("eos_token_id") {
+        None => &[],
+        Some(Value::Array(ids)) => &ids[..],
+        Some(id) => std::slice::from_ref(id),
     };
-    let checked = ids.into_iter().map(|id| match id.as_u64() {
-        Some(n) if (n as usize) < vocab => Ok(n as u32),
-        _ => bail!("{}: eos_token_id {id} is not a token of a vocabulary of {vocab}", fields.place()),
-    });
-    checked.collect()
+    let known = |id: &Value| id.as_u64().filter(|n| (*n as usize) < vocab).map(|n| n as u32);
+    let wrong = ids
+        .iter()
+        .find(|id| known(id).is_none())
+        .map(|id| anyhow::anyhow!("{}: eos_token_id {id} is not a token of a vocabulary of {vocab}", fields.place()));
+    (ids.iter().filter_map(known).collect(), wrong)
 }

@@ -15,7 +15,8 @@ const READ: &str = "fp8, gptq, awq and compressed-tensors (pack-quantized, float
 /// How the matrices of a folder are stored, where they are not plain.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quantization {
-    /// F8_E4M3 with one scale per block `[rows, cols]`; without a block, per row or per tensor.
+    /// F8_E4M3 with one scale per block `[rows, cols]`; without a block, per row,
+    /// per tensor or per block of the usual size.
     Fp8 { block: Option<[usize; 2]> },
     /// Integer codes with a scale and a zero point per group of columns.
     Packed { layout: Layout, bits: usize, group: Grouping },

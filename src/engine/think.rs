@@ -82,6 +82,8 @@ impl Said {
 enum State {
     /// Nothing but white space, or a part of the opening tag, has come.
     Start,
+    /// Likewise, and the prompt has the opening tag, which the model may write once more.
+    Opened,
     Thought,
     Answer,
 }
@@ -109,6 +111,7 @@ impl Splitter {
         let in_text = tags.tokens.is_none();
         Self {
             state: match thinks {
+                true if in_text => State::Opened,
                 true => State::Thought,
                 false if in_text => State::Start,
                 false => State::Answer,
@@ -123,7 +126,7 @@ impl Splitter {
     }
 
     pub fn is_thinking(&self) -> bool {
-        self.state == State::Thought
+        matches!(self.state, State::Opened | State::Thought)
     }
 
     /// Whether it is open if the reply begins with a thought.
@@ -167,7 +170,7 @@ impl Splitter {
     fn step(&mut self, out: &mut Vec<Said>) -> bool {
         let held = std::mem::take(&mut self.held);
         match (self.state, self.tags.as_ref()) {
-            (State::Start, Some((open, _))) => {
+            (State::Start | State::Opened, Some((open, _))) => {
                 let begun = held.trim_start();
                 if let Some(thought) = begun.strip_prefix(open.as_str()) {
                     (self.held, self.state) = (thought.to_owned(), State::Thought);
@@ -176,7 +179,7 @@ impl Splitter {
                 let undecided = open.starts_with(begun);
                 self.held = held;
                 if !undecided {
-                    self.state = State::Answer;
+                    self.state = if self.state == State::Opened { State::Thought } else { State::Answer };
                 }
                 !undecided
             }
@@ -188,7 +191,7 @@ impl Splitter {
                 }
                 None => self.keep(out, TextKind::Reasoning, &held, begun(&held, close)),
             },
-            (State::Thought, None) => self.keep(out, TextKind::Reasoning, &held, 0),
+            (State::Thought | State::Opened, None) => self.keep(out, TextKind::Reasoning, &held, 0),
             (_, tags) => {
                 let close = tags.map(|tags| tags.1.clone()).filter(|_| self.closes_alone && !self.thought);
                 let closes = close.as_ref().and_then(|close| held.find(close.as_str()).map(|at| (at, close.len())));
@@ -289,6 +292,10 @@ mod tests {
         assert_eq!(of(" <thin", false, false), two("", " <thin"), "what was held back is said at the end");
         assert_eq!(of("use <think> and </think>", false, false), two("", "use <think> and </think>"));
         assert_eq!(of("a <b </thin", true, true), two("a <b </thin", ""));
+        // The prompt has the opening tag, and the model repeats it.
+        assert_eq!(of(" \n<think>\na <think></think>b", true, true), two("\na <think>", "b"));
+        assert_eq!(of("</think>b", true, true), two("", "b"));
+        assert_eq!(of(" <thin", true, true), two(" <thin", ""));
         // As the templates of Qwen3 and DeepSeek R1 read a reply.
         assert_eq!(of("ponder</think>Done </think>", false, true), two("ponder", "Done </think>"));
     }

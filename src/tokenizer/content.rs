@@ -6,7 +6,10 @@
 use super::flat::{CLOSE, OPEN};
 use crate::protocol::Token;
 use std::collections::HashMap;
-use tokenizers::{AddedToken, AddedVocabulary, PostProcessorWrapper, Result, Tokenizer};
+use tokenizers::{
+    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizedString, Normalizer, PostProcessorWrapper, Result,
+    Tokenizer,
+};
 
 /// An empty control literal. It separates what stands before and after it, and gives no token.
 pub const CUT: &str = "\u{FDD0}\u{FDD1}";
@@ -74,6 +77,8 @@ pub struct Content {
     /// Control tokens are looked for in normalized text, where a normalizer that prepends a prefix
     /// hides them from the crate. The second spelling is looked for in the text as it is.
     pub retries: bool,
+    /// The token that BPE writes for characters that the vocabulary does not have.
+    pub unknown: Option<Token>,
 }
 
 impl Content {
@@ -110,7 +115,20 @@ impl Content {
         tokenizer.add_tokens(tokens.iter().map(|(_, token)| token.clone()))?;
         let number = |token: &AddedToken| tokenizer.token_to_id(&token.content);
         let ids = tokens.iter().filter_map(|(id, token)| Some((number(token)?, *id))).collect();
-        Ok(Self { tokenizer, ids, retries })
+        let unknown = match whole.get_model() {
+            ModelWrapper::BPE(bpe) => bpe.get_unk_token().as_ref().and_then(|token| bpe.token_to_id(token)),
+            _ => None,
+        };
+        Ok(Self { tokenizer, ids, retries, unknown })
+    }
+
+    /// The text as BPE reads it.
+    pub fn normalized(&self, text: &str) -> anyhow::Result<String> {
+        super::guarded("normalizing text", || {
+            let mut out = NormalizedString::from(text);
+            self.tokenizer.get_normalizer().map_or(Ok(()), |normalizer| normalizer.normalize(&mut out))?;
+            Ok(out.get().to_owned())
+        })
     }
 
     /// The id of an added token, by the crate's number. Outer `None`: it is an ordinary token.

@@ -386,6 +386,41 @@ fn sentence_piece_kind_streams_what_it_decodes() {
     }
 }
 
+/// A control token that must be a whole word is text beside a letter, as for the crate.
+#[test]
+fn marks_of_control_tokens_never_become_tokens() {
+    let whole_words = |raw: String| raw.replace("\"single_word\":false", "\"single_word\":true");
+    let sides = ["a", " ", "", "é", "."];
+    for (raw, literal) in
+        [(json(""), "<|s|>"), (sentence_piece(&[]), "<s>"), (sentence_piece(&[("normalizer", "null")]), "<s>")]
+    {
+        let t = Tokenizer::new(whole_words(raw).as_bytes(), 300).unwrap();
+        for (before, after) in sides.iter().flat_map(|before| sides.map(|after| (*before, after))) {
+            let control = || Piece::Control(literal.to_owned());
+            let pieces = [text(before), control(), text(after), control()];
+            let wanted = t.inner.whole.encode(format!("{before}{literal}{after}{literal}"), false).unwrap();
+            assert_eq!(t.encode_pieces(&pieces).unwrap(), wanted.get_ids(), "{pieces:?}");
+        }
+    }
+}
+
+#[test]
+fn characters_that_the_vocabulary_lacks_are_the_unknown_token() {
+    let raw = sentence_piece(&[]).replace("\"byte_fallback\":true", "\"byte_fallback\":false");
+    let t = Tokenizer::new(raw.as_bytes(), 300).unwrap();
+    for content in ["a \u{1F600}b", "é", "ab東京 \u{1F600}"] {
+        let wanted = t.inner.whole.encode(content, false).unwrap();
+        assert!(wanted.get_ids().contains(&0));
+        assert_eq!(t.encode_pieces(&[text(content)]).unwrap(), wanted.get_ids(), "{content:?}");
+    }
+    // A vocabulary that makes a token of the spelling: it stays text.
+    let raw = sentence_piece(&[("normalizer", "null")]);
+    let raw = raw.replace("\"byte_fallback\":true", "\"byte_fallback\":true,\"ignore_merges\":true");
+    let t = Tokenizer::new(raw.as_bytes(), 300).unwrap();
+    let ids = t.encode_pieces(&[text("<unk>")]).unwrap();
+    assert_eq!((ids.contains(&0), &*t.decode(&ids).unwrap()), (false, "<unk>"));
+}
+
 /// Every fault of a file is reported in one line.
 #[test]
 fn damaged_files_never_panic() {

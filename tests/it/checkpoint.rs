@@ -450,7 +450,7 @@ fn keys_that_a_config_leaves_out_have_their_class_defaults() {
 #[test]
 fn a_turn_ends_where_any_file_says() {
     let folder = Folder::with_config(json!({"eos_token_id": 3}));
-    folder.json("generation_config.json", &json!({"eos_token_id": [2, 3]}));
+    folder.json("generation_config.json", &json!({"eos_token_id": [99, 2, 3]}));
     let added = |id: u32, content: &str| json!({"id": id, "content": content, "special": true});
     folder.json(
         "tokenizer.json",

@@ -416,10 +416,6 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     );
     assert!(set("tokenizer.ggml.model", Meta::text("t5")).contains("SentencePiece, \"llama\", are"));
     assert_eq!(
-        set("tokenizer.ggml.bos_token_id", Meta::U32(264)),
-        "x.gguf: tokenizer.ggml.bos_token_id is 264, but there are 264 tokens"
-    );
-    assert_eq!(
         set("llama.rope.dimension_count", Meta::U32(16)),
         "x.gguf: llama.rope.dimension_count 16 is not supported (the head size 32 is)"
     );

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub enum Meta {
     U32(u32),
+    I32(i32),
     F32(f32),
     Bool(bool),
     Text(String),
@@ -45,6 +46,7 @@ impl Meta {
         };
         match self {
             Self::U32(n) => put(4, &n.to_le_bytes()),
+            Self::I32(n) => put(5, &n.to_le_bytes()),
             Self::F32(x) => put(6, &x.to_le_bytes()),
             Self::Bool(b) => put(7, &[u8::from(*b)]),
             Self::Text(text) => put(8, &string(text)),

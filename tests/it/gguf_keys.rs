@@ -119,3 +119,93 @@ fn a_file_says_how_a_prompt_begins_what_strips_and_where_a_turn_ends() {
     let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
     assert_eq!(t.token_for("<|endoftext|>"), Some(257));
 }
+
+/// As in llama.cpp, where the ids of special tokens are missing or beyond the vocabulary.
+#[test]
+fn ids_of_special_tokens_have_the_defaults_of_llama_cpp() {
+    let of = |file: &GgufFile| {
+        let c = open(file).unwrap();
+        (c.bos_token.clone(), c.eos_token.clone(), c.generation.eos.clone())
+    };
+    let texts = |bos: &str, eos: &str| (bos.to_owned(), eos.to_owned());
+    let mut file = GgufFile::tiny();
+    file.set("tokenizer.ggml.bos_token_id", Meta::U32(264)).set("tokenizer.ggml.eot_token_id", Meta::I32(-1));
+    file.set("tokenizer.ggml.eom_token_id", Meta::U32(u32::MAX));
+    file.set("tokenizer.ggml.eos_token_ids", Meta::I32s(vec![-1, 264, 258]));
+    let (bos, eos, ends) = of(&file);
+    assert_eq!(((bos, eos), ends), (texts("", "<|im_end|>"), vec![259, 258, 257]));
+    // The id of Falcon's end, which is a comma here unless the file says that it is a control token.
+    let Some(Meta::I32s(types)) = file.meta.get_mut("tokenizer.ggml.token_type") else { panic!() };
+    types[11] = 3;
+    assert_eq!(of(&file).0, ",");
+    let mut file = GgufFile::tiny();
+    for key in ["bos_token_id", "eos_token_id", "add_bos_token"] {
+        file.meta.remove(&format!("tokenizer.ggml.{key}"));
+    }
+    assert_eq!(of(&file), (String::new(), String::new(), vec![259, 257]));
+    file.set("tokenizer.ggml.model", Meta::text("llama"));
+    let Some(Meta::Texts(tokens)) = file.meta.get_mut("tokenizer.ggml.tokens") else { panic!() };
+    tokens.splice(..3, ["<unk>", "<s>", "</s>"].map(str::to_owned));
+    let Some(Meta::I32s(types)) = file.meta.get_mut("tokenizer.ggml.token_type") else { panic!() };
+    types[..3].copy_from_slice(&[2, 3, 3]);
+    let (bos, eos, ends) = of(&file);
+    assert_eq!(((bos, eos), ends), (texts("<s>", "</s>"), vec![2, 259, 257]));
+    let c = open(&file).unwrap();
+    let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+    // The vocabulary has neither the space that a text begins with nor the bytes of an emoji.
+    assert_eq!(t.encode_text("he").unwrap(), [1, 0, 256]);
+    let emoji = t.encode_pieces(&[dmschat::protocol::Piece::Text("he\u{1F600}he".to_owned())]).unwrap();
+    assert_eq!(emoji, [0, 256, 0, 256]);
+}
+
+/// `ignore_merges` and `add_bos` of llama.cpp's `llama-vocab.cpp`, by the pre-tokenizer.
+#[test]
+fn a_pre_tokenizer_says_whether_words_are_merged_and_texts_begin_with_the_bos() {
+    for (pre, whole) in [
+        ("llama-bpe", true),
+        ("llama3", true),
+        ("llama-v3", true),
+        ("tekken", true),
+        ("dbrx", false),
+        ("smaug-bpe", false),
+        ("gpt-4o", false),
+        ("qwen2", false),
+        ("smollm", false),
+        ("gpt-2", false),
+    ] {
+        let mut file = GgufFile::tiny();
+        file.set("tokenizer.ggml.pre", Meta::text(pre)).meta.remove("tokenizer.ggml.add_bos_token");
+        let Some(Meta::Texts(tokens)) = file.meta.get_mut("tokenizer.ggml.tokens") else { panic!() };
+        tokens[262] = "xy".to_owned();
+        let Some(Meta::I32s(types)) = file.meta.get_mut("tokenizer.ggml.token_type") else { panic!() };
+        types[262] = 1;
+        let c = open(&file).unwrap();
+        let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+        assert_eq!(t.encode_text("xy").unwrap(), if whole { [257, 262] } else { [87, 88] }, "{pre}");
+    }
+}
+
+/// In Qwen's vocabulary `</s>` is a word.
+#[test]
+fn a_word_of_html_is_an_end_only_where_the_file_says_so() {
+    let of = |change: &dyn Fn(&mut GgufFile)| {
+        let mut file = GgufFile::tiny();
+        let Some(Meta::Texts(tokens)) = file.meta.get_mut("tokenizer.ggml.tokens") else { panic!() };
+        tokens[262] = "</s>".to_owned();
+        change(&mut file);
+        let c = open(&file).unwrap();
+        let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+        (c.generation.eos.clone(), t.token_for("</s>"))
+    };
+    let typed = |file: &mut GgufFile, kind: i32| {
+        let Some(Meta::I32s(types)) = file.meta.get_mut("tokenizer.ggml.token_type") else { panic!() };
+        types[262] = kind;
+    };
+    assert_eq!(of(&|file| typed(file, 1)), (vec![259, 257], None));
+    assert_eq!(of(&|file| typed(file, 3)), (vec![259, 257, 262], Some(262)));
+    let named = of(&|file| {
+        typed(file, 1);
+        file.set("tokenizer.ggml.eot_token_id", Meta::U32(262));
+    });
+    assert_eq!(named, (vec![259, 262, 257], Some(262)));
+}

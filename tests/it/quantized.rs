@@ -232,6 +232,9 @@ fn fp8_decodes_to_its_formula() {
         json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [24, 128]});
     let cases = [
         (blocks.clone(), "weight_scale_inv", vec![3, 2], [24, 128]),
+        // transformers' default for the size of a block; AutoFP8 states no size and has one scale.
+        (json!({"quant_method": "fp8"}), "weight_scale_inv", vec![1, 2], [128, 128]),
+        (json!({"quant_method": "fp8"}), "weight_scale", vec![1], [ROWS, COLS]),
         (compressed.clone(), "weight_scale", vec![ROWS, 1], [1, COLS]),
         (compressed, "weight_scale", vec![1], [ROWS, COLS]),
     ];

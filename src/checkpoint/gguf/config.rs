@@ -314,7 +314,7 @@ pub fn generation(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let mut out = Map::new();
     let mut ends: Vec<usize> = Vec::new();
     for name in ["eos", "eot", "eom"] {
-        let stated = h.opt_size(&format!("tokenizer.ggml.{name}_token_id"))?;
+        let stated = tokenizer::special(h, raw, name)?;
         let several = tokenizer::ids(h, raw, &format!("tokenizer.ggml.{name}_token_ids"))?;
         ends.extend(stated.into_iter().chain(several));
     }

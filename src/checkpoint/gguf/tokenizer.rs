@@ -52,6 +52,8 @@ enum Split {
     /// Like Qwen2, with marks as parts of words.
     Qwen35,
     Llama3,
+    /// Like Llama 3, but texts are merged to tokens and begin with no BOS.
+    Dbrx,
     /// For Mistral Nemo and Small.
     Tekken,
     /// For GPT-4o, Phi-4-mini.
@@ -73,7 +75,8 @@ impl Split {
         Ok(match pre {
             "qwen2" | "deepseek-r1-qwen" | "megrez" => Self::Qwen2,
             "qwen35" => Self::Qwen35,
-            "llama-bpe" | "llama3" | "llama-v3" | "dbrx" | "smaug-bpe" => Self::Llama3,
+            "llama-bpe" | "llama3" | "llama-v3" => Self::Llama3,
+            "dbrx" | "smaug-bpe" => Self::Dbrx,
             "tekken" => Self::Tekken,
             "gpt-4o" => Self::Gpt4o,
             "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" => Self::Digits,
@@ -88,7 +91,7 @@ impl Split {
         let parts = match self {
             Self::Qwen2 => vec![split(QWEN2), byte_level(false)],
             Self::Qwen35 => vec![split(QWEN35), byte_level(false)],
-            Self::Llama3 => vec![split(LLAMA3), byte_level(false)],
+            Self::Llama3 | Self::Dbrx => vec![split(LLAMA3), byte_level(false)],
             Self::Tekken => vec![split(TEKKEN), byte_level(false)],
             Self::Gpt4o => vec![split(GPT4O), byte_level(false)],
             Self::Digits => vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)],
@@ -111,7 +114,10 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     let (tokens, mut types) = vocabulary(h, raw)?;
     let place: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(id, token)| (*token, id)).collect();
     // As in llama.cpp: converters write a wrong type for these.
-    for (_, id) in ends::known(|literal| place.get(literal).copied()) {
+    let named = ["eos", "eot", "eom"].map(|name| special(h, raw, name));
+    let named = named.into_iter().collect::<Result<Vec<_>>>()?;
+    let marked = |id: &usize| types[*id] == CONTROL || named.contains(&Some(*id));
+    for (_, id) in ends::known(|literal| place.get(literal).copied(), marked) {
         types[id] = CONTROL;
     }
     let added = |kind: i64| matches!(kind, CONTROL | USER_DEFINED) || split.is_none() && kind == UNKNOWN;
@@ -122,7 +128,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         bounds::ADDED_TOKENS
     );
     let strips = is_phi3(h, split)?;
-    let (mut vocab, mut special, mut spellings) = (Map::new(), Vec::new(), Map::new());
+    let (mut vocab, mut listed, mut spellings) = (Map::new(), Vec::new(), Map::new());
     for (id, (token, kind)) in tokens.iter().zip(&types).enumerate() {
         if *kind == UNUSED || vocab.contains_key(*token) {
             // No text becomes it, but the model may write it. The converter fills up with [PAD..].
@@ -134,7 +140,7 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         vocab.insert((*token).to_owned(), id.into());
         if added(*kind) {
             let rstrip = strips && !STRIP_NOTHING.contains(token);
-            special.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": rstrip,
+            listed.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": rstrip,
                 "normalized": false, "special": *kind != USER_DEFINED}));
         }
     }
@@ -145,7 +151,11 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
             let scores = scores.floats(raw).context(SCORES)?;
             ensure!(scores.len() == tokens.len(), "{SCORES} has {} values for {} tokens", scores.len(), tokens.len());
             let ordinary: Vec<bool> = types.iter().map(|kind| *kind == NORMAL).collect();
-            let unknown = types.iter().position(|kind| *kind == UNKNOWN).map(|id| tokens[id]);
+            let unknown = match types.iter().position(|kind| *kind == UNKNOWN) {
+                None => special(h, raw, "unknown")?,
+                found => found,
+            };
+            let unknown = unknown.map(|id| tokens[id]);
             let space_prefix = h.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
             let (scores, ordinary, tokens) = (&scores, &ordinary, &tokens);
             sentencepiece::parts(&Vocabulary { tokens, scores, ordinary, unknown, space_prefix }, vocab)?
@@ -155,10 +165,10 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": special,
+        "added_tokens": listed,
         "normalizer": parts.normalizer,
         "pre_tokenizer": split.map(Split::pre_tokenizer),
-        "post_processor": bos_processor(h, &tokens, split)?,
+        "post_processor": bos_processor(h, raw, &tokens, split)?,
         "decoder": parts.decoder,
         "model": parts.model,
     });
@@ -197,10 +207,10 @@ fn adds_bos(h: &Header, split: Option<Split>) -> Result<bool> {
 }
 
 /// Puts the BOS before a file's text if the model was trained so.
-fn bos_processor(h: &Header, tokens: &[&str], split: Option<Split>) -> Result<Value> {
+fn bos_processor(h: &Header, raw: &[u8], tokens: &[&str], split: Option<Split>) -> Result<Value> {
     let add = adds_bos(h, split)?;
-    let Some(bos) = literal(h, tokens, "bos")?.filter(|_| add) else { return Ok(Value::Null) };
-    let id = h.opt_size("tokenizer.ggml.bos_token_id")?;
+    let Some(id) = special(h, raw, "bos")?.filter(|id| add && *id < tokens.len()) else { return Ok(Value::Null) };
+    let bos = tokens[id];
     let special = json!({"SpecialToken": {"id": bos, "type_id": 0}});
     let sequence = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
     Ok(json!({"type": "TemplateProcessing", "single": [special, sequence("A", 0)],
@@ -218,8 +228,8 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let Some(tokens) = array(h, TOKENS, bounds::VOCAB)? else { return Ok(out) };
     let tokens = tokens.texts(raw).context(TOKENS)?;
     for name in ["bos", "eos"] {
-        if let Some(token) = literal(h, &tokens, name)? {
-            out.insert(format!("{name}_token"), token.into());
+        if let Some(token) = special(h, raw, name)?.and_then(|id| tokens.get(id)) {
+            out.insert(format!("{name}_token"), (*token).into());
         }
     }
     // The tokenizer does without these, so a wrong id is no reason to refuse a file.
@@ -240,12 +250,12 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     Ok(out)
 }
 
-/// The ids in a list of token ids; none without the key.
+/// The ids in a list of token ids that the vocabulary has; none without the key.
 pub fn ids(h: &Header, raw: &[u8], key: &str) -> Result<Vec<usize>> {
     let Some(listed) = array(h, key, bounds::ADDED_TOKENS)? else { return Ok(Vec::new()) };
     let ids = listed.integers(raw).with_context(|| key.to_owned())?;
-    let id = |id: i64| usize::try_from(id).ok().with_context(|| format!("{key} has {id}, expected ids of tokens"));
-    ids.into_iter().map(id).collect()
+    let n = array(h, TOKENS, bounds::VOCAB)?.map_or(usize::MAX, |tokens| tokens.len);
+    Ok(ids.into_iter().filter_map(|id| usize::try_from(id).ok()).filter(|id| *id < n).collect())
 }
 
 /// The spelling of every token, and its type.
@@ -256,12 +266,27 @@ fn vocabulary<'a>(h: &Header, raw: &'a [u8]) -> Result<(Vec<&'a str>, Vec<i64>)>
     Ok((tokens.texts(raw).context(TOKENS)?, types.integers(raw).context(TYPES)?))
 }
 
-/// The spelling of the token `tokenizer.ggml.NAME_token_id`.
-fn literal<'a>(h: &Header, tokens: &[&'a str], name: &str) -> Result<Option<&'a str>> {
+/// The id `tokenizer.ggml.NAME_token_id`. As in llama.cpp, where it is missing or not of the
+/// vocabulary: the default for this kind of vocabulary, if there is one.
+pub fn special(h: &Header, raw: &[u8], name: &str) -> Result<Option<usize>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
-    let Some(id) = h.opt_size(&key)? else { return Ok(None) };
-    let token = tokens.get(id).with_context(|| format!("{key} is {id}, but there are {} tokens", tokens.len()))?;
-    Ok(Some(token))
+    let n = array(h, TOKENS, bounds::VOCAB)?.map_or(usize::MAX, |tokens| tokens.len);
+    let stated = match h.metadata.get(&key) {
+        Some(Meta::Signed(..0)) => None,
+        _ => h.opt_size(&key)?,
+    };
+    let usual = match (h.text(MODEL)?, name) {
+        (Some("llama"), "bos") => Some(1),
+        (Some("llama"), "eos") => Some(2),
+        (Some("llama"), "unknown") => Some(0),
+        // Falcon's. In other vocabularies of this kind it is an ordinary word.
+        (Some("gpt2"), "bos" | "eos") => {
+            let types = array(h, TYPES, bounds::VOCAB)?.map(|types| types.integers(raw)).transpose()?;
+            Some(11).filter(|id| types.is_some_and(|types| types.get(*id) == Some(&CONTROL)))
+        }
+        _ => None,
+    };
+    Ok(stated.filter(|id| *id < n).or(usual.filter(|id| *id < n)))
 }
 
 /// An array of at most `most` values, if the key exists.
