@@ -8,22 +8,22 @@
 mod content;
 pub mod decoder;
 pub mod flat;
+mod guard;
 mod parts;
 
 pub use decoder::Decoder;
 pub use flat::{flatten, unflatten};
 
 use crate::protocol::{Piece, Token};
-use crate::unicode::{one_line, one_line_error};
+use crate::unicode::one_line_error;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use content::Content;
+use guard::guarded;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokenizers::{AddedToken, ModelWrapper};
 
@@ -384,35 +384,6 @@ fn check_tokens(
         "tokenizer.json: a token has {longest} bytes, expected at most {LONGEST_TOKEN_BYTES}"
     );
     Ok(longest)
-}
-
-thread_local! {
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Calls the tokenizers crate and turns its errors and panics (a bad file makes it panic) into one
-/// line. Suppresses the panic message.
-fn guarded<T>(what: &str, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let inherited = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !QUIET.with(Cell::get) {
-                inherited(info);
-            }
-        }));
-    });
-    let was = QUIET.with(|q| q.replace(true));
-    let outcome = catch_unwind(AssertUnwindSafe(call));
-    QUIET.with(|q| q.set(was));
-    match outcome {
-        Ok(result) => result.map_err(|e| anyhow!("{what} failed: {}", one_line(&e.to_string()))),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            bail!("{what} failed: the tokenizers crate panicked: {}", one_line(text))
-        }
-    }
 }
 
 #[cfg(test)]

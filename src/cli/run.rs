@@ -60,8 +60,8 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         Ok(report) => report.stop_reason == StopReason::Cancelled,
         Err(error) => error.is::<output::Interrupted>() || error.is::<output::Killed>(),
     };
-    // Nobody reads on. However the answer ends, and whether or not more was to be written, that is no
-    // failure.
+    // Nobody reads on. However the answer ends, and whether or not more was to be written, that is
+    // no failure.
     let is_unread = || !stopped && process::stdout_is_closed();
     if is_unread() {
         return Ok(output::OK);

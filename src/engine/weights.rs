@@ -235,7 +235,8 @@ mod tests {
         assert!(refused.starts_with("weights int4: the model does not fit: it needs 87 MB of weights"), "{refused}");
     }
 
-    /// Rings of its window are what does not fit: the message leads to the adapter that nobody has named.
+    /// Rings of its window are what does not fit: the message leads to the adapter that nobody has
+    /// named.
     #[test]
     fn an_adapter_that_does_not_fit_is_named_where_nobody_asked_for_it() {
         let b = Cpu::new(1);

@@ -124,7 +124,7 @@ impl Content {
 
     /// The text as BPE reads it.
     pub fn normalized(&self, text: &str) -> anyhow::Result<String> {
-        super::guarded("normalizing text", || {
+        super::guard::guarded("normalizing text", || {
             let mut out = NormalizedString::from(text);
             self.tokenizer.get_normalizer().map_or(Ok(()), |normalizer| normalizer.normalize(&mut out))?;
             Ok(out.get().to_owned())

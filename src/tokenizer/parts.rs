@@ -117,7 +117,7 @@ struct Special {
 pub fn check(json: &[u8], vocab: usize) -> Result<Checked> {
     ensure!(json.len() <= FILE_BYTES, "tokenizer.json has {} bytes, expected at most {FILE_BYTES}", json.len());
     let file: File = serde_json::from_slice(json)
-        .map_err(|e| anyhow!("tokenizer.json is not a tokenizer: {}", super::one_line(&e.to_string())))?;
+        .map_err(|e| anyhow!("tokenizer.json is not a tokenizer: {}", crate::unicode::one_line(&e.to_string())))?;
     // An added token may also be in the list of ordinary tokens, and be beyond the vocabulary.
     check_model(&file.model, vocab, file.added_tokens.0.len())?;
     for token in &file.added_tokens.0 {

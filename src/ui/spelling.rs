@@ -11,7 +11,8 @@ pub fn parse(line: &str) -> Option<(&str, &str)> {
     plain.then_some((name, argument.trim()))
 }
 
-/// Reads a line whose first word is the name of a command and more behind a slash, such as `/undo/undo`. Returns the name.
+/// Reads a line whose first word is the name of a command and more behind a slash, such as
+/// `/undo/undo`. Returns the name.
 pub fn glued(line: &str) -> Option<&str> {
     let (name, _) = line.strip_prefix('/')?.split(char::is_whitespace).next()?.split_once('/')?;
     (!name.is_empty()).then_some(name)

@@ -173,6 +173,7 @@ pub fn gguf_vocabularies() -> Vec<Example> {
     let is_of = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.sampling.");
     let value = |meta: &Meta| match meta {
         Meta::U32(n) => json!(n),
+        Meta::I32(n) => json!(n),
         Meta::F32(x) => json!(x),
         Meta::Bool(b) => json!(b),
         Meta::Text(text) => json!(text),

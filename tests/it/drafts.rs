@@ -466,8 +466,8 @@ fn are_equal<'a>(mut drafted: Session<'a>, mut plain: Session<'a>) -> (u64, u64)
     (rounds, accepted)
 }
 
-/// An answer that is asked for again is tried from the one that it replaces, which the context no longer has. Nor does another
-/// answer depend on it.
+/// An answer that is asked for again is tried from the one that it replaces, which the context no
+/// longer has. Nor does another answer depend on it.
 #[test]
 fn a_replaced_answer_is_tried_again() {
     let tiny = speaker();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub enum Meta {
     U32(u32),
+    #[allow(dead_code, reason = "the fuzz targets write none")]
     I32(i32),
     F32(f32),
     Bool(bool),

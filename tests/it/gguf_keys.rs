@@ -134,7 +134,8 @@ fn ids_of_special_tokens_have_the_defaults_of_llama_cpp() {
     file.set("tokenizer.ggml.eos_token_ids", Meta::I32s(vec![-1, 264, 258]));
     let (bos, eos, ends) = of(&file);
     assert_eq!(((bos, eos), ends), (texts("", "<|im_end|>"), vec![259, 258, 257]));
-    // The id of Falcon's end, which is a comma here unless the file says that it is a control token.
+    // The id of Falcon's end, which is a comma here unless the file says that it is a control
+    // token.
     let Some(Meta::I32s(types)) = file.meta.get_mut("tokenizer.ggml.token_type") else { panic!() };
     types[11] = 3;
     assert_eq!(of(&file).0, ",");

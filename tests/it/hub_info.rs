@@ -1,5 +1,5 @@
-//! What `models info` says of a model before it is downloaded, and what `models list` shows. Against a hub on loopback
-//! ([`crate::fake_hub`]).
+//! What `models info` says of a model before it is downloaded, and what `models list` shows.
+//! Against a hub on loopback ([`crate::fake_hub`]).
 
 use crate::fake_hub::FakeHub;
 use crate::gguf_file::GgufFile;

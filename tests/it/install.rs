@@ -140,8 +140,8 @@ fn a_script_that_was_cut_off_does_nothing_and_fails() {
     release.is_untouched();
 }
 
-/// A curl and a wget that act as the real ones do where a server sends them elsewhere: to `to`, which they follow unless a
-/// flag forbids it. The file that they bring is that of the release.
+/// A curl and a wget that act as the real ones do where a server sends them elsewhere: to `to`,
+/// which they follow unless a flag forbids it. The file that they bring is that of the release.
 fn downloaders(release: &Release, to: &str) {
     let folder = release.from();
     let last = "for url; do :; done; name=${url##*/}; out=; for arg; do [ \"$before\" = -o ] && out=$arg; \

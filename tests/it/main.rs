@@ -2,6 +2,7 @@
 
 mod bounds;
 mod chains;
+mod chat_texts;
 mod checkpoint;
 mod cli;
 mod conversations;

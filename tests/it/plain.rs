@@ -1,4 +1,5 @@
-//! A base model without a chat template, which continues text: its answer ends where it writes the user's next line.
+//! A base model without a chat template, which continues text: its answer ends where it writes the
+//! user's next line.
 
 use crate::cli::{dmschat, said};
 use crate::pty::{Chat, answer};
@@ -6,7 +7,8 @@ use crate::tiny::{CONTROL, Form, Spec, Tiny, bf16_word};
 use serde_json::Value;
 use std::fs;
 
-/// After each of these characters the model says the next one, and after the last the first: for ever.
+/// After each of these characters the model says the next one, and after the last the first: for
+/// ever.
 const SAYS: &[u8] = b": a\nUser";
 
 fn model() -> Tiny {

@@ -62,7 +62,7 @@ fn a_published_predictor_is_pulled_with_its_model_and_used_offline() {
     assert!(ask("1", &["--adapter", "none"]).1.is_null());
     assert_eq!(ask("1", &["--adapter", &format!("{ZAP}@{COMMIT}")]).1["hash"], decisions["hash"]);
     let (code, _, stderr) = ask("1", &["--adapter", &format!("{ZAP}@v9")]);
-    assert!(code == 1 && stderr.contains("HF_HUB_OFFLINE") && stderr.lines().count() == 1, "{stderr}");
+    assert!(code == 2 && stderr.contains("HF_HUB_OFFLINE") && stderr.lines().count() == 1, "{stderr}");
     // What the dial expects belongs to the threshold at which it was measured.
     for threshold in ["--threshold=-4", "--threshold=-12"] {
         let (code, decisions, stderr) = ask("1", &["--keep-ratio", "2", threshold]);

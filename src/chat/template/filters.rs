@@ -1,4 +1,5 @@
-//! Filters, tests and functions of Jinja that minijinja lacks or whose arguments it takes otherwise.
+//! Filters, tests and functions of Jinja that minijinja lacks or whose arguments it takes
+//! otherwise.
 
 use super::guard::is_space;
 use super::python::{self, failed};

@@ -235,8 +235,8 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     // The tokenizer does without these, so a wrong id is no reason to refuse a file.
     for (key, name) in [("unknown", "unk"), ("padding", "pad"), ("seperator", "sep"), ("cls", "cls"), ("mask", "mask")]
     {
-        if let Ok(Some(token)) = literal(h, &tokens, key) {
-            out.insert(format!("{name}_token"), token.into());
+        if let Some(token) = special(h, raw, key).ok().flatten().and_then(|id| tokens.get(id)) {
+            out.insert(format!("{name}_token"), (*token).into());
         }
     }
     let split = if h.text(MODEL)? == Some("gpt2") { Some(Split::of(h)?) } else { None };

@@ -57,8 +57,8 @@ pub struct About {
     pub weight_bytes: u64,
     /// The GGUF files, if it has any.
     pub gguf: Option<String>,
-    /// What its configuration says, or why it cannot be read or does not run. `None` where a GGUF file has to be chosen first,
-    /// and for a predictor or a draft head.
+    /// What its configuration says, or why it cannot be read or does not run. `None` where a GGUF
+    /// file has to be chosen first, and for a predictor or a draft head.
     pub summary: Option<Result<Summary, HubError>>,
 }
 
@@ -192,7 +192,8 @@ struct Wanted {
 }
 
 impl Pull<'_> {
-    /// What the configuration of a model says, of which no more is downloaded; `None` for a predictor or a draft head.
+    /// What the configuration of a model says, of which no more is downloaded; `None` for a
+    /// predictor or a draft head.
     fn summary(&mut self, model: &HubModel) -> Result<Option<Summary>, HubError> {
         let files = match model.gguf {
             Some(_) => {

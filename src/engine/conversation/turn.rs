@@ -69,8 +69,8 @@ impl Turn {
     }
 }
 
-/// The tokens of a state that is left, from where the prompt differs, after up to [`MAX_MATCH`] that
-/// are equal.
+/// The tokens of a state that is left, from where the prompt differs, after up to [`MAX_MATCH`]
+/// that are equal.
 fn replaced(left: &Context, prompt: impl Iterator<Item = Token>) -> Vec<Token> {
     let left: Vec<Token> = left.tokens().chain(left.pending).collect();
     let same = left.iter().zip(prompt).take_while(|(a, b)| *a == b).count();

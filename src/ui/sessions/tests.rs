@@ -203,8 +203,8 @@ fn an_export_has_the_figures_of_now() {
     assert!(export(None).contains("\neviction: true\n"));
 }
 
-/// A link where a conversation is to be saved counts as a file: it is asked about, then replaced itself. What it leads to
-/// stays as it was.
+/// A link where a conversation is to be saved counts as a file: it is asked about, then replaced
+/// itself. What it leads to stays as it was.
 #[cfg(unix)]
 #[test]
 fn a_file_is_not_written_through_a_link() {
