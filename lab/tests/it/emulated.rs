@@ -42,7 +42,7 @@ fn families_score_as_on_the_cpu() {
     let file = tokens_file(90, 128);
     let window = &["--policy", "window", "--budget", "18"];
     for (name, policy) in [
-        ("phi3_longrope", &[][..]),
+        ("phi3_longrope", &["--ctx-size", "128"][..]),
         ("smollm3", window),
         ("granite", &[]),
         ("qwen3_moe", &[]),
