@@ -4,10 +4,7 @@
 pub mod adapter;
 pub mod bounds;
 mod builtin;
-pub mod calibration;
 pub mod config;
-pub mod convert;
-mod described;
 pub mod dial_file;
 pub mod draft_head;
 pub mod eagle;
@@ -15,38 +12,38 @@ mod ends;
 mod family;
 pub(crate) mod files;
 mod fp8;
-mod gguf;
-pub mod hub;
-pub mod imatrix;
+pub(crate) mod gguf;
 mod json;
 pub mod known;
-mod mapped;
-mod model_names;
+pub(crate) mod mapped;
 mod mtp;
 pub mod names;
-mod origin;
+pub(crate) mod origin;
+pub(crate) mod pack;
 mod packed;
 mod parse;
+pub mod pull;
 mod quantized;
 pub mod random;
 mod rope;
-mod safetensors;
+pub(crate) mod safetensors;
 mod shards;
 mod source;
 mod spec;
 mod stacked;
 mod texts;
 mod tuning;
-pub mod weight_cache;
-mod weight_file;
 
+pub use crate::hub::ModelRef;
 pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 pub use family::Family;
-pub use hub::ModelRef;
 pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
 pub use stacked::Stacked;
 pub use tuning::Tuning;
 
+use crate::hub;
+use crate::hub::layout::CARD;
+use crate::hub::model_names::{MAX_NAME, Names};
 use crate::policy::Trained;
 use crate::protocol::SamplingOverrides;
 use crate::quant;
@@ -55,10 +52,9 @@ use crate::unicode;
 use adapter::Adapter;
 use anyhow::{Context, Result, bail};
 use draft_head::DraftHead;
-use files::{CARD, Files};
+use files::Files;
 use json::Fields;
 use known::Published;
-use model_names::{MAX_NAME, Names};
 use names::TensorSpec;
 use origin::Origin;
 use serde_json::{Map, Value};
@@ -96,13 +92,13 @@ pub struct Checkpoint {
     /// The head that guesses its next tokens, if one is in use.
     pub draft_head: Option<DraftHead>,
     pub builtin: bool,
-    /// Format that [`convert`] gave the matrices; `Bf16` is as in the files.
+    /// Format that [`quantize`](crate::quantize) gave the matrices; `Bf16` is as in the files.
     pub weights: quant::Weights,
-    /// Whether the weights are mapped from a file of [`weight_cache`].
+    /// Whether the weights are mapped from a file of the weight cache.
     pub cached: bool,
     /// `None` for the built-in model and for random weights.
     pub origin: Option<Origin>,
-    /// A notice about matrices that [`convert`] left as they are.
+    /// A notice about matrices that [`quantize`](crate::quantize) left as they are.
     pub kept: Option<String>,
     /// Formats of the matrices in the files, largest share of bytes first: `bf16`, or `Q4_K, Q6_K`.
     pub stored_as: String,
@@ -156,7 +152,7 @@ impl Checkpoint {
 
     /// `weights` returns the tensors of the configuration, and their files if these are the model's
     /// own.
-    fn from_files(
+    pub(crate) fn from_files(
         name: &str,
         files: &Files,
         adapter: &AdapterChoice,
@@ -317,7 +313,7 @@ impl Checkpoint {
         own.chain(self.reordered()).chain(self.anothers_adapter()).chain(self.anothers_head())
     }
 
-    /// A notice about codes of GPTQ that [`convert`] could not keep.
+    /// A notice about codes of GPTQ that the conversion could not keep.
     fn reordered(&self) -> Option<String> {
         let again = self.weights.uses_importance() && self.stored_as.contains(packed::ACT_ORDER);
         again
@@ -335,7 +331,7 @@ impl Checkpoint {
         spec.check(self.tensors.get(&spec.name).cloned(), &self.name)
     }
 
-    fn empty(name: &str, config: ModelConfig) -> Self {
+    pub(crate) fn empty(name: &str, config: ModelConfig) -> Self {
         Self {
             name: name.to_owned(),
             config,
@@ -366,7 +362,7 @@ impl Checkpoint {
     }
 
     /// Replaces matrices by the ones in a file of converted weights.
-    fn with_converted(mut self, weights: quant::Weights, converted: BTreeMap<String, Tensor>) -> Self {
+    pub(crate) fn with_converted(mut self, weights: quant::Weights, converted: BTreeMap<String, Tensor>) -> Self {
         let n_params = self.n_params;
         let mut tensors = std::mem::take(&mut self.tensors);
         tensors.extend(converted);
@@ -374,7 +370,7 @@ impl Checkpoint {
         Self { weights, cached: true, n_params, ..self }
     }
 
-    fn take_tensors(&mut self, tensors: Vec<Tensor>) {
+    pub(crate) fn take_tensors(&mut self, tensors: Vec<Tensor>) {
         self.n_params = tensors.iter().map(|t| t.len() as u64).sum();
         self.weight_bytes = tensors.iter().map(|t| t.stored_bytes() as u64).sum();
         self.tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();

@@ -51,11 +51,11 @@ pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 
 use crate::backend::{Backend, DeviceLost, KernelNeeds};
-use crate::checkpoint::convert::Report;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::policy::PolicyRequest;
 use crate::protocol::{Dial, EngineHandle, EngineMessage, Event, MAX_CONTEXT, Outlet, Plan, WhenFull};
+use crate::quantize::convert::Report;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;

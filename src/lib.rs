@@ -18,14 +18,16 @@
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
 //! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, words |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | traits `Device`, `Ops`, `Pages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, system, unicode, words |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`checkpoint`] | model folders, GGUF files, the built-in model, the hub: config, tensors, adapters, templates, downloads | protocol, policy, quant, tensor, regular_file, unicode |
+//! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode |
+//! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode |
+//! | [`hub`] | names of models, the Hugging Face cache, downloads of files | regular_file, unicode |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol, policy, codec, quant, regular_file, unicode, words |
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; signals, the terminal, children; a clock without stops | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
@@ -112,7 +114,7 @@
 //! - What a person types never becomes a control token.
 //! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's
 //!   thread, or exits without handlers.
-//! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the
+//! - Connections are opened in `hub` only, and only for a hub id that is not in the
 //!   cache.
 //! - `unsafe` is in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`,
 //!   `quant::vectorize` and `system` only.
@@ -126,11 +128,13 @@ pub mod cli;
 pub mod codec;
 pub mod config;
 pub mod engine;
+pub mod hub;
 pub mod model;
 pub mod policy;
 pub mod predictor;
 pub mod protocol;
 pub mod quant;
+pub mod quantize;
 pub mod regular_file;
 pub mod sampler;
 pub mod system;

@@ -5,11 +5,11 @@ use crate::score::encode_text_file;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
 use dmschat::chat::session::{Output, open_stream};
-use dmschat::checkpoint::imatrix;
 use dmschat::cli::output::{self, as_wrong_use, notice, wrong_use};
 use dmschat::cli::quantizing::Quantizing;
 use dmschat::cli::{calibrate, download, spawn};
 use dmschat::config::Settings;
+use dmschat::quantize::imatrix;
 use std::io::Write;
 use std::path::PathBuf;
 

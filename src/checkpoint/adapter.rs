@@ -7,13 +7,14 @@ pub mod kvzap;
 
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
-use super::files::{Files, WEIGHTS};
-use super::hub::{self, HubModel};
+use super::files::Files;
 use super::known;
-use super::model_names::Names;
 use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
 use super::{bounds, mapped};
+use crate::hub::layout::WEIGHTS;
+use crate::hub::model_names::Names;
+use crate::hub::{self, HubModel};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{SharedBytes, Tensor};
 use anyhow::{Result, anyhow, bail, ensure};

@@ -2,8 +2,8 @@
 //! states and the tokens after them. [`eagle`](super::eagle) and [`mtp`](super::mtp) read the two
 //! kinds, which differ in their input and in the vocabulary of their output.
 
-use super::model_names::same;
-use super::{Checkpoint, ModelConfig, convert, mapped, names};
+use super::{Checkpoint, ModelConfig, mapped, names, pack};
+use crate::hub::model_names::same;
 use crate::quant::Code;
 use crate::tensor::{DType, Format, Tensor};
 use anyhow::{Result, ensure};
@@ -127,16 +127,16 @@ fn in_memory(t: &Tensor, packed: bool) -> Result<Tensor> {
         Format::Packed(_) => Ok(t.clone()),
         _ if packed && Code::fits(cols) => {
             let len = Code::Q8.bytes(rows, cols);
-            let bytes = mapped::buffer(len, |out| convert::pack(t, Code::Q8, None, 0, 0, out))?;
+            let bytes = mapped::buffer(len, |out| pack::pack(t, Code::Q8, None, 0, 0, out))?;
             Ok(Tensor::packed(&t.name, Code::Q8, [rows, cols], bytes, 0..len))
         }
-        _ => convert::plain(t.clone(), 0),
+        _ => pack::plain(t.clone(), 0),
     }
 }
 
 /// `n` columns of a matrix from `first` on.
 pub(super) fn columns(t: &Tensor, first: usize, n: usize) -> Result<Tensor> {
-    let t = convert::plain(t.clone(), 0)?;
+    let t = pack::plain(t.clone(), 0)?;
     let (rows, cols) = (t.shape[0], t.shape[1]);
     let dtype = t.dtype().unwrap_or(DType::F32);
     let size = dtype.size_bytes();

@@ -6,12 +6,12 @@ pub mod config;
 
 use super::draft_head::{DraftHead, Input, Reads, Tap, columns};
 use super::files::Files;
-use super::hub;
 use super::json::{self, Fields};
 use super::known;
 use super::names::{self, TensorSpec};
 use super::shards::Shards;
 use super::{Checkpoint, full_path};
+use crate::hub;
 use crate::tensor::Tensor;
 use ::safetensors::tensor::Dtype;
 use anyhow::{Context, Result, bail, ensure};

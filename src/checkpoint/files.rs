@@ -3,46 +3,15 @@
 
 use super::gguf::{Gguf, Part};
 use super::{builtin, mapped};
+use crate::hub::gguf_files;
+use crate::hub::layout::{WEIGHTS, max_text_bytes, plain_name};
 use crate::regular_file;
 use crate::tensor::SharedBytes;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Largest JSON or Jinja file, on disk and in downloads: several times the largest known one of its
-/// kind.
-pub fn max_text_bytes(name: &str) -> u64 {
-    const MIB: u64 = 1 << 20;
-    match name {
-        "tokenizer.json" => 128 * MIB,
-        INDEX => 32 * MIB,
-        "tokenizer_config.json" => 16 * MIB,
-        _ => 4 * MIB,
-    }
-}
-
-/// The weights of a folder, where one file holds them all.
-pub const WEIGHTS: &str = "model.safetensors";
-/// Where several do, which file holds which tensor.
-pub const INDEX: &str = "model.safetensors.index.json";
-/// The model card, which states the licence and what the model was made of.
-pub const CARD: &str = "README.md";
-
-/// Files beside the weights that a checkpoint is opened from, where they exist. The first two
-/// decide whether the model can run.
-pub const TEXTS: [&str; 9] = [
-    "config.json",
-    "dms_metadata.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    CARD,
-    "chat_template.jinja",
-    "chat_template.json",
-];
 
 /// The files of one checkpoint.
 #[derive(Clone)]
@@ -68,7 +37,7 @@ impl Files {
         }
         let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
         ensure!(
-            named || Gguf::begins((*mapped::map_file(path)?).as_ref()),
+            named || gguf_files::begins((*mapped::map_file(path)?).as_ref()),
             "{} is a file; give a GGUF file, or the folder that holds config.json and the weights",
             path.display()
         );
@@ -188,16 +157,4 @@ fn blobs_of(snapshot: &Path) -> Option<PathBuf> {
     let repository = snapshots.parent()?;
     let named = repository.file_name()?.to_str()?.starts_with("models--");
     named.then(|| repository.join("blobs"))
-}
-
-/// Fails unless the name is a relative path of ordinary names.
-pub fn plain_name(name: &str) -> Result<()> {
-    let plain = !name.is_empty()
-        && !name.contains(['\\', '\0', ':'])
-        && !name.chars().any(char::is_control)
-        && Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
-    if !plain {
-        bail!("file name {name:?} is not a plain relative name");
-    }
-    Ok(())
 }

@@ -9,10 +9,11 @@ mod keys;
 mod sentencepiece;
 mod tokenizer;
 
-use super::hub::gguf_files;
 use super::mapped;
-use super::model_names::{MAX_NAME, Names};
+
 use super::names::{self, TensorSpec};
+use crate::hub::gguf_files;
+use crate::hub::model_names::{MAX_NAME, Names};
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Rows, SharedBytes, Tensor};
 use crate::unicode;
@@ -104,11 +105,6 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Whether a file that begins with these bytes is meant to be a GGUF file.
-    pub fn begins(raw: &[u8]) -> bool {
-        raw.starts_with(header::MAGIC)
-    }
-
     /// Opens the file, or all parts of which it is the first.
     pub fn open(path: &Path) -> Result<Self> {
         let label = path.display().to_string();

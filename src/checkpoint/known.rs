@@ -1,9 +1,10 @@
 //! Publications for known models, found by a model's names: NVIDIA's predictors of importance, and
 //! draft heads.
 
-use super::hub::HubModel;
-use super::model_names::{Names, same};
-use super::{ModelConfig, ModelRef};
+use super::config::ModelConfig;
+use crate::hub::HubModel;
+use crate::hub::ModelRef;
+use crate::hub::model_names::{Names, same};
 use std::path::Path;
 
 /// Models by name: layers, hidden size, KV heads.

@@ -13,7 +13,7 @@ pub struct Origin {
     pub model: String,
     /// The commit of a hub model.
     pub revision: Option<String>,
-    pub(super) files: Files,
+    pub(crate) files: Files,
     /// The weight files, with their headers read.
     pub(super) source: Arc<Source>,
 }

@@ -6,7 +6,7 @@ use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeSca
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
 use super::{
     Activation, Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Local, Mlp, Spec, builtin,
-    convert, mapped,
+    mapped, pack,
 };
 use crate::policy::{Dms, Shift};
 use crate::quant::file::{FileCode, random_strip};
@@ -129,7 +129,7 @@ impl Checkpoint {
     /// matrices may share their bytes, matrices of the same code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
-        let packed = convert::packable(&self.config);
+        let packed = pack::packable(&self.config);
         let mut filled = HashMap::new();
         let mut tensors = Vec::new();
         // The tallest first: its bytes are enough for all of its width.

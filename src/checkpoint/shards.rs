@@ -1,9 +1,10 @@
 //! The safetensors files of a folder as one set of tensors.
 
-use super::files::{self, Files, INDEX, WEIGHTS};
+use super::files::Files;
 use super::json::{self, Fields};
 use super::names::{self, TensorSpec};
 use super::safetensors::{RawTensor, SourceFile, TensorFile};
+use crate::hub::layout::{self, INDEX, WEIGHTS};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -37,7 +38,7 @@ impl Shards {
             let at = match seen.get(name) {
                 Some(&at) => at,
                 None => {
-                    files::plain_name(name).map_err(|e| e.context(format!("{place} is refused")))?;
+                    layout::plain_name(name).map_err(|e| e.context(format!("{place} is refused")))?;
                     let bytes = files.bytes(name)?;
                     let bytes =
                         bytes.with_context(|| format!("{} is missing, which {INDEX} names", files.label(name)))?;

@@ -2,7 +2,7 @@
 //! in the format of q, k and v; a second copy holds the rounding errors of the first.
 
 use super::names::{AttentionSpec, LinearSpec};
-use super::{Checkpoint, convert, mapped};
+use super::{Checkpoint, mapped, pack};
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Format, Tensor};
 use anyhow::Result;
@@ -85,7 +85,7 @@ fn packed(code: Code, values: &[f32], stride: usize, cols: usize) -> Result<Vec<
     let mut out = Vec::new();
     for _ in 0..copies(code) {
         let len = code.bytes(stride, cols);
-        let bytes = mapped::buffer(len, |to| convert::pack(&rest, code, None, 0, 0, to))?;
+        let bytes = mapped::buffer(len, |to| pack::pack(&rest, code, None, 0, 0, to))?;
         let copy = Tensor::packed("decisions", code, [stride, cols], bytes, 0..len);
         let left: Vec<f32> = rest.to_f32().iter().zip(copy.to_f32()).map(|(a, b)| a - b).collect();
         rest = Tensor::from_f32("decisions", vec![stride, cols], &left);

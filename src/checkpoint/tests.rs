@@ -216,7 +216,7 @@ fn the_built_in_model_is_whole() {
 #[test]
 fn the_shipped_adapter_is_found_by_shape() {
     let mut config = Checkpoint::random_shared("smollm2-135m").unwrap().config;
-    let find = |config: &ModelConfig| Adapter::find(None, &model_names::Names::of("a-finetune"), config).unwrap();
+    let find = |config: &ModelConfig| Adapter::find(None, &Names::of("a-finetune"), config).unwrap();
     let adapter = find(&config).expect("fits");
     assert_eq!(adapter.base(), Some("HuggingFaceTB/SmolLM2-135M-Instruct"));
     assert_eq!(adapter.dms().unwrap().rule.window, 192);

@@ -3,7 +3,7 @@
 use super::files::Files;
 use super::gguf::PROMPT_BOS;
 use super::json;
-use super::model_names::MAX_NAME;
+use crate::hub::model_names::MAX_NAME;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

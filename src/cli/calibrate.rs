@@ -2,11 +2,12 @@
 //! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen.
 
 use crate::backend::cpu::Cpu;
-use crate::checkpoint::convert::{Importance, OnReport, Report};
-use crate::checkpoint::{Checkpoint, imatrix};
+use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
 use crate::protocol::Token;
+use crate::quantize::convert::{Importance, OnReport, Report};
+use crate::quantize::imatrix;
 use crate::tensor::Tensor;
 use crate::tokenizer::Tokenizer;
 use anyhow::{Result, ensure};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 /// Prose, code, tables and dialogues in several languages. Quantized files name the version of this
-/// procedure ([`crate::checkpoint::calibration`]): it changes with the text.
+/// procedure ([`crate::quantize::calibration`]): it changes with the text.
 const TEXT: &str = include_str!("../../assets/calibration.txt");
 /// Tokens of the built-in text that are used: 3.6 TFLOP and 140 MB for a model of 8 billion
 /// weights. Ten times this number reduces the divergence of a quantized model by 6 %.
@@ -118,9 +119,9 @@ impl Squares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::convert::convert;
     use crate::checkpoint::{Experts, LayerKind, Mlp, ModelConfig};
     use crate::quant::Weights;
+    use crate::quantize::convert::convert;
 
     fn checkpoint() -> Checkpoint {
         let small = Checkpoint::shape("demo").unwrap();

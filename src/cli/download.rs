@@ -8,11 +8,12 @@ use super::quantized;
 use crate::checkpoint;
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::eagle;
-use crate::checkpoint::hub::cache::{Cached, Extent};
-use crate::checkpoint::hub::{Hub, HubError, HubModel, ModelRef, Observer, Plan, Progress};
 use crate::checkpoint::known::{self, Kind};
+use crate::checkpoint::pull::{Downloader, Plan};
 use crate::config::{Adapter, Device, Settings};
 use crate::engine::Loading;
+use crate::hub::cache::{Cached, Extent};
+use crate::hub::{Hub, HubError, HubModel, ModelRef, Observer, Progress};
 use crate::protocol::{Download, DraftSource, Event};
 use crate::ui::numbers;
 use crate::ui::text::{bytes, plural};
@@ -186,13 +187,15 @@ struct Events<'a> {
     loading: &'a Loading,
 }
 
+impl Downloader for Events<'_> {
+    fn plan(&mut self, plan: &Plan) {
+        plan_lines(plan, self.device).into_iter().for_each(|line| self.notice(&line));
+    }
+}
+
 impl Observer for Events<'_> {
     fn stopped(&self) -> bool {
         !self.loading.is_wanted()
-    }
-
-    fn plan(&mut self, plan: &Plan) {
-        plan_lines(plan, self.device).into_iter().for_each(|line| self.notice(&line));
     }
 
     fn progress(&mut self, p: &Progress) {
@@ -222,13 +225,15 @@ impl Bar {
     }
 }
 
+impl Downloader for Bar {
+    fn plan(&mut self, plan: &Plan) {
+        plan_lines(plan, self.device).into_iter().for_each(|line| self.notice(&line));
+    }
+}
+
 impl Observer for Bar {
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
-    }
-
-    fn plan(&mut self, plan: &Plan) {
-        plan_lines(plan, self.device).into_iter().for_each(|line| self.notice(&line));
     }
 
     fn progress(&mut self, p: &Progress) {

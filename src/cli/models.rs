@@ -8,15 +8,15 @@ use super::{devices, download, quantized, quiet_settings as settings, spawn};
 use crate::chat::session::Store;
 use crate::checkpoint::adapter::{Adapter, kvzap};
 use crate::checkpoint::eagle;
-use crate::checkpoint::files::INDEX;
-use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{self, Hub, HubError, HubModel, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::known::Kind;
-use crate::checkpoint::weight_cache::Cached;
 use crate::checkpoint::{self, ModelConfig, ModelRef, Summary};
 use crate::config::{BUILTIN_MODEL, Settings};
+use crate::hub::cache::{self, Extent};
+use crate::hub::layout::INDEX;
+use crate::hub::{self, Hub, HubError, HubModel, MAIN, Observer, Progress};
 use crate::policy::Trained;
 use crate::quant::{self, Weights};
+use crate::quantize::weight_cache::Cached;
 use crate::ui::text::bytes;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -465,8 +465,6 @@ impl Observer for Quiet {
     fn stopped(&self) -> bool {
         false
     }
-
-    fn plan(&mut self, _: &Plan) {}
 
     fn progress(&mut self, _: &Progress) {}
 

@@ -2,12 +2,13 @@
 //! an original that is gone. Opens no connection.
 
 use super::devices;
-use crate::checkpoint::hub::Hub;
-use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::weight_cache::{Cached, WeightCache};
-use crate::checkpoint::{self, ModelRef, hub};
+use crate::checkpoint::{self, ModelRef};
 use crate::config::{Device, Dirs};
+use crate::hub;
+use crate::hub::Hub;
+use crate::hub::cache::{self, Extent};
 use crate::quant::Weights;
+use crate::quantize::weight_cache::{Cached, WeightCache};
 use crate::ui::text::bytes;
 use anyhow::Result;
 

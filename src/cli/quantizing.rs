@@ -1,7 +1,7 @@
 //! Progress of quantization on stderr: one line that is redrawn on a terminal, else one notice.
 
 use super::output::{StatusLine, notice};
-use crate::checkpoint::convert::Report;
+use crate::quantize::convert::Report;
 use std::io::IsTerminal;
 
 #[derive(Default)]

@@ -2,11 +2,11 @@
 //! connection.
 
 use super::download;
-use crate::checkpoint::hub::Hub;
-use crate::checkpoint::hub::cache;
 use crate::checkpoint::known;
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{Adapter, Settings};
+use crate::hub::Hub;
+use crate::hub::cache;
 use crate::policy::PolicyRequest;
 use crate::protocol::{ModelIdentity, ModelReference};
 use crate::regular_file;

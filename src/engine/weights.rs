@@ -3,11 +3,11 @@
 use super::{EngineOptions, head, planner, resolve_context, workspace_bytes};
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::calibration::Calibration;
-use crate::checkpoint::convert::{OnReport, Report};
-use crate::checkpoint::weight_cache::{WeightCache, convert_in_memory};
 use crate::protocol::{Plan, bytes, count};
 use crate::quant::{EXACT_FIRST, Weights};
+use crate::quantize::calibration::Calibration;
+use crate::quantize::convert::{OnReport, Report};
+use crate::quantize::weight_cache::{WeightCache, convert_in_memory};
 use anyhow::{Context, Result};
 
 /// How the weights are stored.

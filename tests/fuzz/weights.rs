@@ -4,10 +4,10 @@
 use crate::gguf_file::GgufFile;
 use crate::mutate::{Example, Shape};
 use anyhow::Result;
-use dmschat::checkpoint::calibration::Calibration;
-use dmschat::checkpoint::weight_cache::WeightCache;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::quant::Weights;
+use dmschat::quantize::calibration::Calibration;
+use dmschat::quantize::weight_cache::WeightCache;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

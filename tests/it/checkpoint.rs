@@ -2,9 +2,9 @@
 //! that can be wrong with one.
 
 use crate::folder::{Block, Folder, assemble, blocks, config, layout, merged};
-use dmschat::checkpoint::hub::HubModel;
 use dmschat::checkpoint::names::TensorSpec;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmcConfig, DmsVariant, ModelConfig, ModelRef, RopeScaling};
+use dmschat::hub::HubModel;
 use dmschat::policy::{Dmc, Shift, Trained};
 use serde_json::{Value, json};
 

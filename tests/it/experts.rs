@@ -2,12 +2,12 @@
 //! tensors, refusals.
 
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::convert::{Importance, codes, convert};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::Token;
 use dmschat::quant::{Code, Weights};
+use dmschat::quantize::convert::{Importance, codes, convert};
 use dmschat::tensor::{SharedBytes, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

@@ -3,7 +3,8 @@
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, Gate, git_hash, hash, sha256};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::checkpoint::hub::{Hub, HubError, HubModel, Observer, Plan, Progress, Token};
+use dmschat::checkpoint::pull::{Downloader, Plan};
+use dmschat::hub::{Hub, HubError, HubModel, Observer, Progress, Token};
 use dmschat::protocol::bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -169,12 +170,15 @@ pub struct Heard {
     notices: Vec<String>,
 }
 
+impl Downloader for Heard {
+    fn plan(&mut self, plan: &Plan) {
+        self.plans.push(plan.clone());
+    }
+}
+
 impl Observer for Heard {
     fn stopped(&self) -> bool {
         false
-    }
-    fn plan(&mut self, plan: &Plan) {
-        self.plans.push(plan.clone());
     }
     fn progress(&mut self, progress: &Progress) {
         self.progress.push(progress.clone());

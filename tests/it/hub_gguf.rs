@@ -4,7 +4,7 @@
 use crate::fake_hub::{COMMIT, Do, FakeHub};
 use crate::gguf_file::{F32, GgufFile, Meta};
 use crate::hub::{Home, files, said};
-use dmschat::checkpoint::hub::HubModel;
+use dmschat::hub::HubModel;
 use serde_json::Value;
 use std::collections::BTreeMap;
 

@@ -2,7 +2,8 @@
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, git_hash, hash};
 use crate::hub::{Heard, Home, INDEX, NEEDED, WEIGHTS, files, healthy, model, sharded};
-use dmschat::checkpoint::hub::{Observer, Plan, Progress};
+use dmschat::checkpoint::pull::{Downloader, Plan};
+use dmschat::hub::{Observer, Progress};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -58,13 +59,16 @@ struct Early {
     plans: Vec<Plan>,
 }
 
-impl Observer for Early {
-    fn stopped(&self) -> bool {
-        false
-    }
+impl Downloader for Early {
     fn plan(&mut self, plan: &Plan) {
         assert!(!self.cache.exists(), "something was written before the plan");
         self.plans.push(plan.clone());
+    }
+}
+
+impl Observer for Early {
+    fn stopped(&self) -> bool {
+        false
     }
     fn progress(&mut self, _: &Progress) {
         assert!(!self.plans.is_empty());

@@ -7,12 +7,12 @@ use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::KvGeometry;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
-use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Budget, PolicyKind, PolicyRequest};
 use dmschat::protocol::LogEntry;
 use dmschat::quant::Weights;
+use dmschat::quantize::convert::{Importance, convert};
 
 /// Scores nearer to each other than this could change their order by the order of a sum.
 const MARGIN: f64 = 3e-4;

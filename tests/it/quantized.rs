@@ -1,11 +1,11 @@
 //! Quantized safetensors: every format decodes to its formula, and integer codes survive in int4.
 
 use crate::folder::{Folder, assemble, merged};
-use dmschat::checkpoint::calibration::Calibration;
-use dmschat::checkpoint::convert::{Importance, convert};
-use dmschat::checkpoint::weight_cache::convert_in_memory;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::quant::Weights;
+use dmschat::quantize::calibration::Calibration;
+use dmschat::quantize::convert::{Importance, convert};
+use dmschat::quantize::weight_cache::convert_in_memory;
 use serde_json::{Value, json};
 
 const ROWS: usize = 64;

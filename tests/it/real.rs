@@ -5,12 +5,12 @@
 use crate::gguf_file::{GgufFile, Meta, Q8_0};
 use dmschat::backend::cpu::Cpu;
 use dmschat::chat::{Conversation, RenderOptions, render};
-use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::{Piece, TemplateSpec, Token};
 use dmschat::quant::Weights;
+use dmschat::quantize::convert::{Importance, convert};
 use dmschat::sampler::argmax;
 use dmschat::tensor::SharedBytes;
 use dmschat::tokenizer::{Tokenizer, flatten};

@@ -29,7 +29,7 @@ const KINDS: [Kind; 7] = [
     Kind {
         name: "format of weights",
         places: |code| variants(code, &["Weights"]),
-        home: &["quant", "checkpoint/weights", "protocol/weights"],
+        home: &["quant", "quantize/weights", "protocol/weights"],
         budget: [4, 4],
         goal: [15, 5],
     },

@@ -425,7 +425,7 @@ fn nothing_is_left_unfinished() {
 /// terminal says by them what it is. Nothing that runs a model looks at the environment.
 #[test]
 fn the_environment_is_read_at_the_edges() {
-    let allowed = |module: &[&str]| matches!(module, [] | ["cli" | "config" | "ui", ..] | ["checkpoint", "hub"]);
+    let allowed = |module: &[&str]| matches!(module, [] | ["cli" | "config" | "ui", ..] | ["hub", "environment"]);
     let sources = code();
     let readers: Vec<&Source> = sources.iter().filter(|s| s.code.contains("env::var")).collect();
     assert!(!readers.is_empty());
@@ -458,7 +458,7 @@ fn the_network_is_used_in_one_room() {
         sources.iter().filter(|s| has_word(&s.code, "ureq") || s.code.contains("std::net")).collect();
     assert!(!users.is_empty());
     for source in users {
-        assert!(source.path.starts_with("src/checkpoint/hub/"), "{} opens connections", source.path);
+        assert!(source.path.starts_with("src/hub/"), "{} opens connections", source.path);
     }
 }
 

@@ -3,9 +3,10 @@
 
 use super::super::bounds;
 use super::super::config::{ModelConfig, Predictor};
-use super::super::files::{Files, WEIGHTS};
+use super::super::files::Files;
 use super::super::json::{self, Fields};
 use super::super::safetensors::TensorFile;
+use crate::hub::layout::WEIGHTS;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 use std::path::Path;

@@ -4,9 +4,8 @@
 use super::api::{Hash, Hasher, Remote};
 use super::cache::Repo;
 use super::http::{self, Fault, Retries, header, passing, pause_unless_stopped};
-use super::progress::Meter;
-use super::{HubError, Observer};
-use crate::checkpoint::files::max_text_bytes;
+use super::layout::max_text_bytes;
+use super::progress::{HubError, Meter, Observer};
 use crate::regular_file;
 use std::collections::BTreeMap;
 use std::fs::{self, TryLockError};
@@ -28,12 +27,12 @@ pub struct File {
 }
 
 /// Downloads the files of one commit.
-pub struct Fetcher<'a> {
+pub struct Fetcher<'a, O: ?Sized> {
     pub remote: &'a Remote<'a>,
     pub repo: &'a Repo,
     commit: &'a str,
     pub meter: Meter,
-    pub observer: &'a mut dyn Observer,
+    pub observer: &'a mut O,
     /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
     /// Beginnings of files, by hash, which are also read elsewhere. They are verified together with
@@ -106,8 +105,8 @@ enum End {
     Disk(io::Error),
 }
 
-impl<'a> Fetcher<'a> {
-    pub fn new(remote: &'a Remote<'a>, repo: &'a Repo, commit: &'a str, observer: &'a mut dyn Observer) -> Self {
+impl<'a, O: Observer + ?Sized> Fetcher<'a, O> {
+    pub fn new(remote: &'a Remote<'a>, repo: &'a Repo, commit: &'a str, observer: &'a mut O) -> Self {
         Self { remote, repo, commit, observer, meter: Meter::default(), held: BTreeMap::new(), heads: BTreeMap::new() }
     }
 

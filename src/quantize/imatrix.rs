@@ -9,18 +9,15 @@
 
 pub mod published;
 
-use super::ModelConfig;
 use super::convert::Importance;
-use super::gguf::{self, Gguf};
-use super::names::{self, TensorSpec};
-use super::spec::DeltaNet;
+use crate::checkpoint::gguf;
+use crate::checkpoint::names::{self, TensorSpec};
+use crate::checkpoint::{DeltaNet, ModelConfig};
+use crate::hub::gguf_files::{self, MAX_IMATRIX_BYTES};
 use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Largest file: the one of Qwen3-235B-A22B, with 128 experts, has 470 MB.
-pub const MAX_BYTES: u64 = 512 << 20;
 
 /// Longest name of a matrix.
 const MAX_NAME: usize = 256;
@@ -50,14 +47,14 @@ struct Place {
 /// Reads the importance of a model's matrices. Fails if the file has none of them, or one of
 /// another width.
 pub fn read(path: &Path, config: &ModelConfig) -> Result<Importance> {
-    let raw = regular_file::read(path, MAX_BYTES).with_context(|| path.display().to_string())?;
+    let raw = regular_file::read(path, MAX_IMATRIX_BYTES).with_context(|| path.display().to_string())?;
     importance(&raw, config).with_context(|| path.display().to_string())
 }
 
 /// Whether the file at a path is one of importance, of either form.
 pub fn is_at(path: &Path) -> bool {
-    let Ok(raw) = regular_file::read(path, MAX_BYTES) else { return false };
-    let entries = if Gguf::begins(&raw) { gguf_entries(&raw) } else { entries(&raw) };
+    let Ok(raw) = regular_file::read(path, MAX_IMATRIX_BYTES) else { return false };
+    let entries = if gguf_files::begins(&raw) { gguf_entries(&raw) } else { entries(&raw) };
     entries.is_ok_and(|entries| !entries.is_empty())
 }
 
@@ -80,7 +77,7 @@ pub fn to_bytes(importance: &Importance) -> Vec<u8> {
 
 /// The importance in the bytes of a file.
 fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
-    let entries = if Gguf::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
+    let entries = if gguf_files::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
     let mut out = Importance::new();
     for spec in names::all(config).filter(|spec| spec.shape.len() == 2) {
         let found = places(config, &spec).into_iter().find_map(|place| entries.get(&place.name).map(|e| (place, e)));

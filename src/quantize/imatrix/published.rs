@@ -1,10 +1,11 @@
 //! Finds the importance matrix that was published with a model: beside its GGUF file, or in a GGUF
 //! repository of its name in the Hugging Face cache. Opens no connection.
 
-use super::super::hub::cache::{self, Repo};
-use super::super::hub::{self, gguf_files};
-use super::super::model_names::same;
-use super::super::{Checkpoint, files::Files};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::files::Files;
+use crate::hub::cache::{self, Repo};
+use crate::hub::model_names::same;
+use crate::hub::{self, gguf_files};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -57,7 +58,7 @@ fn in_folder(folder: &Path, model: &str, id: Option<&str>) -> Option<Published> 
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let file = gguf_files::imatrix(names.iter().map(String::as_str), model, id.is_none())?;
     let path = folder.join(file);
-    let fits = fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() <= super::MAX_BYTES);
+    let fits = fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() <= gguf_files::MAX_IMATRIX_BYTES);
     let name = id.map_or_else(|| path.display().to_string(), |id| format!("{file} of {id}"));
     fits.then_some(Published { path, name })
 }

@@ -1,7 +1,7 @@
 //! The GGUF files of a repository: which file the name after a colon means, the names of its parts,
 //! and the importance matrix beside them. Opens no file.
 
-use crate::checkpoint::model_names::same;
+use super::model_names::same;
 use std::collections::BTreeMap;
 
 /// Most models of a repository that are looked through, and most parts of one.
@@ -9,6 +9,8 @@ pub const MOST: usize = 2000;
 pub const MOST_PARTS: usize = 1000;
 /// Most files that a message names.
 const MAX_NAMED: usize = 40;
+/// Largest importance matrix: the one of Qwen3-235B-A22B, with 128 experts, has 470 MB.
+pub const MAX_IMATRIX_BYTES: u64 = 512 << 20;
 /// In the names of importance matrices.
 const IMATRIX: &str = "imatrix";
 /// How their names end, the newer form first: `NAME.imatrix.gguf`, `imatrix_unsloth.gguf_file`,
@@ -24,6 +26,11 @@ pub struct GgufModel {
     pub files: Vec<String>,
     n_parts: usize,
     pub bytes: u64,
+}
+
+/// Whether a file that begins with these bytes is meant to be a GGUF file.
+pub fn begins(raw: &[u8]) -> bool {
+    raw.starts_with(b"GGUF")
 }
 
 /// The number of a part, from 1, and how many there are: `-00001-of-00003.gguf`.

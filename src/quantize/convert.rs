@@ -1,11 +1,11 @@
-//! Converts the matrices of a checkpoint to a format of [`quant`](crate::quant), strip by strip.
-//! Formats of other programs become bf16 where they are not packed. The bytes depend on the source
-//! alone, not on threads or on the machine.
+//! Converts the matrices of a checkpoint to a format of [`quant`](crate::quant). Formats of other
+//! programs become bf16 where they are not packed.
 
-use super::names::{self, LayerSpec, TensorSpec};
-use super::{Checkpoint, ModelConfig, mapped};
-use crate::quant::{Code, TILE_ROWS, Weights, formats};
-use crate::tensor::{DType, Format, Tensor};
+use crate::checkpoint::names::{self, LayerSpec, TensorSpec};
+use crate::checkpoint::pack::{pack, packable, plain};
+use crate::checkpoint::{Checkpoint, ModelConfig, mapped};
+use crate::quant::{Code, Weights, formats};
+use crate::tensor::{Format, Tensor};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,29 +27,6 @@ pub enum Report {
 
 /// Callback of a conversion.
 pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
-
-/// The matrices that can be packed, and whether each is the embedding or the output head. A matrix
-/// cannot be packed if its columns are not divisible by 64, or if a backend stacks it (q, k and v;
-/// gate and up) and its rows do not fill strips. Then the rest of that stack cannot be packed
-/// either.
-pub fn packable(c: &ModelConfig) -> BTreeMap<String, bool> {
-    let mut out = BTreeMap::new();
-    let mut add = |stack: &[&TensorSpec], is_end: bool| {
-        let packs =
-            |t: &&TensorSpec| Code::fits(t.shape[1]) && (stack.len() == 1 || t.shape[0].is_multiple_of(TILE_ROWS));
-        if stack.iter().all(packs) {
-            out.extend(stack.iter().map(|t| (t.name.clone(), is_end)));
-        }
-    };
-    add(&[&names::embedding(c)], true);
-    if let Some(head) = names::lm_head(c) {
-        add(&[&head], true);
-    }
-    for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
-        layer.stacks().iter().for_each(|stack| add(stack, false));
-    }
-    out
-}
 
 /// The code of each matrix for which a format chooses one.
 pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
@@ -228,72 +205,10 @@ fn packed(
     Ok(places.into_iter().map(tensor).collect())
 }
 
-/// Packs strips of a matrix from strip `from` on, until `out` is full. They are split over
-/// `threads` (0: one per core).
-pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, from: usize, out: &mut [u8]) {
-    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
-    let importance = importance.filter(|w| w.len() == cols);
-    strips(code.strip_bytes(cols), threads, out, |strip, values, out| {
-        let strip = from + strip;
-        if let Format::Rows(source) = &tensor.format
-            && source.exact_strip(code, strip, out)
-        {
-            return;
-        }
-        values.clear();
-        values.resize(TILE_ROWS * cols, 0.0);
-        let first = strip * TILE_ROWS;
-        for (row, values) in (first..rows).zip(values.chunks_exact_mut(cols)) {
-            tensor.decode_row(row, values);
-        }
-        code.pack_strip(values, cols, importance, out);
-    });
-}
-
-/// A tensor in a format that a backend takes without packing: itself, or bf16 for another program's
-/// format.
-pub fn plain(tensor: Tensor, threads: usize) -> Result<Tensor> {
-    if let Format::Rows(_) = tensor.format { bf16(&tensor, threads) } else { Ok(tensor) }
-}
-
-/// A matrix in another program's format as bf16.
-fn bf16(tensor: &Tensor, threads: usize) -> Result<Tensor> {
-    let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
-    let len = rows * cols * DType::Bf16.size_bytes();
-    let bytes = mapped::buffer(len, |out| {
-        strips(cols * DType::Bf16.size_bytes(), threads, out, |row, values, out| {
-            values.resize(cols, 0.0);
-            tensor.decode_row(row, values);
-            for (out, &v) in out.chunks_exact_mut(2).zip(values.iter()) {
-                out.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes());
-            }
-        });
-    })?;
-    Ok(Tensor::new(&tensor.name, DType::Bf16, tensor.shape.clone(), bytes, 0..len))
-}
-
-/// Calls `strip(number, scratch, bytes)` for blocks of `size` bytes, on several threads.
-fn strips(size: usize, threads: usize, out: &mut [u8], strip: impl Fn(usize, &mut Vec<f32>, &mut [u8]) + Sync) {
-    let threads = match threads {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-        n => n,
-    };
-    let share = (out.len() / size.max(1)).div_ceil(threads).max(1);
-    let run = |first: usize, out: &mut [u8]| {
-        let mut scratch = Vec::new();
-        out.chunks_exact_mut(size).enumerate().for_each(|(i, out)| strip(first + i, &mut scratch, out));
-    };
-    std::thread::scope(|scope| {
-        for (i, out) in out.chunks_mut(share * size.max(1)).enumerate() {
-            let run = &run;
-            scope.spawn(move || run(i * share, out));
-        }
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::{AdapterChoice, ModelRef};
     use crate::tensor::Rows;
     use std::sync::Arc;
 
@@ -359,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_built_in_model_stays_as_it_is() {
-        let source = Checkpoint::open(&super::super::ModelRef::BuiltIn, &super::super::AdapterChoice::Auto).unwrap();
+        let source = Checkpoint::open(&ModelRef::BuiltIn, &AdapterChoice::Auto).unwrap();
         let out = convert(source, Weights::Int4, &Importance::new(), 0, |_, _| true).unwrap();
         assert_eq!(out.weights, Weights::Bf16);
         assert_eq!(out.notices().filter(|n| n.contains("stays bf16")).count(), 1);
@@ -387,7 +302,7 @@ mod tests {
     #[test]
     fn other_formats_become_bf16_or_are_packed() {
         let tensor = Tensor::from_rows("steps", [40, 64], Arc::new(Steps));
-        let plain = bf16(&tensor, 3).unwrap();
+        let plain = plain(tensor.clone(), 3).unwrap();
         assert_eq!((plain.format.name(), plain.to_f32() == tensor.to_f32()), ("bf16", true));
         let out = packed(&[tensor], |_| Some(Code::Q4), &Importance::new(), 3, &mut |_| true).unwrap().remove(0);
         let size = Code::Q4.strip_bytes(64);

@@ -1,7 +1,8 @@
 //! HTTP requests to the hub and to where it redirects. Owns two rules: the token is sent to the
 //! hub's origin only, and faults that a retry may mend are distinguished from those that it cannot.
 
-use super::{Hub, HubError, Observer, Token};
+use super::environment::{Hub, Token};
+use super::progress::{HubError, Observer};
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, LOCATION, RETRY_AFTER};
@@ -19,6 +20,13 @@ const LONGEST_ASKED: Duration = Duration::from_secs(300);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Shorter pauses are not reported.
 const REPORTED_PAUSE: Duration = Duration::from_secs(2);
+
+impl Hub {
+    /// The host of the hub, for messages.
+    pub fn host(&self) -> String {
+        Origin::of(&self.endpoint).map_or_else(|| self.endpoint.clone(), |o| o.host)
+    }
+}
 
 /// Scheme, host and port of a URL: what a token is valid for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,7 +275,12 @@ impl Retries {
     }
 
     /// Waits before the next attempt, or fails after the last.
-    pub fn wait(&mut self, why: &str, asked: Option<Duration>, observer: &mut dyn Observer) -> Result<(), HubError> {
+    pub fn wait(
+        &mut self,
+        why: &str,
+        asked: Option<Duration>,
+        observer: &mut (impl Observer + ?Sized),
+    ) -> Result<(), HubError> {
         self.failed += 1;
         if self.failed >= self.tries {
             return Err(HubError::Failed(format!("{why} (tried {} times)", self.failed)));
@@ -289,7 +302,7 @@ impl Retries {
 }
 
 /// Sleeps briefly, at most `longest`.
-pub fn pause_unless_stopped(longest: Duration, observer: &dyn Observer) -> Result<(), HubError> {
+pub fn pause_unless_stopped(longest: Duration, observer: &(impl Observer + ?Sized)) -> Result<(), HubError> {
     if observer.stopped() {
         return Err(HubError::Stopped);
     }

@@ -3,8 +3,8 @@
 use super::weight_file::ALIGN_BYTES;
 use super::*;
 use crate::checkpoint::ModelRef;
-use crate::checkpoint::calibration::Given;
-use crate::checkpoint::convert::Importance;
+use crate::quantize::calibration::Given;
+use crate::quantize::convert::Importance;
 use std::os::unix::fs::MetadataExt;
 
 /// A model folder and a cache folder.

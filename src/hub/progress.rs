@@ -1,7 +1,6 @@
-//! Progress and speed of a download. Progress never decreases: bytes that are downloaded again do
-//! not count twice.
+//! What a download reports: its progress and speed, notices, and why it ended. Progress never
+//! decreases: bytes that are downloaded again do not count twice.
 
-use super::Observer;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -27,12 +26,36 @@ impl Progress {
     }
 }
 
+/// Receives the reports of a download.
+pub trait Observer {
+    /// Whether to stop. Called several times per second.
+    fn stopped(&self) -> bool;
+    /// Receives progress, at most ten times per second and after each file.
+    fn progress(&mut self, progress: &Progress);
+    /// Receives a sentence for the user.
+    fn notice(&mut self, text: &str);
+}
+
+/// Why a model was not downloaded. Each message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The model, its name, the token or a setting is wrong: a retry would fail in the same way.
+    #[error("{0}")]
+    Wrong(String),
+    /// A retry may succeed; the bytes received so far are kept.
+    #[error("{0}")]
+    Failed(String),
+    /// [`Observer::stopped`] returned true.
+    #[error("stopped; the next download continues from here")]
+    Stopped,
+}
+
 const EVERY: Duration = Duration::from_millis(100);
 const SPAN: Duration = Duration::from_secs(5);
 
 /// Computes the progress of one download.
 #[derive(Default)]
-pub(super) struct Meter {
+pub struct Meter {
     shown: Progress,
     /// Bytes of complete files.
     before: u64,
@@ -73,7 +96,7 @@ impl Meter {
     }
 
     /// Sets the bytes of the current file that are complete.
-    pub fn at(&mut self, file_done: u64, observer: &mut dyn Observer) {
+    pub fn at(&mut self, file_done: u64, observer: &mut (impl Observer + ?Sized)) {
         self.shown.file_done = self.shown.file_done.max(file_done.min(self.shown.file_bytes));
         self.shown.done = self.shown.done.max(self.before + self.shown.file_done);
         if self.reported.is_none_or(|t| t.elapsed() >= EVERY) {
@@ -82,14 +105,14 @@ impl Meter {
     }
 
     /// Ends the current file.
-    pub fn file_done(&mut self, observer: &mut dyn Observer) {
+    pub fn file_done(&mut self, observer: &mut (impl Observer + ?Sized)) {
         self.before += self.shown.file_bytes;
         self.shown.file_done = self.shown.file_bytes;
         self.shown.done = self.shown.done.max(self.before);
         self.report(observer);
     }
 
-    fn report(&mut self, observer: &mut dyn Observer) {
+    fn report(&mut self, observer: &mut (impl Observer + ?Sized)) {
         self.reported = Some(Instant::now());
         // Before the plan, the total is unknown.
         if self.shown.bytes > 0 {

@@ -10,8 +10,8 @@
 //! The last tensor, `checksums`, has a checksum for each MiB of the others, which the checksum of
 //! the header is the seed of: a header does not pass with the data of another file.
 
-use super::names::TensorSpec;
-use super::safetensors::{RawTensor, TensorFile};
+use crate::checkpoint::names::TensorSpec;
+use crate::checkpoint::safetensors::{RawTensor, TensorFile};
 use crate::quant::Code;
 use crate::regular_file::checksum::checksum;
 use crate::tensor::{DType, SharedBytes, Tensor};

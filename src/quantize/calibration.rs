@@ -2,8 +2,9 @@
 //! on it.
 
 use super::convert::{self, Importance, OnReport, Report};
+use super::imatrix;
 use super::imatrix::published::{self, Published};
-use super::{Checkpoint, imatrix};
+use crate::checkpoint::Checkpoint;
 use crate::quant::Weights;
 use anyhow::{Result, ensure};
 use sha2::{Digest, Sha256};

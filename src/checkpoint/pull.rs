@@ -2,17 +2,17 @@
 //! The configuration is downloaded into memory and checked first, so that a model that cannot run,
 //! or that does not fit on the disk, is refused before a byte is written.
 
-use super::api::{Listed, Listing, Remote};
-use super::cache::{self, CONFIG, Repo};
-use super::download::{Fetcher, File};
-use super::gguf_files::{self, GgufModel};
-use super::http::{Client, Origin};
-use super::{Hub, HubError, HubModel, Observer};
-use crate::checkpoint::adapter::kvzap;
-use crate::checkpoint::eagle::config::is_head;
-use crate::checkpoint::files::{CARD, Files, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
-use crate::checkpoint::gguf::{Gguf, HEADER_BYTES, Part};
-use crate::checkpoint::{ModelConfig, Summary, config_of, imatrix, summary_of};
+use super::adapter::kvzap;
+use super::config::ModelConfig;
+use super::eagle::config::is_head;
+use super::files::Files;
+use super::gguf::{Gguf, HEADER_BYTES, Part};
+use super::{Summary, config_of, summary_of};
+use crate::hub::cache::{self, CONFIG};
+use crate::hub::download::{Fetcher, File};
+use crate::hub::gguf_files::{self, GgufModel};
+use crate::hub::layout::{CARD, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
+use crate::hub::{Hub, HubError, HubModel, Listed, Listing, Observer};
 use crate::protocol::bytes as size;
 use crate::regular_file::free_bytes;
 use crate::tensor::SharedBytes;
@@ -45,6 +45,12 @@ pub struct Plan {
     pub config: Option<ModelConfig>,
     /// Free bytes on the disk of the cache.
     pub free_bytes: Option<u64>,
+}
+
+/// Receives the reports of a model's download.
+pub trait Downloader: Observer {
+    /// Receives what will be downloaded, before the download starts.
+    fn plan(&mut self, plan: &Plan);
 }
 
 /// The hub's description of a model.
@@ -87,7 +93,7 @@ impl Hub {
 
     /// Downloads the newest commit of a model, or of a revision, into the cache and returns its
     /// folder, or its GGUF file. Complete files are not downloaded again.
-    pub fn pull(&self, model: &HubModel, observer: &mut dyn Observer) -> Result<PathBuf, HubError> {
+    pub fn pull(&self, model: &HubModel, observer: &mut dyn Downloader) -> Result<PathBuf, HubError> {
         let remote = self.remote(model)?;
         let listing = remote.listing(observer)?;
         let repo = self.repo(&model.id);
@@ -115,28 +121,6 @@ impl Hub {
         }
         repo.set_reference(model.revision(), &listing.commit).map_err(|e| repo.failed(&e))?;
         Ok(path)
-    }
-
-    fn remote<'a>(&'a self, model: &'a HubModel) -> Result<Remote<'a>, HubError> {
-        let id = &model.id;
-        if self.offline {
-            let (name, cache, near) = (model.name(), self.cache.display(), self.suggestion(id));
-            let folder = self.repo(id).snapshot(model.revision()).ok().flatten();
-            let here = folder.map(|folder| gguf_files::listed(&cache::gguf_models(&folder)));
-            let here = here.filter(|files| !files.is_empty()).map(|files| format!(", which has {files}"));
-            let here = here.unwrap_or_default();
-            let text = format!("HF_HUB_OFFLINE is set and {name} is not in {cache}{here}{near}");
-            return Err(HubError::Wrong(text));
-        }
-        // A password in it would appear in messages.
-        if Origin::of(&self.endpoint).is_none() || self.endpoint.contains(['@', '?', '#']) {
-            return Err(HubError::Wrong("HF_ENDPOINT is not a URL such as https://huggingface.co".to_owned()));
-        }
-        if self.token.as_ref().is_some_and(|token| !token.is_sound()) {
-            let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) contains characters that no such token has";
-            return Err(HubError::Wrong(text.to_owned()));
-        }
-        Ok(Remote { hub: self, client: Client::new(self), id, revision: model.revision() })
     }
 }
 
@@ -177,8 +161,8 @@ fn is_wanted(listing: &Listing, name: &str) -> bool {
     listing.files.get(name).is_some_and(|file| name != CARD || fits(file.bytes))
 }
 
-struct Pull<'a> {
-    fetcher: Fetcher<'a>,
+struct Pull<'a, O: ?Sized> {
+    fetcher: Fetcher<'a, O>,
     listing: &'a Listing,
 }
 
@@ -191,7 +175,7 @@ struct Wanted {
     config: Option<ModelConfig>,
 }
 
-impl Pull<'_> {
+impl<O: Observer + ?Sized> Pull<'_, O> {
     /// What the configuration of a model says, of which no more is downloaded; `None` for a
     /// predictor or a draft head.
     fn summary(&mut self, model: &HubModel) -> Result<Option<Summary>, HubError> {
@@ -252,7 +236,7 @@ impl Pull<'_> {
         let picked = pick(model, self.listing)?;
         let weights = self.files(picked.files.iter())?;
         let fits = |(name, file): (&'_ String, &Listed)| {
-            plain_name(name).is_ok() && file.bytes.is_some_and(|bytes| bytes <= imatrix::MAX_BYTES)
+            plain_name(name).is_ok() && file.bytes.is_some_and(|bytes| bytes <= gguf_files::MAX_IMATRIX_BYTES)
         };
         let beside = self.listing.files.iter().filter(|file| fits(*file)).map(|(name, _)| name.as_str());
         let imatrix = gguf_files::imatrix(beside, picked.name(), false);
@@ -364,35 +348,5 @@ impl Pull<'_> {
             config: config.clone(),
             free_bytes: free_bytes(cache),
         }
-    }
-}
-
-impl Repo {
-    /// An error of the cache's disk.
-    pub(super) fn failed(&self, error: &std::io::Error) -> HubError {
-        let at = self.dir.display();
-        HubError::Failed(match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                format!(
-                    "{} is not downloaded: the disk of {at} is full; the next download continues from here",
-                    self.id
-                )
-            }
-            _ => format!("{} is not downloaded: {at}: {error}", self.id),
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_disk_is_said_in_one_line() {
-        let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        let said = Repo::new(Path::new("/cache"), "any/model").failed(&error).to_string();
-        let wanted = "any/model is not downloaded: the disk of /cache/models--any--model is full; \
-                      the next download continues from here";
-        assert_eq!(said, wanted);
     }
 }

@@ -3,9 +3,10 @@
 //! in `.locks/models--ORG--NAME/HASH.lock`. Opens no connection.
 
 use super::gguf_files::{self, GgufModel};
-use super::{HubError, HubModel, is_hub_id, is_plain, near};
-use crate::checkpoint::files::{self, INDEX, WEIGHTS};
-use crate::checkpoint::gguf::Gguf;
+use super::layout::{self, INDEX, WEIGHTS};
+use super::names::{HubModel, is_hub_id, is_plain};
+use super::near;
+use super::progress::HubError;
 use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,7 +67,7 @@ impl Repo {
             // The revision may be a commit.
             None => revision.to_owned(),
         };
-        files::plain_name(&commit).with_context(|| format!("{}: bad reference {revision}", self.dir.display()))?;
+        layout::plain_name(&commit).with_context(|| format!("{}: bad reference {revision}", self.dir.display()))?;
         Ok(Some(self.folder(&commit)).filter(|dir| dir.is_dir()))
     }
 
@@ -294,14 +295,14 @@ pub fn holds_model(path: &Path) -> bool {
     }
     let mut begin = [0; 4];
     let read = regular_file::open(path).and_then(|mut file| file.read_exact(&mut begin));
-    read.is_ok() && Gguf::begins(&begin)
+    read.is_ok() && gguf_files::begins(&begin)
 }
 
 /// How complete the model in a folder is.
 pub fn extent(snapshot: &Path) -> Extent {
     let there = |name: &str| snapshot.join(name).is_file();
     let sharded = || {
-        let raw = regular_file::read(&snapshot.join(INDEX), files::max_text_bytes(INDEX));
+        let raw = regular_file::read(&snapshot.join(INDEX), layout::max_text_bytes(INDEX));
         let names = raw.ok().and_then(|raw| shards(&raw).ok());
         names.is_some_and(|names| !names.is_empty() && names.iter().all(|name| there(name)))
     };
@@ -322,7 +323,7 @@ pub fn shards(index: &[u8]) -> Result<BTreeSet<String>> {
     let mut out = BTreeSet::new();
     for value in map.values() {
         let name = value.as_str().unwrap_or_default();
-        files::plain_name(name).with_context(|| format!("{INDEX} is refused"))?;
+        layout::plain_name(name).with_context(|| format!("{INDEX} is refused"))?;
         ensure!(name.ends_with(".safetensors"), "{INDEX} names {name:?}, and only safetensors are read");
         out.insert(name.to_owned());
     }
@@ -409,4 +410,34 @@ fn beside(path: &Path, added: &str) -> PathBuf {
     name.push(".");
     name.push(added);
     PathBuf::from(name)
+}
+
+impl Repo {
+    /// An error of the cache's disk.
+    pub fn failed(&self, error: &std::io::Error) -> HubError {
+        let at = self.dir.display();
+        HubError::Failed(match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                format!(
+                    "{} is not downloaded: the disk of {at} is full; the next download continues from here",
+                    self.id
+                )
+            }
+            _ => format!("{} is not downloaded: {at}: {error}", self.id),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_said_in_one_line() {
+        let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let said = Repo::new(Path::new("/cache"), "any/model").failed(&error).to_string();
+        let wanted = "any/model is not downloaded: the disk of /cache/models--any--model is full; \
+                      the next download continues from here";
+        assert_eq!(said, wanted);
+    }
 }

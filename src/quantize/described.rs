@@ -1,7 +1,8 @@
 //! Describes a checkpoint as it will be in memory, before it is converted: the shapes and formats
 //! of its tensors, without their bytes.
 
-use super::{Checkpoint, convert, mapped};
+use super::convert;
+use crate::checkpoint::{Checkpoint, mapped};
 use crate::quant::{self, Code, Weights};
 use crate::tensor::{DType, Format, Rows, Tensor};
 use anyhow::{Result, bail};
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn four_bit_codes_stay_four_bits_only_if_they_are_kept() {
-        let config = super::super::ModelConfig { n_layers: 1, ..Checkpoint::shape("smollm2-135m").unwrap() };
+        let config = crate::checkpoint::ModelConfig { n_layers: 1, ..Checkpoint::shape("smollm2-135m").unwrap() };
         for (exact, natural) in [(true, Weights::Int4), (false, Weights::Int8)] {
             let mut c = Checkpoint::random_of("codes", config.clone()).unwrap();
             assert_eq!(c.natural_weights(), Weights::Bf16);

@@ -1,8 +1,13 @@
 //! The hub's API: a model's commit, its files with sizes and hashes, its licence. Nothing in an
 //! answer is trusted: names are checked before they become names on disk.
 
+use super::cache::{self, Repo};
+use super::environment::Hub;
+use super::gguf_files;
 use super::http::{self, Answer, Client, Fault, Retries, header};
-use super::{Hub, HubError, Observer, is_plain};
+use super::names::{HubModel, is_plain};
+use super::near;
+use super::progress::{HubError, Observer};
 use crate::unicode::one_line;
 use serde::Deserialize;
 use sha1::Sha1;
@@ -151,9 +156,39 @@ pub struct Remote<'a> {
     pub revision: &'a str,
 }
 
+impl Hub {
+    /// `; did you mean ...?` if a cached model has a similar name, else empty.
+    pub fn suggestion(&self, id: &str) -> String {
+        near::suggestion(id, &cache::ids(&self.cache))
+    }
+
+    /// The model's repository on the hub, or why there can be no connection to it.
+    pub fn remote<'a>(&'a self, model: &'a HubModel) -> Result<Remote<'a>, HubError> {
+        let id = &model.id;
+        if self.offline {
+            let (name, cache, near) = (model.name(), self.cache.display(), self.suggestion(id));
+            let folder = Repo::new(&self.cache, id).snapshot(model.revision()).ok().flatten();
+            let here = folder.map(|folder| gguf_files::listed(&cache::gguf_models(&folder)));
+            let here = here.filter(|files| !files.is_empty()).map(|files| format!(", which has {files}"));
+            let here = here.unwrap_or_default();
+            let text = format!("HF_HUB_OFFLINE is set and {name} is not in {cache}{here}{near}");
+            return Err(HubError::Wrong(text));
+        }
+        // A password in it would appear in messages.
+        if http::Origin::of(&self.endpoint).is_none() || self.endpoint.contains(['@', '?', '#']) {
+            return Err(HubError::Wrong("HF_ENDPOINT is not a URL such as https://huggingface.co".to_owned()));
+        }
+        if self.token.as_ref().is_some_and(|token| !token.is_sound()) {
+            let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) contains characters that no such token has";
+            return Err(HubError::Wrong(text.to_owned()));
+        }
+        Ok(Remote { hub: self, client: Client::new(self), id, revision: model.revision() })
+    }
+}
+
 impl Remote<'_> {
     /// Requests the listing.
-    pub fn listing(&self, observer: &mut dyn Observer) -> Result<Listing, HubError> {
+    pub fn listing(&self, observer: &mut (impl Observer + ?Sized)) -> Result<Listing, HubError> {
         let revision = self.revision.replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.hub.endpoint, self.id);
         let host = self.hub.host();
@@ -171,7 +206,12 @@ impl Remote<'_> {
     }
 
     /// Requests size and hash of a file by its headers, for hubs that do not list them.
-    pub fn headers(&self, commit: &str, name: &str, observer: &mut dyn Observer) -> Result<Listed, HubError> {
+    pub fn headers(
+        &self,
+        commit: &str,
+        name: &str,
+        observer: &mut (impl Observer + ?Sized),
+    ) -> Result<Listed, HubError> {
         let url = self.file_url(commit, name);
         let answer = self.with_retries(Some(name), observer, |client| client.head(&url))?;
         let hash = header(&answer, "x-linked-etag").or(header(&answer, "etag")).and_then(Hash::parse);
@@ -182,7 +222,7 @@ impl Remote<'_> {
     fn with_retries<T>(
         &self,
         file: Option<&str>,
-        observer: &mut dyn Observer,
+        observer: &mut (impl Observer + ?Sized),
         mut ask: impl FnMut(&Client) -> Result<T, Fault>,
     ) -> Result<T, HubError> {
         let mut retries = Retries::new(self.hub, TRIES);
@@ -200,7 +240,7 @@ impl Remote<'_> {
         fault: Fault,
         file: Option<&str>,
         retries: &mut Retries,
-        observer: &mut dyn Observer,
+        observer: &mut (impl Observer + ?Sized),
     ) -> Result<(), HubError> {
         match fault {
             Fault::Passing { why, asked } => retries.wait(&why, asked, observer).map_err(|error| match error {

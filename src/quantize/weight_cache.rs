@@ -8,12 +8,13 @@
 
 use super::calibration::Calibration;
 use super::convert::{self, OnReport, Report};
-use super::files::{Files, TEXTS};
-use super::names::{self, TensorSpec};
-use super::origin::Origin;
-use super::safetensors::TensorFile;
 use super::weight_file::{self, Entry, Identity, Layout, Stored};
-use super::{AdapterChoice, Checkpoint, ModelConfig, mapped};
+use crate::checkpoint::files::Files;
+use crate::checkpoint::names::{self, TensorSpec};
+use crate::checkpoint::origin::Origin;
+use crate::checkpoint::safetensors::TensorFile;
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, mapped, pack};
+use crate::hub::layout::TEXTS;
 use crate::quant::Weights;
 use crate::regular_file::{self, is_same_file, temporary};
 use crate::tensor::{DType, Tensor};
@@ -344,7 +345,7 @@ impl<'a> Wanted<'a> {
             ensure_wanted(report(self.progress(done)))?;
             let tensor = self.source.tensor(&entry.spec)?;
             let Stored::Packed(code) = entry.stored else {
-                file.data(convert::plain(tensor, 0)?.bytes()).map_err(refused)?;
+                file.data(pack::plain(tensor, 0)?.bytes()).map_err(refused)?;
                 continue;
             };
             let columns = importance.get(&entry.spec.name).map(Vec::as_slice);
@@ -353,7 +354,7 @@ impl<'a> Wanted<'a> {
             let strips = entry.bytes() / strip_bytes;
             for first in (0..strips).step_by(per_chunk) {
                 buffer.resize(per_chunk.min(strips - first) * strip_bytes, 0);
-                convert::pack(&tensor, code, columns, 0, first, &mut buffer);
+                pack::pack(&tensor, code, columns, 0, first, &mut buffer);
                 file.data(&buffer).map_err(refused)?;
                 ensure_wanted(report(self.progress(done)))?;
             }

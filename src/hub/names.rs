@@ -1,8 +1,37 @@
-//! Parses addresses of the hub's pages as names of models: people copy them from a browser, or from
-//! another program's command line.
+//! Names of models on the hub, and addresses of its pages as such names: people copy them from a
+//! browser, or from another program's command line.
 
-use super::{HubModel, MAIN, is_plain, is_revision};
 use std::borrow::Cow;
+
+/// The built-in model's name.
+pub const DEMO: &str = "demo";
+
+/// The default revision.
+pub const MAIN: &str = "main";
+
+/// A model of the hub: `ORG/NAME[:GGUF][@REVISION]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubModel {
+    pub id: String,
+    /// The end of the name of one of its GGUF files, such as `Q4_K_M`; `None` for safetensors.
+    pub gguf: Option<String>,
+    pub revision: Option<String>,
+}
+
+impl HubModel {
+    /// Its name without the revision.
+    pub fn name(&self) -> String {
+        match &self.gguf {
+            Some(gguf) => format!("{}:{gguf}", self.id),
+            None => self.id.clone(),
+        }
+    }
+
+    /// The revision, by default the newest.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or(MAIN)
+    }
+}
 
 /// Hosts of the hub's pages.
 const HOSTS: [&str; 4] = ["huggingface.co", "www.huggingface.co", "hf.co", "hf-mirror.com"];
@@ -58,6 +87,17 @@ impl HubModel {
             && gguf.as_deref().is_none_or(|end| end.is_empty() || is_revision(end));
         sound.then(|| Self { id: id.to_owned(), gguf, revision })
     }
+}
+
+/// Whether this can be a branch, a tag, a commit, or a reference such as `refs/pr/1`.
+pub(super) fn is_revision(text: &str) -> bool {
+    text.len() <= 200 && text.split('/').all(|part| is_plain(part) && !part.ends_with(".lock"))
+}
+
+/// Whether this is safe as a name in a path and in a URL.
+pub(super) fn is_plain(text: &str) -> bool {
+    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    plain && !text.is_empty() && !text.starts_with('.') && !text.contains("..")
 }
 
 pub fn is_hub_id(text: &str) -> bool {

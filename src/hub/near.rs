@@ -1,6 +1,6 @@
 //! Suggestions for misspelled names.
 
-use super::DEMO;
+use super::names::DEMO;
 use strsim::osa_distance;
 
 /// `; did you mean ...?` if a known name differs by a typo or by case, else empty.

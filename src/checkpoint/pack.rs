@@ -1,0 +1,96 @@
+//! Packs single matrices in a format of [`quant`](crate::quant), strip by strip, or makes them
+//! bf16. The bytes depend on the source alone, not on threads or on the machine.
+
+use super::config::ModelConfig;
+use super::mapped;
+use super::names::{self, LayerSpec, TensorSpec};
+use crate::quant::{Code, TILE_ROWS};
+use crate::tensor::{DType, Format, Tensor};
+use anyhow::Result;
+use std::collections::BTreeMap;
+
+/// The matrices that can be packed, and whether each is the embedding or the output head. A matrix
+/// cannot be packed if its columns are not divisible by 64, or if a backend stacks it (q, k and v;
+/// gate and up) and its rows do not fill strips. Then the rest of that stack cannot be packed
+/// either.
+pub fn packable(c: &ModelConfig) -> BTreeMap<String, bool> {
+    let mut out = BTreeMap::new();
+    let mut add = |stack: &[&TensorSpec], is_end: bool| {
+        let packs =
+            |t: &&TensorSpec| Code::fits(t.shape[1]) && (stack.len() == 1 || t.shape[0].is_multiple_of(TILE_ROWS));
+        if stack.iter().all(packs) {
+            out.extend(stack.iter().map(|t| (t.name.clone(), is_end)));
+        }
+    };
+    add(&[&names::embedding(c)], true);
+    if let Some(head) = names::lm_head(c) {
+        add(&[&head], true);
+    }
+    for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
+        layer.stacks().iter().for_each(|stack| add(stack, false));
+    }
+    out
+}
+
+/// Packs strips of a matrix from strip `from` on, until `out` is full. They are split over
+/// `threads` (0: one per core).
+pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, from: usize, out: &mut [u8]) {
+    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    let importance = importance.filter(|w| w.len() == cols);
+    strips(code.strip_bytes(cols), threads, out, |strip, values, out| {
+        let strip = from + strip;
+        if let Format::Rows(source) = &tensor.format
+            && source.exact_strip(code, strip, out)
+        {
+            return;
+        }
+        values.clear();
+        values.resize(TILE_ROWS * cols, 0.0);
+        let first = strip * TILE_ROWS;
+        for (row, values) in (first..rows).zip(values.chunks_exact_mut(cols)) {
+            tensor.decode_row(row, values);
+        }
+        code.pack_strip(values, cols, importance, out);
+    });
+}
+
+/// A tensor in a format that a backend takes without packing: itself, or bf16 for another program's
+/// format.
+pub fn plain(tensor: Tensor, threads: usize) -> Result<Tensor> {
+    if let Format::Rows(_) = tensor.format { bf16(&tensor, threads) } else { Ok(tensor) }
+}
+
+/// A matrix in another program's format as bf16.
+fn bf16(tensor: &Tensor, threads: usize) -> Result<Tensor> {
+    let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
+    let len = rows * cols * DType::Bf16.size_bytes();
+    let bytes = mapped::buffer(len, |out| {
+        strips(cols * DType::Bf16.size_bytes(), threads, out, |row, values, out| {
+            values.resize(cols, 0.0);
+            tensor.decode_row(row, values);
+            for (out, &v) in out.chunks_exact_mut(2).zip(values.iter()) {
+                out.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes());
+            }
+        });
+    })?;
+    Ok(Tensor::new(&tensor.name, DType::Bf16, tensor.shape.clone(), bytes, 0..len))
+}
+
+/// Calls `strip(number, scratch, bytes)` for blocks of `size` bytes, on several threads.
+fn strips(size: usize, threads: usize, out: &mut [u8], strip: impl Fn(usize, &mut Vec<f32>, &mut [u8]) + Sync) {
+    let threads = match threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        n => n,
+    };
+    let share = (out.len() / size.max(1)).div_ceil(threads).max(1);
+    let run = |first: usize, out: &mut [u8]| {
+        let mut scratch = Vec::new();
+        out.chunks_exact_mut(size).enumerate().for_each(|(i, out)| strip(first + i, &mut scratch, out));
+    };
+    std::thread::scope(|scope| {
+        for (i, out) in out.chunks_mut(share * size.max(1)).enumerate() {
+            let run = &run;
+            scope.spawn(move || run(i * share, out));
+        }
+    });
+}
