@@ -1,7 +1,7 @@
 //! Geometry and device tables of the KV cache (pages, lanes, rings, counters), and the maintenance
 //! of pages between steps.
 
-use super::{Device, OutOfMemory};
+use super::memory::{Device, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
 use crate::policy::{LayerLanes, LocalLayers, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};

@@ -1,6 +1,6 @@
 //! Reports of the GPU about itself and its work: names, notices, timings, memory.
 
-use super::super::report::median;
+use super::super::measure::median;
 use super::super::{
     About, Device, KvGeometry, KvTables, Measure, MemoryUse, QkvRopeArgs, Queries, Report, TIMED_ROUNDS,
 };
