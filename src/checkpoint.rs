@@ -13,9 +13,11 @@ mod family;
 pub(crate) mod files;
 mod fp8;
 pub(crate) mod gguf;
+mod identity;
 mod json;
 pub mod known;
 pub(crate) mod mapped;
+mod model;
 mod mtp;
 pub mod names;
 pub(crate) mod origin;
@@ -31,108 +33,36 @@ mod shards;
 mod source;
 mod spec;
 mod stacked;
+mod summary;
 mod texts;
 mod tuning;
 
 pub use crate::hub::ModelRef;
 pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
 pub use family::Family;
+pub use identity::full_path;
+pub use model::{AdapterChoice, Checkpoint, GenerationDefaults};
 pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
 pub use stacked::Stacked;
+pub use summary::Summary;
 pub use tuning::Tuning;
 
+use identity::fingerprint;
+use summary::{choose_adapter, configuration, names_of, summary_of};
+
 use crate::hub;
-use crate::hub::layout::CARD;
-use crate::hub::model_names::{MAX_NAME, Names};
-use crate::policy::Trained;
-use crate::protocol::SamplingOverrides;
-use crate::quant;
-use crate::tensor::{Format, SharedBytes, Tensor};
+use crate::tensor::{SharedBytes, Tensor};
 use crate::unicode;
-use adapter::Adapter;
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use draft_head::DraftHead;
 use files::Files;
 use json::Fields;
 use known::Published;
-use names::TensorSpec;
 use origin::Origin;
-use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
+use serde_json::Value;
 use source::Source;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-/// An opened checkpoint: configuration, mapped tensors, tokenizer and template. A clone shares the
-/// tensors' bytes.
-#[derive(Clone)]
-pub struct Checkpoint {
-    /// `demo`, the name of the folder, or `ORG/NAME`.
-    pub name: String,
-    pub config: ModelConfig,
-    /// The content of `tokenizer.json`; empty if there is none.
-    pub tokenizer_json: Vec<u8>,
-    /// Jinja source of the chat template, if there is one.
-    pub chat_template: Option<String>,
-    pub bos_token: String,
-    /// Whether a prompt begins with the BOS even where the template does not write it.
-    pub prompt_bos: bool,
-    pub eos_token: String,
-    /// All special tokens by the names that templates have for them, those two included.
-    pub special_tokens: BTreeMap<String, String>,
-    pub generation: GenerationDefaults,
-    /// A notice about values of `generation_config.json` that are out of range and ignored.
-    pub ignored: Option<String>,
-    /// The source of decisions outside the model's files, if one is in use.
-    pub adapter: Option<adapter::Source>,
-    /// Possible downloads for the model: a predictor, if no source of decisions is in use and none
-    /// was forbidden, and the head that [`Self::find_draft_head`] looked for.
-    pub published: Vec<Published>,
-    pub(crate) names: Names,
-    /// The head that guesses its next tokens, if one is in use.
-    pub draft_head: Option<DraftHead>,
-    pub builtin: bool,
-    /// Format that [`quantize`](crate::quantize) gave the matrices; `Bf16` is as in the files.
-    pub weights: quant::Weights,
-    /// Whether the weights are mapped from a file of the weight cache.
-    pub cached: bool,
-    /// `None` for the built-in model and for random weights.
-    pub origin: Option<Origin>,
-    /// A notice about matrices that [`quantize`](crate::quantize) left as they are.
-    pub kept: Option<String>,
-    /// Formats of the matrices in the files, largest share of bytes first: `bf16`, or `Q4_K, Q6_K`.
-    pub stored_as: String,
-    /// Whether its tensors have no bytes to read: [`Checkpoint::described`].
-    pub is_description: bool,
-    /// Bytes of all tensors.
-    pub weight_bytes: u64,
-    pub n_params: u64,
-    /// Hex digest over config, tensor names, shapes, sizes and a sample of the weights.
-    pub fingerprint: String,
-    pub tensors: BTreeMap<String, Tensor>,
-}
-
-/// Defaults in `generation_config.json`, else in `config.json`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct GenerationDefaults {
-    /// Every token that ends a turn.
-    pub eos: Vec<u32>,
-    pub do_sample: Option<bool>,
-    pub sampling: SamplingOverrides,
-}
-
-/// The adapter to use with a model without DMS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AdapterChoice {
-    /// A built-in one, or a published one that is downloaded, if one fits.
-    Auto,
-    /// An adapter in a folder that was made for the model, else a built-in one, else a published
-    /// one that is downloaded.
-    In(PathBuf),
-    None,
-    /// A file, a folder or a hub id.
-    File(PathBuf),
-}
+use std::path::Path;
 
 impl Checkpoint {
     /// Opens a model: reads its configuration, maps its weights, and checks that every tensor of
@@ -319,62 +249,6 @@ impl Checkpoint {
         again
             .then(|| "its GPTQ codes are in act-order, so they were quantized again; int8 is closer to them".to_owned())
     }
-
-    /// A digest that differs where the weights in memory do: other than the fingerprint, also with
-    /// their format.
-    pub fn weights_digest(&self) -> String {
-        fingerprint("", &self.tensors)
-    }
-
-    /// The tensor of that name, which must have that shape.
-    pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
-        spec.check(self.tensors.get(&spec.name).cloned(), &self.name)
-    }
-
-    pub(crate) fn empty(name: &str, config: ModelConfig) -> Self {
-        Self {
-            name: name.to_owned(),
-            config,
-            tokenizer_json: Vec::new(),
-            chat_template: None,
-            bos_token: String::new(),
-            prompt_bos: false,
-            eos_token: String::new(),
-            special_tokens: BTreeMap::new(),
-            generation: GenerationDefaults::default(),
-            ignored: None,
-            adapter: None,
-            published: Vec::new(),
-            names: Names::default(),
-            draft_head: None,
-            builtin: false,
-            weights: quant::Weights::default(),
-            cached: false,
-            origin: None,
-            kept: None,
-            stored_as: String::new(),
-            is_description: false,
-            weight_bytes: 0,
-            n_params: 0,
-            fingerprint: String::new(),
-            tensors: BTreeMap::new(),
-        }
-    }
-
-    /// Replaces matrices by the ones in a file of converted weights.
-    pub(crate) fn with_converted(mut self, weights: quant::Weights, converted: BTreeMap<String, Tensor>) -> Self {
-        let n_params = self.n_params;
-        let mut tensors = std::mem::take(&mut self.tensors);
-        tensors.extend(converted);
-        self.take_tensors(tensors.into_values().collect());
-        Self { weights, cached: true, n_params, ..self }
-    }
-
-    pub(crate) fn take_tensors(&mut self, tensors: Vec<Tensor>) {
-        self.n_params = tensors.iter().map(|t| t.len() as u64).sum();
-        self.weight_bytes = tensors.iter().map(|t| t.stored_bytes() as u64).sum();
-        self.tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
-    }
 }
 
 /// A model as `-m` takes it from anywhere.
@@ -384,13 +258,6 @@ fn reference(model: &ModelRef) -> String {
         ModelRef::Folder(path) => full_path(path).display().to_string(),
         ModelRef::Hub(model) => model.name(),
     }
-}
-
-/// The absolute path of a model. Links to folders are resolved; a link to a file keeps its name,
-/// because in the Hugging Face cache its target is called by a hash.
-pub fn full_path(path: &Path) -> PathBuf {
-    let full = if path.is_file() { std::path::absolute(path) } else { std::fs::canonicalize(path) };
-    full.unwrap_or_else(|_| path.to_owned())
 }
 
 /// The weights of a checkpoint's own files.
@@ -422,100 +289,10 @@ fn locate(model: &ModelRef) -> Result<(String, Files, Option<String>)> {
     }
 }
 
-/// Reads `config.json`, and `dms_metadata.json` if it exists: the configuration, and each file's
-/// object.
-fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)> {
-    let label = files.label("config.json");
-    let raw =
-        files.text("config.json")?.with_context(|| format!("{label} is missing, so this is not a model folder"))?;
-    let map = parse::text_part(json::object(&label, &raw)?);
-    let metadata = metadata_object(files)?;
-    let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
-    let whole = parse::with_class_defaults(map.clone());
-    let config = parse::model_config(&Fields::new(&label, &whole), metadata_fields.as_ref())?;
-    Ok((config, map, metadata))
-}
-
-/// A description of a model without its weights.
-pub struct Summary {
-    pub config: ModelConfig,
-    /// The model that the fitting built-in adapter was made for, if any.
-    pub adapter: Option<String>,
-    /// Downloads offered for it: a predictor, unless it evicts by itself, and a draft head.
-    pub published: Vec<Published>,
-    pub licence: Option<String>,
-}
-
 /// Reads the configuration and the model card. `name` helps to choose between fitting adapters.
 pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     let (_, files, _) = locate(model)?;
     summary_of(&files, name)
-}
-
-/// [`summary`] of files, of which the configuration suffices.
-fn summary_of(files: &Files, name: &str) -> Result<Summary> {
-    let (config, map, _) = configuration(files)?;
-    let names = names_of(name, files, &map);
-    let adapter = choose_adapter(&AdapterChoice::Auto, &names, &config)?;
-    let predictor = known::predictor(&names, &config).filter(|_| config.trained().is_none());
-    let published = predictor.into_iter().chain(known::draft_head(&names, &config)).collect();
-    let adapter = adapter.and_then(|adapter| adapter.base().map(str::to_owned));
-    let licence = match files {
-        Files::BuiltIn => Some("apache-2.0".to_owned()),
-        Files::Gguf(gguf) => gguf.licence(),
-        _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
-    };
-    Ok(Summary { config, adapter, published, licence })
-}
-
-/// The configuration. Needs no weights.
-fn config_of(files: &Files) -> Result<ModelConfig> {
-    Ok(configuration(files)?.0)
-}
-
-type Object = Map<String, Value>;
-
-/// `dms_metadata.json`, whose fields may be under the key `config`.
-fn metadata_object(files: &Files) -> Result<Option<Object>> {
-    let Some(mut outer) = json::optional(files, "dms_metadata.json")? else { return Ok(None) };
-    match outer.remove("config") {
-        Some(Value::Object(inner)) => Ok(Some(inner)),
-        _ => Ok(Some(outer)),
-    }
-}
-
-/// The names of a model and of those that it was made of, as its files state them.
-fn names_of(name: &str, files: &Files, config: &Object) -> Names {
-    let mut names = match files {
-        Files::Gguf(gguf) => gguf.names(),
-        Files::BuiltIn => Names::default(),
-        _ => {
-            let card = files.text(CARD).ok().flatten().map(|card| texts::bases(&card));
-            let path = config.get("_name_or_path").and_then(Value::as_str).filter(|path| path.len() <= MAX_NAME);
-            Names { own: Vec::new(), bases: card.into_iter().flatten().chain(path.map(str::to_owned)).collect() }
-        }
-    };
-    names.own.insert(0, name.to_owned());
-    names
-}
-
-fn choose_adapter(choice: &AdapterChoice, names: &Names, config: &ModelConfig) -> Result<Option<Adapter>> {
-    match choice {
-        AdapterChoice::None => Ok(None),
-        AdapterChoice::Auto | AdapterChoice::In(_) if config.trained().is_some() => Ok(None),
-        AdapterChoice::Auto => Adapter::find(None, names, config),
-        AdapterChoice::In(folder) => Adapter::find(Some(folder), names, config),
-        AdapterChoice::File(path) => {
-            let (label, model) = (path.display(), names.first());
-            let own = match config.trained() {
-                Some(Trained::Dms(_)) => "DMS",
-                Some(Trained::Dmc(_)) => "DMC",
-                Some(Trained::Window(_)) => "a sliding window",
-                None => return Adapter::named(path).map(Some),
-            };
-            bail!("{model} has {own} of its own, so --adapter {label} is refused");
-        }
-    }
 }
 
 /// Formats of the matrices, largest share of bytes first.
@@ -530,27 +307,6 @@ fn formats(tensors: &[Tensor]) -> String {
     }
     bytes.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
     bytes.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
-}
-
-/// A digest that differs between models whose saved token logs are not interchangeable. Reads a few
-/// hundred bytes per tensor, so that opening a large model does not read all of it.
-fn fingerprint(identity: &str, tensors: &BTreeMap<String, Tensor>) -> String {
-    const SAMPLE_BYTES: usize = 256;
-    let mut hash = Sha256::new();
-    hash.update(identity);
-    for t in tensors.values() {
-        hash.update(format!("{t:?}"));
-        if let (Format::Rows(rows), &[n, cols]) = (&t.format, &t.shape[..]) {
-            let mut middle = vec![0.0; cols];
-            rows.decode(n / 2, &mut middle);
-            hash.update(bytemuck::cast_slice(&middle));
-            continue;
-        }
-        let raw = t.bytes();
-        let middle = raw.len() / 2;
-        hash.update(&raw[middle..raw.len().min(middle + SAMPLE_BYTES)]);
-    }
-    hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

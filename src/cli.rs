@@ -29,11 +29,14 @@ pub mod run;
 mod sessions;
 mod show;
 pub mod spawn;
+mod start;
 
-use crate::config::{Settings, in_words};
+pub use start::settings;
+use start::{check_theme, quiet_settings};
+
+use crate::config::in_words;
 use crate::system::process::{can_open, stdin_is_given};
-use crate::ui::theme::Themes;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use std::env::ArgsOs;
@@ -122,25 +125,6 @@ fn dispatch(cli: Cli) -> Result<u8> {
         None if stdin_is_given() => run::run(&settings, common),
         _ => chat::run(&settings, common),
     }
-}
-
-/// Like [`settings`], without notices.
-fn quiet_settings(common: &args::Common) -> Result<Settings> {
-    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
-}
-
-/// The settings of a command line, the environment and the config file.
-pub fn settings(common: &args::Common) -> Result<Settings> {
-    let settings = quiet_settings(common)?;
-    Settings::unknown_variables().iter().for_each(|line| output::notice(line));
-    Ok(settings)
-}
-
-/// Fails if the theme of the settings cannot be loaded. The error says what names it.
-fn check_theme(settings: &Settings) -> Result<()> {
-    let Some(theme) = &settings.theme else { return Ok(()) };
-    let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
-    themes.load(theme).map(|_| ()).with_context(|| settings.theme_set_by.clone())
 }
 
 /// Prints help and version to stdout, and an error as one line to stderr.

@@ -15,6 +15,7 @@ mod error;
 mod experts;
 mod gemm;
 mod gemv;
+mod gpu;
 mod graph;
 mod kernels;
 mod kv;
@@ -29,8 +30,10 @@ mod pool;
 mod probe;
 mod report;
 mod sampling;
+mod scratch;
 mod spans;
 mod tensor_map;
+mod tiles;
 
 use super::{
     AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain,
@@ -39,118 +42,21 @@ use super::{
 use crate::protocol::Token;
 use crate::tensor::Tensor;
 use abi::Arg::{F32, I32, Ptr};
-use cublaslt::CublasLt;
 pub use cublaslt::cublaslt;
 pub use delta::has_delta_net;
-use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 pub use error::NoCuda;
 pub use experts::has_experts;
-use graph::Graphs;
-pub use kernels::{ENTRIES, Kernel, SOURCES, TARGETS, check_needs};
-use matmul::Pending;
+pub use gpu::Cuda;
+use gpu::MAILBOX_WORDS;
+use kernels::BLOCK;
+pub use kernels::{ENTRIES, Kernel, MAX_GROUP, MAX_HEAD_DIM, SOURCES, TARGETS, check_needs};
 pub use memory::{Acts, Buf, Weight};
 use memory::{Stored, dtype_number};
-use pinned::Mailbox;
 pub use pool::Pool;
 pub use probe::probe;
-use sampling::Sampling;
-use spans::{Shape, Spans};
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
-
-/// Threads of a block of most kernels.
-const BLOCK: usize = 256;
-/// Most threads of a block of `rms_norm`.
-const NORM_THREADS: usize = 1024;
-/// Maximum rows for which `rms_norm` uses the most threads per row; with more, rows share an SM.
-const FEW_NORMS: usize = 32;
-/// GPUs with less memory do without an external library unless it is asked for.
-const SMALL_GPU_BYTES: u64 = 12 << 30;
-/// Words that a step copies to the host: the non-finite flag, the number of free pages, and a token
-/// for each sequence.
-const MAILBOX_WORDS: usize = 1024;
-/// Largest head and group that the attention kernels are instantiated for.
-pub const MAX_HEAD_DIM: usize = 256;
-pub const MAX_GROUP: usize = 8;
-
-/// One GPU.
-pub struct Cuda {
-    graphs: Graphs,
-    /// Results that the last step copied to the host.
-    mailbox: Mailbox,
-    spans: RefCell<Spans>,
-    cublaslt: Option<CublasLt>,
-    sampling: RefCell<Sampling>,
-    unpacked: RefCell<packed::Unpacked>,
-    pending: Cell<Option<Pending>>,
-    /// Declared last: fields drop in order, and those above need the CUDA context.
-    driver: Rc<Driver>,
-}
 
 impl Cuda {
-    /// Opens the GPU of that index.
-    pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
-        let driver = Rc::new(Driver::open(index, options)?);
-        // The library and its scratch take 80 MiB, which a small GPU has better uses for.
-        let small = driver.memory().1 < SMALL_GPU_BYTES && !options.cublaslt_needed;
-        let cublaslt = CublasLt::open(&driver, if small { &[] } else { &options.cublaslt });
-        if let (Err(why), true) = (&cublaslt, options.cublaslt_needed) {
-            return Err(NoCuda::NoCublasLt(why.clone()));
-        }
-        Ok(Self {
-            // A capture forbids to synchronize after every launch.
-            graphs: Graphs::new(!options.no_graphs && !options.wait_always),
-            mailbox: Mailbox::new(driver.context(), MAILBOX_WORDS)?,
-            spans: RefCell::default(),
-            cublaslt: cublaslt.ok(),
-            sampling: RefCell::default(),
-            unpacked: RefCell::default(),
-            pending: Cell::default(),
-            driver,
-        })
-    }
-
-    /// Loads all kernels that this GPU runs, for all models.
-    pub fn load_all_kernels(&self) -> Result<(), NoCuda> {
-        self.driver.load_kernels(|_, _| true, &mut |_, _| true)
-    }
-
-    /// Milliseconds that `work` takes on the GPU.
-    pub fn time_ms(&self, work: impl FnOnce()) -> f32 {
-        self.driver.time_ms(work)
-    }
-
-    /// Free and total bytes of the GPU's memory.
-    pub fn memory(&self) -> (u64, u64) {
-        self.driver.memory()
-    }
-
-    fn send(&self, spans: &[Span]) -> Shape {
-        self.spans.borrow_mut().send(spans)
-    }
-
-    /// Computes `x += more` if `more` is not 0 (an address), then `out = rms_norm(x)`, or with
-    /// `add`, `out += rms_norm(x)`.
-    fn norm(&self, out: &mut Acts, x: &Acts, more: u64, norm: &Norm<'_, Self>, add: bool, n: usize) {
-        out.fills(n);
-        x.holds_f32(n);
-        let args = [
-            Ptr(out.ptr()),
-            Ptr(out.image_to_fill(n)),
-            I32(out.bf16 as i32),
-            Ptr(x.ptr()),
-            Ptr(more),
-            Ptr(norm.weight.ptr()),
-            F32(norm.eps),
-            I32(norm.layer as i32),
-            Ptr(norm.non_finite.ptr()),
-            I32(x.width as i32),
-            I32(add as i32),
-        ];
-        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], norm_threads(x.width, n), &args);
-    }
-
     /// Inputs of matmuls on tensor cores, with what their kernels read beside the rows.
     fn bf16_input(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
         let mut acts = Acts::new(&self.driver, rows, width, true)?;
@@ -162,12 +68,6 @@ impl Cuda {
         }
         Ok(acts)
     }
-}
-
-/// Threads to a row of a norm: four values to a thread; where rows are many, sixteen.
-fn norm_threads(width: usize, n: usize) -> usize {
-    let values = if n <= FEW_NORMS { 4 } else { 16 };
-    width.div_ceil(values).next_multiple_of(32).min(NORM_THREADS)
 }
 
 impl Device for Cuda {
@@ -340,7 +240,7 @@ impl Ops for Cuda {
             non_finite: args.non_finite.ptr(),
             counts: args.kv.pool.counts.ptr(),
         };
-        self.sampling.borrow().sample(&self.driver, &results, logits, args, n);
+        sampling::sample(&self.driver, &self.sampling.borrow(), &results, logits, args, n);
     }
 
     fn read_step(&self, _: &Buf<Token>, _: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {

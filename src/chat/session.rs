@@ -13,6 +13,8 @@ pub(in crate::chat) mod record;
 mod store;
 mod whole;
 
+pub use record::Policies;
+
 pub use export::markdown;
 pub use load::{Loaded, load};
 pub use record::{FORMAT, Policy, Record, VERSION};
@@ -24,11 +26,8 @@ use crate::protocol::ModelInfo;
 use anyhow::{Result, anyhow};
 use file::{AppendError, LineFile};
 use record::{Header, Said, Turn};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-
-/// The cache's policies of turns, by their numbers.
-pub type Policies = BTreeMap<u64, Policy>;
 
 /// The records of one conversation, written and pending.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ pub mod kvzap;
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
 use super::files::Files;
+use super::identity::{fingerprint, full_path};
 use super::known;
 use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
@@ -99,7 +100,7 @@ impl Adapter {
         let Some((config, file)) = KvZap::open(&Files::folder(folder)?)? else {
             bail!("{label} holds no KVzap predictor: it needs a config.json with model_type \"kvzap\"");
         };
-        let called = || super::full_path(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let called = || full_path(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
         let name = name.map_or_else(called, str::to_owned);
         Ok(Self { label: folder.display().to_string(), name, file, form: Form::KvZap(config) })
     }
@@ -294,7 +295,7 @@ impl Adapter {
             Form::KvZap(_) => ("kvzap", None),
         };
         let tensors = tensors.iter().map(|t| (t.name.clone(), t.clone())).collect();
-        let hash = super::fingerprint(&self.identity(), &tensors);
+        let hash = fingerprint(&self.identity(), &tensors);
         let base = self.base().map(str::to_owned);
         let is_anothers = base.as_ref().is_some_and(|base| !names.has(base));
         // A hub id is shown without its owner.

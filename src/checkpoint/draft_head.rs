@@ -2,63 +2,13 @@
 //! states and the tokens after them. [`eagle`](super::eagle) and [`mtp`](super::mtp) read the two
 //! kinds, which differ in their input and in the vocabulary of their output.
 
-use super::{Checkpoint, ModelConfig, mapped, names, pack};
+use super::config::ModelConfig;
+pub use super::model::{DraftHead, Input, Reads, Tap};
+use super::{mapped, names, pack};
 use crate::hub::model_names::same;
 use crate::quant::Code;
 use crate::tensor::{DType, Format, Tensor};
 use anyhow::{Result, ensure};
-
-/// An opened head. A clone shares its tensors.
-#[derive(Clone)]
-pub struct DraftHead {
-    /// Name shown to users.
-    pub name: String,
-    /// The model that it was made for, if its files say that.
-    pub base: Option<String>,
-    /// Layer and final norm, as a model of one layer whose vocabulary is the tokens that the head
-    /// can guess. Embeddings `[vocab, hidden]` and output matrix are the target model's if they are
-    /// not among the tensors.
-    pub layer: Box<Checkpoint>,
-    /// Tokens of the model that it guesses for.
-    pub vocab: usize,
-    pub reads: Reads,
-    /// The token's embedding.
-    pub embedding: Input,
-    /// Input from the hidden state. Its map and the embedding's map add up to the layer's input.
-    /// `None`: the hidden state is the layer's input, and the embedding's map adds to q, k and v.
-    pub hidden: Option<Input>,
-    /// Whether the residual stream begins with the normed input.
-    pub norm_before_residual: bool,
-    /// Whether the normed output is fed back, and not the residual stream.
-    pub norm_output: bool,
-    /// The model's token of each one of the head's; `None`: the same.
-    pub tokens: Option<Vec<u32>>,
-}
-
-/// The hidden states of the model that a head reads.
-#[derive(Clone)]
-pub enum Reads {
-    /// Sum of maps of the inputs of some layers, in order. The number of layers stands for the
-    /// output of the last layer.
-    Layers(Vec<Tap>),
-    /// The model's output after its final norm.
-    Output,
-}
-
-/// A map `[hidden, hidden]` of the input of a layer, which is normed first where there is a norm.
-#[derive(Clone)]
-pub struct Tap {
-    pub layer: usize,
-    pub map: Tensor,
-    pub norm: Option<Tensor>,
-}
-
-/// A norm `[hidden]`, and a matrix `[out, hidden]` of its output, in parts stacked by rows.
-#[derive(Clone)]
-pub struct Input {
-    pub norm: Tensor,
-    pub map: Vec<Tensor>,
-}
 
 impl DraftHead {
     /// Fails unless it can guess tokens of this model. The error names the first difference.

@@ -4,13 +4,14 @@
 
 pub mod config;
 
-use super::draft_head::{DraftHead, Input, Reads, Tap, columns};
+use super::draft_head::columns;
 use super::files::Files;
+use super::identity::full_path;
 use super::json::{self, Fields};
 use super::known;
+use super::model::{Checkpoint, DraftHead, Input, Reads, Tap};
 use super::names::{self, TensorSpec};
 use super::shards::Shards;
-use super::{Checkpoint, full_path};
 use crate::hub;
 use crate::tensor::Tensor;
 use ::safetensors::tensor::Dtype;

@@ -2,10 +2,12 @@
 //! block after the last layer in a GGUF file. Its input is `fc` of the embedding and of the model's
 //! output, each with its own norm.
 
-use super::draft_head::{DraftHead, Input, Reads, columns};
+use super::config::ModelConfig;
+use super::draft_head::columns;
+use super::model::{Checkpoint, DraftHead, Input, Reads};
 use super::names::{self, TensorSpec};
 use super::source::Source;
-use super::{Checkpoint, LayerKind, ModelConfig, Spec};
+use super::spec::{LayerKind, Spec};
 use anyhow::Result;
 
 /// The head among the tensors of a model; `None` if there is none.

@@ -1,11 +1,11 @@
 //! Parses `config.json`, `dms_metadata.json` and `generation_config.json`. Refuses settings that
 //! the forward pass would compute wrongly.
 
-use super::GenerationDefaults;
 use super::bounds;
 use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
 use super::family::{Family, WindowIn};
 use super::json::{self, Fields};
+use super::model::GenerationDefaults;
 use super::quantized::Quantization;
 use super::rope;
 use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mlp, Spec};

@@ -7,7 +7,7 @@ use super::config::ModelConfig;
 use super::eagle::config::is_head;
 use super::files::Files;
 use super::gguf::{Gguf, HEADER_BYTES, Part};
-use super::{Summary, config_of, summary_of};
+use super::summary::{Summary, config_of, summary_of};
 use crate::hub::cache::{self, CONFIG};
 use crate::hub::download::{Fetcher, File};
 use crate::hub::gguf_files::{self, GgufModel};

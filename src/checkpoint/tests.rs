@@ -1,6 +1,8 @@
 //! Rope frequencies, random checkpoints, names of models.
 
+use super::adapter::Adapter;
 use super::*;
+use crate::hub::model_names::Names;
 
 #[test]
 fn random_checkpoints_have_every_tensor() {

@@ -1,5 +1,6 @@
 //! Reads settings from the config file and from environment variables.
 
+use super::dirs::Dirs;
 use super::environment::{env_name, in_words};
 use super::settings::Layer;
 use crate::regular_file;
@@ -7,7 +8,7 @@ use crate::unicode;
 use crate::words::nearest;
 use anyhow::{Context, Result, anyhow};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Largest config file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -165,4 +166,16 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(Layer::from_file(&file.path().join("config.toml")).unwrap().is_none());
     }
+}
+
+/// The environment, the config file and its path. The file of `--config` must exist; the default
+/// file need not.
+pub(super) fn sources(dirs: &Dirs, config: Option<&Path>) -> Result<(Layer, Layer, PathBuf)> {
+    let env = Layer::from_env(|name| std::env::var_os(name))?;
+    let file = match config {
+        Some(path) => Layer::from_file(path)?
+            .with_context(|| format!("config file {} does not exist; name one that does", path.display()))?,
+        None => Layer::from_file(&dirs.config_file())?.unwrap_or_default(),
+    };
+    Ok((env, file, config.map_or_else(|| dirs.config_file(), Path::to_owned)))
 }

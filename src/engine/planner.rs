@@ -13,10 +13,6 @@ use std::ops::RangeInclusive;
 // Configurations, settings and slots have the same bound.
 const _: () = assert!(crate::checkpoint::bounds::POSITIONS == MAX_CONTEXT && MAX_CONTEXT == 1 << POSITION_BITS);
 
-/// Rows of logits in the workspace where texts are scored, and in a chat.
-pub(super) const MAX_LOGITS: usize = 16;
-pub const CHAT_LOGITS: usize = 4;
-
 /// Context for which room is kept where none is asked for: a model's own may be far longer than
 /// most conversations, and more exact formats serve all of them.
 pub const USUAL_CONTEXT: usize = 32_768;

@@ -1,24 +1,15 @@
 //! Chooses the format of a model's weights by what fits in memory, and converts a checkpoint to it.
 
-use super::{EngineOptions, head, planner, resolve_context, workspace_bytes};
+use super::options::{EngineOptions, WeightOptions};
+use super::plan::{beside, resolve_context};
+use super::planner;
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::protocol::{Plan, bytes, count};
 use crate::quant::{EXACT_FIRST, Weights};
-use crate::quantize::calibration::Calibration;
 use crate::quantize::convert::{OnReport, Report};
-use crate::quantize::weight_cache::{WeightCache, convert_in_memory};
+use crate::quantize::weight_cache::convert_in_memory;
 use anyhow::{Context, Result};
-
-/// How the weights are stored.
-#[derive(Clone, Debug, Default)]
-pub struct WeightOptions {
-    pub choice: Weights,
-    /// Where converted weights are kept; `None` converts them in memory at every start.
-    pub cache: Option<WeightCache>,
-    /// How 4-bit codes are chosen.
-    pub calibration: Calibration,
-}
 
 /// Room that a format of the weights leaves.
 #[derive(Clone, Debug)]
@@ -54,18 +45,6 @@ impl Fit {
     pub fn fits(&self) -> bool {
         self.limited || self.plan.expected_context >= self.context
     }
-}
-
-/// Bytes of memory that a model needs beside weights and pages, and whether they are the host's.
-pub(super) fn beside<B: Backend>(
-    b: &B,
-    checkpoint: &Checkpoint,
-    options: &EngineOptions,
-    context: usize,
-) -> (u64, bool) {
-    let on_device = workspace_bytes(b, checkpoint, options);
-    let bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context));
-    (bytes + head::bytes(checkpoint, options, on_device.is_some()), on_device.is_none())
 }
 
 /// Chooses the format of the weights; a notice says so where it is not the most exact one.
@@ -183,6 +162,7 @@ mod tests {
     use crate::checkpoint::RopeScaling;
     use crate::checkpoint::adapter::Source;
     use crate::codec::Codec;
+    use crate::quantize::calibration::Calibration;
 
     fn options(memory_bytes: Option<u64>, choice: Weights) -> EngineOptions {
         let weights = WeightOptions { choice, ..WeightOptions::default() };

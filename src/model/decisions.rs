@@ -1,7 +1,6 @@
 //! Source of a layer's decisions, and its tensors on the device.
 
-use super::Workspace;
-use crate::backend::{After, Alpha, Backend, Columns, Linear, Mlp, Norm, Predictor};
+use crate::backend::{Alpha, Backend, Columns, Mlp, Predictor};
 
 /// Tensors of a layer's decisions: a projection, unless its rows are stacked below q, k and v, and
 /// the second matrix of an MLP. [`Self::NONE`] is for borrowed channels and constant decisions.
@@ -28,16 +27,7 @@ impl<B: Backend> Decisions<B> {
     pub const NONE: Self =
         Self { columns: Columns { linear: false, units: 0, stride: 0, copies: 0 }, own: None, mlp: None };
 
-    /// Projects the layer's input `ws.x` to the decision columns, if they are not stacked with q, k
-    /// and v.
-    pub fn project(&self, b: &B, ws: &mut Workspace<B>, eps: f32, layer: usize, n: usize) {
-        let Some(Own { norm, proj, bias }) = &self.own else { return };
-        let norm = Norm { weight: norm, eps, layer, non_finite: &mut ws.non_finite };
-        let before = Some((norm, &mut ws.adapter));
-        b.linear(&mut ws.raw, &ws.x, Linear { weight: proj, bias: bias.as_ref(), before, after: After::Store }, n);
-    }
-
-    /// Predictor from which attention reads decisions. `raw` holds the output of [`Self::project`].
+    /// Predictor from which attention reads decisions. `raw` holds the output of [`Workspace::project`](super::Workspace::project).
     pub fn predictor<'a>(&'a self, raw: &'a B::Acts, alpha: Alpha) -> Option<Predictor<'a, B>> {
         let mlp = self.mlp.as_ref().map(|second| Mlp { weight: &second.weight, bias: &second.bias });
         let own = self.own.is_some().then_some(raw);

@@ -1,8 +1,8 @@
 //! Buffers of a forward pass, allocated once.
 
-use super::Model;
-use super::weights::Layer;
-use crate::backend::{Backend, ExpertRows, OutOfMemory, Use};
+use super::decisions::{Decisions, Own};
+use super::weights::{Layer, Model};
+use crate::backend::{After, Backend, ExpertRows, Linear, Norm, OutOfMemory, Use};
 use crate::checkpoint::{Activation, DeltaNet, Experts, ModelConfig};
 use crate::policy::Window;
 use crate::protocol::Token;
@@ -90,6 +90,15 @@ pub fn step_token_bytes(c: &ModelConfig) -> usize {
 }
 
 impl<B: Backend> Workspace<B> {
+    /// Projects the layer's input `x` to the decision columns, if they are not stacked with q, k
+    /// and v.
+    pub(super) fn project(&mut self, b: &B, decisions: &Decisions<B>, eps: f32, layer: usize, n: usize) {
+        let Some(Own { norm, proj, bias }) = &decisions.own else { return };
+        let norm = Norm { weight: norm, eps, layer, non_finite: &mut self.non_finite };
+        let before = Some((norm, &mut self.adapter));
+        b.linear(&mut self.raw, &self.x, Linear { weight: proj, bias: bias.as_ref(), before, after: After::Store }, n);
+    }
+
     /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of
     /// logits, and for staged steps of up to `staged_rows` tokens.
     pub fn new(

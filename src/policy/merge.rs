@@ -11,9 +11,6 @@
 use super::dms::{Dms, Shift};
 use super::{Dmc, Pool};
 
-/// Most tokens of a slot.
-pub const MOST_MEMBERS: usize = 64;
-
 /// Which tokens join the newest slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Merging {
@@ -72,6 +69,7 @@ pub fn merge(sums: &mut [f32], joins: bool, weight: f32, k: &mut [f32], v: &mut 
 
 #[cfg(test)]
 mod tests {
+    use super::super::pool::MOST_MEMBERS;
     use super::*;
 
     #[test]

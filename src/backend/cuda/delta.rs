@@ -3,9 +3,10 @@
 use super::super::{DeltaNetArgs, KvGeometry, KvTables, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::DeltaParams;
+use super::gpu::Cuda;
+use super::kernels::BLOCK;
 use super::kernels::Kernel;
 use super::memory::Acts;
-use super::{BLOCK, Cuda};
 
 /// Sizes that the kernels support: exact tokens of the convolution, and maximum channels of a head.
 const TAPS: usize = 4;

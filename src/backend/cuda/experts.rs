@@ -3,9 +3,11 @@
 
 use super::super::ExpertsArgs;
 use super::abi::Arg::{I32, Ptr};
+use super::gemm;
+use super::gpu::Cuda;
+use super::kernels::BLOCK;
 use super::kernels::Kernel;
 use super::memory::{Acts, Stored, Weight, dtype_number};
-use super::{BLOCK, Cuda, gemm};
 use crate::quant::{Code, TILE_ROWS};
 
 /// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an

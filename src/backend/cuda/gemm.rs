@@ -6,10 +6,11 @@ use super::abi;
 use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
+use super::gpu::Cuda;
+use super::kernels::BLOCK;
 use super::kernels::{Fused, Kernel};
 use super::memory::{Acts, Buf, Part, UNSCALED_ROWS, Weight, dtype_number};
 use super::tensor_map::tensor_map;
-use super::{BLOCK, Cuda};
 use crate::tensor::DType;
 use std::ops::RangeInclusive;
 

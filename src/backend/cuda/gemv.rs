@@ -2,9 +2,9 @@
 //! Kernels: `kernels/gemv.cu` and `kernels/packed_gemv.cu`.
 
 use super::super::Norm;
-use super::Cuda;
 use super::abi::Arg::{self, F32, I32, Ptr};
 use super::cublaslt::Gemm;
+use super::gpu::Cuda;
 use super::kernels::{Fused, Kernel};
 use super::memory::{Stored, Weight};
 use super::{gemm, packed};

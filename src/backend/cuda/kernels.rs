@@ -25,10 +25,16 @@ pub const TARGETS: [Target; 4] = [
 ];
 /// The first target with programmatic dependent launch (`after_previous` in `common.cuh`).
 pub const PDL_TARGET: usize = 2;
+/// Threads of a block of most kernels.
+pub(super) const BLOCK: usize = 256;
 
+/// Largest head and group that the attention kernels are instantiated for.
+pub const MAX_HEAD_DIM: usize = 256;
+
+pub const MAX_GROUP: usize = 8;
 /// Channels of a head that a kernel instance has room for. Heads wider than [`USUAL_HEAD_DIM`] have
 /// their own files.
-const HEAD_DIMS: [usize; 3] = [64, USUAL_HEAD_DIM, super::MAX_HEAD_DIM];
+const HEAD_DIMS: [usize; 3] = [64, USUAL_HEAD_DIM, MAX_HEAD_DIM];
 pub const USUAL_HEAD_DIM: usize = 128;
 
 /// Channels that the instance for a head size has room for.

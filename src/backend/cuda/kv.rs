@@ -3,13 +3,15 @@
 use super::super::{AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
-use super::driver::Driver;
-use super::kernels::{Kernel, Mode, Rows, USUAL_HEAD_DIM, padded};
+use super::delta;
+use super::gpu::Cuda;
+use super::kernels::{BLOCK, Kernel, Mode, Rows, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
+use super::pool::Pool;
 use super::spans::{Shape, Staged};
-use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool, delta};
+use super::tiles::{DECODE_THREADS, attend_wgmma, decode_kernel, tile_queries, unpacks};
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
 use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
@@ -18,8 +20,6 @@ use std::ops::Range;
 const ROPE_BLOCKS_PER_SM: usize = 4;
 /// Most splits of the keys of one tile.
 const MAX_TILE_SPLITS: usize = 32;
-/// Threads of a block of `attend`, of `place_scores`, and lanes to a block of `append`.
-const DECODE_THREADS: usize = 256;
 const PLACE_SCORES_THREADS: usize = 384;
 const APPEND_LANES: usize = 8;
 /// Threads of a block of `attend_tiles` and of `kv_scatter`.
@@ -32,10 +32,6 @@ const PLACE_THREADS: usize = 1024;
 /// Threads of a block of `kv_unpack`, and its blocks per SM.
 const UNPACK_THREADS: usize = 256;
 const UNPACK_BLOCKS_PER_SM: usize = 4;
-/// Minimum rows of a step for which packed codes are unpacked first: with fewer, too few tiles
-/// share the copy.
-const UNPACK_ROWS: usize = 256;
-
 fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
     let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
@@ -108,41 +104,6 @@ fn budget(policy: &Policy) -> i32 {
         Some(Budget::Slots(slots)) => bounded(slots),
         Some(Budget::Ratio(units)) => -bounded(units as usize),
     }
-}
-
-/// Prefill attention with `wgmma`, if the GPU runs it and there is an instance.
-fn attend_wgmma(driver: &Driver, g: &KvGeometry) -> Option<Kernel> {
-    let rows = Rows::of(g.codec);
-    let kernel = Kernel::AttendWgmma(rows);
-    (g.head_dim == 128 && rows.has_wgmma() && driver.supports(kernel)).then_some(kernel)
-}
-
-/// Attention of decode steps: the ordinary kernel, and kernels for policies by which attention
-/// chooses the slots to drop or to read.
-fn decode_kernel(g: &KvGeometry) -> Kernel {
-    let chooses = g.policy.scored().is_some() || g.policy.quest().is_some();
-    let mode = if chooses { Mode::Choice } else { Mode::Ordinary };
-    Kernel::Attend(mode, padded(g.head_dim), Rows::of(g.codec))
-}
-
-/// Whether the codes that a step of `rows` rows attends to are unpacked first.
-pub(super) fn unpacks(driver: &Driver, g: &KvGeometry, rows: usize) -> bool {
-    rows >= UNPACK_ROWS && Rows::of(g.codec) != Rows::Bf16 && attend_wgmma(driver, g).is_some()
-}
-
-/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cuh` and
-/// `attend_wgmma.cu`.
-pub(super) fn tile_queries(g: &KvGeometry) -> usize {
-    if g.head_dim > USUAL_HEAD_DIM { 64 } else { 128 }
-}
-
-/// Blocks of decode attention that an SM runs at once. Refuses geometries without kernels; f32 is
-/// refused where the device is chosen.
-pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    let group = g.n_q_heads / g.n_kv_heads;
-    assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
-    assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
-    driver.blocks_per_sm(decode_kernel(g), DECODE_THREADS)
 }
 
 /// Attention of any step, but for the output gate.

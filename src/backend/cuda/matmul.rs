@@ -11,28 +11,17 @@ use super::abi;
 use super::abi::Arg::{Ptr, U64};
 use super::cublaslt::Gemm;
 use super::gemv::Then;
-use super::kernels::Kernel;
+use super::gpu::{Cuda, Pending};
+use super::kernels::{BLOCK, Kernel};
 use super::memory::{Acts, Buf, Stored, UNSCALED_ROWS, Weight};
-use super::{BLOCK, Cuda, gemm, gemv, packed};
+use super::{gemm, gemv, packed};
 
-/// A result that is still to be added to a residual stream.
-pub(super) struct Pending {
-    /// Address of the residual stream.
-    acc: u64,
-    /// The matmul into scratch, and whether it has been launched. If not, its inputs are bf16 and
-    /// it has 2 to [`UNSCALED_ROWS`] rows.
-    gemm: Gemm,
-    launched: bool,
-}
-
-impl Pending {
-    /// Address of the result.
-    fn result(&self, cuda: &Cuda) -> u64 {
-        if !self.launched {
-            gemm::bf16(cuda, &self.gemm);
-        }
-        self.gemm.out
+/// Address of the matmul's result, which is launched now if it was not.
+fn result(cuda: &Cuda, pending: &Pending) -> u64 {
+    if !pending.launched {
+        gemm::bf16(cuda, &pending.gemm);
     }
+    pending.gemm.out
 }
 
 impl Cuda {
@@ -41,7 +30,7 @@ impl Cuda {
     pub(super) fn settle(&self) {
         if let Some(pending) = self.pending.take() {
             let values = pending.gemm.m * pending.gemm.n;
-            let args = [Ptr(pending.acc), Ptr(pending.result(self)), U64(values as u64)];
+            let args = [Ptr(pending.acc), Ptr(result(self, &pending)), U64(values as u64)];
             self.driver.launch(Kernel::Add, [values.div_ceil(BLOCK), 1, 1], BLOCK, &args);
         }
     }
@@ -60,7 +49,7 @@ impl Cuda {
 
 /// [`Ops::rms_norm`](super::super::Ops::rms_norm), including the sum pending for `x`.
 pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cuda>, m: usize) {
-    let more = cuda.pending_of(x, m).map_or(0, |pending| pending.result(cuda));
+    let more = cuda.pending_of(x, m).map_or(0, |pending| result(cuda, &pending));
     cuda.norm(out, x, more, &norm, false, m);
 }
 

@@ -1,8 +1,8 @@
 //! Merging of a step's rows before attention: `kernels/merge.cu`.
 
 use super::super::{AttentionArgs, Borrowed, Columns, KvTables, QkvRopeArgs};
-use super::Cuda;
 use super::abi::{Arg, HeadParams, MergeParams};
+use super::gpu::Cuda;
 use super::kernels::Kernel;
 use super::memory::Acts;
 use crate::policy::{Dmc, Merging};

@@ -2,26 +2,18 @@
 //! directly with the packed tiles. For more rows, some strips of the weight at a time are unpacked
 //! to bf16, which mostly stays in L2, and multiplied by the bf16 GEMMs.
 
-use super::super::OutOfMemory;
-use super::Cuda;
 use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
+use super::gpu::Cuda;
 use super::kernels::Kernel;
-use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Part, Stored, Weight};
+use super::memory::{Acts, IMAGE_RANGE, IMAGE_ROWS, Part, Weight};
+use super::scratch::{MAX_DIVIDED, MAX_ROWS, Unpacked};
 use crate::quant::file::Words;
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::DType;
-use std::rc::Rc;
 
-/// Bytes of scratch for unpacked strips; the second value is for a GPU with less than
-/// [`SMALL_GPU_BYTES`] of memory.
-const SCRATCH_BYTES: usize = 64 << 20;
-const SMALL_SCRATCH_BYTES: usize = 16 << 20;
-const SMALL_GPU_BYTES: u64 = 20 << 30;
-/// Maximum unpacked rows, which is the room for their biases.
-const MAX_ROWS: usize = 8192;
 /// Rows of the weight per tile of the prefill kernels.
 const TILE_N: usize = 192;
 /// Tiles that a block of the prefill kernels multiplies one after another. Each launch costs some
@@ -37,63 +29,16 @@ const MAX_IMAGE_COLS: usize = 16384;
 /// tiles for each part of such a block.
 const MAX_BLOCKS_OF_K: usize = 4;
 const MIN_GROUPS: usize = 4;
-/// Maximum blocks along the rows of a weight whose columns are split.
-const MAX_DIVIDED: usize = 128;
 /// Maximum rows of activations of [`Kernel::OwnGemm`].
 const OWN_ROWS: usize = 8;
 
-/// Scratch between two kernels: strips in bf16, followed by the biases of their rows, or partial
-/// sums of the blocks of `packed_wgmma.cu`.
-#[derive(Default)]
-pub(super) struct Unpacked {
-    memory: Option<Buf<u8>>,
-    bytes: usize,
-    /// Number of blocks that have stored their sums. All zeros between two kernels.
-    arrivals: Option<Buf<i32>>,
-}
-
-impl Unpacked {
-    /// Reserves memory for the strips of a weight that one launch unpacks.
-    pub fn reserve(&mut self, driver: &Rc<Driver>, weight: &Weight) -> Result<(), OutOfMemory> {
-        if let Stored::Plain(_) = weight.stored {
-            return Ok(());
-        }
-        let all = weight.rows.next_multiple_of(2 * TILE_ROWS) * weight.cols * size_of::<u16>();
-        let (_, total) = driver.memory();
-        let most = if total < SMALL_GPU_BYTES { SMALL_SCRATCH_BYTES } else { SCRATCH_BYTES };
-        let bytes = all.min(most).max(2 * TILE_ROWS * weight.cols * size_of::<u16>());
-        if bytes > self.bytes {
-            self.memory = Some(Buf::new(driver, bytes + MAX_ROWS * size_of::<f32>())?);
-            self.bytes = bytes;
-        }
-        if self.arrivals.is_none() {
-            self.arrivals = Some(Buf::new(driver, MAX_DIVIDED)?);
-        }
-        Ok(())
-    }
-
-    /// Rows of `k` columns that fit: whole strips and whole tiles of the GEMM, which give each of
-    /// `blocks` blocks at most [`WAVES`] tiles.
-    fn rows(&self, k: usize, m: usize, blocks: usize) -> usize {
-        let fit = (self.bytes / (k * size_of::<u16>())).min(MAX_ROWS);
-        let tiles = (WAVES * blocks / m.div_ceil(TILE_M)).max(1);
-        let whole = (tiles * TILE_N).min(fit / TILE_N * TILE_N);
-        if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
-    }
-
-    /// Addresses of the sums and of the arrival counts, if `bytes` bytes of sums fit.
-    fn sums(&self, bytes: usize) -> Option<[u64; 2]> {
-        let arrivals = self.arrivals.as_ref().filter(|_| bytes <= self.bytes)?;
-        Some([self.at(), arrivals.ptr()])
-    }
-
-    fn at(&self) -> u64 {
-        self.memory.as_ref().expect("reserved with the weight").ptr()
-    }
-
-    fn biases_at(&self) -> u64 {
-        self.at() + self.bytes as u64
-    }
+/// Rows of `k` columns that fit: whole strips and whole tiles of the GEMM, which give each of
+/// `blocks` blocks at most [`WAVES`] tiles.
+fn rows_that_fit(scratch: &Unpacked, k: usize, m: usize, blocks: usize) -> usize {
+    let fit = (scratch.bytes / (k * size_of::<u16>())).min(MAX_ROWS);
+    let tiles = (WAVES * blocks / m.div_ceil(TILE_M)).max(1);
+    let whole = (tiles * TILE_N).min(fit / TILE_N * TILE_N);
+    if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
 }
 
 /// Whether decode multiplies this weight with the kernels for codes of GGUF files (`own.cuh`). The
@@ -129,7 +74,7 @@ pub(super) fn matmul(cuda: &Cuda, weight: &Weight, gemm: &Gemm, x: &Acts) {
 
 /// Multiplies more rows than decode takes: unpacks strips of the weight, then multiplies them.
 fn prefill(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
-    let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count);
+    let most = rows_that_fit(&cuda.unpacked.borrow(), gemm.k, gemm.m, cuda.driver.sm_count);
     for first in (0..gemm.n).step_by(most) {
         let n = most.min(gemm.n - first);
         let weight = unpack(cuda, code, gemm, [first, first], n.div_ceil(TILE_ROWS), 1);
@@ -169,7 +114,7 @@ pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut 
 fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
     let ffn = gemm.n / 2;
     // Rows of gate, and as many of up.
-    let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count) / 2;
+    let most = rows_that_fit(&cuda.unpacked.borrow(), gemm.k, gemm.m, cuda.driver.sm_count) / 2;
     let library = !cuda.driver.supports(gemm::WGMMA) && cuda.cublaslt.is_some() && scratch.rows() > 0;
     for first in (0..ffn).step_by(most) {
         let n = most.min(ffn - first);
@@ -187,7 +132,12 @@ fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
             gemm::bf16(cuda, &Gemm { out: scratch.ptr(), x, m, ld: 2 * n, ..part });
             let out = out + (row * gemm.ld * size_of::<u16>()) as u64;
             let args = [Ptr(out), I32(1), Ptr(scratch.ptr()), I32(n as i32), I32(gemm.ld as i32), I32(0)];
-            cuda.driver.launch(Kernel::Glu, [n.div_ceil(4 * super::BLOCK), m, 1], super::BLOCK, &args);
+            cuda.driver.launch(
+                Kernel::Glu,
+                [n.div_ceil(4 * super::kernels::BLOCK), m, 1],
+                super::kernels::BLOCK,
+                &args,
+            );
         }
     }
 }
@@ -264,7 +214,7 @@ fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) ->
     let (driver, [n, k, m]) = (&cuda.driver, [gemm.n, gemm.k, gemm.m].map(|n| I32(n as i32)));
     if !current {
         let args = [Ptr(image), Ptr(gemm.x), k, m];
-        driver.launch(Kernel::MakeImage, [driver.sm_count, 1, 1], super::BLOCK, &args);
+        driver.launch(Kernel::MakeImage, [driver.sm_count, 1, 1], super::kernels::BLOCK, &args);
     }
     let [wide, narrow] = wides(code);
     let shape = if gemm.n.div_ceil(wide.rows()) * 4 >= driver.sm_count * 3 { wide } else { narrow };

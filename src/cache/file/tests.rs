@@ -1,7 +1,11 @@
 //! Files of synthetic layers: what damage is found, and which files are deleted.
 
+use super::header::UNNUMBERED;
 use super::*;
+use crate::cache::SeqHead;
+use crate::regular_file::checksum::checksum;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 

@@ -457,3 +457,6 @@ mod tests {
         assert_eq!(tried, [3, 22, 1]);
     }
 }
+
+/// The cache's policies of turns, by their numbers.
+pub type Policies = std::collections::BTreeMap<u64, Policy>;

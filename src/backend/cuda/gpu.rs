@@ -1,0 +1,121 @@
+//! One GPU: its driver, and what the ops of a step share.
+
+use super::super::{Norm, Span};
+use super::abi::Arg::{F32, I32, Ptr};
+use super::cublaslt::{CublasLt, Gemm};
+use super::driver::{CudaOptions, Driver};
+use super::error::NoCuda;
+use super::graph::Graphs;
+use super::kernels::Kernel;
+use super::memory::Acts;
+use super::pinned::Mailbox;
+use super::scratch::{Sampling, Unpacked};
+use super::spans::{Shape, Spans};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// GPUs with less memory do without an external library unless it is asked for.
+const SMALL_GPU_BYTES: u64 = 12 << 30;
+/// Most threads of a block of `rms_norm`.
+const NORM_THREADS: usize = 1024;
+
+/// Maximum rows for which `rms_norm` uses the most threads per row; with more, rows share an SM.
+const FEW_NORMS: usize = 32;
+
+/// Words that a step copies to the host: the non-finite flag, the number of free pages, and a token
+/// for each sequence.
+pub(super) const MAILBOX_WORDS: usize = 1024;
+
+/// One GPU.
+pub struct Cuda {
+    pub(super) graphs: Graphs,
+    /// Results that the last step copied to the host.
+    pub(super) mailbox: Mailbox,
+    pub(super) spans: RefCell<Spans>,
+    pub(super) cublaslt: Option<CublasLt>,
+    pub(super) sampling: RefCell<Sampling>,
+    pub(super) unpacked: RefCell<Unpacked>,
+    pub(super) pending: Cell<Option<Pending>>,
+    /// Declared last: fields drop in order, and those above need the CUDA context.
+    pub(super) driver: Rc<Driver>,
+}
+
+impl Cuda {
+    /// Opens the GPU of that index.
+    pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
+        let driver = Rc::new(Driver::open(index, options)?);
+        // The library and its scratch take 80 MiB, which a small GPU has better uses for.
+        let small = driver.memory().1 < SMALL_GPU_BYTES && !options.cublaslt_needed;
+        let cublaslt = CublasLt::open(&driver, if small { &[] } else { &options.cublaslt });
+        if let (Err(why), true) = (&cublaslt, options.cublaslt_needed) {
+            return Err(NoCuda::NoCublasLt(why.clone()));
+        }
+        Ok(Self {
+            // A capture forbids to synchronize after every launch.
+            graphs: Graphs::new(!options.no_graphs && !options.wait_always),
+            mailbox: Mailbox::new(driver.context(), MAILBOX_WORDS)?,
+            spans: RefCell::default(),
+            cublaslt: cublaslt.ok(),
+            sampling: RefCell::default(),
+            unpacked: RefCell::default(),
+            pending: Cell::default(),
+            driver,
+        })
+    }
+
+    /// Loads all kernels that this GPU runs, for all models.
+    pub fn load_all_kernels(&self) -> Result<(), NoCuda> {
+        self.driver.load_kernels(|_, _| true, &mut |_, _| true)
+    }
+
+    /// Milliseconds that `work` takes on the GPU.
+    pub fn time_ms(&self, work: impl FnOnce()) -> f32 {
+        self.driver.time_ms(work)
+    }
+
+    /// Free and total bytes of the GPU's memory.
+    pub fn memory(&self) -> (u64, u64) {
+        self.driver.memory()
+    }
+
+    pub(super) fn send(&self, spans: &[Span]) -> Shape {
+        self.spans.borrow_mut().send(spans)
+    }
+
+    /// Computes `x += more` if `more` is not 0 (an address), then `out = rms_norm(x)`, or with
+    /// `add`, `out += rms_norm(x)`.
+    pub(super) fn norm(&self, out: &mut Acts, x: &Acts, more: u64, norm: &Norm<'_, Self>, add: bool, n: usize) {
+        out.fills(n);
+        x.holds_f32(n);
+        let args = [
+            Ptr(out.ptr()),
+            Ptr(out.image_to_fill(n)),
+            I32(out.bf16 as i32),
+            Ptr(x.ptr()),
+            Ptr(more),
+            Ptr(norm.weight.ptr()),
+            F32(norm.eps),
+            I32(norm.layer as i32),
+            Ptr(norm.non_finite.ptr()),
+            I32(x.width as i32),
+            I32(add as i32),
+        ];
+        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], norm_threads(x.width, n), &args);
+    }
+}
+
+/// Threads to a row of a norm: four values to a thread; where rows are many, sixteen.
+fn norm_threads(width: usize, n: usize) -> usize {
+    let values = if n <= FEW_NORMS { 4 } else { 16 };
+    width.div_ceil(values).next_multiple_of(32).min(NORM_THREADS)
+}
+
+/// A result that is still to be added to a residual stream.
+pub(super) struct Pending {
+    /// Address of the residual stream.
+    pub acc: u64,
+    /// The matmul into scratch, and whether it has been launched. If not, its inputs are bf16 and
+    /// it has 2 to [`UNSCALED_ROWS`] rows.
+    pub gemm: Gemm,
+    pub launched: bool,
+}

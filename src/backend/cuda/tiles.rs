@@ -1,0 +1,46 @@
+//! Which kernel attends, and how many queries and blocks it takes.
+
+use super::super::KvGeometry;
+use super::driver::Driver;
+use super::kernels::{Kernel, MAX_GROUP, MAX_HEAD_DIM, Mode, Rows, USUAL_HEAD_DIM, padded};
+
+/// Threads of a block of `attend`, of `place_scores`, and lanes to a block of `append`.
+pub(super) const DECODE_THREADS: usize = 256;
+/// Minimum rows of a step for which packed codes are unpacked first: with fewer, too few tiles
+/// share the copy.
+pub(super) const UNPACK_ROWS: usize = 256;
+
+/// Attention of decode steps: the ordinary kernel, and kernels for policies by which attention
+/// chooses the slots to drop or to read.
+pub(super) fn decode_kernel(g: &KvGeometry) -> Kernel {
+    let chooses = g.policy.scored().is_some() || g.policy.quest().is_some();
+    let mode = if chooses { Mode::Choice } else { Mode::Ordinary };
+    Kernel::Attend(mode, padded(g.head_dim), Rows::of(g.codec))
+}
+
+/// Whether the codes that a step of `rows` rows attends to are unpacked first.
+pub(super) fn unpacks(driver: &Driver, g: &KvGeometry, rows: usize) -> bool {
+    rows >= UNPACK_ROWS && Rows::of(g.codec) != Rows::Bf16 && attend_wgmma(driver, g).is_some()
+}
+
+/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cuh` and
+/// `attend_wgmma.cu`.
+pub(super) fn tile_queries(g: &KvGeometry) -> usize {
+    if g.head_dim > USUAL_HEAD_DIM { 64 } else { 128 }
+}
+
+/// Blocks of decode attention that an SM runs at once. Refuses geometries without kernels; f32 is
+/// refused where the device is chosen.
+pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
+    let group = g.n_q_heads / g.n_kv_heads;
+    assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
+    assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
+    driver.blocks_per_sm(decode_kernel(g), DECODE_THREADS)
+}
+
+/// Prefill attention with `wgmma`, if the GPU runs it and there is an instance.
+pub(super) fn attend_wgmma(driver: &Driver, g: &KvGeometry) -> Option<Kernel> {
+    let rows = Rows::of(g.codec);
+    let kernel = Kernel::AttendWgmma(rows);
+    (g.head_dim == 128 && rows.has_wgmma() && driver.supports(kernel)).then_some(kernel)
+}

@@ -1,0 +1,94 @@
+//! What an engine is started with.
+
+use super::draft::Drafts;
+use crate::backend::KernelNeeds;
+use crate::checkpoint::Checkpoint;
+use crate::codec::Codec;
+use crate::policy::PolicyRequest;
+use crate::protocol::WhenFull;
+use crate::quant::Weights;
+use crate::quantize::calibration::Calibration;
+use crate::quantize::weight_cache::WeightCache;
+use anyhow::Result;
+use std::path::PathBuf;
+
+/// Rows of logits in the workspace where texts are scored, and in a chat.
+pub(super) const MAX_LOGITS: usize = 16;
+
+pub const CHAT_LOGITS: usize = 4;
+
+/// How the weights are stored.
+#[derive(Clone, Debug, Default)]
+pub struct WeightOptions {
+    pub choice: Weights,
+    /// Where converted weights are kept; `None` converts them in memory at every start.
+    pub cache: Option<WeightCache>,
+    /// How 4-bit codes are chosen.
+    pub calibration: Calibration,
+}
+
+/// Settings of an engine, resolved.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    pub codec: Codec,
+    /// Codecs to try, in order, if the wanted context is not expected to fit with `codec`.
+    pub smaller_codecs: &'static [Codec],
+    /// Maximum tokens of a conversation. `None`: the length that the checkpoint was trained for,
+    /// lowered to what fits, either in the worst case or with a margin at the ratio at which a DMS
+    /// model evicts. Longer contexts use YaRN, for families that document it.
+    pub context: Option<usize>,
+    /// Memory that is free before loading; `None` if unknown.
+    pub memory_bytes: Option<u64>,
+    /// Memory needed beside weights and pages. Set by [`resolve_context`](super::resolve_context).
+    pub workspace_bytes: u64,
+    /// Maximum bytes of allocated KV pages.
+    pub kv_limit: Option<u64>,
+    /// Whether conversations start with eviction. `None`: as the checkpoint asks.
+    pub eviction: Option<bool>,
+    /// Compression ratio that conversations begin with; `None`: as the model was trained.
+    pub dial_ratio: Option<f32>,
+    /// Folder of the files that record what models keep at each setting of the dial; `None`: no
+    /// file is read or written.
+    pub dial_folder: Option<PathBuf>,
+    pub when_full: WhenFull,
+    /// Which slots live; by default the model's own policy.
+    pub policy: PolicyRequest,
+    /// How the weights are stored.
+    pub weights: WeightOptions,
+    /// Maximum tokens of one step. `None`: chosen for the backend and the memory by
+    /// [`resolve_context`](super::resolve_context).
+    pub max_step: Option<usize>,
+    /// Rows of logits that the workspace has room for, at least one for each sequence.
+    pub max_logits: usize,
+    pub drafts: Drafts,
+    /// Number of cache sequences. A conversation takes up to four: itself, two snapshots of its
+    /// last turn and a rebuild.
+    pub max_seqs: usize,
+    /// Maximum snapshots of earlier turns that a conversation keeps, each in its own sequence, and
+    /// the maximum bytes of pages that only they hold.
+    pub max_older: usize,
+    pub checkpoint_bytes: u64,
+    /// How the model is named in sessions; reported in `ModelInfo`.
+    pub reference: Option<crate::protocol::ModelReference>,
+}
+
+impl EngineOptions {
+    pub fn new(codec: Codec) -> Self {
+        Self { codec, max_logits: MAX_LOGITS, max_seqs: 4, ..Self::default() }
+    }
+
+    /// Determines the kernels that a checkpoint needs under these options. Fails for a policy that
+    /// it was not trained for.
+    pub(super) fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
+        let (config, weights) = (&checkpoint.config, checkpoint.weights);
+        Ok(KernelNeeds {
+            head_dim: config.head_dim,
+            codec: self.codec,
+            weights,
+            policy: config.policy(self.policy)?,
+            delta_net: config.spec.delta_net.is_some(),
+            experts: config.spec.experts.is_some(),
+            drafts: self.drafts.rows > 0,
+        })
+    }
+}

@@ -1,0 +1,218 @@
+//! One forward pass over some rows.
+
+use super::taps::Tap;
+use super::weights::Model;
+use super::weights::{Attention, DeltaNet, Layer, Mixer};
+use super::workspace::Workspace;
+use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
+use crate::cache::KvCache;
+use crate::checkpoint::Activation;
+
+/// One forward pass of some rows, with its inputs and outputs. The caller has reserved its pages
+/// ([`KvCache::reserve_step`]), so nothing here can fail.
+pub struct Step<'a, B: Backend> {
+    pub b: &'a B,
+    pub model: &'a Model<B>,
+    pub ws: &'a mut Workspace<B>,
+    pub cache: &'a mut KvCache<B>,
+    pub spans: &'a [Span],
+    /// Whether the step stores nothing: [`Self::commit`] then feeds as many of the tokens as the
+    /// caller wants.
+    pub staged: bool,
+}
+
+impl<B: Backend> Step<'_, B> {
+    /// Number of rows.
+    pub(super) fn n(&self) -> usize {
+        self.spans.iter().map(|s| s.len).sum()
+    }
+
+    /// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the
+    /// cache. Leaves the final, normalised hidden states `[n, hidden]` in `ws.h`, where [`logits`]
+    /// reads them.
+    pub fn forward(&mut self) {
+        self.forward_with(|_, _, _| {});
+    }
+
+    /// Like [`Self::forward`], with a call before each layer, whose input is in `ws.x`.
+    pub(super) fn forward_with(&mut self, mut before: impl FnMut(usize, &mut Workspace<B>, &KvCache<B>)) {
+        let Self { b, model, spans, staged, .. } = *self;
+        let n = self.n();
+        assert!(n > 0 && n <= self.ws.max_tokens, "a step of {n} tokens in a workspace for {}", self.ws.max_tokens);
+        b.embed(&mut self.ws.x, &model.embed, &self.ws.tokens, model.embedding_scale(), n);
+        for (l, layer) in model.layers.iter().enumerate() {
+            before(l, self.ws, self.cache);
+            self.tap(l);
+            match &layer.mixer {
+                Mixer::Attention(mixer) => {
+                    self.project((l, layer, mixer), After::Store);
+                    self.attention((l, layer, mixer));
+                }
+                Mixer::DeltaNet(mixer) => self.delta_net((l, layer, mixer)),
+            }
+            self.mlp((l, layer));
+        }
+        self.tap(model.layers.len());
+        let ws = &mut *self.ws;
+        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
+        if model.taps.as_ref().is_some_and(|taps| taps.all.is_empty()) {
+            b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
+        }
+        if !staged {
+            self.cache.advance(b, Some(&self.ws.tokens), spans);
+        }
+    }
+
+    /// Feeds the first tokens of the spans of the last staged step, given by `spans`, token after
+    /// token.
+    pub fn commit(self) {
+        let Self { b, model, ws, cache, spans, .. } = self;
+        for (layer, staged) in model.layers.iter().zip(&mut ws.staged) {
+            if let Some(mixer) = layer.mixer.delta_net() {
+                let args = mixer.args(&staged.gates, model.config.rms_eps, false);
+                cache.delta_net(b, &mut ws.delta_out, &mut staged.rows, mixer.index, spans, &args);
+            }
+        }
+        for (layer, staged) in model.layers.iter().zip(&ws.staged) {
+            if let Some(mixer) = layer.mixer.attention() {
+                cache.commit(b, &staged.rows, &staged.decisions, mixer.index, spans);
+            }
+        }
+        cache.advance(b, Some(&ws.tokens), spans);
+    }
+
+    /// Adds the input of layer `l` to the features for a head, where it reads that layer.
+    pub(super) fn tap(&mut self, l: usize) {
+        let (n, ws) = (self.n(), &mut *self.ws);
+        let Some(taps) = &self.model.taps else { return };
+        let Some(i) = taps.all.iter().position(|tap| tap.layer == l) else { return };
+        let Tap { weight, norm, .. } = &taps.all[i];
+        let norm = norm.as_ref().map(|weight| Norm { weight, eps: taps.eps, layer: l, non_finite: &mut ws.non_finite });
+        let linear = Linear {
+            before: norm.map(|norm| (norm, &mut ws.feature_norm)),
+            after: if i == 0 { After::Store } else { After::Add(&mut ws.feature_sum) },
+            ..Linear::plain(weight)
+        };
+        self.b.linear(&mut ws.features, &ws.x, linear, n);
+    }
+
+    /// Computes q, k and v, the output gate and a predictor's columns of layer `l` from the
+    /// residual stream `ws.x`.
+    pub(super) fn project(&mut self, (l, layer, mixer): (usize, &Layer<B>, &Attention<B>), after: After<'_, B::Acts>) {
+        let (n, ws) = (self.n(), &mut *self.ws);
+        let norm = self.model.norm(l, &layer.input_norm, &mut ws.non_finite);
+        let qkv = Linear { weight: &mixer.qkv, bias: mixer.qkv_bias.as_ref(), before: Some((norm, &mut ws.h)), after };
+        let rows = if self.staged { &mut ws.staged[l].rows } else { &mut ws.qkv };
+        self.b.linear(rows, &ws.x, qkv, n);
+    }
+
+    /// Computes the attention block of layer `l` from the output of [`Self::project`] and adds it
+    /// to the residual stream `ws.x`.
+    pub(super) fn attention(&mut self, (l, layer, mixer): (usize, &Layer<B>, &Attention<B>)) {
+        let Self { b, model, spans, staged, .. } = *self;
+        let (n, ws) = (self.n(), &mut *self.ws);
+        let policy = self.cache.geometry().policy_of(mixer.index);
+        let alpha = model.alpha().filter(|_| policy.uses_decisions());
+        if alpha.is_some() {
+            ws.project(b, &mixer.decisions, model.eps(), l, n);
+        }
+        let (inv_freq, rope_scale) = model.rope(mixer);
+        let args = QkvRopeArgs {
+            qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
+            rms_eps: model.config.rms_eps,
+            inv_freq,
+            rope_scale,
+            borrowed: model.borrowed(policy.constant_decision()),
+            predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
+            gated: model.config.spec.output_gate,
+            staged,
+        };
+        let (rows, decisions) = match &mut ws.staged[..] {
+            all if staged => (&mut all[l].rows, &mut all[l].decisions),
+            _ if mixer.kind.local => (&mut ws.qkv, &mut ws.local_decisions),
+            _ => (&mut ws.qkv, &mut ws.decisions),
+        };
+        self.cache.attention(b, &mut ws.att, rows, decisions, mixer.index, spans, &args);
+        let o = Linear { bias: mixer.o_bias.as_ref(), ..Linear::plain(&mixer.o) };
+        let behind = layer.behind.as_ref().map(|[mixer, _]| model.norm(l, mixer, &mut ws.non_finite));
+        add(b, [&mut ws.x, &mut ws.proj], &ws.att, o, behind, n);
+    }
+
+    /// Like [`Self::attention`], for a gated delta net.
+    pub(super) fn delta_net(&mut self, (l, layer, mixer): (usize, &Layer<B>, &DeltaNet<B>)) {
+        let Self { b, model, spans, staged, .. } = *self;
+        let (n, ws) = (self.n(), &mut *self.ws);
+        let (rows, gates) = match &mut ws.staged[..] {
+            all if staged => (&mut all[l].rows, &mut all[l].gates),
+            _ => (&mut ws.delta_rows, &mut ws.delta_gates),
+        };
+        for (out, weight) in [(&mut *rows, &mixer.qkvz), (&mut *gates, &mixer.gates)] {
+            let norm = model.norm(l, &layer.input_norm, &mut ws.non_finite);
+            let before = Some((norm, &mut ws.h));
+            b.linear(out, &ws.x, Linear { before, ..Linear::plain(weight) }, n);
+        }
+        let args = mixer.args(gates, model.config.rms_eps, staged);
+        self.cache.delta_net(b, &mut ws.delta_out, rows, mixer.index, spans, &args);
+        let behind = layer.behind.as_ref().map(|[mixer, _]| model.norm(l, mixer, &mut ws.non_finite));
+        add(b, [&mut ws.x, &mut ws.proj], &ws.delta_out, Linear::plain(&mixer.out), behind, n);
+    }
+
+    /// Computes the feed-forward block of layer `l` and adds it to the residual stream `ws.x`.
+    pub(super) fn mlp(&mut self, (l, layer): (usize, &Layer<B>)) {
+        let Self { b, model, .. } = *self;
+        let (n, ws) = (self.n(), &mut *self.ws);
+        let norm = model.norm(l, &layer.post_norm, &mut ws.non_finite);
+        if let (Some(router), Some(sizes), Some(rows)) = (&layer.router, &model.config.spec.experts, &mut ws.experts) {
+            b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
+            let (per_token, normalized) = (sizes.per_token, sizes.normalized);
+            let (gate_up, down) = (&layer.gate_up, &layer.down);
+            let args = ExpertsArgs { router, gate_up, down, per_token, normalized, rows };
+            return b.experts(&mut ws.x, &ws.h, args, n);
+        }
+        let gate_up = Linear {
+            weight: &layer.gate_up,
+            bias: layer.gate_up_bias.as_ref(),
+            before: Some((norm, &mut ws.h)),
+            after: match model.config.spec.activation {
+                Activation::Silu => After::Swiglu(&mut ws.gate_up),
+                Activation::GeluTanh => After::Geglu(&mut ws.gate_up),
+            },
+        };
+        b.linear(&mut ws.act, &ws.x, gate_up, n);
+        let down = Linear { bias: layer.down_bias.as_ref(), ..Linear::plain(&layer.down) };
+        let behind = layer.behind.as_ref().map(|[_, mlp]| model.norm(l, mlp, &mut ws.non_finite));
+        add(b, [&mut ws.x, &mut ws.proj], &ws.act, down, behind, n);
+    }
+}
+
+/// Adds a linear layer of `input` to the residual stream `x`, after a norm if there is one. `y`:
+/// scratch.
+pub(super) fn add<B: Backend>(
+    b: &B,
+    [x, y]: [&mut B::Acts; 2],
+    input: &B::Acts,
+    layer: Linear<'_, B>,
+    behind: Option<Norm<'_, B>>,
+    n: usize,
+) {
+    match behind {
+        None => b.linear(x, input, Linear { after: After::Add(y), ..layer }, n),
+        Some(norm) => {
+            b.linear(y, input, layer, n);
+            b.rms_norm(x, y, norm, true, n);
+        }
+    }
+}
+
+/// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.
+pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usize) {
+    assert!(n <= ws.max_logits, "{n} rows of logits in a workspace for {}", ws.max_logits);
+    b.linear(&mut ws.logits, &ws.h, Linear::plain(model.head()), n);
+}
+
+/// Like [`logits`], for the given rows.
+pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
+    assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
+    b.select_rows(&mut ws.chosen, &ws.h, rows);
+    b.linear(&mut ws.logits, &ws.chosen, Linear::plain(model.head()), rows.len());
+}

@@ -1,0 +1,104 @@
+//! One answer: what is asked for, and what its report says.
+
+use super::chains::{ChainsReport, ChainsRequest};
+use super::draft::DraftReport;
+use super::kv_stats::KvStats;
+use super::log::LogEntry;
+use super::presence::Presence;
+use super::sampling::SamplingParams;
+use super::terms::{Piece, StopReason, Token};
+use super::terms::{is_zero, present};
+use super::twin::TwinReport;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// A prompt, and how it is answered.
+#[derive(Clone, Debug, Default)]
+pub struct Ask {
+    /// The whole conversation rendered by the template, including the generation prompt.
+    pub prompt: Vec<Piece>,
+    pub sampling: SamplingParams,
+    /// `None`: a random seed, which the report contains.
+    pub seed: Option<u64>,
+    /// `None`: the rest of the context.
+    pub max_tokens: Option<usize>,
+    /// Tokens after which a thought is closed, so that the model answers. `None`: never.
+    pub max_think: Option<usize>,
+    /// Most tokens that a step tries beside its own; 0: none. The answer is the same.
+    pub drafts: usize,
+}
+
+/// A turn to answer.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// Number of the turn in the conversation, from 1 on; used in events, session files and
+    /// [`Piece::Reply`].
+    pub turn: u64,
+    pub ask: Ask,
+    /// A text of the prompt whose tokens are pinned.
+    pub pin: Option<String>,
+    /// Several chains answer, and a vote chooses one; `None` is one chain.
+    pub chains: Option<ChainsRequest>,
+}
+
+/// The result of a turn: the numbers of `--json`, session files and the status line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TurnReport {
+    pub turn: u64,
+    pub stop_reason: StopReason,
+    /// Explains `error`, `cache_full` and `context_full`.
+    pub detail: Option<String>,
+    /// Tokens of the rendered prompt, including BOS.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt that were in the cache.
+    pub reused_tokens: usize,
+    pub answer_tokens: usize,
+    pub reasoning_tokens: usize,
+    pub ttft_ms: Option<f64>,
+    pub prefill_tok_s: Option<f64>,
+    pub decode_tok_s: Option<f64>,
+    pub reasoning_ms: Option<f64>,
+    pub seed: u64,
+    pub sampling: SamplingParams,
+    pub eviction: bool,
+    /// Slots dropped during the turn for want of memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forgotten_slots: u64,
+    pub kv: KvStats,
+    /// GPU memory of the process as the driver reports it; `None` on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<u64>,
+    /// Statistics of drafts, if some were tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftReport>,
+    /// The comparison with a twin, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub twin: Option<Box<TwinReport>>,
+    /// The chains that answered, if there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chains: Option<Box<ChainsReport>>,
+    /// The log after the turn: the first `log_base` entries of the log after the last report,
+    /// [`LogChange`] or restore, then `log`.
+    pub log_base: usize,
+    pub log: Vec<LogEntry>,
+    /// All generated ids, including the last one, which is not fed.
+    pub generated: Vec<Token>,
+    /// Index in `generated` of the first end of a thought that was not sampled but set, because of
+    /// [`GenerateRequest::max_think`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thought_closed_at: Option<usize>,
+    /// Number of generated tokens after which the reply was noticed to repeat itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats_at: Option<usize>,
+    /// The token after the log, which is not fed yet. The field is missing in files of older
+    /// versions.
+    #[serde(default, deserialize_with = "present")]
+    pub pending: Option<Option<Token>>,
+    /// False if cache and log went back to the start of the turn: the answer is on screen and in
+    /// the file, but not part of the context.
+    pub in_context: bool,
+    /// Contents of the cache at the end of the turn. Session files have the retention of each
+    /// message instead.
+    #[serde(skip)]
+    pub presence: Option<Arc<Presence>>,
+}
