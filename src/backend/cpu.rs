@@ -1,8 +1,10 @@
 //! The CPU backend: f32 arithmetic on a thread pool, composed of plain ops. It is the reference for
 //! every other backend. Only `simd` and `thread_pool` hold `unsafe`.
 
+mod angles;
 mod attention;
 mod delta;
+mod device;
 mod experts;
 mod kv;
 mod linear;
@@ -18,161 +20,19 @@ use super::{
     OutOfMemory, Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use,
 };
 use crate::protocol::Token;
-use crate::system;
 use crate::tensor::Tensor;
-pub use linear::{OnInput, Weight};
+use device::zeroed;
+pub use device::{Acts, Cpu, OnInput};
+pub use linear::Weight;
 pub use pool::Pool;
-use simd::{Isa, maths};
+use simd::maths;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use thread_pool::{ThreadPool, Tile};
-
-/// The host's cores.
-pub struct Cpu {
-    thread_pool: ThreadPool,
-    isa: Isa,
-    /// One per thread, grown by the first steps and kept.
-    scratch: Vec<Mutex<Scratch>>,
-    angles: Mutex<rope::Angles>,
-    plan: Mutex<attention::Plan>,
-    /// How packed weights are multiplied.
-    method: simd::packed::Method,
-    /// Activations of packed weights, kept from GEMM to GEMM.
-    packed_inputs: Mutex<Vec<simd::packed::Input>>,
-    /// Observer of [`Cpu::observing`].
-    observer: Option<Mutex<linear::Observer>>,
-}
-
-/// Scratch of one thread inside an op.
-#[derive(Default)]
-struct Scratch {
-    /// A block of weights, converted to f32.
-    weights: Vec<f32>,
-    attention: attention::Scratch,
-}
-
-/// Values of an element-wise op up to which one thread is faster than two.
-const ALONE: usize = 16 << 10;
-
-/// f32 activations `[rows, width]`.
-pub struct Acts {
-    data: Vec<f32>,
-    pub width: usize,
-}
-
-impl Acts {
-    #[cfg(test)]
-    pub(crate) fn from_rows(data: Vec<f32>, width: usize) -> Self {
-        Self { data, width }
-    }
-
-    pub(crate) fn row(&self, i: usize) -> &[f32] {
-        &self.data[i * self.width..(i + 1) * self.width]
-    }
-
-    pub(crate) fn row_mut(&mut self, i: usize) -> &mut [f32] {
-        &mut self.data[i * self.width..(i + 1) * self.width]
-    }
-}
 
 impl Cpu {
-    /// A backend with `threads` threads; 0 means one per core.
-    pub fn new(threads: usize) -> Self {
-        Self::with(threads, Isa::best(), None)
-    }
-
-    /// A backend that computes the same bits on every machine and with any number of threads. It is
-    /// slower, and the reference for kernels of packed weights.
-    pub fn exact(threads: usize) -> Self {
-        Self::with(threads, Isa::EXACT, None)
-    }
-
-    /// A backend like [`Cpu::exact`] that shows the inputs of its GEMMs.
-    pub fn observing(threads: usize, on_input: OnInput) -> Self {
-        Self::with(threads, Isa::EXACT, Some(Mutex::new(linear::Observer::new(on_input))))
-    }
-
-    fn with(threads: usize, isa: Isa, observer: Option<Mutex<linear::Observer>>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let thread_pool = ThreadPool::new(if threads == 0 { cores } else { threads });
-        let scratch = (0..thread_pool.size()).map(|_| Mutex::default()).collect();
-        Self {
-            thread_pool,
-            isa,
-            scratch,
-            angles: Mutex::default(),
-            plan: Mutex::default(),
-            method: simd::packed::Method::best(isa),
-            packed_inputs: Mutex::default(),
-            observer,
-        }
-    }
-
-    pub fn threads(&self) -> usize {
-        self.thread_pool.size()
-    }
-
-    /// A worker's own scratch, so the lock is never contended. A panic leaves it usable.
-    fn scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
-        self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn angles(&self) -> MutexGuard<'_, rope::Angles> {
-        self.angles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn packed_inputs(&self) -> MutexGuard<'_, Vec<simd::packed::Input>> {
-        self.packed_inputs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn plan(&self) -> MutexGuard<'_, attention::Plan> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Replaces K and V of rows `[q | k | v]` by what storing and reading makes of them.
-    fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
-        if g.codec.is_exact() {
-            return;
-        }
-        self.rows(qkv, n, |row, _| {
-            let (k, v) = row[g.n_q_heads * g.head_dim..].split_at_mut(g.n_kv_heads * g.head_dim);
-            k.chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip_k(row));
-            v.chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip_v(row));
-        });
-    }
-
     /// `out = x weight^T + bias`
     fn multiply(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Vec<f32>>, n: usize) {
         linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight.all(), bias.map(Vec::as_slice), n);
     }
-
-    /// Calls `gate(out row, gate, up)` for the rows `[gate | up]` of `y`.
-    fn gated(&self, out: &mut Acts, y: &Acts, n: usize, gate: impl Fn(Isa, &mut [f32], &[f32], &[f32]) + Sync) {
-        self.rows(out, n, |out, i| {
-            let (gates, up) = y.row(i).split_at(y.width / 2);
-            gate(self.isa, out, gates, up);
-        });
-    }
-
-    /// Calls `row(out row, row number)` for the first `n` rows of `out`, in parallel.
-    fn rows(&self, out: &mut Acts, n: usize, row: impl Fn(&mut [f32], usize) + Sync) {
-        let width = out.width;
-        let rows = if n * width <= ALONE { n } else { n.div_ceil(4 * self.threads()) };
-        self.thread_pool.tiles(&mut Tile::new(&mut out.data, n, width), rows.max(1), width.max(1), |_, tile| {
-            for i in 0..tile.rows() {
-                let number = tile.row_range().start + i;
-                row(tile.row_mut(i), number);
-            }
-        });
-    }
-}
-
-fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
-    let mut v = Vec::new();
-    system::may_fail(|| v.try_reserve_exact(len))
-        .map_err(|_| OutOfMemory { what: "host", needed_bytes: (len * std::mem::size_of::<T>()) as u64 })?;
-    v.resize(len, T::default());
-    Ok(v)
 }
 
 impl Report for Cpu {

@@ -32,29 +32,6 @@ const BLOCK_ROWS: usize = 96;
 /// cache sets.
 const PADDING: usize = 16;
 
-/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`.
-/// Returns whether to continue. Once it returns false, GEMMs do nothing, so that an abandoned step
-/// ends soon.
-pub type OnInput = Box<dyn FnMut(&[Tensor], &[f32]) -> bool + Send>;
-
-/// An observer of inputs that may have had enough.
-pub(super) struct Observer {
-    on_input: OnInput,
-    stopped: bool,
-}
-
-impl Observer {
-    pub fn new(on_input: OnInput) -> Self {
-        Self { on_input, stopped: false }
-    }
-
-    /// Returns whether the GEMM is wanted.
-    fn see(&mut self, parts: &[Tensor], x: &[f32]) -> bool {
-        self.stopped = self.stopped || !(self.on_input)(parts, x);
-        !self.stopped
-    }
-}
-
 /// Matrices of equal width, stacked by rows: all packed, or none.
 pub struct Weight {
     parts: Vec<Tensor>,

@@ -4,21 +4,13 @@
 use super::super::simd::dots::widen;
 use super::super::simd::{maths, matmul};
 use super::super::thread_pool::Tile;
+use super::call::Call;
+use super::plan::{Group, Key, Scratch, format};
 use super::weights::{EXTRA, normalize, scale, softmax, start};
-use super::{Call, Group, Scratch, format};
 use crate::policy::SlotMeta;
 
 /// Keys copied into a block.
 const BLOCK_KEYS: usize = 128;
-
-/// A key that some row of a group sees.
-#[derive(Clone, Copy)]
-pub(super) struct Key {
-    /// Slot, or token of the span after the stored slots.
-    at: usize,
-    /// Tokens of the group that see it.
-    seen: (usize, usize),
-}
 
 /// Attention of one group: `out` is `[rows, head_dim]`.
 pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch: &mut Scratch) {

@@ -5,8 +5,10 @@ use super::super::super::{KvTables, Span};
 use super::super::kv::{order_slots, put_by_scores};
 use super::super::thread_pool::Tile;
 use super::super::{Acts, Cpu};
+use super::call::{Call, encode};
+use super::in_place;
+use super::plan::{Chosen, Group, Plan, Scratch, finish};
 use super::weights::{EXTRA, softmax, totals};
-use super::{Call, Chosen, Group, Plan, Scratch, finish, in_place};
 use crate::policy::{Scope, Scored};
 
 pub(in super::super) fn attend_in_order(
@@ -25,7 +27,7 @@ pub(in super::super) fn attend_in_order(
     }
     spans.iter().for_each(|span| order_slots(kv, layer, span.seq));
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
-    cpu.plan().own.encode(cpu, qkv, &g, n);
+    encode(&mut cpu.plan().own, cpu, qkv, &g, n);
     let mut rows = Vec::with_capacity(spans.len());
     for token in 0..spans.iter().map(|s| s.len).max().unwrap_or(0) {
         rows.clear();

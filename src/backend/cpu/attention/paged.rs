@@ -3,21 +3,12 @@
 use super::super::super::{KvTables, Span};
 use super::super::Cpu;
 use super::super::thread_pool::Tile;
-use super::{Call, Group};
+use super::call::Call;
+use super::plan::{Chosen, Group};
 use crate::policy::{Quest, choose as choose_pages, upper_bound};
 
 #[cfg(test)]
 mod tests;
-
-/// Pages that a group reads.
-#[derive(Default)]
-pub(super) struct Chosen {
-    q_heads: usize,
-    /// `[pages, q_heads]` whether a head reads a page; empty where all read everything.
-    pages: Vec<bool>,
-    /// Keys that some head reads, the token's own among them; 0 where they are not counted.
-    keys: usize,
-}
 
 impl Chosen {
     fn of_page(&self, page: usize) -> Option<&[bool]> {

@@ -17,7 +17,7 @@ const OFFSET: usize = 1;
 
 /// Scales and offsets of a group's values: for stored slots by slot, then for the step's own rows.
 #[derive(Default)]
-pub(super) struct Sides {
+pub(in crate::backend::cpu) struct Sides {
     scales: Vec<f32>,
     offsets: Vec<f32>,
 }

@@ -1,0 +1,163 @@
+//! The arguments of a call, which its groups share.
+
+use super::super::super::{KvGeometry, KvTables, PageLayout, Span};
+use super::super::device::{Acts, Cpu};
+use super::super::simd::{Isa, maths};
+use super::super::thread_pool::Tile;
+use super::plan::{Chosen, FEW_TOKENS, Group, OwnRows, Plan, format};
+use crate::codec::unpack_codes;
+use crate::policy::{Dms, SlotMeta};
+
+/// Approximate query rows (tokens x query heads) of a group in prefill.
+const BLOCK_ROWS: usize = 96;
+/// Scores that a group in prefill keeps at most, unless one token has more: 4 MiB.
+const GROUP_SCORES: usize = 1 << 20;
+
+/// Arguments of a call, shared by all groups.
+pub(super) struct Call<'a> {
+    pub(super) isa: Isa,
+    pub(super) qkv: &'a Acts,
+    pub(super) decisions: &'a [f32],
+    pub(super) kv: &'a KvTables<Cpu>,
+    pub(super) geometry: &'a KvGeometry,
+    pub(super) layout: PageLayout,
+    pub(super) layer: usize,
+    pub(super) spans: &'a [Span],
+    pub(super) own: &'a OwnRows,
+}
+
+impl Call<'_> {
+    /// Writes a group's query rows, scaled, and returns their number.
+    pub(super) fn load_queries(&self, group: &Group, queries: &mut Vec<f32>) -> usize {
+        let g = self.geometry;
+        let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
+        let rows = group.tokens.len() * q_heads;
+        let scale = 1.0 / (d as f32).sqrt();
+        queries.resize(rows * d, 0.0);
+        for (t, queries) in group.tokens.clone().zip(queries.chunks_exact_mut(q_heads * d)) {
+            queries.copy_from_slice(self.queries(group, t));
+            maths::scale(self.isa, queries, scale);
+        }
+        rows
+    }
+
+    /// Query rows of a group's KV head of a token of its span, `[q_heads, head_dim]`.
+    pub(super) fn queries(&self, group: &Group, token: usize) -> &[f32] {
+        let width = self.geometry.head_dim * self.geometry.n_q_heads / self.geometry.n_kv_heads;
+        &self.qkv.row(self.spans[group.span].start + token)[group.head * width..][..width]
+    }
+
+    /// Index of a group's lane in the tables.
+    pub(super) fn lane(&self, group: &Group) -> usize {
+        self.geometry.row(self.layer, self.spans[group.span].seq, group.head)
+    }
+
+    /// Stored slots of a lane.
+    pub(super) fn live(&self, group: &Group) -> usize {
+        self.kv.live[self.lane(group)] as usize
+    }
+
+    /// The page of a lane that has `slot`.
+    pub(super) fn page(&self, group: &Group, slot: usize) -> &[u8] {
+        let entry = self.lane(group) * self.geometry.max_pages + slot / self.geometry.page_slots;
+        self.kv.pool.page(self.kv.page_table[entry])
+    }
+
+    /// Position of the span's first token.
+    pub(super) fn base(&self, span: &Span) -> usize {
+        self.kv.seq_len[span.seq] as usize
+    }
+
+    /// The rule that hides keys from queries, where eviction is on.
+    pub(super) fn rule(&self, span: &Span) -> Option<Dms> {
+        let policy = self.geometry.policy_of(self.layer).with_dial(self.kv.dial[span.seq]);
+        policy.rule().filter(|_| self.geometry.evicts(self.layer, self.kv.eviction[span.seq] != 0))
+    }
+
+    /// Decision of a token of the step; `None` after its last token.
+    pub(super) fn decision(&self, span: &Span, token: usize, head: usize) -> Option<f32> {
+        let at = (span.start + token) * self.geometry.n_kv_heads + head;
+        (token < span.len).then(|| self.decisions[at])
+    }
+
+    /// Mark of a token of the step.
+    pub(super) fn own_mark(&self, rule: &Dms, span: &Span, token: usize, head: usize) -> bool {
+        rule.own_mark(self.base(span), token, |i| self.decision(span, i, head))
+    }
+
+    /// Mark of a stored token.
+    pub(super) fn stored_mark(&self, rule: &Dms, span: &Span, head: usize, meta: SlotMeta) -> bool {
+        rule.stored_mark(self.base(span), meta, self.decision(span, 0, head))
+    }
+
+    /// K, V and side data of a token of a group's span.
+    pub(super) fn own_row(&self, group: &Group, token: usize) -> (&[u8], &[u8], [u32; 2]) {
+        self.own.row(self.spans[group.span].start + token, group.head)
+    }
+
+    /// Rows of V with a whole number of bytes to a value.
+    pub(super) fn value_rows<'a>(&self, rows: &'a [u8], codes: &'a mut Vec<u8>) -> &'a [u8] {
+        if !self.geometry.codec.packs_values() {
+            return rows;
+        }
+        let (d, bytes) = (self.geometry.head_dim, self.layout.slot.v_bytes);
+        codes.resize(rows.len() / bytes * d, 0);
+        for (codes, row) in codes.chunks_exact_mut(d).zip(rows.chunks_exact(bytes)) {
+            unpack_codes(row, codes);
+        }
+        codes
+    }
+}
+
+/// Encodes the step's own rows as they will be stored.
+pub(super) fn encode(own: &mut OwnRows, cpu: &Cpu, qkv: &Acts, g: &KvGeometry, n: usize) {
+    let (layout, d) = (g.page(), g.head_dim);
+    (own.heads, own.k_bytes, own.v_bytes) = (g.n_kv_heads, layout.slot.k_bytes, d * format(g.codec).size_bytes());
+    let row_bytes = own.k_bytes + own.v_bytes + 8;
+    own.bytes.resize(n * own.heads * row_bytes, 0);
+    let width = own.heads * row_bytes;
+    // Encoding a row takes less time than waking a thread.
+    let rows = if n <= FEW_TOKENS { n } else { n.div_ceil(4 * cpu.threads()) };
+    cpu.thread_pool.tiles(&mut Tile::new(&mut own.bytes, n, width), rows.max(1), width, |_, tile| {
+        for i in 0..tile.rows() {
+            let (k, v) = qkv.row(tile.row_range().start + i)[g.n_q_heads * d..].split_at(g.n_kv_heads * d);
+            let own = tile.row_mut(i).chunks_exact_mut(row_bytes);
+            for ((k, v), own) in k.chunks_exact(d).zip(v.chunks_exact(d)).zip(own) {
+                let (k_out, rest) = own.split_at_mut(layout.slot.k_bytes);
+                let (v_out, sides) = rest.split_at_mut(rest.len() - 8);
+                let k_side = g.codec.encode_k(k, k_out);
+                let v_side = if g.codec.packs_values() {
+                    let mut codes = vec![0; layout.slot.v_bytes];
+                    let side = g.codec.encode_v(v, &mut codes);
+                    unpack_codes(&codes, v_out);
+                    side
+                } else {
+                    g.codec.encode_v(v, v_out)
+                };
+                sides[..4].copy_from_slice(&k_side.to_le_bytes());
+                sides[4..].copy_from_slice(&v_side.to_le_bytes());
+            }
+        }
+    });
+}
+
+/// Splits the spans into groups.
+pub(super) fn fill(plan: &mut Plan, kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
+    let g = &kv.geometry;
+    let q_heads = g.n_q_heads / g.n_kv_heads;
+    plan.groups.clear();
+    plan.spans.clear();
+    for (s, span) in spans.iter().enumerate() {
+        let live = (0..g.n_kv_heads).map(|head| kv.live[g.row(layer, span.seq, head)] as usize);
+        let keys = live.max().unwrap_or(0) + span.len;
+        let rows = (GROUP_SCORES / keys.max(1)).min(BLOCK_ROWS);
+        let tokens = if span.len <= FEW_TOKENS { span.len.max(1) } else { (rows / q_heads).max(1) };
+        plan.spans.push((plan.groups.len(), tokens));
+        for head in 0..g.n_kv_heads {
+            plan.groups.extend((0..span.len).step_by(tokens).map(|first| {
+                let tokens = first..span.len.min(first + tokens);
+                Group { span: s, head, tokens, chosen: Chosen::default() }
+            }));
+        }
+    }
+}
