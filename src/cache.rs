@@ -3,7 +3,8 @@
 //!
 //! A *sequence* is one row of the tables: a conversation, a checkpoint of one, a rebuild beside the
 //! old cache. A *lane* is one KV head of one sequence in one layer; its slots are numbered from 0
-//! without holes. Forks share pages copy-on-write. [`KvTables`](crate::backend::KvTables) documents the layout of a page.
+//! without holes. Forks share pages copy-on-write.
+//! [`KvTables`](crate::backend::KvTables) documents the layout of a page.
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 

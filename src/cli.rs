@@ -173,8 +173,8 @@ mod tests {
 
     #[test]
     fn flags_stand_before_and_after_subcommands() {
-        args::help::command().debug_assert();
-        args::help::shown().debug_assert();
+        args::command().debug_assert();
+        args::shown().debug_assert();
         let cli = parse(&["bench", "--model", "m", "--gen", "3", "--eviction", "off", "--json"]).unwrap();
         assert!(cli.common.json && cli.common.eviction == Some(List::of(OnOff(false))));
         let cli = parse(&["-m", "x", "-p", "-5 + 3?", "--resume"]).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     fn help_fits_and_each_subcommand_shows_its_own_flags() {
         let help = |line: &[&str]| {
             let words = std::iter::once(&"dmschat").chain(line);
-            let asked = args::help::command().term_width(80).try_get_matches_from(words);
+            let asked = args::command().term_width(80).try_get_matches_from(words);
             asked.unwrap_err().render().to_string()
         };
         let short = help(&["-h"]);

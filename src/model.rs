@@ -1,6 +1,6 @@
 //! The transformer. There is one forward pass for prefill chunks, decode steps and batches: a step
-//! is a list of [`Span`](crate::backend::Span)s. The computation of a layer is data ([`Spec`](crate::checkpoint::Spec));
-//! nothing here depends on the family.
+//! is a list of [`Span`](crate::backend::Span)s. The computation of a layer is data
+//! ([`Spec`](crate::checkpoint::Spec)); nothing here depends on the family.
 
 mod decisions;
 mod head;

@@ -19,6 +19,7 @@ pub mod depth;
 pub mod editor;
 pub mod editor_program;
 pub mod effect;
+mod ends;
 pub mod event;
 pub mod examples;
 pub mod feed;
@@ -55,11 +56,11 @@ pub mod update;
 pub mod widgets;
 mod worker;
 
+pub use ends::{ExitKind, LoadParts, Loader, Resume};
+
 use crate::config::Settings;
-use crate::protocol::EngineHandle;
 use anyhow::{Context, Result};
 use depth::Depth;
-use effect::Which;
 use history::HistoryFile;
 use keymap::Keymap;
 use models::{Given, Models};
@@ -81,39 +82,6 @@ pub struct UiOptions {
     /// Data kept for every model and conversation.
     pub given: Given,
     pub models: Arc<dyn Models>,
-}
-
-/// The conversation that the chat begins with.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Resume {
-    #[default]
-    New,
-    Open(Which),
-    /// From the list.
-    Choose,
-}
-
-/// Starts an engine with the model of the settings. An error is one line; what fails later arrives
-/// as `Event::LoadFailed`.
-pub type Loader = Box<dyn Fn(&Settings) -> Result<EngineHandle>>;
-
-/// Everything the runtime loads models with.
-pub struct LoadParts {
-    pub load: Loader,
-    pub models: Arc<dyn Models>,
-    pub given: Given,
-}
-
-/// The way the chat ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExitKind {
-    Quit,
-    /// By a signal of this number, or because the terminal is gone (1).
-    Signal(i32),
-    /// The model that was asked for at the start did not load; why, in one line.
-    NotLoaded(String),
-    /// Something could not be saved; what, why and where it is instead, in one line.
-    NotSaved(String),
 }
 
 /// The chat, ready to begin; the terminal is not touched yet.

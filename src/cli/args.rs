@@ -84,10 +84,20 @@ pub fn matches(
     with_negative(command).try_get_matches_from(line)
 }
 
+/// [`help::command`] of the whole command line.
+pub fn command() -> clap::Command {
+    help::command(Cli::command())
+}
+
+/// [`help::shown`] of the whole command line.
+pub fn shown() -> clap::Command {
+    help::shown(Cli::command())
+}
+
 impl Cli {
     /// Parses a command line.
     pub fn read(line: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
-        let mut cli = Self::from_arg_matches(&matches(help::command(), line)?)?;
+        let mut cli = Self::from_arg_matches(&matches(command(), line)?)?;
         cli.take_question()?;
         cli.spread();
         Ok(cli)

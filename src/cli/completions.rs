@@ -1,6 +1,6 @@
 //! `dmschat completions SHELL`.
 
-use super::args::help;
+use super::args;
 use super::output;
 use crate::codec::Codec;
 use crate::config::{Gemm, Pin};
@@ -50,7 +50,7 @@ fn command() -> clap::Command {
             None => arg,
         }
     };
-    help::shown().mut_args(with_values).mut_subcommands(|sub| sub.mut_args(with_values))
+    args::shown().mut_args(with_values).mut_subcommands(|sub| sub.mut_args(with_values))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `dmschat man [SUBCOMMAND]`.
 
-use super::args::help;
+use super::args::{self, help};
 use super::output;
 use crate::config::Dirs;
 use crate::ui::action::{Action, Group};
@@ -11,7 +11,7 @@ use clap_mangen::Man;
 use std::fmt::Write;
 
 pub fn run(name: Option<&str>) -> Result<u8> {
-    let mut cli = page_of_all(help::shown());
+    let mut cli = page_of_all(args::shown());
     cli.build();
     let page = match name {
         None => whole(&cli)?,
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_flag_has_its_text() {
-        let cli = page_of_all(help::shown());
+        let cli = page_of_all(args::shown());
         let flags = |command: &clap::Command| -> Vec<String> {
             let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
             shown.filter_map(|arg| arg.get_long().map(|long| format!("\\-\\-{}", long.replace('-', "\\-")))).collect()

@@ -4,140 +4,38 @@
 //! [`Conversation::begin`] runs the part of a job before its steps, and [`Conversation::finish`]
 //! the part after them. The worker runs the steps.
 
+mod answer;
 mod asked;
 mod chains;
+mod halt;
+mod job;
 mod probe;
+mod state;
 mod turn;
+mod width;
 
 use super::chain::{Chain, Pushed};
 use super::context::Context;
-use super::disk::{DiskCache, Due, Load};
+use super::disk::{DiskCache, Due};
 use super::loaded::Loaded;
 use super::presence::FedText;
 use super::report::Figures;
-use super::runner::{NonFinite, Runner, StepError};
+use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
 use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Command, ConversationId, DraftReport, Event, EventSender, LogEntry, Outlet, Phase, Presence, PresenceRequest,
-    SlotInfo, Snapshot, Token,
+    Command, ConversationId, DraftReport, Event, EventSender, Outlet, Phase, Presence, PresenceRequest, SlotInfo,
+    Snapshot, Token,
 };
-use chains::Chains;
-use probe::{Running, Twin};
+pub(super) use halt::Halt;
+pub(super) use job::{Forgotten, Job, Work};
+use probe::running::Running;
+pub(super) use state::Conversation;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use turn::{Base, Turn};
-
-/// Why a job ended early.
-#[derive(Debug)]
-pub(super) enum Halt {
-    Cancelled,
-    CacheFull(String),
-    ContextFull(String),
-    Error(String),
-}
-
-impl Halt {
-    /// Why a probe has no answer. `failed` says what could not be done.
-    pub fn without_answer(self, failed: &str) -> String {
-        match self {
-            Self::Cancelled => "stopped".to_owned(),
-            Self::CacheFull(why) | Self::ContextFull(why) | Self::Error(why) => format!("{failed}: {why}"),
-        }
-    }
-}
-
-impl<E: Into<StepError>> From<E> for Halt {
-    fn from(error: E) -> Self {
-        match error.into() {
-            StepError::Cache(error) => Self::CacheFull(error.to_string()),
-            error => Self::Error(error.to_string()),
-        }
-    }
-}
-
-/// The request that is being served.
-pub(super) struct Job {
-    pub events: EventSender,
-    pub cancelled: bool,
-    /// Set if a step failed.
-    pub halt: Option<Halt>,
-    pub work: Work,
-}
-
-impl Job {
-    /// Whether its steps have begun.
-    fn has_begun(&self) -> bool {
-        match &self.work {
-            Work::New(_) | Work::Restore { load: Some(_), .. } => false,
-            Work::Answer(turn) => !turn.is_encoding(),
-            _ => true,
-        }
-    }
-
-    /// Whether several chains are to answer and were not forked yet.
-    fn waits_for_chains(&self) -> bool {
-        matches!(&self.work, Work::Answer(turn) if turn.wanted.is_some()) && !self.cancelled && self.halt.is_none()
-    }
-}
-
-/// Kind of work of a job.
-pub(super) enum Work {
-    /// Not begun. A cancel or a toggle that is already in the inbox acts first.
-    New(Command),
-    /// Encodes and prefills the prompt and generates the answer.
-    Answer(Box<Turn>),
-    /// Replays the log of the turn's start. The turn has failed, and its snapshot was released.
-    Undo(Box<Turn>, Halt),
-    /// Prefills the log into a new sequence.
-    Rebuild {
-        /// The old context, until it is replaced or its pages are needed.
-        beside: Option<Context>,
-    },
-    /// Loads the cache of a saved conversation from its file, or replays its log.
-    Restore { pending: Option<Token>, load: Option<Box<Load>> },
-}
-
-/// Slots dropped for lack of memory since a job began.
-#[derive(Default)]
-pub(super) struct Forgotten {
-    pub times: usize,
-    pub slots: u64,
-    /// Notice about the first time, sent once the turn has continued.
-    pub untold: Option<String>,
-}
-
-pub(super) struct Conversation<B: Backend> {
-    pub outlet: Outlet,
-    pub chain: Chain,
-    /// The chains that answer, while several do.
-    pub chains: Option<Chains>,
-    /// The sequence without eviction that answers are compared with.
-    pub twin: Option<Twin>,
-    /// Whether the next answers have a twin.
-    pub twin_wanted: bool,
-    /// The log that the front end knows: after the last report, change between turns or restore.
-    pub reported: Vec<LogEntry>,
-    /// Generated ids by turn, so that replies are never encoded again.
-    pub replies: HashMap<u64, Vec<Token>>,
-    /// Eviction as the user wants it. The cache knows the state of the sequence.
-    pub eviction: bool,
-    /// Threshold of decisions, as the user set it.
-    pub dial: f32,
-    pub decode_tok_s: Option<f64>,
-    fed_text: FedText,
-    pub job: Option<Job>,
-    /// The file that the cache is kept in.
-    pub disk: DiskCache,
-    queue: VecDeque<(EventSender, Command)>,
-    /// Commands received during a replay that act between steps after it.
-    late: VecDeque<(EventSender, Command)>,
-    pub forgotten: Forgotten,
-    /// Work beside the answers.
-    probes: Vec<Running<B>>,
-}
+use turn::Base;
 
 impl<B: Backend> Conversation<B> {
     pub fn id(&self) -> ConversationId {

@@ -27,7 +27,8 @@ impl<B: Backend> Decisions<B> {
     pub const NONE: Self =
         Self { columns: Columns { linear: false, units: 0, stride: 0, copies: 0 }, own: None, mlp: None };
 
-    /// Predictor from which attention reads decisions. `raw` holds the output of [`Workspace::project`](super::Workspace::project).
+    /// Predictor from which attention reads decisions. `raw` holds the output of
+    /// [`Workspace::project`](super::Workspace::project).
     pub fn predictor<'a>(&'a self, raw: &'a B::Acts, alpha: Alpha) -> Option<Predictor<'a, B>> {
         let mlp = self.mlp.as_ref().map(|second| Mlp { weight: &second.weight, bias: &second.bias });
         let own = self.own.is_some().then_some(raw);

@@ -3,6 +3,7 @@
 
 pub mod cache;
 mod chains;
+mod command;
 pub mod compact;
 pub mod compare;
 mod copy;
@@ -22,17 +23,18 @@ mod surprise;
 mod turns;
 pub mod twin;
 
-use super::completion::{Sources, fuzzy};
-use super::refusal::{Done, Refusal};
+pub use command::{Args, Command, Group, pairs, takes};
+
+use super::completion::fuzzy;
+use super::refusal::Done;
 use super::state::App;
-use super::text::clean_line;
 use crate::words::nearest;
 
 use Group::{Chat, Files, Hidden, Memory, Model};
 
 /// Every command, in the order that /help lists them.
 pub const ALL: &[Command] = &[
-    Command::new(Chat, "help", "[WORDS]", help::open).help("keys and commands").args(Args::TEXT),
+    Command::new(Chat, "help", "[WORDS]", help).help("keys and commands").args(Args::TEXT),
     Command::new(Chat, "new", "", session::new).help("begin a new conversation; this one stays saved").also(&["clear"]),
     Command::new(Chat, "compact", "[list]", compact::begin)
         .help("continue in a new conversation with a summary, or a list of your messages; this one stays saved")
@@ -149,127 +151,6 @@ pub const ALL: &[Command] = &[
         .args(Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")])),
 ];
 
-/// A slash command.
-pub struct Command {
-    pub name: &'static str,
-    /// Names that people bring along from other programs. They are not listed.
-    pub aliases: &'static [&'static str],
-    /// Argument after the name, for /help: `[N|code|all]`.
-    pub usage: &'static str,
-    pub help: &'static str,
-    pub group: Group,
-    pub args: Args,
-    pub run: Run,
-}
-
-/// Effect of a command with the words after its name.
-type Run = fn(&mut App, &str) -> Done;
-
-/// The arguments of a command, for completion and for what is refused.
-pub struct Args {
-    /// What it takes, for "/NAME takes ..., not ...".
-    pub takes: &'static str,
-    /// Words that completion offers, with their help.
-    pub words: &'static [(&'static str, &'static str)],
-    /// Words that depend on what was typed and on this machine.
-    pub more: fn(&str, &Sources) -> Vec<(String, String)>,
-    /// Nothing but `words` is taken.
-    pub closed: bool,
-}
-
-impl Args {
-    pub const NONE: Self = Self::words("nothing behind it", &[]);
-    pub const ON_OFF: Self = Self::words("on or off", &[("on", ""), ("off", "")]);
-    pub const TEXT: Self = Self { closed: false, ..Self::NONE };
-
-    /// One of these words, or none.
-    pub const fn words(takes: &'static str, words: &'static [(&'static str, &'static str)]) -> Self {
-        Self { takes, words, more: |_, _| Vec::new(), closed: true }
-    }
-
-    /// One of its words, or another.
-    pub const fn open(mut self) -> Self {
-        self.closed = false;
-        self
-    }
-
-    /// Any text.
-    pub const fn text(takes: &'static str) -> Self {
-        Self { takes, ..Self::TEXT }
-    }
-}
-
-/// The heading under which /help lists a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    Chat,
-    Memory,
-    Model,
-    Files,
-    /// Works but is not listed: another command or a key does the same.
-    Hidden,
-}
-
-impl Group {
-    /// Those that are listed, in order, with their headings.
-    pub const LISTED: [(Self, &'static str); 4] =
-        [(Self::Chat, "Chat"), (Self::Memory, "Memory"), (Self::Model, "Model and settings"), (Self::Files, "Files")];
-}
-
-impl Command {
-    /// A command without arguments or other names.
-    const fn new(group: Group, name: &'static str, usage: &'static str, run: Run) -> Self {
-        Self { name, aliases: &[], usage, help: "", group, args: Args::NONE, run }
-    }
-
-    const fn help(mut self, help: &'static str) -> Self {
-        self.help = help;
-        self
-    }
-
-    const fn also(mut self, aliases: &'static [&'static str]) -> Self {
-        self.aliases = aliases;
-        self
-    }
-
-    const fn args(mut self, args: Args) -> Self {
-        self.args = args;
-        self
-    }
-
-    /// `/copy [N|code|all]`
-    pub fn label(&self) -> String {
-        format!("/{} {}", self.name, self.usage).trim_end().to_owned()
-    }
-
-    /// Returns why this argument cannot be meant, if so.
-    pub fn mistake(&self, argument: &str) -> Option<String> {
-        let known = argument.is_empty() || self.args.words.iter().any(|(word, _)| *word == argument);
-        (self.args.closed && !known).then(|| self.takes(argument))
-    }
-
-    fn takes(&self, argument: &str) -> String {
-        takes(&format!("/{}", self.name), self.args.takes, argument)
-    }
-
-    /// Shows why the command was not carried out.
-    fn refuse(&self, app: &mut App, argument: &str, why: Refusal) {
-        match why {
-            Refusal::Said => {}
-            Refusal::Takes => app.error(self.takes(argument)),
-            Refusal::Wrong(why) => app.error(why),
-            Refusal::Price(price) => app.info(price),
-            Refusal::Because(why) => app.info(format!("/{}: {why}", self.name)),
-        }
-    }
-}
-
-/// Says what a command or a setting takes.
-pub fn takes(name: &str, what: &str, argument: &str) -> String {
-    let not = if argument.is_empty() { String::new() } else { format!(", not {:?}", clean_line(argument)) };
-    format!("{name} takes {what}{not}")
-}
-
 /// Finds a command by its name or another.
 pub fn find(name: &str) -> Option<&'static Command> {
     ALL.iter().find(|c| c.name == name || c.aliases.contains(&name))
@@ -292,6 +173,11 @@ pub fn run(app: &mut App, command: &Command, argument: &str) -> bool {
     let stays = why.keeps_line();
     command.refuse(app, argument, why);
     !stays
+}
+
+fn help(app: &mut App, words: &str) -> Done {
+    help::open(app, words, ALL);
+    Ok(())
 }
 
 /// Carries out the command of this name.
@@ -319,11 +205,6 @@ pub fn beginning(typed: &str) -> Vec<(&'static str, &'static Command)> {
         found.extend(fuzzy(typed, others).filter_map(|name| Some((name, find(name)?))));
     }
     found
-}
-
-/// The words of a list, for completion.
-pub fn pairs(words: &[(&str, &str)]) -> Vec<(String, String)> {
-    words.iter().map(|(w, h)| ((*w).to_owned(), (*h).to_owned())).collect()
 }
 
 #[cfg(test)]

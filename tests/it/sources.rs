@@ -1,6 +1,6 @@
 //! The sources of both programs, and the paths that they use: for tests of the house rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -86,6 +86,37 @@ pub fn used(source: &Source) -> BTreeSet<Vec<String>> {
         }
     }
     out
+}
+
+/// The names that a file's `use` declarations bring in, and the path of each from the crate's root.
+/// `is_file` tells whether a path is a file, for declarations that begin with the name of one
+/// behind a door.
+pub fn brought_in(source: &Source, is_file: impl Fn(&[String]) -> bool) -> BTreeMap<String, Vec<String>> {
+    let module: Vec<String> = source.module().into_iter().map(str::to_owned).collect();
+    let mut out = BTreeSet::new();
+    let code = source.without_tests();
+    for (at, _) in code.match_indices("use ").filter(|&(at, _)| !inside_word(code, at)) {
+        let line = code[..at].rsplit('\n').next().unwrap_or("");
+        if !(line.is_empty() || line.starts_with("pub")) {
+            continue;
+        }
+        let Some((statement, _)) = code[at + "use ".len()..].split_once(';') else { continue };
+        let statement = format!("{statement};");
+        if let Some(rest) = statement.strip_prefix("crate::") {
+            paths(rest, Vec::new(), &mut out);
+            continue;
+        }
+        let rest = statement.trim_start_matches("super::");
+        let climbed = (statement.len() - rest.len()) / "super::".len();
+        let first = rest.split("::").next().unwrap_or("").to_owned();
+        let child = [&module[..], &[first]].concat();
+        if climbed > 0 && climbed <= module.len() {
+            paths(rest, module[..module.len() - climbed].to_vec(), &mut out);
+        } else if is_file(&child) {
+            paths(rest, module.clone(), &mut out);
+        }
+    }
+    out.into_iter().filter_map(|path| Some((path.last()?.clone(), path))).collect()
 }
 
 pub fn inside_word(code: &str, at: usize) -> bool {

@@ -36,7 +36,7 @@ const KINDS: [Kind; 7] = [
     Kind {
         name: "mixer",
         places: |code| variants(code, &["Mixer"]),
-        home: &["checkpoint/spec", "model/spec", "spec"],
+        home: &["checkpoint/spec", "checkpoint/layers", "model/spec", "spec"],
         budget: [5, 3],
         goal: [8, 3],
     },
@@ -50,7 +50,7 @@ const KINDS: [Kind; 7] = [
     Kind {
         name: "local layers",
         places: |code| words(code, "local_layers") + words(code, "LocalLayers") + fields(code, "local"),
-        home: &["policy", "checkpoint/spec"],
+        home: &["policy", "checkpoint/spec", "checkpoint/layers"],
         budget: [36, 17],
         goal: [10, 4],
     },

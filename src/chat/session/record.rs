@@ -262,6 +262,19 @@ pub struct Title {
     pub title: Option<String>,
 }
 
+/// The same lines with another session id.
+pub(super) fn with_session_name(text: &str, id: &str) -> String {
+    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+    match Record::parse(first.as_bytes()) {
+        Ok(Record::Header(header)) => {
+            let header = Record::Header(Box::new(Header { session: id.to_owned(), ..*header }));
+            let line = serde_json::to_string(&header).unwrap_or_else(|_| first.to_owned());
+            format!("{line}\n{rest}")
+        }
+        _ => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

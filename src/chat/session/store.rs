@@ -4,7 +4,7 @@
 
 use super::file::{LineFile, MAX_BYTES, part_of};
 use super::load::{Loaded, load};
-use super::record::{Header, Record};
+use super::record::{Header, Record, with_session_name};
 use super::{Session, new_id};
 use crate::chat::conversation::{Change, short_title};
 use crate::protocol::StopReason;
@@ -359,19 +359,6 @@ fn read_text(path: &Path) -> Result<String> {
         text.push('\n');
     }
     Ok(text)
-}
-
-/// The same lines with another session id.
-pub(super) fn with_session_name(text: &str, id: &str) -> String {
-    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
-    match Record::parse(first.as_bytes()) {
-        Ok(Record::Header(header)) => {
-            let header = Record::Header(Box::new(Header { session: id.to_owned(), ..*header }));
-            let line = serde_json::to_string(&header).unwrap_or_else(|_| first.to_owned());
-            format!("{line}\n{rest}")
-        }
-        _ => text.to_owned(),
-    }
 }
 
 /// The fields of a record that the list needs.

@@ -1,8 +1,7 @@
 //! Which flags each subcommand shows, and the first page of help.
 
-use super::Cli;
 use crate::config::Layer;
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
 /// Flags that only `-p` has.
 const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
@@ -32,15 +31,15 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
 /// The command line for parsing and for help. A common flag may be before a subcommand or after it.
 /// A subcommand shows only the flags that it uses, but accepts all of them, because older scripts
 /// may name them.
-pub fn command() -> Command {
-    with_flags(Cli::command(), true, &flags_of)
+pub fn command(root: Command) -> Command {
+    with_flags(root, true, &flags_of)
 }
 
 /// The command line for completions and man pages, in which a subcommand has only the flags that it
 /// uses.
-pub fn shown() -> Command {
+pub fn shown(root: Command) -> Command {
     let local = |arg: Arg| arg.global(false);
-    with_flags(Cli::command(), false, &flags_of).mut_args(local).mut_subcommands(move |sub| sub.mut_args(local))
+    with_flags(root, false, &flags_of).mut_args(local).mut_subcommands(move |sub| sub.mut_args(local))
 }
 
 /// The ids of the common flags that a subcommand uses, by its path; `None`: all.

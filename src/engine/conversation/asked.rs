@@ -1,6 +1,6 @@
 //! A prompt that is being answered: its encoding, and the numbers that are reported of it.
 
-use super::Halt;
+use super::halt::Halt;
 use crate::backend::Backend;
 use crate::engine::chain::{Chain, Generation};
 use crate::engine::loaded::Loaded;

@@ -7,82 +7,25 @@
 //! probes.
 
 mod aside;
+mod compare;
 mod logprobs;
 mod recall;
+pub(super) mod running;
 mod trial;
-mod twin;
+pub(super) mod twin;
 mod work;
-
-pub(super) use twin::Twin;
 
 use super::{Base, Conversation, Halt};
 use crate::backend::Backend;
-use crate::cache::{CacheError, SeqId};
-use crate::engine::chain::{self, Chain, Pushed};
+use crate::cache::CacheError;
+use crate::engine::chain::Chain;
 use crate::engine::context::Context;
 use crate::engine::loaded::Loaded;
+use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
-use crate::engine::scheduler::Stage;
-use crate::engine::think::Said;
-use crate::protocol::{Event, EventSender, Finding, Phase, Probe};
-use work::ProbeWork;
-
-/// A probe that runs.
-pub(in crate::engine) struct Running<B: Backend> {
-    events: EventSender,
-    pub cancelled: bool,
-    chain: Chain,
-    work: Box<dyn ProbeWork<B>>,
-}
-
-impl<B: Backend> Running<B> {
-    /// Whether later requests wait for it.
-    pub fn is_queued(&self) -> bool {
-        self.work.is_queued()
-    }
-
-    /// Whether it waits for the tokens of its prompt.
-    pub fn is_encoding(&self) -> bool {
-        self.work.is_encoding()
-    }
-
-    /// The sequence, if it drops nothing: a twin of the conversation.
-    pub fn dense(&self) -> Option<SeqId> {
-        self.work.is_dense().then_some(self.chain.context.seq)
-    }
-
-    /// Activity of the conversation while it runs.
-    pub fn phase(&self, runner: &Runner<B>) -> Option<Phase> {
-        self.work.phase(&self.chain, self.chain.context.len(runner))
-    }
-
-    /// Runs a step of at most `size` tokens. Returns the number of tokens fed; `None` after the
-    /// last step.
-    fn step(&mut self, m: &mut Loaded<B>, size: usize) -> Result<Option<usize>, Halt> {
-        let Self { chain, work, events, .. } = self;
-        match chain.stage() {
-            Stage::Prefill => {
-                let n = chain.feed(&mut m.runner, size)?;
-                m.runner.check_finite()?;
-                work.fed(&mut m.runner, &chain.context, n)?;
-                Ok(Some(n))
-            }
-            Stage::Decode => {
-                // Without drafts, so that each chain has one token.
-                for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
-                    chain.accept(&mut m.runner);
-                    let Pushed { said, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
-                    for one in said {
-                        let found = if let Said::Text(kind, text) = one { work.said(kind, text) } else { None };
-                        found.into_iter().for_each(|found| events.event(Event::Found(found)));
-                    }
-                }
-                Ok(Some(1))
-            }
-            Stage::Done => Ok(work.go_on(m, chain)?.then_some(0)),
-        }
-    }
-}
+use crate::protocol::{Command, Event, EventSender, Finding, Probe};
+use running::Running;
+use work::Owner;
 
 impl<B: Backend> Conversation<B> {
     /// Begins what was asked, or says why not. Then nothing has changed.
@@ -148,21 +91,28 @@ impl<B: Backend> Conversation<B> {
         self.serve_next(m);
     }
 
-    /// Reports what was found, once the memory of its chain is free.
-    fn end_with(&mut self, finding: Finding, m: &mut Loaded<B>, events: &EventSender, chain: Chain) {
-        self.leave(m, chain);
-        events.event(Event::Found(finding));
-    }
-
     /// Drops all probes.
     pub fn release_probes(&mut self, runner: &mut Runner<B>) {
         self.probes.drain(..).for_each(|probe| runner.release(probe.chain.context.seq));
     }
+}
 
-    /// Releases what a probe worked on.
+impl<B: Backend> Owner<B> for Conversation<B> {
     fn leave(&mut self, m: &mut Loaded<B>, chain: Chain) {
         m.runner.release(chain.context.seq);
         m.trim();
         self.publish(m);
+    }
+
+    fn figures(&self, m: &Loaded<B>) -> Figures {
+        Self::figures(self, m)
+    }
+
+    fn evicts(&self) -> bool {
+        self.eviction
+    }
+
+    fn receive(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
+        Self::receive(self, m, events, command);
     }
 }

@@ -4,18 +4,8 @@
 use super::super::chain::Chain;
 use super::super::context::Context;
 use super::super::draft::MAX_MATCH;
-use super::super::loaded::Loaded;
-use super::super::reply::flat_of;
-use super::super::snapshots::Worth;
 use super::asked::Asked;
-use super::{Conversation, Halt, Job, Work};
-use crate::backend::Backend;
-use crate::cache::CacheError;
-use crate::protocol::{
-    ChainsReport, ChainsRequest, Event, EventSender, GenerateRequest, LogEntry, Phase, PresenceRequest, StopReason,
-    Token, TurnReport,
-};
-use std::sync::Arc;
+use crate::protocol::{ChainsReport, ChainsRequest, GenerateRequest, LogEntry, Phase, Token};
 
 /// The state that a turn starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +18,10 @@ pub(in crate::engine) enum Base {
 }
 
 /// The state to return to if the turn fails.
-struct Start {
-    log: Vec<LogEntry>,
-    flat: String,
-    pending: Option<Token>,
+pub(super) struct Start {
+    pub(super) log: Vec<LogEntry>,
+    pub(super) flat: String,
+    pub(super) pending: Option<Token>,
 }
 
 pub(in crate::engine) struct Turn {
@@ -39,13 +29,13 @@ pub(in crate::engine) struct Turn {
     pub id: u64,
     pub asked: Asked,
     /// A text of the prompt whose tokens are pinned.
-    pin: Option<String>,
+    pub(super) pin: Option<String>,
     /// Several chains are to answer and were not forked yet.
     pub wanted: Option<ChainsRequest>,
     /// Bytes of the prompt's text that the state held for which the rest was encoded.
-    skip: usize,
+    pub(super) skip: usize,
     /// `None` until the turn changes the conversation.
-    start: Option<Start>,
+    pub(super) start: Option<Start>,
     /// The chains that answered, once one has won.
     pub chains: Option<Box<ChainsReport>>,
     /// Most distinct pages that they and the prompt held.
@@ -53,7 +43,7 @@ pub(in crate::engine) struct Turn {
 }
 
 impl Turn {
-    fn new(request: GenerateRequest) -> Self {
+    pub(super) fn new(request: GenerateRequest) -> Self {
         let GenerateRequest { turn: id, ask, pin, chains: wanted } = request;
         Self { id, asked: Asked::new(ask), pin, wanted, skip: 0, start: None, chains: None, shared_pages: None }
     }
@@ -71,265 +61,8 @@ impl Turn {
 
 /// The tokens of a state that is left, from where the prompt differs, after up to [`MAX_MATCH`]
 /// that are equal.
-fn replaced(left: &Context, prompt: impl Iterator<Item = Token>) -> Vec<Token> {
+pub(super) fn replaced(left: &Context, prompt: impl Iterator<Item = Token>) -> Vec<Token> {
     let left: Vec<Token> = left.tokens().chain(left.pending).collect();
     let same = left.iter().zip(prompt).take_while(|(a, b)| *a == b).count();
     if same == left.len() { Vec::new() } else { left[same.saturating_sub(MAX_MATCH)..].to_vec() }
-}
-
-impl<B: Backend> Conversation<B> {
-    pub fn begin_turn(&mut self, m: &Loaded<B>, request: GenerateRequest) -> (Work, Option<Halt>) {
-        let mut turn = Box::new(Turn::new(request));
-        let refused = turn.asked.check_length(m).err();
-        if refused.is_none() {
-            self.encode(m, &mut turn);
-        }
-        (Work::Answer(turn), refused)
-    }
-
-    /// Starts to encode the part of the prompt that the longest matching state does not hold.
-    fn encode(&self, m: &Loaded<B>, turn: &mut Turn) {
-        turn.skip = self.skip_of(m, turn);
-        turn.asked.encode(m, turn.skip, &self.replies);
-    }
-
-    /// Bytes of the prompt's text that the state holds which the turn would start from now.
-    fn skip_of(&self, m: &Loaded<B>, turn: &Turn) -> usize {
-        self.context_of(m, self.base_of(m, &turn.asked.flat)).map_or(0, |context| context.flat.len())
-    }
-
-    /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything
-    /// changes.
-    pub fn continue_encoding(&mut self, m: &mut Loaded<B>) {
-        let is_encoding = |job: &mut Job| matches!(&job.work, Work::Answer(turn) if turn.is_encoding());
-        let Some(mut job) = self.job.take_if(is_encoding) else { return };
-        if let Work::Answer(turn) = &mut job.work {
-            let encoded = if job.cancelled { Err(Halt::Cancelled) } else { turn.asked.encoded() };
-            job.halt = match encoded {
-                Ok(None) => None,
-                // The snapshot was released for another conversation.
-                Ok(Some(_)) if self.skip_of(m, turn) != turn.skip => {
-                    self.encode(m, turn);
-                    None
-                }
-                Ok(Some(tokens)) => self.start_turn(m, &job.events, turn, tokens).err(),
-                Err(halt) => {
-                    turn.asked.stop_encoding();
-                    Some(halt)
-                }
-            };
-        }
-        self.job = Some(job);
-    }
-
-    /// The state whose text is the longest that begins `flat`.
-    pub fn base_of(&self, m: &Loaded<B>, flat: &str) -> Base {
-        let current = &self.chain.context;
-        let continues = !current.flat.is_empty() && flat.starts_with(&current.flat);
-        let goes_on = flat.len() > current.flat.len() || current.pending.is_some();
-        let kept = m.snapshots.longest_prefix(self.id(), flat).map(|i| (i, m.snapshots.get(i).context.flat.len()));
-        match kept.filter(|(_, len)| *len > 0) {
-            Some((_, len)) if continues && goes_on && current.flat.len() >= len => Base::Current,
-            None if continues && goes_on => Base::Current,
-            Some((i, _)) => Base::Kept(i),
-            None => Base::Nothing,
-        }
-    }
-
-    pub fn context_of<'a>(&'a self, m: &'a Loaded<B>, base: Base) -> Option<&'a Context> {
-        match base {
-            Base::Current => Some(&self.chain.context),
-            Base::Kept(i) => Some(&m.snapshots.get(i).context),
-            Base::Nothing => None,
-        }
-    }
-
-    /// Makes the base the current context and gives the chain its work. `encoded`: the prompt's
-    /// tokens after the base.
-    fn start_turn(
-        &mut self,
-        m: &mut Loaded<B>,
-        events: &EventSender,
-        turn: &mut Turn,
-        encoded: Vec<Token>,
-    ) -> Result<(), Halt> {
-        let from = self.base_of(m, &turn.asked.flat);
-        let base = self.context_of(m, from);
-        let mut todo: Vec<Token> = base.and_then(|base| base.pending).into_iter().chain(encoded).collect();
-        let last = turn.asked.measure(&m.runner, base.map_or(0, |base| base.len(&m.runner)), &mut todo)?;
-        let start = base.unwrap_or(&self.chain.context);
-        turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
-        if from != Base::Current {
-            let prompt = base.into_iter().flat_map(Context::tokens).chain(todo.iter().copied()).chain([last]);
-            turn.asked.replaced = replaced(&self.chain.context, prompt);
-            self.release_twin(&mut m.runner);
-        }
-        // A pin applies before the tokens that it pins.
-        let shareable = if turn.pin.is_none() { &todo[..] } else { &[] };
-        self.start_from(m, from, !todo.is_empty(), shareable)?;
-        let asked = &mut turn.asked;
-        asked.reused = self.chain.context.len(&m.runner);
-        asked.prefilled = asked.prompt_tokens - asked.reused;
-        drop(todo.drain(..todo.len() + 1 - asked.prefilled));
-        let Asked { prompt_tokens, reused, prefilled: todo_tokens, .. } = *asked;
-        events.event(Event::TurnStarted { turn: turn.id, prompt_tokens, reused, todo: todo_tokens });
-        self.follow_eviction_here(m, events)?;
-        if turn.wanted.is_some() && self.twin_wanted {
-            // It would have to be fed every chain. The next ordinary answer makes it again.
-            self.release_twin(&mut m.runner);
-            events.notice("several chains have no twin; the next ordinary answer has one again");
-        } else {
-            self.begin_twin(m);
-        }
-        if let Some(text) = &turn.pin {
-            self.pin_prompt(m, &todo, text);
-        }
-        turn.asked.begin(m, &mut self.chain, todo, last);
-        self.keep_prompt_end(m);
-        Ok(())
-    }
-
-    /// Makes `base` the current context and keeps a snapshot of the state before this turn. `adds`:
-    /// the prompt is longer than the base, so the base itself is worth keeping. `tokens`: the
-    /// tokens to feed to an empty base, for which another conversation's state may serve.
-    fn start_from(&mut self, m: &mut Loaded<B>, base: Base, adds: bool, tokens: &[Token]) -> Result<(), CacheError> {
-        let (owner, mut worth) = (self.id(), Worth::TurnStart);
-        if let Base::Kept(i) = base {
-            let kept = m.snapshots.take(i);
-            let left = std::mem::replace(&mut self.chain.context, kept.context);
-            m.snapshots.insert(&mut m.runner, owner, Worth::Earlier, left);
-            if kept.worth == Worth::PromptEnd && !adds {
-                worth = Worth::PromptEnd;
-            }
-        }
-        if worth == Worth::TurnStart {
-            m.snapshots.leave_turn(&mut m.runner, owner, |_| false);
-        }
-        let start = if base == Base::Nothing {
-            let fresh = m.begin_context(self.eviction, self.dial, tokens)?;
-            std::mem::replace(&mut self.chain.context, fresh)
-        } else {
-            m.with_sequence(|runner| self.chain.context.fork(runner))?
-        };
-        m.snapshots.insert(&mut m.runner, owner, worth, start);
-        Ok(())
-    }
-
-    /// Keeps a snapshot at the end of the prompt, for regenerate, once the prompt is prefilled up
-    /// to its last token.
-    pub fn keep_prompt_end(&mut self, m: &mut Loaded<B>) {
-        let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
-        if at_end
-            && self.chain.tokens_left() == 0
-            && !m.snapshots.has(self.id(), Worth::PromptEnd)
-            && let Ok(end) = m.with_sequence(|runner| self.chain.context.fork(runner))
-        {
-            m.snapshots.insert(&mut m.runner, self.id(), Worth::PromptEnd, end);
-        }
-    }
-
-    /// Ends a turn. A cancelled answer is kept up to its last token; a turn that fails otherwise
-    /// returns cache and log to the state at its start.
-    pub fn end_answer(&mut self, m: &mut Loaded<B>, events: EventSender, mut turn: Box<Turn>, halt: Option<Halt>) {
-        let answered = self.chain.generation.as_ref().is_some_and(|g| !g.generated.is_empty());
-        let halt = match halt {
-            None | Some(Halt::Cancelled) if answered => {
-                self.end_text(m, &events, &turn);
-                None
-            }
-            halt => halt,
-        };
-        turn.asked.generation = self.chain.stop();
-        if let (Some(_), Some(start)) = (&halt, &turn.start)
-            && self.go_back(m, &events, start)
-        {
-            let work = Work::Undo(turn, halt.unwrap_or(Halt::Cancelled));
-            self.job = Some(Job { events, cancelled: false, halt: None, work });
-            return;
-        }
-        self.report(m, &events, *turn, halt);
-        self.end_job(m);
-    }
-
-    /// Makes the generated answer a part of the conversation.
-    fn end_text(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: &Turn) {
-        self.chain.finish_text().into_iter().for_each(|said| events.event(said.event(turn.id)));
-        let Some(generation) = &mut self.chain.generation else { return };
-        generation.stop.get_or_insert(StopReason::Cancelled);
-        self.replies.insert(turn.id, generation.generated.clone());
-        if self.chain.is_replaying() {
-            // Cancelled while preempted: the next turn prefills the tokens that were not replayed.
-            let context = &mut self.chain.context;
-            (context.flat, context.pending) = (flat_of(&m.vocabulary.tokenizer, context.tokens()).0, None);
-            self.settle_eviction(m, events);
-        }
-    }
-
-    /// Returns to the state before the turn. Returns true if its snapshot is gone, so that the log
-    /// has to be replayed.
-    fn go_back(&mut self, m: &mut Loaded<B>, events: &EventSender, start: &Start) -> bool {
-        let kept = m.snapshots.take_start(self.id());
-        m.snapshots.leave_turn(&mut m.runner, self.id(), |_| true);
-        match kept {
-            Some(kept) => self.replace_context(&mut m.runner, kept),
-            None if self.chain.context.log == start.log => self.set_text(start),
-            None => {
-                self.reset_context(&mut m.runner, true);
-                self.chain.replay(&start.log);
-                return true;
-            }
-        }
-        self.settle_eviction(m, events);
-        false
-    }
-
-    fn set_text(&mut self, start: &Start) {
-        self.chain.context.flat.clone_from(&start.flat);
-        self.chain.context.pending = start.pending;
-    }
-
-    /// Ends the replay of the log of the turn's start, which `halt` may have ended early.
-    pub fn end_undo(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, why: Halt, halt: Option<Halt>) {
-        self.end_replay(m, events, halt);
-        if let Some(start) = turn.start.as_ref().filter(|start| start.log == self.chain.context.log) {
-            self.set_text(start);
-        }
-        self.settle_eviction(m, events);
-        self.report(m, events, turn, Some(why));
-    }
-
-    fn report(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
-        m.snapshots.trim(&mut m.runner, self.id(), self.chain.context.seq);
-        m.trim();
-        let mut figures = self.figures(m);
-        figures.shared_pages = turn.shared_pages;
-        let presence = self.presence(m, &PresenceRequest::default());
-        let twin = turn.asked.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
-        let in_context = halt.is_none();
-        let forgotten_slots = self.tell_forgotten(events, in_context);
-        let (log_base, log) = self.untold();
-        let report = TurnReport {
-            turn: turn.id,
-            forgotten_slots,
-            twin: twin.map(Box::new),
-            chains: turn.chains,
-            log_base,
-            log,
-            pending: Some(self.chain.context.pending),
-            in_context,
-            presence: Some(Arc::new(presence)),
-            ..turn.asked.report(self.eviction, &figures, halt)
-        };
-        // A turn that is refused before it answers is not saved.
-        let refused = !report.in_context && report.generated.is_empty();
-        if !refused {
-            self.reported.clone_from(&self.chain.context.log);
-            self.disk.changed();
-        }
-        self.publish_figures(m, &figures);
-        events.event(Event::TurnDone(Box::new(report)));
-        if refused {
-            self.tell_log(events);
-        }
-    }
 }

@@ -1,8 +1,8 @@
 //! `/help`: ten keys, the words of the panel, every command and every key, from the tables that
 //! define them. What is typed filters the rows.
 
+use super::command::{Command, Group};
 use super::prelude::*;
-use super::{ALL, Group};
 use crate::ui::action::Group as Keys;
 use crate::ui::editor::Editor;
 use crate::ui::numbers::LEGEND;
@@ -12,10 +12,9 @@ use crate::ui::text::wrap;
 use crate::ui::widgets::message::plain_lines;
 use ratatui::text::{Line, Span};
 
-/// Opens the help with these words in its field.
-pub fn open(app: &mut App, words: &str) -> Done {
-    app.open(Help { query: words.into(), scroll: 0 });
-    Ok(())
+/// Opens the help of these commands with words in its field.
+pub fn open(app: &mut App, words: &str, commands: &'static [Command]) {
+    app.open(Help { query: words.into(), scroll: 0, commands });
 }
 
 /// The keys that matter most.
@@ -63,11 +62,12 @@ pub struct Help {
     /// Only rows with these words are shown.
     query: Editor,
     scroll: usize,
+    commands: &'static [Command],
 }
 
 impl Help {
     fn rows(&self, app: &App) -> Vec<Line<'static>> {
-        lines(app, usize::from(app.size.0).saturating_sub(2), true, self.query.text())
+        lines(app, self.commands, usize::from(app.size.0).saturating_sub(2), true, self.query.text())
     }
 
     /// The last row that the help can begin with.
@@ -128,18 +128,18 @@ impl Overlay<App> for Help {
     }
 
     fn plain_lines(&self, app: &App, columns: usize) -> Option<Vec<String>> {
-        Some(plain_lines(&lines(app, columns, false, self.query.text())))
+        Some(plain_lines(&lines(app, self.commands, columns, false, self.query.text())))
     }
 }
 
 /// The rows of the help that contain all words of `query`; without `keys` for terminals that have
 /// none.
-fn lines(app: &App, width: usize, keys: bool, query: &str) -> Vec<Line<'static>> {
+fn lines(app: &App, commands: &[Command], width: usize, keys: bool, query: &str) -> Vec<Line<'static>> {
     let theme = &app.theme;
     let words: Vec<String> = query.to_lowercase().split_whitespace().map(str::to_owned).collect();
     let column = 26.min(width / 2);
     let mut out = Vec::new();
-    for Section { title, rows } in sections(app, keys) {
+    for Section { title, rows } in sections(app, commands, keys) {
         let fits = |(left, right): &&(String, String)| {
             let text = format!("{title} {left} {right}").to_lowercase();
             words.iter().all(|word| text.contains(word))
@@ -161,7 +161,7 @@ fn lines(app: &App, width: usize, keys: bool, query: &str) -> Vec<Line<'static>>
     out
 }
 
-fn sections(app: &App, keys: bool) -> Vec<Section> {
+fn sections(app: &App, commands: &[Command], keys: bool) -> Vec<Section> {
     let owned = |rows: &[(&str, &str)]| -> Vec<_> {
         rows.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect()
     };
@@ -174,7 +174,7 @@ fn sections(app: &App, keys: bool) -> Vec<Section> {
     out.push(section("To begin", begin));
     out.push(section("What the panel shows", owned(LEGEND)));
     for (group, title) in Group::LISTED {
-        let commands = ALL.iter().filter(|command| command.group == group);
+        let commands = commands.iter().filter(|command| command.group == group);
         out.push(section(format!("Commands: {title}"), commands.map(|c| (c.label(), c.help.to_owned()))));
     }
     let keys_of = |group| Action::ALL.iter().filter(move |a| a.group() == group && !FIRST.contains(a));

@@ -1,7 +1,8 @@
 //! `/models`: the models on this machine, and facts about the chosen one.
 
+use super::command::refused;
+use super::model::model;
 use super::prelude::*;
-use super::run_named;
 use crate::ui::models::ModelEntry;
 use crate::ui::overlay::prelude::*;
 use crate::ui::picker::{NOTHING, Picker, Row, fuzzy};
@@ -64,7 +65,8 @@ impl Overlay<App> for ModelList {
         }
         let Some(ModelEntry { name, complete, .. }) = self.list.chosen() else { return After::Stay };
         if *complete {
-            run_named(app, "model", name);
+            let loaded = model(app, name);
+            loaded.unwrap_or_else(|why| refused(app, "model", why));
         } else {
             app.info(format!("{name} is incomplete; /model {name} downloads the rest"));
         }

@@ -1,6 +1,7 @@
 //! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still
 //! knows.
 
+use super::command::refused;
 use super::prelude::*;
 use crate::protocol::Recalled;
 use std::ops::Range;
@@ -18,9 +19,7 @@ pub fn run(app: &mut App, text: &str) -> Done {
 /// Asks for the text at these positions, for the memory page. False after a notice.
 pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) -> bool {
     let Err(why) = begin(app, text, Some(tokens)) else { return true };
-    if let Some(recall) = super::find("recall") {
-        recall.refuse(app, text, why);
-    }
+    refused(app, "recall", why);
     false
 }
 

@@ -1,11 +1,13 @@
 //! Answers that are not part of the conversation: a summary, and the last question answered without
 //! eviction.
 
-use super::work::{Begun, ProbeWork};
+use super::work::{Begun, Owner, ProbeWork};
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::conversation::asked::Asked;
-use crate::engine::conversation::{Base, Conversation, Halt};
+use crate::engine::conversation::halt::Halt;
+use crate::engine::conversation::state::Conversation;
+use crate::engine::conversation::turn::Base;
 use crate::engine::loaded::Loaded;
 use crate::engine::think::Said;
 use crate::protocol::{Ask, Event, EventSender, Finding, Phase, TextKind, Token};
@@ -38,7 +40,7 @@ impl<B: Backend> ProbeWork<B> for Aside {
 
     fn end(
         self: Box<Self>,
-        of: &mut Conversation<B>,
+        of: &mut dyn Owner<B>,
         m: &mut Loaded<B>,
         events: &EventSender,
         mut chain: Chain,
@@ -55,7 +57,7 @@ impl<B: Backend> ProbeWork<B> for Aside {
         of.leave(m, chain);
         let mut figures = of.figures(m);
         figures.counted = counted;
-        let report = Box::new(asked.report(of.eviction, &figures, halt));
+        let report = Box::new(asked.report(of.evicts(), &figures, halt));
         events.event(Event::Found(Finding::Said { dense, report }));
     }
 

@@ -1,11 +1,12 @@
 //! Log-probabilities of an answer. Its log is fed once more from the last kept state before it. The
 //! logits before each token give its probability, and the tokens that were likelier.
 
-use super::work::{Begun, ProbeWork};
+use super::work::{Begun, Owner, ProbeWork};
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
-use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::conversation::halt::Halt;
+use crate::engine::conversation::state::Conversation;
 use crate::engine::loaded::Loaded;
 use crate::engine::reply::flat_of;
 use crate::engine::runner::Runner;
@@ -65,7 +66,7 @@ impl<B: Backend> ProbeWork<B> for Logprobs {
 
     fn end(
         self: Box<Self>,
-        of: &mut Conversation<B>,
+        of: &mut dyn Owner<B>,
         m: &mut Loaded<B>,
         events: &EventSender,
         chain: Chain,

@@ -6,11 +6,12 @@
 //! same question is asked once more without the conversation. Neither changes the conversation: its
 //! log, pages and snapshots stay.
 
-use super::work::{Begun, ProbeWork};
+use super::work::{Begun, Owner, ProbeWork};
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
-use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::conversation::halt::Halt;
+use crate::engine::conversation::state::Conversation;
 use crate::engine::loaded::Loaded;
 use crate::engine::presence::{counted, lanes_with};
 use crate::engine::prompt::{Encoding, stretches};
@@ -120,7 +121,7 @@ impl<B: Backend> ProbeWork<B> for Recall {
 
     fn end(
         self: Box<Self>,
-        of: &mut Conversation<B>,
+        of: &mut dyn Owner<B>,
         m: &mut Loaded<B>,
         events: &EventSender,
         chain: Chain,

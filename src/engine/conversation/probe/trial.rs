@@ -2,11 +2,12 @@
 //! a model keeps at each setting. It runs once for each model; a file stores the table.
 
 use super::Running;
-use super::work::ProbeWork;
+use super::work::{Owner, ProbeWork};
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
-use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::conversation::halt::Halt;
+use crate::engine::conversation::state::Conversation;
 use crate::engine::dials::{TOO_SHORT, sample, table_of};
 use crate::engine::loaded::Loaded;
 use crate::protocol::{Command, Dial, Event, EventSender, Phase};
@@ -18,7 +19,7 @@ impl<B: Backend> ProbeWork<B> for Trial {
     /// Serves the requests that waited.
     fn end(
         self: Box<Self>,
-        of: &mut Conversation<B>,
+        of: &mut dyn Owner<B>,
         m: &mut Loaded<B>,
         _: &EventSender,
         chain: Chain,

@@ -3,12 +3,33 @@
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::context::Context;
-use crate::engine::conversation::{Conversation, Halt};
+use crate::engine::conversation::halt::Halt;
 use crate::engine::loaded::Loaded;
+use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
-use crate::protocol::{Dial, EventSender, Finding, Phase, TextKind};
+use crate::protocol::{Command, Dial, Event, EventSender, Finding, Phase, TextKind};
 
-pub(super) trait ProbeWork<B: Backend> {
+/// The conversation that a probe works for.
+pub(in crate::engine::conversation) trait Owner<B: Backend> {
+    /// Releases what the probe worked on.
+    fn leave(&mut self, m: &mut Loaded<B>, chain: Chain);
+
+    fn figures(&self, m: &Loaded<B>) -> Figures;
+
+    /// Whether the user wants tokens evicted.
+    fn evicts(&self) -> bool;
+
+    /// Serves a request that waited for the probe.
+    fn receive(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command);
+
+    /// Reports what was found, once the memory of its chain is free.
+    fn end_with(&mut self, finding: Finding, m: &mut Loaded<B>, events: &EventSender, chain: Chain) {
+        self.leave(m, chain);
+        events.event(Event::Found(finding));
+    }
+}
+
+pub(in crate::engine::conversation) trait ProbeWork<B: Backend> {
     /// Takes up the `n` tokens that a step of prefill has just fed.
     fn fed(&mut self, _: &mut Runner<B>, _: &Context, _n: usize) -> Result<(), Halt> {
         Ok(())
@@ -27,7 +48,7 @@ pub(super) trait ProbeWork<B: Backend> {
     /// Releases the chain and reports what was found, or why nothing was.
     fn end(
         self: Box<Self>,
-        of: &mut Conversation<B>,
+        of: &mut dyn Owner<B>,
         m: &mut Loaded<B>,
         events: &EventSender,
         chain: Chain,

@@ -1,6 +1,7 @@
 //! The tokenizer against the crate's own whole decode, hostile content and bad files.
 
 use super::*;
+use crate::tokenizer::unflatten;
 
 /// A byte-level BPE with `<|s|>`, `<think>` at the ids after 256 bytes and two merges.
 fn json(extra: &str) -> String {
