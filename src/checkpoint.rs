@@ -16,7 +16,6 @@ pub(crate) mod gguf;
 mod identity;
 mod json;
 pub mod known;
-mod layers;
 pub(crate) mod mapped;
 mod model;
 mod mtp;

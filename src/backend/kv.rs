@@ -3,7 +3,7 @@
 
 use super::memory::{Device, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
-use crate::policy::{LayerLanes, LocalLayers, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
+use crate::policy::{LayerLanes, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub struct KvGeometry {
     pub codec: Codec,
     /// Policy of the layers that are not local.
     pub policy: Policy,
-    pub local: LocalLayers,
+    pub local: crate::policy::LocalLayers,
     /// Layers with a recurrent state, if the model has some.
     pub delta: Option<DeltaGeometry>,
     /// Number of token ids; [`KvTables::seen`] has one bit for each.
@@ -167,18 +167,23 @@ impl KvGeometry {
 
     /// The policy of a layer.
     pub fn policy_of(&self, layer: usize) -> Policy {
-        if self.local.contains(layer) { self.local.policy() } else { self.policy }
+        self.layer(layer).policy(self.policy)
     }
 
     /// Whether the tokens of a layer evict others. In local layers they always do, elsewhere if
     /// eviction is `on`.
     pub fn evicts(&self, layer: usize, on: bool) -> bool {
-        on || self.local.contains(layer)
+        self.layer(layer).evicts(on)
     }
 
-    /// The model's policy and, if there are local layers, their policy.
-    fn policies(&self) -> impl Iterator<Item = Policy> {
-        std::iter::once(self.policy).chain((self.local.window > 0).then(|| self.local.policy()))
+    /// The policies of all layers.
+    fn policies(&self) -> impl Iterator<Item = Policy> + use<> {
+        self.local.policies(self.policy)
+    }
+
+    /// The policies of all layers as text, by which saved caches are told apart.
+    pub fn policies_text(&self) -> String {
+        self.local.describe(self.policy)
     }
 
     /// Entries of each lane in [`KvTables::ring`]: the maximum over the policies.

@@ -52,7 +52,7 @@ impl ModelConfig {
         let window_or_decisions =
             matches!(asked.kind, PolicyKind::Auto | PolicyKind::Dense | PolicyKind::Dms | PolicyKind::Window);
         ensure!(
-            self.spec.local.is_none() || window_or_decisions,
+            !self.has_windows() || window_or_decisions,
             "policy {}: layers of this model see a window of tokens; the others take --policy window or dense, or a predictor",
             asked.kind.name()
         );
@@ -68,8 +68,7 @@ impl ModelConfig {
     /// of slots have its size.
     pub fn shorten_windows(&mut self, context: usize) {
         let dms = self.dms.iter_mut().map(|dms| &mut dms.rule.window);
-        let local = self.spec.local.iter_mut().map(|local| &mut local.window);
-        dms.chain(local).chain(&mut self.spec.window).for_each(|window| *window = context.min(*window));
+        dms.chain(self.spec.windows_mut()).for_each(|window| *window = context.min(*window));
     }
 
     /// The compression ratio that the model was trained for, if it is stated.

@@ -9,7 +9,7 @@ use super::model::GenerationDefaults;
 use super::quantized::Quantization;
 use super::rope;
 use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mlp, Spec};
-use crate::policy::{Dmc, Dms, LocalLayers, MOST_MEMBERS, Shift};
+use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
 use serde_json::{Map, Value};
@@ -187,14 +187,16 @@ fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
     let scalar = config.positive("query_pre_attn_scalar")?;
     ensure!((1e-3..=1e6).contains(&scalar), "{place}: query_pre_attn_scalar {scalar} is out of range");
     spec.score_scale = Some(scalar.powf(-0.5) as f32);
-    let is_global =
-        full_layers(config, LocalLayers::MOST, |kind| kind != "sliding_attention", ("sliding_window_pattern", 6))?;
-    spec.layers = is_global.iter().map(|global| LayerKind { local: !global, ..LayerKind::ATTENTION }).collect();
-    if is_global.contains(&false) {
+    let is_global = full_layers(
+        config,
+        Spec::MOST_WITH_WINDOWS,
+        |kind| kind != "sliding_attention",
+        ("sliding_window_pattern", 6),
+    )?;
+    spec.set_local(&is_global, || {
         let window = config.size_to("sliding_window", bounds::CONTEXT)?.min(bounds::POSITIONS);
-        spec.local = Some(Local { window, theta: rope::local_theta(config)? });
-    }
-    Ok(())
+        Ok(Local { window, theta: rope::local_theta(config)? })
+    })
 }
 
 /// Sizes of the layers that are a gated delta net.

@@ -14,7 +14,7 @@ use crate::config::{BUILTIN_MODEL, Settings};
 use crate::hub::cache::{self, Extent};
 use crate::hub::layout::INDEX;
 use crate::hub::{self, Hub, HubError, HubModel, MAIN, Observer, Progress};
-use crate::policy::Trained;
+use crate::policy::{PolicyKind, PolicyRequest, Trained};
 use crate::quant::{self, Weights};
 use crate::quantize::weight_cache::Cached;
 use crate::ui::text::bytes;
@@ -386,7 +386,7 @@ fn layers_with_state(c: &ModelConfig) -> Option<String> {
 }
 
 /// The layers that see a window of tokens, if there are any.
-fn local_layers(c: &ModelConfig) -> Option<String> {
+fn layers_with_window(c: &ModelConfig) -> Option<String> {
     let windows: Vec<usize> = c.lanes().filter_map(|layer| layer.window).collect();
     let widest = windows.iter().max()?;
     Some(format!("{}, which see the newest {widest} tokens", windows.len()))
@@ -394,15 +394,9 @@ fn local_layers(c: &ModelConfig) -> Option<String> {
 
 /// Values of `--policy` for a model.
 fn policies(c: &ModelConfig) -> String {
-    let own: &[&str] = match c.trained() {
-        Some(Trained::Dms(_)) if c.spec.local.is_some() => return "dense, window, dms".to_owned(),
-        _ if c.spec.local.is_some() => return "dense, window".to_owned(),
-        Some(Trained::Dms(_)) => &["dms", "dms+quest"],
-        Some(Trained::Dmc(_)) => &["dmc"],
-        Some(Trained::Window(_)) => return "window".to_owned(),
-        None => &[],
-    };
-    [&["dense", "window", "tova", "h2o", "quest", "pool"], own].concat().join(", ")
+    let runs = |kind: &PolicyKind| c.policy(PolicyRequest { kind: *kind, budget: None }).is_ok();
+    let named = PolicyKind::ALL.into_iter().filter(|kind| *kind != PolicyKind::Auto);
+    named.filter(runs).map(PolicyKind::name).collect::<Vec<_>>().join(", ")
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
@@ -441,7 +435,7 @@ fn shape(c: &ModelConfig) -> Map<String, Value> {
     let experts = c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token));
     object(json!({
         "architecture": c.family.name, "layers": c.n_layers, "layers_with_state": layers_with_state(c),
-        "local_layers": local_layers(c), "experts": experts, "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads,
+        "local_layers": layers_with_window(c), "experts": experts, "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads,
         "head_dim": c.head_dim, "vocabulary": c.vocab, "context": c.context, "rope_factors": c.rope_factors(),
     }))
 }

@@ -40,7 +40,7 @@ pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl Fn
     let (mut most, mut attention) = (vec![0.0; c.n_q_heads * text.tokens.end], Vec::new());
     step.forward_with(|l, ws, cache| {
         let layer = &model.layers[l];
-        let Some(mixer) = layer.mixer.attention().filter(|mixer| !mixer.kind.local) else { return };
+        let Some(mixer) = layer.mixer.attention().filter(|mixer| mixer.kind.decides()) else { return };
         let norm = model.norm(l, &layer.input_norm, &mut ws.non_finite);
         b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
         b.read_acts(&ws.h, &mut hidden);

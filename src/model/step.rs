@@ -129,7 +129,7 @@ impl<B: Backend> Step<'_, B> {
         };
         let (rows, decisions) = match &mut ws.staged[..] {
             all if staged => (&mut all[l].rows, &mut all[l].decisions),
-            _ if mixer.kind.local => (&mut ws.qkv, &mut ws.local_decisions),
+            _ if !mixer.kind.decides() => (&mut ws.qkv, &mut ws.local_decisions),
             _ => (&mut ws.qkv, &mut ws.decisions),
         };
         self.cache.attention(b, &mut ws.att, rows, decisions, mixer.index, spans, &args);

@@ -178,7 +178,7 @@ impl<B: Backend> Model<B> {
         let norm = loader.norm(&names::final_norm(c), c.spec.logit_scale)?;
         let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
         let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
-        let local_freq = c.spec.local.map_or(Vec::new(), |local| Rope::plain(local.theta).frequencies(c.head_dim).0);
+        let local_freq = c.spec.local_theta().map_or(Vec::new(), |theta| Rope::plain(theta).frequencies(c.head_dim).0);
         let local_freq = loader.upload(&local_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
         // The score factor is part of the norm of q. Without such a norm, its root scales cos and
         // sin of q and of k.

@@ -136,10 +136,10 @@ impl<B: Backend> Workspace<B> {
             let gates = if attends { 0 } else { gate_columns };
             let width = if attends { model.qkv_width() } else { delta_columns };
             let decisions_len = if attends { staged_rows * c.n_kv_heads } else { 0 };
-            let local = attention.is_some_and(|mixer| mixer.kind.local);
+            let fixed = attention.is_some_and(|mixer| !mixer.kind.decides());
             Ok(Staged {
                 rows: b.acts(staged_rows, width, Use::Any)?,
-                decisions: if local { constant(b, decisions_len)? } else { b.alloc(decisions_len)? },
+                decisions: if fixed { constant(b, decisions_len)? } else { b.alloc(decisions_len)? },
                 decisions_len,
                 gates: b.acts(staged_rows, gates, Use::Any)?,
             })
@@ -173,7 +173,7 @@ impl<B: Backend> Workspace<B> {
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
             raw: b.acts(adapter_rows, c.n_kv_heads, Use::Any)?,
             decisions: b.alloc(rows * c.n_kv_heads)?,
-            local_decisions: constant(b, if c.spec.local.is_some() { rows * c.n_kv_heads } else { 0 })?,
+            local_decisions: constant(b, if c.has_windows() { rows * c.n_kv_heads } else { 0 })?,
             features: b.acts(feature_rows, c.hidden, Use::Any)?,
             feature_sum: b.acts(sum_rows, c.hidden, Use::Any)?,
             feature_norm: b.acts(sum_rows, c.hidden, Use::Input(&taps))?,

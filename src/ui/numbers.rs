@@ -96,7 +96,7 @@ pub fn cache_settings(app: &App) -> Vec<String> {
     }
     parts.push(info.codec.to_string());
     parts.extend(state_layers(info));
-    parts.extend(local_layers(info));
+    parts.extend(layers_with_window(info));
     parts.extend((!info.policy.keeps_all()).then(|| format!("eviction {}", eviction_word(app))));
     parts.extend(app.engine.twin.then(|| "twin on".to_owned()));
     parts.push(format!("weights {}", weights(info)));
@@ -114,7 +114,7 @@ fn policy(info: &ModelInfo) -> String {
 }
 
 /// `22 layers see the newest 512 tokens`, if there are any.
-fn local_layers(info: &ModelInfo) -> Option<String> {
+fn layers_with_window(info: &ModelInfo) -> Option<String> {
     let windows: Vec<usize> = info.lanes.iter().filter_map(|layer| layer.window).collect();
     let widest = windows.iter().max()?;
     Some(format!("{} layers see the newest {}", windows.len(), plural(*widest as u64, "token")))
@@ -161,7 +161,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         rows.extend(info.evicts_by.as_ref().map(|text| ("", clean_line(text))));
         rows.extend(info.budget.map(|budget| ("budget", budget.to_string())));
         rows.extend(info.window.map(|window| ("window", plural(window as u64, "token"))));
-        rows.extend(local_layers(info).map(|layers| ("local", layers)));
+        rows.extend(layers_with_window(info).map(|layers| ("local", layers)));
         let state = |layers| ("state", format!("{} in each sequence: {layers}", bytes(info.state_bytes)));
         rows.extend(state_layers(info).map(state));
         rows.push(("weights", weights(info)));

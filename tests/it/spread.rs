@@ -30,13 +30,13 @@ const KINDS: [Kind; 7] = [
         name: "format of weights",
         places: |code| variants(code, &["Weights"]),
         home: &["quant", "quantize/weights", "protocol/weights"],
-        budget: [4, 4],
+        budget: [3, 3],
         goal: [15, 5],
     },
     Kind {
         name: "mixer",
         places: |code| variants(code, &["Mixer"]),
-        home: &["checkpoint/spec", "checkpoint/layers", "model/spec", "spec"],
+        home: &["checkpoint/spec", "model/spec", "spec"],
         budget: [5, 3],
         goal: [8, 3],
     },
@@ -50,8 +50,8 @@ const KINDS: [Kind; 7] = [
     Kind {
         name: "local layers",
         places: |code| words(code, "local_layers") + words(code, "LocalLayers") + fields(code, "local"),
-        home: &["policy", "checkpoint/spec", "checkpoint/layers"],
-        budget: [36, 17],
+        home: &["policy", "checkpoint/spec"],
+        budget: [10, 7],
         goal: [10, 4],
     },
     Kind {

@@ -383,7 +383,7 @@ impl<B: Measure> Run<'_, B> {
             }
             let mut qkv = acts(self.b, width, &rows);
             let mut decided = self.random.floats(n * case.heads);
-            if self.cache.geometry().local.contains(layer) {
+            if !self.cache.geometry().layer(layer).decides() {
                 decided.fill(Window::DECISION);
             }
             let mut decisions = buffer(self.b, &decided);

@@ -314,7 +314,7 @@ impl Pages for Cpu {
     fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
         let g = kv.geometry;
         // The model fixes which tokens local layers see.
-        for layer in (0..g.n_layers).filter(|&layer| !g.local.contains(layer)) {
+        for layer in (0..g.n_layers).filter(|&layer| g.layer(layer).decides()) {
             for head in 0..g.n_kv_heads {
                 let mut lane = Lane::of(kv, layer, seq, head);
                 for slot in 0..*lane.live as usize {

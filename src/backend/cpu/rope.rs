@@ -28,7 +28,7 @@ pub(super) fn qkv_rope(
     if let Some(predictor) = &args.predictor {
         predictor::decide(cpu, &mut decisions[..n * g.n_kv_heads], g.n_kv_heads, qkv, predictor);
     }
-    let pinned = if g.local.contains(layer) { &[][..] } else { &kv.pinned[..n] };
+    let pinned = if g.layer(layer).decides() { &kv.pinned[..n] } else { &[][..] };
     for (decisions, _) in decisions.chunks_exact_mut(g.n_kv_heads).zip(pinned).filter(|(_, pinned)| **pinned != 0) {
         decisions.fill(f32::NEG_INFINITY);
     }

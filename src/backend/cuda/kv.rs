@@ -32,7 +32,9 @@ const PLACE_THREADS: usize = 1024;
 /// Threads of a block of `kv_unpack`, and its blocks per SM.
 const UNPACK_THREADS: usize = 256;
 const UNPACK_BLOCKS_PER_SM: usize = 4;
+
 fn view(kv: &KvTables<Cuda>) -> abi::Kv {
+    let (local, local_window) = kv.geometry.local.bits();
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
     let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
     let [code_factor, code_shift, code_bits] = g.codec.byte_codes();
@@ -73,8 +75,8 @@ fn view(kv: &KvTables<Cuda>) -> abi::Kv {
         policy: policy_bits(&g.policy),
         budget: budget(&g.policy),
         score: if g.policy.scored().is_some() { kv.score.ptr() } else { 0 },
-        local: g.local.bits(),
-        local_window: g.local.window as i32,
+        local,
+        local_window: local_window as i32,
         ring_len: g.ring_len() as i32,
         code_factor,
         code_shift,

@@ -57,11 +57,7 @@ impl Identity {
             weights,
             parameters,
             codec: g.codec.name().to_owned(),
-            policy: if g.local.window > 0 {
-                format!("{:?} {:?}", g.policy, g.local)
-            } else {
-                format!("{:?}", g.policy)
-            },
+            policy: g.policies_text(),
             n_layers: g.n_layers,
             n_kv_heads: g.n_kv_heads,
             head_dim: g.head_dim,

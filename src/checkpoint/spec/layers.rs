@@ -1,7 +1,7 @@
 //! The layers of a model, by number: what each mixes with, stores and computes.
 
-use super::config::ModelConfig;
-use super::spec::{LayerKind, Mixer, Mlp};
+use super::super::config::ModelConfig;
+use super::kinds::{LayerKind, Mixer, Mlp};
 use crate::policy::{LayerLanes, LocalLayers};
 
 impl ModelConfig {
@@ -36,6 +36,11 @@ impl ModelConfig {
     pub fn lanes(&self) -> impl Iterator<Item = LayerLanes> + use<> {
         let local = self.local_layers();
         (0..self.attention_layers()).map(move |layer| local.lanes(layer))
+    }
+
+    /// Whether some layers of the KV cache store a window of the model, whatever the policy.
+    pub fn has_windows(&self) -> bool {
+        self.lanes().any(|layer| !layer.decides())
     }
 
     /// Layers with a state of fixed size.
