@@ -1,4 +1,5 @@
-// Prefill attention by tiles of query rows, for heads of more than 128 channels: see attend_tiles.cuh.
+// Prefill attention by tiles of query rows, for heads of more than 128 channels: see
+// attend_tiles.cuh.
 #define MAX_HEAD_DIM 256
 #include "attend_tiles.cuh"
 

@@ -1,19 +1,22 @@
-// Prefill attention with `wgmma` (compute_90a, Hopper): what attend_tiles.cu does on other GPUs. CPU twin:
+// Prefill attention with `wgmma` (compute_90a, Hopper): what attend_tiles.cu does on other GPUs.
+// CPU twin:
 // `backend::cpu::attention`.
 //
 // Precision: as attend_tiles.cu.
 //
-// Warp-specialized: the last four warps (the producers, attend_producer.cuh) find the keys that rows of the tile see and
-// bring them to shared memory in batches; two warpgroups (the consumers) have 64 query rows each. A consumer starts
-// S = Q K^T of a batch and O += P V of the batch before, then computes the softmax of the former beside the latter and beside
-// the wgmmas of the other consumer.
+// Warp-specialized: the last four warps (the producers, attend_producer.cuh) find the keys that
+// rows of the tile see and bring them to shared memory in batches; two warpgroups (the consumers)
+// have 64 query rows each. A consumer starts S = Q K^T of a batch and O += P V of the batch before,
+// then computes the softmax of the former beside the latter and beside the wgmmas of the other
+// consumer.
 //
 // Cost: as attend_tiles.cu, 4 D bytes of a bf16 slot for 512 D operations in a tile of 128 rows.
 #include "attend_producer.cuh"
 
 #define MIN_SPLIT_KEYS 512  // fewer are not worth a merge
 
-// A consumer thread: the online softmax of two of its warpgroup's 64 rows, 8 apart, of which it holds a quarter.
+// A consumer thread: the online softmax of two of its warpgroup's 64 rows, 8 apart, of which it
+// holds a quarter.
 template <class C>
 struct Consumer {
   static constexpr int D = C::D, BN = C::BN;
@@ -44,7 +47,8 @@ struct Consumer {
   __device__ __forceinline__ void weigh(float (&rescale)[2], float (&scores)[BN / 2], const Batch& b, int number,
                                         const Tile& t, float scale) {
     const float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
-    // Scores times this are logits in log2 units; scaled codecs apply it with the scales of the keys.
+    // Scores times this are logits in log2 units; scaled codecs apply it with the scales of the
+    // keys.
     float unit = C::SCALED ? 1.0f : scale * LOG2E;
     if (C::SCALED) {
       float by = scale * (LOG2E * codec.score_factor());
@@ -103,7 +107,8 @@ struct Consumer {
     }
   }
 
-  // Weights in bf16, in the order of a wgmma's fragments: of 16 keys the first eight, rows and rows + 8, then the others.
+  // Weights in bf16, in the order of a wgmma's fragments: of 16 keys the first eight, rows and rows
+  // + 8, then the others.
   __device__ __forceinline__ void round(u32 (&weights)[BN / 4], const float (&scores)[BN / 2]) {
 #pragma unroll
     for (int i = 0; i < BN / 4; i++) {
@@ -166,7 +171,8 @@ struct Consumer {
       release(s.k_empty + stage.at);
       weigh(rescale, scores, b, number, t, scale);
       pin(scores);
-      // It is there. Without a branch in between, the assembler would wait for the wgmmas before the softmax.
+      // It is there. Without a branch in between, the assembler would wait for the wgmmas before
+      // the softmax.
       barrier_wait(s.v_full + before.at, before.parity);
       wgmma_wait<0>();
       pin(rows.acc);
@@ -204,9 +210,9 @@ __device__ __forceinline__ void produce(Shared<C>& s, const PrefillParams& p, co
   producer.run();
 }
 
-// Grid (splits, n_kv_heads, tiles), a thread for each half of a query row and PRODUCERS; a span of len rows has
-// len / (QUERIES / group) tiles, rounded up. Splits beyond those that a tile's keys are worth end at once; the last one to
-// arrive merges all.
+// Grid (splits, n_kv_heads, tiles), a thread for each half of a query row and PRODUCERS; a span of
+// len rows has len / (QUERIES / group) tiles, rounded up. Splits beyond those that a tile's keys
+// are worth end at once; the last one to arrive merges all.
 template <class C, int PRODUCER_REGISTERS, int CONSUMER_REGISTERS>
 __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const TensorMap* stored_pages, const TensorMap* staged_pages) {
   Shared<C>& s = *(Shared<C>*)tile_memory<sizeof(Shared<C>)>();

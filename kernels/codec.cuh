@@ -1,22 +1,27 @@
-// Codecs of the KV cache. A codec says how rows of K and of V are stored, how a warp encodes one, and how eight channels of
-// it become bf16 for tensor cores. Where a row lies in a page is data of the cache's view (`kv.cuh`), from which a codec is made.
+// Codecs of the KV cache. A codec says how rows of K and of V are stored, how a warp encodes one,
+// and how eight channels of it become bf16 for tensor cores. Where a row lies in a page is data of
+// the cache's view (`kv.cuh`), from which a codec is made.
 //
 // A codec is a struct with
 //   K, V            the formats of rows of K and of V, and k, v those formats
-//   PACKED, SCALED  whether codes are narrower than bf16; whether each row has side data. Scaled codes are packed.
+//   PACKED, SCALED  whether codes are narrower than bf16; whether each row has side data. Scaled
+//   codes are packed.
 //   AFFINE          whether values of V have an offset beside their scale
-//   ROTATED         whether V is stored after `rotate_value`; attention's output then goes through `unrotate_*`
+//   ROTATED         whether V is stored after `rotate_value`; attention's output then goes through
+//                   `unrotate_*`
 //   QUERY_FACTOR    what queries are multiplied by before q k^T, and
 //   score_factor    scores after it;
 //   WEIGHT_FACTOR   what softmax weights are multiplied by before they meet V, and
 //   sum_factor      the sums after it. 1 where codes have their own value as bf16.
 // A format of rows is a struct with
 //   EIGHT_BYTES     bytes of eight consecutive channels of a stored row
-//   Eight           eight consecutive channels; load reads them, zeros where not `real`, and as_bf16 decodes them
-//   pair            value i of each half of a stored u32 as bf16. That of half h is channel 2 i + h of the u32, but of one-byte
-//                   codes 2 h + i
+//   Eight           eight consecutive channels; load reads them, zeros where not `real`, and
+//                   as_bf16 decodes them
+//   pair            value i of each half of a stored u32 as bf16. That of half h is channel
+//                   2 i + h of the u32, but of one-byte codes 2 h + i
 //   affine          scale and offset by the side data of a row
-//   encode          a row of f32 to codes, and to the values that the codes give back; returns the side data
+//   encode          a row of f32 to codes, and to the values that the codes give back; returns the
+//                   side data
 #pragma once
 #include "codec_bf16.cuh"
 #include "codec_bytes.cuh"

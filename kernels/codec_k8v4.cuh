@@ -1,4 +1,5 @@
-// K as int8; V rotated, then as 4-bit codes with an f16 scale and an f16 offset a row. CPU twin: `codec::k8v4`, bit for bit.
+// K as int8; V rotated, then as 4-bit codes with an f16 scale and an f16 offset a row. CPU twin:
+// `codec::k8v4`, bit for bit.
 #pragma once
 #include "codec_bytes.cuh"
 
@@ -9,7 +10,8 @@ __device__ __forceinline__ float flip_value(float x, int channel) {
   return __uint_as_float(__float_as_uint(x) ^ (signs >> (channel % 32) << 31));
 }
 
-// Channels of a block of the Hadamard transform: the largest power of 2 that divides d, 128 at most.
+// Channels of a block of the Hadamard transform: the largest power of 2 that divides d, 128 at
+// most.
 __device__ __forceinline__ int hadamard_block(int d) { return MAX_HEAD_DIM > 128 ? min(d & -d, 128) : d & -d; }
 
 // 1 / sqrt of a block.
@@ -19,7 +21,8 @@ __device__ __forceinline__ float hadamard_factor(int d) {
   return block == 128 || block == 32 || block == 8 ? by * 0.70710678f : by;
 }
 
-// Hadamard transform of a row, of which a warp lane holds channels lane + 32 k. Blocks of at least 8 channels.
+// Hadamard transform of a row, of which a warp lane holds channels lane + 32 k. Blocks of at least
+// 8 channels.
 __device__ __forceinline__ void hadamard(float x[MAX_HEAD_DIM / 32], int d, int lane) {
   int block = hadamard_block(d);
 #pragma unroll
@@ -66,8 +69,8 @@ __device__ __forceinline__ void turn_row(float* s, int d, bool back, int lane) {
 __device__ __forceinline__ void rotate_value(float* s, int d, int lane) { turn_row(s, d, false, lane); }
 __device__ __forceinline__ void unrotate_row(float* s, int d, int lane) { turn_row(s, d, true, lane); }
 
-// Rotates back a row of attention's output that four neighbouring warp lanes hold as fragments of mma: x[j] are channels
-// 8 j + 2 (lane % 4) and the next. By a whole warp.
+// Rotates back a row of attention's output that four neighbouring warp lanes hold as fragments of
+// mma: x[j] are channels 8 j + 2 (lane % 4) and the next. By a whole warp.
 template <int D>
 __device__ __forceinline__ void unrotate_fragment(float (*x)[2], int d, int lane) {
   int block = hadamard_block(d);
@@ -111,8 +114,8 @@ __device__ __forceinline__ u16 f32_to_f16(float x) {
   return (u16)(sign | (a + 0xfff + ((a >> 13) & 1) - 0x38000000u) >> 13);
 }
 
-// Rows of 4-bit codes. Eight channels share a u32: channel 2 i is at bit 4 i, channel 2 i + 1 at bit 4 i + 16, so that a
-// shift and a mask make a pair of neighbours.
+// Rows of 4-bit codes. Eight channels share a u32: channel 2 i is at bit 4 i, channel 2 i + 1 at
+// bit 4 i + 16, so that a shift and a mask make a pair of neighbours.
 struct Int4Rows {
   static const int EIGHT_BYTES = 4;
 
@@ -129,7 +132,8 @@ struct Int4Rows {
     return float2{f16_value(side), f16_value(side >> 16)};
   }
 
-  // Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back. Returns scale and offset.
+  // Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back.
+  // Returns scale and offset.
   static __device__ __forceinline__ u32 encode(u8* codes, float* x, int d, int lane) {
     float v[MAX_HEAD_DIM / 32], low = __uint_as_float(0x7f800000u), high = NEG_INFINITY;
     bool nan = false;

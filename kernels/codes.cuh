@@ -1,10 +1,13 @@
-// Packed weights: matrices of 4-bit or 8-bit codes in tiles of 16 rows x 64 columns. Rust twin: `src/quant.rs`.
+// Packed weights: matrices of 4-bit or 8-bit codes in tiles of 16 rows x 64 columns. Rust twin:
+// `src/quant.rs`.
 //
-// A strip is 16 rows: PLANES x [cols / 64] tiles of 512 bytes, then the words. A tile holds a nibble of each code; 8-bit codes
-// have a tile plane of high nibbles and one of low ones. Chunk 4 g + t of 16 bytes (g < 8, t < 4) holds columns 16 t to 16 t + 15
-// of row g, then those of row g + 8: what warp lane 4 g + t needs for `mma`. A u32 holds eight columns: nibble i is column
-// 2 i, nibble i + 4 column 2 i + 1. Words are [groups of 4 tiles][g][tile of the group]{row g, row g + 8}, 16 bits each: scale and,
-// for 4-bit codes, zero point of 64 columns of a row. value = scale * (code - zero).
+// A strip is 16 rows: PLANES x [cols / 64] tiles of 512 bytes, then the words. A tile holds a
+// nibble of each code; 8-bit codes have a tile plane of high nibbles and one of low ones. Chunk 4 g
+// + t of 16 bytes (g < 8, t < 4) holds columns 16 t to 16 t + 15 of row g, then those of row g + 8:
+// what warp lane 4 g + t needs for `mma`. A u32 holds eight columns: nibble i is column 2 i, nibble
+// i + 4 column 2 i + 1. Words are [groups of 4 tiles][g][tile of the group]{row g, row g + 8}, 16
+// bits each: scale and, for 4-bit codes, zero point of 64 columns of a row. value = scale * (code -
+// zero).
 #pragma once
 #include "common.cuh"
 #include "tensor.cuh"
@@ -17,7 +20,8 @@
 #define WORD_BYTES 128                      // of a group of tiles
 #define NIBBLES 0x0f0f0f0fu
 
-// A code says how many planes of nibbles it has, how many scales a row of a tile, and the bytes that words of a group of tiles take.
+// A code says how many planes of nibbles it has, how many scales a row of a tile, and the bytes
+// that words of a group of tiles take.
 
 // 4-bit codes. A word is bits 14 to 4 of the scale as f16, then twice the zero point in 5 bits.
 struct Q4 {
@@ -41,7 +45,8 @@ struct Q8 {
   static __device__ __forceinline__ float offset(u32) { return 16 * 128.0f + 128.0f + 128.0f; }
 };
 
-// Sizes of a packed matrix. The words of a group of tiles take `group_bytes`, those of a strip a multiple of 128.
+// Sizes of a packed matrix. The words of a group of tiles take `group_bytes`, those of a strip a
+// multiple of 128.
 template <class CODE>
 struct Layout {
   int tiles, groups;
@@ -54,8 +59,9 @@ struct Layout {
   }
 };
 
-// The strips that a block walks over: blockIdx.x, blockIdx.x + gridDim.x and so on. With SwiGLU the weight is [gate | up], strip 2 i
-// of the block is one of gate, and 2 i + 1 that of up for the same outputs.
+// The strips that a block walks over: blockIdx.x, blockIdx.x + gridDim.x and so on. With SwiGLU the
+// weight is [gate | up], strip 2 i of the block is one of gate, and 2 i + 1 that of up for the same
+// outputs.
 template <class CODE>
 struct Strips {
   const u8* weight;
@@ -85,7 +91,8 @@ __device__ __forceinline__ void fragment(u32 a[4], uint4 v, int k) {
   a[2] = nibble_pair(row, i + 1), a[3] = nibble_pair(row8, i + 1);
 }
 
-// The codes of eight columns as bytes, from the planes' words: `even` has columns 0, 4, 1, 5 and `odd` 2, 6, 3, 7.
+// The codes of eight columns as bytes, from the planes' words: `even` has columns 0, 4, 1, 5 and
+// `odd` 2, 6, 3, 7.
 template <class CODE>
 __device__ __forceinline__ u32 even_bytes(u32 high, u32 low) {
   return CODE::PLANES == 1 ? high & NIBBLES : ((high << 4) & ~NIBBLES) | (low & NIBBLES);
@@ -104,8 +111,10 @@ __device__ __forceinline__ void sum_columns(float (&of_x)[2], const u32 (&b)[8])
   of_x[0] = c[0], of_x[1] = c[1];
 }
 
-// sums += x W^T of a tile's 16 rows of W and NT tiles of 8 rows of x. `codes`: this warp lane's 16 bytes of the first plane,
-// `plane` bytes before those of the next; `word`: of rows g and g + 8; `b`: fragments of x; `of_x`: sums of x over the tile's
+// sums += x W^T of a tile's 16 rows of W and NT tiles of 8 rows of x. `codes`: this warp lane's 16
+// bytes of the first plane,
+// `plane` bytes before those of the next; `word`: of rows g and g + 8; `b`: fragments of x; `of_x`:
+// sums of x over the tile's
 // columns.
 template <class CODE, int NT>
 __device__ __forceinline__ void multiply_tile(float (&sums)[NT][4], const u8* codes, int plane, u32 word, const u32 (&b)[NT][8],

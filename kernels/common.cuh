@@ -1,5 +1,6 @@
-// Shared by all kernels: short type names, programmatic dependent launch, conversions, reductions over warps and blocks.
-// Includes no header of the CUDA toolkit, so NVRTC alone builds every file here.
+// Shared by all kernels: short type names, programmatic dependent launch, conversions, reductions
+// over warps and blocks. Includes no header of the CUDA toolkit, so NVRTC alone builds every file
+// here.
 #pragma once
 
 typedef unsigned char u8;
@@ -23,11 +24,14 @@ typedef unsigned long long u64;
 #define OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
 #endif
 
-// Programmatic dependent launch (PDL): a kernel may start before the one in front of it has ended. Every kernel begins with
-// `after_previous`: it lets the next kernel start once all blocks of this one have started, then waits until all work in
-// front of this kernel is done and visible. Before `wait_previous` a kernel may read only what no kernel of the step in
-// front of it writes, such as weights. The first kernel of a step is launched without PDL (`Driver::separate`), which separates steps.
-// Both are no-ops before compute capability 9.0.
+// Programmatic dependent launch (PDL): a kernel may start before the one in front of it has ended.
+// Every kernel begins with
+// `after_previous`: it lets the next kernel start once all blocks of this one have started, then
+// waits until all work in
+// front of this kernel is done and visible. Before `wait_previous` a kernel may read only what no
+// kernel of the step in front of it writes, such as weights. The first kernel of a step is launched
+// without PDL (`Driver::separate`), which separates steps. Both are no-ops before compute
+// capability 9.0.
 __device__ __forceinline__ void next_may_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -85,7 +89,8 @@ __device__ __forceinline__ void put4(void* out, int rounded, u64 i, float4 x) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-// A row [d], of which a warp lane holds every 32nd channel; `fill` beyond its end, and everywhere if there is none.
+// A row [d], of which a warp lane holds every 32nd channel; `fill` beyond its end, and everywhere
+// if there is none.
 struct RowPart {
   float at[MAX_HEAD_DIM / 32];
   __device__ __forceinline__ void load(const float* x, int d, int lane, float fill) {
@@ -137,18 +142,20 @@ __device__ __forceinline__ T warp_prefix_sum(T x, int lane) {
   return x;
 }
 
-// Factor of an RMS norm, 1 / sqrt(mean of the squares + eps), from the sum of the squares of `width` values. Lowers the
-// non-finite flag, if it is not null, to `layer` if one of them is an infinity or a NaN.
+// Factor of an RMS norm, 1 / sqrt(mean of the squares + eps), from the sum of the squares of
+// `width` values. Lowers the non-finite flag, if it is not null, to `layer` if one of them is an
+// infinity or a NaN.
 __device__ __forceinline__ float rms_factor(float squares, int width, float eps, int layer, int* non_finite) {
   float mean = squares / width;
   if (non_finite && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
   return 1.0f / sqrtf(mean + eps);
 }
 
-// Whether this block is the last of `count` that arrive at a counter, which then is zero again. `barrier` is that of all threads of
-// the block that go on, `last` in shared memory. What the others stored in global memory before they arrived is visible then: the
-// barrier orders a block's stores before the fence of its first thread, which is cumulative, and that thread's count is read by
-// the last block's before its fence and barrier.
+// Whether this block is the last of `count` that arrive at a counter, which then is zero again.
+// `barrier` is that of all threads of the block that go on, `last` in shared memory. What the
+// others stored in global memory before they arrived is visible then: the barrier orders a block's
+// stores before the fence of its first thread, which is cumulative, and that thread's count is read
+// by the last block's before its fence and barrier.
 template <class Barrier>
 __device__ __forceinline__ bool is_last(int* arrivals, int count, bool& last, Barrier barrier) {
   barrier();

@@ -1,4 +1,5 @@
-// Parameters of the kernels of a decode step's attention, attend.cu and place_scores.cu, and their modes.
+// Parameters of the kernels of a decode step's attention, attend.cu and place_scores.cu, and their
+// modes.
 #pragma once
 #include "heads.cuh"
 #include "image.cuh"
@@ -20,8 +21,8 @@ struct DecodeParams {
   int in_order;       // whether the launch before this one stores tokens in the same layer
   float* logits;      // of the stored slots where the policy has scores, else null: see logits_at
   int* arrivals;      // [n, n_kv_heads] splits of a KV head that have begun; zero between launches
-  // Where pages are chosen: those that a KV head reads [n, n_kv_heads, max_pages], as `chosen_page` makes them, and their slots [n,
-  // n_kv_heads], PAGE_SLOTS for each.
+  // Where pages are chosen: those that a KV head reads [n, n_kv_heads, max_pages], as `chosen_page`
+  // makes them, and their slots [n, n_kv_heads], PAGE_SLOTS for each.
   int2* chosen;
   int* chosen_slots;
   const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
@@ -31,13 +32,14 @@ static_assert(sizeof(DecodeParams) == 504 && OFFSET_OF(DecodeParams, heads) == 2
                   OFFSET_OF(DecodeParams, layer) == 436 && OFFSET_OF(DecodeParams, logits) == 448,
               "backend::cuda::abi::DecodeParams has another layout");
 
-// What attention does beside the ordinary step: instances of their own, so that the ordinary ones lose nothing.
+// What attention does beside the ordinary step: instances of their own, so that the ordinary ones
+// lose nothing.
 struct Ordinary {
   static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false;
   __device__ explicit Ordinary(const DecodeParams&) {}
 };
-// Attention chooses: under a policy with scores, whose logits are kept, what is dropped (place_scores.cu), else the pages that a
-// token reads (pages.cu).
+// Attention chooses: under a policy with scores, whose logits are kept, what is dropped
+// (place_scores.cu), else the pages that a token reads (pages.cu).
 struct WithChoice {
   static constexpr bool CHOOSES = true, DRAFTS = false;
   bool scores, pages;
@@ -49,8 +51,8 @@ struct WithDrafts {
   __device__ explicit WithDrafts(const DecodeParams&) {}
 };
 
-// Logits of a token with the stored slots of a KV head, in log2 units: `logit_stride` floats a slot, one for each query head
-// of the group, an even number.
+// Logits of a token with the stored slots of a KV head, in log2 units: `logit_stride` floats a
+// slot, one for each query head of the group, an even number.
 __device__ __forceinline__ int logit_stride(const Kv& kv) {
   int group = kv.n_q_heads / kv.n_kv_heads;
   return group + group % 2;

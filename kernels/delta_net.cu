@@ -1,12 +1,13 @@
-// Gated delta net: the convolution, the gates, the recurrence and the gated norm of Qwen3.5's layers without attention, token after
-// token in f32. CPU twin: `backend::cpu::delta`.
+// Gated delta net: the convolution, the gates, the recurrence and the gated norm of Qwen3.5's
+// layers without attention, token after token in f32. CPU twin: `backend::cpu::delta`.
 //
-// Columns of a head's state are independent of each other, so a block has some of them, in registers, for all tokens of a span:
-// eight columns a warp, each in eight lanes. A step of one token has a block for each value head, which also does the norm; longer
-// spans have blocks of 32 columns, and a kernel of its own for the norm.
+// Columns of a head's state are independent of each other, so a block has some of them, in
+// registers, for all tokens of a span: eight columns a warp, each in eight lanes. A step of one
+// token has a block for each value head, which also does the norm; longer spans have blocks of 32
+// columns, and a kernel of its own for the norm.
 //
-// Cost: a token takes each multiprocessor about 300 cycles, whatever it has of its head; 8 key_dim value_dim bytes of state a
-// launch, and 4 bytes of each input of a block.
+// Cost: a token takes each multiprocessor about 300 cycles, whatever it has of its head; 8 key_dim
+// value_dim bytes of state a launch, and 4 bytes of each input of a block.
 #include "image.cuh"
 #include "kv.cuh"
 
@@ -25,8 +26,9 @@ struct DeltaParams {
   const float *conv;    // [TAPS, channels]
   const float *decay, *dt_bias;  // [value_heads]
   const float* norm;    // [value_dim]
-  // Of the layer: the newest inputs [n_seqs, TAPS - 1, channels], states [n_seqs, value_heads, key_dim, value_dim], and how many blocks have
-  // read a key head's inputs [n_seqs, key_heads], zero between launches.
+  // Of the layer: the newest inputs [n_seqs, TAPS - 1, channels], states [n_seqs, value_heads,
+  // key_dim, value_dim], and how many blocks have read a key head's inputs [n_seqs, key_heads],
+  // zero between launches.
   float *inputs, *state;
   int* arrivals;
   const int* seq_len;   // [n_seqs] tokens before this step
@@ -135,7 +137,8 @@ struct State {
   }
 };
 
-// Makes unit vectors of q and k of the first n tokens, and computes their dot products. By a whole block.
+// Makes unit vectors of q and k of the first n tokens, and computes their dot products. By a whole
+// block.
 template <int COLUMNS, int TOKENS>
 __device__ __forceinline__ void norm_keys(Shared<COLUMNS, TOKENS>& s, int n, float scale) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -151,10 +154,11 @@ __device__ __forceinline__ void norm_keys(Shared<COLUMNS, TOKENS>& s, int n, flo
   }
 }
 
-// Grid (value_dim / COLUMNS, value_heads, spans), four threads a column. With TOKENS = 1 spans have one token, and the block has all
-// columns of its head.
+// Grid (value_dim / COLUMNS, value_heads, spans), four threads a column. With TOKENS = 1 spans have
+// one token, and the block has all columns of its head.
 //
-// Nothing in a step but this kernel writes what it reads before `wait_previous`, and steps are separated as common.cuh says.
+// Nothing in a step but this kernel writes what it reads before `wait_previous`, and steps are
+// separated as common.cuh says.
 template <int COLUMNS, int TOKENS>
 __device__ __forceinline__ void mix(const DeltaParams& p) {
   const int THREADS = 4 * COLUMNS, HELD = (2 * MOST_DIM + COLUMNS + THREADS - 1) / THREADS;
@@ -181,7 +185,8 @@ __device__ __forceinline__ void mix(const DeltaParams& p) {
 #pragma unroll
   for (int j = 0; j < HELD; j++)
     held[j].init(p, threadIdx.x + j * THREADS, COLUMNS, head, key_head, first_column, inputs, stored);
-  // Blocks with this key head have its inputs from the sequence: the last one to read them is free to replace them.
+  // Blocks with this key head have its inputs from the sequence: the last one to read them is free
+  // to replace them.
   int readers = p.value_heads / p.key_heads * gridDim.x;
   bool last = is_last(p.arrivals + span.seq * p.key_heads + key_head, readers, s.last);
   wait_previous();
@@ -263,8 +268,8 @@ __device__ __forceinline__ void mix(const DeltaParams& p) {
 KERNEL __launch_bounds__(4 * MOST_DIM) delta_step(DeltaParams params) { mix<MOST_DIM, 1>(params); }
 KERNEL __launch_bounds__(4 * CHUNK_COLUMNS) delta_chunk(DeltaParams params) { mix<CHUNK_COLUMNS, CHUNK>(params); }
 
-// Gated norm of what `delta_chunk` has left in `raw`. A warp for each row and value head; grid covers n * value_heads warps.
-// Reads two values and writes one.
+// Gated norm of what `delta_chunk` has left in `raw`. A warp for each row and value head; grid
+// covers n * value_heads warps. Reads two values and writes one.
 KERNEL __launch_bounds__(32 * NORM_WARPS) delta_norm(DeltaParams p) {
   after_previous();
   int i = blockIdx.x * NORM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -290,8 +295,8 @@ KERNEL __launch_bounds__(32 * NORM_WARPS) delta_norm(DeltaParams p) {
   }
 }
 
-// out *= sigmoid(gate): the output gate of attention, whose columns lie behind v in the rows of the projection. Grid covers pairs of
-// columns of n rows. Reads 4 bytes of gate for each value.
+// out *= sigmoid(gate): the output gate of attention, whose columns lie behind v in the rows of the
+// projection. Grid covers pairs of columns of n rows. Reads 4 bytes of gate for each value.
 KERNEL gate_rows(void* out, u8* image, int is_bf16, const float* qkv, int qkv_width, int gate_at, int width, u64 pairs) {
   after_previous();
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,5 +1,6 @@
-// Elementwise and row-wise ops: residual add, RMS norm, gated linear units. Activations are [n, width] in
-// f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
+// Elementwise and row-wise ops: residual add, RMS norm, gated linear units. Activations are [n,
+// width] in f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins:
+// the ops of `backend::cpu` named.
 #include "image.cuh"
 
 // acc[len] += x[len]. One thread per value. Moves 12 bytes per value. CPU twin: `add`.
@@ -17,9 +18,11 @@ __device__ __forceinline__ float row_factor(float squares, int width, float eps,
 // Vectors of four values of a row that a thread keeps in registers, so that it reads them once.
 #define KEPT 4
 
-// x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight, or if `add`, out += instead, in f32. Grid n, a block of
-// whole warps per row. Moves 4 bytes in and 2 or 4 out per value, 8 more with `more`, 4 with `add`. Rows of more than 4 * KEPT values
-// per thread, or whose width is no multiple of 4, are read twice; of others an image is written too, if `image` is not null.
+// x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight, or if `add`, out +=
+// instead, in f32. Grid n, a block of whole warps per row. Moves 4 bytes in and 2 or 4 out per
+// value, 8 more with `more`, 4 with `add`. Rows of more than 4 * KEPT values per thread, or whose
+// width is no multiple of 4, are read twice; of others an image is written too, if `image` is not
+// null.
 // `non_finite` may be null. CPU twin: `rms_norm`.
 KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x, const float* more, const float* weight, float eps,
                                         int layer, int* non_finite, int width, int add) {
@@ -95,8 +98,9 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   return x / (1.0f + expf(-2.0f * y));
 }
 
-// out[n, ffn] = f(gate) * up of f32 rows [gate | up], f is SiLU or, if `gelu`, GELU; out is f32 or bf16, its rows `ld` values apart.
-// Grid (ffn / (4 * block), n), any block. Moves 8 bytes in and 2 or 4 out per element. CPU twins: `swiglu`, `geglu`.
+// out[n, ffn] = f(gate) * up of f32 rows [gate | up], f is SiLU or, if `gelu`, GELU; out is f32 or
+// bf16, its rows `ld` values apart. Grid (ffn / (4 * block), n), any block. Moves 8 bytes in and 2
+// or 4 out per element. CPU twins: `swiglu`, `geglu`.
 KERNEL glu(void* out, int bf16, const float* gate_up, int ffn, int ld, int gelu) {
   after_previous();
   int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);

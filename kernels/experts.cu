@@ -1,4 +1,5 @@
-// Mixtures of experts: the router, pairs of a token and its expert in order of experts, their matmuls, and the weighted sum. CPU twin:
+// Mixtures of experts: the router, pairs of a token and its expert in order of experts, their
+// matmuls, and the weighted sum. CPU twin:
 // `backend::cpu::experts`.
 #include "codes.cuh"
 
@@ -12,7 +13,8 @@ __device__ __forceinline__ void read8(float to[8], const void* from, int dtype, 
   else weight8<BF16>(to, from, i);
 }
 
-// logits[n, experts] = h[n, cols] router[experts, cols]^T. Grid (experts / 8, n), 8 warps of an expert each. cols is a multiple of 8.
+// logits[n, experts] = h[n, cols] router[experts, cols]^T. Grid (experts / 8, n), 8 warps of an
+// expert each. cols is a multiple of 8.
 KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, const void* router, int dtype, int experts, int cols) {
   after_previous();
   int lane = threadIdx.x % 32, e = blockIdx.x * 8 + threadIdx.x / 32;
@@ -29,8 +31,8 @@ KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, cons
   if (lane == 0) logits[(u64)blockIdx.y * experts + e] = sum;
 }
 
-// The k most probable experts of a row by the softmax of its logits [experts], of equal ones those of lower numbers, and their weights.
-// Grid n, a warp.
+// The k most probable experts of a row by the softmax of its logits [experts], of equal ones those
+// of lower numbers, and their weights. Grid n, a warp.
 KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized) {
   __shared__ float p[MOST_EXPERTS];
   after_previous();
@@ -62,8 +64,9 @@ KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const f
   for (int j = lane; normalized && j < k; j += 32) weights[blockIdx.x * k + j] /= taken;
 }
 
-// Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and starts [experts + 1] where each expert's begin. The order of
-// an expert's pairs is not fixed, and nothing depends on it. One block of 1,024 threads.
+// Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and starts [experts + 1]
+// where each expert's begin. The order of an expert's pairs is not fixed, and nothing depends on
+// it. One block of 1,024 threads.
 KERNEL __launch_bounds__(1024) sort_experts(int* order, int* place, int* starts, const int* chosen, int experts, int pairs) {
   __shared__ int counts[MOST_EXPERTS];
   after_previous();
@@ -108,7 +111,8 @@ struct PairTile {
   }
 };
 
-// Columns 16 t to 16 t + 15 of a tile of 64 columns as pairs of bf16; zeros beyond `cols`, a multiple of 16.
+// Columns 16 t to 16 t + 15 of a tile of 64 columns as pairs of bf16; zeros beyond `cols`, a
+// multiple of 16.
 __device__ __forceinline__ void read_pairs(u32 (&to)[8], const void* from, int dtype, u64 row, int col, int cols) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -162,10 +166,11 @@ __device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* we
   }
 }
 
-// out [pairs, rows] = x W^T of each pair's expert, rows of W expert `rows` to `rows (expert + 1) - 1`. Pairs are in order of experts; pair i
-// has row order[i] / k of x, or i if `order` is null. Grid (rows / 16, most tiles of 8 NT pairs), WARPS warps: a block has a strip of the
-// weight, whose columns its warps divide, and a tile of pairs. rows is a multiple of 16, cols too. `planes`: of packed weights, else 0.
-// Reads an expert's rows once for 8 NT pairs.
+// out [pairs, rows] = x W^T of each pair's expert, rows of W expert `rows` to `rows (expert + 1) -
+// 1`. Pairs are in order of experts; pair i has row order[i] / k of x, or i if `order` is null.
+// Grid (rows / 16, most tiles of 8 NT pairs), WARPS warps: a block has a strip of the weight, whose
+// columns its warps divide, and a tile of pairs. rows is a multiple of 16, cols too. `planes`: of
+// packed weights, else 0. Reads an expert's rows once for 8 NT pairs.
 template <int NT>
 __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf16, const void* weight, int planes, int dtype,
                                                const int* order, const int* starts, int experts, int k, int rows, int cols) {
@@ -231,7 +236,8 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
 EXPERTS_GEMM(8)
 EXPERTS_GEMM(32)
 
-// x [n, width] += sum over j of weights[j] * out[place[j]], from the most probable expert on. Grid (width / 256, n), 256 threads.
+// x [n, width] += sum over j of weights[j] * out[place[j]], from the most probable expert on. Grid
+// (width / 256, n), 256 threads.
 KERNEL add_experts(float* x, const float* out, const float* weights, const int* place, int k, int width) {
   after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;

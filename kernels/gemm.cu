@@ -1,4 +1,5 @@
-// GEMM of prefill: many rows of bf16 activations times a bf16 weight, with `mma`. CPU twin: `backend::cpu::linear`, followed by
+// GEMM of prefill: many rows of bf16 activations times a bf16 weight, with `mma`. CPU twin:
+// `backend::cpu::linear`, followed by
 // `swiglu` if fused. Hopper: `gemm_wgmma.cu`.
 #include "common.cuh"
 #include "tensor.cuh"
@@ -7,17 +8,21 @@
 #define CHUNKS 8  // 16-byte chunks of a tile row
 #define STAGES 3  // in flight or being multiplied
 
-// Offset of a 16-byte chunk of a tile row. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit all banks.
+// Offset of a 16-byte chunk of a tile row. Chunks are XOR-swizzled, so that the eight rows of an
+// ldmatrix hit all banks.
 __device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8; }
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M = n, N = rows, K = cols.
-// Rows of out are `ld` values apart. Grid (n / BM, rows / BN), BM / 64 * BN / 64 warps; cols is a multiple of 8. Neighbouring
-// blocks share a tile of the weight, which is read from memory about once, while x stays in L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M =
+// n, N = rows, K = cols. Rows of out are `ld` values apart. Grid (n / BM, rows / BN), BM / 64 * BN
+// / 64 warps; cols is a multiple of 8. Neighbouring blocks share a tile of the weight, which is
+// read from memory about once, while x stays in L2.
 //
-// A block has a tile of BM x BN, a warp 64 x 64 of it (4 x 8 `mma` tiles of 16 x 8). Fragments of the next 16 columns are
-// read from shared memory while these are multiplied; async copies run two stages ahead.
+// A block has a tile of BM x BN, a warp 64 x 64 of it (4 x 8 `mma` tiles of 16 x 8). Fragments of
+// the next 16 columns are read from shared memory while these are multiplied; async copies run two
+// stages ahead.
 //
-// SWIGLU: the weight is [gate | up]; a warp has 32 rows of either, and out[n, rows / 2] = silu(gate) * up in bf16.
+// SWIGLU: the weight is [gate | up]; a warp has 32 rows of either, and out[n, rows / 2] =
+// silu(gate) * up in bf16.
 template <int BM, int BN, bool SWIGLU>
 __device__ __forceinline__ void gemm_tile(u16* memory, void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                            int cols, int n, int ld) {

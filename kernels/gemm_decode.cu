@@ -1,5 +1,6 @@
-// Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a bf16 weight. Bound by the bytes of the weight, which is
-// read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` or `add` and preceded by `rms_norm` where they are fused.
+// Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a bf16 weight. Bound by the
+// bytes of the weight, which is read once. CPU twin: `backend::cpu::linear`, followed by `swiglu`
+// or `add` and preceded by `rms_norm` where they are fused.
 #include "common.cuh"
 #include "tensor.cuh"
 
@@ -7,9 +8,10 @@
 #define TILE_ROWS 8  // of a stage that a block copies at once: 16 bytes a thread
 #define SQUARED 16   // neighbours whose squares one block adds up
 
-// An RMS norm between two of these GEMMs, which no kernel of its own computes. The first one, which has `weight`, adds its
-// result to the residual stream `out` and writes the sum times `weight` to `scaled`, and its squares. The second one, which
-// has `non_finite`, reads `scaled` as its x, and scales a token's outputs by 1 / rms of its row.
+// An RMS norm between two of these GEMMs, which no kernel of its own computes. The first one, which
+// has `weight`, adds its result to the residual stream `out` and writes the sum times `weight` to
+// `scaled`, and its squares. The second one, which has `non_finite`, reads `scaled` as its x, and
+// scales a token's outputs by 1 / rms of its row.
 struct Norm {
   u16* scaled;          // [n, width] in bf16
   const float* weight;  // [width], or null
@@ -20,24 +22,25 @@ struct Norm {
 };
 static_assert(sizeof(Norm) == 40 && OFFSET_OF(Norm, eps) == 32, "backend::cuda::abi::DecodeNorm has another layout");
 
-// Offset of a 16-byte chunk of a tile row of DEPTH columns. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit
-// all banks.
+// Offset of a 16-byte chunk of a tile row of DEPTH columns. Chunks are XOR-swizzled, so that the
+// eight rows of an ldmatrix hit all banks.
 template <int DEPTH>
 __device__ __forceinline__ int chunk_at(int tile_row, int chunk) {
   return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8;
 }
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
-// K = cols. Grid rows / TILE_N, 32 * WARPS threads, TILE_N 16 or 32; cols is a multiple of 8. Reads 2 rows cols bytes of the
-// weight once, and x once a block, from L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32:
+// a GEMM of M = n, N = rows, K = cols. Grid rows / TILE_N, 32 * WARPS threads, TILE_N 16 or 32;
+// cols is a multiple of 8. Reads 2 rows cols bytes of the weight once, and x once a block, from L2.
 //
-// The weight is the A operand of `mma`. Stages of both inputs are copied to shared memory STAGES - 1 ahead, the weight's
-// first ones before the previous kernel has ended: bytes in flight are what bounds this. Each warp multiplies 32 columns
-// of every stage (split K), so that no byte is read from shared memory twice; a block's WARPS partial sums are added at the
-// end in a fixed order. A token's result does not depend on n, STAGES or the other tokens.
+// The weight is the A operand of `mma`. Stages of both inputs are copied to shared memory STAGES -
+// 1 ahead, the weight's first ones before the previous kernel has ended: bytes in flight are what
+// bounds this. Each warp multiplies 32 columns of every stage (split K), so that no byte is read
+// from shared memory twice; a block's WARPS partial sums are added at the end in a fixed order. A
+// token's result does not depend on n, STAGES or the other tokens.
 //
-// SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n, rows / 2] =
-// silu(gate) * up in bf16; `norm` has no weight.
+// SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n,
+// rows / 2] = silu(gate) * up in bf16; `norm` has no weight.
 template <int NT, int TILE_N, int STAGES, bool SWIGLU>
 __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                             int cols, int n, const Norm& norm) {
@@ -194,7 +197,8 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   }
 }
 
-// Tiles of 16 rows give narrow matrices more blocks, but with 32 tokens x from L2 would be twice the weight.
+// Tiles of 16 rows give narrow matrices more blocks, but with 32 tokens x from L2 would be twice
+// the weight.
 #define GEMM_DECODE(name, NT, TILE_N, STAGES, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, Norm norm) { \

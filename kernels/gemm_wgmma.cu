@@ -1,4 +1,5 @@
-// GEMM of prefill with `wgmma` and TMA (compute_90a, Hopper): many rows of bf16 activations times a bf16 weight. CPU twin:
+// GEMM of prefill with `wgmma` and TMA (compute_90a, Hopper): many rows of bf16 activations times a
+// bf16 weight. CPU twin:
 // `backend::cpu::linear`, followed by `swiglu` if fused. Other GPUs: `gemm.cu`.
 #include "common.cuh"
 #include "hopper.cuh"
@@ -7,15 +8,18 @@
 #define TOKENS 128   // rows of activations of a tile
 #define CONSUMERS 8  // consumer warps: two warpgroups
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M = n, N = rows, K = cols, in
-// tiles of 128 x BN. Rows of out are `ld` values apart. Grid: at most one block per SM, 288 threads; cols is a multiple of 8.
-// Neighbouring blocks share a tile of the weight, which is read from memory about once, while x stays in L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M =
+// n, N = rows, K = cols, in tiles of 128 x BN. Rows of out are `ld` values apart. Grid: at most one
+// block per SM, 288 threads; cols is a multiple of 8. Neighbouring blocks share a tile of the
+// weight, which is read from memory about once, while x stays in L2.
 //
-// Warp-specialized: one thread of the last warp (the producer) issues the TMA copies of both inputs while a stage is free;
-// two warpgroups (the consumers) multiply 64 tokens each and release the stages. Blocks are persistent: the next tile's
-// copies are in flight while this tile's sums are written.
+// Warp-specialized: one thread of the last warp (the producer) issues the TMA copies of both inputs
+// while a stage is free; two warpgroups (the consumers) multiply 64 tokens each and release the
+// stages. Blocks are persistent: the next tile's copies are in flight while this tile's sums are
+// written.
 //
-// SWIGLU: the weight is [gate | up]; a tile has BN / 2 rows of either, and out[n, rows / 2] = silu(gate) * up in bf16.
+// SWIGLU: the weight is [gate | up]; a tile has BN / 2 rows of either, and out[n, rows / 2] =
+// silu(gate) * up in bf16.
 template <int BN, int STAGES, bool SWIGLU>
 __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const TensorMap* weight, const float* bias,
                                          int rows, int cols, int n, int ld) {

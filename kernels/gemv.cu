@@ -1,5 +1,7 @@
-// GEMV: one row of activations times a bf16 weight. Bound by the bytes of the weight, which is read once. CPU twin:
-// `backend::cpu::linear`, followed by `swiglu` or `add` and preceded by `rms_norm` where they are fused.
+// GEMV: one row of activations times a bf16 weight. Bound by the bytes of the weight, which is read
+// once. CPU twin:
+// `backend::cpu::linear`, followed by `swiglu` or `add` and preceded by `rms_norm` where they are
+// fused.
 #include "tensor.cuh"
 
 #define ROWS 8   // of the weight that a block multiplies at once
@@ -22,8 +24,8 @@ __device__ __forceinline__ float dot8(float sum, uint4 w, const float x[8]) {
   return sum;
 }
 
-// Sums of ROWS values each over a warp. A step exchanges half of the values that are left, so that lanes
-// (32 / ROWS) r to (32 / ROWS) (r + 1) - 1 end with the sum of value r.
+// Sums of ROWS values each over a warp. A step exchanges half of the values that are left, so that
+// lanes (32 / ROWS) r to (32 / ROWS) (r + 1) - 1 end with the sum of value r.
 __device__ __forceinline__ float warp_sums(float (&values)[ROWS], int lane) {
   int mask = 16;
 #pragma unroll
@@ -40,16 +42,18 @@ __device__ __forceinline__ float warp_sums(float (&values)[ROWS], int lane) {
   return values[0];
 }
 
-// out[n] = x[cols] weight[n, cols]^T + bias[n], x in bf16, out in f32. A block of WARPS warps, which split K, computes groups of
-// ROWS rows: blockIdx.x, blockIdx.x + gridDim.x and so on, any grid. cols is a multiple of 8. Reads 2 n cols bytes. The next
-// group is loaded as soon as registers are free; the first one before the previous kernel has ended.
+// out[n] = x[cols] weight[n, cols]^T + bias[n], x in bf16, out in f32. A block of WARPS warps,
+// which split K, computes groups of ROWS rows: blockIdx.x, blockIdx.x + gridDim.x and so on, any
+// grid. cols is a multiple of 8. Reads 2 n cols bytes. The next group is loaded as soon as
+// registers are free; the first one before the previous kernel has ended.
 //
-// SWIGLU: the weight is [gate | up]; half of a group's rows are gate's and half up's, and out[n / 2] = silu(gate) * up
-// in bf16. Otherwise, if `add`, out += instead.
+// SWIGLU: the weight is [gate | up]; half of a group's rows are gate's and half up's, and out[n /
+// 2] = silu(gate) * up in bf16. Otherwise, if `add`, out += instead.
 //
-// NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x, and the one factor of all columns
-// multiplies the sums. cols is at most STEP, and x stays in registers: data returns in the order of its loads, so a load of x between
-// those of weights would wait for weights that are needed later. Lowers the non-finite flag to `layer` if x is not finite.
+// NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x,
+// and the one factor of all columns multiplies the sums. cols is at most STEP, and x stays in
+// registers: data returns in the order of its loads, so a load of x between those of weights would
+// wait for weights that are needed later. Lowers the non-finite flag to `layer` if x is not finite.
 template <int WARPS, bool SWIGLU, bool NORM>
 __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* weight, const float* bias,
                                           const float* norm, float eps, int layer, int* non_finite, int n, int cols,
@@ -169,8 +173,8 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
   }
 }
 
-// With the norm or SwiGLU as arguments of the loop one row of Qwen3-8B and Llama-3.2-1B takes 3 % longer; as much with the number of
-// warps, 4 for weights of up to 2,048 columns.
+// With the norm or SwiGLU as arguments of the loop one row of Qwen3-8B and Llama-3.2-1B takes 3 %
+// longer; as much with the number of warps, 4 for weights of up to 2,048 columns.
 #define NORM_GEMV(name, SWIGLU)                                                                                      \
   KERNEL __launch_bounds__(256, 2)                                                                                   \
       name(void* out, const float* x, const u16* weight, const float* bias, const float* norm, float eps, int layer, \

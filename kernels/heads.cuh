@@ -1,5 +1,6 @@
-// One row of a query, key or value head after the projection, held by a warp in shared memory: RMS norm, RoPE, eviction
-// decision, and K and V as the cache stores them. CPU twins: `backend::cpu::rope`, `Codec::round_trip`.
+// One row of a query, key or value head after the projection, held by a warp in shared memory: RMS
+// norm, RoPE, eviction decision, and K and V as the cache stores them. CPU twins:
+// `backend::cpu::rope`, `Codec::round_trip`.
 #pragma once
 #include "codec.cuh"
 #include "kv.cuh"
@@ -13,13 +14,15 @@ struct HeadParams {
   const float* inv_freq;         // [rotary / 2] radians per position
   float eps;                     // of the norms
   float rope_factor;             // on cos and sin (YaRN)
-  // First query heads of a KV head whose last channel is borrowed, and zero in attention. That of the first one, or of the
-  // layer's first query head where `per_layer`, decides by value * scale - offset.
+  // First query heads of a KV head whose last channel is borrowed, and zero in attention. That of
+  // the first one, or of the layer's first query head where `per_layer`, decides by value * scale -
+  // offset.
   int borrowed;
   float scale, offset;
   int per_layer;
-  // Columns of a predictor in rows of `columns_width` floats, null: none. `copies` runs of `stride` columns, which are added up:
-  // one for each KV head if `linear`, then one for each hidden unit. Their score decides by value * scale - offset.
+  // Columns of a predictor in rows of `columns_width` floats, null: none. `copies` runs of `stride`
+  // columns, which are added up: one for each KV head if `linear`, then one for each hidden unit.
+  // Their score decides by value * scale - offset.
   const float* columns;
   const float *mlp_weight, *mlp_bias;  // [n_kv_heads, units] and [n_kv_heads] of the hidden units after GELU
   int columns_width, linear, units, stride, copies;
@@ -39,8 +42,8 @@ struct RopeAngles {
 #pragma unroll
     for (int k = 0; k < MAX_HEAD_DIM / 64; k++) {
       int i = lane + 32 * k;
-      // In half turns, and in f64 until whole turns are gone: at position 40,000 an f32 product is off by a thousandth
-      // of a turn.
+      // In half turns, and in f64 until whole turns are gone: at position 40,000 an f32 product is
+      // off by a thousandth of a turn.
       double turns = i < params.rotary / 2 ? (double)position * params.inv_freq[i] * 0.31830988618379067 : 0.0;
       sincospif((float)(turns - 2.0 * rint(0.5 * turns)), &sine[k], &cosine[k]);
       cosine[k] *= params.rope_factor, sine[k] *= params.rope_factor;
@@ -89,7 +92,8 @@ __device__ __forceinline__ float predictor_column(const HeadParams& params, int 
   return params.copies > 1 ? at[0] + at[params.stride] : at[0];
 }
 
-// A thread's share of what the hidden units of a predictor add to a row's score in a KV head: every `threads`-th unit.
+// A thread's share of what the hidden units of a predictor add to a row's score in a KV head: every
+// `threads`-th unit.
 __device__ __forceinline__ float hidden_units(const HeadParams& params, int row, int head, int heads, int thread,
                                               int threads) {
   const float* weight = params.mlp_weight + (params.per_layer ? 0 : head) * params.units;
@@ -115,8 +119,9 @@ __device__ __forceinline__ float predicted_decision(const HeadParams& params, in
   return __fsub_rn(__fmul_rn(score, params.scale), params.offset);
 }
 
-// The decision of a row of the step in a KV head: read from `decisions`, predicted, or borrowed from the query head, which is
-// normed in `scratch`; minus infinity in a `pinned` row. By a warp. Hidden units of a predictor add `hidden`.
+// The decision of a row of the step in a KV head: read from `decisions`, predicted, or borrowed
+// from the query head, which is normed in `scratch`; minus infinity in a `pinned` row. By a warp.
+// Hidden units of a predictor add `hidden`.
 __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& params, const float* q_norm,
                                              const float* qkv_row, const float* decisions, int head, int row, bool pinned,
                                              float hidden, const Kv& kv, int lane) {
@@ -128,7 +133,8 @@ __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& p
   return borrowed_decision(params, scratch, kv.head_dim);
 }
 
-// RoPE of a row's first `rotary` channels in halves; with `zero_last` the last channel of the row is zero before and after.
+// RoPE of a row's first `rotary` channels in halves; with `zero_last` the last channel of the row
+// is zero before and after.
 __device__ __forceinline__ void rotate(float* s, const RopeAngles& angles, int d, int rotary, bool zero_last, int lane) {
   int half = rotary / 2;
   if (zero_last && lane == 0) s[d - 1] = 0.0f;

@@ -1,5 +1,5 @@
-// Hopper's wgmma, TMA and mbarrier instructions, one function each: compute_90a only. The software GPU of the tests has
-// functions of its own in their place.
+// Hopper's wgmma, TMA and mbarrier instructions, one function each: compute_90a only. The software
+// GPU of the tests has functions of its own in their place.
 #pragma once
 #include "common.cuh"
 #include "tensor.cuh"
@@ -12,7 +12,8 @@ static_assert(sizeof(TensorMap) == 128 && alignof(TensorMap) == 64, "backend::cu
 
 #ifndef SOFTWARE_GPU
 
-// Dynamic shared memory of BYTES, aligned to 1,024 as 128-byte swizzled tiles need it. Called once in a kernel.
+// Dynamic shared memory of BYTES, aligned to 1,024 as 128-byte swizzled tiles need it. Called once
+// in a kernel.
 template <int BYTES>
 __device__ __forceinline__ u16* tile_memory() {
   extern __shared__ __align__(1024) unsigned char tiles[];
@@ -34,7 +35,8 @@ __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Waits for the end of a phase of that parity: the first has parity 0, and the one before it counts as ended.
+// Waits for the end of a phase of that parity: the first has parity 0, and the one before it counts
+// as ended.
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
   asm volatile(
       "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\n"
@@ -43,7 +45,8 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
       : "memory");
 }
 
-// TMA copy of the tile at (row, column) to shared memory; elements outside the matrix are zero. Completes on `barrier`.
+// TMA copy of the tile at (row, column) to shared memory; elements outside the matrix are zero.
+// Completes on `barrier`.
 __device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, int column, int row, u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -65,7 +68,8 @@ __device__ __forceinline__ void group_barrier(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Registers of a warpgroup's threads: gives back what is above N, or waits for more. Multiples of 8.
+// Registers of a warpgroup's threads: gives back what is above N, or waits for more. Multiples of
+// 8.
 template <int N>
 __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -75,7 +79,8 @@ __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// TMA copy of PAGE_SLOTS rows of 64 channels of a page, from a row and a channel on, to shared memory.
+// TMA copy of PAGE_SLOTS rows of 64 channels of a page, from a row and a channel on, to shared
+// memory.
 __device__ __forceinline__ void copy_page(void* to, const TensorMap* map, int channel, int row, int page, u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
@@ -92,18 +97,20 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes,
                : "memory");
 }
 
-// wgmma descriptor of columns 16 k.. of a tile with rows of 64 bf16 (128-byte swizzle, eight rows per 1,024 bytes).
+// wgmma descriptor of columns 16 k.. of a tile with rows of 64 bf16 (128-byte swizzle, eight rows
+// per 1,024 bytes).
 __device__ __forceinline__ u64 tile_at(const u16* tile, int k) {
   return (u64)((shared_address(tile) + 32 * k) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// wgmma descriptor of the first 16 rows of the transposed matrix of tiles of `rows` rows of 64 bf16, one for each 64
-// columns.
+// wgmma descriptor of the first 16 rows of the transposed matrix of tiles of `rows` rows of 64
+// bf16, one for each 64 columns.
 __device__ __forceinline__ u64 transposed_at(const u16* tiles, int rows) {
   return (u64)(shared_address(tiles) >> 4) | (u64)(rows * 8) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// The descriptor of what lies so many bytes after that of another, within shared memory: one addition.
+// The descriptor of what lies so many bytes after that of another, within shared memory: one
+// addition.
 __device__ __forceinline__ u64 after(u64 descriptor, int bytes) {
   return descriptor >> 32 << 32 | ((u32)descriptor + bytes / 16);
 }
@@ -142,15 +149,16 @@ __device__ __forceinline__ void pin(u32 (&x)[N]) {
 #define N128                                                                                       \
   N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
       "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-// The instruction for a [64, 16] by b [COLUMNS, 16]; names of its operands, whether b is transposed, and what `add` is called.
+// The instruction for a [64, 16] by b [COLUMNS, 16]; names of its operands, whether b is
+// transposed, and what `add` is called.
 #define WGMMA(COLUMNS, SUMS, A, B, TRANSPOSED, ADD)                            \
   "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                        \
   "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32.bf16.bf16 {" SUMS "}, " \
   A ", " B ", add, 1, 1" TRANSPOSED ";\n}"
 
-// c = a b^T + (add ? c : 0) by a warpgroup: bf16 tiles a [64, 16] and b [BN, 16] in shared memory, f32 accumulators c.
-// Warp w has rows 16 w and on; warp lane t of group g (lane = 4 g + t) holds, in c[4 j + 2 h + i], row g + 8 h and column
-// 8 j + 2 t + i.
+// c = a b^T + (add ? c : 0) by a warpgroup: bf16 tiles a [64, 16] and b [BN, 16] in shared memory,
+// f32 accumulators c. Warp w has rows 16 w and on; warp lane t of group g (lane = 4 g + t) holds,
+// in c[4 j + 2 h + i], row g + 8 h and column 8 j + 2 t + i.
 template <int BN>
 __device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add);
 template <>
@@ -168,7 +176,8 @@ __device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int ad
                : "l"(a), "l"(b), "r"(add));
 }
 
-// The same with a [64, 16] in registers, as `mma` holds 16 rows a warp: of 32 columns, and of 128 with b transposed:
+// The same with a [64, 16] in registers, as `mma` holds 16 rows a warp: of 32 columns, and of 128
+// with b transposed:
 // `transposed_at`.
 template <int BN>
 __device__ __forceinline__ void wgmma_registers(float (&c)[BN / 2], const u32* a, u64 b, int add) {

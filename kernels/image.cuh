@@ -1,6 +1,7 @@
-// Activations in the order in which `packed_wgmma.cu` reads them: up to 32 rows of bf16 as the B operand of wgmma. An image is
-// [cols / 64] tiles of 32 rows of 64 columns, 128-byte swizzled (`tile_at` in `hopper.cuh`). Within a tile columns are permuted as the codes of
-// a packed weight lie (`codes.cuh`): columns 16 c + 8 h + 2 j and the next are pair c of chunk 4 h + j.
+// Activations in the order in which `packed_wgmma.cu` reads them: up to 32 rows of bf16 as the B
+// operand of wgmma. An image is [cols / 64] tiles of 32 rows of 64 columns, 128-byte swizzled
+// (`tile_at` in `hopper.cuh`). Within a tile columns are permuted as the codes of a packed weight
+// lie (`codes.cuh`): columns 16 c + 8 h + 2 j and the next are pair c of chunk 4 h + j.
 #pragma once
 #include "tensor.cuh"
 

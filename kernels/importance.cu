@@ -1,5 +1,6 @@
-// Importance of tokens: the largest weighted attention that chosen queries of a sequence pay to each of its first tokens. Only the
-// training of a predictor needs it. CPU twin: `backend::cpu::attention::importance`.
+// Importance of tokens: the largest weighted attention that chosen queries of a sequence pay to
+// each of its first tokens. Only the training of a predictor needs it. CPU twin:
+// `backend::cpu::attention::importance`.
 #define MAX_HEAD_DIM 256
 #include "heads.cuh"
 
@@ -22,7 +23,8 @@ static_assert(sizeof(ImportanceParams) == 152 && OFFSET_OF(ImportanceParams, qkv
                   OFFSET_OF(ImportanceParams, n_q_heads) == 128,
               "backend::cuda::abi::ImportanceParams has another layout");
 
-// Norms and RoPE of query and key heads, in place. Grid (ceil(heads / WARPS), end), a warp a head. Reads and writes each row once.
+// Norms and RoPE of query and key heads, in place. Grid (ceil(heads / WARPS), end), a warp a head.
+// Reads and writes each row once.
 KERNEL __launch_bounds__(32 * WARPS) importance_rows(ImportanceParams p) {
   __shared__ float shared[WARPS][ROW_STRIDE];
   after_previous();
@@ -39,7 +41,8 @@ KERNEL __launch_bounds__(32 * WARPS) importance_rows(ImportanceParams p) {
 
 typedef float Rows[2][TILE][STRIDE];
 
-// Products of a thread's rows of a tile of queries and one of keys: those at `y` and y + TILE / 2, and at `x` and x + TILE / 2.
+// Products of a thread's rows of a tile of queries and one of keys: those at `y` and y + TILE / 2,
+// and at `x` and x + TILE / 2.
 __device__ __forceinline__ void tile_scores(float (&s)[2][2], Rows& rows, const float* q, const float* k, int queries, int keys,
                                             int width, int d, int x, int y) {
 #pragma unroll
@@ -78,8 +81,8 @@ __device__ __forceinline__ float row_reduce(float x, Op op) {
   return x;
 }
 
-// Scores are computed twice, for a row's largest one and its sum, and then for its weights. Grid (tiles of queries, n_q_heads).
-// Reads a head's keys 2 x once for each tile of queries.
+// Scores are computed twice, for a row's largest one and its sum, and then for its weights. Grid
+// (tiles of queries, n_q_heads). Reads a head's keys 2 x once for each tile of queries.
 KERNEL __launch_bounds__(32 * WARPS) importance(ImportanceParams p) {
   __shared__ __align__(16) Rows rows;
   __shared__ u32 most[TILE];

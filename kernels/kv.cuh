@@ -1,11 +1,13 @@
-// The KV cache in device memory, as `backend::KvTables` describes it: the view that kernels get, the layout of a page,
-// and the reference counts of pages. Knows no codec: offsets within a page, and what tells codes of one byte apart, are data of the view.
+// The KV cache in device memory, as `backend::KvTables` describes it: the view that kernels get,
+// the layout of a page, and the reference counts of pages. Knows no codec: offsets within a page,
+// and what tells codes of one byte apart, are data of the view.
 #pragma once
 #include "common.cuh"
 
 #define PAGE_SLOTS 16  // as `cache::PAGE_SLOTS`
 
-// What a policy other than the eviction rule does: bits of `Kv::policy`. Mirrors `backend::cuda::abi::policy`.
+// What a policy other than the eviction rule does: bits of `Kv::policy`. Mirrors
+// `backend::cuda::abi::policy`.
 enum PolicyBits {
   SCORES = 1,        // attention weights choose what is dropped: see policy_scored.cuh
   BY_LAYER = 2,      // the lanes of a layer share their scores, and drop the same tokens
@@ -34,15 +36,17 @@ struct Kv {
   int* pinned;     // [n_tokens] whether the token that a row's decision marks is pinned
   u64 stride;      // bytes from page to page
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
-  // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's side data, a u32 each (0: the codec has none),
-  // and of the slots' metadata.
+  // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's side data, a u32 each
+  // (0: the codec has none), and of the slots' metadata.
   int k_bytes, v_bytes, v_at, k_sides_at, v_sides_at, meta_at;
   // The eviction rule: see policy_dms.cuh.
   int evicts, window, previous, sinks;
-  // Other policies: PolicyBits, and slots that a lane stores or a query reads (below 0: see budget_at). 0 where there is none.
+  // Other policies: PolicyBits, and slots that a lane stores or a query reads (below 0: see
+  // budget_at). 0 where there is none.
   int policy, budget;
   float* score;  // [n_layers, n_lanes, max_pages * PAGE_SLOTS] scores of the stored slots, or null
-  // A bit for each local layer: those see `local_window` tokens, whatever the rule of the others. `ring_len`: of the longest ring.
+  // A bit for each local layer: those see `local_window` tokens, whatever the rule of the others.
+  // `ring_len`: of the longest ring.
   u64 local[4];
   int local_window, ring_len;
   // Codes of one byte, of K at least: see codec_bytes.cuh.
@@ -97,7 +101,8 @@ __device__ __forceinline__ int budget_at(const Kv& kv, int tokens) {
   return (int)max(((u32)tokens * UNIT + ratio - 1) / ratio, FEWEST);
 }
 
-// Metadata of a slot: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark.
+// Metadata of a slot: 20 bits of the token's position, 11 of its decision's strength, 1 of its
+// mark.
 __device__ __forceinline__ int pack_meta(int position, int strength, bool marked) {
   return (int)((u32)position << 12 | strength << 1 | marked);
 }
@@ -105,19 +110,21 @@ __device__ __forceinline__ int meta_position(int meta) { return (int)((u32)meta 
 __device__ __forceinline__ int meta_strength(int meta) { return meta >> 1 & 0x7ff; }
 __device__ __forceinline__ bool meta_marked(int meta) { return meta & 1; }
 
-// Page of a prefill chunk's row in `staged`: 16 rows of one head to a page, row i at i % PAGE_SLOTS.
+// Page of a prefill chunk's row in `staged`: 16 rows of one head to a page, row i at i %
+// PAGE_SLOTS.
 __device__ __forceinline__ u8* staged_at(const Kv& kv, int row, int head) {
   return kv.staged + ((u64)(row / PAGE_SLOTS) * kv.n_kv_heads + head) * kv.stride;
 }
 
-// Page in `staged` that holds the token of a decode step in a lane, at row `lane_row % PAGE_SLOTS`; lane_row: see lane_index. The
-// word of its metadata holds the token's decision until it has a slot.
+// Page in `staged` that holds the token of a decode step in a lane, at row `lane_row % PAGE_SLOTS`;
+// lane_row: see lane_index. The word of its metadata holds the token's decision until it has a
+// slot.
 __device__ __forceinline__ u8* staged_token_at(const Kv& kv, int lane_row) {
   return kv.staged + (u64)(lane_row / PAGE_SLOTS) * kv.stride;
 }
 
-// Where each row of a step is staged as the token of a decode step is, until it is committed: the pages of a row lie `bytes` behind
-// those of the row before it. Mirrors `backend::cuda::abi::Kept`.
+// Where each row of a step is staged as the token of a decode step is, until it is committed: the
+// pages of a row lie `bytes` behind those of the row before it. Mirrors `backend::cuda::abi::Kept`.
 struct Kept {
   u8* at;  // null: nowhere
   u64 bytes;
@@ -138,7 +145,8 @@ __device__ __forceinline__ void copy_row(const Kv& kv, u8* to, int to_r, u8* fro
   if (kv.k_sides_at > 0 && lane < 2) *side_at(kv, to, to_r, lane) = *side_at(kv, from, from_r, lane);
 }
 
-// Takes the lowest free page, with a reference count of 1. By a whole warp. The host has reserved enough.
+// Takes the lowest free page, with a reference count of 1. By a whole warp. The host has reserved
+// enough.
 __device__ __forceinline__ int page_take(const Kv& kv, int lane) {
   int page = 0;
   if (lane == 0) {
@@ -150,14 +158,15 @@ __device__ __forceinline__ int page_take(const Kv& kv, int lane) {
   return __shfl_sync(FULL, page, 0);
 }
 
-// Drops one reference to a page. By one thread. A page without references is free from the end of the step on, not before:
-// the free list must not be pushed to and popped from at once.
+// Drops one reference to a page. By one thread. A page without references is free from the end of
+// the step on, not before: the free list must not be pushed to and popped from at once.
 __device__ __forceinline__ void page_drop(const Kv& kv, int page) {
   if (atomicAdd(&kv.refs[page], -1) == 1) kv.returned[atomicAdd(&kv.counts[1], 1)] = page;
 }
 
-// Makes the page of a table entry writable, by copying it if another sequence holds it too, and returns it. By a whole
-// warp. Whoever reads a reference count of 1 finds the copies of the other holders done.
+// Makes the page of a table entry writable, by copying it if another sequence holds it too, and
+// returns it. By a whole warp. Whoever reads a reference count of 1 finds the copies of the other
+// holders done.
 __device__ __forceinline__ int page_own(const Kv& kv, int* entry, int lane) {
   int page = *entry;
   int holders = lane == 0 ? *(volatile int*)&kv.refs[page] : 0;

@@ -1,11 +1,12 @@
-// Scatters K and V of a prefill chunk from the step's staged pages to their slots. CPU twin: `backend::cpu::kv::store`, bit
-// for bit.
+// Scatters K and V of a prefill chunk from the step's staged pages to their slots. CPU twin:
+// `backend::cpu::kv::store`, bit for bit.
 #include "kv.cuh"
 
 #define WARPS 8
 
-// Copies n rows to the slots in kv.slots; -1 is not stored. A warp for a row and KV head; grid covers n * n_kv_heads warps.
-// Reads and writes a slot's bytes; all 64 warps of an SM hide the latency.
+// Copies n rows to the slots in kv.slots; -1 is not stored. A warp for a row and KV head; grid
+// covers n * n_kv_heads warps. Reads and writes a slot's bytes; all 64 warps of an SM hide the
+// latency.
 KERNEL __launch_bounds__(32 * WARPS, 8)
     kv_scatter(Kv kv, int layer, const Span* spans, const int* span_of_row, int n) {
   after_previous();

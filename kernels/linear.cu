@@ -1,11 +1,12 @@
-// Plain f32 matmuls with a weight of any dtype and width, for what the tensor-core kernels do not support. f32 activations and
-// accumulators. CPU twin: `backend::cpu::linear`.
+// Plain f32 matmuls with a weight of any dtype and width, for what the tensor-core kernels do not
+// support. f32 activations and accumulators. CPU twin: `backend::cpu::linear`.
 #include "tensor.cuh"
 
 #define N 8  // most rows of the GEMV
 
-// GEMV of n <= N rows: out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows]. A warp per row of the weight, any block.
-// Bound by the bytes of the weight, which is read once; x comes from L2. `vector`: cols is a multiple of 8.
+// GEMV of n <= N rows: out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows]. A warp per row
+// of the weight, any block. Bound by the bytes of the weight, which is read once; x comes from L2.
+// `vector`: cols is a multiple of 8.
 template <int T>
 __device__ __forceinline__ void gemv(float* out, const float* x, const void* weight, const float* bias, int rows,
                                      int cols, int n, int vector) {
@@ -50,8 +51,8 @@ KERNEL gemv_plain(float* out, const float* x, const void* weight, const float* b
   else gemv<BF16>(out, x, weight, bias, rows, cols, n, vector);
 }
 
-// The same for any n, in tiles of 64 x 64; rows of out are `ld` values apart. Grid (rows / 64, n / 64), 256 threads with 4 x 4
-// outputs each. Reads x rows / 64 times and the weight n / 64 times.
+// The same for any n, in tiles of 64 x 64; rows of out are `ld` values apart. Grid (rows / 64, n /
+// 64), 256 threads with 4 x 4 outputs each. Reads x rows / 64 times and the weight n / 64 times.
 #define TILE 64
 #define DEPTH 16
 typedef float Stage[DEPTH][TILE + 4];

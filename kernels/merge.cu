@@ -1,6 +1,7 @@
-// Merging of a step's rows under a policy that merges tokens: norms, borrowed decisions and weights, the means of slots, RoPE. What
-// comes after gets rows that are ready but for the codec: no norms, no RoPE, and decisions of the eviction rule with a
-// window of 0. CPU twins: `policy::merge`, `backend::cpu::merge`, bit for bit but for norms, weights and RoPE.
+// Merging of a step's rows under a policy that merges tokens: norms, borrowed decisions and
+// weights, the means of slots, RoPE. What comes after gets rows that are ready but for the codec:
+// no norms, no RoPE, and decisions of the eviction rule with a window of 0. CPU twins:
+// `policy::merge`, `backend::cpu::merge`, bit for bit but for norms, weights and RoPE.
 #include "heads.cuh"
 
 #define WARPS 16   // of a block of `merge_rows`
@@ -30,8 +31,9 @@ __device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head
   return p.qkv + (u64)row * p.heads.qkv_width + head * p.head_dim;
 }
 
-// Norms of q and k, RoPE of q. Decisions become the token's weight, negative where it does not want to join the newest slot.
-// Grid (n_kv_heads, n), a warp for each query head of the group and one for K. Reads and writes rows of q and k once.
+// Norms of q and k, RoPE of q. Decisions become the token's weight, negative where it does not want
+// to join the newest slot. Grid (n_kv_heads, n), a warp for each query head of the group and one
+// for K. Reads and writes rows of q and k once.
 KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   __shared__ float rows[MAX_GROUP + 1][ROW_STRIDE], weight_channel;
   after_previous();
@@ -70,9 +72,10 @@ struct KvRow {
   }
 };
 
-// K and V of every row become the means of its slot as it stands with the row, and K is rotated at the row's position; decisions
-// become 1 where a token joins the slot of the one before it, else minus infinity. Grid (n_kv_heads, spans), WARPS warps: each
-// takes slots, row after row. Reads and writes rows of k and v once.
+// K and V of every row become the means of its slot as it stands with the row, and K is rotated at
+// the row's position; decisions become 1 where a token joins the slot of the one before it, else
+// minus infinity. Grid (n_kv_heads, spans), WARPS warps: each takes slots, row after row. Reads and
+// writes rows of k and v once.
 KERNEL __launch_bounds__(32 * WARPS) merge_rows(MergeParams p) {
   __shared__ float rows[WARPS][ROW_STRIDE], weights[TILE];
   __shared__ u8 joins[TILE];

@@ -1,18 +1,22 @@
-// Codes of GGUF files (`--weights own`): nibbles in the tiles of `codes.cuh`, with words of their own. Rust twin:
+// Codes of GGUF files (`--weights own`): nibbles in the tiles of `codes.cuh`, with words of their
+// own. Rust twin:
 // `src/quant/file.rs`.
 //
-// value = scale * code - minimum, for 32 or 16 columns of a row. Words are [groups of 4 tiles][g]{those of rows g and g + 8}.
+// value = scale * code - minimum, for 32 or 16 columns of a row. Words are [groups of 4
+// tiles][g]{those of rows g and g + 8}.
 #pragma once
 #include "codes.cuh"
 
-// How words hold scales and minima, as `words` in `backend::cuda::packed` numbers them. {} are rows g and g + 8.
+// How words hold scales and minima, as `words` in `backend::cuda::packed` numbers them. {} are rows
+// g and g + 8.
 enum OwnWords {
   HALVES,      // f16 scales [8 groups of 32]{}
   PAIRS,       // the same, then f16 minima, negated, [8]{}
   SUPER,       // f16 factors of scales {}, of minima {}; scale | low 2 bits of minimum << 6 [8]{}; the minima's upper 4 bits, [4]{} of
                // groups i and i + 4 in a byte
   SIXTEENTHS,  // f16 factors {}; i8 scales [16 runs of 16]{}
-  // As our own codes have them: of 8 bits f16 scales [4 tiles]{}. Those of 4 bits are read by unpack.cu alone.
+  // As our own codes have them: of 8 bits f16 scales [4 tiles]{}. Those of 4 bits are read by
+  // unpack.cu alone.
   TILES
 };
 
@@ -32,7 +36,8 @@ struct Own {
 // A number below 2^23, in two instructions.
 __device__ __forceinline__ float small_float(u32 x) { return __uint_as_float(0x4b000000u | x) - 8388608.0f; }
 
-// Scales and minima of rows g and g + 8 in a run of 16 columns of a group of tiles, from the words of both rows.
+// Scales and minima of rows g and g + 8 in a run of 16 columns of a group of tiles, from the words
+// of both rows.
 template <int WORDS>
 __device__ __forceinline__ void scale_run(float (&scale)[2], float (&minimum)[2], const u8* pair, int run, float zero) {
   if (WORDS == SUPER) {

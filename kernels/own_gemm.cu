@@ -2,8 +2,8 @@
 #include "own.cuh"
 #include "packed_resident.cuh"
 
-// Two of eight codes, of a row with that scale, as values in bf16. `offset`: -(minimum + scale * 2^(4 P)), as codes become f32 with
-// 2^(4 P) added.
+// Two of eight codes, of a row with that scale, as values in bf16. `offset`: -(minimum + scale *
+// 2^(4 P)), as codes become f32 with 2^(4 P) added.
 template <int P>
 __device__ __forceinline__ u32 value_pair(u32 high, u32 low, int i, float scale, float offset) {
   float v[2];
@@ -22,7 +22,8 @@ __device__ __forceinline__ u32 value_pair(u32 high, u32 low, int i, float scale,
   return round_pair(fmaf(scale, v[0], offset), fmaf(scale, v[1], offset));
 }
 
-// What `value_pair` needs for a warp lane's 16 columns of each tile of a group, in rows g and g + 8.
+// What `value_pair` needs for a warp lane's 16 columns of each tile of a group, in rows g and g +
+// 8.
 template <int WORDS>
 __device__ __forceinline__ void scale_tiles(float (&scales)[GROUP_TILES][2], float (&offsets)[GROUP_TILES][2], const u8* pair, int t,
                                             float added, float zero) {
@@ -34,8 +35,8 @@ __device__ __forceinline__ void scale_tiles(float (&scales)[GROUP_TILES][2], flo
   }
 }
 
-// sums += x W^T of a group of tiles, each value of W rounded once to bf16. `from`: the group's codes, then its words, all in shared
-// memory; `b`: fragments of x.
+// sums += x W^T of a group of tiles, each value of W rounded once to bf16. `from`: the group's
+// codes, then its words, all in shared memory; `b`: fragments of x.
 template <int P, int NT>
 __device__ __forceinline__ void multiply_unit(Own<P> code, float (&sums)[NT][4], const u8* from,
                                               const u32 (&b)[GROUP_TILES][NT][8], int lane) {

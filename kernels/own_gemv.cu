@@ -2,7 +2,8 @@
 #include "own.cuh"
 #include "packed_gemv.cuh"
 
-// The scales of a warp lane's parts of a group of tiles, in rows g and g + 8, times the steps of x; sums -= minima times sums of x.
+// The scales of a warp lane's parts of a group of tiles, in rows g and g + 8, times the steps of x;
+// sums -= minima times sums of x.
 template <int WORDS, int PARTS>
 __device__ __forceinline__ void scale_parts(float (&scales)[PARTS][2], float (&sums)[2], const u8* pair, const PartOfX* of_x, int t,
                                             float zero) {
@@ -19,11 +20,13 @@ __device__ __forceinline__ void scale_parts(float (&scales)[PARTS][2], float (&s
   }
 }
 
-// sums += the products of rows g and g + 8 of a group of tiles with a warp lane's parts of x: lane 4 g + t has parts 4 q + t, q below
-// PARTS. `from`: the group's codes, then its words, all in shared memory; `planes` and `of_x`: of the group.
+// sums += the products of rows g and g + 8 of a group of tiles with a warp lane's parts of x: lane
+// 4 g + t has parts 4 q + t, q below PARTS. `from`: the group's codes, then its words, all in
+// shared memory; `planes` and `of_x`: of the group.
 //
-// One token leaves 7 of 8 columns of `mma` empty. B number q has the high and the low bytes of x of four parts in its columns, each with
-// zeros where other parts are: columns 2 i and 2 i + 1 are those of part 4 q + i. Sums of a part are exact.
+// One token leaves 7 of 8 columns of `mma` empty. B number q has the high and the low bytes of x of
+// four parts in its columns, each with zeros where other parts are: columns 2 i and 2 i + 1 are
+// those of part 4 q + i. Sums of a part are exact.
 template <int P>
 __device__ __forceinline__ void multiply_parts(Own<P> code, float (&sums)[2], const u8* from, const u8* planes, const PartOfX* of_x,
                                                int lane) {

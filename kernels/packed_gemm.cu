@@ -1,20 +1,23 @@
-// Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a packed weight (`codes.cuh`). Bound by the bytes of the
-// weight, which is read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+// Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a packed weight (`codes.cuh`).
+// Bound by the bytes of the weight, which is read once. CPU twin: `backend::cpu::linear`, followed
+// by `swiglu` if fused.
 #include "codes.cuh"
 
 #define WARPS 8
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
-// K = cols. A block computes STRIPS * WARPS / KW strips, 256 threads; cols is a multiple of 64. Reads the weight once, and x once
-// a block, from L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32:
+// a GEMM of M = n, N = rows, K = cols. A block computes STRIPS * WARPS / KW strips, 256 threads;
+// cols is a multiple of 64. Reads the weight once, and x once a block, from L2.
 //
-// The weight is the A operand of `mma`, straight from its tile. A stage is KW tiles of columns of both inputs, copied to shared
-// memory STAGES - 1 ahead, the weight's first ones before the previous kernel has ended. A warp multiplies one tile of columns
-// of every stage for its STRIPS strips (split K over KW warps). Codes become bf16 with an offset, so the sum over a tile is
-// scale * (part - (zero + offset) * sum of x); an `mma` with ones gives the sum of x. Sums of warps are added in a fixed
-// order: a token's result does not depend on n or the other tokens.
+// The weight is the A operand of `mma`, straight from its tile. A stage is KW tiles of columns of
+// both inputs, copied to shared memory STAGES - 1 ahead, the weight's first ones before the
+// previous kernel has ended. A warp multiplies one tile of columns of every stage for its STRIPS
+// strips (split K over KW warps). Codes become bf16 with an offset, so the sum over a tile is scale
+// * (part - (zero + offset) * sum of x); an `mma` with ones gives the sum of x. Sums of warps are
+// added in a fixed order: a token's result does not depend on n or the other tokens.
 //
-// `swiglu`: the weight is [gate | up]; half of the block's strips are gate's and half up's, and out[n, rows / 2] =
+// `swiglu`: the weight is [gate | up]; half of the block's strips are gate's and half up's, and
+// out[n, rows / 2] =
 // silu(gate) * up in bf16; rows is a multiple of 32.
 template <class CODE, int NT, int STRIPS, int KW, int STAGES>
 __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,

@@ -1,5 +1,6 @@
-// GEMV: one row of activations, or up to 4, times a packed weight (`codes.cuh`, `own.cuh`), in integers. Bound by the bytes of the
-// weight, which is read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+// GEMV: one row of activations, or up to 4, times a packed weight (`codes.cuh`, `own.cuh`), in
+// integers. Bound by the bytes of the weight, which is read once. CPU twin: `backend::cpu::linear`,
+// followed by `swiglu` if fused.
 #pragma once
 #include "codes.cuh"
 
@@ -8,9 +9,10 @@
 #define MOST_TOKENS 4
 #define PAD_PARTS 2      // behind the parts of a token's x
 
-// Activations as integers: x = value * step for the 64 columns of a tile, |value| < 2^14, in two planes of signed bytes
-// (value = 256 high + low). The step is a power of two and the tile's largest |x| keeps 14 bits, so that the error is at most
-// 1/64 of what rounding that element to bf16 may cost.
+// Activations as integers: x = value * step for the 64 columns of a tile, |value| < 2^14, in two
+// planes of signed bytes (value = 256 high + low). The step is a power of two and the tile's
+// largest |x| keeps 14 bits, so that the error is at most 1/64 of what rounding that element to
+// bf16 may cost.
 struct TileOfX {
   int sum;     // of the values
   float step;  // halved: sums are of twice the codes' distance from zero
@@ -32,8 +34,9 @@ __device__ __forceinline__ void put_part(PartOfX& part, int sum, float half_step
   part = PartOfX{2.0f * half_step * (float)sum, 2.0f * half_step};
 }
 
-// Eight columns of x to integers. Lanes 8 i to 8 i + 7 of a warp hold tile i. Writes the lane's eight bytes of each plane, in
-// the order in which `even_bytes` and `odd_bytes` give codes, and the sum and step of each part of the tile.
+// Eight columns of x to integers. Lanes 8 i to 8 i + 7 of a warp hold tile i. Writes the lane's
+// eight bytes of each plane, in the order in which `even_bytes` and `odd_bytes` give codes, and the
+// sum and step of each part of the tile.
 template <int PARTS>
 __device__ __forceinline__ void to_integers(const float x[8], u8* planes, typename OfX<PARTS>::Type* parts, int lane) {
   u32 largest = 0;
@@ -45,7 +48,8 @@ __device__ __forceinline__ void to_integers(const float x[8], u8* planes, typena
   // 2^13 / 2^exponent, and half of its inverse.
   float scale = __uint_as_float((267u << 23) - exponent), step = __uint_as_float(exponent - (14u << 23));
   if (largest >= 0x7f800000u) scale = 0.0f, step = __uint_as_float(0x7fc00000u);
-  // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits; 128 more rounds its high byte, as the low one is signed.
+  // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits; 128 more rounds its high byte, as
+  // the low one is signed.
   u32 v[8];
 #pragma unroll
   for (int k = 0; k < 8; k++) v[k] = __float_as_uint(fmaf(x[k], scale, 12582912.0f + 128.0f));
@@ -81,7 +85,8 @@ struct Bytes {
   }
 };
 
-// sums += the sums of a tile, with the high and the low bytes of x in c, of rows g and g + 8, times their scales.
+// sums += the sums of a tile, with the high and the low bytes of x in c, of rows g and g + 8, times
+// their scales.
 template <class CODE>
 __device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[4], u32 word, TileOfX of_x) {
   u32 scales = CODE::scales(word);
@@ -92,7 +97,8 @@ __device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[4], 
   }
 }
 
-// What is fused, known to the compiler: the loop of one row of Qwen3-8B takes 4 % longer with arguments instead.
+// What is fused, known to the compiler: the loop of one row of Qwen3-8B takes 4 % longer with
+// arguments instead.
 template <bool SWIGLU, bool NORM>
 struct Fixed {
   static constexpr bool swiglu = SWIGLU, norm = NORM;
@@ -103,22 +109,28 @@ struct Fused {
   int swiglu, add, norm;
 };
 
-// out[m, rows] = x[m, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32 with ld values from row to row: a GEMM of
-// M = m, N = rows, K = cols, m at most MOST_ROWS, which is 1 or MOST_TOKENS. Grid: any number of blocks of WARPS warps; a block computes strips
-// blockIdx.x, blockIdx.x + gridDim.x and so on. cols is a multiple of 64.
+// out[m, rows] = x[m, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32 with ld values
+// from row to row: a GEMM of M = m, N = rows, K = cols, m at most MOST_ROWS, which is 1 or
+// MOST_TOKENS. Grid: any number of blocks of WARPS warps; a block computes strips blockIdx.x,
+// blockIdx.x + gridDim.x and so on. cols is a multiple of 64.
 //
-// Warps share the columns: each has every WARPS-th group of 256, of all strips. A warp lane copies what it multiplies itself
-// through a ring of STAGES groups, the first ones before the previous kernel has ended. One token leaves 7 of 8 columns of
-// `mma` empty, so column 2 i has the high bytes of x in tile i of the group, and column 2 i + 1 the low ones: lane t finds
-// tile t's sums of rows g and g + 8, and scales them alone. Of several tokens column 2 i has the high bytes of token i, and lane t
-// finds its token's sums, tile after tile: four tokens take no more `mma` than one. Sums of a tile are exact, and a token's result does
-// not depend on m. Codes whose tiles have several scales: `multiply_parts` in `own.cuh`.
+// Warps share the columns: each has every WARPS-th group of 256, of all strips. A warp lane copies
+// what it multiplies itself through a ring of STAGES groups, the first ones before the previous
+// kernel has ended. One token leaves 7 of 8 columns of
+// `mma` empty, so column 2 i has the high bytes of x in tile i of the group, and column 2 i + 1 the
+// low ones: lane t finds
+// tile t's sums of rows g and g + 8, and scales them alone. Of several tokens column 2 i has the
+// high bytes of token i, and lane t finds its token's sums, tile after tile: four tokens take no
+// more `mma` than one. Sums of a tile are exact, and a token's result does not depend on m. Codes
+// whose tiles have several scales: `multiply_parts` in `own.cuh`.
 //
-// fused.swiglu: the weight is [gate | up]; strips go in pairs of gate and up, and out[m, rows / 2] = silu(gate) * up in bf16;
-// rows is a multiple of 32. fused.add: out += instead. CPU twin: `linear`, then `add`.
+// fused.swiglu: the weight is [gate | up]; strips go in pairs of gate and up, and out[m, rows / 2]
+// = silu(gate) * up in bf16; rows is a multiple of 32. fused.add: out += instead. CPU twin:
+// `linear`, then `add`.
 //
-// fused.norm: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x before it is rounded, and the
-// one factor of all columns multiplies the sums. Lowers the non-finite flag to `layer` if x is not finite. CPU twin:
+// fused.norm: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies
+// x before it is rounded, and the one factor of all columns multiplies the sums. Lowers the
+// non-finite flag to `layer` if x is not finite. CPU twin:
 // `rms_norm`, then `linear`.
 template <class CODE, int WARPS, int STAGES, int MOST_ROWS, class FUSED>
 __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* out, const void* x, const u8* weight, const float* bias,
@@ -188,8 +200,8 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
   }
   wait_previous();
 
-  // What the reducing threads of a round add to: a row of the weight, a token, and a strip of the round each, of several tokens for
-  // SHARES threads.
+  // What the reducing threads of a round add to: a row of the weight, a token, and a strip of the
+  // round each, of several tokens for SHARES threads.
   constexpr int SHARES = ONE ? 1 : WARPS / 8;
   int value = threadIdx.x / SHARES;
   int r = ONE ? value % STRIP_ROWS : value / ROUND % STRIP_ROWS, token = ONE ? 0 : value / (ROUND * STRIP_ROWS);
@@ -385,9 +397,10 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
   }
 }
 
-// The dynamic shared memory of a block of MOST_WARPS warps; one of fewer needs as much less. Of several tokens, what does not
-// depend on their number, and what 256 columns of a token add: a token's sums of a round of S strips take no more than SUM_COLS + S
-// STRIP_COLS columns, which `gemv.rs` has too.
+// The dynamic shared memory of a block of MOST_WARPS warps; one of fewer needs as much less. Of
+// several tokens, what does not depend on their number, and what 256 columns of a token add: a
+// token's sums of a round of S strips take no more than SUM_COLS + S STRIP_COLS columns, which
+// `gemv.rs` has too.
 #define SUM_COLS 256
 #define STRIP_COLS 1024
 template <class CODE, int STAGES, int MOST_ROWS>
@@ -402,8 +415,9 @@ __device__ __forceinline__ u8* gemv_memory() {
   return (u8*)dynamic_shared_memory<MOST_WARPS * (RING + (MOST_ROWS == 1 ? SUMS : 0)), OF_GROUP>();
 }
 
-// Blocks of half the warps are for GPUs with 99 KB of shared memory for a block, and where several tokens leave no room for more:
-// with their number as an argument, one row of Qwen3-8B takes 4 % longer. `code` is one of the type CODE.
+// Blocks of half the warps are for GPUs with 99 KB of shared memory for a block, and where several
+// tokens leave no room for more: with their number as an argument, one row of Qwen3-8B takes 4 %
+// longer. `code` is one of the type CODE.
 #define BY_WARPS(code, CODE, STAGES, MOST_ROWS, fused, ...)                                               \
   u8* memory = gemv_memory<CODE, STAGES, MOST_ROWS>();                                                    \
   if (blockDim.x == 32 * MOST_WARPS) gemv<CODE, MOST_WARPS, STAGES, MOST_ROWS>(code, fused, memory, __VA_ARGS__); \

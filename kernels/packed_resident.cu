@@ -1,4 +1,5 @@
-// Small-batch GEMM of decode, as `packed_gemm.cu`, for GPUs with much shared memory, with our own codes of 4 and 8 bits.
+// Small-batch GEMM of decode, as `packed_gemm.cu`, for GPUs with much shared memory, with our own
+// codes of 4 and 8 bits.
 #include "packed_resident.cuh"
 
 #define PACKED_RESIDENT(name, CODE, NT, WARPS, STAGES, ROUND) \

@@ -1,22 +1,26 @@
-// Small-batch GEMM of decode whose activations stay in registers. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+// Small-batch GEMM of decode whose activations stay in registers. CPU twin: `backend::cpu::linear`,
+// followed by `swiglu` if fused.
 #pragma once
 #include "codes.cuh"
 
 #define BATCH 12  // strips for which a warp keeps its columns of x and a block the sums: even
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32 (of codes whose tiles have several
-// scales with `ld` values from row to row): a GEMM of M = n, N = rows, K = cols. Grid: any number of blocks of WARPS warps; a block
-// computes strips blockIdx.x, blockIdx.x + gridDim.x and so on; cols is a multiple of 64. Reads the weight once, and x once a block for
-// every BATCH strips, from L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32
+// (of codes whose tiles have several scales with `ld` values from row to row): a GEMM of M = n, N =
+// rows, K = cols. Grid: any number of blocks of WARPS warps; a block computes strips blockIdx.x,
+// blockIdx.x + gridDim.x and so on; cols is a multiple of 64. Reads the weight once, and x once a
+// block for every BATCH strips, from L2.
 //
-// In a pass a warp has TILES tiles of columns, whose fragments of x and sums of x it keeps in registers for a batch of
-// strips; as many passes as there are columns. Weights come through a ring of STAGES units of TILES tiles for each warp, the
-// first ones before the previous kernel has ended. Codes become bf16 with an offset, so the sum over a tile is scale * (part -
-// (zero + offset) * sum of x); an `mma` with ones gives the sum of x. After ROUND strips, the sums of warps are added in a
-// fixed order: a token's result does not depend on n or the other tokens. Codes whose tiles have several scales become bf16 values
-// instead: `multiply_unit` in `own_gemm.cu`.
+// In a pass a warp has TILES tiles of columns, whose fragments of x and sums of x it keeps in
+// registers for a batch of strips; as many passes as there are columns. Weights come through a ring
+// of STAGES units of TILES tiles for each warp, the first ones before the previous kernel has
+// ended. Codes become bf16 with an offset, so the sum over a tile is scale * (part - (zero +
+// offset) * sum of x); an `mma` with ones gives the sum of x. After ROUND strips, the sums of warps
+// are added in a fixed order: a token's result does not depend on n or the other tokens. Codes
+// whose tiles have several scales become bf16 values instead: `multiply_unit` in `own_gemm.cu`.
 //
-// `swiglu`: the weight is [gate | up]; strips go in pairs of gate and up, and out[n, rows / 2] = silu(gate) * up in bf16; rows is
+// `swiglu`: the weight is [gate | up]; strips go in pairs of gate and up, and out[n, rows / 2] =
+// silu(gate) * up in bf16; rows is
 // a multiple of 32.
 template <class CODE, int NT, int WARPS, int TILES, int STAGES, int ROUND>
 __device__ __forceinline__ void gemm(CODE code, void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,

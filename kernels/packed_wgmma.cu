@@ -1,13 +1,15 @@
-// Small-batch GEMM of decode on Hopper: 17 to 32 rows of bf16 activations times a packed weight (`codes.cuh`), by wgmma. CPU
-// twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+// Small-batch GEMM of decode on Hopper: 17 to 32 rows of bf16 activations times a packed weight
+// (`codes.cuh`), by wgmma. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
 //
-// The weight is the A operand, decoded to registers; x is B, from shared memory, in the order in which the codes lie (`image.cuh`).
-// Per tile of 16 x 64 weights and warp that is four wgmmas where `packed_resident.cu` needs sixteen `mma`.
+// The weight is the A operand, decoded to registers; x is B, from shared memory, in the order in
+// which the codes lie (`image.cuh`). Per tile of 16 x 64 weights and warp that is four wgmmas where
+// `packed_resident.cu` needs sixteen `mma`.
 #include "codes.cuh"
 #include "hopper.cuh"
 #include "image.cuh"
 
-// Shared memory of a block: for each of WGK stages of K the ring, then the barriers. Partial sums take the rings' place.
+// Shared memory of a block: for each of WGK stages of K the ring, then the barriers. Partial sums
+// take the rings' place.
 template <class CODE, int WGM, int WGK, int STAGES>
 struct Shape {
   static constexpr int ROWS = 64 * WGM, STRIPS = 4 * WGM, UNIT = CODE::PLANES * GROUP_TILES * TILE_BYTES + WORD_BYTES;
@@ -38,16 +40,19 @@ __device__ __forceinline__ u32 code_pair(u32 high, u32 low, int i, u32 zero) {
   void *out, u8 *image, const u8 *x, const u8 *weight, const float *bias, float *parts, int *arrivals, int rows, int cols, int n, \
       int swiglu
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= IMAGE_ROWS, x as an image, out in f32: a GEMM of M = n, N = rows,
-// K = cols. Grid (one block for 64 * WGM rows of the weight; blocks that divide the columns), WGK * WGM warpgroups and a warp that copies;
-// cols is a multiple of 256. Reads the weight once, and x once a block, from L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= IMAGE_ROWS, x as an image, out
+// in f32: a GEMM of M = n, N = rows, K = cols. Grid (one block for 64 * WGM rows of the weight;
+// blocks that divide the columns), WGK * WGM warpgroups and a warp that copies; cols is a multiple
+// of 256. Reads the weight once, and x once a block, from L2.
 //
-// A warpgroup has 64 rows and some groups of four tiles of columns. The sum over a tile is scaled in f32. Sums of warpgroups, then of
-// blocks, are added in a fixed order: a token's result does not depend on n or the other tokens. Where blocks divide the columns each
-// puts its sums into `parts` [gridDim.y, gridDim.x, ROWS, N], and the last to arrive adds them up; `arrivals` [gridDim.x] is zero
-// before and after.
+// A warpgroup has 64 rows and some groups of four tiles of columns. The sum over a tile is scaled
+// in f32. Sums of warpgroups, then of blocks, are added in a fixed order: a token's result does not
+// depend on n or the other tokens. Where blocks divide the columns each puts its sums into `parts`
+// [gridDim.y, gridDim.x, ROWS, N], and the last to arrive adds them up; `arrivals` [gridDim.x] is
+// zero before and after.
 //
-// `swiglu`: the weight is [gate | up]; half of a warpgroup's strips are gate's and half up's, and out[n, rows / 2] = silu(gate) * up
+// `swiglu`: the weight is [gate | up]; half of a warpgroup's strips are gate's and half up's, and
+// out[n, rows / 2] = silu(gate) * up
 // in bf16, and as an image too if `image` is not null; rows is a multiple of 32.
 template <class CODE, int WGM, int WGK, int STAGES>
 __device__ __forceinline__ void gemm(GEMM_PARAMS) {
@@ -69,7 +74,8 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   float sums[N / 2] = {};
 
   if (warp == CONSUMERS) {
-    // Copies, by lane i those of strip i. Strips beyond the last are computed as the last one and not written.
+    // Copies, by lane i those of strip i. Strips beyond the last are computed as the last one and
+    // not written.
     int strip = 4 * (int)blockIdx.x * WGM + lane;
     if (swiglu) strip = min(2 * ((int)blockIdx.x * WGM + lane / 4) + lane % 2, strips / 2 - 1) + lane % 4 / 2 * (strips / 2);
     const u8* from = weight + at.strip_bytes * min(strip, strips - 1);
@@ -126,7 +132,8 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
         u32 zero[2] = {__byte_perm(zeros, 0, 0x1010), __byte_perm(zeros, 0, 0x3232)};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          // All wgmmas but those of the last half have ended: these registers are free, and the sums of the tile before are there.
+          // All wgmmas but those of the last half have ended: these registers are free, and the
+          // sums of the tile before are there.
           wgmma_wait<1>();
           if (half == 1) {
             pin(part[(h + 1) & 1]);
@@ -150,7 +157,8 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
           wgmma_commit();
         }
       }
-      // The assembler makes wgmmas wait for each other if some are in flight from one round to the next.
+      // The assembler makes wgmmas wait for each other if some are in flight from one round to the
+      // next.
       wgmma_wait<0>();
       if (lane == 0) barrier_arrive(empty + k_part * STAGES + stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -229,7 +237,8 @@ KERNEL make_image(u8* image, const u16* x, int cols, int n) {
   KERNEL __launch_bounds__(128 * WGM * WGK + 32, 1) name(GEMM_PARAMS) {                                        \
     gemm<CODE, WGM, WGK, STAGES>(out, image, x, weight, bias, parts, arrivals, rows, cols, n, swiglu);         \
   }
-// Wide matrices: 192 rows a block. Narrow ones: 64 rows, whose columns four or three warpgroups divide.
+// Wide matrices: 192 rows a block. Narrow ones: 64 rows, whose columns four or three warpgroups
+// divide.
 PACKED_WGMMA(packed_wgmma_q4_wide, Q4, 3, 1, 5)
 PACKED_WGMMA(packed_wgmma_q4_narrow, Q4, 1, 4, 2)
 PACKED_WGMMA(packed_wgmma_q8_wide, Q8, 3, 1, 3)

@@ -1,6 +1,7 @@
-// Which pages a decode token reads (`policy::Quest`), in two kernels before attend_choice.cu: `estimate` bounds the logits of
-// each page for each query head, `select_pages` lists the pages with the greatest bounds. And the kernels that write the bounds
-// of pages. CPU twin: `backend::cpu::attention::paged`.
+// Which pages a decode token reads (`policy::Quest`), in two kernels before attend_choice.cu:
+// `estimate` bounds the logits of each page for each query head, `select_pages` lists the pages
+// with the greatest bounds. And the kernels that write the bounds of pages. CPU twin:
+// `backend::cpu::attention::paged`.
 #include "decode.cuh"
 #include "pages.cuh"
 
@@ -14,8 +15,8 @@
 #define BINS_PER_THREAD 8    // of the histogram of its block
 #define LISTED_PAGES (32 * SELECT_THREADS)
 
-// Bounds of 16 pages in a warp's registers, as fragments of mma: lane 4 g + t holds channels 32 i + 8 t + 0..7 of pages g and
-// g + 8.
+// Bounds of 16 pages in a warp's registers, as fragments of mma: lane 4 g + t holds channels 32 i +
+// 8 t + 0..7 of pages g and g + 8.
 template <int D>
 struct Tile {
   uint4 low[2][D / 32], high[2][D / 32];
@@ -45,8 +46,8 @@ struct Tile {
   }
 };
 
-// Query heads of a group in a warp's registers, each the sum of two bf16: lane 4 g + t holds channels 32 i + 8 t + 0..7 of head
-// g. Two neighbouring channels share a word.
+// Query heads of a group in a warp's registers, each the sum of two bf16: lane 4 g + t holds
+// channels 32 i + 8 t + 0..7 of head g. Two neighbouring channels share a word.
 template <int D>
 struct Queries {
   u32 first[D / 16][2], second[D / 16][2];
@@ -85,9 +86,9 @@ struct Queries {
   }
 };
 
-// bounds [n, n_q_heads, max_pages]: of each full page an upper bound on q k for its keys, the sum over channels of max(q low,
-// q high). Does nothing where all pages are read. Grid (any, n_kv_heads, n), 32 * ESTIMATE_WARPS threads. Reads 4 head_dim bytes
-// a page.
+// bounds [n, n_q_heads, max_pages]: of each full page an upper bound on q k for its keys, the sum
+// over channels of max(q low, q high). Does nothing where all pages are read. Grid (any,
+// n_kv_heads, n), 32 * ESTIMATE_WARPS threads. Reads 4 head_dim bytes a page.
 template <int D>
 __device__ __forceinline__ void estimate_pages(const DecodeParams& p, float (*rows)[ROW_STRIDE], float* bounds) {
   const Kv& kv = p.kv;
@@ -103,7 +104,8 @@ __device__ __forceinline__ void estimate_pages(const DecodeParams& p, float (*ro
   tile.look_up(kv, slots.pages, page, lane);
   int full = kv.live[slots.row] / PAGE_SLOTS;
   if (full < pages_to_read(kv, position + 1) || page - warp * TILE_PAGES >= full) {
-    // Where all blocks end here, the next kernel must not take the end of this one for that of those before.
+    // Where all blocks end here, the next kernel must not take the end of this one for that of
+    // those before.
     wait_previous();
     return;
   }
@@ -155,7 +157,8 @@ __device__ __forceinline__ u32 key_of(float bound) {
   return max(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u), 1u);
 }
 
-// The pages that a query head reads: those with greater keys, and of those with exactly this key the ones up to `page`.
+// The pages that a query head reads: those with greater keys, and of those with exactly this key
+// the ones up to `page`.
 struct Least {
   u32 key;
   int page;
@@ -182,8 +185,8 @@ struct Keys {
       held[i] = (int)threadIdx.x + i * SELECT_THREADS < full ? key_of(__uint_as_float(held[i])) : 0;
   }
 
-  // Calls f(key, page) for the thread's pages, with key 0 for some that are none. Threads of a warp get neighbouring pages. Those
-  // that registers do not hold are read again.
+  // Calls f(key, page) for the thread's pages, with key 0 for some that are none. Threads of a warp
+  // get neighbouring pages. Those that registers do not hold are read again.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
 #pragma unroll
@@ -212,7 +215,8 @@ struct Search {
   __align__(16) u32 bins[SELECT_THREADS * BINS_PER_THREAD];
   u32 ends[2][SELECT_WARPS];  // least and greatest key of each warp
   int sums[SELECT_WARPS];     // keys in the bins of each warp
-  // The bin in which the last page lies that the head reads, the pages in bins before it, and whether it reads all of that bin.
+  // The bin in which the last page lies that the head reads, the pages in bins before it, and
+  // whether it reads all of that bin.
   int bin, before, whole;
 
   __device__ __forceinline__ void init() {
@@ -221,8 +225,9 @@ struct Search {
   }
 };
 
-// Finds what admits exactly `wanted` pages, fewer than there are: a radix select by histograms, by a block. The first digit begins
-// at the highest bit in which keys differ; the pages of equal keys go on the same way. Two or three passes as a rule.
+// Finds what admits exactly `wanted` pages, fewer than there are: a radix select by histograms, by
+// a block. The first digit begins at the highest bit in which keys differ; the pages of equal keys
+// go on the same way. Two or three passes as a rule.
 __device__ __forceinline__ Least least_of(Search& s, const Keys& keys, int wanted) {
   const int BITS = 31 - __clz(SELECT_THREADS * BINS_PER_THREAD);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -237,8 +242,9 @@ __device__ __forceinline__ Least least_of(Search& s, const Keys& keys, int wante
   low = __reduce_min_sync(FULL, s.ends[0][lane % SELECT_WARPS]) + 1;
   high = __reduce_max_sync(FULL, s.ends[1][lane % SELECT_WARPS]);
 
-  // The page looked for is the `wanted`-th by its distance below the greatest key, and that distance lies within `first` and
-  // first + span; in the passes over equal keys, the same of its number.
+  // The page looked for is the `wanted`-th by its distance below the greatest key, and that
+  // distance lies within `first` and first + span; in the passes over equal keys, the same of its
+  // number.
   u32 first = 0, span = high - low, tied = 0;
   for (bool ties = false;;) {
     int shift = max(32 - __clz((int)span) - BITS, 0);
@@ -292,12 +298,14 @@ struct Listing {
   int sums[SELECT_WARPS];
 };
 
-// Lists the pages that the query heads of a group read: of each head the newest page and those with the greatest bounds. All
-// pages where `dense` or where there are no more. Adds what is read to kv.reads, the token itself and what it does not see
-// included. chosen [n, n_q_heads, words_of(max_pages)] bits, arrivals [n, n_kv_heads], zero between launches. Grid (n_q_heads, n),
+// Lists the pages that the query heads of a group read: of each head the newest page and those with
+// the greatest bounds. All pages where `dense` or where there are no more. Adds what is read to
+// kv.reads, the token itself and what it does not see included. chosen [n, n_q_heads,
+// words_of(max_pages)] bits, arrivals [n, n_kv_heads], zero between launches. Grid (n_q_heads, n),
 // SELECT_THREADS threads; the last block of a group makes the list. Reads the bounds once.
 //
-// The next kernel starts when this one has waited for those before it: it may read what they wrote, but the list.
+// The next kernel starts when this one has waited for those before it: it may read what they wrote,
+// but the list.
 KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const float* bounds, u32* chosen, int* arrivals, int dense) {
   __shared__ union {
     Search search;
@@ -385,8 +393,9 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
   }
 }
 
-// Writes the bounds of the pages that kv_scatter.cu wrote to. A warp for a row and KV head; of neighbouring rows in one page the
-// last one does it. Grid covers n * n_kv_heads warps. Reads the keys of those pages.
+// Writes the bounds of the pages that kv_scatter.cu wrote to. A warp for a row and KV head; of
+// neighbouring rows in one page the last one does it. Grid covers n * n_kv_heads warps. Reads the
+// keys of those pages.
 template <class Rows>
 __device__ __forceinline__ void bounds_of_rows(const Kv& kv, int layer, const Span* spans, const int* span_of_row, int n) {
   after_previous();
@@ -402,7 +411,8 @@ __device__ __forceinline__ void bounds_of_rows(const Kv& kv, int layer, const Sp
   write_bounds<Rows>(kv, page_at(kv, l.pages[entry]), filled, lane);
 }
 
-// Writes the bounds of all pages of a sequence. Grid (n_kv_heads, n_layers), any whole warps. Reads all its keys.
+// Writes the bounds of all pages of a sequence. Grid (n_kv_heads, n_layers), any whole warps. Reads
+// all its keys.
 template <class Rows>
 __device__ __forceinline__ void bounds_of_lanes(const Kv& kv, int seq) {
   after_previous();
@@ -413,8 +423,8 @@ __device__ __forceinline__ void bounds_of_lanes(const Kv& kv, int seq) {
                        threadIdx.x % 32);
 }
 
-// Appends the tokens of a decode step as `append` does (place.cuh), and widens the bounds of their pages, or computes them
-// again where a token overwrites a slot.
+// Appends the tokens of a decode step as `append` does (place.cuh), and widens the bounds of their
+// pages, or computes them again where a token overwrites a slot.
 template <class Rows>
 __device__ __forceinline__ void append_with_bounds(const Kv& kv, const Span* spans, int first_layer) {
   append_tokens(kv, spans, first_layer, Kept{}, [&](const AppendedSlot& to, int lane) {

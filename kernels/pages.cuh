@@ -1,8 +1,9 @@
-// Pages that a decode token reads where it does not read all: bounds on the keys of a page, and the list of chosen pages. CPU
-// twins: `policy::quest`, `backend::PageLayout`.
+// Pages that a decode token reads where it does not read all: bounds on the keys of a page, and the
+// list of chosen pages. CPU twins: `policy::quest`, `backend::PageLayout`.
 //
-// Bounds lie behind the metadata of a page: the least and then the greatest value of each channel over the page's keys as the codec
-// decodes them, head_dim bf16 values each, rounded outward. Keys that are NaN are left out.
+// Bounds lie behind the metadata of a page: the least and then the greatest value of each channel
+// over the page's keys as the codec decodes them, head_dim bf16 values each, rounded outward. Keys
+// that are NaN are left out.
 #pragma once
 #include "codec.cuh"
 #include "kv.cuh"
@@ -20,7 +21,8 @@ __device__ __forceinline__ u16* bounds_of(const Kv& kv, u8* page) {
   return (u16*)(page + kv.meta_at + PAGE_SLOTS * sizeof(int));
 }
 
-// A page that is read: its entry in the lane's table, with the heads of the group that read it as bits; and its number.
+// A page that is read: its entry in the lane's table, with the heads of the group that read it as
+// bits; and its number.
 __device__ __forceinline__ int2 chosen_page(int entry, u32 readers, int number) {
   return int2{(int)((u32)entry << READER_BITS | readers), number};
 }

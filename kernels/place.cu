@@ -1,15 +1,16 @@
-// Slot assignment for prefill chunks, and what happens to whole sequences: the end of a step, fork, release, compaction.
-// Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
+// Slot assignment for prefill chunks, and what happens to whole sequences: the end of a step, fork,
+// release, compaction. Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
 #include "policy_scored.cuh"
 
 #define MAX_THREADS 1024  // of a block of `place`
 
-// Assigns slots to one span's tokens in one lane, as if one token after the other. Up to W + 1 tokens are placed at once:
-// what leaves the window at their arrival was placed before them, so each token knows by itself whether it overwrites that
-// slot or appends one, and a prefix sum numbers the new slots. With a window of 0 and decisions about the token before, the
-// newest token is in the last slot and each token knows from its own decision whether it takes that over, so that any number
-// is placed at once: that is how tokens merge. Grid (n_kv_heads, spans), up to MAX_THREADS threads in whole warps. Moves a few
-// words a token, and copies pages that are shared.
+// Assigns slots to one span's tokens in one lane, as if one token after the other. Up to W + 1
+// tokens are placed at once: what leaves the window at their arrival was placed before them, so
+// each token knows by itself whether it overwrites that slot or appends one, and a prefix sum
+// numbers the new slots. With a window of 0 and decisions about the token before, the newest token
+// is in the last slot and each token knows from its own decision whether it takes that over, so
+// that any number is placed at once: that is how tokens merge. Grid (n_kv_heads, spans), up to
+// MAX_THREADS threads in whole warps. Moves a few words a token, and copies pages that are shared.
 KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   after_previous();
   __shared__ int slot_of[MAX_THREADS], appended[MAX_THREADS / 32], top, shared;
@@ -62,7 +63,8 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
       top = atomicAdd(&kv.counts[0], -fresh);
       if (top < fresh) __trap();
     }
-    // Whether a page to be written to is shared. Another block may copy it meanwhile: then it is seen as shared or as owned.
+    // Whether a page to be written to is shared. Another block may copy it meanwhile: then it is
+    // seen as shared or as owned.
     if (mine && slot / size < held && *(volatile int*)&kv.refs[l.pages[slot / size]] > 1) shared = 1;
     __syncthreads();
     for (int j = threadIdx.x; j < fresh; j += threads) {
@@ -101,9 +103,10 @@ KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append(Kv kv, const Span* spans, 
   append_tokens(kv, spans, first_layer, kept, [](const AppendedSlot&, int) {});
 }
 
-// Ends a step: adds every span's length to its sequence's, sets the bits of its tokens in seen [n_seqs, words] unless tokens is
-// null, counts the slots that live, and lets freed pages join the free list: no other block of the launch takes or frees pages.
-// That alone, for no spans, after `release` and the like. A warp for a span; grid covers n_spans. Reads the live counts of every
+// Ends a step: adds every span's length to its sequence's, sets the bits of its tokens in seen
+// [n_seqs, words] unless tokens is null, counts the slots that live, and lets freed pages join the
+// free list: no other block of the launch takes or frees pages. That alone, for no spans, after
+// `release` and the like. A warp for a span; grid covers n_spans. Reads the live counts of every
 // lane of the step. CPU twin: `backend::cpu::kv::advance`.
 KERNEL advance(Kv kv, const Span* spans, int n_spans, u32* seen, const u32* tokens, int words) {
   after_previous();
@@ -132,8 +135,8 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans, u32* seen, const u32* toke
   if (threadIdx.x == 0) kv.counts[0] = free + back, kv.counts[1] = 0;
 }
 
-// Sequence `to` becomes a copy of `from` that shares its pages. Grid (n_kv_heads, n_layers), any block. Copies page
-// numbers, the ring and the scores of each lane.
+// Sequence `to` becomes a copy of `from` that shares its pages. Grid (n_kv_heads, n_layers), any
+// block. Copies page numbers, the ring and the scores of each lane.
 KERNEL fork(Kv kv, int from, int to) {
   after_previous();
   Lane a = lane_of(kv, blockIdx.y, from, blockIdx.x), b = lane_of(kv, blockIdx.y, to, blockIdx.x);
@@ -173,9 +176,10 @@ KERNEL release(Kv kv, int seq) {
   }
 }
 
-// Drops the slots that `drops(slot, meta)` names and closes the gaps. By a warp. Slots only move down, in order: pages that this
-// lane alone holds are compacted in place, and a shared one is replaced by a fresh page once the slots of that entry have
-// moved. Copies at most the lane's live slots.
+// Drops the slots that `drops(slot, meta)` names and closes the gaps. By a warp. Slots only move
+// down, in order: pages that this lane alone holds are compacted in place, and a shared one is
+// replaced by a fresh page once the slots of that entry have moved. Copies at most the lane's live
+// slots.
 template <class Drops>
 __device__ __forceinline__ void close_gaps(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane,
                                            const Drops& drops) {
@@ -231,15 +235,16 @@ __device__ __forceinline__ void drop_marked(const Kv& kv, const Dms& dms, const 
   close_gaps(kv, dms, l, n, live, lane, [&](int, int meta) { return dms.drops(meta, n - 1, threshold); });
 }
 
-// Drops the slots with the least scores that exceed the budget: what dropping one token after the other by the present scores
-// leaves. Reads the scores 64 times. CPU twin: `policy::Scored::keep`.
+// Drops the slots with the least scores that exceed the budget: what dropping one token after the
+// other by the present scores leaves. Reads the scores 64 times. CPU twin: `policy::Scored::keep`.
 __device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane) {
   int excess = live - budget_at(kv, n), first_kept = protected_from(kv, n);
   if (excess <= 0) return;
   auto key_of = [&](int slot, int meta) {
     return meta_position(meta) < first_kept ? score_key(l.scores[slot], slot) : NO_SLOT;
   };
-  // the excess-th key in order, one bit after the other; all that may be dropped where they are fewer
+  // the excess-th key in order, one bit after the other; all that may be dropped where they are
+  // fewer
   u64 last = 0;
   for (int bit = 63; bit >= 0; bit--) {
     u64 below = last | ((1ull << bit) - 1);
@@ -253,7 +258,8 @@ __device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const L
   });
 }
 
-// Drops what a policy drops when eviction is switched on again, and closes the gaps. Grid (n_kv_heads, n_layers), 32 threads.
+// Drops what a policy drops when eviction is switched on again, and closes the gaps. Grid
+// (n_kv_heads, n_layers), 32 threads.
 KERNEL compact(Kv kv, int seq, int threshold) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
@@ -263,9 +269,9 @@ KERNEL compact(Kv kv, int seq, int threshold) {
   else drop_marked(kv, dms, l, n, live, lane, threshold);
 }
 
-// Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is metadata of position 0. Grid
-// (n_kv_heads, n_layers), 32 threads. Reads the metadata of all slots, and copies pages that are shared. Local layers stay as they
-// are: what they see is the model's.
+// Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is
+// metadata of position 0. Grid (n_kv_heads, n_layers), 32 threads. Reads the metadata of all slots,
+// and copies pages that are shared. Local layers stay as they are: what they see is the model's.
 KERNEL rate_slots(Kv kv, int seq, int from, int to, int rating) {
   after_previous();
   if (is_local(kv, blockIdx.y)) return;
@@ -278,7 +284,8 @@ KERNEL rate_slots(Kv kv, int seq, int from, int to, int rating) {
   }
 }
 
-// Copies the metadata of one lane's slots to out[live], in slot order. Grid covers the lane's slots.
+// Copies the metadata of one lane's slots to out[live], in slot order. Grid covers the lane's
+// slots.
 KERNEL slot_metas(int* out, Kv kv, int layer, int seq, int head) {
   after_previous();
   Lane l = lane_of(kv, layer, seq, head);

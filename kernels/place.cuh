@@ -1,4 +1,5 @@
-// Lanes and their slots, and how a decode token gets one. CPU twin: `backend::cpu::kv::place`, slot for slot.
+// Lanes and their slots, and how a decode token gets one. CPU twin: `backend::cpu::kv::place`, slot
+// for slot.
 #pragma once
 #include "policy_dms.cuh"
 
@@ -90,10 +91,13 @@ struct AppendedSlot {
   int live;           // slots before it was appended
 };
 
-// Appends the tokens of a decode step, which attend.cuh has staged, or rows that were `kept`, one after the other, in the layers from
-// `first_layer` on. `stored(slot)` is called of each by a whole warp. Of several rows, counts the slots that live after each as read.
-// Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a slot's bytes. Nothing in a
-// decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
+// Appends the tokens of a decode step, which attend.cuh has staged, or rows that were `kept`, one
+// after the other, in the layers from
+// `first_layer` on. `stored(slot)` is called of each by a whole warp. Of several rows, counts the
+// slots that live after each as read.
+// Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes
+// a slot's bytes. Nothing in a decode step changes what is read before `wait_previous`: no other
+// kernel of it stores tokens.
 template <class Stored>
 __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, Kept kept, const Stored& stored) {
   next_may_begin();

@@ -1,8 +1,8 @@
-// Slots of decode tokens under a policy with scores, after attend_choice.cu: the keys' scores, the victim, and the slot. CPU
-// twin: `backend::cpu::kv::put_by_scores`.
+// Slots of decode tokens under a policy with scores, after attend_choice.cu: the keys' scores, the
+// victim, and the slot. CPU twin: `backend::cpu::kv::put_by_scores`.
 //
-// Sums run in an order that depends on the number of slots alone, so that victims do not depend on the other sequences of a
-// step.
+// Sums run in an order that depends on the number of slots alone, so that victims do not depend on
+// the other sequences of a step.
 #include "decode.cuh"
 #include "policy_scored.cuh"
 
@@ -10,7 +10,8 @@
 #define AT_ONCE 4        // slots of which a thread has loads in flight, and
 #define LANES_AT_ONCE 8  // lanes, where scores are shared
 
-// Softmax of a KV head's query heads over the stored slots and the token itself, and what the block's warps exchange.
+// Softmax of a KV head's query heads over the stored slots and the token itself, and what the
+// block's warps exchange.
 struct LaneSoftmax {
   __align__(8) float max[MAX_GROUP], own[MAX_GROUP];  // an upper bound on the logits, and the token's own, in log2 units
   float by[MAX_GROUP];                   // 1 / sum of exp2(logit - max)
@@ -79,9 +80,9 @@ __device__ __forceinline__ void sum_weights(const DecodeParams& p, LaneSoftmax& 
   __syncthreads();
 }
 
-// Updates the scores of a lane's slots, and writes the token's own behind them, as slot `live`. Returns the least key of those
-// of this thread that may be dropped, where `drops`. By a whole block. Reads the logits and the scores once, and where new tokens
-// are kept the slots' metadata.
+// Updates the scores of a lane's slots, and writes the token's own behind them, as slot `live`.
+// Returns the least key of those of this thread that may be dropped, where `drops`. By a whole
+// block. Reads the logits and the scores once, and where new tokens are kept the slots' metadata.
 __device__ __forceinline__ u64 update_scores(const DecodeParams& p, const LaneSoftmax& s, const Lane& l,
                                              const float* logits, int live, int tokens, bool drops) {
   const Kv& kv = p.kv;
@@ -120,8 +121,9 @@ __device__ __forceinline__ u64 update_scores(const DecodeParams& p, const LaneSo
   return least;
 }
 
-// Replaces the scores of the lanes of a layer, from `l` on, by their sums over the lanes, slot `live` included. Returns the
-// least key of this thread's slots. By a whole block. Reads and writes the scores once.
+// Replaces the scores of the lanes of a layer, from `l` on, by their sums over the lanes, slot
+// `live` included. Returns the least key of this thread's slots. By a whole block. Reads and writes
+// the scores once.
 __device__ __forceinline__ u64 share_scores(const Kv& kv, const Lane& l, int live) {
   u64 step = (u64)kv.max_pages * PAGE_SLOTS, least = NO_SLOT;
   int lanes = kv.n_kv_heads;
@@ -165,7 +167,8 @@ __device__ __forceinline__ int least_of(LaneSoftmax& s, u64 least) {
   return least == NO_SLOT ? -1 : (int)(u32)least;
 }
 
-// Stores the staged token of a lane, at `position`, in a slot: one of its `live`, or the next. By a warp.
+// Stores the staged token of a lane, at `position`, in a slot: one of its `live`, or the next. By a
+// warp.
 __device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, int live, int position, int lane) {
   int entry = slot / PAGE_SLOTS, r = slot % PAGE_SLOTS, page;
   if (slot == live && r == 0) {
@@ -182,9 +185,10 @@ __device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, 
   else l.scores[slot] = l.scores[live];
 }
 
-// Scores the keys of a token in a KV head and stores the token, or drops it. Where a policy drops by layer, the last block of
-// the token does so for all KV heads. Grid (n_kv_heads, n), SCORE_WARPS warps; one block to an SM: ptxas would spill registers for
-// a second one. Reads the logits twice and the scores once, and writes these.
+// Scores the keys of a token in a KV head and stores the token, or drops it. Where a policy drops
+// by layer, the last block of the token does so for all KV heads. Grid (n_kv_heads, n), SCORE_WARPS
+// warps; one block to an SM: ptxas would spill registers for a second one. Reads the logits twice
+// and the scores once, and writes these.
 KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
   __shared__ LaneSoftmax s;
   after_previous();

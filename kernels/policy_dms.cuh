@@ -1,17 +1,21 @@
-// The eviction rule of Dynamic Memory Sparsification (arXiv 2506.05345), written once for all kernels. CPU twin:
+// The eviction rule of Dynamic Memory Sparsification (arXiv 2506.05345), written once for all
+// kernels. CPU twin:
 // `policy::Dms`.
 //
-// Every token gets a decision. One above the dial of its sequence marks a token, and a marked token stays visible to the `window` tokens
-// after it; then the token that arrives takes over its slot. A sliding window with attention sinks is the same rule with
-// constant decisions; so is a local layer, where the window is the model's. A dense cache is the rule with `evicts` = 0.
+// Every token gets a decision. One above the dial of its sequence marks a token, and a marked token
+// stays visible to the `window` tokens after it; then the token that arrives takes over its slot. A
+// sliding window with attention sinks is the same rule with constant decisions; so is a local
+// layer, where the window is the model's. A dense cache is the rule with `evicts` = 0.
 //
-// The rule is data of the cache's view, not a template parameter: its branches are uniform over the grid and stay outside
-// the loops over keys, and a parameter would double the instances of every kernel.
+// The rule is data of the cache's view, not a template parameter: its branches are uniform over the
+// grid and stay outside the loops over keys, and a parameter would double the instances of every
+// kernel.
 #pragma once
 #include "kv.cuh"
 
-// Strength of a decision: 11 bits that keep the order of decisions, with 64 steps an octave of 1 + |decision|. 0 is that of
-// a pinned token, whose decision is minus infinity. CPU twin: `policy::strength`, bit for bit.
+// Strength of a decision: 11 bits that keep the order of decisions, with 64 steps an octave of 1 +
+// |decision|. 0 is that of a pinned token, whose decision is minus infinity. CPU twin:
+// `policy::strength`, bit for bit.
 __device__ __forceinline__ int strength_of(float decision) {
   if (decision == NEG_INFINITY) return 0;
   int size = min((int)((__float_as_uint(__fadd_rn(1.0f, fabsf(decision))) - 0x3f800000u) >> 17), 1022);
@@ -29,8 +33,8 @@ struct Dms {
   // Entries of a lane's ring: the newest token and the W before it.
   __device__ __forceinline__ int ring_len() const { return window + 1; }
 
-  // Entry of the token at `position`. Until that token is entered, it is the slot of the one that its arrival pushes out
-  // of the window.
+  // Entry of the token at `position`. Until that token is entered, it is the slot of the one that
+  // its arrival pushes out of the window.
   __device__ __forceinline__ int ring_at(int position) const { return position % ring_len(); }
 
   // Whether a decision marks the token at `position`.
@@ -43,14 +47,16 @@ struct Dms {
     return pack_meta(position, evicts ? strength_of(decision) : 0, marks(decision, position));
   }
 
-  // Row of a span whose decision marks the token `row` rows into the span; -1 is the newest stored token. Outside
-  // [0, len) no row of the span does: the stored mark holds, or the next step decides.
+  // Row of a span whose decision marks the token `row` rows into the span; -1 is the newest stored
+  // token. Outside [0, len) no row of the span does: the stored mark holds, or the next step
+  // decides.
   __device__ __forceinline__ int decided_by(int row) const { return row + previous; }
 
   // Position of the last query that sees a marked token at `position`.
   __device__ __forceinline__ int last_query(int position) const { return position + window; }
 
-  // Whether compaction drops a slot: outside the window of a query at `position`, and marked or at least as strong as
+  // Whether compaction drops a slot: outside the window of a query at `position`, and marked or at
+  // least as strong as
   // `threshold`.
   __device__ __forceinline__ bool drops(int meta, int position, int threshold) const {
     bool weak = meta_position(meta) >= sinks && meta_strength(meta) >= threshold;
@@ -60,8 +66,8 @@ struct Dms {
   // Whether the arrival of token n pushes a token out of the window.
   __device__ __forceinline__ bool leaves_at(int n) const { return eviction && n > window; }
 
-  // Slot that the incoming token overwrites, given the slot and mark of the token that leaves the window; -1: it
-  // appends one.
+  // Slot that the incoming token overwrites, given the slot and mark of the token that leaves the
+  // window; -1: it appends one.
   __device__ __forceinline__ int overwritten(int leaving, bool marked) const { return marked ? leaving : -1; }
 };
 

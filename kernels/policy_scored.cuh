@@ -1,9 +1,10 @@
-// The rule of the policies whose victims the attention weights choose, TOVA and H2O, written once for all kernels. CPU
-// twin: `policy::Scored`.
+// The rule of the policies whose victims the attention weights choose, TOVA and H2O, written once
+// for all kernels. CPU twin: `policy::Scored`.
 //
-// A token attends to the stored slots and to itself. Each of these keys gets a score from its weights, summed over the
-// query heads of the KV head, or of the layer. If there are more keys than the budget, the one with the least score is
-// dropped: a stored one, whose slot the token takes, or the token itself.
+// A token attends to the stored slots and to itself. Each of these keys gets a score from its
+// weights, summed over the query heads of the KV head, or of the layer. If there are more keys than
+// the budget, the one with the least score is dropped: a stored one, whose slot the token takes, or
+// the token itself.
 //
 // What a policy does is data of the cache's view (`PolicyBits`), as the eviction rule is.
 #pragma once

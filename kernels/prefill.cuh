@@ -1,4 +1,5 @@
-// What the kernels of prefill attention share: parameters, and the tile of query rows that a block works on.
+// What the kernels of prefill attention share: parameters, and the tile of query rows that a block
+// works on.
 #pragma once
 #include "codec.cuh"
 #include "policy_dms.cuh"
@@ -35,9 +36,10 @@ struct Tile {
   const int* table;
 };
 
-// The softmax state of two rows of a tile, 8 apart, of which a warp lane holds channels 8 j + 2 (lane % 4) and the next, as fragments
-// of mma and of wgmma have them: channel 8 j + 2 (lane % 4) + i of row h is acc[4 j + 2 h + i]. max: of the logits, in log2 units; sum:
-// of exp2(logit - max), a lane's share until the keys have ended. Nothing seen: max = -inf, sum = 0.
+// The softmax state of two rows of a tile, 8 apart, of which a warp lane holds channels 8 j + 2
+// (lane % 4) and the next, as fragments of mma and of wgmma have them: channel 8 j + 2 (lane % 4) +
+// i of row h is acc[4 j + 2 h + i]. max: of the logits, in log2 units; sum: of exp2(logit - max), a
+// lane's share until the keys have ended. Nothing seen: max = -inf, sum = 0.
 template <int D>
 struct RowPair {
   float acc[D / 2], max[2], sum[2];
@@ -95,8 +97,8 @@ struct RowPair {
   }
 };
 
-// Queries of ROWS rows of a tile from `first` on as bf16 to shared memory, eight channels at a time to at(row, chunk); zeros where
-// a row has no token. By THREADS threads.
+// Queries of ROWS rows of a tile from `first` on as bf16 to shared memory, eight channels at a time
+// to at(row, chunk); zeros where a row has no token. By THREADS threads.
 template <int D, class Codec, int ROWS, int THREADS, class At>
 __device__ __forceinline__ void load_queries(const PrefillParams& p, const Tile& t, int first, int thread, int d, const At& at) {
   const float by = Codec::QUERY_FACTOR;

@@ -1,9 +1,12 @@
-// Which lanes store each token of a sequence: for the memory view, between steps. CPU twin: `backend::cpu::kv::presence`.
+// Which lanes store each token of a sequence: for the memory view, between steps. CPU twin:
+// `backend::cpu::kv::presence`.
 #include "place.cuh"
 
-// Counts, for each position below n, the lanes that store it (low half of out[position]) and those that have marked it (high
-// half); layer and head select the lanes, -1 is all. out[n + lane] becomes 1 where the lane, layer * n_kv_heads + head, stores
-// `position_of`, 2 where it has marked it. The caller clears out[n + n_layers * n_kv_heads]. Grid (slots of a lane,
+// Counts, for each position below n, the lanes that store it (low half of out[position]) and those
+// that have marked it (high half); layer and head select the lanes, -1 is all. out[n + lane]
+// becomes 1 where the lane, layer * n_kv_heads + head, stores
+// `position_of`, 2 where it has marked it. The caller clears out[n + n_layers * n_kv_heads]. Grid
+// (slots of a lane,
 // n_kv_heads, n_layers), a thread a slot; reads 4 bytes of metadata a slot.
 KERNEL presence(u32* out, Kv kv, int seq, int n, int layer, int head, int position_of) {
   after_previous();

@@ -1,5 +1,6 @@
-// Norms, RoPE, borrowed or predicted decisions and the codec, for the query, key and value heads of a prefill chunk's rows. Decode tokens
-// go to attend.cu. CPU twins: `backend::cpu::rope`, `Codec::round_trip`, bit for bit but for RoPE.
+// Norms, RoPE, borrowed or predicted decisions and the codec, for the query, key and value heads of
+// a prefill chunk's rows. Decode tokens go to attend.cu. CPU twins: `backend::cpu::rope`,
+// `Codec::round_trip`, bit for bit but for RoPE.
 #define MAX_HEAD_DIM 256
 #include "codec.cuh"
 #include "heads.cuh"
@@ -27,9 +28,10 @@ struct Shared {
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];
 };
 
-// Rows in place: K and V become what the cache gives back, and their codes go to the step's staged pages. Grid (1 to
-// n_kv_heads, n): blocks stride over KV heads, one block where a layer has one decision. A warp for each query head of the
-// group, for K and for V. Reads and writes each row once.
+// Rows in place: K and V become what the cache gives back, and their codes go to the step's staged
+// pages. Grid (1 to n_kv_heads, n): blocks stride over KV heads, one block where a layer has one
+// decision. A warp for each query head of the group, for K and for V. Reads and writes each row
+// once.
 template <class Codec>
 __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, int d, int rotary) {
   const Kv& kv = p.kv;

@@ -1,15 +1,16 @@
-// Sampling: logits [n, vocab] to tokens [n], the same tokens as `sampler::sample` from the same logits. Seven kernels in
-// order: `argmax`, `histogram`, `threshold_bin`, `candidates`, `nucleus_cut`, `mask_mass`, `draw_token`; two where all rows are
-// greedy: `argmax`, `draw_token`. `argmax`, `histogram`, `candidates` and `mask_mass` split a row over blocks of 4,096
-// logits; the others are one block per row. Each kernel returns at once for rows that do not need it. Every one that reads
-// logits reads 4 vocab bytes per row. CPU twin: `crate::sampler`.
+// Sampling: logits [n, vocab] to tokens [n], the same tokens as `sampler::sample` from the same
+// logits. Seven kernels in order: `argmax`, `histogram`, `threshold_bin`, `candidates`,
+// `nucleus_cut`, `mask_mass`, `draw_token`; two where all rows are greedy: `argmax`, `draw_token`.
+// `argmax`, `histogram`, `candidates` and `mask_mass` split a row over blocks of 4,096 logits; the
+// others are one block per row. Each kernel returns at once for rows that do not need it. Every one
+// that reads logits reads 4 vocab bytes per row. CPU twin: `crate::sampler`.
 //
-// Top-k and top-p are a radix select on the softmax weights e^((logit - max) / temperature): a histogram finds the bin in
-// which the threshold lies, and only candidates of that bin are sorted.
+// Top-k and top-p are a radix select on the softmax weights e^((logit - max) / temperature): a
+// histogram finds the bin in which the threshold lies, and only candidates of that bin are sorted.
 #include "sample.cuh"
 
-// Applies the repetition penalty, and finds the argmax of every split. The tokens of `ahead` rows up to a row count as fed.
-// Grid (splits, n).
+// Applies the repetition penalty, and finds the argmax of every split. The tokens of `ahead` rows
+// up to a row count as fed. Grid (splits, n).
 KERNEL __launch_bounds__(THREADS)
     argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, const u32* tokens, int vocab, int words) {
   after_previous();
@@ -54,7 +55,8 @@ KERNEL __launch_bounds__(THREADS)
   if (threadIdx.x == 0) row.best[blockIdx.x] = best;
 }
 
-// Softmax weights to a histogram, per split in shared memory, then added to the row's. Grid (splits, n).
+// Softmax weights to a histogram, per split in shared memory, then added to the row's. Grid
+// (splits, n).
 KERNEL __launch_bounds__(THREADS) histogram(Row* rows, const float* logits, const Draw* draws, int vocab) {
   __shared__ u32 counts[BINS], sums[BINS];
   after_previous();
@@ -77,7 +79,8 @@ KERNEL __launch_bounds__(THREADS) histogram(Row* rows, const float* logits, cons
     if (counts[i]) atomicAdd(&row.bins[i], ((u64)counts[i] << COUNT_SHIFT) + sums[i]);
 }
 
-// The least rank that top-n-sigma keeps, 0 where it is off: n standard deviations below the largest logit. Called by one thread.
+// The least rank that top-n-sigma keeps, 0 where it is off: n standard deviations below the largest
+// logit. Called by one thread.
 __device__ __forceinline__ u64 floor_of(const Row& row, float max, float n, int splits) {
   if (!(n > 0.0f)) return 0;
   Moments all = {0.0, 0.0, 0.0};
@@ -116,7 +119,8 @@ KERNEL __launch_bounds__(THREADS) threshold_bin(Row* rows, const float* logits, 
   row.from = found.bin >= 0 && found.above + count_of(row.bins[found.bin]) <= MAX_SORTED ? -1 : found.bin;
 }
 
-// Lists candidates, and makes the histogram of the sub-bins of the threshold's bin. Grid (splits, n).
+// Lists candidates, and makes the histogram of the sub-bins of the threshold's bin. Grid (splits,
+// n).
 KERNEL __launch_bounds__(THREADS) candidates(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
@@ -135,7 +139,8 @@ KERNEL __launch_bounds__(THREADS) candidates(Row* rows, const float* logits, con
   }
 }
 
-// Finds the last candidate that top-k and top-p keep and, if all kept candidates are listed, samples the token. Grid (1, n).
+// Finds the last candidate that top-k and top-p keep and, if all kept candidates are listed,
+// samples the token. Grid (1, n).
 KERNEL __launch_bounds__(THREADS)
     nucleus_cut(Results results, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
   __shared__ u64 items[MAX_SORTED], bins[BINS];
@@ -218,7 +223,8 @@ __device__ __forceinline__ float kept(const Job& job, u64 least, float logit, in
   return rank_of(logit, id) >= least && job.likely(w, id) ? w : 0.0f;
 }
 
-// The mass of every run under the mask of the filters, unless the token is sampled already. Grid (splits, n).
+// The mass of every run under the mask of the filters, unless the token is sampled already. Grid
+// (splits, n).
 KERNEL __launch_bounds__(THREADS) mask_mass(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
@@ -234,7 +240,8 @@ KERNEL __launch_bounds__(THREADS) mask_mass(Row* rows, const float* logits, cons
   if (threadIdx.x % 32 == 0) row.masses[blockIdx.x * WARPS + threadIdx.x / 32] = mass;
 }
 
-// Samples the token: the first, in order of ids, at which the running mass exceeds a uniform share of the total. Grid (1, n).
+// Samples the token: the first, in order of ids, at which the running mass exceeds a uniform share
+// of the total. Grid (1, n).
 KERNEL __launch_bounds__(THREADS)
     draw_token(Results results, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
   after_previous();

@@ -1,4 +1,5 @@
-// What the kernels of sampling share: how a row is sampled, its scratch, ranks of tokens, bins of weights and searches in them.
+// What the kernels of sampling share: how a row is sampled, its scratch, ranks of tokens, bins of
+// weights and searches in them.
 #pragma once
 #include "kv.cuh"
 
@@ -13,8 +14,8 @@
 #define BIN_SHIFT 19
 #define SUB_SHIFT 8
 #define ONE 0x3f800000u
-// A bin is one word: the count of its weights, and the sum of their bits below the bin's. So its mass is exact and does not
-// depend on the order of summation.
+// A bin is one word: the count of its weights, and the sum of their bits below the bin's. So its
+// mass is exact and does not depend on the order of summation.
 #define COUNT_SHIFT 40
 #define SUM_MASK ((1ull << COUNT_SHIFT) - 1)
 // Most candidates in the list, and most that one block sorts.
@@ -33,8 +34,8 @@ static_assert(sizeof(Draw) == 40 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw,
                   OFFSET_OF(Draw, top_n_sigma) == 36,
               "backend::cuda::abi asserts another layout");
 
-// Where tokens are put: where the next step reads them, and in page-locked host memory behind the non-finite flag and the number
-// of free pages.
+// Where tokens are put: where the next step reads them, and in page-locked host memory behind the
+// non-finite flag and the number of free pages.
 struct Results {
   u32* tokens;
   int* host;
@@ -58,7 +59,8 @@ struct Moments {
   double count, sum, squares;
 };
 
-// Scratch of one row, written and read by the kernels of one step; `backend::cuda::abi` has its size.
+// Scratch of one row, written and read by the kernels of one step; `backend::cuda::abi` has its
+// size.
 struct Row {
   u64 best[MAX_SPLITS];  // rank of each split's argmax
   u64 highest;           // and of the row's
@@ -95,7 +97,8 @@ __device__ __forceinline__ float logit_of(u64 rank) {
   return __uint_as_float(bits ^ (bits >> 31 ? 0x80000000u : FULL));
 }
 
-// Exclusive prefix sum over the threads of a block, in an order that is always the same; `total` is the sum of all.
+// Exclusive prefix sum over the threads of a block, in an order that is always the same; `total` is
+// the sum of all.
 template <typename T>
 __device__ __forceinline__ T prefix_sum(T x, T* total) {
   __shared__ T parts[WARPS];
@@ -128,7 +131,8 @@ __device__ __forceinline__ double uniform(const Draw& draw, u64 position) {
   return (double)(mix64(key + (position + 1) * golden) >> 40) * (1.0 / 16777216.0);
 }
 
-// e^x for x <= 0 in f32, within 0.6 of its last bit (0.1 % differ from glibc's) and never rising as x falls; 0 for NaN.
+// e^x for x <= 0 in f32, within 0.6 of its last bit (0.1 % differ from glibc's) and never rising as
+// x falls; 0 for NaN.
 __device__ __forceinline__ float exp_down(float x) {
   if (!(x > -104.0f)) return 0.0f;
   float n = rintf(__fmul_rn(x, 1.44269504f));
@@ -215,8 +219,9 @@ struct Goal {
   bool share;  // the mass is a share of the total
 };
 
-// Returns the first of `bins` at which the count or mass, together with that of `above`, reaches `target`; bin -1 if none does.
-// They are bins of weights or, if `bin` is not -1, the sub-bins of that bin. Called by whole blocks.
+// Returns the first of `bins` at which the count or mass, together with that of `above`, reaches
+// `target`; bin -1 if none does. They are bins of weights or, if `bin` is not -1, the sub-bins of
+// that bin. Called by whole blocks.
 __device__ __forceinline__ Bin find_bin(const u64* bins, int bin, Bin above, Goal target, double* total) {
   __shared__ Bin found;
   __shared__ int first, last;
@@ -269,7 +274,8 @@ __device__ __forceinline__ void sort(u64* items, int n) {
   __syncthreads();
 }
 
-// Calls `each` with the weight and rank of every candidate of a bin, or of its sub-bin `sub`. One block reads the row.
+// Calls `each` with the weight and rank of every candidate of a bin, or of its sub-bin `sub`. One
+// block reads the row.
 template <typename Each>
 __device__ __forceinline__ void for_each_candidate(const Job& job, int bin, int sub, Each each) {
   const int batch = 4;  // loads in flight
@@ -288,8 +294,9 @@ __device__ __forceinline__ void for_each_candidate(const Job& job, int bin, int 
   }
 }
 
-// Lists, unsorted, at most MAX_SORTED candidates of a bin, or of its sub-bin `sub`, among which `target` is reached. For bins
-// that are crowded or tied; reads the row three times or more. Returns how many, and in `threshold` what is above them.
+// Lists, unsorted, at most MAX_SORTED candidates of a bin, or of its sub-bin `sub`, among which
+// `target` is reached. For bins that are crowded or tied; reads the row three times or more.
+// Returns how many, and in `threshold` what is above them.
 __device__ __noinline__ int refine(const Job& job, u64* items, u64* bins, int sub, Bin* threshold, Goal target) {
   __shared__ int listed;
   int bin = threshold->bin;
@@ -326,8 +333,10 @@ __device__ __noinline__ int refine(const Job& job, u64* items, u64* bins, int su
   return listed;
 }
 
-// Returns the first of n sorted items at which the running mass, starting at `above`, exceeds `goal` (or equals it, if
-// `or_equal`); else the last one with a weight above 0; -1 if there is none. A goal that is a `share` of the total becomes a
+// Returns the first of n sorted items at which the running mass, starting at `above`, exceeds
+// `goal` (or equals it, if
+// `or_equal`); else the last one with a weight above 0; -1 if there is none. A goal that is a
+// `share` of the total becomes a
 // mass, and `above` the mass before the item returned. Called by whole blocks.
 template <typename Weight>
 __device__ __forceinline__ int find_item(int n, double* above, double* goal, bool share, bool or_equal, Weight weight) {

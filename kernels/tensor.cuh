@@ -1,13 +1,13 @@
-// PTX instructions that CUDA C++ has no names for, one function each: tensor cores, and what feeds them. The software GPU of
-// the tests has its own versions.
+// PTX instructions that CUDA C++ has no names for, one function each: tensor cores, and what feeds
+// them. The software GPU of the tests has its own versions.
 #pragma once
 #include "common.cuh"
 
 #ifndef SOFTWARE_GPU
 
-// c += a b of one warp: a [16, 16] by rows, b [16, 8] by columns, in bf16 with f32 sums. Lane t of group
-// g (lane = 4 g + t) holds a at rows g, g + 8 and columns 2t, 2t + 8; b at column g and rows 2t, 2t + 8; c
-// at rows g, g + 8 and columns 2t, 2t + 1.
+// c += a b of one warp: a [16, 16] by rows, b [16, 8] by columns, in bf16 with f32 sums. Lane t of
+// group g (lane = 4 g + t) holds a at rows g, g + 8 and columns 2t, 2t + 8; b at column g and rows
+// 2t, 2t + 8; c at rows g, g + 8 and columns 2t, 2t + 1.
 __device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -16,8 +16,9 @@ __device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// c += a b of one warp in integers: a [16, 32] of unsigned bytes by rows, b [32, 8] of signed bytes by columns. Lane t of group g
-// holds a at rows g, g + 8 and columns 4t to 4t + 3, 4t + 16 to 4t + 19; b at column g and those rows; c as above.
+// c += a b of one warp in integers: a [16, 32] of unsigned bytes by rows, b [32, 8] of signed bytes
+// by columns. Lane t of group g holds a at rows g, g + 8 and columns 4t to 4t + 3, 4t + 16 to 4t +
+// 19; b at column g and those rows; c as above.
 __device__ __forceinline__ void mma_bytes(int c[4], const u32 a[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -48,8 +49,8 @@ __device__ __forceinline__ uint4 load_once(const u16* at) {
   return v;
 }
 
-// Says in the PTX how much dynamic shared memory a block has: BYTES, and PER_GROUP for every 256 columns of the weight. The
-// host finds the figures in the index that compile.py writes.
+// Says in the PTX how much dynamic shared memory a block has: BYTES, and PER_GROUP for every 256
+// columns of the weight. The host finds the figures in the index that compile.py writes.
 template <int BYTES, int PER_GROUP>
 __device__ __forceinline__ void needs_shared_memory() {
   asm volatile("// dynamic shared memory: %0 + %1" ::"n"(BYTES), "n"(PER_GROUP));
@@ -65,8 +66,8 @@ __device__ __forceinline__ void* dynamic_shared_memory() {
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// Loads four 8 x 8 matrices of bf16 from shared memory: lane l passes the address of row l % 8 of matrix l / 8 and gets
-// columns 2 (l % 4) and the next of row l / 4 of each matrix.
+// Loads four 8 x 8 matrices of bf16 from shared memory: lane l passes the address of row l % 8 of
+// matrix l / 8 and gets columns 2 (l % 4) and the next of row l / 4 of each matrix.
 __device__ __forceinline__ void load_matrices(u32 out[4], const u16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -80,7 +81,8 @@ __device__ __forceinline__ void load_matrices_transposed(u32 out[4], const u16* 
                : "r"(shared_address(row)));
 }
 
-// Transposes an 8 x 8 matrix of bf16, of which lane l holds columns 2 (l % 4) and the next of row l / 4.
+// Transposes an 8 x 8 matrix of bf16, of which lane l holds columns 2 (l % 4) and the next of row l
+// / 4.
 __device__ __forceinline__ u32 transpose(u32 x) {
   u32 out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
@@ -124,7 +126,8 @@ __device__ __forceinline__ u32 subtract_pair(u32 x, u32 y) {
   return out;
 }
 
-// A function of the bits of three words in one instruction, by its table: that of x is 0xf0, of y 0xcc, of z 0xaa.
+// A function of the bits of three words in one instruction, by its table: that of x is 0xf0, of y
+// 0xcc, of z 0xaa.
 template <int TABLE>
 __device__ __forceinline__ u32 logic3(u32 x, u32 y, u32 z) {
   u32 out;
@@ -146,7 +149,8 @@ __device__ __forceinline__ float reciprocal(float x) {
   return out;
 }
 
-// Loads and stores of what blocks of a launch tell each other. Each word is whole; words of one store may be seen one by one.
+// Loads and stores of what blocks of a launch tell each other. Each word is whole; words of one
+// store may be seen one by one.
 __device__ __forceinline__ float2 load_relaxed(const float2* at) {
   float2 v;
   asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at) : "memory");

@@ -1,5 +1,6 @@
-// Rows of weights as numbers: embedding, and strips of packed weights (`codes.cuh`, `own.cuh`) in bf16 for the GEMMs of prefill.
-// value = scale * code - minimum, rounded once. CPU twins: `embed`, `Packed::row`.
+// Rows of weights as numbers: embedding, and strips of packed weights (`codes.cuh`, `own.cuh`) in
+// bf16 for the GEMMs of prefill. value = scale * code - minimum, rounded once. CPU twins: `embed`,
+// `Packed::row`.
 #include "own.cuh"
 
 // Scale and minimum of a run of 16 columns of a row of a strip.
@@ -56,8 +57,9 @@ __device__ __forceinline__ void unpack_strips(Own<P> code, u16* out, const u8* w
             round_pair(values[6], values[7])};
 }
 
-// out[i, width] = scale * table[tokens[i], width] in f32 for n tokens. The table is packed in `planes` planes of nibbles with words of
-// that kind, or if `planes` is 0 a matrix of dtype `words`. Grid n, any block. Reads n rows of the table, writes n rows of f32.
+// out[i, width] = scale * table[tokens[i], width] in f32 for n tokens. The table is packed in
+// `planes` planes of nibbles with words of that kind, or if `planes` is 0 a matrix of dtype
+// `words`. Grid n, any block. Reads n rows of the table, writes n rows of f32.
 KERNEL embed(float* out, const void* table, const u32* tokens, float scale, int width, int planes, int words) {
   after_previous();
   u32 token = tokens[blockIdx.x];
@@ -71,9 +73,10 @@ KERNEL embed(float* out, const void* table, const u32* tokens, float scale, int 
                                      : weight_at<BF16>(table, from + i));
 }
 
-// out[strips * 16, cols] in bf16 = strips first, first + 1 and so on of a weight; behind them, if `second` is not negative, as many
-// strips from there on. Grid (cols / 64, all strips), 128 threads: a block has a tile, a thread eight columns of a row. Reads the
-// strips and writes 2 bytes per value.
+// out[strips * 16, cols] in bf16 = strips first, first + 1 and so on of a weight; behind them, if
+// `second` is not negative, as many strips from there on. Grid (cols / 64, all strips), 128
+// threads: a block has a tile, a thread eight columns of a row. Reads the strips and writes 2 bytes
+// per value.
 KERNEL __launch_bounds__(128)
     unpack(u16* out, const u8* weight, int first, int second, int strips, int cols, int planes, int words) {
   after_previous();

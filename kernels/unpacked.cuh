@@ -1,13 +1,15 @@
-// A copy of what a prefill step attends to, with the codes as bf16: prefill attention on Hopper copies its pages to shared
-// memory by TMA, where packed codes would be decoded again for every tile of query rows.
+// A copy of what a prefill step attends to, with the codes as bf16: prefill attention on Hopper
+// copies its pages to shared memory by TMA, where packed codes would be decoded again for every
+// tile of query rows.
 #pragma once
 #include "prefill.cuh"
 
 #define UNPACK_WARPS 8
 
-// A page: PAGE_SLOTS rows of K and of V of 128 channels, their scales, and the metadata of stored slots. Lane i of a step, one of
-// its spans and a KV head, has its stored slots in pages i * lane_pages and on, if that is enough for all of them. The step's
-// own rows are in pages first_staged and on, in the order of `staged_at`.
+// A page: PAGE_SLOTS rows of K and of V of 128 channels, their scales, and the metadata of stored
+// slots. Lane i of a step, one of its spans and a KV head, has its stored slots in pages i *
+// lane_pages and on, if that is enough for all of them. The step's own rows are in pages
+// first_staged and on, in the order of `staged_at`.
 struct UnpackedPage {
   static constexpr int ROW = 128 * 2, V_AT = PAGE_SLOTS * ROW, SCALES_AT = 2 * V_AT, V_SCALES_AT = SCALES_AT + 4 * PAGE_SLOTS;
   static constexpr int META_AT = V_SCALES_AT + 4 * PAGE_SLOTS, BYTES = META_AT + 8 * PAGE_SLOTS;
@@ -19,8 +21,8 @@ __device__ __forceinline__ bool lane_is_unpacked(const PrefillParams& p, int liv
   return p.unpacked && (live + PAGE_SLOTS - 1) / PAGE_SLOTS <= p.lane_pages;
 }
 
-// Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; a warp for a page. Reads 4 KiB of codes a page
-// and writes 8.
+// Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; a warp for a page.
+// Reads 4 KiB of codes a page and writes 8.
 __device__ __forceinline__ void unpack_pages(const PrefillParams& p) {
   const int EIGHTS = PAGE_SLOTS * 128 / 8 / 32;  // of K or V, of a warp lane
   after_previous();
