@@ -23,6 +23,7 @@ mod library;
 mod matmul;
 mod memory;
 mod merge;
+mod nvml;
 mod packed;
 mod pages;
 mod pinned;

@@ -54,6 +54,10 @@ pub trait Report {
     fn device_bytes(&self) -> Option<u64> {
         None
     }
+    /// Energy that the device has used since some time, in millijoules, if it counts that.
+    fn energy_mj(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Contents of a device's memory, as its driver and the backend count it.

@@ -68,6 +68,9 @@ pub struct TurnReport {
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
+    /// Energy that the GPU used during the turn, if it counts that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
     /// Statistics of drafts, if some were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<DraftReport>,

@@ -174,6 +174,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         draft: None,
         kv: snapshot(472, 8, 4).kv,
         device_bytes: None,
+        joules: None,
         twin: None,
         chains: None,
         log_base: 0,

@@ -128,6 +128,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         forgotten_slots: 0,
         kv: KvStats::empty(Codec::F32, 2, 2),
         device_bytes: None,
+        joules: None,
         draft: None,
         twin: None,
         chains: None,

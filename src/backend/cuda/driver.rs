@@ -12,6 +12,7 @@ use super::super::{MemoryUse, OutOfMemory};
 use super::abi::Arg;
 use super::error::{NoCuda, failure, lost, must, ready, words};
 use super::kernels::{Kernel, PDL_TARGET, SOURCES, Source, TARGETS, Target};
+use super::nvml::Counter;
 use super::pinned::Staging;
 use super::probe::probe;
 use cudarc::driver::result::{self, DriverError};
@@ -130,6 +131,16 @@ fn describe(index: u32) -> Result<Description, NoCuda> {
         return Err(NoCuda::OldGpu { name, major, minor });
     }
     Ok(Description { name, sm_count, shared_bytes, capability, driver })
+}
+
+/// The counter of a GPU's energy, if it has one.
+pub fn energy_of(index: u32) -> Option<Counter> {
+    let device = result::device::get(index as i32).ok()?;
+    // SAFETY: the device is one that the driver named.
+    let attribute = |which| unsafe { result::device::get_attribute(device, which) }.ok();
+    let domain = attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+    let bus = attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+    Counter::open(domain, bus, attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?)
 }
 
 /// The capability of the oldest GPU that a target is for, if this GPU runs the target.

@@ -3,11 +3,12 @@
 use super::super::{Norm, Span};
 use super::abi::Arg::{F32, I32, Ptr};
 use super::cublaslt::{CublasLt, Gemm};
-use super::driver::{CudaOptions, Driver};
+use super::driver::{CudaOptions, Driver, energy_of};
 use super::error::NoCuda;
 use super::graph::Graphs;
 use super::kernels::Kernel;
 use super::memory::Acts;
+use super::nvml::Counter;
 use super::pinned::Mailbox;
 use super::scratch::{Sampling, Unpacked};
 use super::spans::{Shape, Spans};
@@ -36,6 +37,7 @@ pub struct Cuda {
     pub(super) sampling: RefCell<Sampling>,
     pub(super) unpacked: RefCell<Unpacked>,
     pub(super) pending: Cell<Option<Pending>>,
+    pub(super) energy: Option<Counter>,
     /// Declared last: fields drop in order, and those above need the CUDA context.
     pub(super) driver: Rc<Driver>,
 }
@@ -59,6 +61,7 @@ impl Cuda {
             sampling: RefCell::default(),
             unpacked: RefCell::default(),
             pending: Cell::default(),
+            energy: energy_of(index),
             driver,
         })
     }

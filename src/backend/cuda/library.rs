@@ -21,6 +21,13 @@ const FOLDERS: [&str; 7] = [
     "run/opengl-driver/lib",
 ];
 
+/// Files that a library of the driver may be: where the loader looks, then the folders above.
+pub fn candidates(name: &'static str) -> impl Iterator<Item = PathBuf> {
+    let folders = if cfg!(target_os = "linux") { &FOLDERS[..] } else { &[] };
+    let there = folders.iter().map(move |folder| Path::new("/").join(folder).join(name)).filter(|file| file.exists());
+    std::iter::once(PathBuf::from(name)).chain(there)
+}
+
 /// Loads the driver's library, once; the error says where it was looked for.
 pub fn load() -> Result<(), NoCuda> {
     static LOADED: OnceLock<Result<(), NoCuda>> = OnceLock::new();

@@ -43,6 +43,10 @@ impl Report for Cuda {
     fn device_bytes(&self) -> Option<u64> {
         Some(self.driver.taken_bytes())
     }
+
+    fn energy_mj(&self) -> Option<u64> {
+        self.energy.as_ref()?.millijoules()
+    }
 }
 
 impl Measure for Cuda {

@@ -340,6 +340,7 @@ mod tests {
                 peak_shared: Some(x),
             },
             device_bytes: Some(1),
+            joules: Some(2.5),
             draft: Some(DraftReport { rounds: 1, drafted: 1, accepted: 1, tokens: 1, cost: x }),
             twin: Some(Box::new(TwinReport { kl: vec![x as f32; 2], differences: 0, first: None, bytes: 1 })),
             chains: Some(Box::new(ChainsReport {

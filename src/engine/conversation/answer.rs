@@ -247,6 +247,7 @@ impl<B: Backend> Conversation<B> {
         let (log_base, log) = self.untold();
         let report = TurnReport {
             turn: turn.id,
+            joules: turn.asked.joules(m),
             forgotten_slots,
             twin: twin.map(Box::new),
             chains: turn.chains,

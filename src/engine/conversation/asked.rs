@@ -29,6 +29,8 @@ pub(in crate::engine) struct Asked {
     pub prefilled: usize,
     started: Instant,
     prefill_started: Option<Instant>,
+    /// Energy counter of the device when the prompt was begun.
+    energy_mj: Option<u64>,
     /// The answer, once it has ended.
     pub generation: Option<Generation>,
 }
@@ -46,6 +48,7 @@ impl Asked {
             prefilled: 0,
             started: system::now(),
             prefill_started: None,
+            energy_mj: None,
             generation: None,
         }
     }
@@ -105,6 +108,7 @@ impl Asked {
     /// Gives the chain, which holds the reused tokens, the rest of the prompt and the answer.
     pub fn begin<B: Backend>(&mut self, m: &Loaded<B>, chain: &mut Chain, todo: Vec<Token>, last: Token) {
         self.prefill_started = Some(system::now());
+        self.energy_mj = m.runner.backend().energy_mj();
         chain.context.flat.clone_from(&self.flat);
         chain.context.pending = Some(last);
         chain.prefill(todo);
@@ -127,6 +131,12 @@ impl Asked {
             0 => Phase::Decode,
             _ => Phase::Prefill { done: total.saturating_sub(left + 1), total },
         }
+    }
+
+    /// Joules that the device has used for the prompt and the answer, and for what ran beside it.
+    pub fn joules<B: Backend>(&self, m: &Loaded<B>) -> Option<f64> {
+        let (from, to) = self.energy_mj.zip(m.runner.backend().energy_mj())?;
+        Some(to.checked_sub(from)? as f64 / 1e3)
     }
 
     /// The report of the answer, without what only a turn has.
@@ -160,6 +170,7 @@ impl Asked {
             draft: g.and_then(|g| Some(g.drafting.as_ref()?.report)).filter(|report| report.rounds > 0),
             kv: figures.kv(),
             device_bytes: figures.device_bytes,
+            joules: None,
             twin: None,
             chains: None,
             log_base: 0,
