@@ -1,5 +1,5 @@
 //! Names of models, and the Hugging Face hub: finds a model in the local cache and downloads it
-//! there. The only room that opens connections, and only for a hub id that is not in the cache (or
+//! there. Opens connections only for a hub id that is not in the cache (or
 //! to check for updates). Reports to an [`Observer`]; knows nothing of screens.
 //!
 //! # What hf-hub does here, and what it does not

@@ -17,7 +17,7 @@
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
 //! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, the backend trait |
-//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, words |
+//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, web, words |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
@@ -28,8 +28,9 @@
 //! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode |
 //! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode |
 //! | [`hub`] | names of models, the Hugging Face cache, downloads of files | regular_file, unicode |
-//! | [`config`] | TOML, environment and flags, immutable after start | protocol, policy, codec, quant, regular_file, unicode, words |
+//! | [`config`] | TOML, environment and flags; profiles | protocol, policy, codec, quant, regular_file, unicode, words |
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; signals, the terminal, children; a clock without stops | nothing of ours |
+//! | [`web`] | the text of a web page that a person names: fetched from public addresses only, HTML as text | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
 //! | [`protocol`] | plain data between front ends and the engine | policy, codec, words |
 //! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words |
@@ -114,8 +115,10 @@
 //! - What a person types never becomes a control token.
 //! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's
 //!   thread, or exits without handlers.
-//! - Connections are opened in `hub` only, and only for a hub id that is not in the
-//!   cache.
+//! - Connections are opened in `hub`, only for a hub id that is not in the cache, and
+//!   in [`web`], only for a page that a person has named in a message (or confirmed, if it was not
+//!   typed), and only to public addresses or one that was typed as a number.
+//! - What a person attaches is text of the message. Nothing of it is carried out.
 //! - `unsafe` is in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`,
 //!   `quant::vectorize` and `system` only.
 
@@ -143,4 +146,5 @@ pub mod tokenizer;
 pub mod ui;
 pub mod unicode;
 pub mod vote;
+pub mod web;
 pub mod words;
