@@ -1,5 +1,5 @@
-//! Settings: flags take precedence over the environment, the config file and the defaults. They do
-//! not change after start. The checkpoint's `generation_config.json` ranks below the file;
+//! Settings: flags take precedence over the environment, the profile, the config file and the
+//! defaults. They change after start only when a chat switches to another profile. The checkpoint's `generation_config.json` ranks below the file;
 //! [`crate::protocol::SamplingOverrides::over`] merges it once a model is loaded. `settings.rs`
 //! declares each setting once.
 //!
@@ -8,50 +8,61 @@
 mod dirs;
 mod environment;
 mod layer;
+pub mod profile;
 mod settings;
 mod shown;
 mod values;
-
-use layer::sources;
+mod write;
 
 pub use dirs::{BUILTIN_MODEL, Dirs};
 
 pub use environment::in_words;
-pub use settings::{Layer, Settings};
+pub use settings::{Layer, Origin, Settings};
 pub use shown::{DEFAULT, Shown, shown};
 pub use values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, List, OnOff, Pin, Width};
+pub use write::save;
 
 use crate::policy::PolicyRequest;
+use layer::Sources;
 use anyhow::{Context, Result, anyhow, bail};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 impl Settings {
-    /// Reads the environment and the config file; `flags` take precedence. `config` is the file of
-    /// `--config`, which must exist; the default file need not.
-    pub fn load(flags: Layer, config: Option<&Path>) -> Result<Self> {
-        let dirs = Dirs::find()?;
-        let (env, file, path) = sources(&dirs, config)?;
+    /// Reads the environment, the profile and the config file; flags take precedence.
+    pub fn load(origin: &Origin) -> Result<Self> {
+        Self::load_in(Dirs::find()?, origin)
+    }
+
+    /// Like [`Self::load`], with these folders.
+    pub fn load_in(dirs: Dirs, origin: &Origin) -> Result<Self> {
+        let flags = &origin.flags;
+        let sources = Sources::read(&dirs, origin)?;
         flags.check().map_err(|(key, what)| anyhow!("--{}: {what}", key.replace('_', "-")))?;
-        let set_by = |key: &str, flag: bool, variable: bool| match (flag, variable) {
-            (true, _) => format!("--{}", key.replace('_', "-")),
-            (_, true) => environment::env_name(key),
-            _ => format!("{}: {key}", layer::place_of_key(&path, key)),
+        let set_by = |key: &str| match flags.sets(key) {
+            true => format!("--{}", key.replace('_', "-")),
+            false => sources.place(key),
         };
-        let theme_set_by = match &file.theme {
-            None if flags.theme.is_none() && env.theme.is_none() => String::new(),
-            _ => set_by("theme", flags.theme.is_some(), env.theme.is_some()),
-        };
-        let keys_set_by = file.keys.is_some() || env.keys.is_some();
-        let keys_set_by = keys_set_by.then(|| set_by("keys", false, env.keys.is_some()));
-        let (budget_flag, budget_variable) = (flags.budget.is_some(), env.budget.is_some());
-        let merged = Self::from_layer(dirs, flags.over(env).over(file));
-        let settings = merged.with_context(|| set_by("budget", budget_flag, budget_variable))?;
-        let settings = Self { theme_set_by, ..settings };
+        let Sources { env, profile, file, .. } = &sources;
+        let merged = flags.clone().over(env.clone()).over(profile.clone()).over(file.clone());
+        let theme_set_by = if merged.sets("theme") { set_by("theme") } else { String::new() };
+        let keys_set_by = merged.sets("keys").then(|| set_by("keys"));
+        let settings = Self::from_layer(dirs, merged).with_context(|| set_by("budget"))?;
+        let settings = Self { theme_set_by, origin: origin.clone(), ..settings };
         match (keys_set_by, settings.keymap()) {
             (Some(set_by), Some(keymap)) if !keymap.is_file() => {
                 bail!("{set_by}: the file {} does not exist", keymap.display())
             }
             _ => Ok(settings),
+        }
+    }
+
+    /// The file that [`save`] writes, and the settings that rank below it: of this profile, or of
+    /// the config file.
+    pub fn place_to_save(&self, profile: Option<&str>) -> Result<(PathBuf, Layer)> {
+        let config = self.origin.config.clone().unwrap_or_else(|| self.dirs.config_file());
+        match profile {
+            Some(name) => Ok((profile::file(&self.dirs, name)?, Layer::from_file(&config)?.unwrap_or_default())),
+            None => Ok((config, Layer::default())),
         }
     }
 

@@ -7,7 +7,7 @@ pub use commands::*;
 
 use super::devices::cuda_summary;
 use super::output::wrong_use;
-use crate::config::{Layer, Width};
+use crate::config::{Layer, Origin, Width};
 use crate::words::nearest;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueHint};
@@ -191,6 +191,10 @@ pub struct Common {
     /// Config file instead of the default one
     #[arg(long, value_name = "FILE", env = "DMSCHAT_CONFIG", hide_env = true, value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
+
+    /// Settings of profiles/NAME.toml beside the config file, which they take precedence over
+    #[arg(short = 'P', long, value_name = "NAME", env = "DMSCHAT_PROFILE", hide_env = true, hide_short_help = true)]
+    pub profile: Option<String>,
 }
 
 impl Common {
@@ -218,6 +222,12 @@ impl Common {
             }
             () => None,
         }
+    }
+
+    /// What the settings of this command line are read from.
+    pub fn origin(&self) -> Origin {
+        let profile = self.profile.clone().filter(|name| !name.is_empty());
+        Origin { flags: self.layer(), config: self.config.clone(), profile }
     }
 
     /// The flags as a layer of the settings.

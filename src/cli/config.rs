@@ -44,7 +44,7 @@ pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
 
 fn show(common: &Common) -> Result<()> {
     let settings = settings(common)?;
-    let mut all = shown(&common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    let mut all = shown(&common.origin()).map_err(output::as_wrong_use)?;
     fill_in_sampling(&mut all, &settings);
     if common.json {
         let one = |Shown { key, value, source }: &Shown| {

@@ -96,7 +96,7 @@ fn checks(common: &Common) -> Vec<Check> {
         Check::fact("available_bytes", memory_bytes("MemAvailable:").map_or(Value::Null, Into::into)),
         Check::fact("cuda", cuda_summary()),
     ];
-    let settings = Settings::load(common.layer(), common.config.as_deref());
+    let settings = Settings::load(&common.origin());
     checks.push(match &settings {
         Ok(settings) => {
             let file = common.config.clone().unwrap_or_else(|| settings.dirs.config_file());

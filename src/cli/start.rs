@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 /// Like [`settings`], without notices.
 pub(super) fn quiet_settings(common: &args::Common) -> Result<Settings> {
-    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
+    Settings::load(&common.origin()).map_err(output::as_wrong_use)
 }
 
 /// The settings of a command line, the environment and the config file.

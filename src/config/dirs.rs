@@ -48,6 +48,16 @@ impl Dirs {
         self.config.join("themes")
     }
 
+    /// Settings by name.
+    pub fn profiles(&self) -> PathBuf {
+        self.config.join("profiles")
+    }
+
+    /// Messages by name.
+    pub fn prompts(&self) -> PathBuf {
+        self.config.join("prompts")
+    }
+
     /// Quantized weights.
     pub fn weights(&self) -> PathBuf {
         self.cache.join("weights")

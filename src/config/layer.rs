@@ -2,16 +2,17 @@
 
 use super::dirs::Dirs;
 use super::environment::{env_name, in_words};
-use super::settings::Layer;
+use super::profile;
+use super::settings::{Layer, Origin};
 use crate::regular_file;
 use crate::unicode;
 use crate::words::nearest;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Largest config file.
-const MAX_BYTES: u64 = 1 << 20;
+pub(super) const MAX_BYTES: u64 = 1 << 20;
 
 impl Layer {
     /// Reads a config file; `None` if it does not exist. Errors are one line with file, line and
@@ -45,8 +46,9 @@ impl Layer {
 }
 
 /// Variables that other code reads.
-const OTHER_VARIABLES: [&str; 7] = [
+const OTHER_VARIABLES: [&str; 8] = [
     "DMSCHAT_CONFIG",
+    "DMSCHAT_PROFILE",
     "DMSCHAT_CACHE_DIR",
     "DMSCHAT_CONFIG_DIR",
     "DMSCHAT_DATA_DIR",
@@ -90,6 +92,42 @@ fn line_of_key(text: &str, key: &str) -> usize {
     let at =
         text.lines().position(|l| l.trim_start().strip_prefix(key).is_some_and(|r| r.trim_start().starts_with('=')));
     at.map_or(1, |n| n + 1)
+}
+
+/// The sources of settings, highest first, and the files of the last two.
+pub(super) struct Sources {
+    pub env: Layer,
+    pub profile: Layer,
+    pub file: Layer,
+    pub profile_path: PathBuf,
+    pub path: PathBuf,
+}
+
+impl Sources {
+    pub fn read(dirs: &Dirs, origin: &Origin) -> Result<Self> {
+        let env = Layer::from_env(|name| std::env::var_os(name))?;
+        let path = origin.config.clone().unwrap_or_else(|| dirs.config_file());
+        let file = match (Layer::from_file(&path)?, &origin.config) {
+            (None, Some(path)) => bail!("config file {} does not exist; name one that does", path.display()),
+            (file, _) => file.unwrap_or_default(),
+        };
+        let (profile, profile_path) = match &origin.profile {
+            Some(name) => (profile::read(dirs, name)?, profile::file(dirs, name)?),
+            None => Default::default(),
+        };
+        Ok(Self { env, profile, file, profile_path, path })
+    }
+
+    /// Where a key is set that no flag sets: `DMSCHAT_KEY`, or `FILE:LINE: key` of the profile or
+    /// the config file.
+    pub fn place(&self, key: &str) -> String {
+        let sets = |layer: &Layer| layer.sets(key);
+        match () {
+            () if sets(&self.env) => env_name(key),
+            () if sets(&self.profile) => format!("{}: {key}", place_of_key(&self.profile_path, key)),
+            () => format!("{}: {key}", place_of_key(&self.path, key)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -166,16 +204,4 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(Layer::from_file(&file.path().join("config.toml")).unwrap().is_none());
     }
-}
-
-/// The environment, the config file and its path. The file of `--config` must exist; the default
-/// file need not.
-pub(super) fn sources(dirs: &Dirs, config: Option<&Path>) -> Result<(Layer, Layer, PathBuf)> {
-    let env = Layer::from_env(|name| std::env::var_os(name))?;
-    let file = match config {
-        Some(path) => Layer::from_file(path)?
-            .with_context(|| format!("config file {} does not exist; name one that does", path.display()))?,
-        None => Layer::from_file(&dirs.config_file())?.unwrap_or_default(),
-    };
-    Ok((env, file, config.map_or_else(|| dirs.config_file(), Path::to_owned)))
 }

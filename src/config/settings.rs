@@ -13,6 +13,15 @@ use serde::Deserialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// What the settings are read from, beside the environment.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    pub flags: Layer,
+    /// The file of `--config`, which must exist; the default file need not.
+    pub config: Option<PathBuf>,
+    pub profile: Option<String>,
+}
+
 /// Type of a setting that is resolved: optional where there is no default.
 macro_rules! resolved {
     ($type:ty, = $default:expr) => { <$type as Setting>::Is };
@@ -56,7 +65,7 @@ macro_rules! settings {
             $($(#[$help])* pub $option: Option<$number>,)*
         }
 
-        /// The settings of one run. They do not change after start.
+        /// The settings of one run.
         #[derive(Clone, Debug)]
         pub struct Settings {
             pub dirs: Dirs,
@@ -65,6 +74,9 @@ macro_rules! settings {
             /// Origin of the theme, for error messages: `--theme`, `DMSCHAT_THEME` or
             /// `FILE:LINE: theme`.
             pub theme_set_by: String,
+            /// All sources as one layer, and what they were read from.
+            pub layer: Layer,
+            pub origin: Origin,
         }
 
         impl Layer {
@@ -86,7 +98,7 @@ macro_rules! settings {
             }
 
             /// Every key with its value as it is written in a file, if it has one, and its default.
-            pub(super) fn entries(&self) -> Vec<(&'static str, Option<String>, String)> {
+            pub fn entries(&self) -> Vec<(&'static str, Option<String>, String)> {
                 fn written(value: impl serde::Serialize) -> String {
                     serde_json::to_string(&value).unwrap_or_default()
                 }
@@ -110,6 +122,27 @@ macro_rules! settings {
                 Ok(layer)
             }
 
+            /// Sets the options of sampling.
+            #[must_use]
+            pub fn with_sampling(self, sampling: &SamplingOverrides) -> Layer {
+                Layer { $($option: sampling.$option,)* ..self }
+            }
+
+            /// The value of a key as it is written in a file.
+            pub fn value(&self, key: &str) -> Option<String> {
+                self.entries().into_iter().find(|(name, ..)| *name == key).and_then(|(_, value, _)| value)
+            }
+
+            /// Whether it has a value for a key.
+            pub fn sets(&self, key: &str) -> bool {
+                self.value(key).is_some()
+            }
+
+            /// The keys that have a value.
+            pub fn keys(&self) -> impl Iterator<Item = &'static str> {
+                self.entries().into_iter().filter_map(|(key, value, _)| value.map(|_| key))
+            }
+
             /// The keys that have several values.
             pub fn several(&self) -> impl Iterator<Item = &'static str> {
                 let counts = [$($((stringify!($key), self.$key.as_ref().map_or(0, Setting::count)),)*)*];
@@ -125,9 +158,11 @@ macro_rules! settings {
             /// Merges the settings of one layer over the defaults. Fails for a budget that the
             /// policy cannot have.
             pub fn from_layer(dirs: Dirs, layer: Layer) -> Result<Self> {
-                let sampling = layer.sampling();
+                let (sampling, all) = (layer.sampling(), layer.clone());
                 let settings = Self {
                     dirs,
+                    layer: all,
+                    origin: Origin::default(),
                     $($($key: value!(layer.$key, $(= $default)? $(or $words)?),)*)*
                     sampling,
                     theme_set_by: String::new(),
@@ -235,7 +270,7 @@ sampling_table!(settings {
         #[arg(long, value_name = "FORMAT", help_heading = "Cache")]
         kv: List<Auto<Codec>> = List::of(Auto::Auto);
 
-        /// Context in tokens [default: the model's]
+        /// Longest conversation in tokens, evicted ones included [default: the model's]
         #[arg(long, value_name = "TOKENS", help_heading = "Cache")]
         ctx_size: usize, or "the model's, lowered to what fits";
 

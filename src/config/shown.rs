@@ -1,12 +1,12 @@
 //! Every setting with its value and what set it.
 
 use super::environment::env_name;
-use super::layer::place_of_key;
+use super::layer::{Sources, place_of_key};
 use super::settings::Layer;
-use super::{Dirs, sources};
+use super::settings::Origin;
+use super::Dirs;
 use anyhow::Result;
 use clap::Args;
-use std::path::Path;
 
 /// One setting.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,28 +14,29 @@ pub struct Shown {
     pub key: &'static str,
     /// As a config file has it; in words where the default is not a fixed value.
     pub value: String,
-    /// `--kv`, `DMSCHAT_KV`, `FILE:LINE` or `default`.
+    /// `--kv`, `DMSCHAT_KV`, `FILE:LINE` of the profile or the config file, or `default`.
     pub source: String,
 }
 
 /// The source of values that nothing sets.
 pub const DEFAULT: &str = "default";
 
-/// All settings in the order of the page docs/config.md. The arguments are those of
-/// [`super::Settings::load`].
-pub fn shown(flags: &Layer, config: Option<&Path>) -> Result<Vec<Shown>> {
-    let (env, file, path) = sources(&Dirs::find()?, config)?;
-    Ok(merged([flags, &env, &file], &path))
+/// All settings in the order of the page docs/config.md.
+pub fn shown(origin: &Origin) -> Result<Vec<Shown>> {
+    let sources = Sources::read(&Dirs::find()?, origin)?;
+    Ok(merged(&origin.flags, &sources))
 }
 
-fn merged(layers: [&Layer; 3], path: &Path) -> Vec<Shown> {
-    let [flags, env, file] = layers.map(Layer::entries);
-    let values = flags.into_iter().zip(env).zip(file);
-    let one = |(((key, flag, default), (_, env, _)), (_, file, _))| {
-        let (value, source) = match (flag, env, file) {
+fn merged(flags: &Layer, sources: &Sources) -> Vec<Shown> {
+    let Sources { env, profile, file, profile_path, path } = sources;
+    let [env, profile, file] = [env, profile, file].map(Layer::entries);
+    let values = flags.entries().into_iter().zip(env).zip(profile.into_iter().zip(file));
+    let one = |(((key, flag, default), (_, env, _)), ((_, profile, _), (_, file, _)))| {
+        let (value, source) = match (flag, env, profile, file) {
             (Some(value), ..) => (value, flag_name(key)),
-            (_, Some(value), _) => (value, env_name(key)),
-            (_, _, Some(value)) => (value, place_of_key(path, key)),
+            (_, Some(value), ..) => (value, env_name(key)),
+            (_, _, Some(value), _) => (value, place_of_key(profile_path, key)),
+            (.., Some(value)) => (value, place_of_key(path, key)),
             _ => (default, DEFAULT.to_owned()),
         };
         Shown { key, value, source }
@@ -62,11 +63,16 @@ mod tests {
         let file = Layer::from_file(&path).unwrap().unwrap();
         let env = Layer::from_env(|name| (name == "DMSCHAT_SEED").then(|| "7".into())).unwrap();
         let flags = Layer { weight_cache: Some(crate::config::OnOff(false)), ..Layer::default() };
-        let all = merged([&flags, &env, &file], &path);
+        let profile = dir.path().join("work.toml");
+        std::fs::write(&profile, "top_p = 0.8\ntop_k = 9\n").unwrap();
+        let layer = Layer::from_file(&profile).unwrap().unwrap();
+        let sources = Sources { env, profile: layer, file, profile_path: profile.clone(), path: path.clone() };
+        let all = merged(&flags, &sources);
         let of = |key| all.iter().find(|s| s.key == key).map(|s| (s.value.as_str(), s.source.as_str())).unwrap();
         assert_eq!(of("weight_cache"), ("\"off\"", "--no-weight-cache"));
         assert_eq!(of("seed"), ("7", "DMSCHAT_SEED"));
         assert_eq!(of("kv"), ("\"fp8\"", format!("{}:3", path.display()).as_str()));
-        assert_eq!((of("top_p").0, of("min_p")), ("0.9", ("the model's", DEFAULT)));
+        assert_eq!(of("top_p"), ("0.8", format!("{}:1", profile.display()).as_str()));
+        assert_eq!((of("top_k").0, of("min_p")), ("9", ("the model's", DEFAULT)));
     }
 }

@@ -16,6 +16,7 @@ pub mod models;
 mod pin;
 mod prelude;
 pub mod recall;
+pub mod profile;
 mod session;
 pub mod sessions;
 pub mod set;
@@ -126,6 +127,10 @@ pub const ALL: &[Command] = &[
     Command::new(Model, "set", "[NAME VALUE]", set::set)
         .help("change a setting; without a name: list them")
         .also(&["settings"])
+    Command::new(Model, "profile", "[NAME|none]", profile::run)
+        .help("switch to the settings of a profile; without a name: list them")
+        .also(&["profiles"])
+        .args(Args { more: profile::names, ..Args::TEXT }),
         .args(Args { more: set::complete, ..Args::TEXT }),
     Command::new(Model, "theme", "[NAME]", set::theme)
         .help("change the colours")

@@ -7,6 +7,9 @@ use nucleo_matcher::{Config, Matcher};
 /// Where names for completion come from.
 pub struct Sources<'a> {
     pub themes: &'a dyn Fn() -> Vec<String>,
+    pub profiles: &'a dyn Fn() -> Vec<String>,
+    /// Prompts of the user, which are typed like commands.
+    pub prompts: &'a dyn Fn() -> Vec<String>,
     /// Hub ids in the cache.
     pub models: &'a [String],
     /// Model folders and files that earlier conversations were held with.

@@ -94,7 +94,7 @@ pub struct App {
     pub effects: Vec<Effect>,
 }
 
-/// Settings that are fixed at startup.
+/// Settings of the program. All but `settings`, which /profile replaces, are fixed at startup.
 pub struct Setup {
     pub settings: Settings,
     pub themes: Themes,
@@ -208,6 +208,24 @@ pub struct UnsentCount {
     pub id: u64,
     pub changed_ms: u64,
     pub asked: bool,
+impl ChatOptions {
+    /// The options that a chat begins with.
+    pub fn of(settings: &Settings) -> Self {
+        Self {
+            think: settings.think,
+            keep_thinking: settings.keep_thinking,
+            sampling: settings.sampling,
+            seed: settings.seed,
+            max_tokens: settings.max_tokens,
+            max_think: settings.max_think,
+            drafts: if settings.draft == DraftSource::Off { 0 } else { MAX_DRAFTS },
+            width: settings.width,
+            kv_limit: settings.kv_limit,
+            when_full: settings.when_full,
+        }
+    }
+}
+
     pub tokens: Option<usize>,
 }
 
@@ -276,18 +294,7 @@ pub struct Panel {
 impl App {
     pub fn new(setup: Setup, theme: Theme) -> Self {
         let settings = &setup.settings;
-        let options = ChatOptions {
-            think: settings.think,
-            keep_thinking: settings.keep_thinking,
-            sampling: settings.sampling,
-            seed: settings.seed,
-            max_tokens: settings.max_tokens,
-            max_think: settings.max_think,
-            drafts: if settings.draft == DraftSource::Off { 0 } else { MAX_DRAFTS },
-            width: settings.width,
-            kv_limit: settings.kv_limit,
-            when_full: settings.when_full,
-        };
+        let options = ChatOptions::of(settings);
         let engine = EngineView {
             eviction: settings.eviction.unwrap_or(true),
             chosen: settings.model.clone(),

@@ -11,9 +11,9 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
     let [model, cache] = ["model", "cache"].map(Layer::group);
     let own: &[&[&str]] = match path {
         "chat" | "config show" => return None,
-        "show" | "config theme" => &[&["theme", "config"]],
-        "bench" => &[model, cache, &["config", "keep_ratio", "width", "json"]],
-        "doctor" => &[model, cache, &["config", "json", "theme"]],
+        "show" | "config theme" => &[&["theme", "config", "profile"]],
+        "bench" => &[model, cache, &["config", "profile", "keep_ratio", "width", "json"]],
+        "doctor" => &[model, cache, &["config", "profile", "json", "theme"]],
         "models list" => &[&["model", "json", "config"]],
         "models pull" => &[&["device", "json", "config"]],
         "models rm" => &[&["weights", "json"]],
@@ -71,8 +71,8 @@ fn add_flags(sub: Command, parent: &str, common: &[Arg], others: bool, flags_of:
 }
 
 pub const SOURCES: &str = "\
-Settings come from flags, then DMSCHAT_* variables (DMSCHAT_MODEL, DMSCHAT_TEMPERATURE, ...), then the config file, then the \
-model's recommendation. `dmschat config show` prints all of them.";
+Settings come from flags, then DMSCHAT_* variables (DMSCHAT_MODEL, DMSCHAT_TEMPERATURE, ...), then the profile (-P), then the \
+config file, then the model's recommendation. `dmschat config show` prints all of them.";
 
 pub const EXIT_CODES: &str = "\
 0 answered, 1 failed or no answer, 2 usage, config or model error, 130 interrupted.";

@@ -221,3 +221,5 @@ fn files(app: &App) -> Vec<(String, String)> {
     ];
     paths.map(|(name, path)| (name.to_owned(), clean_line(&path.display().to_string()))).to_vec()
 }
+        ("Profiles", dirs.profiles()),
+        ("Prompts", dirs.prompts()),

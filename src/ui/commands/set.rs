@@ -2,12 +2,15 @@
 //! their own.
 
 use super::prelude::*;
-use super::{pairs, takes};
+use super::{pairs, profile, takes};
 use crate::config::{ByteSize, Width};
 use crate::protocol::{Thinking, sampling_table};
 use crate::ui::completion::Sources;
 use crate::ui::update::texts;
 use crate::words::nearest;
+
+/// Word of `/set` that writes the settings to a file.
+const SAVE: &str = "--save";
 
 /// A setting of `/set`.
 struct Setting {
@@ -181,8 +184,12 @@ pub fn themes(_: &str, sources: &Sources) -> Vec<(String, String)> {
 /// Names of settings, or the values of the one that was typed.
 pub fn complete(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     let Some((name, _)) = typed.split_once(' ') else {
-        return settings().map(|s| (format!("{} ", s.name), s.takes.to_owned())).collect();
+        let save = (format!("{SAVE} "), "write the settings to the config file or a profile".to_owned());
+        return settings().map(|s| (format!("{} ", s.name), s.takes.to_owned())).chain([save]).collect();
     };
+    if name == SAVE {
+        return (sources.profiles)().into_iter().map(|profile| (format!("{SAVE} {profile}"), String::new())).collect();
+    }
     let setting = settings().find(|s| s.name == name);
     let values = setting.map_or_else(Vec::new, |s| s.values.iter().map(|v| (*v, "")).collect());
     let values = if name == "theme" { themes(typed, sources) } else { pairs(&values) };
@@ -196,6 +203,9 @@ pub fn set(app: &mut App, argument: &str) -> Done {
         let table = rows.collect::<Vec<_>>().join("\n");
         app.result(LocalKind::Table, table);
         return Ok(());
+    }
+    if name == SAVE {
+        return profile::save(app, value.trim());
     }
     let name = name.replace('-', "_");
     let Some(setting) = settings().find(|s| s.name == name) else {
@@ -263,6 +273,7 @@ pub fn theme(app: &mut App, name: &str) -> Done {
     }
     let theme = app.setup.themes.load(name).map_err(|e| Refusal::Wrong(format!("/theme: {e:#}")))?;
     app.set_theme(theme);
+    app.setup.settings.layer.theme = Some(name.to_owned());
     app.tell(format!("theme {name}"))
 }
 

@@ -1,5 +1,6 @@
 //! Effects of a change of the input: the list of completions, Tab and Enter on it; pastes.
 
+use crate::config::profile::names;
 use crate::ui::action::Action;
 use crate::ui::attach::{attachment, mentions, without_end};
 use crate::ui::commands::{Args, Command, beginning, find, pairs};
@@ -19,6 +20,8 @@ pub fn input_changed(app: &mut App) {
         used: &app.used_models,
         paths: &crate::ui::paths::complete,
     };
+        profiles: &|| names(&dirs.profiles(), ".toml"),
+        prompts: &|| prompts::listed(&dirs.prompts()),
     app.completion = candidates(app.input.text(), app.input.caret(), &sources);
 }
 
@@ -143,7 +146,14 @@ mod tests {
     #[test]
     fn a_path_with_spaces_is_quoted_when_attached() {
         let paths = |typed: &str, _| if typed == "my n" { vec!["my notes.md".to_owned()] } else { Vec::new() };
-        let sources = Sources { themes: &Vec::new, models: &[], used: &[], paths: &paths };
+        let sources = Sources {
+            themes: &Vec::new,
+            profiles: &Vec::new,
+            prompts: &Vec::new,
+            models: &[],
+            used: &[],
+            paths: &paths,
+        };
         let text = "read @\"my n";
         let found = candidates(text, text.len(), &sources).unwrap();
         assert_eq!((found.start, &*found.candidates[0].insert), (5, "@\"my notes.md\""));
@@ -162,13 +172,19 @@ mod tests {
         let models = ["nvidia/Qwen3-8B-DMS-8x".to_owned()];
         let used = ["/models/smol.gguf".to_owned()];
         let paths = |typed: &str, _| if typed == "./Q" { vec!["./Qwen3/".to_owned()] } else { Vec::new() };
-        let sources = Sources { themes: &themes, models: &models, used: &used, paths: &paths };
+        let (profiles, prompts) = (|| vec!["work".to_owned()], || vec!["review".to_owned()]);
+        let (profiles, prompts): (&dyn Fn() -> _, &dyn Fn() -> _) = (&profiles, &prompts);
+        let sources = Sources { themes: &themes, profiles, prompts, models: &models, used: &used, paths: &paths };
         let labels = |text: &str| {
             candidates(text, text.len(), &sources)
                 .map(|c| c.candidates.into_iter().map(|c| c.label).collect::<Vec<_>>())
                 .unwrap_or_default()
         };
-        assert_eq!(labels("/").len(), ALL.iter().filter(|c| c.group != Group::Hidden).count());
+        assert_eq!(labels("/").len(), ALL.iter().filter(|c| c.group != Group::Hidden).count() + 1);
+        assert_eq!(
+            (labels("/rev"), labels("/profile w")),
+            (vec!["/review [TEXT]".to_owned()], vec!["work".to_owned()])
+        );
         assert_eq!(labels("/re")[..4], ["/regen", "/recall [TEXT]", "/rebuild", "/rename TITLE"]);
         // Letters in order; a name that is not listed, once nothing else begins like it.
         assert_eq!(labels("/evc"), ["/eviction on|off"]);
