@@ -41,6 +41,7 @@ pub mod overlay;
 pub mod paths;
 pub mod picker;
 pub mod ratios;
+pub mod prompts;
 pub mod refusal;
 pub mod restore;
 pub mod runtime;

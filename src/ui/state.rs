@@ -89,6 +89,8 @@ pub struct App {
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
     /// Milliseconds since the start, as of the event being handled.
+    /// Prompts of which was said that a command hides them.
+    pub hidden_prompts: HashSet<String>,
     pub now_ms: u64,
     /// Requests of the event being handled to the runtime.
     pub effects: Vec<Effect>,
@@ -338,6 +340,7 @@ impl App {
             setup,
         };
         app.set_theme(theme);
+            hidden_prompts: HashSet::new(),
         app
     }
 

@@ -8,13 +8,18 @@ use crate::ui::editor::Editor;
 use crate::ui::numbers::LEGEND;
 use crate::ui::overlay::prelude::*;
 use crate::ui::picker::NOTHING;
+use crate::ui::prompts;
 use crate::ui::text::wrap;
 use crate::ui::widgets::message::plain_lines;
 use ratatui::text::{Line, Span};
 
 /// Opens the help of these commands with words in its field.
 pub fn open(app: &mut App, words: &str, commands: &'static [Command]) {
-    app.open(Help { query: words.into(), scroll: 0, commands });
+    let mut prompts = prompts::listed(&app.setup.settings.dirs.prompts());
+    prompts.retain(|name| {
+        !commands.iter().any(|command| command.name == name || command.aliases.contains(&name.as_str()))
+    });
+    app.open(Help { query: words.into(), scroll: 0, commands, prompts });
 }
 
 /// The keys that matter most.
@@ -63,11 +68,79 @@ pub struct Help {
     query: Editor,
     scroll: usize,
     commands: &'static [Command],
+    /// Names of the user's prompts.
+    prompts: Vec<String>,
 }
 
 impl Help {
     fn rows(&self, app: &App) -> Vec<Line<'static>> {
-        lines(app, self.commands, usize::from(app.size.0).saturating_sub(2), true, self.query.text())
+        self.lines(app, usize::from(app.size.0).saturating_sub(2), true)
+    }
+
+    /// The rows of the help that contain all words of the query; without `keys` for terminals that
+    /// have none.
+    fn lines(&self, app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
+        let theme = &app.theme;
+        let words: Vec<String> = self.query.text().to_lowercase().split_whitespace().map(str::to_owned).collect();
+        let column = 26.min(width / 2);
+        let mut out = Vec::new();
+        for Section { title, rows } in self.sections(app, keys) {
+            let fits = |(left, right): &&(String, String)| {
+                let text = format!("{title} {left} {right}").to_lowercase();
+                words.iter().all(|word| text.contains(word))
+            };
+            let rows: Vec<_> = rows.iter().filter(fits).collect();
+            if rows.is_empty() {
+                continue;
+            }
+            if !out.is_empty() {
+                out.push(Line::default());
+            }
+            out.push(Line::styled(title.clone(), theme.style(Role::Title)));
+            for (left, right) in rows {
+                let key = Span::styled(format!("{left:<column$} "), theme.style(Role::Key));
+                let rest = Span::raw(" ".repeat(column + 1));
+                out.extend(wrap(&[Span::styled(right.clone(), theme.style(Role::Text))], width, &[key], &[rest]));
+            }
+        }
+        out
+    }
+
+    fn sections(&self, app: &App, keys: bool) -> Vec<Section> {
+        let owned = |rows: &[(&str, &str)]| -> Vec<_> {
+            rows.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect()
+        };
+        let mut out = Vec::new();
+        let mut begin = if keys { FIRST.map(|action| key_row(app, action)).to_vec() } else { Vec::new() };
+        begin.extend(owned(&[
+            ("/", "a list of the commands; letters narrow it"),
+            ("@FILE", "attaches a text file to the message, or the list of a folder; @\"my file\" if it has spaces"),
+            ("@https://...", "attaches the text of a web page"),
+            ("!COMMAND", "runs a command in the shell and sends its output; lines after it are your question"),
+        ]));
+        out.push(section("To begin", begin));
+        out.push(section("What the panel shows", owned(LEGEND)));
+        out.push(section("Words", glossary()));
+        for (group, title) in Group::LISTED {
+            let commands = self.commands.iter().filter(|command| command.group == group);
+            out.push(section(format!("Commands: {title}"), commands.map(|c| (c.label(), c.help.to_owned()))));
+        }
+        let prompt =
+            |name: &String| (format!("/{name} [TEXT]"), format!("sends prompts/{name}.md with the text in it"));
+        let how = "beside the config file: /NAME TEXT sends it, with TEXT in the place of {{input}}";
+        let how = ("prompts/NAME.md".to_owned(), how.to_owned());
+        out.push(section("Your prompts", self.prompts.iter().map(prompt).chain([how])));
+        let keys_of = |group| Action::ALL.iter().filter(move |a| a.group() == group && !FIRST.contains(a));
+        if keys {
+            out.push(section("More keys", keys_of(Keys::Chat).map(|action| key_row(app, *action))));
+            out.push(section(format!("Memory page ({})", app.key(Action::Inspect)), owned(MEMORY)));
+        }
+        out.push(section("Unsent text and waiting messages", unsent(app)));
+        out.push(section("Files", files(app)));
+        if keys {
+            out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));
+        }
+        out
     }
 
     /// The last row that the help can begin with.
@@ -128,66 +201,19 @@ impl Overlay<App> for Help {
     }
 
     fn plain_lines(&self, app: &App, columns: usize) -> Option<Vec<String>> {
-        Some(plain_lines(&lines(app, self.commands, columns, false, self.query.text())))
+        Some(plain_lines(&self.lines(app, columns, false)))
     }
 }
 
-/// The rows of the help that contain all words of `query`; without `keys` for terminals that have
-/// none.
-fn lines(app: &App, commands: &[Command], width: usize, keys: bool, query: &str) -> Vec<Line<'static>> {
-    let theme = &app.theme;
-    let words: Vec<String> = query.to_lowercase().split_whitespace().map(str::to_owned).collect();
-    let column = 26.min(width / 2);
-    let mut out = Vec::new();
-    for Section { title, rows } in sections(app, commands, keys) {
-        let fits = |(left, right): &&(String, String)| {
-            let text = format!("{title} {left} {right}").to_lowercase();
-            words.iter().all(|word| text.contains(word))
-        };
-        let rows: Vec<_> = rows.iter().filter(fits).collect();
-        if rows.is_empty() {
-            continue;
-        }
-        if !out.is_empty() {
-            out.push(Line::default());
-        }
-        out.push(Line::styled(title.clone(), theme.style(Role::Title)));
-        for (left, right) in rows {
-            let key = Span::styled(format!("{left:<column$} "), theme.style(Role::Key));
-            let rest = Span::raw(" ".repeat(column + 1));
-            out.extend(wrap(&[Span::styled(right.clone(), theme.style(Role::Text))], width, &[key], &[rest]));
-        }
-    }
-    out
-}
-
-fn sections(app: &App, commands: &[Command], keys: bool) -> Vec<Section> {
-    let owned = |rows: &[(&str, &str)]| -> Vec<_> {
-        rows.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect()
-    };
-    let mut out = Vec::new();
-    let mut begin = if keys { FIRST.map(|action| key_row(app, action)).to_vec() } else { Vec::new() };
-    begin.extend(owned(&[
-        ("/", "a list of the commands; letters narrow it"),
-        ("@FILE", "attaches a text file to the message; @\"my file\" if it has spaces"),
-    ]));
-    out.push(section("To begin", begin));
-    out.push(section("What the panel shows", owned(LEGEND)));
-    for (group, title) in Group::LISTED {
-        let commands = commands.iter().filter(|command| command.group == group);
-        out.push(section(format!("Commands: {title}"), commands.map(|c| (c.label(), c.help.to_owned()))));
-    }
-    let keys_of = |group| Action::ALL.iter().filter(move |a| a.group() == group && !FIRST.contains(a));
-    if keys {
-        out.push(section("More keys", keys_of(Keys::Chat).map(|action| key_row(app, *action))));
-        out.push(section(format!("Memory page ({})", app.key(Action::Inspect)), owned(MEMORY)));
-    }
-    out.push(section("Unsent text and waiting messages", unsent(app)));
-    out.push(section("Files", files(app)));
-    if keys {
-        out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));
-    }
-    out
+/// The rows of the page docs/glossary.md.
+fn glossary() -> impl Iterator<Item = (String, String)> {
+    let rows = include_str!("../../../docs/glossary.md").lines().filter_map(|line| {
+        line.strip_prefix("| ")?
+            .strip_suffix(" |")?
+            .split_once(" | ")
+            .map(|(word, meaning)| (word, meaning.replace('`', "")))
+    });
+    rows.skip(2).map(|(word, meaning)| (word.to_owned(), meaning))
 }
 
 fn key_row(app: &App, action: Action) -> (String, String) {
@@ -216,10 +242,34 @@ fn files(app: &App) -> Vec<(String, String)> {
     let paths = [
         ("Conversations", dirs.sessions()),
         ("Configuration", dirs.config_file()),
+        ("Profiles", dirs.profiles()),
+        ("Prompts", dirs.prompts()),
         ("Themes", dirs.themes()),
         ("Keys", dirs.config.join("keymap.toml")),
     ];
     paths.map(|(name, path)| (name.to_owned(), clean_line(&path.display().to_string()))).to_vec()
 }
-        ("Profiles", dirs.profiles()),
-        ("Prompts", dirs.prompts()),
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::testing::*;
+
+    #[test]
+    fn the_help_shows_every_word_of_the_glossary() {
+        let words: Vec<(String, String)> = glossary().collect();
+        assert!(words.len() >= 20 && words[0].0 == "adapter", "{words:?}");
+        let sorted = words.is_sorted_by_key(|(word, _)| word.to_lowercase());
+        assert!(sorted && words.iter().all(|(_, meaning)| meaning.len() > 20 && !meaning.contains(['|', '`'])));
+        let page = include_str!("../../../docs/glossary.md");
+        assert_eq!(page.lines().filter(|line| line.starts_with("| ")).count(), words.len() + 2);
+        let mut app = app(200, 60, 2, 2);
+        for (word, meaning) in words {
+            app.overlays.clear();
+            app.input.set("");
+            say(&mut app, &format!("/help words {word}"));
+            let shown = screen(&mut app);
+            assert!(shown.contains(&meaning), "{word}: {shown}");
+        }
+    }
+}

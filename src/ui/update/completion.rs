@@ -7,7 +7,8 @@ use crate::ui::commands::{Args, Command, beginning, find, pairs};
 use crate::ui::completion::{Candidate, Completion, Sources, files};
 use crate::ui::effect::Effect;
 use crate::ui::examples::offered;
-use crate::ui::paths::is_file;
+use crate::ui::paths::can_be_attached;
+use crate::ui::prompts;
 use crate::ui::spelling::parse;
 use crate::ui::state::App;
 
@@ -19,9 +20,9 @@ pub fn input_changed(app: &mut App) {
         models: &app.cached_models,
         used: &app.used_models,
         paths: &crate::ui::paths::complete,
-    };
         profiles: &|| names(&dirs.profiles(), ".toml"),
         prompts: &|| prompts::listed(&dirs.prompts()),
+    };
     app.completion = candidates(app.input.text(), app.input.caret(), &sources);
 }
 
@@ -50,7 +51,8 @@ pub fn say_folded(app: &mut App) {
 pub fn accept_partial_command(app: &mut App) -> bool {
     let Some(completion) = &app.completion else { return true };
     let command = |app: &App| parse(app.input.text()).and_then(|(name, _)| find(name));
-    if completion.start != 0 || command(app).is_some() || !app.input.text().starts_with('/') {
+    let is_prompt = |app: &App| parse(app.input.text()).is_some_and(|(name, _)| prompts::exists(app, name));
+    if completion.start != 0 || command(app).is_some() || is_prompt(app) || !app.input.text().starts_with('/') {
         return true;
     }
     let chosen = completion.selected > 0;
@@ -128,7 +130,14 @@ fn command_candidates(typed: &str) -> Vec<Candidate> {
         label: format!("/{name} {}", command.usage).trim_end().to_owned(),
         help: command.help.to_owned(),
     };
-    beginning(typed).into_iter().map(candidate).collect()
+    let prompt = |name: String| Candidate {
+        insert: format!("/{name} "),
+        label: format!("/{name} [TEXT]"),
+        help: format!("your prompt {name}.md"),
+    };
+    let prompts =
+        (sources.prompts)().into_iter().filter(|name| name.starts_with(typed) && find(name).is_none()).map(prompt);
+    beginning(typed).into_iter().map(candidate).chain(prompts).collect()
 }
 
 fn argument_candidates(args: &Args, typed: &str, sources: &Sources) -> Vec<Candidate> {

@@ -7,6 +7,8 @@ use crate::ui::burst::Enter;
 use crate::ui::commands::{self, set};
 use crate::ui::effect::Effect;
 use crate::ui::overlay::{history::HistorySearch, inspect::Inspect};
+use crate::ui::prompts;
+use crate::ui::shell::parse as is_shell;
 use crate::ui::spelling::{glued, parse};
 use crate::ui::state::{App, EngineView, NO_MODEL};
 use crate::ui::text::on_or_off;
@@ -122,8 +124,16 @@ pub fn submit(app: &mut App) {
                 app.history.push(&text);
                 let line = app.input.take();
                 app.paid = app.priced.take().as_ref() == Some(&line);
+        Some((name, argument)) if commands::find(name).is_none() && prompts::exists(app, name) => {
+            app.history.push(&text);
+            let line = app.input.take();
+            if !prompts::send(app, name, argument) {
+                app.input.set(&line);
+            }
+        }
                 if !commands::run(app, command, argument) {
                     // To be corrected, or confirmed.
+                prompts::say_hidden(app, name);
                     app.input.set(&line);
                     app.priced = Some(line);
                 }

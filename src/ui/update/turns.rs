@@ -40,6 +40,17 @@ fn queue_is_full(app: &mut App) {
 pub fn ask_chains(app: &mut App, question: &str, width: Width) {
     if app.queue.len() >= MAX_QUEUE {
         return queue_is_full(app);
+/// Queues a text as a message. False if too many wait.
+pub fn ask_text(app: &mut App, text: String) -> bool {
+    if app.queue.len() >= MAX_QUEUE {
+        queue_is_full(app);
+        return false;
+    }
+    app.queue.push_back(Queued { text, replaces: None, width: None });
+    send_next(app);
+    true
+}
+
     }
     app.queue.push_back(Queued { text: question.to_owned(), replaces: None, width: Some(width) });
     send_next(app);
