@@ -7,6 +7,7 @@ mod command;
 pub mod compact;
 pub mod compare;
 mod copy;
+mod cost;
 mod draft;
 pub mod find;
 pub mod help;
@@ -116,6 +117,8 @@ pub const ALL: &[Command] = &[
         .help("the N tokens of the last answer that the model expected least (8), and what it expected")
         .args(Args::text("a number from 1 to 50")),
     Command::new(Memory, "rebuild", "", cache::rebuild).help("recompute the cache with the current eviction setting"),
+    Command::new(Memory, "cost", "", cost::run)
+        .help("what the last (or the chosen) answer cost: time, tokens, cache, drafts, energy"),
     Command::new(Memory, "stats", "", cache::stats).help("the numbers of the cache, head by head").also(&["context"]),
     Command::new(Model, "model", "[NAME]", model::model)
         .help("load another model: demo, a folder, a GGUF file, or ORG/NAME")
