@@ -3,8 +3,8 @@
 use std::process::{Command, ExitStatus};
 
 pub use imp::{
-    CPU_LIMIT, KILLED, can_open, ended_by, in_group_of_its_own, kill_group, limit_this_process, shell, stdin_is_given,
-    stdout_is_closed,
+    CPU_LIMIT, KILLED, can_open, ended_by, in_group_of_its_own, in_session_of_its_own, kill_group, limit_this_process,
+    shell, stdin_is_given, stdout_is_closed,
 };
 
 #[cfg(unix)]
@@ -27,6 +27,13 @@ mod imp {
     /// Gives the child and its children a group that [`kill_group`] ends.
     pub fn in_group_of_its_own(command: &mut Command) -> &mut Command {
         command.process_group(0)
+    }
+
+    /// Gives the child a session without a terminal, so that it can neither read keys nor draw.
+    /// [`kill_group`] ends it with its children.
+    pub fn in_session_of_its_own(command: &mut Command) -> &mut Command {
+        // SAFETY: setsid is a system call that a process may make between fork and exec.
+        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(|_| ())?)) }
     }
 
     /// Ends the group of this child.
@@ -89,6 +96,10 @@ mod imp {
     }
 
     pub fn in_group_of_its_own(command: &mut Command) -> &mut Command {
+        command
+    }
+
+    pub fn in_session_of_its_own(command: &mut Command) -> &mut Command {
         command
     }
 

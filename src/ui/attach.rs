@@ -1,10 +1,18 @@
-//! Files attached to a message with `@FILE`: read whole, bounded, as text. What a file holds
-//! travels as text of the message and never becomes a control token.
+//! What is attached to a message by `@`: a file, the list of a folder, or a web page, bounded and
+//! as text; and the output of a command. It travels as text of the message and never becomes a
+//! control token.
+
+mod command;
+mod folder;
+
+pub use command::{Handle, Job};
 
 use super::paths::expand_home;
 use super::text::{bytes, clean_line, plural, truncate};
 use crate::regular_file;
+use crate::web::{self, Page};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// Larger files are refused.
 pub const MAX_BYTES: u64 = 1 << 20;
@@ -18,8 +26,43 @@ pub struct Attachment {
     pub text: String,
 }
 
-/// Reads a regular file of UTF-8 text. The error is one line.
+/// Reads what a mention names: a URL, a folder or a file. The error is one line.
 pub fn read(typed: &str) -> Result<Attachment, String> {
+    let refused = |why: String| format!("{} is not attached: {why}", truncate(&clean_line(typed), 100));
+    if web::is_url(typed) {
+        return web::fetch(typed, &AtomicBool::new(false)).map(|page| of_page(typed, &page)).map_err(refused);
+    }
+    let path = expand_home(Path::new(typed));
+    if path.is_dir() {
+        let list = folder::list(&path).map_err(|e| refused(e.to_string()))?;
+        let name = clean_line(typed);
+        let text = if list.text.is_empty() { "(no files)\n" } else { &list.text };
+        return Ok(fenced(&name, &format!("{name} ({})", list.what), &list.what, text));
+    }
+    read_file(typed)
+}
+
+/// A page with its address, and its title if it has one.
+fn of_page(typed: &str, page: &Page) -> Attachment {
+    let title = if page.title.is_empty() { String::new() } else { format!(" ({})", clean_line(&page.title)) };
+    let cut = if page.cut { ", its beginning" } else { "" };
+    let name = typed.split_once("://").map_or(typed, |(_, rest)| rest);
+    let what = format!("{}, {}{cut}", plural(page.text.lines().count() as u64, "line"), bytes(page.text.len() as u64));
+    fenced(&clean_line(name), &format!("{}{title}{cut}", clean_line(&page.url)), &what, &page.text)
+}
+
+/// A text in a fence, with a line before it.
+fn fenced(name: &str, head: &str, what: &str, text: &str) -> Attachment {
+    let fence = fence_for(text);
+    let end = if text.ends_with('\n') || text.is_empty() { "" } else { "\n" };
+    Attachment {
+        label: format!("[@{}, {what}]", truncate(name, 40)),
+        text: format!("{head}:\n{fence}\n{text}{end}{fence}"),
+    }
+}
+
+/// Reads a regular file of UTF-8 text. The error is one line.
+fn read_file(typed: &str) -> Result<Attachment, String> {
     let name = clean_line(typed);
     let refused = |why: &str| format!("{name} is not attached: {why}");
     let path = expand_home(Path::new(typed));
@@ -32,12 +75,7 @@ pub fn read(typed: &str) -> Result<Attachment, String> {
     }
     let lines = plural(text.lines().count() as u64, "line");
     let size = bytes(text.len() as u64);
-    let fence = fence_for(&text);
-    let end = if text.ends_with('\n') || text.is_empty() { "" } else { "\n" };
-    Ok(Attachment {
-        label: format!("[@{}, {lines}, {size}]", truncate(&name, 40)),
-        text: format!("{name}:\n{fence}\n{text}{end}{fence}"),
-    })
+    Ok(fenced(&name, &name, &format!("{lines}, {size}"), &text))
 }
 
 /// Longer than any run of backticks in the text.
@@ -48,9 +86,14 @@ fn fence_for(text: &str) -> String {
 
 /// The path of a candidate that attaches a file: `@notes.md`, `@"my notes.md"`.
 pub fn attachment(insert: &str) -> Option<&str> {
-    let path = insert.strip_prefix('@')?;
-    let path = path.strip_prefix('"').map_or(Some(path), |quoted| quoted.strip_suffix('"'))?;
-    (!path.is_empty() && !path.ends_with('/')).then_some(path)
+    named(insert).filter(|path| !path.ends_with('/'))
+}
+
+/// What a mention names: a file, a folder or a URL.
+pub fn named(mention: &str) -> Option<&str> {
+    let name = mention.strip_prefix('@')?;
+    let name = name.strip_prefix('"').map_or(Some(name), |quoted| quoted.strip_suffix('"'))?;
+    (!name.is_empty()).then_some(name)
 }
 
 /// The words of a message that may name files to attach: `@notes.md`, `@"my notes.md"`, with what
@@ -107,12 +150,16 @@ mod tests {
             ("image", "not UTF-8"),
             ("zeros", "it is a binary file"),
             ("large", "larger than 1 MiB, the limit for attached files"),
-            ("", "not a regular file"),
+            ("none/", "No such file"),
             ("nothing", "No such file"),
         ] {
             let error = read(&path(name)).unwrap_err();
             assert!(error.contains(why) && !error.contains('\n'), "{error}");
         }
+        let list = read(&path("")).unwrap();
+        assert!(list.label.ends_with(", 4 files]") && list.text.contains("notes.md  34 B\n"), "{list:?}");
+        let error = read("http://localhost:1/x").unwrap_err();
+        assert!(error.starts_with("http://localhost:1/x is not attached: localhost is "), "{error}");
         #[cfg(unix)]
         {
             let made = std::process::Command::new("mkfifo").arg(path("pipe")).status();

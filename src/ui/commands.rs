@@ -16,8 +16,8 @@ mod model;
 pub mod models;
 mod pin;
 mod prelude;
-pub mod recall;
 pub mod profile;
+pub mod recall;
 mod session;
 pub mod sessions;
 pub mod set;
@@ -127,13 +127,13 @@ pub const ALL: &[Command] = &[
     Command::new(Model, "models", "", models::open)
         .help("the models on this machine: size, shape, DMS, licence; Enter loads one")
         .also(&["list"]),
-    Command::new(Model, "set", "[NAME VALUE]", set::set)
-        .help("change a setting; without a name: list them")
-        .also(&["settings"])
     Command::new(Model, "profile", "[NAME|none]", profile::run)
         .help("switch to the settings of a profile; without a name: list them")
         .also(&["profiles"])
         .args(Args { more: profile::names, ..Args::TEXT }),
+    Command::new(Model, "set", "[NAME VALUE]", set::set)
+        .help("change a setting; without a name: list them; --save [PROFILE] writes them to a file")
+        .also(&["settings"])
         .args(Args { more: set::complete, ..Args::TEXT }),
     Command::new(Model, "theme", "[NAME]", set::theme)
         .help("change the colours")

@@ -1,5 +1,6 @@
 //! Effects: what [`update`](super::update) requests outside of the state. Plain data.
 
+use super::attach::Job;
 use crate::chat::MessageId;
 use crate::protocol::{Command, ModelReference, TurnReport};
 use std::ops::Range;
@@ -16,7 +17,12 @@ pub enum Effect {
     /// Render the rest of the conversation and rewind the cache to it.
     Rewind,
     Load(String),
-    /// Read a file to attach; `typed` is its name in the input.
+    /// Run a command of the shell for a message.
+    Run {
+        id: u64,
+        job: Job,
+    },
+    /// Read a file, a folder or a page to attach; `typed` is its name in the input.
     Attach {
         typed: String,
         path: String,

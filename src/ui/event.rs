@@ -61,6 +61,11 @@ pub enum AppEvent {
         sent: bool,
     },
     Sessions(Vec<SessionEntry>),
+    /// A command of the shell has ended: its output as a message, or why there is none.
+    Ran {
+        id: u64,
+        result: Result<String, String>,
+    },
     /// An attached file was read.
     Attached {
         typed: String,

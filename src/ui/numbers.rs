@@ -47,7 +47,10 @@ pub const LEGEND: &[(&str, &str)] = &[
         "place of one token's key and value in one head; a model trained with DMS marks tokens that it will not need, and with \
          eviction on their slots are given to new tokens once they leave the window",
     ),
-    ("context", "positions that the model can address; eviction saves memory, not positions"),
+    (
+        "context",
+        "tokens of the conversation so far, those that were evicted included, of the most that the model takes; eviction saves memory, not context",
+    ),
     ("drafts +20 %", "answers come 20 % faster because guessed tokens are checked several at a time (/draft)"),
     ("cache", "bytes of the tokens that the heads still keep; while several chains answer, of a mean chain"),
     ("dense", "bytes of the same conversation if every head kept every token"),

@@ -37,9 +37,9 @@ pub fn complete(typed: &str, folders_only: bool) -> Vec<String> {
     names
 }
 
-/// Whether this is a file that can be read whole. A folder is not, nor is a pipe.
-pub fn is_file(typed: &str) -> bool {
-    std::fs::metadata(expand_home(Path::new(typed))).is_ok_and(|found| found.is_file())
+/// Whether this is a file that can be read whole, or a folder. A pipe is neither.
+pub fn can_be_attached(typed: &str) -> bool {
+    std::fs::metadata(expand_home(Path::new(typed))).is_ok_and(|found| found.is_file() || found.is_dir())
 }
 
 /// `~/x` as a path in the home folder.

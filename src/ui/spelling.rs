@@ -1,7 +1,5 @@
 //! How a line is read as a command or a message.
 
-use std::borrow::Cow;
-
 /// Reads a line as a command: its name and the rest. `None` when it is a message: no slash in
 /// front, a second slash in the first word (a path), or `//` to say something with a slash.
 pub fn parse(line: &str) -> Option<(&str, &str)> {
@@ -18,11 +16,11 @@ pub fn glued(line: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// The text of a line that is not a command: `//x` is `/x`.
-pub fn message(line: &str) -> Cow<'_, str> {
-    match line.strip_prefix("//") {
-        Some(rest) => Cow::Owned(format!("/{rest}")),
-        None => Cow::Borrowed(line),
+/// The text of a line that is not a command: `//x` is `/x`, and `!!x` is `!x`.
+pub fn message(line: &str) -> &str {
+    match line.starts_with("//") || line.starts_with("!!") {
+        true => &line[1..],
+        false => line,
     }
 }
 
@@ -37,7 +35,7 @@ mod tests {
         for line in ["/usr/bin/env", "// comment", "/ x", "help"] {
             assert_eq!(parse(line), None);
         }
-        assert_eq!(message("//help"), "/help");
+        assert_eq!((message("//help"), message("!!x"), message("!x")), ("/help", "!x", "!x"));
         assert_eq!((glued("/undo/undo 2"), glued("//undo"), glued("/undo a/b")), (Some("undo"), None, None));
     }
 }

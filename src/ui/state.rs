@@ -15,6 +15,7 @@ use super::overlay::Overlay;
 pub use super::ratios::RatioHistory;
 use super::refusal::{Done, Refusal};
 pub use super::restore::{Restore, SessionView};
+use super::shell::Shell;
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
@@ -23,7 +24,7 @@ use crate::protocol::{
     WhenFull,
 };
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Lifetime of an information notice.
@@ -52,6 +53,10 @@ pub struct App {
     pub unsent_count: UnsentCount,
     pub burst: Burst,
     pub completion: Option<Completion>,
+    /// The revision of the input that was typed here, key by key.
+    pub typed_revision: Option<u64>,
+    /// Commands of the shell.
+    pub shell: Shell,
     /// Files that are still to be read before the input is sent.
     pub attaching: usize,
     /// The user's message that the input will replace.
@@ -84,13 +89,13 @@ pub struct App {
     pub used_models: Vec<String>,
     /// Where this conversation is saved; absent before the first turn and with `--no-session`.
     pub session: SessionView,
+    /// Prompts of which was said that a command hides them.
+    pub hidden_prompts: HashSet<String>,
     /// When a command was typed last into a page that takes no text.
     pub mistyped_ms: Option<u64>,
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
     /// Milliseconds since the start, as of the event being handled.
-    /// Prompts of which was said that a command hides them.
-    pub hidden_prompts: HashSet<String>,
     pub now_ms: u64,
     /// Requests of the event being handled to the runtime.
     pub effects: Vec<Effect>,
@@ -203,13 +208,6 @@ pub struct ChatOptions {
     pub when_full: Option<WhenFull>,
 }
 
-/// The token count of the unsent text.
-#[derive(Clone, Debug, Default)]
-pub struct UnsentCount {
-    /// The revision of the text; 0 if it is not counted.
-    pub id: u64,
-    pub changed_ms: u64,
-    pub asked: bool,
 impl ChatOptions {
     /// The options that a chat begins with.
     pub fn of(settings: &Settings) -> Self {
@@ -228,6 +226,13 @@ impl ChatOptions {
     }
 }
 
+/// The token count of the unsent text.
+#[derive(Clone, Debug, Default)]
+pub struct UnsentCount {
+    /// The revision of the text; 0 if it is not counted.
+    pub id: u64,
+    pub changed_ms: u64,
+    pub asked: bool,
     pub tokens: Option<usize>,
 }
 
@@ -315,6 +320,8 @@ impl App {
             unsent_count: UnsentCount::default(),
             burst: Burst::default(),
             completion: None,
+            typed_revision: None,
+            shell: Shell::default(),
             attaching: 0,
             editing: None,
             overlays: Vec::new(),
@@ -333,6 +340,7 @@ impl App {
             resuming: false,
             opening: false,
             session: SessionView::default(),
+            hidden_prompts: HashSet::new(),
             mistyped_ms: None,
             size: (80, 24),
             now_ms: 0,
@@ -340,7 +348,6 @@ impl App {
             setup,
         };
         app.set_theme(theme);
-            hidden_prompts: HashSet::new(),
         app
     }
 

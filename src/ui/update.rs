@@ -9,6 +9,7 @@ mod engine;
 pub mod files;
 mod keys;
 pub mod perform;
+pub mod shell;
 pub mod stop;
 #[cfg(test)]
 mod tests;
@@ -89,6 +90,7 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Copied { what, sent: true } => app.info(format!("{what}: sent to the terminal's clipboard")),
         AppEvent::Copied { what, sent: false } => app.info(format!("{what}: copied")),
         AppEvent::Sessions(entries) => sessions::listed(app, entries),
+        AppEvent::Ran { id, result } => shell::ran(app, id, result),
         AppEvent::Attached { typed, read } => keys::attached(app, &typed, read),
         AppEvent::KnownModels { cached, used } => (app.cached_models, app.used_models) = (cached, used),
         AppEvent::Models(entries) => models::listed(app, entries),
@@ -138,7 +140,8 @@ impl App {
     pub fn wants_tick(&self) -> Option<u64> {
         let notice = self.notice.as_ref().and_then(|n| n.until_ms);
         let preparing = self.turn.as_ref().and_then(|t| t.shows_preparing_at()).filter(|at| *at > self.now_ms);
-        let spinner = (self.is_busy() || self.engine.loading.is_some()).then_some(self.now_ms + SPINNER_MS);
+        let works = self.is_busy() || self.engine.loading.is_some() || self.shell.running.is_some();
+        let spinner = works.then_some(self.now_ms + SPINNER_MS);
         let rows = self.feed.behind.then_some(self.now_ms);
         [self.burst.due_at(), notice, preparing, spinner, rows, count::due_at(self), engine::presence_due_at(self)]
             .into_iter()

@@ -2,7 +2,7 @@
 
 use super::prelude::*;
 use crate::ui::state::App;
-use crate::ui::text::{clean_line, wrap_plain};
+use crate::ui::text::{clean_line, width, wrap_plain};
 
 /// Keys this soon after a question, or after a key that was not an answer to it, belong to the
 /// draft that it interrupted.
@@ -41,8 +41,9 @@ impl App {
 }
 
 impl Overlay<App> for Question {
+    /// A long text, such as a command to confirm, has more rows.
     fn rows(&self) -> u16 {
-        5
+        (2 + width(&self.text) / 60 + 1).clamp(5, 14) as u16
     }
 
     fn hides_banner(&self) -> bool {

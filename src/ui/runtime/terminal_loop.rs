@@ -379,6 +379,7 @@ impl Runtime {
                     .worker
                     .beside(move || AppEvent::Attached { read: super::super::attach::read(&path), typed });
             }
+            Effect::Run { id, job } => self.sessions.worker.beside(move || AppEvent::Ran { id, result: job.run() }),
             Effect::ListModels => {
                 let (settings, models) = (self.app.setup.settings.clone(), Arc::clone(&self.loading.models));
                 let used = self.app.used_models.clone();

@@ -2,7 +2,7 @@
 
 use crate::config::profile::names;
 use crate::ui::action::Action;
-use crate::ui::attach::{attachment, mentions, without_end};
+use crate::ui::attach::{attachment, mentions, named, without_end};
 use crate::ui::commands::{Args, Command, beginning, find, pairs};
 use crate::ui::completion::{Candidate, Completion, Sources, files};
 use crate::ui::effect::Effect;
@@ -11,17 +11,20 @@ use crate::ui::paths::can_be_attached;
 use crate::ui::prompts;
 use crate::ui::spelling::parse;
 use crate::ui::state::App;
+use crate::ui::text::{clean_line, truncate};
+use crate::web::is_url;
 
 /// Updates the completions after the input changed.
 pub fn input_changed(app: &mut App) {
     let themes = app.setup.themes.clone();
+    let dirs = app.setup.settings.dirs.clone();
     let sources = Sources {
         themes: &|| themes.names(),
+        profiles: &|| names(&dirs.profiles(), ".toml"),
+        prompts: &|| prompts::listed(&dirs.prompts()),
         models: &app.cached_models,
         used: &app.used_models,
         paths: &crate::ui::paths::complete,
-        profiles: &|| names(&dirs.profiles(), ".toml"),
-        prompts: &|| prompts::listed(&dirs.prompts()),
     };
     app.completion = candidates(app.input.text(), app.input.caret(), &sources);
 }
@@ -30,7 +33,11 @@ pub fn input_changed(app: &mut App) {
 pub fn type_fast(app: &mut App, text: &str) {
     app.notice = None;
     let folds = app.input.folds_burst();
-    app.input.insert_fast(text);
+    match text.contains('\n') {
+        // A paste without brackets.
+        true => app.input.insert_fast(text),
+        false => app.by_hand(|app| app.input.insert_fast(text)),
+    }
     if !app.input.folds_burst() {
         return input_changed(app);
     }
@@ -75,14 +82,35 @@ pub fn attach_mentions(app: &mut App) -> bool {
     }
     let attach = |mention: &str| {
         let names = [mention, without_end(mention)];
-        let mut found = names.into_iter().filter_map(|typed| Some((typed, attachment(typed)?)));
-        let (typed, path) = found.find(|(_, path)| is_file(path))?;
-        Some(Effect::Attach { typed: typed.to_owned(), path: path.to_owned() })
+        let is_page = |typed: &str| named(typed).is_some_and(is_url);
+        // A dot after a URL ends the sentence.
+        let mut found = names.into_iter().filter(|typed| *typed != mention || !is_page(typed));
+        let (typed, path) = found.find_map(|typed| {
+            let path = named(typed)?;
+            (is_url(path) || can_be_attached(path)).then_some((typed, path))
+        })?;
+        Some((typed.to_owned(), path.to_owned()))
     };
-    let effects: Vec<Effect> = mentions(text).into_iter().filter_map(attach).collect();
-    app.attaching = effects.len();
-    app.effects.extend(effects);
-    app.attaching > 0
+    let found: Vec<(String, String)> = mentions(text).into_iter().filter_map(attach).collect();
+    let pages: Vec<&str> = found.iter().map(|(_, path)| path.as_str()).filter(|path| is_url(path)).collect();
+    if found.is_empty() {
+        return false;
+    }
+    if pages.is_empty() || app.is_by_hand() {
+        read_attached(app, found);
+    } else {
+        let pages = truncate(&clean_line(&pages.join(" and ")), 150);
+        app.ask(format!("Fetch {pages}? The message that names it was not typed here."), |app| {
+            read_attached(app, found)
+        });
+    }
+    true
+}
+
+/// Reads what a message names; the input is sent after the last one.
+fn read_attached(app: &mut App, found: Vec<(String, String)>) {
+    app.attaching = found.len();
+    app.effects.extend(found.into_iter().map(|(typed, path)| Effect::Attach { typed, path }));
 }
 
 /// Inserts the chosen completion; without a list, cycles through the examples.
@@ -91,7 +119,7 @@ pub fn complete(app: &mut App) {
         && let Some(candidate) = completion.candidates.get(completion.selected)
     {
         let (start, insert) = (completion.start, candidate.insert.clone());
-        app.input.replace_before_caret(start, &insert);
+        app.by_hand(|app| app.input.replace_before_caret(start, &insert));
         let Some(path) = attachment(&insert) else { return input_changed(app) };
         app.completion = None;
         return app.emit(Effect::Attach { typed: insert.clone(), path: path.to_owned() });
@@ -116,7 +144,7 @@ fn candidates(text: &str, caret: usize, sources: &Sources) -> Option<Completion>
         return files(before, sources);
     }
     let (start, candidates) = match before[1..].split_once(' ') {
-        None => (0, command_candidates(&before[1..])),
+        None => (0, command_candidates(&before[1..], sources)),
         Some((name, argument)) => {
             (before.len() - argument.len(), argument_candidates(&find(name)?.args, argument, sources))
         }
@@ -124,7 +152,7 @@ fn candidates(text: &str, caret: usize, sources: &Sources) -> Option<Completion>
     (!candidates.is_empty()).then_some(Completion { start, candidates, selected: 0 })
 }
 
-fn command_candidates(typed: &str) -> Vec<Candidate> {
+fn command_candidates(typed: &str, sources: &Sources) -> Vec<Candidate> {
     let candidate = |(name, command): (&str, &Command)| Candidate {
         insert: format!("/{name}{}", if command.usage.is_empty() { "" } else { " " }),
         label: format!("/{name} {}", command.usage).trim_end().to_owned(),

@@ -138,7 +138,7 @@ fn set_aside(app: &mut App) {
 
 fn type_text(app: &mut App, text: &str) {
     (app.notice, app.priced) = (None, None);
-    app.input.insert(text);
+    app.by_hand(|app| app.input.insert(text));
     input_changed(app);
 }
 
@@ -220,7 +220,7 @@ pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
     match read {
         Err(why) if left > 0 => app.error(format!("not sent: {why}. Remove the @ to send just the name")),
         Err(why) => app.error(why),
-        Ok(Attachment { label, text }) if app.input.attach(typed, &text, label.clone()) => {
+        Ok(Attachment { label, text }) if attach(app, typed, &text, &label) => {
             app.info(format!("attached {label}"));
             input_changed(app);
             app.attaching = left.saturating_sub(1);
@@ -230,6 +230,13 @@ pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
         }
         Ok(_) => app.info(format!("not attached: {} is no longer in the input", clean_line(typed))),
     }
+}
+
+/// Puts an attachment in the place of its name, which was there already.
+fn attach(app: &mut App, typed: &str, text: &str, label: &str) -> bool {
+    let mut found = false;
+    app.by_hand(|app| found = app.input.attach(typed, text, label.to_owned()));
+    found
 }
 
 /// Sends after a held Enter turned out to be the last key.

@@ -1,7 +1,7 @@
 //! Carries out actions of the keymap, and sends the input.
 
 use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed, type_fast};
-use super::{files, stop, turns};
+use super::{files, shell, stop, turns};
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
 use crate::ui::commands::{self, set};
@@ -20,7 +20,7 @@ pub fn act(app: &mut App, action: Action) {
     match action {
         Action::Send => send(app),
         Action::Newline => {
-            app.input.insert("\n");
+            app.by_hand(|app| app.input.insert("\n"));
             input_changed(app);
         }
         Action::Stop => stop::stop_or_close(app),
@@ -78,7 +78,9 @@ fn edit(app: &mut App, action: Action) {
     match action {
         Action::LineStart if app.input.is_empty() => app.feed.go_to(0),
         Action::LineEnd if app.input.is_empty() || !app.feed.is_following() => app.feed.follow(),
-        _ => app.input.edit(action),
+        // They bring back text of another time.
+        Action::Yank | Action::Undo | Action::Redo => app.input.edit(action),
+        _ => app.by_hand(|app| app.input.edit(action)),
     }
     input_changed(app);
 }
@@ -109,6 +111,9 @@ pub fn submit(app: &mut App) {
     }
     app.notice = None;
     app.completion = None;
+    if app.editing.is_none() && is_shell(&text).is_some() {
+        return shell::submit(app);
+    }
     if attach_mentions(app) {
         return;
     }
@@ -119,11 +124,6 @@ pub fn submit(app: &mut App) {
             app.error(format!("no command {word}; /{word} sends it as a message"));
         }
         None => turns::ask(app),
-        Some((name, argument)) => match commands::read(name, argument) {
-            Ok(command) => {
-                app.history.push(&text);
-                let line = app.input.take();
-                app.paid = app.priced.take().as_ref() == Some(&line);
         Some((name, argument)) if commands::find(name).is_none() && prompts::exists(app, name) => {
             app.history.push(&text);
             let line = app.input.take();
@@ -131,9 +131,14 @@ pub fn submit(app: &mut App) {
                 app.input.set(&line);
             }
         }
+        Some((name, argument)) => match commands::read(name, argument) {
+            Ok(command) => {
+                prompts::say_hidden(app, name);
+                app.history.push(&text);
+                let line = app.input.take();
+                app.paid = app.priced.take().as_ref() == Some(&line);
                 if !commands::run(app, command, argument) {
                     // To be corrected, or confirmed.
-                prompts::say_hidden(app, name);
                     app.input.set(&line);
                     app.priced = Some(line);
                 }

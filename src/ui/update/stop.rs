@@ -1,6 +1,6 @@
 //! Esc and Ctrl+C.
 
-use super::{files, turns};
+use super::{files, shell, turns};
 use crate::protocol::{Command, Event};
 use crate::ui::action::Action;
 use crate::ui::effect::Effect;
@@ -16,6 +16,7 @@ pub fn stop_or_close(app: &mut App) {
     } else if app.aside.is_some() {
         // The unsent text set aside returns.
         app.input.take();
+    } else if shell::stop(app) {
     } else if turns::unqueue(app) {
     } else if app.is_busy() {
         stop(app);
@@ -32,7 +33,8 @@ pub fn stop_or_close(app: &mut App) {
 /// Stops what runs, else clears the unsent text, else stops loading or quits at the second press.
 pub fn interrupt(app: &mut App) {
     let asked = app.asked();
-    if app.is_busy() {
+    if shell::stop(app) {
+    } else if app.is_busy() {
         stop(app);
     } else if !app.input.is_empty() {
         let unsent = app.input.take();

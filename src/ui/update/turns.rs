@@ -25,7 +25,11 @@ pub fn ask(app: &mut App) {
     app.given_back = None;
     if let Some(name) = named {
         let key = app.key(Action::Complete);
-        app.info(format!("{name} was not attached: there is no such file; {key} completes names"));
+        let why = match name.contains("://") {
+            true => "only http:// and https:// pages can be".to_owned(),
+            false => format!("there is no such file; {key} completes names"),
+        };
+        app.info(format!("{name} was not attached: {why}"));
     }
     app.queue.push_back(Queued { text, replaces: app.editing.take(), width: None });
     send_next(app);
@@ -36,10 +40,6 @@ fn queue_is_full(app: &mut App) {
     app.error(format!("{MAX_QUEUE} messages wait already; {stop} takes the newest back"));
 }
 
-/// Queues a question that this many chains answer.
-pub fn ask_chains(app: &mut App, question: &str, width: Width) {
-    if app.queue.len() >= MAX_QUEUE {
-        return queue_is_full(app);
 /// Queues a text as a message. False if too many wait.
 pub fn ask_text(app: &mut App, text: String) -> bool {
     if app.queue.len() >= MAX_QUEUE {
@@ -51,6 +51,10 @@ pub fn ask_text(app: &mut App, text: String) -> bool {
     true
 }
 
+/// Queues a question that this many chains answer.
+pub fn ask_chains(app: &mut App, question: &str, width: Width) {
+    if app.queue.len() >= MAX_QUEUE {
+        return queue_is_full(app);
     }
     app.queue.push_back(Queued { text: question.to_owned(), replaces: None, width: Some(width) });
     send_next(app);

@@ -90,6 +90,13 @@ fn with_labels(app: &App, text: &str) -> String {
 
 /// Describes what runs, its progress, and the key that stops it.
 fn progress(app: &App, stop: &str) -> Option<String> {
+    if let Some(run) = &app.shell.running {
+        let seconds = app.now_ms.saturating_sub(run.since_ms) / 1000;
+        return Some(format!("running {}: {seconds} s ({stop} stops)", truncate(&clean_line(&run.command), 60)));
+    }
+    if app.attaching > 0 {
+        return Some(format!("reading what is attached ({stop} stops)"));
+    }
     if let Some(loading) = &app.engine.loading {
         let name = clean_line(&loading.name);
         return Some(match &loading.progress {
