@@ -7,6 +7,7 @@ mod checkpoint;
 mod cli;
 mod conversations;
 mod converter;
+mod daily;
 mod drafts;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod emulator;
