@@ -1,7 +1,7 @@
 //! Settings: flags take precedence over the environment, the profile, the config file and the
-//! defaults. They change after start only when a chat switches to another profile. The checkpoint's `generation_config.json` ranks below the file;
-//! [`crate::protocol::SamplingOverrides::over`] merges it once a model is loaded. `settings.rs`
-//! declares each setting once.
+//! defaults. They change after start only when a chat switches to another profile. The checkpoint's
+//! `generation_config.json` ranks below the file; [`crate::protocol::SamplingOverrides::over`]
+//! merges it once a model is loaded. `settings.rs` declares each setting once.
 //!
 //! Knows no model and no widget.
 
@@ -23,8 +23,8 @@ pub use values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, List, OnOff,
 pub use write::save;
 
 use crate::policy::PolicyRequest;
-use layer::Sources;
 use anyhow::{Context, Result, anyhow, bail};
+use layer::Sources;
 use std::path::PathBuf;
 
 impl Settings {

@@ -1,6 +1,6 @@
 //! Names of models, and the Hugging Face hub: finds a model in the local cache and downloads it
-//! there. Opens connections only for a hub id that is not in the cache (or
-//! to check for updates). Reports to an [`Observer`]; knows nothing of screens.
+//! there. Opens connections only for a hub id that is not in the cache (or to check for updates).
+//! Reports to an [`Observer`]; knows nothing of screens.
 //!
 //! # What hf-hub does here, and what it does not
 //!

@@ -1,10 +1,10 @@
 //! Every setting with its value and what set it.
 
+use super::Dirs;
 use super::environment::env_name;
 use super::layer::{Sources, place_of_key};
 use super::settings::Layer;
 use super::settings::Origin;
-use super::Dirs;
 use anyhow::Result;
 use clap::Args;
 

@@ -3,6 +3,7 @@
 //! control token.
 
 mod command;
+mod fence;
 mod folder;
 
 pub use command::{Handle, Job};
@@ -11,6 +12,7 @@ use super::paths::expand_home;
 use super::text::{bytes, clean_line, plural, truncate};
 use crate::regular_file;
 use crate::web::{self, Page};
+use fence::fence_for;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -76,12 +78,6 @@ fn read_file(typed: &str) -> Result<Attachment, String> {
     let lines = plural(text.lines().count() as u64, "line");
     let size = bytes(text.len() as u64);
     Ok(fenced(&name, &name, &format!("{lines}, {size}"), &text))
-}
-
-/// Longer than any run of backticks in the text.
-fn fence_for(text: &str) -> String {
-    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
-    "`".repeat(3.max(longest + 1))
 }
 
 /// The path of a candidate that attaches a file: `@notes.md`, `@"my notes.md"`.

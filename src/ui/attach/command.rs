@@ -1,7 +1,7 @@
 //! `!COMMAND`: runs a command in the shell and makes a text of its output. Bounded in time and
 //! size; the command has no terminal, so that it can neither ask nor draw.
 
-use super::fence_for;
+use super::fence::fence_for;
 use crate::system::process;
 use std::collections::VecDeque;
 use std::io::Read;
