@@ -468,7 +468,7 @@ mod tests {
                 *tried += 1;
             }
         }
-        assert_eq!(tried, [3, 22, 1]);
+        assert_eq!(tried, [3, 23, 1]);
     }
 }
 
