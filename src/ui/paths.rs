@@ -37,6 +37,10 @@ pub fn complete(typed: &str, folders_only: bool) -> Vec<String> {
     names
 }
 
+pub fn is_folder(typed: &str) -> bool {
+    expand_home(Path::new(typed)).is_dir()
+}
+
 /// Whether this is a file that can be read whole, or a folder. A pipe is neither.
 pub fn can_be_attached(typed: &str) -> bool {
     std::fs::metadata(expand_home(Path::new(typed))).is_ok_and(|found| found.is_file() || found.is_dir())

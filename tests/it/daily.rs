@@ -14,6 +14,13 @@ fn write(home: &Path, name: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
+/// Waits until a text is no longer on the screen.
+fn gone(chat: &Chat, text: &str) {
+    while chat.screen().contains(text) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 /// The text of the one session that is saved.
 fn session(home: &Path) -> String {
     let files = std::fs::read_dir(home.join("data/sessions")).unwrap().flatten();
@@ -74,7 +81,10 @@ fn commands_of_the_shell_are_confirmed_once_and_stopped() {
     chat.say("!echo one; touch ran");
     chat.until_shows("Run in the shell: echo one; touch ran");
     chat.decide("n");
+    gone(&chat, "y or Enter: yes");
     assert!(!home.join("ran").exists());
+    // An Enter right after an answer belongs to it.
+    std::thread::sleep(std::time::Duration::from_millis(1_200));
     chat.keys("\r");
     chat.until_shows("y or Enter: yes");
     chat.decide("y");
@@ -97,6 +107,7 @@ fn commands_of_the_shell_are_confirmed_once_and_stopped() {
     chat.keys("\r");
     chat.until_shows("It was not typed here.");
     chat.decide("n");
+    gone(&chat, "It was not typed here.");
     chat.keys("\x15");
     chat.say("/quit");
     assert_eq!(chat.end(), 0);
@@ -142,6 +153,7 @@ fn files_folders_and_pages_are_attached_as_typed() {
     chat.keys("\r");
     chat.until_shows("was not typed here");
     chat.decide("n");
+    gone(&chat, "was not typed here");
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     chat.keys("\x15");
     chat.say("/cost");

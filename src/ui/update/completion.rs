@@ -7,7 +7,7 @@ use crate::ui::commands::{Args, Command, beginning, find, pairs};
 use crate::ui::completion::{Candidate, Completion, Sources, files};
 use crate::ui::effect::Effect;
 use crate::ui::examples::offered;
-use crate::ui::paths::can_be_attached;
+use crate::ui::paths::{can_be_attached, is_folder};
 use crate::ui::prompts;
 use crate::ui::spelling::parse;
 use crate::ui::state::App;
@@ -82,10 +82,9 @@ pub fn attach_mentions(app: &mut App) -> bool {
     }
     let attach = |mention: &str| {
         let names = [mention, without_end(mention)];
-        let is_page = |typed: &str| named(typed).is_some_and(is_url);
-        // A dot after a URL ends the sentence.
-        let mut found = names.into_iter().filter(|typed| *typed != mention || !is_page(typed));
-        let (typed, path) = found.find_map(|typed| {
+        // A dot after a URL or a folder ends the sentence.
+        let ends = named(names[1]).is_some_and(|name| is_url(name) || is_folder(name));
+        let (typed, path) = names.into_iter().skip(usize::from(ends)).find_map(|typed| {
             let path = named(typed)?;
             (is_url(path) || can_be_attached(path)).then_some((typed, path))
         })?;
