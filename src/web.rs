@@ -85,6 +85,9 @@ fn parsed(url: &str) -> Result<Uri, String> {
     if url.len() > MAX_URL {
         return wrong("has too long a URL");
     }
+    if !is_url(url) {
+        return wrong("is neither http nor https");
+    }
     // Characters that a URL writes as percent codes.
     let ascii: String = url
         .split('#')

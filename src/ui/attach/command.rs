@@ -6,7 +6,7 @@ use crate::system::process;
 use std::collections::VecDeque;
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ const HEAD: usize = 48 << 10;
 const TAIL: usize = 16 << 10;
 /// Output after which the command is ended.
 const MAX_OUTPUT: usize = 64 << 20;
+/// Pieces of the output that wait.
+const CHUNKS: usize = 16;
 /// How often it is looked at, and how long the output of what it left behind is waited for.
 const POLL: Duration = Duration::from_millis(10);
 const REST: Duration = Duration::from_millis(500);
@@ -90,7 +92,8 @@ impl Job {
             (reader, child.id(), child)
         };
         let mut output = Output::default();
-        let (sender, chunks) = channel();
+        // Bounded: a command may write faster than its output is taken.
+        let (sender, chunks) = sync_channel(CHUNKS);
         std::thread::spawn(move || send_all(reader, &sender));
         let begun = Instant::now();
         let end = loop {
@@ -126,7 +129,7 @@ impl Job {
     }
 }
 
-fn send_all(mut reader: impl Read, sender: &std::sync::mpsc::Sender<Vec<u8>>) {
+fn send_all(mut reader: impl Read, sender: &SyncSender<Vec<u8>>) {
     let mut buffer = [0; 16 << 10];
     while let Ok(n @ 1..) = reader.read(&mut buffer) {
         if sender.send(buffer[..n].to_vec()).is_err() {

@@ -45,6 +45,7 @@ pub fn show(app: &mut App, chat: Conversation) {
     if !app.resuming {
         // They were meant for the old conversation; Up recalls them.
         app.queue.clear();
+        app.shell.running = None;
     }
     app.session = SessionView::default();
     (app.engine.eviction_asked, app.engine.eviction_later) = (None, None);

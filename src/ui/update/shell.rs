@@ -114,13 +114,17 @@ mod tests {
         assert_eq!(app.chat.path()[0].text, "$ ls\n```\na\n```");
         end(&mut app, crate::protocol::StopReason::End);
         app.now_ms += 2_000;
+        // It belongs to the conversation, and ends with it.
+        assert!(runs(&typed(&mut app, "!date")));
+        update(&mut app, AppEvent::NewConversation(Default::default()));
+        assert!(!sent(&update(&mut app, AppEvent::Ran { id: 2, result: Ok("x".into()) })));
         assert!(runs(&typed(&mut app, "!cat x")));
         // One at a time; Esc stops it, and the late result is nobody's.
         assert!(!runs(&typed(&mut app, "!b")) && notice(&app).contains("a command is running"));
         app.input.set("");
         press(&mut app, KeyCode::Esc);
         assert_eq!((app.input.text(), notice(&app)), ("!cat x", "stopped: cat x"));
-        assert!(!sent(&update(&mut app, AppEvent::Ran { id: 2, result: Ok("x".into()) })));
+        assert!(!sent(&update(&mut app, AppEvent::Ran { id: 3, result: Ok("x".into()) })));
         // Pasted, recalled or given back: it is shown and asked for, unless it has run.
         for (text, asks) in [("!rm x", true), ("!cat x", false)] {
             app.input.set("");
