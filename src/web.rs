@@ -67,7 +67,7 @@ pub fn fetch(url: &str, stop: &AtomicBool) -> Result<Page, String> {
         }
         let to = header(&answer, LOCATION);
         let next = target(&uri, &to).ok_or("it redirects to no page")?;
-        let next = parsed(&next).map_err(|why| format!("it redirects to a page that {why}"))?;
+        let next = parsed(&next).map_err(|why| format!("it redirects: {why}"))?;
         if uri.scheme_str() == Some("https") && next.scheme_str() != Some("https") {
             return Err("it redirects to a page without encryption, which is refused".to_owned());
         }
@@ -83,11 +83,13 @@ pub fn fetch(url: &str, stop: &AtomicBool) -> Result<Page, String> {
 fn parsed(url: &str) -> Result<Uri, String> {
     let wrong = |why: &str| Err(why.to_owned());
     if url.len() > MAX_URL {
-        return wrong("has too long a URL");
+        return wrong("the URL is too long");
     }
     if !is_url(url) {
-        return wrong("is neither http nor https");
+        return wrong("the URL is neither http nor https");
     }
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let url = format!("{}://{rest}", scheme.to_ascii_lowercase());
     // Characters that a URL writes as percent codes.
     let ascii: String = url
         .split('#')
@@ -99,13 +101,13 @@ fn parsed(url: &str) -> Result<Uri, String> {
             b => format!("%{b:02X}"),
         })
         .collect();
-    let Ok(uri) = ascii.parse::<Uri>() else { return wrong("has no valid URL") };
+    let Ok(uri) = ascii.parse::<Uri>() else { return wrong("the URL is not valid") };
     match (uri.scheme_str(), uri.authority()) {
         (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => {
-            wrong("has a user name in its URL, which is refused")
+            wrong("the URL names a user, which is refused")
         }
         (Some("http" | "https"), Some(authority)) if !authority.host().is_empty() => Ok(uri),
-        _ => wrong("is neither http nor https"),
+        _ => wrong("the URL is neither http nor https"),
     }
 }
 

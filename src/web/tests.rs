@@ -77,7 +77,7 @@ fn private_addresses_are_refused_at_every_hop_unless_typed() {
         ("http://[::ffff:10.0.0.1]/".to_owned(), "is not a public address"),
         ("file:///etc/passwd".to_owned(), "neither http nor https"),
         ("ftp://a/b".to_owned(), "neither http nor https"),
-        ("http://user@127.0.0.1/".to_owned(), "user name"),
+        ("http://user@127.0.0.1/".to_owned(), "names a user"),
     ] {
         let from = serve(vec![answer("302 Found", &format!("Location: {to}\r\n"), b"")]);
         let error = fetch(&format!("http://127.0.0.1:{from}/"), &stop).unwrap_err();
@@ -106,6 +106,7 @@ fn redirects_and_urls_are_read_as_browsers_do() {
         assert_eq!(target(&from, to).as_deref(), expected, "{to}");
     }
     assert_eq!(parsed("http://a/\u{e9} b#c").unwrap().to_string(), "http://a/%C3%A9%20b");
+    assert_eq!(parsed("HTTPS://A/b").unwrap().scheme_str(), Some("https"));
     for url in ["", "a", "http://", "http:///x", "ftp://a", "http://u:p@a/", &format!("http://a/{}", "x".repeat(9000))]
     {
         assert!(parsed(url).is_err(), "{url}");
