@@ -52,10 +52,6 @@ pub fn is_url(word: &str) -> bool {
 
 /// Reads a page. The error is one line without the URL. `stop` ends it early.
 pub fn fetch(url: &str, stop: &AtomicBool) -> Result<Page, String> {
-    let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
-    if matches!(offline.to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true") {
-        return Err("HF_HUB_OFFLINE is set, so no connection is opened".to_owned());
-    }
     let mut uri = parsed(url)?;
     let typed = literal(&uri);
     let agent = agent(typed);

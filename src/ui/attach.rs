@@ -32,6 +32,10 @@ pub struct Attachment {
 pub fn read(typed: &str) -> Result<Attachment, String> {
     let refused = |why: String| format!("{} is not attached: {why}", truncate(&clean_line(typed), 100));
     if web::is_url(typed) {
+        let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
+        if matches!(offline.to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true") {
+            return Err(refused("HF_HUB_OFFLINE is set, so no connection is opened".to_owned()));
+        }
         return web::fetch(typed, &AtomicBool::new(false)).map(|page| of_page(typed, &page)).map_err(refused);
     }
     let path = expand_home(Path::new(typed));

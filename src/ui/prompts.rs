@@ -40,17 +40,18 @@ pub fn say_hidden(app: &mut App, name: &str) {
 /// Sends a prompt with this text in it. False if the line stays in the input.
 pub fn send(app: &mut App, name: &str, input: &str) -> bool {
     let path = file(&app.setup.settings.dirs.prompts(), name);
+    let shown = clean_line(&path.display().to_string());
     let text = match regular_file::read_text(&path, MAX_BYTES) {
-        Ok(text) => filled(&text, input),
+        Ok(text) if !text.trim().is_empty() => filled(&text, input),
+        Ok(_) => {
+            app.error(format!("/{name}: {shown} is empty"));
+            return false;
+        }
         Err(error) => {
-            app.error(format!("/{name}: {}: {error}", clean_line(&path.display().to_string())));
+            app.error(format!("/{name}: {shown}: {error}"));
             return false;
         }
     };
-    if text.trim().is_empty() {
-        app.error(format!("/{name}: {} is empty", clean_line(&path.display().to_string())));
-        return false;
-    }
     // A message that begins with a slash is written with two.
     turns::ask_text(app, if text.starts_with(['/', '!']) { format!("{}{text}", &text[..1]) } else { text })
 }

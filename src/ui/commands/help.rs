@@ -114,9 +114,9 @@ impl Help {
         let mut begin = if keys { FIRST.map(|action| key_row(app, action)).to_vec() } else { Vec::new() };
         begin.extend(owned(&[
             ("/", "a list of the commands; letters narrow it"),
-            ("@FILE", "attaches a text file to the message, or the list of a folder; @\"my file\" if it has spaces"),
+            ("@FILE", "attaches a text file, or the list of a folder; @\"my file\" with spaces"),
             ("@https://...", "attaches the text of a web page"),
-            ("!COMMAND", "runs a command in the shell and sends its output; lines after it are your question"),
+            ("!COMMAND", "runs a command in the shell and sends its output, and your next lines"),
         ]));
         out.push(section("To begin", begin));
         out.push(section("What the panel shows", owned(LEGEND)));

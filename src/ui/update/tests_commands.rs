@@ -175,7 +175,7 @@ fn the_help_begins_with_ten_keys_and_is_filtered_by_what_is_typed() {
     let first: Vec<String> = screen(&mut app).lines().skip(1).map(str::to_owned).collect();
     assert_eq!(first[0].trim(), "To begin");
     assert!(first[1].trim().starts_with("Enter ") && first[8].contains("F3"), "{first:#?}");
-    assert!(first[12].contains("@FILE") && first[14].contains("What the panel shows"), "{first:#?}");
+    assert!(first[12].contains("@FILE") && first[16].contains("What the panel shows"), "{first:#?}");
     // A page is what the screen shows.
     press(&mut app, KeyCode::PageDown);
     let second = screen(&mut app);
