@@ -120,14 +120,11 @@ impl<B: Backend> KvCache<B> {
     pub fn presence(&self, b: &B, seq: SeqId, filter: LaneFilter, position: usize) -> PresenceCounts {
         let (g, n) = (self.geometry(), self.len(seq));
         let mut counts = b.presence(&self.tables, seq.0, n, filter, position);
-        let selected = |lane: &Lane| filter.selects(lane.layer, lane.head);
-        if self.counted_lanes(filter) < g.lanes().filter(selected).count() {
-            // The other lanes store and mark the newest tokens, whatever they are.
-            for lane in g.lanes().filter(selected).filter(|lane| !g.layer(lane.layer).decides()) {
-                let newest = n - g.dense_slots(lane.layer, n)..n;
-                counts.kept[newest.clone()].iter_mut().for_each(|kept| *kept -= 1);
-                counts.marked[newest].iter_mut().for_each(|marked| *marked -= 1);
-            }
+        // Lanes that are not counted store and mark the newest tokens, whatever they are.
+        for lane in self.split_lanes(filter).1 {
+            let newest = n - g.dense_slots(lane.layer, n)..n;
+            counts.kept[newest.clone()].iter_mut().for_each(|kept| *kept -= 1);
+            counts.marked[newest].iter_mut().for_each(|marked| *marked -= 1);
         }
         counts
     }
@@ -135,12 +132,15 @@ impl<B: Backend> KvCache<B> {
     /// Number of lanes that [`Self::presence`] counts: the selected lanes whose tokens the policy
     /// chooses, or all selected lanes if there are none.
     pub fn counted_lanes(&self, filter: LaneFilter) -> usize {
+        self.split_lanes(filter).0.len()
+    }
+
+    /// The selected lanes that are counted, and the others.
+    fn split_lanes(&self, filter: LaneFilter) -> (Vec<Lane>, Vec<Lane>) {
         let g = self.geometry();
-        let selected = |lane: &Lane| filter.selects(lane.layer, lane.head);
-        match g.deciding_lanes().filter(selected).count() {
-            0 => g.lanes().filter(selected).count(),
-            deciding => deciding,
-        }
+        let selected = g.lanes().filter(|lane| filter.selects(lane.layer, lane.head));
+        let (deciding, others): (Vec<_>, Vec<_>) = selected.partition(|lane| g.layer(lane.layer).decides());
+        if deciding.is_empty() { (others, deciding) } else { (deciding, others) }
     }
 
     /// Positions and marks of the slots stored in a lane, in slot order.
