@@ -46,7 +46,7 @@ mod names;
 mod near;
 pub mod progress;
 
-pub use api::{Listed, Listing, Remote};
+pub use api::{Hash, Listed, Listing, Remote};
 pub use cache::Repo;
 pub use environment::{Hub, Token, cache_dir};
 pub use names::{DEMO, HubModel, MAIN};

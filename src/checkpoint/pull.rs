@@ -155,6 +155,38 @@ fn pick(model: &HubModel, listing: &Listing) -> Result<GgufModel, HubError> {
     Ok(picked)
 }
 
+/// The beginnings of all parts of a GGUF model, with their headers. `read` downloads so many bytes of
+/// a part.
+fn heads(
+    id: &str,
+    parts: &[File],
+    mut read: impl FnMut(&File, u64) -> Result<SharedBytes, HubError>,
+) -> Result<Vec<Part>, HubError> {
+    let (mut heads, mut left) = (Vec::new(), ALL_HEADS_BYTES);
+    for file in parts {
+        let first = if heads.is_empty() { HEAD_BYTES } else { PART_HEAD_BYTES };
+        let most = file.bytes.min(HEADER_BYTES as u64);
+        let mut bytes = first.min(most);
+        let head = loop {
+            if bytes > left {
+                let (name, all) = (&file.name, size(ALL_HEADS_BYTES));
+                return Err(HubError::Wrong(format!(
+                    "{id}: the headers of all parts up to {name} have more than {all}"
+                )));
+            }
+            let head = read(file, bytes)?;
+            let part = Part { label: file.name.clone(), bytes: head, file_bytes: file.bytes as usize };
+            if bytes == most || part.has_header() {
+                break part;
+            }
+            bytes = (4 * bytes).min(most);
+        };
+        left -= bytes;
+        heads.push(head);
+    }
+    Ok(heads)
+}
+
 /// Whether to download a file: the repository has it, and a model card is not too large.
 fn is_wanted(listing: &Listing, name: &str) -> bool {
     let fits = |bytes: Option<u64>| bytes.is_some_and(|n| n <= max_text_bytes(name));
@@ -248,37 +280,9 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
 
     /// The headers of all parts of a GGUF model.
     fn header(&mut self, model: &HubModel, weights: &[File]) -> Result<Files, HubError> {
-        let mut heads = Vec::new();
-        let mut left = ALL_HEADS_BYTES;
-        for file in weights {
-            let first = if heads.is_empty() { HEAD_BYTES } else { PART_HEAD_BYTES };
-            let head = self.head(file, first, left)?;
-            left -= ((*head.bytes).as_ref().len() as u64).min(left);
-            heads.push(head);
-        }
+        let heads = heads(self.fetcher.remote.id, weights, |file, bytes| Ok(self.fetcher.head(file, bytes)?))?;
         let gguf = Gguf::new(heads).map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))?;
         Ok(Files::Gguf(Arc::new(gguf)))
-    }
-
-    /// Downloads the beginning of a GGUF file, with its header: at least `first` bytes, of the
-    /// `left` bytes that all parts may still take.
-    fn head(&mut self, file: &File, first: u64, left: u64) -> Result<Part, HubError> {
-        let most = file.bytes.min(HEADER_BYTES as u64);
-        let mut bytes = first.min(most);
-        loop {
-            if bytes > left {
-                let (id, name, all) = (self.fetcher.remote.id, &file.name, size(ALL_HEADS_BYTES));
-                return Err(HubError::Wrong(format!(
-                    "{id}: the headers of all parts up to {name} have more than {all}"
-                )));
-            }
-            let head: SharedBytes = self.fetcher.head(file, bytes)?;
-            let part = Part { label: file.name.clone(), bytes: head, file_bytes: file.bytes as usize };
-            if bytes == most || part.has_header() {
-                return Ok(part);
-            }
-            bytes = (4 * bytes).min(most);
-        }
     }
 
     /// Sizes and hashes of files, from the listing or else from headers.
@@ -347,6 +351,55 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
             weight_bytes: sum(weights),
             config: config.clone(),
             free_bytes: free_bytes(cache),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::Hash;
+
+    /// The beginning of a file.
+    struct Begun(Arc<Vec<u8>>, usize);
+
+    impl AsRef<[u8]> for Begun {
+        fn as_ref(&self) -> &[u8] {
+            &self.0[..self.1]
+        }
+    }
+
+    /// Headers that never end, of many parts: what is in memory together is bounded.
+    #[test]
+    fn the_headers_of_all_parts_are_bounded_together() {
+        // One text of metadata, longer than a header may be, or no metadata.
+        let long =
+            [&b"GGUF"[..], &[3, 0, 0, 0], &[0; 8], &1u64.to_le_bytes(), &1u64.to_le_bytes(), b"k", &[8, 0, 0, 0]];
+        let long = [long.concat(), (1u64 << 28).to_le_bytes().to_vec()].concat();
+        let short = [&b"GGUF"[..], &[3, 0, 0, 0], &[0; 16]].concat();
+        for (begin, parts, refused_at) in [(&long, 60, Some(2)), (&short, gguf_files::MOST_PARTS, None)] {
+            let mut whole = vec![0; HEADER_BYTES];
+            whole[..begin.len()].copy_from_slice(begin);
+            let whole = Arc::new(whole);
+            let file = |n: usize| File {
+                name: format!("part {n}"),
+                bytes: 1 << 30,
+                hash: Hash::parse(&"a".repeat(64)).unwrap(),
+            };
+            let files: Vec<File> = (0..parts).map(file).collect();
+            let mut held: BTreeMap<String, u64> = BTreeMap::new();
+            let read = heads("any/model", &files, |file, bytes| {
+                held.insert(file.name.clone(), bytes);
+                let begun: SharedBytes = Arc::new(Begun(whole.clone(), bytes as usize));
+                Ok(begun)
+            });
+            match (read, refused_at) {
+                (Err(why), Some(n)) => {
+                    assert!(why.to_string().contains(&format!("up to part {n} have more than")), "{why}")
+                }
+                (read, at) => assert!(read.is_ok_and(|heads| heads.len() == parts) && at.is_none()),
+            }
+            assert!(held.values().sum::<u64>() <= 200 << 20, "{held:?}");
         }
     }
 }
