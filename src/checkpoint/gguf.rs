@@ -115,6 +115,11 @@ impl Gguf {
                 "{label} is part {number} of {of}; give the first, {}",
                 gguf_files::part_name(stem, 1, of)
             );
+            ensure!(
+                of <= gguf_files::MOST_PARTS,
+                "{label} is the first of {of} parts, and {} are the most that are read",
+                gguf_files::MOST_PARTS
+            );
             for number in 2..=of {
                 let name = gguf_files::part_name(stem, number, of);
                 ensure!(Path::new(&name).exists(), "{label} is the first of {of} parts, and {name} is missing");
@@ -138,6 +143,13 @@ impl Gguf {
                 gguf_files::part_name("", 1, stated)
             );
             for (part, other) in (1..).zip(rest) {
+                let is = |key: &str, wanted: usize| other.opt_size(key).map(|n| n.is_none_or(|n| n == wanted));
+                ensure!(
+                    is("split.no", part)? && is("split.count", stated)?,
+                    "{} is not part {} of {stated} by its metadata",
+                    parts[part].label,
+                    part + 1
+                );
                 for (name, entry) in other.tensors {
                     let twice = header.tensors.insert(name.clone(), Entry { part, ..entry });
                     ensure!(twice.is_none(), "tensor {name} is in two parts");

@@ -91,7 +91,11 @@ impl Quantization {
                 ("pack-quantized", "int") => {
                     let group = match weights.opt_str("strategy")? {
                         Some("channel" | "tensor") => Grouping::Row,
-                        _ => grouping(&weights)?,
+                        None | Some("group") => grouping(&weights)?,
+                        Some(other) => bail!(
+                            "{}: strategy {other:?} is not supported (group, channel and tensor are)",
+                            weights.place()
+                        ),
                     };
                     Self::Packed { layout: Layout::Compressed, bits: bits(&weights, "num_bits", &[4, 8])?, group }
                 }

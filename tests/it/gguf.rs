@@ -524,32 +524,6 @@ fn a_file_is_run_from_the_command_line() {
     assert!(last.starts_with("dmschat: policy dms: this model was not trained with DMS"), "{said}");
 }
 
-#[test]
-fn a_model_in_parts_is_opened_by_its_first() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut whole = GgufFile::tiny();
-    whole.set("quantize.imatrix.file", Meta::text("calibration.dat"));
-    let path = |n: usize| folder.path().join(format!("Tiny-0000{n}-of-00003.gguf"));
-    for (n, bytes) in (1..).zip(split(&whole, 3)) {
-        std::fs::write(path(n), bytes).unwrap();
-    }
-    let open_at = |n| Checkpoint::open(&ModelRef::Folder(path(n)), &AdapterChoice::None);
-    let (parts, one) = (open_at(1).unwrap(), open(&whole).unwrap());
-    assert_eq!((parts.name.as_str(), parts.imatrix().as_deref()), ("Tiny", Some("calibration.dat")));
-    assert_eq!(parts.tensors.len(), one.tensors.len());
-    for (name, tensor) in &one.tensors {
-        assert!(parts.tensors[name].to_f32() == tensor.to_f32(), "{name}");
-    }
-    let said = |n| format!("{:#}", open_at(n).err().unwrap());
-    assert!(said(2).contains("is part 2 of 3; give the first, "), "{}", said(2));
-    std::fs::remove_file(path(3)).unwrap();
-    assert!(said(1).contains("is the first of 3 parts, and ") && said(1).ends_with("00003-of-00003.gguf is missing"));
-    let alone = folder.path().join("renamed.gguf");
-    std::fs::rename(path(1), &alone).unwrap();
-    let said = format!("{:#}", Checkpoint::open(&ModelRef::Folder(alone), &AdapterChoice::None).err().unwrap());
-    assert!(said.contains("it is one of 3 parts of a model"), "{said}");
-}
-
 /// Tokens of SentencePiece's own program: tests/golden/gguf/make_sentencepiece.py.
 #[test]
 fn sentencepiece_vocabularies_give_the_tokens_of_sentencepiece() {

@@ -1,9 +1,10 @@
-//! GGUF files from the hub: which file a name means, what is downloaded, and the model's name
-//! afterwards. Runs against a hub on loopback ([`crate::fake_hub`]).
+//! GGUF files from the hub, and models in several files: which file a name means, what is downloaded,
+//! and the model's name afterwards. Runs against a hub on loopback ([`crate::fake_hub`]).
 
 use crate::fake_hub::{COMMIT, Do, FakeHub};
 use crate::gguf_file::{F32, GgufFile, Meta};
 use crate::hub::{Home, files, said};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::hub::HubModel;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -177,4 +178,43 @@ fn what_cannot_run_is_refused_before_its_weights() {
     assert!(!home.repo().exists());
     let hub = FakeHub::new(files());
     home.refused_as(&hub, "any/model:Q4_K_M", 2, &["any/model has no GGUF files"]);
+}
+
+#[test]
+fn a_model_in_parts_is_opened_by_its_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut whole = GgufFile::tiny();
+    whole.set("quantize.imatrix.file", Meta::text("calibration.dat"));
+    let path = |n: usize| folder.path().join(format!("Tiny-0000{n}-of-00003.gguf"));
+    for (n, bytes) in (1..).zip(crate::gguf::split(&whole, 3)) {
+        std::fs::write(path(n), bytes).unwrap();
+    }
+    let open_at = |n| Checkpoint::open(&ModelRef::Folder(path(n)), &AdapterChoice::None);
+    let (parts, one) = (open_at(1).unwrap(), crate::gguf::open(&whole).unwrap());
+    assert_eq!((parts.name.as_str(), parts.imatrix().as_deref()), ("Tiny", Some("calibration.dat")));
+    assert_eq!(parts.tensors.len(), one.tensors.len());
+    for (name, tensor) in &one.tensors {
+        assert!(parts.tensors[name].to_f32() == tensor.to_f32(), "{name}");
+    }
+    let said = |n| format!("{:#}", open_at(n).err().unwrap());
+    assert!(said(2).contains("is part 2 of 3; give the first, "), "{}", said(2));
+    // Two parts with each other's names, and a part of a model in four.
+    let swap = || {
+        std::fs::rename(path(2), folder.path().join("x")).unwrap();
+        std::fs::rename(path(3), path(2)).unwrap();
+        std::fs::rename(folder.path().join("x"), path(3)).unwrap();
+    };
+    swap();
+    assert!(said(1).ends_with("Tiny-00002-of-00003.gguf is not part 2 of 3 by its metadata"), "{}", said(1));
+    swap();
+    let second = std::fs::read(path(2)).unwrap();
+    std::fs::write(path(2), &crate::gguf::split(&whole, 4)[1]).unwrap();
+    assert!(said(1).ends_with("Tiny-00002-of-00003.gguf is not part 2 of 3 by its metadata"), "{}", said(1));
+    std::fs::write(path(2), second).unwrap();
+    std::fs::remove_file(path(3)).unwrap();
+    assert!(said(1).contains("is the first of 3 parts, and ") && said(1).ends_with("00003-of-00003.gguf is missing"));
+    let alone = folder.path().join("renamed.gguf");
+    std::fs::rename(path(1), &alone).unwrap();
+    let said = format!("{:#}", Checkpoint::open(&ModelRef::Folder(alone), &AdapterChoice::None).err().unwrap());
+    assert!(said.contains("it is one of 3 parts of a model"), "{said}");
 }

@@ -338,3 +338,61 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
     let all = "(fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)";
     assert_eq!(config(json!({"quant_method": "mxfp4"})), format!(": quant_method \"mxfp4\" is not supported {all}"));
 }
+
+/// Values that published configurations do not have, or those of formats that are not read.
+#[test]
+fn odd_values_in_configurations_are_refused_by_name() {
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"});
+    let packed = |weights: Value| {
+        let mut config = compressed_config();
+        let old = config["config_groups"]["group_0"]["weights"].take();
+        config["config_groups"]["group_0"]["weights"] = merged(old, weights);
+        config
+    };
+    let format = |name: &str| merged(compressed_config(), json!({ "format": name }));
+    let mut cases: Vec<(Value, &str, String)> = Vec::new();
+    for base in [&gptq, &awq] {
+        for size in [json!(0), json!(-2), json!("128"), json!(0.5), json!(1u64 << 40)] {
+            cases.push((merged(base.clone(), json!({ "group_size": size })), "group_size", size.to_string()));
+        }
+        for bits in [json!(0), json!(2), json!(5), json!(16), json!("4"), json!(4.5)] {
+            cases.push((merged(base.clone(), json!({ "bits": bits })), "bits", bits.to_string()));
+        }
+    }
+    cases.push((merged(awq, json!({"bits": 8})), "bits", "8".to_owned()));
+    for (key, value) in [("num_bits", json!(3)), ("group_size", json!(0)), ("strategy", json!("tensor_group"))] {
+        cases.push((packed(json!({ key: value })), key, value.to_string()));
+    }
+    cases.push((packed(json!({"type": "float"})), "weights of type", "\"float\"".to_owned()));
+    for name in ["int-quantized", "marlin-24", "nvfp4-pack-quantized", "naive-quantized", ""] {
+        cases.push((format(name), "format", format!("{name:?}")));
+    }
+    for method in ["bitsandbytes", "hqq", "quanto", "mxfp4", ""] {
+        cases.push((json!({"quant_method": method, "bits": 4}), "quant_method", format!("{method:?}")));
+    }
+    for (config, key, value) in cases {
+        let said = format!("{:#}", open(&folder(config.clone(), &[])).err().expect("refused"));
+        let names = said.contains("quantization_config") && said.contains(key) && said.contains(&value);
+        assert!(names && !said.contains('\n'), "{config}: {said}");
+    }
+    // The whole row is one group by -1, and as the scales have it where nothing is said.
+    let m = Matrix { group: vec![0; COLS], ..Matrix::new() };
+    let whole = |parts: Vec<Part>| -> Vec<Part> {
+        let one = |part: Part| match part {
+            ("qzeros" | "scales", dtype, shape, bytes) => {
+                let half = bytes.len() / GROUPS;
+                (part.0, dtype, vec![1, shape[1]], bytes[..half].to_vec())
+            }
+            part => part,
+        };
+        parts.into_iter().filter(|part| part.0 != "g_idx").map(one).collect()
+    };
+    for (method, parts) in [("gptq", whole(self::gptq(&m, 1))), ("awq", whole(self::awq(&m)))] {
+        for size in [json!({"group_size": -1}), json!({})] {
+            let config = merged(json!({"quant_method": method, "bits": 4}), size);
+            let c = open(&folder(config, &parts)).unwrap_or_else(|e| panic!("{method}: {e:#}"));
+            assert!(c.tensors[&format!("{NAME}.weight")].to_f32() == m.values(), "{method}");
+        }
+    }
+}
