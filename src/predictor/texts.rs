@@ -69,17 +69,31 @@ impl Pieces {
     }
 }
 
-/// Splits a text of the user's at lines.
+/// Splits a text of the user's into parts of about [`MEASURED_TOKENS`]: at lines, and a line that
+/// is longer at its words, or else anywhere.
 pub fn of_user(kind: &str, text: &str) -> Vec<Text> {
     // About 4 bytes a token.
+    const PART: usize = 4 * MEASURED_TOKENS;
     let mut parts = vec![String::new()];
     for line in text.split_inclusive('\n') {
-        if parts.last().is_some_and(|part| part.len() > 4 * MEASURED_TOKENS) {
-            parts.push(String::new());
+        let mut rest = line;
+        while !rest.is_empty() {
+            if parts.last().is_some_and(|part| part.len() > PART) {
+                parts.push(String::new());
+            }
+            let (piece, after) = rest.split_at(cut(rest, PART));
+            parts.last_mut().into_iter().for_each(|part| part.push_str(piece));
+            rest = after;
         }
-        parts.last_mut().into_iter().for_each(|part| part.push_str(line));
     }
     parts.into_iter().map(|text| Text { kind: kind.to_owned(), text, held_out: false }).collect()
+}
+
+/// Where to cut a line of more than `most` bytes: before the first word or character after that.
+fn cut(line: &str, most: usize) -> usize {
+    let ends = || line.char_indices().skip_while(|(at, _)| *at <= most);
+    let word = ends().take_while(|(at, _)| *at <= most + most / 8).find(|(_, c)| c.is_whitespace());
+    word.or_else(|| ends().next()).map_or(line.len(), |(at, _)| at)
 }
 
 /// Chooses the user's texts that are measured and not fitted: every eighth of the long ones, and at
@@ -108,5 +122,15 @@ mod tests {
         // Two files of one part each, and short ones between them.
         assert_eq!(held(&[8_000, 1_000, 8_000]), Some(vec![2]));
         assert_eq!(held(&[150_000]), Some(vec![4, 12]));
+    }
+
+    #[test]
+    fn a_text_of_one_long_line_is_cut_at_its_words() {
+        for (line, at_words) in [("word ".repeat(8_000), true), ("語".repeat(13_000), false)] {
+            let mut parts = of_user("x", &line);
+            assert_eq!(parts.iter().map(|part| part.text.as_str()).collect::<String>(), line);
+            assert!(hold_out(&mut parts) && parts.len() == 5, "{}", parts.len());
+            assert!(parts.iter().all(|part| !at_words || part.text.trim().split(' ').all(|word| word == "word")));
+        }
     }
 }
