@@ -5,10 +5,11 @@
 
 use super::flat::{CLOSE, OPEN};
 use crate::protocol::Token;
+use serde_json::Value;
 use std::collections::HashMap;
 use tokenizers::{
-    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizedString, Normalizer, PostProcessorWrapper, Result,
-    Tokenizer,
+    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper,
+    PostProcessorWrapper, Result, Tokenizer,
 };
 
 /// An empty control literal. It separates what stands before and after it, and gives no token.
@@ -68,6 +69,26 @@ pub fn is_control(token: &AddedToken) -> bool {
         || within('<', '>').is_some_and(|name| !is_html(name))
         || within('[', ']').is_some()
         || ["<|", "|>", "<\u{FF5C}", "\u{FF5C}>"].iter().any(|sign| text.contains(sign))
+}
+
+/// The tokenizer without the normalizer that prepends a prefix to a text (Llama 2's); `None` if it
+/// has none.
+pub fn without_prefix(whole: &Tokenizer) -> anyhow::Result<Option<Tokenizer>> {
+    let is_prefix = |normalizer: &Value| normalizer["type"] == "Prepend";
+    let normalizer = serde_json::to_value(whole.get_normalizer())?;
+    let all = normalizer["normalizers"].as_array();
+    let bare = if is_prefix(&normalizer) {
+        None
+    } else if all.is_some_and(|all| all.iter().any(is_prefix)) {
+        let rest: Vec<&Value> = all.into_iter().flatten().filter(|normalizer| !is_prefix(normalizer)).collect();
+        let sequence = serde_json::json!({"type": "Sequence", "normalizers": rest});
+        Some(serde_json::from_value::<NormalizerWrapper>(sequence)?)
+    } else {
+        return Ok(None);
+    };
+    let mut tokenizer = whole.clone();
+    tokenizer.with_normalizer(bare).map_err(|e| anyhow::anyhow!("tokenizer.json: {e}"))?;
+    Ok(Some(tokenizer))
 }
 
 pub struct Content {

@@ -38,6 +38,8 @@ pub(super) struct Inner {
     pub(super) whole: tokenizers::Tokenizer,
     /// Encodes prompts.
     pub(super) content: Content,
+    /// Encodes the text right behind known tokens, where the normalizer would prepend a prefix.
+    pub(super) behind: Option<Content>,
     /// Control tokens: literal to id.
     pub(super) control: HashMap<String, Token>,
     /// All added tokens of the model's vocabulary.
@@ -87,15 +89,18 @@ impl Tokenizer {
         let think = THINK_TAGS.iter().find_map(|(open, close)| control.get(*open).zip(control.get(*close)));
         let think = think.map(|(&open, &close)| (open, close));
         let last = tokens.iter().max_by_key(|(_, id)| **id).map(|(token, id)| (token.as_str(), *id));
-        let content = guarded("reading tokenizer.json", || {
-            Content::new(&whole, &added, last.filter(|l| l.1 as usize >= tokens.len()))
-        })?;
+        let last = last.filter(|l| l.1 as usize >= tokens.len());
+        let content = guarded("reading tokenizer.json", || Content::new(&whole, &added, last))?;
+        let behind = content::without_prefix(&whole)?;
+        let behind =
+            behind.map(|bare| guarded("reading tokenizer.json", || Content::new(&bare, &added, last))).transpose()?;
         let fingerprint = Sha256::digest(json).iter().map(|b| format!("{b:02x}")).collect();
         let splits_at_spaces = checked.splits_at_spaces && !added.values().any(|t| t.content.contains(' '));
         let spellings = checked.spellings;
         let inner = Inner {
             whole,
             content,
+            behind,
             control,
             added,
             think,
@@ -130,11 +135,20 @@ impl Tokenizer {
                 })?;
             }
         }
-        let flat = if continues { content::CUT } else { "" }.to_owned() + &flatten(&pieces);
-        let (mut out, mut rest) = (Vec::new(), flat.as_str());
+        let flat = |pieces: &[Piece]| if continues { content::CUT } else { "" }.to_owned() + &flatten(pieces);
+        let mut out = Vec::new();
+        let (behind, rest) = match (&pieces[..], &self.inner.behind) {
+            ([text @ Piece::Text(_), rest @ ..], Some(behind)) if continues => {
+                self.encode_flat(behind, &mut out, &flat(std::slice::from_ref(text)))?;
+                (true, rest)
+            }
+            (pieces, _) => (false, pieces),
+        };
+        let flat = if behind && rest.is_empty() { String::new() } else { flat(rest) };
+        let mut rest = flat.as_str();
         while !rest.is_empty() && !stop.load(Ordering::Relaxed) {
             let (slice, after) = rest.split_at(if self.inner.splits_at_spaces { slice_end(rest) } else { rest.len() });
-            self.encode_flat(&mut out, slice)?;
+            self.encode_flat(&self.inner.content, &mut out, slice)?;
             rest = after;
         }
         Ok((!stop.load(Ordering::Relaxed)).then_some(out))
@@ -142,8 +156,7 @@ impl Tokenizer {
 
     /// Encodes canonical text. The vocabulary itself may contain control tokens (byte-level
     /// vocabularies that ignore merges): such a match is split after its first character.
-    pub(super) fn encode_flat(&self, out: &mut Vec<Token>, text: &str) -> Result<()> {
-        let content = &self.inner.content;
+    pub(super) fn encode_flat(&self, content: &Content, out: &mut Vec<Token>, text: &str) -> Result<()> {
         let mut text = Cow::Borrowed(text);
         let mut retries = content.retries;
         for _ in 0..1000 {
@@ -155,12 +168,12 @@ impl Tokenizer {
                 continue;
             }
             if missed {
-                text = self.without_missed_marks(&text)?.into();
+                text = self.without_missed_marks(content, &text)?.into();
                 continue;
             }
             let bad =
                 |id: &Token| content.added(*id).is_none() && (self.is_control(*id) || *id as usize >= self.vocab());
-            let cut = if fast.get_ids().iter().any(bad) { self.cut_at(&text, bad)? } else { None };
+            let cut = if fast.get_ids().iter().any(bad) { self.cut_at(content, &text, bad)? } else { None };
             let Some(cut) = cut else {
                 out.extend(fast.get_ids().iter().filter_map(|&id| content.added(id).unwrap_or(Some(id))));
                 return Ok(());
@@ -172,8 +185,7 @@ impl Tokenizer {
 
     /// The text with a cut in each spelling of a `bad` token; `None` if no text spells one. The
     /// token for unknown characters is bad only where it is spelled.
-    pub(super) fn cut_at(&self, text: &str, bad: impl Fn(&Token) -> bool) -> Result<Option<String>> {
-        let content = &self.inner.content;
+    pub(super) fn cut_at(&self, content: &Content, text: &str, bad: impl Fn(&Token) -> bool) -> Result<Option<String>> {
         // The fast way gives no offsets of tokens.
         let slow = guarded("encoding text", || content.tokenizer.encode(text, false))?;
         let (mut cut, mut at) = (String::with_capacity(text.len() + 8), 0);
@@ -199,8 +211,8 @@ impl Tokenizer {
 
     /// The text with control literals as ordinary text where the crate does not see the token: one
     /// that must be a whole word (`single_word`) stands beside a letter.
-    pub(super) fn without_missed_marks(&self, text: &str) -> Result<String> {
-        let slow = guarded("encoding text", || self.inner.content.tokenizer.encode(text, false))?;
+    pub(super) fn without_missed_marks(&self, content: &Content, text: &str) -> Result<String> {
+        let slow = guarded("encoding text", || content.tokenizer.encode(text, false))?;
         let tokens = slow.get_ids().iter().zip(slow.get_offsets());
         let mut seen = tokens.filter(|(id, _)| self.is_mark(**id)).map(|(_, span)| *span).peekable();
         let mut out = String::with_capacity(text.len());

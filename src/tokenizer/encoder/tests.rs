@@ -220,6 +220,15 @@ fn a_prefix_begins_a_text_once() {
     let t = Tokenizer::new(file.as_bytes(), 300).unwrap();
     let encode = |continues| t.encode_unless(&[text("a")], continues, &AtomicBool::new(false)).unwrap().unwrap();
     assert_eq!([encode(false), encode(true)].map(|ids| t.literal(ids[0])), ["▁a", "a"]);
+
+    // A normalizer that prepends, as in files of Llama 2: behind known tokens it does not, and
+    // behind a special token it does, as in the whole text.
+    let t = Tokenizer::new(sentence_piece(&[]).as_bytes(), 300).unwrap();
+    let whole = t.inner.whole.encode("b a</s>a", false).unwrap();
+    let rest = [text(" a"), Piece::Control("</s>".to_owned()), text("a")];
+    let known = t.encode_pieces(&[text("b")]).unwrap();
+    let behind = t.encode_unless(&rest, true, &AtomicBool::new(false)).unwrap().unwrap();
+    assert_eq!([known, behind].concat(), whole.get_ids());
 }
 
 /// Llama 2's lists `<s>` as a token to look for in normalized text, which begins with a prefix.
