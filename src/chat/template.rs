@@ -10,6 +10,7 @@ mod filters;
 mod guard;
 mod jinja;
 mod python;
+mod rewrite;
 mod sandbox;
 
 pub use sandbox::child_main;

@@ -199,6 +199,17 @@ pub enum Thinking {
 /// then, and would fill the context.
 const BUILTIN_MAX_THINK: usize = 2048;
 
+/// Whether a template reads one of the names that switch thinking: `enable_thinking`, or `thinking`
+/// in a condition.
+fn reads_thinking(template: &str) -> bool {
+    let ends = |after: &str| !after.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+    let asks = |word: &str| {
+        let asked = format!("{word} thinking");
+        template.match_indices(&asked).any(|(at, _)| ends(&template[at + asked.len()..]))
+    };
+    template.contains("enable_thinking") || ["if", "not", "and", "or"].iter().any(|word| asks(word))
+}
+
 impl ModelInfo {
     /// Whether it is the model built into the program.
     pub fn is_builtin(&self) -> bool {
@@ -211,7 +222,7 @@ impl ModelInfo {
     }
 
     pub fn thinking(&self) -> Thinking {
-        let switch = self.template.source.as_ref().is_some_and(|s| s.contains("enable_thinking"));
+        let switch = self.template.source.as_deref().is_some_and(reads_thinking);
         match (&self.think_tags, switch) {
             (None, _) => Thinking::None,
             (Some(_), false) => Thinking::Fixed,

@@ -71,7 +71,7 @@ fn named(args: Args, names: &[&str]) -> Result<Kwargs, Error> {
 
 /// What a template writes for a value.
 pub fn shown(value: &Value) -> String {
-    python::float(value).unwrap_or_else(|| value.to_string())
+    python::written(value).unwrap_or_else(|| value.to_string())
 }
 
 fn is_sequence(value: &Value) -> bool {

@@ -2,6 +2,7 @@
 //! environment.
 
 use super::guard::text_bytes_of;
+use super::rewrite::rewritten;
 use super::{filters, python};
 use anyhow::{Result, anyhow, ensure};
 use minijinja::value::{Serde, Value};
@@ -44,7 +45,7 @@ const MESSAGE_CHARS: usize = 2000;
 /// Renders every job to at most `text_bytes`. Only the number of instructions is bounded.
 pub fn render(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<String>> {
     // Jinja reads every line end as LF.
-    let source = without_generation_tags(&source.replace("\r\n", "\n").replace('\r', "\n"));
+    let source = rewritten(&source.replace("\r\n", "\n").replace('\r', "\n"));
     let date = jobs.first().and_then(|j| j.date.parse().ok()).unwrap_or_default();
     let mut env = environment(date)?;
     env.add_template("chat", &source).map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
@@ -57,6 +58,8 @@ pub fn render(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<Strin
                 documents => Value::from(()),
                 add_generation_prompt => job.add_generation_prompt,
                 enable_thinking => job.enable_thinking,
+                // Granite's and DeepSeek's name.
+                thinking => job.enable_thinking,
                 ..Value::from(Serde(&job.special_tokens))
             };
             let text = template.render(context).map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
@@ -77,7 +80,7 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
     env.set_recursion_limit(200);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_unknown_method_callback(python::method);
-    env.set_formatter(|out, state, value| match python::float(value) {
+    env.set_formatter(|out, state, value| match python::written(value) {
         Some(text) => Ok(out.write_str(&text)?),
         None => minijinja::escape_formatter(out, state, value),
     });
@@ -90,31 +93,6 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
             .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
     });
     Ok(env)
-}
-
-/// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is
-/// always rendered.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        out.push_str(before);
-        let Some(end) = tag.find("%}") else {
-            rest = tag;
-            break;
-        };
-        let inner = &tag[2..end];
-        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        match word {
-            "generation" => out.push_str(&format!("{{%{}%}}", inner.replace(word, " if true "))),
-            "endgeneration" => out.push_str(&format!("{{%{}%}}", inner.replace(word, " endif "))),
-            _ => out.push_str(&tag[..end + 2]),
-        }
-        rest = &tag[end + 2..];
-    }
-    out.push_str(rest);
-    out
 }
 
 /// The message of minijinja without the source excerpt.

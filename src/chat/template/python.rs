@@ -382,8 +382,51 @@ impl Json {
     }
 }
 
+/// What Python's `str` makes of a number with a point, or of a list or map that holds one; `None`
+/// for other values, which minijinja writes as Python does.
+pub fn written(value: &Value) -> Option<String> {
+    match value.kind() {
+        ValueKind::Number => float(value),
+        ValueKind::Seq | ValueKind::Map if holds_float(value, 0) => Some(repr(value)),
+        _ => None,
+    }
+}
+
+fn holds_float(value: &Value, depth: usize) -> bool {
+    let items = |value: &Value| value.try_iter().into_iter().flatten().collect::<Vec<Value>>();
+    match value.kind() {
+        ValueKind::Number => !value.is_integer(),
+        ValueKind::Seq if depth < DEEPEST => items(value).iter().any(|item| holds_float(item, depth + 1)),
+        ValueKind::Map if depth < DEEPEST => items(value).iter().any(|key| {
+            holds_float(key, depth + 1) || value.get_item(key).is_ok_and(|item| holds_float(&item, depth + 1))
+        }),
+        _ => false,
+    }
+}
+
+/// Python's `repr` of a value in which [`holds_float`] found one.
+fn repr(value: &Value) -> String {
+    let items = || value.try_iter().into_iter().flatten();
+    match value.kind() {
+        ValueKind::Number => float(value).unwrap_or_else(|| value.to_string()),
+        ValueKind::Seq if holds_float(value, 0) => {
+            let texts: Vec<String> = items().map(|item| repr(&item)).collect();
+            match (value.downcast_object_ref::<Tuple>(), texts.len()) {
+                (Some(_), 1) => format!("({},)", texts[0]),
+                (Some(_), _) => format!("({})", texts.join(", ")),
+                (None, _) => format!("[{}]", texts.join(", ")),
+            }
+        }
+        ValueKind::Map if holds_float(value, 0) => {
+            let pair = |key: Value| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()));
+            format!("{{{}}}", items().map(pair).collect::<Vec<_>>().join(", "))
+        }
+        _ => format!("{value:?}"),
+    }
+}
+
 /// What Python's `str` makes of a number with a point; `None` for other values.
-pub fn float(value: &Value) -> Option<String> {
+fn float(value: &Value) -> Option<String> {
     let float = f64::try_from(value.clone()).ok().filter(|_| value.kind() == ValueKind::Number)?;
     match float {
         _ if value.is_integer() => None,
