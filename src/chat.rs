@@ -4,6 +4,7 @@
 //! Works on texts and reports. Knows no token ids except those in reports, and nothing of models,
 //! caches or widgets.
 
+mod branches;
 pub mod conversation;
 pub mod retention;
 pub mod session;

@@ -8,7 +8,7 @@ pub use super::session::record::MessageId;
 use super::session::record::{Edit, Head, Log, Record, System, Title, Toggle};
 use crate::protocol::{LogChange, StopReason, TextKind, TurnReport};
 use crate::unicode::one_line;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -113,6 +113,16 @@ pub struct Mark {
     pub dropped_slots: u64,
 }
 
+impl Mark {
+    /// Whether it takes back the toggle before it: nothing came between, and neither dropped slots.
+    fn takes_back(&self, before: &Self) -> bool {
+        let place = |mark: &Self| (mark.after, mark.within, mark.at_token);
+        place(self) == place(before)
+            && self.eviction != before.eviction
+            && (self.dropped_slots, before.dropped_slots) == (0, 0)
+    }
+}
+
 /// A change for the session file: a record, or a finished reply, whose record also names the model.
 #[derive(Clone, Debug)]
 pub enum Change {
@@ -134,6 +144,8 @@ pub struct Conversation {
     head: Option<MessageId>,
     /// The head before the last question was sent, edited or repeated.
     asked_from: Option<MessageId>,
+    /// Questions that were undone: the head moved back to before them.
+    undone: HashSet<MessageId>,
     last_turn: u64,
     last_id: MessageId,
     changes: Vec<Change>,
@@ -210,6 +222,7 @@ impl Conversation {
     pub fn set_head(&mut self, id: Option<MessageId>) -> bool {
         let known = id.is_none_or(|id| self.get(id).is_some());
         if known && self.head != id {
+            self.head_moves(id);
             self.head = id;
             self.note(|id, parent| Record::Head(Head { id, parent }));
         }
@@ -401,24 +414,26 @@ impl Conversation {
         Some(text)
     }
 
-    /// Moves the head to before the user's last message and returns its text for editing. `None` if
-    /// there is none.
-    pub fn undo(&mut self) -> Option<String> {
-        let (parent, text) =
-            self.path().iter().rev().find(|m| m.role == Role::User).map(|m| (m.parent, m.text.clone()))?;
-        self.set_head(parent);
-        Some(text)
-    }
-
-    /// The messages with the same parent as `id`, including itself, oldest first.
-    pub fn siblings(&self, id: MessageId) -> Vec<MessageId> {
-        let Some(message) = self.get(id) else { return Vec::new() };
-        self.messages.iter().filter(|m| m.parent == message.parent).map(|m| m.id).collect()
-    }
-
     /// The number of [`Conversation::siblings`].
     pub fn sibling_count(&self, id: MessageId) -> usize {
         self.get(id).and_then(|m| self.children.get(&m.parent)).copied().unwrap_or(0)
+    }
+
+    /// Notes that a move of the head to `to` takes back the question after it, and that it brings
+    /// back those of its own path.
+    fn head_moves(&mut self, to: Option<MessageId>) {
+        let left: Vec<MessageId> = self.path().iter().map(|m| m.id).collect();
+        let after = to.map_or(Some(0), |to| left.iter().position(|id| *id == to).map(|at| at + 1));
+        let question = after.and_then(|at| left.get(at)).copied();
+        let is_question = |id: &MessageId| self.get(*id).is_some_and(|m| m.role == Role::User);
+        self.undone.extend(question.filter(is_question));
+        let path: Vec<MessageId> = self.path_to(to).iter().map(|m| m.id).collect();
+        self.undone.retain(|id| !path.contains(id));
+    }
+
+    /// Whether this question was undone.
+    pub(in crate::chat) fn is_undone(&self, id: MessageId) -> bool {
+        self.undone.contains(&id)
     }
 
     /// Records that a message of the user replaces another.
@@ -426,32 +441,6 @@ impl Conversation {
         if let Some(message) = self.get_mut(id) {
             message.replaces = Some(of);
         }
-    }
-
-    /// The versions of a message, including itself, oldest first: a question and what replaces it,
-    /// or the answers to one question. A question that was undone is not a version of the next one.
-    pub fn versions(&self, id: MessageId) -> Vec<MessageId> {
-        let first = |mut id: MessageId| {
-            // A message replaces an older one.
-            while let Some(of) = self.get(id).and_then(|m| m.replaces).filter(|of| *of < id) {
-                id = of;
-            }
-            id
-        };
-        let is_reply = self.get(id).is_some_and(|m| m.role == Role::Assistant);
-        self.siblings(id).into_iter().filter(|other| is_reply || first(*other) == first(id)).collect()
-    }
-
-    /// Activates the branch through `id`, down to its newest message. False if `id` is unknown.
-    pub fn switch_to(&mut self, id: MessageId) -> bool {
-        if self.get(id).is_none() {
-            return false;
-        }
-        let mut at = id;
-        while let Some(child) = self.messages.iter().rev().find(|m| m.parent == Some(at)) {
-            at = child.id;
-        }
-        self.set_head(Some(at))
     }
 
     /// Records a toggle after the last message, or within it while it is open.
@@ -480,6 +469,18 @@ impl Conversation {
     /// All toggles, oldest first.
     pub fn marks(&self) -> &[Mark] {
         &self.marks
+    }
+
+    /// The toggles that did something, oldest first: without those that were taken back at once.
+    pub fn shown_marks(&self) -> Vec<&Mark> {
+        let mut shown: Vec<&Mark> = Vec::new();
+        for mark in &self.marks {
+            match shown.last() {
+                Some(before) if mark.takes_back(before) => shown.truncate(shown.len() - 1),
+                _ => shown.push(mark),
+            }
+        }
+        shown
     }
 
     /// Marks every reply to be encoded from its text, after another model or tokenizer was loaded.
@@ -544,6 +545,7 @@ impl Conversation {
     pub(in crate::chat) fn restore_head(&mut self, head: Option<MessageId>) -> bool {
         let known = head.is_none_or(|id| self.get(id).is_some());
         if known {
+            self.head_moves(head);
             self.head = head;
         }
         known

@@ -153,6 +153,16 @@ impl Feed {
         self.arrange(chat);
     }
 
+    /// Removes the line of the last toggle, which was taken back, unless others follow it.
+    pub fn take_mark_back(&mut self, chat: &Conversation) -> bool {
+        let is_last = self.locals.pop_if(|local| local.kind == LocalKind::Mark).is_some();
+        if is_last {
+            self.rows.remove(&ItemKey::Local(self.locals.len()));
+            self.arrange(chat);
+        }
+        is_last
+    }
+
     /// Adds a local line that the user asked for. The next frame, which makes its rows, scrolls it
     /// into view.
     pub fn push_result(&mut self, chat: &Conversation, local: Local) {

@@ -51,3 +51,22 @@ fn an_id_from_a_list_names_one_session_whatever_others_are_titled() {
     }
     assert_eq!(store.list().len(), 1);
 }
+
+/// What is called similar is spelled alike; the end of an id, as lists show it, is enough.
+#[test]
+fn similar_names_are_spelled_alike_and_the_end_of_an_id_is_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let begin = |question: &str| {
+        let (mut session, mut chat) = (store.create(), Conversation::new(None));
+        turn(&mut chat, Some(question), "answer", 0);
+        session.sync(&mut chat, &info()).unwrap();
+        session.id().to_owned()
+    };
+    let id = begin("Hello! I am Jakob and I like long walks");
+    let end = &id[id.len() - 4..];
+    assert_eq!(store.find(end).unwrap().id, id);
+    let said = |name: &str| format!("{:#}", store.find(name).unwrap_err());
+    assert!(!said("nosuch").contains("similar") && !said("kob").contains("similar"), "{}", said("nosuch"));
+    assert!(said("Jakbo").contains(&format!("; similar: {id} \"Hello! I am Jakob")), "{}", said("Jakbo"));
+}

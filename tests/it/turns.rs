@@ -240,3 +240,22 @@ fn a_toggle_outlives_the_turn_that_is_undone_and_is_marked_again() {
     let loaded = load(engine.session.jsonl().as_bytes(), "s").unwrap();
     assert_eq!((loaded.eviction, loaded.conversation.marks()), (Some(false), engine.chat.marks()));
 }
+
+/// A turn that was undone does not come back with the answer before it, also once it is read again.
+#[test]
+fn an_undone_turn_stays_behind_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = dmschat::chat::session::Store::new(dir.path()).create();
+    let mut chat = Conversation::new(None);
+    crate::session::turn(&mut chat, Some("one"), "a", 0);
+    crate::session::turn(&mut chat, Some("two"), "b", 0);
+    chat.undo();
+    chat.regenerate();
+    crate::session::turn(&mut chat, None, "c", 0);
+    session.sync(&mut chat, &crate::session::info()).unwrap();
+    let mut read = load(session.jsonl().as_bytes(), "x").unwrap().conversation;
+    assert_eq!(read.path().last().unwrap().text, "c");
+    let old = read.messages().iter().find(|m| m.text == "a").unwrap().id;
+    assert!(read.switch_to(old));
+    assert_eq!(read.path().iter().map(|m| m.text.as_str()).collect::<Vec<_>>(), ["one", "a"]);
+}

@@ -29,6 +29,7 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies, now:
         let _ = write!(out, "\n## System\n\n{system}\n");
         kept(&mut out, None);
     }
+    let marks = chat.shown_marks();
     for message in &path {
         match message.role {
             Role::User => {
@@ -37,7 +38,7 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies, now:
             Role::Assistant => assistant(&mut out, chat, message, of_turn(message).filter(|_| changed)),
         }
         kept(&mut out, Some(message.id));
-        let after = chat.marks().iter().filter(|m| m.after == Some(message.id) && m.within.is_none());
+        let after = marks.iter().filter(|m| m.after == Some(message.id) && m.within.is_none());
         after.for_each(|mark| toggle(&mut out, mark));
     }
     out
@@ -53,7 +54,8 @@ fn toggle(out: &mut String, mark: &Mark) {
 fn answer(out: &mut String, chat: &Conversation, message: &Message) {
     let text = message.shown();
     let lead = message.text.len() - message.text.trim_start_matches('\n').len();
-    let within = chat.marks().iter().filter(|m| m.after == Some(message.id));
+    let marks = chat.shown_marks();
+    let within = marks.iter().filter(|m| m.after == Some(message.id));
     let mut from = 0;
     let write = |out: &mut String, part: &str| {
         if !part.trim().is_empty() {
