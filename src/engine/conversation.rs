@@ -61,6 +61,7 @@ impl<B: Backend> Conversation<B> {
             eviction: m.eviction,
             dial: m.dial,
             decode_tok_s: None,
+            unread: 0,
             fed_text: FedText::new(&m.vocabulary.tokenizer),
             job: None,
             disk: DiskCache::default(),
@@ -173,8 +174,9 @@ impl<B: Backend> Conversation<B> {
                 Work::New(Command::Generate(request)) => self.begin_turn(m, *request),
                 Work::New(Command::Rebuild) => match self.begin_rebuild(m) {
                     Ok(work) => (work, None),
-                    Err(error) => {
-                        events.notice(format!("cannot rebuild: {error}"));
+                    Err(why) => {
+                        events.refuse("rebuild", why);
+                        self.publish(m);
                         return self.end_job(m);
                     }
                 },
@@ -201,7 +203,12 @@ impl<B: Backend> Conversation<B> {
         match job.work {
             Work::Answer(turn) => return self.end_answer(m, job.events, turn, halt),
             Work::Undo(turn, why) => self.end_undo(m, &job.events, *turn, why, halt),
-            Work::Rebuild { beside } => self.end_rebuild(m, &job.events, beside, halt),
+            Work::Rebuild { beside, old } => {
+                if let Some(work) = self.end_rebuild(m, &job.events, beside, old, halt) {
+                    self.job = Some(Job { cancelled: false, halt: None, work, ..job });
+                    return;
+                }
+            }
             Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
             Work::New(_) => {}
         }
@@ -412,7 +419,7 @@ impl<B: Backend> Conversation<B> {
         self.disk.left_log();
         self.reported.clear();
         self.replies.clear();
-        self.decode_tok_s = None;
+        (self.decode_tok_s, self.unread) = (None, 0);
     }
 
     /// Activity of the conversation, for the status line.
@@ -464,6 +471,6 @@ impl<B: Backend> Conversation<B> {
         let snapshot = figures.snapshot(phase, self.eviction, self.decode_tok_s, gain);
         let kept = m.snapshots.of(self.id()).filter(|one| self.chain.context.log.starts_with(&one.context.log));
         let kept = kept.map(|one| one.context.len(&m.runner)).collect();
-        self.outlet.snapshot(Snapshot { kept, ..snapshot });
+        self.outlet.snapshot(Snapshot { kept, unread: self.unread, ..snapshot });
     }
 }

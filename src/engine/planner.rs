@@ -223,20 +223,35 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
     let c = &checkpoint.config;
     let (token, local) = (dense_token_bytes(c, options.codec), local_bytes(c, options.codec));
     let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, kv_limit, options.memory_bytes);
-    let (policy, ratio) = (policy(c, options), ratio(c, options, context));
-    let fits = |ratio: f64| whole_pages(c, options.codec, budget, ratio, context);
-    Plan {
+    let ratio = ratio(c, options, context);
+    let plan = Plan {
         weight_bytes: checkpoint.weight_bytes,
         workspace_bytes: options.workspace_bytes,
-        kv_budget_bytes: budget,
         dense_kv_bytes: token * context as u64 + local,
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64 + local,
+        ..Plan::default()
+    };
+    with_budget(plan, c, (options.codec, &policy(c, options)), context, budget)
+}
+
+/// The plan with this many bytes for the cache.
+pub fn with_budget(
+    plan: Plan,
+    c: &ModelConfig,
+    (codec, policy): (Codec, &Policy),
+    context: usize,
+    budget: Option<u64>,
+) -> Plan {
+    let fits = |ratio: f64| whole_pages(c, codec, budget, ratio, context);
+    Plan {
+        kv_budget_bytes: budget,
         certain_context: fits(1.0),
         expected_context: match policy.budget() {
             // A lane stops growing at its budget.
             Some(Budget::Slots(slots)) if fits(1.0) < slots.min(context) => fits(1.0),
-            _ => fits(ratio),
+            _ => fits(policy.expected_ratio(context, c.target_ratio())),
         },
+        ..plan
     }
 }
 

@@ -11,28 +11,50 @@ use super::runner::Runner;
 use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
-use crate::protocol::{Event, EventSender, LogEntry, Piece, RestoreRequest, Token, count};
+use crate::protocol::{Event, EventSender, LogEntry, Piece, RestoreRequest, Token, bytes, count};
 use crate::tokenizer::flatten;
 
 impl<B: Backend> Conversation<B> {
     /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache
-    /// is kept while there is room for both.
-    pub fn begin_rebuild(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
+    /// is kept while there is room for both. Refused where all tokens would be kept and do not fit.
+    pub fn begin_rebuild(&mut self, m: &mut Loaded<B>) -> Result<Work, String> {
         self.release_twin(&mut m.runner);
-        let mut fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
+        let said = |error: CacheError| error.to_string();
+        let mut fresh = Chain::idle(Context::new(&mut m.runner, self.eviction).map_err(said)?);
+        if let Some(why) = self.no_room_for_all(m, &fresh) {
+            m.runner.release(fresh.context.seq);
+            return Err(why);
+        }
         fresh.context.set_dial(&mut m.runner, self.dial);
         for entry in self.chain.context.pins() {
-            fresh.context.apply(&mut m.runner, entry)?;
+            fresh.context.apply(&mut m.runner, entry).map_err(said)?;
         }
         let old = std::mem::replace(&mut self.chain, fresh).context;
         self.chain.prefill(old.tokens());
-        Ok(Work::Rebuild { beside: Some(old) })
+        let log = (old.log.clone(), old.pending);
+        Ok(Work::Rebuild { beside: Some(old), old: log })
+    }
+
+    /// Why the tokens do not fit into the cache if none of them is dropped.
+    fn no_room_for_all(&self, m: &Loaded<B>, fresh: &Chain) -> Option<String> {
+        let cache = &m.runner.cache;
+        let keeps_all = !self.eviction || cache.geometry().policy.kind().keeps_all();
+        let limit = cache.limit_bytes().filter(|_| keeps_all)?;
+        let tokens = self.chain.context.len(&m.runner);
+        let pages = cache.pages_for(m.runner.backend(), fresh.context.seq, tokens);
+        let need = (pages * cache.geometry().page_bytes()) as u64;
+        (need > limit).then(|| {
+            let less = if self.eviction { "" } else { ", /eviction on needs less" };
+            let [need, limit] = [need, limit].map(bytes);
+            let tokens = count(tokens);
+            format!("all {tokens} tokens need {need}, and the limit is {limit}; /set kv_limit raises it{less}")
+        })
     }
 
     /// Releases the cache that a rebuild will replace. Returns false if there is none.
     pub fn give_up_old_cache(&mut self, runner: &mut Runner<B>) -> bool {
         let Some(job) = &mut self.job else { return false };
-        let Work::Rebuild { beside } = &mut job.work else { return false };
+        let Work::Rebuild { beside, .. } = &mut job.work else { return false };
         let Some(old) = beside.take() else { return false };
         job.events.notice("the old cache is given up to make room for the new one");
         runner.release(old.seq);
@@ -40,16 +62,23 @@ impl<B: Backend> Conversation<B> {
         true
     }
 
-    /// Ends a rebuild. If it did not finish, the old cache is used again, or the conversation is
-    /// empty if that is gone.
+    /// Ends a rebuild. If it did not finish, the old cache is used again. If that was given up, and
+    /// there is no room for the new one either, returns the work that replays the old log.
     pub fn end_rebuild(
         &mut self,
         m: &mut Loaded<B>,
         events: &EventSender,
         beside: Option<Context>,
+        (log, pending): (Vec<LogEntry>, Option<Token>),
         halt: Option<Halt>,
-    ) {
+    ) -> Option<Work> {
         self.chain.stop();
+        if let (Some(Halt::CacheFull(why)), None) = (&halt, &beside) {
+            events.notice(format!("the rebuild stopped: {why}; the cache becomes what it was"));
+            self.reset_context(&mut m.runner, true);
+            self.chain.replay(&log);
+            return Some(Work::Restore { pending, load: None });
+        }
         let emptied = halt.is_some() && beside.is_none();
         match (&halt, beside) {
             (None, Some(old)) => {
@@ -75,6 +104,7 @@ impl<B: Backend> Conversation<B> {
         if !emptied {
             self.tell_log(events);
         }
+        None
     }
 
     /// Begins to load the cache of a saved conversation, or to replay its log under its own
@@ -169,11 +199,17 @@ impl<B: Backend> Conversation<B> {
     /// Goes back to the longest kept state whose text begins the rendering.
     pub fn rewind(&mut self, m: &mut Loaded<B>, events: &EventSender, pieces: &[Piece]) {
         let flat = flatten(pieces);
-        if flat.starts_with(&self.chain.context.flat) {
-            return;
+        if !flat.starts_with(&self.chain.context.flat) {
+            self.go_back_to(m, events, &flat);
         }
+        let rest = flat.get(self.chain.context.flat.len()..).unwrap_or_default();
+        // Line breaks behind the last answer are no part of it.
+        self.unread = if rest.trim().is_empty() { 0 } else { m.vocabulary.count_flat(rest) };
+    }
+
+    fn go_back_to(&mut self, m: &mut Loaded<B>, events: &EventSender, flat: &str) {
         self.disk.left_log();
-        match m.snapshots.longest_prefix(self.id(), &flat) {
+        match m.snapshots.longest_prefix(self.id(), flat) {
             Some(i) => {
                 let kept = m.snapshots.take(i).context;
                 self.leave_for(m, kept);

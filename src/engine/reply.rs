@@ -3,7 +3,7 @@
 
 use super::think::{Said, Splitter, ThinkTags};
 use crate::protocol::{Piece, Token};
-use crate::tokenizer::{Decoder, Tokenizer, flatten};
+use crate::tokenizer::{Decoder, Tokenizer, flatten, unflatten};
 use std::sync::Arc;
 
 /// Meaning of a model's tokens.
@@ -23,11 +23,20 @@ impl Vocabulary {
     /// Counts the tokens of a text. A long one is counted in part and the rest estimated. `None`
     /// where it cannot be encoded.
     pub fn count_tokens(&self, text: &str) -> Option<usize> {
+        self.count(text, |part| vec![Piece::Text(part.to_owned())])
+    }
+
+    /// The same of a canonical text.
+    pub fn count_flat(&self, flat: &str) -> usize {
+        self.count(flat, unflatten).unwrap_or(0)
+    }
+
+    fn count(&self, text: &str, pieces: impl Fn(&str) -> Vec<Piece>) -> Option<usize> {
         let mut part = text.len().min(MAX_COUNTED);
         while !text.is_char_boundary(part) {
             part -= 1;
         }
-        let ids = self.tokenizer.encode_pieces(&[Piece::Text(text[..part].to_owned())]).ok()?;
+        let ids = self.tokenizer.encode_pieces(&pieces(&text[..part])).ok()?;
         Some(ids.len() * text.len() / part.max(1))
     }
 }

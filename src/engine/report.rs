@@ -120,6 +120,7 @@ impl Figures {
             chains: self.chains.clone(),
             device_bytes: self.device_bytes,
             kept: Vec::new(),
+            unread: 0,
         }
     }
 }

@@ -2,13 +2,14 @@
 //! reports it.
 
 use super::chain::Chain;
-use super::conversation::Halt;
+use super::conversation::{Conversation, Halt};
+use super::planner::{kv_budget, with_budget};
 use super::scheduler::Id;
 use super::snapshots::Worth;
 use super::worker::Worker;
 use crate::backend::Backend;
 use crate::cache::CacheError;
-use crate::protocol::{Event, bytes};
+use crate::protocol::{ConversationId, Event, bytes};
 
 /// Gives something up for a step of these chains. Returns false if there is nothing of the kind.
 type GiveUp<B> = fn(&mut Worker<B>, &[Id]) -> bool;
@@ -40,6 +41,38 @@ impl<B: Backend> Worker<B> {
                 (None, _) => {}
             }
         }
+    }
+
+    /// Limits the bytes of the cache. Says at once what a limit below the bytes held means.
+    pub(super) fn set_kv_limit(&mut self, id: ConversationId, limit: Option<u64>) {
+        let budget = kv_budget(self.fixed_bytes, limit, self.memory_bytes);
+        self.model.runner.set_kv_budget(budget);
+        self.scheduler.has_room();
+        if !self.conversations.values().any(Conversation::is_busy) {
+            // A step that runs releases them itself.
+            while self.over(budget).is_some() && self.give_up_snapshot(Worth::TurnStart) {}
+            self.model.trim();
+        }
+        let (over, runner) = (self.over(budget), &self.model.runner);
+        let g = runner.cache.geometry();
+        let plan = self.model.info.plan.clone();
+        let plan = with_budget(plan, runner.config(), (g.codec, &g.policy), runner.context(), budget);
+        let Some(conversation) = self.conversations.get(&id) else { return };
+        conversation.outlet.event(Event::Planned(Box::new(plan)));
+        if let Some([held, budget]) = over {
+            let then = self.model.when_over();
+            let [held, budget] = [bytes(held), bytes(budget)];
+            conversation.outlet.notice(format!("the cache holds {held}, and the limit is {budget} now: {then}"));
+        }
+        conversation.publish(&self.model);
+    }
+
+    /// The bytes of pages in use and the budget, if they are more than it.
+    fn over(&self, budget: Option<u64>) -> Option<[u64; 2]> {
+        let runner = &self.model.runner;
+        let pages = runner.cache.pool_stats(runner.backend()).used_pages;
+        let held = pages as u64 * runner.cache.geometry().page_bytes() as u64;
+        budget.filter(|budget| held > *budget).map(|budget| [held, budget])
     }
 
     /// Its result says that the conversation needs the memory.

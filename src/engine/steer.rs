@@ -15,6 +15,42 @@ const FREED_SHARE: usize = 8;
 /// Number of newest tokens that a cache without decisions always keeps.
 const NEWEST: usize = 64;
 
+/// What is dropped where memory runs out.
+enum Drops {
+    /// The slots that the heads marked most strongly, by this rule.
+    Weakest(Dms),
+    /// The oldest tokens.
+    Oldest,
+}
+
+impl Drops {
+    fn words(&self) -> &'static str {
+        match self {
+            Self::Weakest(_) => "that the heads need least",
+            Self::Oldest => "that is oldest after the first tokens",
+        }
+    }
+}
+
+impl<B: Backend> Loaded<B> {
+    /// What is dropped where memory runs out; `None` if the turn ends there.
+    fn drops(&self) -> Option<Drops> {
+        match (self.when_full, self.runner.cache.geometry().policy) {
+            (WhenFull::Forget | WhenFull::Window, Policy::Dms(rule)) => Some(Drops::Weakest(rule)),
+            (WhenFull::Window, Policy::Dense) => Some(Drops::Oldest),
+            _ => None,
+        }
+    }
+
+    /// What follows if the cache holds more than its limit.
+    pub(super) fn when_over(&self) -> String {
+        self.drops().map_or_else(
+            || "no message fits; /set kv_limit raises the limit, /new starts over".to_owned(),
+            |drops| format!("your next message drops the part {}", drops.words()),
+        )
+    }
+}
+
 impl<B: Backend> Conversation<B> {
     /// Sets how much is kept of the tokens that follow.
     pub fn set_dial(&mut self, m: &mut Loaded<B>, events: &EventSender, to: Dial) {
@@ -55,20 +91,16 @@ impl<B: Backend> Conversation<B> {
     /// decisions, so that a turn can continue after memory ran out. Returns false if nothing can be
     /// dropped or the turn must end.
     pub fn forget(&mut self, m: &mut Loaded<B>) -> bool {
-        let (Some(_), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
+        let (Some(_), Some(drops)) = (&self.job, m.drops()) else { return false };
         let context = &mut self.chain.context;
         let live = m.runner.cache.stats(m.runner.backend(), context.seq).live_slots;
-        let (entry, what) = match m.runner.cache.geometry().policy {
-            Policy::Dms(rule) => {
-                let Some(threshold) = threshold(&m.runner, context.seq, &rule) else { return false };
-                (LogEntry::Forget { forget: threshold }, "that the heads need least")
+        let entry = match &drops {
+            Drops::Weakest(rule) => {
+                threshold(&m.runner, context.seq, rule).map(|threshold| LogEntry::Forget { forget: threshold })
             }
-            Policy::Dense if m.when_full == WhenFull::Window => {
-                let Some(oldest) = oldest(&m.runner, context.seq) else { return false };
-                (LogEntry::Drop { drop: oldest }, "that is oldest after the first tokens")
-            }
-            _ => return false,
+            Drops::Oldest => oldest(&m.runner, context.seq).map(|oldest| LogEntry::Drop { drop: oldest }),
         };
+        let (Some(entry), what) = (entry, drops.words()) else { return false };
         let Ok((_, dropped)) = context.apply(&mut m.runner, entry) else { return false };
         if self.forgotten.times == 0 {
             self.forgotten.untold = Some(format!(

@@ -6,7 +6,6 @@ use super::disk::Due;
 use super::draft::Costs;
 use super::head::{self, DraftRequest};
 use super::loaded::Loaded;
-use super::planner::kv_budget;
 use super::runner::StepError;
 use super::scheduler::{Id, Scheduler, Stage, Step};
 use super::snapshots::Worth;
@@ -34,8 +33,8 @@ fn max_drafts(rows: usize, chains: usize) -> usize {
 pub(super) struct Worker<B: Backend> {
     pub(super) model: Loaded<B>,
     /// Bytes of weights and workspace.
-    fixed_bytes: u64,
-    memory_bytes: Option<u64>,
+    pub(super) fixed_bytes: u64,
+    pub(super) memory_bytes: Option<u64>,
     inbox: Receiver<EngineMessage>,
     pub(super) conversations: BTreeMap<ConversationId, Conversation<B>>,
     pub(super) scheduler: Scheduler,
@@ -133,13 +132,10 @@ impl<B: Backend> Worker<B> {
                 }
             }
             EngineMessage::Request(Request { conversation: id, id: request, command }) => {
-                let Some(conversation) = self.conversations.get_mut(&id) else { return };
                 if let Command::SetKvLimit(limit) = command {
-                    let budget = kv_budget(self.fixed_bytes, limit, self.memory_bytes);
-                    self.model.runner.set_kv_budget(budget);
-                    self.scheduler.has_room();
-                    return conversation.publish(&self.model);
+                    return self.set_kv_limit(id, limit);
                 }
+                let Some(conversation) = self.conversations.get_mut(&id) else { return };
                 if let Command::SetWhenFull(when) = command {
                     self.model.when_full = when.unwrap_or(self.model.usual_when_full());
                     return;

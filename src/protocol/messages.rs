@@ -4,7 +4,7 @@ use super::chains::{ChainEvent, ChainFigures};
 use super::download::Download;
 use super::kv_stats::KvStats;
 use super::log::LogEntry;
-use super::model::ModelInfo;
+use super::model::{ModelInfo, Plan};
 use super::presence::{Presence, PresenceRequest};
 use super::probe::{Finding, Probe};
 use super::steering::{Dial, LogChange, Pinned, WhenFull};
@@ -111,6 +111,8 @@ pub enum Event {
     },
     /// The model is loaded, or another conversation was opened.
     Ready(Arc<ModelInfo>),
+    /// The plan of the memory has changed: the answer to [`Command::SetKvLimit`].
+    Planned(Box<Plan>),
     /// Loading failed, and the engine has ended.
     LoadFailed(String),
     /// A turn begins: `reused` tokens of the prompt are in the cache, `todo` will be prefilled.
@@ -260,4 +262,7 @@ pub struct Snapshot {
     pub device_bytes: Option<u64>,
     /// Tokens of each earlier state that is kept to go back to.
     pub kept: Vec<usize>,
+    /// Tokens of the conversation that the cache does not hold after a way back, and that the next
+    /// message reads.
+    pub unread: usize,
 }

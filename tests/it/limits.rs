@@ -3,11 +3,14 @@
 
 use crate::harness::{STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
+use crate::steering::ask;
 use crate::tiny::{Form, Spec, Tiny, bf16_word, tokenizer_json};
 use dmschat::backend::cpu::Cpu;
 use dmschat::codec::Codec;
 use dmschat::engine::{self, Decode, EngineOptions, Runner, StepError};
-use dmschat::protocol::{Command, Event, LogEntry, Piece, RestoreRequest, SamplingParams, StopReason, TurnReport};
+use dmschat::protocol::{
+    Command, Dial, Event, LogEntry, Piece, RestoreRequest, SamplingParams, StopReason, TurnReport, WhenFull,
+};
 use dmschat::tokenizer::Tokenizer;
 use std::time::{Duration, Instant};
 
@@ -192,6 +195,80 @@ fn a_rebuild_without_room_beside_gives_the_old_cache_up_and_says_so() {
             assert_eq!(s.ask(QUESTION).reused_tokens, fed);
         }
     }
+}
+
+/// A limit below what the cache holds is said at once. Neither a rebuild that cannot fit nor the next
+/// message loses the conversation.
+#[test]
+fn a_limit_below_the_cache_is_said_and_the_conversation_stays_usable() {
+    let tiny = talker(345);
+    for (when, then) in [(WhenFull::Forget, "your next message drops"), (WhenFull::Stop, "no message fits")] {
+        let mut s = Session::with(&tiny, |o| o.when_full = when);
+        s.ask(&long_question());
+        s.toggle(false);
+        let (fed, page_bytes) = (s.tokens().len(), (s.info.page_slots * s.info.slot_bytes) as u64);
+        let own: usize = s.stored().iter().flatten().map(|h| h.len().div_ceil(s.info.page_slots)).sum();
+        let limit = own as u64 * 3 / 4 * page_bytes;
+        s.send(Command::SetKvLimit(Some(limit)));
+        let plan = s.wait(|e| if let Event::Planned(plan) = e { Some((**plan).clone()) } else { None });
+        let lanes = s.info.n_layers * s.info.n_kv_heads;
+        let fits = limit as usize / (lanes * page_bytes as usize) * s.info.page_slots;
+        assert_eq!((plan.kv_budget_bytes, plan.certain_context), (Some(limit), fits));
+        assert_eq!(s.snapshot().tokens, fed);
+        assert!(s.notices().iter().any(|n| n.contains("and the limit is") && n.contains(then)), "{:?}", s.notices());
+        // All tokens need more: refused, and the cache is what it was.
+        s.send(Command::Rebuild);
+        let why = s.wait(|e| if let Event::Refused { command: "rebuild", why } = e { Some(why.clone()) } else { None });
+        assert!(why.starts_with(&format!("all {fed} tokens need ")), "{why}");
+        assert_eq!(s.snapshot().tokens, fed);
+        let report = ask(&mut s, QUESTION);
+        assert_eq!(report.in_context, when == WhenFull::Forget, "{report:?}");
+        assert!(report.kv.bytes <= limit || when == WhenFull::Stop);
+        s.send(Command::SetKvLimit(None));
+        assert!(ask(&mut s, QUESTION).in_context && s.tokens().len() > fed);
+    }
+}
+
+/// A rebuild that finds no room, after it has given the old cache up, brings that back.
+#[test]
+fn a_rebuild_that_does_not_fit_brings_the_old_cache_back() {
+    let tiny = talker(345);
+    let mut s = Session::with(&tiny, |o| o.when_full = WhenFull::Stop);
+    s.ask(&long_question());
+    let (fed, page_slots) = (s.tokens().len(), s.info.page_slots);
+    let own: usize = s.stored().iter().flatten().map(|h| h.len().div_ceil(page_slots)).sum();
+    let all = fed.div_ceil(page_slots) * s.info.n_layers * s.info.n_kv_heads;
+    s.send(Command::SetDial(Dial::Ratio(1.0)));
+    s.wait(|e| matches!(e, Event::DialSet { .. }).then_some(()));
+    let before = s.stored();
+    s.send(Command::SetKvLimit(Some(((own + all) / 2 * page_slots * s.info.slot_bytes) as u64)));
+    s.send(Command::Rebuild);
+    let done =
+        s.wait(|e| if let Event::RebuildDone { cancelled, tokens } = e { Some((*cancelled, *tokens)) } else { None });
+    assert!(s.notices().iter().any(|n| n.ends_with("the cache becomes what it was")), "{:?}", s.notices());
+    assert_eq!(done, (false, fed));
+    assert_eq!(s.stored(), before);
+    s.send(Command::SetKvLimit(None));
+    assert_eq!(ask(&mut s, QUESTION).reused_tokens, fed);
+}
+
+/// After a way back the snapshot counts what the conversation has beyond the cache.
+#[test]
+fn what_a_way_back_leaves_to_read_is_counted() {
+    let tiny = talker(345);
+    let mut s = Session::new(&tiny);
+    s.ask(QUESTION);
+    s.ask(QUESTION);
+    assert_eq!(s.snapshot().unread, 0);
+    // The first turn as it was, and then as it never was.
+    let rendering = prompt_of(&s.exchanges[..1], "another question");
+    s.send(Command::Rewind(rendering.clone()));
+    let back = s.snapshot();
+    assert!(back.tokens > 0 && back.unread > "another question".len(), "{back:?}");
+    let report = s.generate(rendering);
+    // The last token of the first answer was not fed.
+    assert_eq!(report.prompt_tokens, back.tokens + 1 + back.unread);
+    assert_eq!(s.snapshot().unread, 0);
 }
 
 #[test]

@@ -243,6 +243,9 @@ impl<B: Backend> Conversation<B> {
         let presence = self.presence(m, &PresenceRequest::default());
         let twin = turn.asked.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
         let in_context = halt.is_none();
+        if in_context {
+            self.unread = 0;
+        }
         let forgotten_slots = self.tell_forgotten(events, in_context);
         let (log_base, log) = self.untold();
         let report = TurnReport {

@@ -4,7 +4,7 @@ use super::halt::Halt;
 use super::turn::Turn;
 use crate::engine::context::Context;
 use crate::engine::disk::Load;
-use crate::protocol::{Command, EventSender, Token};
+use crate::protocol::{Command, EventSender, LogEntry, Token};
 
 /// The request that is being served.
 pub(in crate::engine) struct Job {
@@ -43,6 +43,9 @@ pub(in crate::engine) enum Work {
     Rebuild {
         /// The old context, until it is replaced or its pages are needed.
         beside: Option<Context>,
+        /// Its log and its pending token: without it they are replayed if there is no room for the
+        /// new one either.
+        old: (Vec<LogEntry>, Option<Token>),
     },
     /// Loads the cache of a saved conversation from its file, or replays its log.
     Restore { pending: Option<Token>, load: Option<Box<Load>> },

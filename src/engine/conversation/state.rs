@@ -29,6 +29,8 @@ pub(in crate::engine) struct Conversation<B: Backend> {
     /// Threshold of decisions, as the user set it.
     pub dial: f32,
     pub decode_tok_s: Option<f64>,
+    /// Tokens of the conversation after the current context, as of the last rewind.
+    pub unread: usize,
     pub(super) fed_text: FedText,
     pub job: Option<Job>,
     /// The file that the cache is kept in.
