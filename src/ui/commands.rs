@@ -3,7 +3,7 @@
 
 pub mod cache;
 mod chains;
-mod command;
+pub mod command;
 pub mod compact;
 pub mod compare;
 mod copy;
@@ -178,7 +178,8 @@ pub fn read(name: &str, argument: &str) -> Result<&'static Command, String> {
 /// Carries out a command, or shows why not. False if its line is to be corrected or confirmed.
 pub fn run(app: &mut App, command: &Command, argument: &str) -> bool {
     let Err(why) = (command.run)(app, argument) else { return true };
-    let stays = why.keeps_line();
+    // A name alone is typed again soon, and would be in the way of the next message.
+    let stays = why.keeps_line() || !argument.is_empty();
     command.refuse(app, argument, why);
     !stays
 }
@@ -188,8 +189,9 @@ fn help(app: &mut App, words: &str) -> Done {
     Ok(())
 }
 
-/// Carries out the command of this name.
+/// Carries out the command of this name, for a key or a list.
 pub fn run_named(app: &mut App, name: &str, argument: &str) {
+    app.ran = None;
     if let Some(command) = find(name) {
         run(app, command, argument);
     }

@@ -122,6 +122,8 @@ pub enum AppEvent {
     },
     /// A message about an effect.
     Said(Level, String),
+    /// A command failed after it had begun: its name, and why.
+    CommandFailed(&'static str, String),
 }
 
 /// A session that began: its id, and "now" to its templates.

@@ -146,7 +146,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         ("dense", bytes(kv.dense_bytes)),
         ("ratio", ratio(kv.ratio)),
         ("slots", format!("{} live, {} dense", count(kv.live_slots), count(kv.dense_slots))),
-        ("tokens", context_use(app)),
+        ("tokens", context_use(app) + &unread(app).map_or_else(String::new, |unread| format!(", {unread}"))),
     ];
     rows.extend((s.pinned > 0).then(|| ("pinned", plural(s.pinned as u64, "token"))));
     if kv.reads > 0.0 {
@@ -212,8 +212,11 @@ pub fn kept((ratio, default): (f64, f64)) -> String {
     format!("about 1 token in {} (by default 1 in {})", short(ratio), short(default))
 }
 
-/// With one decimal, which a whole number does not need.
+/// With one decimal, which a whole number does not need, nor one from 10 on.
 pub fn short(number: f64) -> String {
+    if number >= 9.95 {
+        return format!("{number:.0}");
+    }
     format!("{number:.1}").trim_end_matches(".0").to_owned()
 }
 
@@ -241,6 +244,13 @@ pub fn context_use(app: &App) -> String {
         Some(info) => format!("{used}/{}", count(info.context as u64)),
         None => used,
     }
+}
+
+/// The tokens of the conversation that the figures do not count, because the cache does not hold
+/// them: `35 more when you send`.
+pub fn unread(app: &App) -> Option<String> {
+    let snapshot = app.engine.snapshot.as_ref().filter(|s| app.turn.is_none() && s.tokens > 0)?;
+    (snapshot.unread > 0).then(|| format!("{} more when you send", count(snapshot.unread as u64)))
 }
 
 /// Returns what to do where the context is nearly full and nothing runs.

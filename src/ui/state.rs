@@ -78,6 +78,9 @@ pub struct App {
     /// The command whose price was said, and whether the one that runs is that one again.
     pub priced: Option<String>,
     pub paid: bool,
+    /// The name and the line of the command that was typed last: a failure that comes later gives
+    /// the line back.
+    pub ran: Option<(&'static str, String)>,
     /// A conversation is still to be opened; messages sent meanwhile belong to it.
     pub resuming: bool,
     /// A saved conversation is being read.
@@ -337,6 +340,7 @@ impl App {
             given_back: None,
             priced: None,
             paid: false,
+            ran: None,
             resuming: false,
             opening: false,
             session: SessionView::default(),

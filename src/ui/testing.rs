@@ -151,6 +151,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
         chains: Vec::new(),
         device_bytes: None,
         kept: vec![tokens],
+        unread: 0,
     }
 }
 

@@ -22,7 +22,7 @@ mod tests_waiting;
 pub mod texts;
 pub mod turns;
 
-use super::commands::{compact, compare, models, sessions};
+use super::commands::{command, compact, compare, models, sessions};
 use super::effect::Effect;
 use super::event::{AppEvent, Asked};
 use super::overlay::{inspect, question::Question};
@@ -109,6 +109,7 @@ fn handle(app: &mut App, event: AppEvent) {
         }
         AppEvent::Exists { path, export } => files::ask_overwrite(app, path, export),
         AppEvent::Said(level, text) => app.say(level, text),
+        AppEvent::CommandFailed(name, why) => command::failed(app, name, &why),
     }
 }
 

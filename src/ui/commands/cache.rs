@@ -30,7 +30,7 @@ pub fn eviction(app: &mut App, argument: &str) -> Done {
         app.info(format!("the cache keeps everything: its policy is {}", model.policy));
     } else if on == eviction_later.unwrap_or(set) {
         app.info(match eviction_later {
-            Some(_) => format!("eviction goes {argument} {after} already"),
+            Some(_) => format!("eviction already goes {argument} {after}"),
             None => format!("eviction is {argument} already"),
         });
     } else if app.defers_switches() {

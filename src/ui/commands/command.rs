@@ -128,6 +128,24 @@ pub(super) fn refused(app: &mut App, name: &str, why: Refusal) {
     }
 }
 
+/// Gives the line of a command back that failed after it had begun, to be corrected, unless
+/// something else is typed. False if that command was not the one that was typed last.
+pub fn give_line_back(app: &mut App, name: &str) -> bool {
+    let Some((_, line)) = app.ran.take_if(|(ran, _)| *ran == name) else { return false };
+    let has_argument = line.trim().contains(char::is_whitespace);
+    if has_argument && app.input.is_empty() && app.aside.is_none() && app.editing.is_none() {
+        app.input.set(&line);
+        app.given_back = Some(line);
+    }
+    true
+}
+
+/// Shows why a command failed after it had begun, with its name if the user typed it.
+pub fn failed(app: &mut App, name: &str, why: &str) {
+    let text = if give_line_back(app, name) { format!("/{name}: {why}") } else { why.to_owned() };
+    app.error(text);
+}
+
 /// Says what a command or a setting takes.
 pub fn takes(name: &str, what: &str, argument: &str) -> String {
     let not = if argument.is_empty() { String::new() } else { format!(", not {:?}", clean_line(argument)) };

@@ -201,8 +201,13 @@ pub fn done(app: &mut App, report: TurnReport) {
 /// Says why there is no summary. Messages that wait stay until the user sends them.
 pub fn failed(app: &mut App, why: &str) {
     app.engine.compacting = None;
-    let level = if why == "stopped" { Level::Info } else { Level::Warning };
-    app.say(level, format!("{why}; {KEPT}"));
+    match why {
+        "stopped" => app.info(format!("{why}; {KEPT}")),
+        why => {
+            super::command::give_line_back(app, "compact");
+            app.say(Level::Warning, format!("/compact: {why}; {KEPT}"));
+        }
+    }
 }
 
 /// Shows the new conversation, whose first turns are taken over. `continues`: the old session, if
@@ -339,7 +344,7 @@ mod tests {
         assert!(!app.is_busy() && said(&mut app).starts_with("stopped"));
         say(&mut app, "/compact");
         update(&mut app, AppEvent::NotAsked { what: Asked::Aside { dense: false }, why: Some("bad template".into()) });
-        assert!(!app.is_busy() && said(&mut app).starts_with("bad template"));
+        assert!(!app.is_busy() && said(&mut app).starts_with("/compact: bad template"));
     }
 
     #[test]

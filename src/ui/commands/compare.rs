@@ -63,7 +63,7 @@ pub fn failed(app: &mut App, why: &str) {
     app.engine.comparing = None;
     match why {
         "stopped" => app.info("stopped; nothing was compared"),
-        why => app.note(LocalKind::Warning, format!("not compared: {why}")),
+        why => app.note(LocalKind::Warning, format!("/compare: {why}")),
     }
 }
 

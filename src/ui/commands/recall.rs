@@ -62,7 +62,8 @@ pub fn question(text: &str) -> String {
 /// Shows the result in the conversation, or why there is none.
 pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) {
     match result {
-        Err(why) => app.info(format!("recall: {why}")),
+        Err(why) if why == "stopped" => app.info("/recall: stopped"),
+        Err(why) => super::command::failed(app, "recall", &why),
         Ok(recalled) => {
             let words = summary(&recalled);
             let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, words) };
@@ -161,10 +162,12 @@ mod tests {
         assert!(said(&mut app, "/recall").starts_with("/recall TEXT: quote the conversation"));
         app.input.set("");
         assert!(said(&mut app, "/recall the code").starts_with("/recall: nothing was said yet"));
+        app.input.set("");
         turn(&mut app, "q", "hm", "Fine.");
         say(&mut app, "/recall the code");
         engine(&mut app, Event::Found(Finding::Recalled(Err("no room to ask: the KV cache is full".into()))));
-        assert!(!app.is_busy() && app.notice.take().unwrap().text == "recall: no room to ask: the KV cache is full");
+        assert!(!app.is_busy() && app.notice.take().unwrap().text == "/recall: no room to ask: the KV cache is full");
+        app.input.set("");
         say(&mut app, "another");
         assert!(said(&mut app, "/recall the code").starts_with("the answer is still running"));
     }

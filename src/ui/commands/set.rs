@@ -162,6 +162,9 @@ fn shown(value: Option<impl ToString>, none: &str) -> String {
 /// Sets by another command, which says so.
 fn by(app: &mut App, command: &str, value: &str, valid: bool) -> Done {
     let command = super::find(command).filter(|_| valid).ok_or(Refusal::Takes)?;
+    if let Some((ran, _)) = &mut app.ran {
+        *ran = command.name;
+    }
     (command.run)(app, value)
 }
 

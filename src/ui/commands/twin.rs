@@ -19,7 +19,7 @@ pub fn was_set(app: &mut App, on: bool, why: Option<String>) {
     let was = std::mem::replace(&mut app.engine.twin, on);
     match why {
         Some(why) if was => app.note(LocalKind::Note, format!("{why}; answers continue without it")),
-        Some(why) => app.info(why),
+        Some(why) => super::command::failed(app, "twin", &why),
         None if !on => app.info("twin off: answers are no longer compared"),
         None => {
             let now = app.engine.snapshot.as_ref().map_or(0, |s| s.kv.dense_bytes);

@@ -136,14 +136,14 @@ impl Sessions {
             Store::List => self.list(),
             Store::Open { which, with_current } => self.open(app, which, with_current, events),
             Store::StopOpening => self.reading = None,
-            Store::Rename { id, title } => self.on_files(move |folder| {
+            Store::Rename { id, title } => self.on_files("rename", move |folder| {
                 folder.rename(&id, &title)?;
                 Ok(Vec::new())
             }),
             Store::Delete { id } if id == self.session.id() => {
                 events.push(AppEvent::Said(Level::Info, "this conversation is open; /delete deletes it".into()));
             }
-            Store::Delete { id } => self.on_files(move |folder| {
+            Store::Delete { id } => self.on_files("delete", move |folder| {
                 folder.delete(&id)?;
                 Ok(vec![AppEvent::Said(Level::Info, "deleted".into())])
             }),
@@ -157,10 +157,14 @@ impl Sessions {
     }
 
     /// Runs `work` on the sessions folder, after earlier work. An error is shown in one line.
-    pub(super) fn on_files(&self, work: impl FnOnce(&Folder) -> Result<Vec<AppEvent>> + Send + 'static) {
+    pub(super) fn on_files(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(&Folder) -> Result<Vec<AppEvent>> + Send + 'static,
+    ) {
         let folder = self.folder.clone();
         self.worker.in_order(move || {
-            let error = |e: anyhow::Error| vec![AppEvent::Said(Level::Error, clean_line(&format!("{e:#}")))];
+            let error = |e: anyhow::Error| vec![AppEvent::CommandFailed(name, clean_line(&format!("{e:#}")))];
             Outcome::Events(work(&folder).unwrap_or_else(error))
         });
     }
@@ -270,7 +274,9 @@ impl Sessions {
             bytes: e.bytes,
             continues: e.continues,
         };
-        self.on_files(move |folder| Ok(vec![AppEvent::Sessions(folder.list().into_iter().map(entry).collect())]));
+        self.on_files("sessions", move |folder| {
+            Ok(vec![AppEvent::Sessions(folder.list().into_iter().map(entry).collect())])
+        });
     }
 
     pub(super) fn open(&mut self, app: &App, which: Which, with_current: bool, events: &mut Vec<AppEvent>) {
@@ -371,7 +377,7 @@ impl Sessions {
         let (id, path) = (self.session.id().to_owned(), self.session.path().map(Path::to_owned));
         events.push(AppEvent::NewConversation(self.begin_session()));
         self.left.retain(|session| session.id() != id);
-        self.on_files(move |folder| {
+        self.on_files("delete", move |folder| {
             if path.is_some_and(|path| path.exists()) {
                 folder.delete(&id)?;
             }
@@ -401,7 +407,7 @@ impl Sessions {
             }
             _ => self.session.jsonl().to_owned(),
         };
-        self.on_files(move |_| {
+        self.on_files(if export { "export" } else { "save" }, move |_| {
             regular_file::check(&path).with_context(|| path.display().to_string())?;
             // A symbolic link counts as a file.
             if path.symlink_metadata().is_ok() && !overwrite {

@@ -3,7 +3,7 @@
 use super::{files, texts, turns};
 use crate::chat::{Message, MessageId};
 use crate::protocol::{Command, Event, Finding, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
-use crate::ui::commands::{cache, compact, compare, logprobs, twin};
+use crate::ui::commands::{cache, command, compact, compare, logprobs, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::numbers;
@@ -31,6 +31,11 @@ pub fn event(app: &mut App, event: Event) {
         | Event::CompilingKernels { .. }
         | Event::Ready(_)
         | Event::LoadFailed(_) => {}
+        Event::Planned(plan) => {
+            if let Some(info) = &mut app.engine.info {
+                Arc::make_mut(info).plan = *plan;
+            }
+        }
         Event::TurnStarted { turn, prompt_tokens, .. } => {
             app.engine.rebuilding = None;
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
@@ -94,9 +99,10 @@ pub fn event(app: &mut App, event: Event) {
 /// Says how much is kept from now on.
 fn dial_set(app: &mut App, ratio: f64, trained: f64) {
     app.engine.dial = Some((ratio, trained));
+    let when = if app.engine.eviction { "from now on" } else { "once eviction is on," };
     app.info(match numbers::short(ratio) == numbers::short(trained) {
-        true => format!("back to the default: about 1 token in {trained:.0}"),
-        false => format!("from now on keeps {}", numbers::kept((ratio, trained))),
+        true if app.engine.eviction => format!("back to the default: about 1 token in {}", numbers::short(trained)),
+        _ => format!("{when} keeps {}", numbers::kept((ratio, trained))),
     });
     if ratio > trained * BEYOND_TRAINING {
         let text = "this is far beyond the default: it will lose facts; /forget less keeps more";
@@ -104,15 +110,9 @@ fn dial_set(app: &mut App, ratio: f64, trained: f64) {
     }
 }
 
-/// Says why the engine did not carry out a command, whose line comes back to be corrected.
+/// Says why the engine did not carry out a command.
 fn refused(app: &mut App, command: &str, why: &str) {
-    let is_it = |line: &&String| line.strip_prefix('/').is_some_and(|line| line.starts_with(command));
-    if app.input.is_empty()
-        && app.aside.is_none()
-        && let Some(line) = app.history.entries().last().filter(is_it).cloned()
-    {
-        app.input.set(&line);
-    }
+    command::give_line_back(app, command);
     app.error(format!("/{command}: {why}"));
 }
 
@@ -246,11 +246,15 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
         // The empty cache was switched. The saved conversation continues it, and reports it then.
         return app.note(LocalKind::Note, texts::mark(on, at_token, dropped_slots));
     }
+    let shown = app.chat.shown_marks().len();
     let mark = match app.engine.rebuilding {
         Some(_) => app.chat.mark_toggle_in_rebuild(on, at_token, dropped_slots),
         None => app.chat.mark_toggle(on, at_token, dropped_slots),
     };
-    app.feed.push(&app.chat, Local::of_mark(&mark, texts::mark(on, at_token, dropped_slots)));
+    let taken_back = app.chat.shown_marks().len() < shown;
+    if !(taken_back && app.feed.take_mark_back(&app.chat)) {
+        app.feed.push(&app.chat, Local::of_mark(&mark, texts::mark(on, at_token, dropped_slots)));
+    }
     app.feed.follow();
     app.store(Store::Sync);
     inspect::read_again(app);
@@ -402,5 +406,6 @@ pub fn load_failed(app: &mut App, error: &str) {
         }
         None => "; /model NAME loads another".to_owned(),
     };
-    app.result(LocalKind::Error, format!("not loaded: {error}{kept}"));
+    let what = if command::give_line_back(app, "model") { "/model" } else { "not loaded" };
+    app.result(LocalKind::Error, format!("{what}: {error}{kept}"));
 }

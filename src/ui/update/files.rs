@@ -4,6 +4,7 @@ use super::{texts, turns};
 use crate::chat::{Conversation, Role};
 use crate::protocol::{Command, ModelReference};
 use crate::ui::action::Action;
+use crate::ui::commands::command;
 use crate::ui::effect::{Effect, Store, Which};
 use crate::ui::event::{NewSession, Opened};
 use crate::ui::feed::{Local, LocalKind};
@@ -52,12 +53,13 @@ pub fn show(app: &mut App, chat: Conversation) {
     // They are the figures of the conversation before.
     app.engine.snapshot = None;
     app.panel.ratios = RatioHistory::default();
-    let more = app.chat.marks().len().saturating_sub(MAX_MARKS);
+    let marks = app.chat.shown_marks();
+    let more = marks.len().saturating_sub(MAX_MARKS);
     if more > 0 {
         let text = format!("{} earlier switches of eviction are not shown", count(more as u64));
         app.feed.locals.push(Local::new(None, LocalKind::Note, text));
     }
-    for mark in &app.chat.marks()[more..] {
+    for mark in &marks[more..] {
         let text = texts::mark(mark.eviction, mark.at_token, mark.dropped_slots);
         app.feed.locals.push(Local::of_mark(mark, text));
     }
@@ -152,6 +154,8 @@ pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) {
 /// Opens a saved conversation in place of this one. Messages sent from now on belong to it.
 pub fn open(app: &mut App, which: Which) {
     app.queue.clear();
+    // From a list, not by the command that was typed last.
+    app.ran.take_if(|_| matches!(which, Which::Id(_)));
     begin_to_open(app, which, false);
 }
 
@@ -168,7 +172,10 @@ fn begin_to_open(app: &mut App, which: Which, with_current: bool) {
 /// Reports why a conversation was not opened; the one on the screen stays.
 pub fn not_opened(app: &mut App, level: Level, why: &str) {
     (app.opening, app.resuming) = (false, false);
-    app.say(level, why);
+    match level {
+        Level::Error => command::failed(app, "resume", why),
+        level => app.say(level, why),
+    }
     turns::send_next(app);
 }
 

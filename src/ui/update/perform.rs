@@ -109,7 +109,7 @@ pub fn submit(app: &mut App) {
     if text.trim().is_empty() {
         return turns::send_next(app);
     }
-    app.notice = None;
+    (app.notice, app.ran) = (None, None);
     app.completion = None;
     if app.editing.is_none() && is_shell(&text).is_some() {
         return shell::submit(app);
@@ -137,9 +137,13 @@ pub fn submit(app: &mut App) {
                 app.history.push(&text);
                 let line = app.input.take();
                 app.paid = app.priced.take().as_ref() == Some(&line);
+                app.ran = Some((command.name, line.clone()));
                 if !commands::run(app, command, argument) {
                     // To be corrected, or confirmed.
+                    app.ran = None;
                     app.input.set(&line);
+                    // The next slash begins another command.
+                    app.given_back = Some(line.clone());
                     app.priced = Some(line);
                 }
             }

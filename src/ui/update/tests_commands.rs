@@ -318,6 +318,16 @@ fn the_list_of_conversations_has_straight_columns_and_first_answers() {
     assert_eq!(rows[0].find("2026-11-21"), rows[1].find("2026-11-21"), "{shown}");
     assert_eq!(rows[0].find("demo"), rows[1].find("SmolLM2"), "{shown}");
     assert!(rows[0].contains("x.  x = 2") && rows[1].contains("I cannot do that"), "{shown}");
+    // Narrow screens keep the model, and the keys that close pages.
+    app.size = (60, 20);
+    let shown = screen(&mut app);
+    let rows: Vec<&str> = shown.lines().filter(|l| l.contains("2026-11-21")).collect();
+    assert!(rows[0].contains("demo") && rows[1].contains("SmolLM2-135M"), "{shown}");
+    assert!(shown.contains("Esc closes"), "{shown}");
+    press(&mut app, KeyCode::Esc);
+    press(&mut app, KeyCode::F(1));
+    let shown = screen(&mut app);
+    assert!(shown.contains("type to filter, Esc closes"), "{shown}");
 }
 
 #[test]

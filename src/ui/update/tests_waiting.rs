@@ -6,7 +6,7 @@ use crate::ui::attach::Attachment;
 use crate::ui::commands::sessions::Sessions;
 use crate::ui::effect::{Store, Which};
 use crate::ui::event::{Asked, SessionEntry};
-use crate::ui::state::{Loading, Restore};
+use crate::ui::state::{Level, Loading, Restore};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers, MouseEvent, MouseEventKind};
 
@@ -250,7 +250,7 @@ fn eviction_is_switched_after_the_chains_and_once() {
     assert_eq!(f4(&mut app), "eviction stays on");
     assert_eq!(f4(&mut app), "eviction goes off after this answer");
     say(&mut app, "/eviction off");
-    assert_eq!(notice(&app), "eviction goes off after this answer already");
+    assert_eq!(notice(&app), "eviction already goes off after this answer");
     let switches = |effects: Vec<Effect>| -> Vec<bool> {
         let on = |effect| if let Effect::Engine(Command::SetEviction(on)) = effect { Some(on) } else { None };
         effects.into_iter().filter_map(on).collect()
@@ -341,4 +341,104 @@ fn a_waiting_message_shows_its_file_as_the_input_did() {
     press(&mut app, KeyCode::Enter);
     let shown = screen(&mut app);
     assert!(shown.contains("queued: sum up [@notes.md, 2 li") && !shown.contains("^J"), "{shown}");
+}
+
+/// A command that fails after it has begun comes back to be corrected, with its name in the message.
+#[test]
+fn a_command_that_fails_later_comes_back_unless_something_else_is_typed() {
+    let not_opened = || AppEvent::NotOpened(Level::Error, "no session matches".into());
+    let unwritten = |name| AppEvent::CommandFailed(name, "no such folder".into());
+    type Fails<'a> = Box<dyn Fn() -> AppEvent + 'a>;
+    let cases: [(&str, Fails, &str); 6] = [
+        ("/resume nosuch", Box::new(not_opened), "/resume: no session matches"),
+        (
+            "/model nosuch/x",
+            Box::new(|| AppEvent::LoadFailed("not found".into())),
+            "/model: not found; demo stays loaded",
+        ),
+        ("/load nosuch/x", Box::new(|| AppEvent::LoadFailed("not found".into())), "/model: not found"),
+        ("/export /no/x.md", Box::new(|| unwritten("export")), "/export: no such folder"),
+        ("/save /no/x.jsonl", Box::new(|| unwritten("save")), "/save: no such folder"),
+        (
+            "/recall some text",
+            Box::new(|| AppEvent::NotAsked { what: Asked::Recall, why: Some("full".into()) }),
+            "/recall: full",
+        ),
+    ];
+    for (line, fails, shown) in &cases {
+        let mut app = app(120, 40, 8, 4);
+        turn(&mut app, "question", "hm", "answer");
+        say(&mut app, line);
+        assert_eq!(app.input.text(), "", "{line}");
+        update(&mut app, fails());
+        assert_eq!(app.input.text(), *line);
+        assert!(screen(&mut app).contains(shown), "{line}: {}", screen(&mut app));
+        // Once: a failure of something else gives nothing back.
+        app.input.set("");
+        update(&mut app, fails());
+        assert_eq!(app.input.text(), "", "{line}");
+        // Something else is typed, or a text was set aside for the command.
+        say(&mut app, line);
+        type_in(&mut app, "more");
+        update(&mut app, fails());
+        assert_eq!(app.input.text(), "more");
+        assert!(screen(&mut app).contains(shown), "{line}");
+    }
+    // A list's conversation is not the one that was typed; nor is a list's model.
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "/resume nosuch");
+    crate::ui::update::files::open(&mut app, Which::Id("x".into()));
+    update(&mut app, not_opened());
+    assert_eq!((app.input.text(), notice(&app)), ("", "no session matches"));
+    // One that cannot begin stays too, if there is something to correct in it.
+    say(&mut app, "q");
+    say(&mut app, "/model other");
+    assert_eq!(app.input.text(), "/model other");
+    app.input.set("");
+    say(&mut app, "/regen");
+    assert_eq!(app.input.text(), "");
+}
+
+/// What the model's adapter says is not below the answer to a message that waited for the model.
+#[test]
+fn a_notice_about_the_model_stands_above_the_message_that_waited_for_it() {
+    let mut app = loading();
+    say(&mut app, "my question");
+    assert!(sent(&ready(&mut app, model(8, 4))));
+    engine(&mut app, Event::Info("forgets with an adapter".into()));
+    stream(&mut app, TextKind::Answer, "my answer");
+    let shown = screen(&mut app);
+    let at = |text: &str| shown.find(text).unwrap_or_else(|| panic!("{text}: {shown}"));
+    assert!(at("forgets with") < at("my question") && at("my question") < at("my answer"), "{shown}");
+}
+
+#[test]
+fn what_was_taken_back_leaves_no_trace_and_figures_say_what_they_lack() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "question", "hm", "answer");
+    let toggle = |on, dropped_slots| Event::EvictionSet { on, at_token: 472, dropped_slots };
+    for on in [false, true, false, true] {
+        engine(&mut app, toggle(on, 0));
+    }
+    assert!(app.feed.locals.is_empty() && app.chat.marks().len() == 4 && app.chat.shown_marks().is_empty());
+    // One that dropped something stays.
+    engine(&mut app, toggle(false, 0));
+    engine(&mut app, toggle(true, 12));
+    assert_eq!((app.feed.locals.len(), app.chat.shown_marks().len()), (2, 2));
+    // After a way back the cache may hold less than the conversation.
+    let back = crate::protocol::Snapshot { unread: 35, ..snapshot(40, 8, 4) };
+    figures(&mut app, back);
+    assert!(status(&mut app).contains("context 40/8,192 · 35 more when you send"), "{}", status(&mut app));
+    assert!(crate::ui::numbers::stats_note(&app).contains("40/8,192, 35 more when you send"));
+    // What is kept is said as it acts.
+    engine(&mut app, Event::DialSet { ratio: 2.0, trained: 10.2, at_token: 40 });
+    assert_eq!(notice(&app), "from now on keeps about 1 token in 2 (by default 1 in 10)");
+    engine(&mut app, toggle(false, 0));
+    engine(&mut app, Event::DialSet { ratio: 2.0, trained: 4.6, at_token: 40 });
+    assert_eq!(notice(&app), "once eviction is on, keeps about 1 token in 2 (by default 1 in 4.6)");
+    // A limit that is set later is the one of /stats.
+    let plan = crate::protocol::Plan { kv_budget_bytes: Some(1_000_000), certain_context: 120, ..Default::default() };
+    engine(&mut app, Event::Planned(Box::new(plan)));
+    let stats = crate::ui::numbers::stats_note(&app);
+    assert!(stats.contains("cache room      1.0 MB, fits 120 tokens"), "{stats}");
 }

@@ -141,6 +141,9 @@ fn title(app: &App, page: &MemoryPage) -> String {
         usize::MAX => "; nothing is dropped".to_owned(),
         _ => "; untinted: still in the window".to_owned(),
     };
+    if app.turn.as_ref().is_some_and(|turn| turn.chains.is_some()) {
+        title += "; the prompt only, while its chains answer";
+    }
     let pinned: usize = memory.presence().pins.iter().map(ExactSizeIterator::len).sum();
     if pinned > 0 {
         title += &format!("; bold: {} pinned", count(pinned as u64));
@@ -340,6 +343,18 @@ mod tests {
             assert!(shown.contains("cache loaded") && keys(&mut app).ends_with("Esc closes"), "{shown}");
             assert!(status(&mut app).contains("demo"), "{shown}");
         }
+    }
+
+    #[test]
+    fn while_chains_answer_the_page_says_what_it_shows() {
+        let mut app = opened(140, 40, Depth::Rgb, "dark");
+        press(&mut app, KeyCode::Esc);
+        say(&mut app, "q");
+        let turn = app.turn.as_ref().unwrap().turn;
+        assert!(!screen(&mut app).contains("the prompt only"));
+        engine(&mut app, Event::Chain { turn, event: crate::protocol::ChainEvent::Started(4) });
+        press(&mut app, KeyCode::F(3));
+        assert!(screen(&mut app).contains("; the prompt only, while its chains answer"), "{}", screen(&mut app));
     }
 
     #[test]

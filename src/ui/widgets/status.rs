@@ -285,11 +285,16 @@ fn parts(app: &App) -> Vec<Part> {
         if app.turn.is_none() && app.has_to_refill() && !app.session.is_restoring() {
             add(5, Role::Status, "loads when you send".to_owned());
         }
+        if let Some(unread) = numbers::unread(app) {
+            add(5, Role::Status, unread);
+        }
         // Between turns that of the answer shown: another version may have been chosen.
         let last = app.chat.path().last().and_then(|m| m.report.as_ref()).filter(|_| app.session.answered);
         let shown = last.and_then(|r| r.decode_tok_s);
         if let Some(speed) = if app.turn.is_some() { s.decode_tok_s } else { shown } {
-            add(4, Role::Status, format!("{} tok/s", count(speed.round() as u64)));
+            // The answer's own speed follows when they have ended.
+            let whose = if app.turn.is_some() && !s.chains.is_empty() { " in all" } else { "" };
+            add(4, Role::Status, format!("{} tok/s{whose}", count(speed.round() as u64)));
             let running = s.draft_gain.filter(|_| app.turn.is_some());
             let gain = running.or_else(|| last.filter(|_| app.turn.is_none())?.draft?.gain());
             if let Some(gain) = gain.filter(|gain| *gain >= WORTH_SAYING) {

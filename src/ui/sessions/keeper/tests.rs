@@ -234,3 +234,17 @@ fn a_file_is_not_written_through_a_link() {
         assert_eq!((std::fs::read_to_string(&victim).unwrap().as_str(), gone.exists()), ("mine", false), "{name}");
     }
 }
+
+#[test]
+fn a_file_that_cannot_be_written_names_its_command() {
+    let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
+    let (mut sessions, mut outcomes) = start(dir.path(), &app);
+    turn(&mut app, "question", "hm", "answer");
+    let path = dir.path().join("nosuch/x.md");
+    let export = Store::Export { path: path.clone(), overwrite: false };
+    for (what, name) in [(export, "export"), (Store::Save { path: Some(path), overwrite: false }, "save")] {
+        sessions.run(&app, what);
+        let Some(Outcome::Events(events)) = outcomes.blocking_recv() else { panic!("{name}") };
+        assert!(matches!(&events[..], [AppEvent::CommandFailed(of, _)] if *of == name), "{events:?}");
+    }
+}
