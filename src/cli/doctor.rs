@@ -71,7 +71,9 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
             let text = match &check.problem {
                 None => value,
                 // A file is named once.
-                Some(problem) if problem.contains(&value) => problem.clone(),
+                Some(problem) if problem.contains(&value) => {
+                    problem.strip_prefix(check.name).unwrap_or(problem).trim_start().to_owned()
+                }
                 Some(problem) => format!("{value}: {problem}"),
             };
             output::out(&output::visible(&format!("{mark}  {:<15} {text}\n", check.name)))?;

@@ -316,10 +316,11 @@ fn info(model: &str, common: &Common) -> Result<()> {
         about.insert("formats".to_owned(), formats.json());
         return output::out_json(&about);
     }
-    for (name, value) in &about {
+    for (name, value) in in_words(about) {
         let value = match value {
             Value::Null => continue,
-            Value::String(text) => text.clone(),
+            Value::String(text) => text,
+            Value::Bool(yes) => (if yes { "yes" } else { "no" }).to_owned(),
             Value::Number(n) if name.ends_with("bytes") => bytes(n.as_u64().unwrap_or(0)),
             Value::Number(n) if name == "parameters" => millions(n.as_u64().unwrap_or(0)),
             other => other.to_string(),
@@ -330,6 +331,27 @@ fn info(model: &str, common: &Common) -> Result<()> {
         output::out(&output::visible(&format!("{name:<18} {text}\n")))?;
     }
     Ok(())
+}
+
+/// The rows for a person: what evicts, in one row of words, and how 4-bit codes are chosen.
+fn in_words(mut about: Map<String, Value>) -> Map<String, Value> {
+    let taken = ["dms", "dms_window", "adapter", "dmc", "importance"].map(|key| about.shift_remove(key));
+    let [dms, window, adapter, dmc, importance] = taken.map(Option::unwrap_or_default);
+    let window = window.as_u64().map_or_else(String::new, |tokens| format!(" (window {tokens})"));
+    let by = match (dms.as_str(), adapter.as_str()) {
+        (Some("borrowed"), _) => Some(format!("itself, trained with DMS{window}")),
+        (Some(kind), Some(base)) => Some(format!("{kind} for {base}{window}")),
+        (Some(kind), None) => Some(format!("{kind}{window}")),
+        (None, _) if dmc == true => Some("itself, trained with DMC".to_owned()),
+        (None, _) => None,
+    };
+    let chosen = importance.as_str().map(|by| match by {
+        "measured" => "importance measured when they are packed".to_owned(),
+        name => format!("importance from {name}"),
+    });
+    about.extend(by.map(|by| ("evicts_by".to_owned(), json!(by))));
+    about.extend(chosen.map(|by| ("4-bit_codes_by".to_owned(), json!(by))));
+    about
 }
 
 /// A number of parameters: `135 M`, `8.19 B`.

@@ -244,6 +244,10 @@ fn a_model_is_pulled_used_offline_told_about_and_removed() {
     let (_, info, _) = home.run(&hub, &["models", "info", ID, "--json"]);
     let info: Value = serde_json::from_str(&info).unwrap();
     assert_eq!((&info["dms"], &info["layers"]), (&json!("borrowed"), &json!(2)), "{info}");
+    let (_, words, _) = home.run(&hub, &["models", "info", ID]);
+    let window = &info["dms_window"];
+    assert!(words.contains(&format!("evicts by          itself, trained with DMS (window {window})\n")), "{words}");
+    assert!(["false", "true", "dmc", "\ndms"].iter().all(|word| !words.contains(word)), "{words}");
     assert_eq!(hub.connections(), before);
 
     // Pulling again looks for news, and fetches nothing.
