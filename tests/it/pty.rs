@@ -24,7 +24,11 @@ pub struct Chat {
 
 /// The chat with a home of its own.
 fn command(home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
-    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_dmschat"));
+    program(env!("CARGO_BIN_EXE_dmschat"), home, env, args)
+}
+
+fn program(name: &str, home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
+    let mut command = CommandBuilder::new(name);
     command.args(args);
     command.cwd(home);
     command.env_clear();
@@ -42,9 +46,19 @@ fn command(home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
 
 impl Chat {
     pub fn start(home: &Path, columns: u16, rows: u16, env: &[(&str, &str)], args: &[&str]) -> Self {
+        Self::run(command(home, env, args), columns, rows)
+    }
+
+    /// A shell with job control, which is to start the chat.
+    #[cfg(unix)]
+    pub fn shell(home: &Path, columns: u16, rows: u16, env: &[(&str, &str)]) -> Self {
+        Self::run(program("sh", home, env, &["-i"]), columns, rows)
+    }
+
+    fn run(command: CommandBuilder, columns: u16, rows: u16) -> Self {
         let size = PtySize { rows, cols: columns, pixel_width: 0, pixel_height: 0 };
         let pair = NativePtySystem::default().openpty(size).unwrap();
-        let child = pair.slave.spawn_command(command(home, env, args)).unwrap();
+        let child = pair.slave.spawn_command(command).unwrap();
         drop(pair.slave);
         let mut reader = pair.master.try_clone_reader().unwrap();
         let writer = pair.master.take_writer().unwrap();
@@ -89,7 +103,7 @@ impl Chat {
     }
 
     /// Waits until the screen is as wanted.
-    fn until(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+    pub fn until(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
         loop {
             let screen = self.screen();
@@ -506,43 +520,6 @@ fn a_conversation_comes_back_with_its_own_model() {
 
 /// The theme follows the background that the terminal reports at the start; a late reply changes
 /// the theme too, and no reply is typed into the input.
-#[test]
-fn the_terminals_background_is_asked_for_and_never_typed() {
-    const WHITE: &str = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\";
-    for late in [false, true] {
-        let home = tempfile::tempdir().unwrap();
-        let mut chat = Chat::start(home.path(), 100, 30, &[], &["--no-session"]);
-        let asked = |chat: &Chat| chat.written().windows(5).any(|w| w == b"\x1b]11;");
-        let begin = Instant::now();
-        while !asked(&chat) {
-            assert!(begin.elapsed() < PATIENCE);
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if late {
-            chat.until_shows("Try one of these");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        chat.keys(&format!("ab{WHITE}c"));
-        chat.until_shows("› abc");
-        // Quiet text has its own grey in each theme.
-        let grey = b"38;2;95;95;95";
-        chat.until("the light theme", |_| chat.written().windows(grey.len()).any(|w| w == grey));
-        assert!(!chat.screen().contains("rgb:") && !chat.screen().contains("ffff"), "{}", chat.screen());
-        chat.keys("\x15\x04");
-        assert_eq!(chat.end(), 0);
-    }
-    // An old console and a plain locale get ASCII, and are not asked.
-    for env in [("TERM", "vt100"), ("LANG", "C")] {
-        let home = tempfile::tempdir().unwrap();
-        let mut chat = Chat::start(home.path(), 100, 30, &[env], &["--no-session", "--theme", "dark"]);
-        chat.until_shows("F1 help");
-        assert!(chat.screen().is_ascii(), "{env:?}: {}", chat.screen());
-        assert!(!chat.written().windows(5).any(|w| w == b"\x1b]11;"));
-        chat.keys("\x04");
-        assert_eq!(chat.end(), 0);
-    }
-}
-
 /// A terminal counts how often the keys of the kitty protocol are asked for.
 #[cfg(unix)]
 #[test]

@@ -20,7 +20,7 @@ fn long_question() -> String {
 
 /// Runs a turn without comparing it with the reference: some decision is always near a threshold
 /// found by the engine.
-fn ask(s: &mut Session, question: &str) -> TurnReport {
+pub fn ask(s: &mut Session, question: &str) -> TurnReport {
     ask_with(s, question, None)
 }
 
