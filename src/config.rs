@@ -19,7 +19,7 @@ pub use dirs::{BUILTIN_MODEL, Dirs};
 pub use environment::in_words;
 pub use settings::{Layer, Origin, Settings};
 pub use shown::{DEFAULT, Shown, shown};
-pub use values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, List, OnOff, Pin, Width};
+pub use values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, KeymapName, List, OnOff, Pin, Width};
 pub use write::save;
 
 use crate::policy::PolicyRequest;
@@ -48,7 +48,7 @@ impl Settings {
         let keys_set_by = merged.sets("keys").then(|| set_by("keys"));
         let settings = Self::from_layer(dirs, merged).with_context(|| set_by("budget"))?;
         let settings = Self { theme_set_by, origin: origin.clone(), ..settings };
-        match (keys_set_by, settings.keymap()) {
+        match (keys_set_by, settings.keymap_file()) {
             (Some(set_by), Some(keymap)) if !keymap.is_file() => {
                 bail!("{set_by}: the file {} does not exist", keymap.display())
             }
@@ -77,7 +77,7 @@ impl Settings {
     }
 
     /// The user's keymap file, if any.
-    pub fn keymap(&self) -> Option<PathBuf> {
+    pub fn keymap_file(&self) -> Option<PathBuf> {
         match &self.keys {
             Some(path) => Some(self.dirs.config.join(path)),
             None => Some(self.dirs.config.join("keymap.toml")).filter(|p| p.exists()),

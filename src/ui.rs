@@ -56,6 +56,7 @@ pub(crate) mod testing;
 pub mod text;
 pub mod theme;
 pub mod update;
+pub mod vim;
 pub mod widgets;
 mod worker;
 
@@ -101,7 +102,7 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let lines = env("TERM").as_deref() == Some("dumb");
     let background = capabilities::background(&env);
     let themes = Themes { folder: Some(settings.dirs.themes()), background: background.unwrap_or_default() };
-    let keymap = Keymap::load(settings.keymap().as_deref())?;
+    let keymap = Keymap::load(settings.keymap, settings.keymap_file().as_deref())?;
     let depth = if settings.plain { Depth::Ascii } else { Depth::detect(&env) };
     settings.ascii |= !capabilities::unicode(&env);
     let usual = if settings.plain || lines { "ascii" } else { theme::AUTO };

@@ -24,7 +24,10 @@ pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
         }
         ConfigCommand::Show => show(common)?,
         ConfigCommand::Keymap => {
-            let keymap = Keymap::load(settings(common)?.keymap().as_deref()).map_err(output::as_wrong_use)?;
+            let keymap = {
+                let settings = settings(common)?;
+                Keymap::load(settings.keymap, settings.keymap_file().as_deref()).map_err(output::as_wrong_use)?
+            };
             output::out(&keymap.as_file())?;
         }
         ConfigCommand::Theme { name } => {

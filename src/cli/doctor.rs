@@ -109,8 +109,12 @@ fn checks(common: &Common) -> Vec<Check> {
     if let Ok(settings) = &settings {
         let theme = settings.theme.as_deref().unwrap_or(AUTO);
         checks.push(Check::of("theme", super::check_theme(settings).map(|()| theme), theme));
-        let file = settings.keymap().map_or("built in".to_owned(), |file| file.display().to_string());
-        checks.push(Check::of("keymap", Keymap::load(settings.keymap().as_deref()).map(|_| file.clone()), file));
+        let file = settings.keymap_file().map_or("built in".to_owned(), |file| file.display().to_string());
+        checks.push(Check::of(
+            "keymap",
+            Keymap::load(settings.keymap, settings.keymap_file().as_deref()).map(|_| file.clone()),
+            file,
+        ));
         if settings.model != BUILTIN_MODEL {
             checks.push(Check::of("model", model(settings), settings.model.as_str()));
         }

@@ -2,10 +2,11 @@
 
 use super::args::{self, help};
 use super::output;
-use crate::config::Dirs;
+use crate::config::{Dirs, KeymapName};
 use crate::ui::action::{Action, Group};
 use crate::ui::commands;
 use crate::ui::keymap::Keymap;
+use crate::ui::vim;
 use anyhow::Result;
 use clap_mangen::Man;
 use std::fmt::Write;
@@ -50,9 +51,13 @@ fn whole(cli: &clap::Command) -> Result<String> {
     }
     let lists = "`dmschat config keymap` prints them as a file to edit.";
     section(&mut page, "KEYS", &format!("F1 in a chat shows these keys. {lists}"));
-    let keymap = Keymap::load(None)?;
+    let keymap = Keymap::load(KeymapName::Default, None)?;
     for action in Action::ALL.iter().filter(|a| a.group() == Group::Chat) {
         item(&mut page, &keymap.keys_of(*action).join(", "), action.help());
+    }
+    section(&mut page, "VIM KEYS", "`keymap = \"vim\"` in the config file, or `/set keymap vim` in a chat.");
+    for (keys, what) in vim::KEYS {
+        item(&mut page, keys, what);
     }
     section(&mut page, "ENVIRONMENT", help::SOURCES);
     for (name, what) in ENVIRONMENT {

@@ -1,7 +1,7 @@
 //! The one declaration of every setting: its flag, key, environment variable, default and help.
 
 use super::environment::{env_name, env_value};
-use super::values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, List, OnOff, Pin, Setting, Width};
+use super::values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, KeymapName, List, OnOff, Pin, Setting, Width};
 use super::{BUILTIN_MODEL, Dirs};
 use crate::codec::Codec;
 use crate::policy::{Budget, PolicyKind};
@@ -364,7 +364,11 @@ sampling_table!(settings {
         #[arg(long, value_name = "NAME")]
         theme: String, or "\"auto\"";
 
-        /// A keymap file; relative to the config folder
+        /// The keys: default, or vim (modes in the input, j and k in pages)
+        #[arg(skip)]
+        keymap: KeymapName = KeymapName::Default;
+
+        /// A keymap file, which changes them; relative to the config folder
         #[arg(skip)]
         keys: PathBuf, or "keymap.toml beside the config file, if there is one";
 

@@ -67,6 +67,16 @@ pub enum Pin {
 
 words! { Pin, "known", { System = "system", None = "none" } }
 
+/// The keymaps that ship.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeymapName {
+    #[default]
+    Default,
+    Vim,
+}
+
+words! { KeymapName, "a keymap", { Default = "default", Vim = "vim" } }
+
 /// How many chains answer a question: a number, or `auto`, as many as fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
@@ -267,7 +277,7 @@ macro_rules! resolves {
 }
 
 resolves! { OnOff => bool: |on| on.0; ByteSize => u64: |bytes| bytes.0; }
-resolves! { String, PathBuf, usize, u64, f64, Adapter, Importance, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, DraftSource, Width }
+resolves! { String, PathBuf, usize, u64, f64, Adapter, Importance, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, KeymapName, DraftSource, Width }
 
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,6 +31,10 @@ pub struct Editor {
     /// The last edit typed a character, so that the next one joins its undo step.
     typing: bool,
     killed: String,
+    /// The deleted text is whole lines, each with its newline.
+    killed_lines: bool,
+    /// Everything until [`Editor::end_step`] is one step of undo.
+    in_step: bool,
     /// Contents of the folded parts.
     parts: Parts,
     /// Counts the changes of the text.
@@ -94,6 +98,7 @@ impl Editor {
     /// Replaces everything; the caret goes to the end. Can be undone. What was folded before is
     /// folded again.
     pub fn set(&mut self, text: &str) {
+        self.end_step();
         self.remember();
         self.revision += 1;
         self.text = self.parts.refold(text);
@@ -102,6 +107,7 @@ impl Editor {
 
     /// Empties the input and returns what was in it, folded parts included.
     pub fn take(&mut self) -> String {
+        self.end_step();
         self.remember();
         self.caret = 0;
         self.revision += 1;
@@ -205,10 +211,7 @@ impl Editor {
 
     /// Replaces the bytes `start..caret`, for completion.
     pub fn replace_before_caret(&mut self, start: usize, with: &str) {
-        self.remember();
-        self.revision += 1;
-        self.text.replace_range(start..self.caret, with);
-        self.caret = start + with.len();
+        self.replace(start, self.caret, with);
     }
 
     /// Carries out an action that moves in the text or changes it; ignores others.
@@ -338,14 +341,33 @@ impl Editor {
         true
     }
 
-    fn go(&mut self, to: usize) {
+    /// Makes all edits until [`Editor::end_step`] one step of undo.
+    pub fn begin_step(&mut self) {
+        if !self.in_step {
+            // What can be redone stays until something changes.
+            self.undo.push((self.text.clone(), self.caret));
+            self.in_step = true;
+        }
+    }
+
+    pub fn end_step(&mut self) {
+        if std::mem::take(&mut self.in_step) && self.undo.last().is_some_and(|(text, _)| *text == self.text) {
+            self.undo.pop();
+        }
+        self.typing = false;
+    }
+
+    /// Moves the caret to the byte `to`, which is on a grapheme boundary.
+    pub fn go(&mut self, to: usize) {
         self.caret = to;
         self.goal = None;
         self.typing = false;
     }
 
     fn remember(&mut self) {
-        self.undo.push((self.text.clone(), self.caret));
+        if !self.in_step {
+            self.undo.push((self.text.clone(), self.caret));
+        }
         if self.undo.len() > UNDO_STEPS {
             self.undo.remove(0);
         }
@@ -354,7 +376,7 @@ impl Editor {
         self.typing = false;
     }
 
-    fn delete(&mut self, from: usize, to: usize) {
+    pub fn delete(&mut self, from: usize, to: usize) {
         if from < to {
             self.remember();
             self.revision += 1;
@@ -363,30 +385,58 @@ impl Editor {
         }
     }
 
-    fn kill(&mut self, from: usize, to: usize) {
+    /// Deletes the bytes `from..to`, for [`Action::Yank`].
+    pub fn kill(&mut self, from: usize, to: usize) {
         if from < to {
-            self.killed = self.text[from..to].to_owned();
+            self.copy(from, to, false);
             self.delete(from, to);
         }
     }
 
-    fn previous_boundary(&self, at: usize) -> usize {
+    /// Keeps the bytes `from..to` as the text deleted last; as `lines`, with a newline at the end.
+    pub fn copy(&mut self, from: usize, to: usize, lines: bool) {
+        self.killed = self.text[from..to].to_owned();
+        self.killed.extend(lines.then_some('\n'));
+        self.killed_lines = lines;
+    }
+
+    /// The text deleted last, and whether it is whole lines.
+    pub fn killed(&self) -> (&str, bool) {
+        (&self.killed, self.killed_lines)
+    }
+
+    /// Replaces the bytes `from..to`; the caret goes behind the new text.
+    pub fn replace(&mut self, from: usize, to: usize, with: &str) {
+        self.remember();
+        self.revision += 1;
+        self.text.replace_range(from..to, with);
+        self.caret = from + with.len();
+    }
+
+    /// Moves the caret from the end of a line onto its last character.
+    pub fn leave_line_end(&mut self) {
+        if self.caret == self.line_end() && self.caret > self.line_start() {
+            self.caret = self.previous_boundary(self.caret);
+        }
+    }
+
+    pub fn previous_boundary(&self, at: usize) -> usize {
         self.text[..at].grapheme_indices(true).next_back().map_or(0, |(i, _)| i)
     }
 
     /// The first boundary after byte `at`, which need not be one itself.
-    fn next_boundary(&self, at: usize) -> usize {
+    pub fn next_boundary(&self, at: usize) -> usize {
         // With the whole text as its chunk, the cursor needs nothing else.
         let from = (0..=at).rev().find(|&i| self.text.is_char_boundary(i)).unwrap_or(0);
         let mut cursor = GraphemeCursor::new(from, self.text.len(), true);
         cursor.next_boundary(&self.text, 0).ok().flatten().unwrap_or(self.text.len())
     }
 
-    fn line_start(&self) -> usize {
+    pub fn line_start(&self) -> usize {
         self.text[..self.caret].rfind('\n').map_or(0, |i| i + 1)
     }
 
-    fn line_end(&self) -> usize {
+    pub fn line_end(&self) -> usize {
         self.text[self.caret..].find('\n').map_or(self.text.len(), |i| self.caret + i)
     }
 

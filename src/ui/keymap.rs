@@ -1,7 +1,7 @@
 //! The table from keys to actions: the embedded one, changed by the user's `keymap.toml`.
 
 use super::action::{Action, Group};
-use crate::config::in_words;
+use crate::config::{KeymapName, in_words};
 use crate::regular_file;
 use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,6 +19,8 @@ pub const EXAMPLES: &str = "Alt+1 to Alt+3";
 const ALL_ACTIONS: &str = "dmschat config keymap lists all actions";
 
 const EMBEDDED: &str = include_str!("../../assets/keymap.toml");
+/// What the keymap `vim` changes.
+const VIM: &str = include_str!("../../assets/keymap_vim.toml");
 
 /// A key with its modifiers, in one spelling for all the ways terminals send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,23 +103,47 @@ struct RawKeymap {
 /// Which key does what.
 #[derive(Clone, Debug)]
 pub struct Keymap {
+    pub name: KeymapName,
+    /// The user's file: its text, and its name for errors.
+    user: Option<(String, String)>,
     keys: HashMap<Key, Action>,
     /// Per action, its keys as written, for help.
     spelled: HashMap<Action, Vec<String>>,
 }
 
 impl Keymap {
-    /// The embedded keys, with those that `file` changes where it exists. Errors are one line.
-    pub fn load(file: Option<&Path>) -> Result<Self> {
-        let mut map = Self { keys: HashMap::new(), spelled: HashMap::new() };
-        map.merge(EMBEDDED, "built-in keymap")?;
+    /// The keys of a keymap that ships, with those that `file` changes where it exists. Errors are
+    /// one line.
+    pub fn load(name: KeymapName, file: Option<&Path>) -> Result<Self> {
+        let mut user = None;
         if let Some(file) = file.filter(|f| f.exists()) {
             let text =
                 regular_file::read_text(file, MAX_BYTES).with_context(|| format!("keymap {}", file.display()))?;
-            let merged = map.merge(&text, &format!("keymap {}", file.display()));
-            merged.map_err(unicode::one_line_error)?;
+            user = Some((text, format!("keymap {}", file.display())));
         }
-        Ok(map)
+        Self::build(name, user)
+    }
+
+    /// The same with another keymap that ships below the user's file.
+    pub fn switched(&self, name: KeymapName) -> Result<Self> {
+        Self::build(name, self.user.clone())
+    }
+
+    fn build(name: KeymapName, user: Option<(String, String)>) -> Result<Self> {
+        let mut map = Self { name, user: None, keys: HashMap::new(), spelled: HashMap::new() };
+        map.merge(EMBEDDED, "built-in keymap")?;
+        if name == KeymapName::Vim {
+            map.merge(VIM, "built-in keymap vim")?;
+        }
+        if let Some((text, source)) = &user {
+            map.merge(text, source).map_err(unicode::one_line_error)?;
+        }
+        Ok(Self { user, ..map })
+    }
+
+    /// The input has Vim's modes.
+    pub fn is_vim(&self) -> bool {
+        self.name == KeymapName::Vim
     }
 
     pub fn action(&self, key: Key) -> Option<Action> {
@@ -207,7 +233,7 @@ mod tests {
 
     #[test]
     fn every_action_has_a_key_and_no_key_two_actions() {
-        let map = Keymap::load(None).unwrap();
+        let map = Keymap::load(KeymapName::Default, None).unwrap();
         let mut spelled = 0;
         for action in Action::ALL {
             let keys = map.keys_of(*action);
@@ -219,7 +245,7 @@ mod tests {
 
     #[test]
     fn all_spellings_of_a_key_are_one() {
-        let map = Keymap::load(None).unwrap();
+        let map = Keymap::load(KeymapName::Default, None).unwrap();
         let act = |code, modifiers| map.action(Key::of(&KeyEvent::new(code, modifiers)));
         let (ctrl, alt, shift) = (KeyModifiers::CONTROL, KeyModifiers::ALT, KeyModifiers::SHIFT);
         assert_eq!(act(KeyCode::Enter, shift), Some(Action::Newline));
@@ -237,13 +263,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keymap.toml");
         std::fs::write(&file, "[chat]\npanel = [\"ctrl+x\"]\nmouse = []\n").unwrap();
-        let map = Keymap::load(Some(&file)).unwrap();
+        let map = Keymap::load(KeymapName::Default, Some(&file)).unwrap();
         assert_eq!(map.keys_of(Action::Panel), ["Ctrl+X"]);
         assert_eq!(map.action(Key { code: KeyCode::F(2), modifiers: KeyModifiers::NONE }), None);
         assert!(map.keys_of(Action::Mouse).is_empty());
         // The output is a keymap with the same keys.
         std::fs::write(&file, map.as_file()).unwrap();
-        let printed = Keymap::load(Some(&file)).unwrap();
+        let printed = Keymap::load(KeymapName::Default, Some(&file)).unwrap();
         assert!(printed.keys == map.keys && printed.spelled == map.spelled, "{}", map.as_file());
         for (text, expected) in [
             (
@@ -257,8 +283,20 @@ mod tests {
             ("\n[chats]\n", "line 2: unknown key `chats`"),
         ] {
             std::fs::write(&file, text).unwrap();
-            let error = format!("{:#}", Keymap::load(Some(&file)).unwrap_err());
+            let error = format!("{:#}", Keymap::load(KeymapName::Default, Some(&file)).unwrap_err());
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         }
+    }
+
+    /// Esc and a letter right behind it arrive as that letter with Alt.
+    #[test]
+    fn the_vim_keymap_leaves_letters_with_alt_to_vim() {
+        let map = Keymap::load(KeymapName::Vim, None).unwrap();
+        let alt = |key: &&Key| {
+            key.modifiers == KeyModifiers::ALT && matches!(key.code, KeyCode::Char(c) if c.is_alphabetic())
+        };
+        assert_eq!(map.keys.keys().filter(alt).collect::<Vec<_>>(), Vec::<&Key>::new());
+        assert!(map.is_vim() && !map.switched(KeymapName::Default).unwrap().is_vim());
+        assert_eq!(map.key_of(Action::Send), "Enter");
     }
 }

@@ -7,7 +7,7 @@ use super::keymap::Key;
 use super::overlay::edit_line;
 use super::text::{truncate, width};
 use super::theme::{Role, Theme};
-use crossterm::event::KeyCode;
+use crossterm::event::{KeyCode, KeyModifiers};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
 use ratatui::buffer::Buffer;
@@ -73,6 +73,8 @@ impl<T> Picker<T> {
             KeyCode::Down => self.move_by(1),
             KeyCode::PageUp => self.move_by(-(PAGE as isize)),
             KeyCode::PageDown => self.move_by(PAGE as isize),
+            KeyCode::Home if key.modifiers == KeyModifiers::CONTROL => self.selected = 0,
+            KeyCode::End if key.modifiers == KeyModifiers::CONTROL => self.move_by(isize::MAX),
             _ => self.edit(|query| edit_line(query, key, action)),
         }
     }

@@ -11,12 +11,13 @@ use super::effect::{Effect, Store, Which};
 use super::feed::{Feed, Local, LocalKind};
 use super::keymap::Keymap;
 use super::memory::Memory;
-use super::overlay::Overlay;
+use super::overlay::{Field, Overlay};
 pub use super::ratios::RatioHistory;
 use super::refusal::{Done, Refusal};
 pub use super::restore::{Restore, SessionView};
 use super::shell::Shell;
 use super::theme::{Theme, Themes};
+use super::vim::{Mode, Vim};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
 use crate::protocol::{
@@ -49,6 +50,8 @@ pub struct App {
     pub options: ChatOptions,
     pub feed: Feed,
     pub input: Editor,
+    /// The mode of the input, where the keymap has modes.
+    pub vim: Vim,
     pub history: History,
     pub unsent_count: UnsentCount,
     pub burst: Burst,
@@ -319,6 +322,7 @@ impl App {
             theme: theme.clone(),
             feed: Feed::default(),
             input: Editor::default(),
+            vim: Vim::default(),
             history: History::default(),
             unsent_count: UnsentCount::default(),
             burst: Burst::default(),
@@ -389,9 +393,25 @@ impl App {
         self.feed.generation += 1;
     }
 
-    /// Returns the name of an action's first key, for texts.
+    /// Returns the name of an action's first key, for texts. Where text is typed with Vim's keys, a
+    /// first Esc only ends that.
     pub fn key(&self, action: Action) -> String {
-        self.setup.keymap.key_of(action)
+        let key = self.setup.keymap.key_of(action);
+        let types = match self.overlays.len() {
+            0 => self.vim.mode == Mode::Insert,
+            open => self.vim.field_of == open,
+        };
+        if key == "Esc" && self.setup.keymap.is_vim() && types { "Esc Esc".to_owned() } else { key }
+    }
+
+    /// With Vim's keys: the mode of the input, or of the field of a page, for the status line.
+    pub fn mode(&self) -> String {
+        let typed = match self.overlays.last().map(|top| top.field()) {
+            None => return self.vim.label(),
+            Some(Field::Text) => true,
+            Some(_) => self.vim.field_of == self.overlays.len(),
+        };
+        if typed { "insert" } else { "normal" }.to_owned()
     }
 
     /// Returns the colour depth of the heatmap.

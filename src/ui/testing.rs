@@ -30,7 +30,7 @@ pub fn unloaded(columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
 pub fn unloaded_with(settings: Settings, columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
     let themes = Themes::default();
     let theme = themes.load(theme).unwrap();
-    let keymap = Keymap::load(None).unwrap();
+    let keymap = Keymap::load(settings.keymap, None).unwrap();
     let setup = Setup { settings, themes, keymap, depth, links: false, no_session: false };
     let mut app = App::new(setup, theme);
     app.size = (columns, rows);

@@ -21,6 +21,7 @@ mod tests_texts;
 mod tests_waiting;
 pub mod texts;
 pub mod turns;
+mod vim_keys;
 
 use super::commands::{command, compact, compare, models, sessions};
 use super::effect::Effect;

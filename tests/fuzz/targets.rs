@@ -381,7 +381,7 @@ pub const ALL: [Target; 27] = [
         shape: Shape::Lines,
         words: "[chat] [edit] ctrl+x alt+enter shift+tab f12 f99 esc space ctrl+ + - panel mouse newline send = [ ] '' ctrl+ctrl+a",
         examples: corpus::keymaps,
-        run: |place, bytes| Keymap::load(Some(&place.file("keymap.toml", bytes))).map(drop),
+        run: |place, bytes| Keymap::load(Default::default(), Some(&place.file("keymap.toml", bytes))).map(drop),
     },
     Target {
         name: "theme",

@@ -76,7 +76,8 @@ fn themes_keys_and_history_are_regular_files() {
     let said = at_once("theme", move || format!("{:#}", themes.load("own").expect_err("refused")));
     assert!(said.ends_with(PIPE), "{said}");
     let keys = file("keymap.toml");
-    let said = at_once("keymap", move || format!("{:#}", Keymap::load(Some(&keys)).expect_err("refused")));
+    let said =
+        at_once("keymap", move || format!("{:#}", Keymap::load(Default::default(), Some(&keys)).expect_err("refused")));
     assert!(said.ends_with(PIPE), "{said}");
     let history = HistoryFile::new(Some(file("history.jsonl")));
     assert!(at_once("history", move || history.read()).is_empty());

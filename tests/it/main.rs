@@ -66,6 +66,7 @@ mod tidy;
 mod tiny;
 mod turns;
 mod twin;
+mod vim;
 mod wander;
 mod weight_files;
 mod welcome;

@@ -94,6 +94,10 @@ impl Overlay<App> for Find {
         After::Stay
     }
 
+    fn field(&self) -> Field {
+        Field::Text
+    }
+
     fn paste(&mut self, app: &mut App, line: &str) {
         self.query.insert(line);
         self.changed(app);

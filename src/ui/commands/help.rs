@@ -10,6 +10,7 @@ use crate::ui::overlay::prelude::*;
 use crate::ui::picker::NOTHING;
 use crate::ui::prompts;
 use crate::ui::text::wrap;
+use crate::ui::vim;
 use crate::ui::widgets::message::plain_lines;
 use ratatui::text::{Line, Span};
 
@@ -137,6 +138,9 @@ impl Help {
         }
         out.push(section("Unsent text and waiting messages", unsent(app)));
         out.push(section("Files", files(app)));
+        if keys && app.setup.keymap.is_vim() {
+            out.push(section("Vim keys", owned(vim::KEYS)));
+        }
         if keys {
             out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));
         }
@@ -163,12 +167,13 @@ impl Overlay<App> for Help {
         draw_lines(buffer, Rect { y: area.y + 1, height: room as u16, ..inside }, lines.get(top..).unwrap_or_default());
         let close = app.key(Action::Stop);
         let more = count(lines.len().saturating_sub(top + room) as u64);
+        let filter = if app.setup.keymap.is_vim() { "/ filters" } else { "type to filter" };
         let texts = match more.as_str() {
             _ if lines.is_empty() => vec![format!("{NOTHING}; {close} closes")],
-            "0" => vec![format!("type to filter, {close} closes")],
+            "0" => vec![format!("{filter}, {close} closes")],
             _ => vec![
-                format!("{more} more lines; PageDown or the arrows scroll, type to filter, {close} closes"),
-                format!("{more} more (PageDown); type to filter, {close} closes"),
+                format!("{more} more lines; PageDown or the arrows scroll, {filter}, {close} closes"),
+                format!("{more} more (PageDown); {filter}, {close} closes"),
                 format!("{more} more; {close} closes"),
             ],
         };
@@ -189,6 +194,10 @@ impl Overlay<App> for Help {
             0
         });
         After::Stay
+    }
+
+    fn field(&self) -> Field {
+        Field::Filter
     }
 
     fn paste(&mut self, _: &mut App, line: &str) {

@@ -73,6 +73,10 @@ impl Overlay<App> for ModelList {
         After::Close
     }
 
+    fn field(&self) -> Field {
+        Field::Filter
+    }
+
     fn paste(&mut self, _: &mut App, line: &str) {
         self.list.paste(line);
     }

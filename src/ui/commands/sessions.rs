@@ -119,6 +119,10 @@ impl Overlay<App> for Sessions {
         if self.renaming.take().is_some() { After::Stay } else { After::Close }
     }
 
+    fn field(&self) -> Field {
+        if self.renaming.is_some() { Field::Text } else { Field::Filter }
+    }
+
     fn paste(&mut self, _: &mut App, line: &str) {
         match &mut self.renaming {
             Some((_, title)) => title.insert(line),

@@ -3,7 +3,7 @@
 
 use super::prelude::*;
 use super::{pairs, profile, takes};
-use crate::config::{ByteSize, Width};
+use crate::config::{ByteSize, KeymapName, Width};
 use crate::protocol::{Thinking, sampling_table};
 use crate::ui::completion::Sources;
 use crate::ui::update::texts;
@@ -98,6 +98,18 @@ const SETTINGS: &[Setting] = &[
             Ok(())
         },
     ),
+    setting(
+        "keymap",
+        "default or vim",
+        |app| app.setup.keymap.name.to_string(),
+        |app, v| {
+            let name = v.parse().map_err(|_| Refusal::Takes)?;
+            app.setup.keymap = app.setup.keymap.switched(name).map_err(|e| Refusal::Wrong(e.to_string()))?;
+            app.vim.insert();
+            Ok(())
+        },
+    )
+    .values(&KeymapName::WORDS),
     setting("mouse", "on or off", |app| on_or_off(app.mouse).to_owned(), mouse).values(&["on", "off"]),
     setting(
         "think",

@@ -50,6 +50,10 @@ impl Overlay<App> for HistorySearch {
         After::Stay
     }
 
+    fn field(&self) -> Field {
+        Field::Text
+    }
+
     fn paste(&mut self, _: &mut App, line: &str) {
         self.0.paste(line);
     }

@@ -178,7 +178,7 @@ impl Inspect {
             KeyCode::Down => self.rows_away(app, true, 1),
             KeyCode::PageUp => self.rows_away(app, false, rows),
             KeyCode::PageDown => self.rows_away(app, true, rows),
-            KeyCode::Home if key.modifiers == KeyModifiers::NONE => self.memory.cursor = Some(0),
+            KeyCode::Home => self.memory.cursor = Some(0),
             KeyCode::End => self.memory.cursor = None,
             _ => {}
         }

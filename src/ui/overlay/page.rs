@@ -26,6 +26,16 @@ pub enum After {
     Act(Action),
 }
 
+/// The field of an overlay that text is typed into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    None,
+    /// It filters a list or a page, which has keys of its own in a keymap with modes.
+    Filter,
+    /// All that is typed belongs there.
+    Text,
+}
+
 /// An area drawn over the conversation. `A` is the application. While the overlay handles a key it
 /// is not among the overlays that the application has open.
 pub trait Overlay<A>: Any {
@@ -52,6 +62,10 @@ pub trait Overlay<A>: Any {
     /// Whether letters are keys of the page: text for the input needs Esc first.
     fn has_letter_keys(&self) -> bool {
         false
+    }
+
+    fn field(&self) -> Field {
+        Field::None
     }
 
     /// Inserts pasted text, as one line.

@@ -1,6 +1,6 @@
 //! Parts of an overlay: its keys, its places on the screen, and the roles of its text.
 
-pub use super::{After, Overlay, WHEEL_ROWS, below, draw_lines, edit_line, field, inside, row, rule};
+pub use super::{After, Field, Overlay, WHEEL_ROWS, below, draw_lines, edit_line, field, inside, row, rule};
 pub use super::{scrolled, wheeled};
 pub use crate::ui::action::Action;
 pub use crate::ui::keymap::Key;

@@ -86,6 +86,10 @@ impl Overlay<App> for Question {
         After::Close
     }
 
+    fn field(&self) -> Field {
+        Field::Text
+    }
+
     fn plain_lines(&self, _: &App, _: usize) -> Option<Vec<String>> {
         let other = self.other.as_ref().map_or(String::new(), |(key, words, _)| format!(", {key}: {words}"));
         Some(vec![format!("{} (y or n{other})", clean_line(&self.text))])

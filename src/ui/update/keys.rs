@@ -2,6 +2,7 @@
 
 use super::completion::{input_changed, say_folded, type_fast};
 use super::perform::{act, submit};
+use super::vim_keys;
 use crate::ui::action::Action;
 use crate::ui::attach::Attachment;
 use crate::ui::examples::offered;
@@ -39,6 +40,9 @@ pub fn key(app: &mut App, event: KeyEvent) {
     if question::ends_an_answer(app, key) {
         return;
     }
+    if vim_keys::in_input(app, key) {
+        return;
+    }
     if let Some(text) = typed(key) {
         let pasted = app.burst.is_fast(app.now_ms);
         if app.burst.typed(app.now_ms) {
@@ -71,10 +75,12 @@ pub fn key(app: &mut App, event: KeyEvent) {
         Some(action) => act(app, action),
         None => example_key(app, key),
     }
+    app.vim.rest(&mut app.input);
 }
 
 /// Handles a key of the topmost overlay.
 fn overlay_key(app: &mut App, key: Key) {
+    let Some(key) = vim_keys::in_overlay(app, key) else { return };
     let action = app.setup.keymap.action(key);
     let letters = app.overlays.last().is_some_and(|top| top.has_letter_keys());
     if let Some(text) = typed(key).filter(|_| letters) {
@@ -110,7 +116,9 @@ fn with_top(app: &mut App, handle: impl FnOnce(&mut dyn Overlay<App>, &mut App) 
     let mut top = app.overlays.pop()?;
     let at = app.overlays.len();
     let after = handle(&mut *top, app);
-    if after != After::Close {
+    if after == After::Close {
+        app.vim.field_of = 0;
+    } else {
         // Below what it has opened.
         app.overlays.insert(at, top);
     }
@@ -127,7 +135,7 @@ fn typed(key: Key) -> Option<String> {
 
 /// Sets the unsent text aside when a slash begins a command: typed before its first character, or
 /// right after the program itself put the text into the input.
-fn set_aside(app: &mut App) {
+pub fn set_aside(app: &mut App) {
     let input = &app.input;
     let before = input.caret() == 0 && !input.text().starts_with('/');
     let given = app.given_back.as_deref() == Some(&*input.expanded());
@@ -136,7 +144,7 @@ fn set_aside(app: &mut App) {
     }
 }
 
-fn type_text(app: &mut App, text: &str) {
+pub fn type_text(app: &mut App, text: &str) {
     (app.notice, app.priced) = (None, None);
     app.by_hand(|app| app.input.insert(text));
     input_changed(app);
@@ -198,7 +206,7 @@ pub fn paste(app: &mut App, text: &str) {
 /// Types the text of many keys that waited together, as [`key`] would one after the other.
 pub fn burst(app: &mut App, text: &str) {
     let too_small = app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1;
-    if app.overlay::<question::Question>().is_some() || too_small {
+    if app.overlay::<question::Question>().is_some() || too_small || vim_keys::takes_letters(app) {
         let typed = |c| if c == '\n' { KeyCode::Enter } else { KeyCode::Char(c) };
         return text.chars().for_each(|c| key(app, KeyEvent::new(typed(c), KeyModifiers::NONE)));
     }

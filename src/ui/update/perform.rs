@@ -93,8 +93,15 @@ fn send(app: &mut App) {
     }
 }
 
-/// Sends the input as a command or a message.
+/// Sends the input as a command or a message. The next text begins in insert mode.
 pub fn submit(app: &mut App) {
+    submit_input(app);
+    if app.input.is_empty() {
+        app.vim.insert();
+    }
+}
+
+fn submit_input(app: &mut App) {
     if chooses_file(app) {
         return complete(app);
     }

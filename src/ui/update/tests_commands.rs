@@ -31,7 +31,7 @@ fn texts_name_the_keys_that_are_set() {
     let file = folder.path().join("keymap.toml");
     std::fs::write(&file, "[chat]\nselect-older = [\"alt+x\"]\nstop = [\"f12\"]\nfind = []\nredraw = []\n").unwrap();
     let mut app = app(120, 40, 8, 4);
-    app.setup.keymap = Keymap::load(Some(&file)).unwrap();
+    app.setup.keymap = Keymap::load(Default::default(), Some(&file)).unwrap();
     say(&mut app, "q");
     say(&mut app, "/regen");
     assert_eq!(notice(&app), "the answer is still running; F12 stops it");
@@ -382,6 +382,7 @@ fn a_command_with_a_wrong_argument_stays_in_the_input() {
         "/forget 65",
         "/forget lots",
         "/draft 99",
+        "/copy answer 9",
         "/copy 9",
         "/theme nope",
         "/export notes.txt",

@@ -3,8 +3,9 @@
 use super::prelude::*;
 use super::{conversation, input, layout, memory, panel, status, welcome};
 use crate::ui::overlay::inspect::Inspect;
+use crate::ui::overlay::{Field, Overlay};
 use crate::ui::state::MIN_SIZE;
-use crate::ui::text::truncate;
+use crate::ui::text::{truncate, width};
 use ratatui::buffer::CellDiffOption;
 use ratatui::widgets::{Clear, Widget};
 
@@ -43,6 +44,11 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         let area = Rect { y: at.status.y - height, height, ..area };
         Clear.render(area, frame.buffer_mut());
         overlay.draw(frame, area, app);
+        if let Some(hint) = vim_hint(app, &**overlay) {
+            let hint = format!(" {hint}");
+            let x = area.right().saturating_sub(width(&hint) as u16 + 1);
+            frame.buffer_mut().set_string(x, area.y, hint, app.theme.style(Role::Dim));
+        }
     }
     if app.overlays.last().is_some_and(|top| top.hides_banner()) {
         // Above the keys of the page and the status line.
@@ -53,6 +59,13 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         input::draw_completion(frame, at.banner.y, app);
     }
     repaint_behind_joined_emoji(frame.buffer_mut());
+}
+
+/// With Vim's keys: how to type into the field of an overlay, and how to leave it.
+fn vim_hint(app: &App, overlay: &dyn Overlay<App>) -> Option<&'static str> {
+    let types = app.vim.field_of == app.overlays.len();
+    let filters = app.setup.keymap.is_vim() && overlay.field() == Field::Filter;
+    filters.then_some(if types { "Esc: keys" } else { "/: filter" })
 }
 
 /// The line between the conversation and the panel.

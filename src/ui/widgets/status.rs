@@ -263,6 +263,9 @@ struct Part {
 fn parts(app: &App) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut add = |rank: u8, role: Role, text: String| parts.push(Part { text, role, rank });
+    if app.setup.keymap.is_vim() {
+        add(9, Role::Status, app.mode());
+    }
     match &app.engine.info {
         Some(info) => {
             add(8, Role::StatusValue, clean_line(&info.identity.name));
