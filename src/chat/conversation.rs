@@ -3,9 +3,11 @@
 //! Messages never change: an edit or a new answer is a sibling of the old one, undo moves the head
 //! back, and every branch stays reachable.
 
+use super::places::short_title;
 use super::retention::{self, Retention};
 pub use super::session::record::MessageId;
 use super::session::record::{Edit, Head, Log, Record, System, Title, Toggle};
+use super::tags::Tags;
 use crate::protocol::{LogChange, StopReason, TextKind, TurnReport};
 use crate::unicode::one_line;
 use std::collections::{HashMap, HashSet};
@@ -134,6 +136,7 @@ pub enum Change {
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     title: Option<String>,
+    tags: Tags,
     system: Option<String>,
     /// The session that this conversation continues from a summary.
     continues: Option<String>,
@@ -184,7 +187,19 @@ impl Conversation {
     pub fn rename(&mut self, title: &str) {
         self.title = Some(one_line(title)).filter(|t| !t.is_empty());
         let title = self.title.clone();
-        self.note(|id, parent| Record::Title(Title { id, parent, title }));
+        self.note(|id, parent| Record::Title(Title { id, parent, title, tags: None }));
+    }
+
+    pub fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
+    /// Replaces the tags.
+    pub fn set_tags(&mut self, tags: Tags) {
+        let (title, names) = (self.title.clone(), Some(tags.names().to_vec()));
+        self.tags = tags;
+        // With the title, which readers of older versions take from the last such record.
+        self.note(|id, parent| Record::Title(Title { id, parent, title, tags: names }));
     }
 
     /// The id of the session that this conversation continues from a summary.
@@ -555,7 +570,8 @@ impl Conversation {
         self.marks.push(mark);
     }
 
-    pub(in crate::chat) fn restore_facts(&mut self, title: Option<String>, system: Option<String>) {
+    pub(in crate::chat) fn restore_facts(&mut self, title: Option<String>, tags: Tags, system: Option<String>) {
+        self.tags = tags;
         self.title = title.map(|title| one_line(&title)).filter(|title| !title.is_empty());
         self.system = system;
     }
@@ -571,30 +587,4 @@ impl Conversation {
 /// The time of a record: RFC 3339, UTC.
 pub(in crate::chat) fn now() -> String {
     jiff::Timestamp::now().to_string()
-}
-
-/// Returns the start of the first line outside code blocks at or after byte `at`, else the end: the
-/// place to show a toggle in the middle of an answer.
-pub fn line_after(text: &str, at: usize) -> usize {
-    let (mut start, mut code) = (0, false);
-    for line in text.split_inclusive('\n') {
-        if start >= at && !code {
-            return start;
-        }
-        let line_text = line.trim_start();
-        code ^= line_text.starts_with("```") || line_text.starts_with("~~~");
-        start += line.len();
-    }
-    text.len()
-}
-
-/// The first line of a text, at most 60 characters of it.
-pub(in crate::chat) fn short_title(text: &str) -> String {
-    let line = one_line(text.trim().lines().next().unwrap_or(""));
-    if line.chars().count() <= 60 {
-        return line;
-    }
-    let mut short: String = line.chars().take(59).collect();
-    short.push('…');
-    short
 }

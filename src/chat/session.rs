@@ -11,14 +11,16 @@ mod export;
 mod file;
 mod load;
 pub(in crate::chat) mod record;
+mod search;
 mod store;
 mod whole;
 
 use appended::new_id;
 pub use appended::{Moved, Session, Write, Written};
-pub use export::markdown;
+pub use export::{markdown, markdown_of};
 pub use load::{Loaded, load};
 pub use record::Policies;
 pub use record::{FORMAT, Policy, Record, VERSION};
-pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
+pub use search::{Found, Part, Passage, Query, Searched};
+pub use store::{CACHE_EXTENSION, Entry, Store, cache_of, local_time, session_in};
 pub use whole::{Output, create_new, open_stream, write_atomically};

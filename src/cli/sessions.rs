@@ -1,9 +1,12 @@
-//! `dmschat sessions ...`: lists the saved conversations with their caches, and removes caches.
+//! `dmschat sessions ...`: lists and searches the saved conversations, exports them, and removes
+//! their caches.
+
+mod export;
 
 use super::args::{Common, SessionsCommand};
 use super::output;
 use crate::cache::file::{Kept, Room};
-use crate::chat::session::{CACHE_EXTENSION, Entry, Store, cache_of};
+use crate::chat::session::{CACHE_EXTENSION, Entry, Found, Passage, Query, Store, cache_of, local_time};
 use crate::config::Settings;
 use crate::regular_file::temporary::remove_abandoned;
 use crate::ui::text::{bytes, clean_line, plural, truncate};
@@ -19,6 +22,10 @@ pub fn run(command: &SessionsCommand, common: &Common) -> Result<u8> {
     let settings = super::quiet_settings(common)?;
     match command {
         SessionsCommand::List => list(&settings, common)?,
+        SessionsCommand::Search { words } => search(&settings, &words.join(" "), common)?,
+        SessionsCommand::Export { all: _, tag, format, dir } => {
+            return export::run(&settings, tag.as_deref(), *format, dir, common.json);
+        }
         SessionsCommand::Prune { all } => prune(&settings, *all, common)?,
     }
     Ok(output::OK)
@@ -30,7 +37,7 @@ fn list(settings: &Settings, common: &Common) -> Result<()> {
     if common.json {
         let about = |e: &Entry| {
             json!({
-                "id": e.id, "title": e.title, "model": e.model, "turns": e.turns, "bytes": e.bytes,
+                "id": e.id, "title": e.title, "tags": e.tags.names(), "model": e.model, "turns": e.turns, "bytes": e.bytes,
                 "cache_bytes": cache_bytes(&e.path), "path": e.path,
             })
         };
@@ -49,11 +56,56 @@ fn list(settings: &Settings, common: &Common) -> Result<()> {
             0 => "-".to_owned(),
             n => bytes(n),
         };
+        let title = format!("{}{}", e.title, e.tags.shown());
         let (date, turns, size) = (e.date(), e.turns.to_string(), bytes(e.bytes));
-        let line = line([&e.id, &date, &turns, &size, &cache, &clean_line(&e.model), &clean_line(&e.title)]);
+        let line = line([&e.id, &date, &turns, &size, &cache, &clean_line(&e.model), &clean_line(&title)]);
         output::out(&output::visible(&line))?;
     }
     Ok(())
+}
+
+/// Prints the passages with the words, conversation by conversation, the newest first.
+fn search(settings: &Settings, words: &str, common: &Common) -> Result<()> {
+    let query = Query::new(words).ok_or_else(|| output::wrong_use("sessions search: there is no word to look for"))?;
+    let (mut found, mut failed) = (Vec::new(), Ok(()));
+    let store = Store::new(settings.dirs.sessions());
+    let mut any = false;
+    let searched = store.search_texts(&query, |hit| {
+        any = true;
+        match common.json {
+            true => found.push(hit),
+            false => failed = output::out(&output::visible(&passages(&hit))),
+        }
+        failed.is_ok()
+    });
+    failed?;
+    if common.json {
+        let about = |f: &Found| {
+            json!({
+                "id": f.id, "title": f.title, "date": local_time(f.modified), "path": f.path,
+                "passages": f.passages, "more": f.more,
+            })
+        };
+        output::out_json(&found.iter().map(about).collect::<Vec<_>>())?;
+    } else if !any {
+        let sessions = plural(searched.sessions as u64, "conversation");
+        output::notice(&format!("{} is in none of {sessions}", clean_line(words)));
+    }
+    if searched.unread > 0 {
+        output::notice(&format!("{} could not be read", plural(searched.unread as u64, "line")));
+    }
+    Ok(())
+}
+
+fn passages(found: &Found) -> String {
+    let mut out = format!("{}  {}  {}\n", found.id, local_time(found.modified), clean_line(&found.title));
+    for Passage { part, text, .. } in &found.passages {
+        out += &format!("    {}: {}\n", part.name(), clean_line(text));
+    }
+    if found.more > 0 {
+        out += &format!("    {} more\n", found.more);
+    }
+    out
 }
 
 /// Removes caches without a session, then the oldest until the rest is within the limit; or all.

@@ -18,6 +18,7 @@ mod pin;
 mod prelude;
 pub mod profile;
 pub mod recall;
+pub mod search;
 mod session;
 pub mod sessions;
 pub mod set;
@@ -76,10 +77,7 @@ pub const ALL: &[Command] = &[
             Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")])
                 .open(),
         ),
-    Command::new(Chat, "find", "[TEXT]", find::run)
-        .help("find text in this conversation")
-        .also(&["search"])
-        .args(Args::TEXT),
+    Command::new(Chat, "find", "[TEXT]", find::run).help("find text in this conversation").args(Args::TEXT),
     Command::new(Chat, "quit", "", session::quit).help("quit (the conversation is saved)").also(&["exit", "bye"]),
     Command::new(Memory, "eviction", "on|off", cache::eviction)
         .help("drop the tokens that the model marks, or keep all")
@@ -142,6 +140,12 @@ pub const ALL: &[Command] = &[
         .help("saved conversations: open, rename, delete")
         .also(&["history"])
         .args(Args::TEXT),
+    Command::new(Files, "search", "WORDS", search::run)
+        .help("find words, or a \"phrase\", in all saved conversations; Enter opens one there")
+        .args(Args::text("words to look for")),
+    Command::new(Files, "tag", "[NAME|-NAME]", session::tag)
+        .help("tag this conversation, or take a tag off; #NAME finds it in /sessions")
+        .args(Args::text("a tag, or -TAG to take it off")),
     Command::new(Files, "rename", "TITLE", session::rename)
         .help("give this conversation a title")
         .args(Args::text("a title")),

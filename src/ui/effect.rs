@@ -102,6 +102,8 @@ pub enum Store {
     /// Do the operation within even if this conversation cannot be saved.
     Leave(Box<Store>),
     List,
+    /// Look for words in all conversations.
+    Search(String),
     /// `with_current`: with the loaded model, even if another model held the conversation.
     Open {
         which: Which,

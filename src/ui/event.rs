@@ -5,8 +5,8 @@ use super::effect::{Store, Summary, Which};
 use super::models::ModelEntry;
 use super::state::Level;
 use super::theme::Background;
-use crate::chat::Conversation;
-use crate::chat::session::Moved;
+use crate::chat::session::{Moved, Passage};
+use crate::chat::{Conversation, Tags};
 use crate::protocol::{Event, ModelInfo, ModelReference, RestoreRequest, Snapshot};
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
@@ -66,6 +66,8 @@ pub enum AppEvent {
         id: u64,
         result: Result<String, String>,
     },
+    /// A search over all conversations has ended.
+    Searched(Box<SearchResult>),
     /// An attached file was read.
     Attached {
         typed: String,
@@ -161,11 +163,39 @@ pub enum Asked {
     Rebuild,
 }
 
+/// The result of a search over all conversations.
+#[derive(Clone, Debug, Default)]
+pub struct SearchResult {
+    /// The words, as they were typed.
+    pub words: String,
+    pub hits: Vec<SearchHit>,
+    /// Texts with the words that are not among the hits.
+    pub more: usize,
+    /// Lines and files that could not be read.
+    pub unread: usize,
+}
+
+/// A passage with the words, and its conversation.
+#[derive(Clone, Debug)]
+pub struct SearchHit {
+    pub session: String,
+    pub title: String,
+    pub when: String,
+    pub passage: Passage,
+}
+
+impl AsRef<str> for SearchHit {
+    fn as_ref(&self) -> &str {
+        &self.passage.text
+    }
+}
+
 /// A saved conversation in the list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SessionEntry {
     pub id: String,
     pub title: String,
+    pub tags: Tags,
     /// When it was last written, in words.
     pub when: String,
     pub turns: usize,

@@ -170,6 +170,12 @@ impl Feed {
         self.reveal = Some(ItemKey::Local(self.locals.len() - 1));
     }
 
+    /// Chooses a message. The next frame, which makes its rows, scrolls it into view.
+    pub fn show_message(&mut self, id: MessageId) {
+        self.selected = Some(id);
+        self.reveal = Some(ItemKey::Message(id));
+    }
+
     /// Scrolls the result that was added last into view, once its rows are made.
     pub fn reveal(&mut self) {
         let Some(key) = self.reveal.take() else { return };

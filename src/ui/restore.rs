@@ -1,5 +1,6 @@
 //! The open conversation's file, and whether the cache holds what was read from it.
 
+use crate::chat::MessageId;
 use crate::protocol::RestoreRequest;
 
 /// The session file of this conversation.
@@ -9,6 +10,10 @@ pub struct SessionView {
     pub restore: Restore,
     /// The loaded model has answered in it since it was opened.
     pub answered: bool,
+    /// The message to show once the conversation is open.
+    pub wanted: Option<MessageId>,
+    /// The words of the running search over all conversations.
+    pub searches: Option<String>,
     /// Query for the list of conversations, once it is read.
     pub search: Option<String>,
 }

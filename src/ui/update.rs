@@ -16,6 +16,8 @@ mod tests;
 #[cfg(test)]
 mod tests_commands;
 #[cfg(test)]
+mod tests_daily;
+#[cfg(test)]
 mod tests_texts;
 #[cfg(test)]
 mod tests_waiting;
@@ -23,7 +25,7 @@ pub mod texts;
 pub mod turns;
 mod vim_keys;
 
-use super::commands::{command, compact, compare, models, sessions};
+use super::commands::{command, compact, compare, models, search, sessions};
 use super::effect::Effect;
 use super::event::{AppEvent, Asked};
 use super::overlay::{inspect, question::Question};
@@ -92,6 +94,7 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Copied { what, sent: false } => app.info(format!("{what}: copied")),
         AppEvent::Sessions(entries) => sessions::listed(app, entries),
         AppEvent::Ran { id, result } => shell::ran(app, id, result),
+        AppEvent::Searched(result) => search::found(app, *result),
         AppEvent::Attached { typed, read } => keys::attached(app, &typed, read),
         AppEvent::KnownModels { cached, used } => (app.cached_models, app.used_models) = (cached, used),
         AppEvent::Models(entries) => models::listed(app, entries),

@@ -1,5 +1,6 @@
 //! The one integration binary: what users and scripts rely on, each room in its file.
 
+mod archive;
 mod bounds;
 mod chains;
 mod chat_texts;

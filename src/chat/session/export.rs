@@ -1,20 +1,37 @@
 //! Exports a conversation as Markdown with front matter. Opens no file.
 
-use super::Policies;
 use super::record::Policy;
-use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, line_after};
-use crate::protocol::{ModelInfo, Snapshot};
+use super::{Loaded, Policies};
+use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
+use crate::chat::places::line_after;
+use crate::protocol::{ModelIdentity, ModelInfo, Snapshot};
 use std::fmt::Write;
 
 /// The active path as a Markdown document. `policies`: the policies of the turns; the front matter
 /// has the last one. `now`: the figures of the cache if the conversation is open; otherwise the
 /// last turn's figures count.
 pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies, now: Option<&Snapshot>) -> String {
+    document(chat, (&info.identity, &Policy::of(info)), None, policies, now)
+}
+
+/// A saved session as such a document. Its front matter has the session's id.
+pub fn markdown_of(loaded: &Loaded, id: &str) -> String {
+    let own = (loaded.model(), &Policy::first(&loaded.header));
+    document(&loaded.conversation, own, Some(id), &loaded.policies(), None)
+}
+
+fn document(
+    chat: &Conversation,
+    (model, own): (&ModelIdentity, &Policy),
+    session: Option<&str>,
+    policies: &Policies,
+    now: Option<&Snapshot>,
+) -> String {
     let path = chat.path();
     let of_turn = |message: &&Message| message.turn.and_then(|turn| policies.get(&turn));
-    let last = path.iter().rev().find_map(of_turn).cloned().unwrap_or_else(|| Policy::of(info));
+    let last = path.iter().rev().find_map(of_turn).cloned().unwrap_or_else(|| own.clone());
     let changed = path.iter().filter_map(of_turn).any(|policy| *policy != last);
-    let mut out = front_matter(chat, &path, (info, &last), now);
+    let mut out = front_matter(chat, &path, (model, &last), (session, now));
     let retention = chat.retention();
     let kept = |out: &mut String, id: Option<MessageId>| {
         let Some(r) = retention.iter().find(|r| r.message == id) else { return };
@@ -109,24 +126,30 @@ fn rounded(number: Option<f64>, decimals: i32) -> Option<f64> {
 fn front_matter(
     chat: &Conversation,
     path: &[&Message],
-    (info, policy): (&ModelInfo, &Policy),
-    now: Option<&Snapshot>,
+    (model, policy): (&ModelIdentity, &Policy),
+    (session, now): (Option<&str>, Option<&Snapshot>),
 ) -> String {
     let mut out = "---\n".to_owned();
     let mut field = |name: &str, value: serde_json::Value| {
         // JSON strings are valid YAML.
         let _ = writeln!(out, "{name}: {value}");
     };
+    if let Some(id) = session {
+        field("session", id.into());
+    }
     field("title", chat.title_or_first_line().into());
+    if !chat.tags().names().is_empty() {
+        field("tags", chat.tags().names().into());
+    }
     field("date", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
     field("program", concat!("dmschat ", env!("CARGO_PKG_VERSION")).into());
-    field("model", info.identity.name.clone().into());
-    if let Some(revision) = info.identity.reference.as_ref().and_then(|reference| reference.revision.as_ref()) {
+    field("model", model.name.clone().into());
+    if let Some(revision) = model.reference.as_ref().and_then(|reference| reference.revision.as_ref()) {
         field("revision", revision.clone().into());
     }
-    field("model_fingerprint", info.identity.model_fingerprint.clone().into());
-    field("tokenizer_fingerprint", info.identity.tokenizer_fingerprint.clone().into());
-    field("device", info.identity.device.clone().into());
+    field("model_fingerprint", model.model_fingerprint.clone().into());
+    field("tokenizer_fingerprint", model.tokenizer_fingerprint.clone().into());
+    field("device", model.device.clone().into());
     field("policy", policy.policy.name().into());
     if let Some(budget) = policy.budget {
         field("budget", budget.to_string().into());

@@ -3,6 +3,7 @@
 use super::Policies;
 use super::record::{FORMAT, Header, Policy, Record, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
+use crate::chat::tags::Tags;
 use crate::policy::PolicyKind;
 use crate::protocol::{LogEntry, ModelIdentity, ModelInfo, RestoreRequest, Token};
 use crate::unicode::one_line;
@@ -65,7 +66,13 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     if header.version > VERSION {
         bail!("session {name}: version {} is newer than this dmschat reads ({VERSION})", header.version);
     }
-    let mut loading = Loading { system: header.system.clone(), title: None, tokens: 0, out: Loaded::new(header) };
+    let mut loading = Loading {
+        system: header.system.clone(),
+        title: None,
+        tags: Tags::default(),
+        tokens: 0,
+        out: Loaded::new(header),
+    };
     let (mut problems, mut more) = (Vec::new(), 0);
     for (index, line) in lines {
         let read = Record::parse(line).map_err(|e| e.to_string()).and_then(|record| loading.take(record));
@@ -95,6 +102,7 @@ struct Loading {
     out: Loaded,
     system: Option<String>,
     title: Option<String>,
+    tags: Tags,
     /// Number of tokens in the log.
     tokens: usize,
 }
@@ -147,6 +155,9 @@ impl Loading {
             Record::Title(title) => {
                 self.out.conversation.restore_id(title.id);
                 self.title = title.title;
+                if let Some(tags) = title.tags {
+                    self.tags = Tags::read(tags);
+                }
             }
         }
         Ok(())
@@ -233,7 +244,7 @@ impl Loading {
 
     fn finish(self, problems: Vec<String>) -> Loaded {
         let mut out = Loaded { problems, ..self.out };
-        out.conversation.restore_facts(self.title, self.system);
+        out.conversation.restore_facts(self.title, self.tags, self.system);
         out.conversation.set_continues(out.header.continues.clone());
         out
     }

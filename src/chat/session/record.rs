@@ -260,6 +260,9 @@ pub struct Title {
     pub id: MessageId,
     pub parent: Option<MessageId>,
     pub title: Option<String>,
+    /// The session's tags from here on; missing where they stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Vec<String>>,
 }
 
 /// The same lines with another session id.

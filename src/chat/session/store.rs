@@ -6,7 +6,9 @@ use super::file::{LineFile, MAX_BYTES, part_of};
 use super::load::{Loaded, load};
 use super::record::{Header, Record, with_session_name};
 use super::{Session, new_id};
-use crate::chat::conversation::{Change, short_title};
+use crate::chat::conversation::{Change, Conversation};
+use crate::chat::places::short_title;
+use crate::chat::tags::Tags;
 use crate::protocol::StopReason;
 use crate::regular_file;
 use crate::unicode::one_line;
@@ -50,6 +52,7 @@ pub struct Store {
 pub struct Entry {
     pub id: String,
     pub title: String,
+    pub tags: Tags,
     pub model: String,
     /// Turns with an answer, complete or not. Refused prompts do not count.
     pub turns: usize,
@@ -72,8 +75,7 @@ pub struct Entry {
 impl Entry {
     /// `2026-11-21 04:15`, local time.
     pub fn date(&self) -> String {
-        let zoned = jiff::Timestamp::try_from(self.modified).map(|t| t.to_zoned(jiff::tz::TimeZone::system()));
-        zoned.map(|z| z.strftime("%Y-%m-%d %H:%M").to_string()).unwrap_or_default()
+        local_time(self.modified)
     }
 
     /// Whether a word, in lower case, begins in the title or the first message. Scripts without
@@ -97,6 +99,12 @@ impl Entry {
         let title: String = self.title.chars().take(40).collect();
         format!("{} {title:?}", self.id)
     }
+}
+
+/// `2026-11-21 04:15`, local time.
+pub fn local_time(time: SystemTime) -> String {
+    let zoned = jiff::Timestamp::try_from(time).map(|t| t.to_zoned(jiff::tz::TimeZone::system()));
+    zoned.map(|z| z.strftime("%Y-%m-%d %H:%M").to_string()).unwrap_or_default()
 }
 
 impl AsRef<str> for Entry {
@@ -143,7 +151,7 @@ impl Store {
     }
 
     /// Files in the folder, newest first.
-    fn newest_files(&self) -> Vec<PathBuf> {
+    pub(super) fn newest_files(&self) -> Vec<PathBuf> {
         let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         let mut files: Vec<(SystemTime, PathBuf)> =
             files.filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path))).collect();
@@ -284,6 +292,22 @@ impl Store {
         self.read(&self.id_of(name)?)
     }
 
+    /// The complete lines of the session with this id, as they are in its file.
+    pub fn lines(&self, id: &str) -> Result<Vec<u8>> {
+        let path = self.file_of(id)?;
+        let mut bytes = regular_file::read(&path, MAX_BYTES).with_context(|| format!("session {}", path.display()))?;
+        bytes.truncate(whole_lines(&bytes));
+        if !bytes.ends_with(b"\n") {
+            bytes.push(b'\n');
+        }
+        Ok(bytes)
+    }
+
+    /// The folder of the sessions.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Reads the session with this id without locking or changing it.
     pub fn read(&self, id: &str) -> Result<Loaded> {
         let path = self.file_of(id)?;
@@ -294,8 +318,17 @@ impl Store {
 
     /// Sets the title of the session with this id, which must not be open.
     pub fn rename(&self, id: &str, title: &str) -> Result<()> {
+        self.change(id, |conversation| conversation.rename(title))
+    }
+
+    /// Sets the tags of the session with this id, which must not be open.
+    pub fn set_tags(&self, id: &str, tags: Tags) -> Result<()> {
+        self.change(id, |conversation| conversation.set_tags(tags))
+    }
+
+    fn change(&self, id: &str, change: impl FnOnce(&mut Conversation)) -> Result<()> {
         let (mut session, Loaded { mut conversation, .. }) = self.open(id)?;
-        conversation.rename(title);
+        change(&mut conversation);
         for change in conversation.take_changes() {
             if let Change::Record(record) = change {
                 session.note(&conversation, &record);
@@ -368,6 +401,7 @@ struct Glance<'a> {
     kind: Cow<'a, str>,
     #[serde(borrow)]
     title: Option<Cow<'a, str>>,
+    tags: Option<Vec<String>>,
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -422,6 +456,11 @@ fn id_with_a_turn(path: &Path) -> Option<String> {
     glances.any(|g| answered(&g)).then_some(id)
 }
 
+/// The id in the first line of a session or of a copy of one.
+pub fn session_in(path: &Path) -> Option<String> {
+    header(path).map(|header| header.session)
+}
+
 /// Reads the first line of a session.
 fn header(path: &Path) -> Option<Header> {
     let mut line = Vec::new();
@@ -446,6 +485,7 @@ fn entry(path: &Path) -> Option<Entry> {
     let mut entry = Entry {
         id,
         title: String::new(),
+        tags: Tags::default(),
         model: header.model.name,
         turns: 0,
         preview: String::new(),
@@ -460,7 +500,12 @@ fn entry(path: &Path) -> Option<Entry> {
     for line in lines {
         let Ok(glance) = serde_json::from_slice::<Glance>(line) else { continue };
         match (glance.kind.as_ref(), &glance.report) {
-            ("title", _) => title = glance.title.map(|title| one_line(&title)).filter(|title| !title.is_empty()),
+            ("title", _) => {
+                title = one_title(glance.title);
+                if let Some(tags) = glance.tags {
+                    entry.tags = Tags::read(tags);
+                }
+            }
             ("turn", Some(report)) if !report.is_refused() => {
                 entry.turns += 1;
                 entry.ratio = report.kv.ratio.or(entry.ratio);
@@ -480,9 +525,14 @@ fn entry(path: &Path) -> Option<Entry> {
     let first = first.unwrap_or_default();
     entry.title = title.unwrap_or_else(|| first.clone());
     entry.words = format!("{}\n{}", entry.title.to_lowercase(), asked.unwrap_or_default());
-    entry.text = format!("{} {} {} {first}", entry.title, entry.model, entry.date());
+    entry.text = format!("{} {} {} {first}{}", entry.title, entry.model, entry.date(), entry.tags.shown());
     entry.preview = format!("{preview}\n{text}");
     Some(entry)
+}
+
+/// The title of a record, as one line.
+pub(super) fn one_title(title: Option<Cow<str>>) -> Option<String> {
+    title.map(|title| one_line(&title)).filter(|title| !title.is_empty())
 }
 
 /// The beginning of a text, as one line.

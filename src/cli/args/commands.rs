@@ -222,10 +222,36 @@ pub struct TrainArgs {
     pub out: Option<PathBuf>,
 }
 
+/// Files of `sessions export`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExportFormat {
+    Jsonl,
+    Md,
+}
+
 #[derive(Subcommand, Debug)]
 pub enum SessionsCommand {
     /// List the saved conversations, newest first
     List,
+    /// Find words, or a "phrase", in the texts of all saved conversations
+    Search {
+        #[arg(required = true)]
+        words: Vec<String>,
+    },
+    /// Write saved conversations to a folder, a file each; again only those that have changed
+    Export {
+        /// All conversations
+        #[arg(long, required_unless_present = "tag")]
+        all: bool,
+        /// Those with this tag
+        #[arg(long, value_name = "NAME")]
+        tag: Option<String>,
+        /// jsonl (as they are saved; --resume FILE continues them) or md
+        #[arg(long, default_value = "jsonl")]
+        format: ExportFormat,
+        /// The folder, which is made if it is not there
+        dir: PathBuf,
+    },
     /// Remove orphaned caches and the oldest beyond cache_disk; their conversations are replayed
     /// when opened
     Prune {

@@ -163,7 +163,7 @@ mod tests {
         ctrl(&mut app, 'f');
         assert!(app.overlays.is_empty());
         app.input.set("");
-        say(&mut app, "/search once more");
+        say(&mut app, "/find once more");
         assert!(bar(&mut app).contains("1 of 1"), "{}", bar(&mut app));
     }
 }

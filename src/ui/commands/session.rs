@@ -35,6 +35,26 @@ pub fn rename(app: &mut App, title: &str) -> Done {
     Ok(())
 }
 
+/// Adds tags, or takes off those that begin with a minus.
+pub fn tag(app: &mut App, names: &str) -> Done {
+    let mut tags = app.chat.tags().clone();
+    for name in names.split_whitespace() {
+        match name.strip_prefix('-') {
+            Some(gone) if !tags.remove(gone) => {
+                return Err(Refusal::Wrong(format!("/tag: this conversation has no tag {:?}", clean_line(gone))));
+            }
+            Some(_) => {}
+            None => drop(tags.add(name).map_err(|why| Refusal::Wrong(format!("/tag: {why}")))?),
+        }
+    }
+    let shown = tags.shown();
+    if tags != *app.chat.tags() {
+        app.chat.set_tags(tags);
+        app.store(Store::Sync);
+    }
+    app.tell(if shown.is_empty() { "no tags".to_owned() } else { format!("tags:{shown}") })
+}
+
 /// Asks before the open conversation is deleted.
 pub fn delete(app: &mut App, _: &str) -> Done {
     if app.chat.turns() == 0 || app.setup.no_session {

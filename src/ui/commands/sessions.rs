@@ -27,8 +27,20 @@ pub struct Sessions {
 
 impl Sessions {
     pub fn new(entries: Vec<SessionEntry>, query: &str) -> Self {
-        Self { list: Picker::new(entries, query, fuzzy), renaming: None }
+        Self { list: Picker::new(entries, query, fitting), renaming: None }
     }
+}
+
+/// Conversations that have a tag for every `#NAME` of the query, or its beginning, and the other
+/// words, best first.
+fn fitting<'a>(entries: &'a [SessionEntry], query: &str) -> Vec<&'a SessionEntry> {
+    let (tags, words): (Vec<&str>, Vec<&str>) = query.split_whitespace().partition(|word| word.starts_with('#'));
+    let tags: Vec<String> = tags.iter().map(|tag| tag[1..].to_lowercase()).collect();
+    let mut found = fuzzy(entries, &words.join(" "));
+    let tagged =
+        |entry: &SessionEntry, tag: &str| entry.tags.names().iter().any(|name| name.to_lowercase().starts_with(tag));
+    found.retain(|entry| tags.iter().all(|tag| tagged(entry, tag)));
+    found
 }
 
 /// Shows the saved conversations.
@@ -53,7 +65,8 @@ impl Overlay<App> for Sessions {
         let shown = |entry: &SessionEntry| Row {
             text: clean_line(&entry.title),
             // Equal questions differ in their answers.
-            more: entry.preview.lines().nth(1).map(|line| format!("  {}", clean_line(line))).unwrap_or_default(),
+            more: entry.tags.shown()
+                + &entry.preview.lines().nth(1).map(|line| format!("  {}", clean_line(line))).unwrap_or_default(),
             facts: facts(entry, names.min(MAX_NAME), usize::from(list.width) * 2 / 3),
             warns: false,
         };

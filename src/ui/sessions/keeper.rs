@@ -1,13 +1,13 @@
 //! Keeps the conversation on disk, and opens others.
 
 use super::super::effect::{Store, Which};
-use super::super::event::{AppEvent, NewSession, Opened, SessionEntry};
+use super::super::event::{AppEvent, NewSession, Opened, SearchHit, SearchResult, SessionEntry};
 use super::super::models::Models;
 use super::super::paths::expand_home;
 use super::super::state::{App, Level};
 use super::super::text::{FULL, clean_line, count};
 use super::super::worker::{Outcome, Read, Worker};
-use crate::chat::session::{self, Loaded, Moved, Session, Written};
+use crate::chat::session::{self, Loaded, Moved, Query, Session, Written};
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
 use crate::protocol::{CacheFile, LogEntry, ModelInfo, RestoreRequest, Snapshot};
@@ -20,6 +20,9 @@ use tokio::time::Instant;
 
 /// How long a write may take before the user is asked whether to leave the conversation unsaved.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
+
+/// Most passages that a search over all conversations shows.
+const MAX_HITS: usize = 500;
 
 /// Without a file of its cache, a conversation of more tokens is replayed with the next message
 /// only.
@@ -134,6 +137,7 @@ impl Sessions {
             // is in its place, [`Sessions::replace`] keeps trying to write them.
             Store::Leave(then) => self.perform(app, *then, events),
             Store::List => self.list(),
+            Store::Search(words) => self.search(words),
             Store::Open { which, with_current } => self.open(app, which, with_current, events),
             Store::StopOpening => self.reading = None,
             Store::Rename { id, title } => self.on_files("rename", move |folder| {
@@ -267,6 +271,7 @@ impl Sessions {
             haystack: e.as_ref().to_owned(),
             id: e.id,
             title: e.title,
+            tags: e.tags,
             turns: e.turns,
             model: e.model,
             preview: e.preview,
@@ -276,6 +281,31 @@ impl Sessions {
         };
         self.on_files("sessions", move |folder| {
             Ok(vec![AppEvent::Sessions(folder.list().into_iter().map(entry).collect())])
+        });
+    }
+
+    /// Looks for words on a thread of its own: nothing waits for it.
+    fn search(&self, words: String) {
+        let folder = self.folder.clone();
+        self.worker.beside(move || {
+            let mut result = SearchResult { words, ..SearchResult::default() };
+            if let Some(query) = Query::new(&result.words) {
+                let SearchResult { hits, more, .. } = &mut result;
+                let searched = folder.search_texts(&query, |found| {
+                    let when = session::local_time(found.modified);
+                    *more += found.more;
+                    for passage in found.passages {
+                        let (session, title) = (found.id.clone(), found.title.clone());
+                        match hits.len() < MAX_HITS {
+                            true => hits.push(SearchHit { session, title, when: when.clone(), passage }),
+                            false => *more += 1,
+                        }
+                    }
+                    true
+                });
+                result.unread = searched.unread;
+            }
+            AppEvent::Searched(Box::new(result))
         });
     }
 

@@ -1,7 +1,7 @@
 //! New, saved, opened and exported conversations: the state's side.
 
 use super::{texts, turns};
-use crate::chat::{Conversation, Role};
+use crate::chat::{Conversation, MessageId, Role};
 use crate::protocol::{Command, ModelReference};
 use crate::ui::action::Action;
 use crate::ui::commands::command;
@@ -69,6 +69,7 @@ pub fn show(app: &mut App, chat: Conversation) {
 /// Shows a saved conversation, and loads its cache if that is quick; else the first message does.
 pub fn opened(app: &mut App, opened: Opened) {
     app.opening = false;
+    let wanted = app.session.wanted.take();
     show(app, opened.chat);
     app.overlays.clear();
     let restore = Restore::Waiting(opened.restore);
@@ -110,10 +111,22 @@ pub fn opened(app: &mut App, opened: Opened) {
     if opened.loads {
         load_cache(app);
     }
+    if let Some(id) = wanted {
+        show_message(app, id);
+    }
     if app.resuming {
         turns::send_next(app);
         app.resuming = false;
     }
+}
+
+/// Chooses a message and scrolls to it.
+pub fn show_message(app: &mut App, id: MessageId) {
+    if app.chat.path().iter().any(|message| message.id == id) {
+        return app.feed.show_message(id);
+    }
+    let keys = [Action::BranchOlder, Action::BranchNewer].map(|action| app.key(action)).join(" and ");
+    app.info(format!("that message is in another version of the conversation; {keys} switch versions"));
 }
 
 /// Loads a conversation that was opened into the cache. Its file is not written before the
