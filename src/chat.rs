@@ -6,11 +6,15 @@
 
 mod branches;
 pub mod conversation;
+mod places;
 pub mod retention;
 pub mod session;
 pub mod summary;
+pub mod tags;
 pub mod template;
 
-pub use conversation::{Change, Conversation, Mark, Message, MessageId, Role, line_after};
+pub use conversation::{Change, Conversation, Mark, Message, MessageId, Role};
+pub use places::line_after;
 pub use session::{Session, Store};
+pub use tags::Tags;
 pub use template::{RenderOptions, render};

@@ -71,11 +71,14 @@ pub const ALL: &[Command] = &[
         ),
     Command::new(Chat, "think", "on|off", set::think).help("let the model think before it answers").args(Args::ON_OFF),
     Command::new(Chat, "system", "[TEXT|none]", set::system).help("set the system prompt").args(Args::TEXT),
-    Command::new(Chat, "copy", "[N|code|all]", copy::run)
-        .help("copy the last answer, the Nth from the end, its code, or all")
+    Command::new(Chat, "copy", "[N|code|all|answer N]", copy::run)
+        .help("the last or chosen answer, its code block N, its last block, all, or the Nth answer from the end")
         .args(
-            Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")])
-                .open(),
+            Args::words(
+                "a number, code, all or answer N",
+                &[("code", "the last code block"), ("all", "the whole conversation")],
+            )
+            .open(),
         ),
     Command::new(Chat, "find", "[TEXT]", find::run).help("find text in this conversation").args(Args::TEXT),
     Command::new(Chat, "quit", "", session::quit).help("quit (the conversation is saved)").also(&["exit", "bye"]),

@@ -69,12 +69,14 @@ pub struct Rows {
     pub finished: Option<Finished>,
 }
 
-/// The part of a streaming answer that will not change: its bytes, rows and links.
+/// The part of a streaming answer that will not change: its bytes, rows, links and
+/// code blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Finished {
     pub bytes: usize,
     pub lines: Vec<Line<'static>>,
     pub links: usize,
+    pub blocks: usize,
 }
 
 #[derive(Default)]

@@ -4,6 +4,7 @@
 
 mod finished;
 mod formula;
+mod latex;
 mod table;
 
 use super::text::{clean, truncate, wrap};
@@ -20,14 +21,21 @@ use table::Table;
 /// Most columns of prose: longer rows are hard to read. Code and tables may be wider.
 pub const PROSE: usize = 100;
 
+const OPTIONS: Options = Options::ENABLE_TABLES.union(Options::ENABLE_STRIKETHROUGH).union(Options::ENABLE_TASKLISTS);
+
 /// Renders a whole text to rows of at most `width` columns. URLs are added to `links`, and the
-/// spans that show them have their numbers.
-pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) -> Vec<Line<'static>> {
+/// spans that show them have their numbers. `blocks` counts the code blocks, which show it.
+pub fn render(
+    text: &str,
+    width: usize,
+    theme: &Theme,
+    links: &mut Vec<String>,
+    blocks: &mut usize,
+) -> Vec<Line<'static>> {
     let text = clean(text);
-    let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
-    let shielded = Shielded::new(&text, options);
-    let mut renderer = Renderer::new(&shielded, width, theme, links);
-    for (event, range) in Parser::new_ext(&shielded.text, options).into_offset_iter() {
+    let shielded = Shielded::new(&text, OPTIONS);
+    let mut renderer = Renderer::new(&shielded, width, theme, links, blocks);
+    for (event, range) in Parser::new_ext(&shielded.text, OPTIONS).into_offset_iter() {
         renderer.event(event, range);
     }
     renderer.end_block();
@@ -38,12 +46,14 @@ pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) 
 pub fn code_blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<String> = None;
-    for event in Parser::new(text) {
+    // Read as it is rendered, so that the numbers are those on the screen.
+    let shielded = Shielded::new(text, OPTIONS);
+    for event in Parser::new_ext(&shielded.text, OPTIONS) {
         match event {
             Event::Start(Tag::CodeBlock(_)) => open = Some(String::new()),
             Event::Text(t) => {
                 if let Some(block) = &mut open {
-                    block.push_str(&t);
+                    block.push_str(&shielded.restored(&t));
                 }
             }
             Event::End(TagEnd::CodeBlock) => blocks.extend(open.take()),
@@ -71,6 +81,7 @@ struct Renderer<'a> {
     full: usize,
     lines: Vec<Line<'static>>,
     links: &'a mut Vec<String>,
+    blocks: &'a mut usize,
     /// Logical lines of the paragraph being collected.
     inline: Vec<Vec<Span<'static>>>,
     styles: Vec<Style>,
@@ -83,7 +94,13 @@ struct Renderer<'a> {
 }
 
 impl<'a> Renderer<'a> {
-    fn new(shielded: &'a Shielded<'a>, width: usize, theme: &'a Theme, links: &'a mut Vec<String>) -> Self {
+    fn new(
+        shielded: &'a Shielded<'a>,
+        width: usize,
+        theme: &'a Theme,
+        links: &'a mut Vec<String>,
+        blocks: &'a mut usize,
+    ) -> Self {
         Self {
             shielded,
             source: &shielded.text,
@@ -92,6 +109,7 @@ impl<'a> Renderer<'a> {
             full: width,
             lines: Vec::new(),
             links,
+            blocks,
             inline: vec![Vec::new()],
             styles: vec![theme.style(Role::Text)],
             containers: Vec::new(),
@@ -301,14 +319,16 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// A code block: its language on a row of its own, and a quiet background as wide as prose, or
+    /// A code block: its language and number on a row of their own, and a quiet background as wide as prose, or
     /// as the code where that is wider.
     fn end_code(&mut self) {
         let Some((language, code)) = self.code.take() else { return };
         let block = self.theme.style(Role::CodeBlock);
         let indent = Span::styled("  ", block);
+        *self.blocks += 1;
         let label = truncate(&super::text::clean_line(&language), LABEL);
-        let label = (!label.is_empty()).then(|| vec![Span::styled(label, self.theme.style(Role::CodeLabel))]);
+        let label = format!("{} {}", if label.is_empty() { "code" } else { &label }, self.blocks);
+        let label = Some(vec![Span::styled(label, self.theme.style(Role::CodeLabel))]);
         let code = highlight::lines(&language, code.strip_suffix('\n').unwrap_or(&code), self.theme);
         let from = self.lines.len();
         for spans in label.into_iter().chain(code) {
@@ -343,7 +363,8 @@ impl<'a> Renderer<'a> {
     }
 
     fn text(&mut self, text: &str) {
-        let (style, text) = (self.style(), self.shielded.restored(text));
+        let style = self.style();
+        let text = if self.theme.ascii { self.shielded.restored(text) } else { self.shielded.shown(text) };
         for (n, part) in text.split('\n').enumerate() {
             if n > 0 {
                 self.inline.push(Vec::new());
@@ -451,7 +472,7 @@ mod tests {
     }
 
     fn plain(text: &str, columns: usize) -> String {
-        let lines = render(text, columns, &theme(), &mut Vec::new());
+        let lines = render(text, columns, &theme(), &mut Vec::new(), &mut 0);
         let rows = lines.iter().map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>());
         rows.map(|r| r.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
     }
@@ -494,7 +515,7 @@ mod tests {
         ▎ quoted
         ▎ text
 
-          rust
+          rust 1
           fn f() {}
 
         ────────────────────────
@@ -535,7 +556,7 @@ mod tests {
     fn any_text_fits_any_width_and_has_no_control() {
         let nasty = "# A\x1b[31m `b\x07` *c\u{202e}*\n\n| x | y |\n|-|-|\n| \x1b]0;t\x07 | 漢字漢字 |\n\n> - 1. a\n>   b\n\n```\nx\ty\n```\n&#27;[2J &#x9b; [l\x1b](http://a\x1bb)";
         for columns in 2..70 {
-            for line in render(nasty, columns, &theme(), &mut Vec::new()) {
+            for line in render(nasty, columns, &theme(), &mut Vec::new(), &mut 0) {
                 let row: String = line.spans.iter().map(|s| s.content.as_ref()).collect();
                 assert!(!row.chars().any(char::is_control), "{row:?}");
                 assert!(columns < 14 || width(&row) <= columns, "{columns}: {row:?}");
@@ -548,7 +569,7 @@ mod tests {
         let long = "word ".repeat(60);
         let text =
             format!("{long}\n\n- {long}\n\n```diff\n--- a\n+++ b\n@@ -1 +1 @@\n-old\n+new\n{}\n```", "x".repeat(130));
-        let rows = render(&text, 160, &theme(), &mut Vec::new());
+        let rows = render(&text, 160, &theme(), &mut Vec::new(), &mut 0);
         let (code, prose): (Vec<_>, Vec<_>) = rows.iter().partition(|l| l.spans.iter().any(|s| s.style.bg.is_some()));
         assert!(prose.iter().all(|l| columns(l) <= PROSE));
         assert!(prose.iter().any(|l| columns(l) > 90));
@@ -556,13 +577,13 @@ mod tests {
         assert_eq!(code.len(), 7);
         assert!(code.iter().all(|l| columns(l) == 133), "{:?}", code.iter().map(|l| columns(l)).collect::<Vec<_>>());
         let style = |row: usize| code[row].spans[1].style.fg;
-        assert_eq!(code[0].spans[1].content, "diff");
+        assert_eq!(code[0].spans[1].content, "diff 1");
         assert_eq!((style(4), style(5)), (theme().style(Role::DiffRemoved).fg, theme().style(Role::DiffAdded).fg));
         assert_eq!((style(1), style(3)), (theme().style(Role::CodeLabel).fg, theme().style(Role::DiffHunk).fg));
         // Short code is as wide as prose, and never wider than there is room.
         for (room, expected) in [(160, 100), (60, 60)] {
-            let rows = render("```\nx\n```", room, &theme(), &mut Vec::new());
-            assert_eq!(rows.iter().map(columns).collect::<Vec<_>>(), [expected]);
+            let rows = render("```\nx\n```", room, &theme(), &mut Vec::new(), &mut 0);
+            assert_eq!(rows.iter().map(columns).collect::<Vec<_>>(), [expected; 2]);
         }
     }
 }

@@ -8,4 +8,6 @@ mod page;
 pub mod prelude;
 pub mod question;
 
-pub use page::{After, Field, Overlay, WHEEL_ROWS, below, draw_lines, edit_line, field, inside, row, rule, scrolled, wheeled};
+pub use page::{
+    After, Field, Overlay, WHEEL_ROWS, below, draw_lines, edit_line, field, inside, row, rule, scrolled, wheeled,
+};

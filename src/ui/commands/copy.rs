@@ -22,13 +22,26 @@ pub fn run(app: &mut App, argument: &str) -> Done {
             let what = if message.role == Role::User { "message" } else { "answer" };
             (message.shown().to_owned(), what.to_owned())
         }
-        n => {
-            let n: usize = n.parse().ok().filter(|n| *n > 0).ok_or(Refusal::Takes)?;
-            let all = plural(answers.len() as u64, "answer");
-            let none = || Refusal::Wrong(format!("/copy: no answer {n} from the end; this conversation has {all}"));
-            ((*answers.get(n - 1).ok_or_else(none)?).to_owned(), format!("answer {n} from the end"))
-        }
+        argument => match argument.strip_prefix("answer ") {
+            Some(n) => {
+                let n = number(n)?;
+                let all = plural(answers.len() as u64, "answer");
+                let none = || Refusal::Wrong(format!("/copy: no answer {n} from the end; this conversation has {all}"));
+                ((*answers.get(n - 1).ok_or_else(none)?).to_owned(), format!("answer {n} from the end"))
+            }
+            None => {
+                let n = number(argument)?;
+                let blocks = markdown::code_blocks(app.target().map_or("", |message| message.shown()));
+                let all = plural(blocks.len() as u64, "code block");
+                let none = || Refusal::Wrong(format!("/copy: no code block {n}; this answer has {all}"));
+                (blocks.into_iter().nth(n - 1).ok_or_else(none)?, format!("code block {n}"))
+            }
+        },
     };
     app.emit(Effect::Copy { text, what });
     Ok(())
+}
+
+fn number(text: &str) -> Result<usize, Refusal> {
+    text.trim().parse().ok().filter(|n| *n > 0).ok_or(Refusal::Takes)
 }

@@ -1,7 +1,8 @@
-//! Formulas and other TeX in an answer, shown as written. Markdown would interpret their
-//! backslashes, underscores and asterisks, so each formula is one character while Markdown is
+//! Formulas and other TeX in an answer, shown as Unicode or as written. Markdown would interpret
+//! their backslashes, underscores and asterisks, so each formula is one character while Markdown is
 //! parsed.
 
+use super::latex;
 use pulldown_cmark::{Event, Options, Parser, Tag};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -57,8 +58,17 @@ impl<'a> Shielded<'a> {
         Self { text: Cow::Owned(out), parts }
     }
 
-    /// A piece of the text, with its formulas.
+    /// A piece of the text, with its formulas as written.
     pub fn restored<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.with_parts(text, |part| Cow::Borrowed(part))
+    }
+
+    /// A piece of the text as it is shown: formulas in Unicode where that loses nothing.
+    pub fn shown<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.with_parts(text, |part| latex::shown(part).map_or(Cow::Borrowed(part), Cow::Owned))
+    }
+
+    fn with_parts<'t>(&self, text: &'t str, show: impl Fn(&'a str) -> Cow<'a, str>) -> Cow<'t, str> {
         if self.parts.is_empty() || !text.contains(|c| STANDS.contains(&c)) {
             return Cow::Borrowed(text);
         }
@@ -66,7 +76,7 @@ impl<'a> Shielded<'a> {
         for c in text.chars() {
             let n = (u32::from(c)).checked_sub(u32::from(*STANDS.start()));
             match n.and_then(|n| self.parts.get(n as usize)) {
-                Some(part) => out.push_str(part),
+                Some(part) => out.push_str(&show(part)),
                 None => out.push(c),
             }
         }
@@ -194,7 +204,7 @@ mod tests {
     use crate::ui::theme::Themes;
 
     fn plain(text: &str) -> String {
-        let lines = render(text, 90, &Themes::default().load("dark").unwrap(), &mut Vec::new());
+        let lines = render(text, 90, &Themes::default().load("dark").unwrap(), &mut Vec::new(), &mut 0);
         let rows = lines.iter().map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>());
         rows.map(|r| r.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
     }
@@ -202,24 +212,34 @@ mod tests {
     #[test]
     fn formulas_are_shown_as_written() {
         for text in [
-            r"$\int_0^1 x\,dx$ and \(a_b\), \(c_d\)",
+            r"$\int_0^b x\,dx^q$ and \(a_b\), \(c_d\)",
             r"\[ x = \boxed{5} \]",
-            "\\[\n- a*b*c\n= d\n\\]",
+            "\\[\n- a*b*c_d\n= d\n\\]",
             "$$\nx_{1}*y_{2} \\\\\n# no heading\n$$",
-            r"\( \{1,2\} \)",
-            r"$a\;b\,c\!d$",
-            r"$$\left\{ x_{1}*y_{2}*z_{3} \right\}$$",
-            r"$P_{i}, Q_{j}$ and $R_{k}$",
+            r"$$\left\{ x_{b}*y_{c}*z_{d} \right\}$$",
+            r"$P_{b}, Q_{c}$ and $R_{d}$",
             r"\[ \begin{matrix} 1 \\ 2 \end{matrix} \]",
             r"\begin{matrix} a_{1} & *b* \\ _c_ \end{matrix}",
             r"\int_0^1 x\,dx \{1\} \frac{a}_{b} c_{d}",
-            r"$2^{10} = 1024$ or $|x|$, $ab$.",
             // Still streaming, or cut off.
             r"\[ \{1, a_{b}_{c}",
         ] {
             assert_eq!(plain(text), text);
         }
-        assert_eq!(plain("| a | b |\n|---|---|\n| $|x|$ | \\(y\\) |").lines().last(), Some("$|x|$ │ \\(y\\)"));
+    }
+
+    #[test]
+    fn formulas_without_loss_are_shown_in_unicode() {
+        for (text, expected) in [
+            (r"so $\alpha_1 \leq 2^{10}$ and \(x \to \infty\).", "so α₁ ≤ 2¹⁰ and x → ∞."),
+            ("- one: \\[ E = mc^2 \\]", "• one: E = mc²"),
+            ("**$x^2$** costs $5 and $6", "x² costs $5 and $6"),
+            ("`$x^2$`\n\n    $y^2$", "$x^2$\n\n  code 1\n  $y^2$"),
+            (r"$a\;b\,c\!d$ and $|x|$", "a b cd and |x|"),
+        ] {
+            assert_eq!(plain(text), expected);
+        }
+        assert_eq!(plain("| a | b |\n|---|---|\n| $|x|$ | \\(y^2\\) |").lines().last(), Some("|x| │ y²"));
     }
 
     #[test]
@@ -228,8 +248,8 @@ mod tests {
         assert_eq!(plain("$5 or *more* dollars, US$"), "$5 or more dollars, US$");
         assert_eq!(plain("`$HOME/*a*` and `$PATH` are *set*"), "$HOME/*a* and $PATH are set");
         assert_eq!(plain("a \\*star\\* and 5\\$"), "a *star* and 5$");
-        assert_eq!(plain("```\n$a_b$ \\[\n```\n*x*"), "  $a_b$ \\[\n\nx");
-        let own = "a\u{f0000}b $x_1$ \u{f0001}";
+        assert_eq!(plain("```\n$a_b$ \\[\n```\n*x*"), "  code 1\n  $a_b$ \\[\n\nx");
+        let own = "a\u{f0000}b $x_d$ \u{f0001}";
         assert_eq!(plain(own), own);
     }
 }

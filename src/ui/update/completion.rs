@@ -173,6 +173,23 @@ fn argument_candidates(args: &Args, typed: &str, sources: &Sources) -> Vec<Candi
     fitting.map(|(word, help)| Candidate { label: word.trim_end().to_owned(), insert: word, help }).collect()
 }
 
+/// Sets the unsent text aside when a slash begins a command: typed before its first character, or
+/// right after the program itself put the text into the input.
+pub fn set_aside(app: &mut App) {
+    let input = &app.input;
+    let before = input.caret() == 0 && !input.text().starts_with('/');
+    let given = app.given_back.as_deref() == Some(&*input.expanded());
+    if !input.is_empty() && app.editing.is_none() && (before || given) {
+        app.aside = Some(app.input.take());
+    }
+}
+
+pub fn type_text(app: &mut App, text: &str) {
+    (app.notice, app.priced) = (None, None);
+    app.by_hand(|app| app.input.insert(text));
+    input_changed(app);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

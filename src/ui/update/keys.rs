@@ -1,6 +1,6 @@
 //! Keys, pastes and the mouse in the chat itself.
 
-use super::completion::{input_changed, say_folded, type_fast};
+use super::completion::{input_changed, say_folded, set_aside, type_fast, type_text};
 use super::perform::{act, submit};
 use super::vim_keys;
 use crate::ui::action::Action;
@@ -131,23 +131,6 @@ fn typed(key: Key) -> Option<String> {
         KeyCode::Char(c) if key.modifiers.is_empty() => Some(c.to_string()),
         _ => None,
     }
-}
-
-/// Sets the unsent text aside when a slash begins a command: typed before its first character, or
-/// right after the program itself put the text into the input.
-pub fn set_aside(app: &mut App) {
-    let input = &app.input;
-    let before = input.caret() == 0 && !input.text().starts_with('/');
-    let given = app.given_back.as_deref() == Some(&*input.expanded());
-    if !input.is_empty() && app.editing.is_none() && (before || given) {
-        app.aside = Some(app.input.take());
-    }
-}
-
-pub fn type_text(app: &mut App, text: &str) {
-    (app.notice, app.priced) = (None, None);
-    app.by_hand(|app| app.input.insert(text));
-    input_changed(app);
 }
 
 /// Puts an example into the input (Alt and its number).

@@ -283,7 +283,7 @@ fn unknown_commands_and_values_say_what_was_expected() {
         ("/theme nope", "no theme \"nope\"; themes: auto, dark, light, cividis, ascii"),
         ("/think maybe", "/think takes on or off"),
         ("/export notes.txt", ".md or .jsonl"),
-        ("/copy x", "a number, code or all"),
+        ("/copy x", "a number, code, all or answer N"),
     ] {
         say(&mut app, line);
         assert!(notice(&app).contains(expected), "{line}: {}", notice(&app));
@@ -336,7 +336,17 @@ fn copying_gives_the_source() {
     };
     assert_eq!(copied(press(&mut app, KeyCode::F(8))), answer.trim_matches('\n'));
     assert_eq!(copied(say(&mut app, "/copy code")), "x = 1\n");
-    assert_eq!(copied(say(&mut app, "/copy 1")), answer.trim_matches('\n'));
+    assert_eq!(copied(say(&mut app, "/copy answer 1")), answer.trim_matches('\n'));
+    // Blocks by the numbers on the screen: those of the last answer, or of the chosen one.
+    turn(&mut app, "q", "", "$x^2$\n\n```rust\nlet a = \"$x^2$\";\n```\n\n    indented\n");
+    let shown = screen(&mut app);
+    assert!(["x²", "py 1", "rust 1", "code 2"].iter().all(|part| shown.contains(part)), "{shown}");
+    assert_eq!(copied(say(&mut app, "/copy 1")), "let a = \"$x^2$\";\n");
+    assert_eq!(copied(say(&mut app, "/copy 2")), "indented");
+    assert!(copied(press(&mut app, KeyCode::F(8))).starts_with("$x^2$"));
+    say(&mut app, "/copy 3");
+    assert_eq!(notice(&app), "/copy: no code block 3; this answer has 2 code blocks");
+    app.input.set("");
     update(&mut app, AppEvent::Copied { what: "answer".into(), sent: true });
     assert!(notice(&app).contains("sent"));
 }

@@ -33,7 +33,7 @@ fn words_behind_a_command_that_takes_none_are_refused_and_nothing_is_done() {
         assert_eq!(app.chat.path().len(), 2);
     }
     app.input.take();
-    say(&mut app, "/copy 9");
+    say(&mut app, "/copy answer 9");
     assert_eq!(notice(&app), "/copy: no answer 9 from the end; this conversation has 1 answer");
     app.input.take();
     say(&mut app, "/help me");

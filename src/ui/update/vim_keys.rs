@@ -1,7 +1,6 @@
 //! Vim's keys in the chat: modes of the input, and moves by letters in pages and lists.
 
-use super::completion::input_changed;
-use super::keys::{set_aside, type_text};
+use super::completion::{input_changed, set_aside, type_text};
 use super::perform::{act, submit};
 use crate::ui::keymap::Key;
 use crate::ui::overlay::Field;

@@ -219,10 +219,10 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
                 let style = app.theme.style(Role::Mark).add_modifier(Modifier::UNDERLINED);
                 lines.extend(super::twin::render_marked(text, first, at, style, |text| {
                     links.clear();
-                    with_marks(app, text, 0..text.len(), &[], full, &mut links)
+                    with_marks(app, text, 0..text.len(), &[], full, (&mut links, &mut 0))
                 }));
             }
-            None => lines.extend(with_marks(app, text, 0..text.len(), &cuts, full, &mut links)),
+            None => lines.extend(with_marks(app, text, 0..text.len(), &cuts, full, (&mut links, &mut 0))),
         }
         None
     };
@@ -239,19 +239,19 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
 }
 
 /// Makes the rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut at
-/// the end of the stretch belongs to the next one.
+/// the end of the stretch belongs to the next one. Adds its links, and counts its code blocks.
 fn with_marks(
     app: &App,
     text: &str,
     stretch: Range<usize>,
     cuts: &[(usize, &str)],
     full: usize,
-    links: &mut Vec<String>,
+    (links, blocks): (&mut Vec<String>, &mut usize),
 ) -> Vec<Line<'static>> {
     let (mut lines, mut from) = (Vec::new(), stretch.start);
     let mut write = |lines: &mut Vec<Line<'static>>, part: &str| {
         if !part.trim().is_empty() {
-            lines.extend(indented(markdown::render(part, full.saturating_sub(MARGIN), &app.theme, links)));
+            lines.extend(indented(markdown::render(part, full.saturating_sub(MARGIN), &app.theme, links, blocks)));
         }
     };
     let last = stretch.end == text.len();
@@ -288,8 +288,8 @@ fn streaming(
         if !done.lines.is_empty() {
             done.lines.push(Line::default());
         }
-        let blocks = done.bytes..done.bytes + more;
-        done.lines.extend(with_marks(app, text, blocks, cuts, full, &mut links));
+        let stretch = done.bytes..done.bytes + more;
+        done.lines.extend(with_marks(app, text, stretch, cuts, full, (&mut links, &mut done.blocks)));
         done.bytes += more;
         done.links = links.len();
     }
@@ -297,7 +297,8 @@ fn streaming(
     if !done.lines.is_empty() {
         lines.push(Line::default());
     }
-    lines.extend(with_marks(app, text, done.bytes..text.len(), cuts, full, &mut links));
+    let mut blocks = done.blocks;
+    lines.extend(with_marks(app, text, done.bytes..text.len(), cuts, full, (&mut links, &mut blocks)));
     (done, links)
 }
 

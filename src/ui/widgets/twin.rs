@@ -172,7 +172,7 @@ mod tests {
         let marked = |text: &str, at: usize, said: &str| {
             let first = TwinDifference { said: said.into(), ..TwinDifference::default() };
             let theme = crate::ui::testing::app(80, 24, 8, 4).theme;
-            let render = |text: &str| crate::ui::markdown::render(text, 60, &theme, &mut Vec::new());
+            let render = |text: &str| crate::ui::markdown::render(text, 60, &theme, &mut Vec::new(), &mut 0);
             let lines = render_marked(text, &first, at, style, render);
             assert!(same_text(&lines, &render(text)));
             let spans = lines.iter().flat_map(|line| &line.spans);
