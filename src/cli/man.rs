@@ -5,8 +5,7 @@ use super::output;
 use crate::config::{Dirs, KeymapName};
 use crate::ui::action::{Action, Group};
 use crate::ui::commands;
-use crate::ui::keymap::Keymap;
-use crate::ui::vim;
+use crate::ui::keymap::{Keymap, VIM_KEYS};
 use anyhow::Result;
 use clap_mangen::Man;
 use std::fmt::Write;
@@ -56,7 +55,7 @@ fn whole(cli: &clap::Command) -> Result<String> {
         item(&mut page, &keymap.keys_of(*action).join(", "), action.help());
     }
     section(&mut page, "VIM KEYS", "`keymap = \"vim\"` in the config file, or `/set keymap vim` in a chat.");
-    for (keys, what) in vim::KEYS {
+    for (keys, what) in VIM_KEYS {
         item(&mut page, keys, what);
     }
     section(&mut page, "ENVIRONMENT", help::SOURCES);

@@ -245,6 +245,7 @@ impl Editor {
     }
 
     fn undo(&mut self) {
+        self.end_step();
         if let Some(step) = self.undo.pop() {
             let undone = self.exchange(step);
             self.redo.push(undone);
@@ -252,6 +253,7 @@ impl Editor {
     }
 
     fn redo(&mut self) {
+        self.end_step();
         if let Some(step) = self.redo.pop() {
             let before = self.exchange(step);
             self.undo.push(before);

@@ -22,6 +22,24 @@ const EMBEDDED: &str = include_str!("../../assets/keymap.toml");
 /// What the keymap `vim` changes.
 const VIM: &str = include_str!("../../assets/keymap_vim.toml");
 
+/// The keys that the keymap `vim` has beside its actions, for help.
+pub const VIM_KEYS: &[(&str, &str)] = &[
+    ("Esc", "from insert to normal mode; there: give up a half command, else as the key that stops"),
+    ("i, a, I, A, o, O", "insert: before, behind the character, at the line's start, end, on a new line below, above"),
+    ("h, l, w, b, e, W, B, E", "move by characters and words"),
+    ("0, ^, $, gg, G, f, t, F, T", "move to an end of the line or the text, line N (NG), a character"),
+    ("j, k", "a row down, up; at the end: the next, the previous message you sent"),
+    ("d, c, y", "delete, change, copy up to where a move goes; dd, cc, yy: lines; iw, aw: the word"),
+    ("x, X, D, C, Y, s, S, r", "delete a character, the one before; d$, c$, yy; cl, cc; replace a character"),
+    ("p, P", "paste what was deleted or copied, behind or before"),
+    ("u, Ctrl+R", "undo, redo; an insertion is one step"),
+    ("a number", "before a command or a move: so many times (3dw, d2w)"),
+    (":, /", "begin a command; unsent text is set aside"),
+    ("Ctrl+D, Ctrl+U", "scroll the conversation by half a page; with an empty input gg and G to its ends"),
+    ("Enter", "send; the next message begins in insert mode"),
+    ("in pages and lists", "j, k, gg, G, Ctrl+D, Ctrl+U move, q closes; / types into the field, Esc leaves it"),
+];
+
 /// A key with its modifiers, in one spelling for all the ways terminals send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
@@ -161,6 +179,12 @@ impl Keymap {
         let command = || action.is_command().then(|| format!("/{}", action.name()));
         let first = self.keys_of(action).into_iter().next();
         first.or_else(command).unwrap_or_else(|| format!("{} (no key)", action.name()))
+    }
+
+    /// The same where text is typed: with Vim's keys, a first Esc only ends that.
+    pub fn key_while_typing(&self, action: Action) -> String {
+        let key = self.key_of(action);
+        if self.is_vim() && key == "Esc" { "Esc Esc".to_owned() } else { key }
     }
 
     /// All actions with their keys, as a keymap file.

@@ -393,15 +393,14 @@ impl App {
         self.feed.generation += 1;
     }
 
-    /// Returns the name of an action's first key, for texts. Where text is typed with Vim's keys, a
-    /// first Esc only ends that.
+    /// Returns the name of an action's first key, for texts.
     pub fn key(&self, action: Action) -> String {
-        let key = self.setup.keymap.key_of(action);
         let types = match self.overlays.len() {
             0 => self.vim.mode == Mode::Insert,
             open => self.vim.field_of == open,
         };
-        if key == "Esc" && self.setup.keymap.is_vim() && types { "Esc Esc".to_owned() } else { key }
+        let keymap = &self.setup.keymap;
+        if types { keymap.key_while_typing(action) } else { keymap.key_of(action) }
     }
 
     /// With Vim's keys: the mode of the input, or of the field of a page, for the status line.

@@ -11,24 +11,6 @@ use super::keymap::Key;
 use crossterm::event::{KeyCode, KeyModifiers};
 use motion::{Reach, Target, motion};
 
-/// The keys of normal mode, for help.
-pub const KEYS: &[(&str, &str)] = &[
-    ("Esc", "from insert to normal mode; there: give up a half command, else as the key that stops"),
-    ("i, a, I, A, o, O", "insert: before, behind the character, at the line's start, end, on a new line below, above"),
-    ("h, l, w, b, e, W, B, E", "move by characters and words"),
-    ("0, ^, $, gg, G, f, t, F, T", "move to an end of the line or the text, line N (NG), a character"),
-    ("j, k", "a row down, up; at the end: the next, the previous message you sent"),
-    ("d, c, y", "delete, change, copy up to where a move goes; dd, cc, yy: lines; iw, aw: the word"),
-    ("x, X, D, C, Y, s, S, r", "delete a character, the one before; d$, c$, yy; cl, cc; replace a character"),
-    ("p, P", "paste what was deleted or copied, behind or before"),
-    ("u, Ctrl+R", "undo, redo; an insertion is one step"),
-    ("a number", "before a command or a move: so many times (3dw, d2w)"),
-    (":, /", "begin a command; unsent text is set aside"),
-    ("Ctrl+D, Ctrl+U", "scroll the conversation by half a page; with an empty input gg and G to its ends"),
-    ("Enter", "send; the next message begins in insert mode"),
-    ("in pages and lists", "j, k, gg, G, Ctrl+D, Ctrl+U move, q closes; / types into the field, Esc leaves it"),
-];
-
 /// Largest number before a command.
 const MAX_COUNT: usize = 9_999;
 /// Most bytes that a repeated paste inserts.

@@ -58,6 +58,10 @@ fn words_of_all_conversations_are_found_and_open_where_they_are() {
     let answer = "Here is a na\u{ef}ve $\\alpha_1 \\leq 2^{10}$ answer for $5.\n\n- [x] done\n- [ ] open\n\n\
                   ```rust\nlet a = 1;\n```\n\n```\nlast\n```\n";
     rewrite(&files[0], "Where is the BLUE whale?", answer);
+    // As a program before tags renames it: the tags stay.
+    let renamed = fs::read_to_string(&files[0]).unwrap();
+    let title = "{\"type\":\"title\",\"id\":999,\"parent\":null,\"title\":\"Of whales\"}\n";
+    fs::write(&files[0], renamed + title).unwrap();
     let damaged = fs::read_to_string(&files[1]).unwrap() + "{\"type\":\"turn\",\"te\n\u{0}\n";
     fs::write(&files[1], damaged).unwrap();
     fs::write(home.path().join("data/sessions/20200101-000000-0000.jsonl"), [0xff, 0xfe, b'\n', b'{']).unwrap();
@@ -77,6 +81,7 @@ fn words_of_all_conversations_are_found_and_open_where_they_are() {
     let listed = json(home.path(), &["sessions", "list", "--json"]);
     let tags = |id: &str| listed.as_array().unwrap().iter().find(|e| e["id"] == id).unwrap()["tags"].clone();
     assert_eq!(tags(id), serde_json::json!(["sums"]));
+    assert!(listed.to_string().contains("Of whales"), "{listed}");
 
     let mut chat = Chat::start(home.path(), 100, 40, &[], &[]);
     chat.until_shows("F1 help");

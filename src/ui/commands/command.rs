@@ -10,7 +10,7 @@ pub struct Command {
     pub name: &'static str,
     /// Names that people bring along from other programs. They are not listed.
     pub aliases: &'static [&'static str],
-    /// Argument after the name, for /help: `[N|code|all]`.
+    /// Argument after the name, for /help: `[N|code|all|answer N]`.
     pub usage: &'static str,
     pub help: &'static str,
     pub group: Group,
@@ -93,7 +93,7 @@ impl Command {
         self
     }
 
-    /// `/copy [N|code|all]`
+    /// `/copy [N|code|all|answer N]`
     pub fn label(&self) -> String {
         format!("/{} {}", self.name, self.usage).trim_end().to_owned()
     }

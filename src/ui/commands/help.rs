@@ -5,12 +5,12 @@ use super::command::{Command, Group};
 use super::prelude::*;
 use crate::ui::action::Group as Keys;
 use crate::ui::editor::Editor;
+use crate::ui::keymap::VIM_KEYS;
 use crate::ui::numbers::LEGEND;
 use crate::ui::overlay::prelude::*;
 use crate::ui::picker::NOTHING;
 use crate::ui::prompts;
 use crate::ui::text::wrap;
-use crate::ui::vim;
 use crate::ui::widgets::message::plain_lines;
 use ratatui::text::{Line, Span};
 
@@ -139,7 +139,7 @@ impl Help {
         out.push(section("Unsent text and waiting messages", unsent(app)));
         out.push(section("Files", files(app)));
         if keys && app.setup.keymap.is_vim() {
-            out.push(section("Vim keys", owned(vim::KEYS)));
+            out.push(section("Vim keys", owned(VIM_KEYS)));
         }
         if keys {
             out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));

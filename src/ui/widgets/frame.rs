@@ -2,6 +2,7 @@
 
 use super::prelude::*;
 use super::{conversation, input, layout, memory, panel, status, welcome};
+use crate::ui::action::Action;
 use crate::ui::overlay::inspect::Inspect;
 use crate::ui::overlay::{Field, Overlay};
 use crate::ui::state::MIN_SIZE;
@@ -62,10 +63,11 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
 }
 
 /// With Vim's keys: how to type into the field of an overlay, and how to leave it.
-fn vim_hint(app: &App, overlay: &dyn Overlay<App>) -> Option<&'static str> {
+fn vim_hint(app: &App, overlay: &dyn Overlay<App>) -> Option<String> {
     let types = app.vim.field_of == app.overlays.len();
     let filters = app.setup.keymap.is_vim() && overlay.field() == Field::Filter;
-    filters.then_some(if types { "Esc: keys" } else { "/: filter" })
+    let keys = || format!("{}: keys", app.setup.keymap.key_of(Action::Stop));
+    filters.then(|| if types { keys() } else { "/: filter".to_owned() })
 }
 
 /// The line between the conversation and the panel.
