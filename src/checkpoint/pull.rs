@@ -155,8 +155,8 @@ fn pick(model: &HubModel, listing: &Listing) -> Result<GgufModel, HubError> {
     Ok(picked)
 }
 
-/// The beginnings of all parts of a GGUF model, with their headers. `read` downloads so many bytes of
-/// a part.
+/// The beginnings of all parts of a GGUF model, with their headers. `read` downloads so many bytes
+/// of a part.
 fn heads(
     id: &str,
     parts: &[File],

@@ -319,8 +319,8 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// A code block: its language and number on a row of their own, and a quiet background as wide as prose, or
-    /// as the code where that is wider.
+    /// A code block: its language and number on a row of their own, and a quiet background as wide
+    /// as prose, or as the code where that is wider.
     fn end_code(&mut self) {
         let Some((language, code)) = self.code.take() else { return };
         let block = self.theme.style(Role::CodeBlock);

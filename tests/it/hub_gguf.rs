@@ -1,5 +1,6 @@
-//! GGUF files from the hub, and models in several files: which file a name means, what is downloaded,
-//! and the model's name afterwards. Runs against a hub on loopback ([`crate::fake_hub`]).
+//! GGUF files from the hub, and models in several files: which file a name means, what is
+//! downloaded, and the model's name afterwards. Runs against a hub on loopback
+//! ([`crate::fake_hub`]).
 
 use crate::fake_hub::{COMMIT, Do, FakeHub};
 use crate::gguf_file::{F32, GgufFile, Meta};

@@ -197,8 +197,8 @@ fn a_rebuild_without_room_beside_gives_the_old_cache_up_and_says_so() {
     }
 }
 
-/// A limit below what the cache holds is said at once. Neither a rebuild that cannot fit nor the next
-/// message loses the conversation.
+/// A limit below what the cache holds is said at once. Neither a rebuild that cannot fit nor the
+/// next message loses the conversation.
 #[test]
 fn a_limit_below_the_cache_is_said_and_the_conversation_stays_usable() {
     let tiny = talker(345);

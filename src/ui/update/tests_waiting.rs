@@ -343,7 +343,8 @@ fn a_waiting_message_shows_its_file_as_the_input_did() {
     assert!(shown.contains("queued: sum up [@notes.md, 2 li") && !shown.contains("^J"), "{shown}");
 }
 
-/// A command that fails after it has begun comes back to be corrected, with its name in the message.
+/// A command that fails after it has begun comes back to be corrected, with its name in the
+/// message.
 #[test]
 fn a_command_that_fails_later_comes_back_unless_something_else_is_typed() {
     let not_opened = || AppEvent::NotOpened(Level::Error, "no session matches".into());

@@ -1,3 +1,5 @@
+//! Keys of the vim keymap: text, caret and mode after them.
+
 use super::*;
 use crate::config::KeymapName;
 use crate::ui::keymap::Keymap;
