@@ -34,7 +34,7 @@ fn profiles_are_chosen_switched_and_saved_and_prompts_are_sent() {
     write(home, "config/config.toml", "# mine\nmax_tokens = 29 # many\n");
     write(home, "config/profiles/calm.toml", "temperature = 0\nmax_tokens = 27\n");
     write(home, "config/prompts/solve.md", "Solve {{input}} for b.\n");
-    let mut chat = Chat::start(home, 110, 50, &[], &["-P", "calm"]);
+    let mut chat = Chat::start(home, 200, 50, &[], &["-P", "calm"]);
     chat.until_shows("Try one of these");
     chat.say("/set max_tokens");
     chat.until_shows("max_tokens is 27;");
