@@ -45,13 +45,13 @@ fn words_of_all_conversations_are_found_and_open_where_they_are() {
     let mut chat = Chat::start(home.path(), 100, 30, &[], &[]);
     chat.until_shows("F1 help");
     chat.say("2+2");
-    chat.until_shows("tok/s");
+    chat.until_shows(" tokens \u{b7} ");
     chat.say("/tag sums");
     chat.until_shows("tags: #sums");
     chat.say("/new");
     chat.until_shows("a new conversation");
     chat.say("5+5");
-    chat.until_shows("tok/s");
+    chat.until_shows(" tokens \u{b7} ");
     chat.say("/quit");
     assert_eq!(chat.end(), 0);
     let files = sessions(home.path());
@@ -121,7 +121,7 @@ fn all_conversations_are_exported_once_and_no_other_file_is_replaced() {
         let mut chat = Chat::start(home.path(), 80, 24, &[], &[]);
         chat.until_shows("F1 help");
         chat.say(sum);
-        chat.until_shows("tok/s");
+        chat.until_shows(" tokens \u{b7} ");
         chat.say("/quit");
         assert_eq!(chat.end(), 0);
     }

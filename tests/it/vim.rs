@@ -23,7 +23,7 @@ fn a_message_is_edited_in_modes_and_pages_move_by_letters() {
     chat.until_shows("2+3+4");
     chat.keys("\x12");
     chat.keys("\r");
-    chat.until_shows("tok/s");
+    chat.until_shows(" tokens \u{b7} ");
     let screen = chat.until_shows("insert");
     assert!(screen.contains("3+4") && !screen.contains("wrong"), "{screen}");
     // The last message again by k, and away by cc and Esc.

@@ -1,4 +1,4 @@
-//! Keys of the vim keymap: text, caret and mode after them.
+//! Tables of keys, and what they leave.
 
 use super::*;
 use crate::config::KeymapName;
