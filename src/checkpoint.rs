@@ -44,7 +44,7 @@ pub use identity::full_path;
 pub use model::{AdapterChoice, Checkpoint, GenerationDefaults};
 pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
 pub use stacked::Stacked;
-pub use summary::Summary;
+pub use summary::{Summary, summary_of_config};
 pub use tuning::Tuning;
 
 use identity::fingerprint;

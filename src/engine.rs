@@ -48,7 +48,7 @@ pub use head::DraftRequest;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use options::{CHAT_LOGITS, EngineOptions, WeightOptions};
 pub use plan::resolve_context;
-pub use planner::{dense_context, host_bytes, state_bytes};
+pub use planner::{Estimate, USUAL_CONTEXT, estimate, host_bytes, state_bytes};
 pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};
 pub use think::{ThinkTags, split as split_reply};
 pub use threads::join_all;

@@ -69,6 +69,12 @@ impl ModelRef {
     /// Parses `demo`, an existing path, or the name of a [`HubModel`], also as the address of its
     /// page.
     pub fn parse(text: &str) -> Result<Self> {
+        Self::parse_beside(text, &[])
+    }
+
+    /// Like [`Self::parse`], where there are also models of these short names: an error suggests
+    /// them.
+    pub fn parse_beside(text: &str, names: &[String]) -> Result<Self> {
         if text == DEMO {
             return Ok(Self::BuiltIn);
         }
@@ -85,10 +91,11 @@ impl ModelRef {
         if text.contains(['/', '\\']) {
             bail!("no model folder {text}; expected one that exists, or a hub id ORG/NAME");
         }
-        let cached = cache::ids(&cache_dir()?);
+        let known = [names, &cache::ids(&cache_dir()?)].concat();
+        let short = if names.is_empty() { "" } else { " a short name (dmschat models list --known)," };
         bail!(
-            "no model named {text:?}; expected demo, a folder, a GGUF file or a hub id ORG/NAME{}",
-            near::suggestion(text, &cached)
+            "no model named {text:?}; expected demo,{short} a folder, a GGUF file or a hub id ORG/NAME{}",
+            near::suggestion(text, &known)
         )
     }
 }

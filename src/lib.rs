@@ -27,6 +27,7 @@
 //! | [`sampler`] | logits row to token, seeded | protocol |
 //! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode |
 //! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode |
+//! | [`catalogue`] | known models by short names, and facts about their downloads | checkpoint, regular_file, unicode |
 //! | [`hub`] | names of models, the Hugging Face cache, downloads of files | regular_file, unicode |
 //! | [`config`] | TOML, environment and flags; profiles | protocol, policy, codec, quant, regular_file, unicode, words |
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; signals, the terminal, children; a clock without stops | nothing of ours |
@@ -125,6 +126,7 @@
 pub mod backend;
 pub mod bench;
 pub mod cache;
+pub mod catalogue;
 pub mod chat;
 pub mod checkpoint;
 pub mod cli;

@@ -16,6 +16,7 @@ pub mod clipboard;
 pub mod colour;
 pub mod commands;
 pub mod completion;
+pub mod declined;
 pub mod depth;
 pub mod editor;
 pub mod editor_program;
@@ -55,6 +56,7 @@ pub mod terminal;
 pub(crate) mod testing;
 pub mod text;
 pub mod theme;
+pub mod training;
 pub mod update;
 pub mod vim;
 pub mod widgets;
@@ -73,6 +75,7 @@ use sessions::Sessions;
 use state::{App, Setup};
 use std::sync::Arc;
 use theme::Themes;
+use training::Trainer;
 use worker::Worker;
 
 /// Options of the chat from the command line.
@@ -86,6 +89,8 @@ pub struct UiOptions {
     /// Data kept for every model and conversation.
     pub given: Given,
     pub models: Arc<dyn Models>,
+    /// Starts the work of `/train`.
+    pub train: Trainer,
 }
 
 /// The chat, ready to begin; the terminal is not touched yet.
@@ -116,7 +121,7 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let known = Arc::clone(&models);
     let mut sessions = Sessions::new(folder, options.no_session, worker, known, options.model_given);
     (sessions.cache_disk, sessions.policy_given) = (settings.cache_disk, options.given.policy);
-    let loading = LoadParts { load, models, given: options.given };
+    let loading = LoadParts { load, models, given: options.given, train: options.train };
     let (links, no_session) = (capabilities::links(&env), options.no_session);
     let setup = Setup { settings, themes, keymap, depth, links, no_session };
     let app = App::new(setup, theme);

@@ -10,8 +10,10 @@ use super::{parse, texts};
 use crate::hub::layout::CARD;
 use crate::hub::model_names::{MAX_NAME, Names};
 use crate::policy::Trained;
+use crate::tensor::SharedBytes;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// Reads `config.json`, and `dms_metadata.json` if it exists: the configuration, and each file's
 /// object.
@@ -51,6 +53,12 @@ pub(super) fn summary_of(files: &Files, name: &str) -> Result<Summary> {
         _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
     };
     Ok(Summary { config, adapter, published, licence })
+}
+
+/// [`summary`](super::summary) of a configuration alone, as `config.json` has it.
+pub fn summary_of_config(config: Map<String, Value>, name: &str) -> Result<Summary> {
+    let bytes: SharedBytes = Arc::new(serde_json::to_vec(&config)?);
+    summary_of(&Files::Memory([("config.json".to_owned(), bytes)].into()), name)
 }
 
 /// The configuration. Needs no weights.

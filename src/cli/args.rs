@@ -53,8 +53,7 @@ pub struct Cli {
 }
 
 /// Commands of similar programs, and the command line of dmschat that does the same.
-const FOREIGN: [(&str, &str); 9] = [
-    ("run", "dmschat -m MODEL \"QUESTION\""),
+const FOREIGN: [(&str, &str); 8] = [
     ("pull", "dmschat models pull ORG/NAME"),
     ("list", "dmschat models list"),
     ("ls", "dmschat models list"),
@@ -98,9 +97,29 @@ impl Cli {
     /// Parses a command line.
     pub fn read(line: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
         let mut cli = Self::from_arg_matches(&matches(command(), line)?)?;
+        cli.take_run()?;
         cli.take_question()?;
         cli.spread();
         Ok(cli)
+    }
+
+    /// Turns `run MODEL [QUESTION]` into `-m MODEL` and the question.
+    fn take_run(&mut self) -> clap::error::Result<()> {
+        let Some(Command::Run(RunArgs { model, question })) = &mut self.command else { return Ok(()) };
+        if let Some(other) = self.common.model.replace(std::mem::take(model)) {
+            let named = self.common.model.as_deref().unwrap_or_default();
+            let message = format!("run {named} and -m {other} are two models; name one");
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
+        }
+        (self.question, self.command) = (std::mem::take(question), None);
+        match (self.question.is_empty(), self.common.prompt.is_some()) {
+            (true, _) => Ok(()),
+            (false, true) => self.take_question(),
+            (false, false) => {
+                self.common.prompt = Some(std::mem::take(&mut self.question).join(" "));
+                Ok(())
+            }
+        }
     }
 
     /// Turns words that are not a subcommand into the prompt. A word that could be a mistyped

@@ -34,6 +34,10 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         model_given: flags.model.is_some(),
         given: Given { adapter: flags.adapter.is_some(), policy: flags.names_policy() },
         models: Arc::new(super::local_models::Local),
+        train: {
+            let config = common.config.clone();
+            Box::new(move |settings, estimate| super::training::start(settings, config.as_deref(), estimate))
+        },
     };
     // A failed download may succeed next time, so it is not wrong use.
     let download_failed = Arc::new(AtomicBool::new(false));

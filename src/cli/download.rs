@@ -3,6 +3,7 @@
 
 use super::devices;
 use super::interrupts::Interrupts;
+use super::naming;
 use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
 use crate::checkpoint;
@@ -35,7 +36,7 @@ pub struct Missing {
 /// this machine. A cached model is used as it is: only `models pull` checks for updates. Quantized
 /// weights replace an original that is gone.
 pub fn missing(name: &str) -> Result<Option<Missing>> {
-    let ModelRef::Hub(model) = ModelRef::parse(name)? else { return Ok(None) };
+    let ModelRef::Hub(model) = naming::parse(name)? else { return Ok(None) };
     let hub = Hub::from_env()?;
     let extent = hub.repo(&model.id).find(&model)?.map_or(Extent::Part, |cached| cached.extent);
     let instead = || extent < Extent::Weights && !quantized::of(name).is_empty();
@@ -95,7 +96,7 @@ pub fn newest(model: &str, settings: &Settings) -> Result<(PathBuf, Vec<(Kind, P
 
 /// Downloads missing or outdated files of one repository, and returns the folder or the GGUF file.
 fn newest_of(name: &str, device: Device) -> Result<PathBuf> {
-    let ModelRef::Hub(model) = ModelRef::parse(name).map_err(output::as_wrong_use)? else {
+    let ModelRef::Hub(model) = naming::parse(name).map_err(output::as_wrong_use)? else {
         return Err(wrong_use(format!("{name} is not a hub id (ORG/NAME), so there is nothing to download")));
     };
     let hub = Hub::from_env().map_err(output::as_wrong_use)?;
@@ -177,7 +178,24 @@ pub fn for_chat(settings: &Settings, loading: &Loading) -> Result<()> {
             observer.notice(&format!("{error}; using the copy in the cache"));
             Ok(())
         }
-        done => Ok(done.map(|_| ())?),
+        done => {
+            predictor_of(settings, &missing, done?, &mut observer);
+            Ok(())
+        }
+    }
+}
+
+/// Downloads the predictor that is published for a model which was just downloaded. The model works
+/// without it.
+fn predictor_of(settings: &Settings, downloaded: &Missing, path: PathBuf, observer: &mut Events) {
+    let name = downloaded.model.name();
+    let summary = checkpoint::summary(&ModelRef::Folder(path), &name);
+    let published = summary.map_or(Vec::new(), |summary| summary.published);
+    let predictor = published.iter().find(|published| published.kind == Kind::Predictor);
+    let predictor = predictor.filter(|_| settings.adapter == Adapter::Auto && !downloaded.usable);
+    let Some(Ok(ModelRef::Hub(model))) = predictor.map(|published| ModelRef::parse(&published.id)) else { return };
+    if let Err(error) = downloaded.hub.pull(&model, observer) {
+        observer.notice(&format!("{error}; {name} keeps every token without it"));
     }
 }
 
@@ -278,7 +296,7 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     };
     let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
     let size = format!("{name} at {commit}: {files}, {}{here}; licence {license}{disk}", bytes(plan.bytes));
-    let loaded = |config| devices::bytes_in(config, plan.weight_bytes);
-    let fit = plan.config.as_ref().and_then(|config| devices::fit(loaded(config), Some(config), device));
+    let own = name.contains(':');
+    let fit = plan.config.as_ref().and_then(|config| devices::fit(Some(config), plan.weight_bytes, own, device));
     [Some(size), fit].into_iter().flatten().collect()
 }

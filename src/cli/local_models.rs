@@ -1,15 +1,17 @@
 //! The models on this machine, for the chat's lists. Opens no connection.
 
+use super::devices::Room;
 use super::models::{self, Found};
-use super::{devices, reference};
+use super::{known_models, naming, reference};
+use crate::catalogue::Entry;
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::eagle;
-use crate::checkpoint::{self, ModelRef};
+use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::Settings;
 use crate::hub::{Hub, cache};
 use crate::protocol::{ModelIdentity, ModelReference};
-use crate::ui::models::{Given, ModelEntry, Models};
-use crate::ui::text::{count, plural};
+use crate::ui::models::{Given, Known, ModelEntry, Models, Place};
+use crate::ui::text::{bytes, count, plural};
 use std::path::Path;
 
 pub struct Local;
@@ -23,24 +25,71 @@ impl Models for Local {
         reference::settings(found, settings, given)
     }
 
-    fn cached(&self) -> Vec<String> {
-        Hub::from_env().map(|hub| cache::ids(&hub.cache)).unwrap_or_default()
+    fn full_name(&self, name: &str) -> String {
+        naming::full_name(name)
+    }
+
+    fn known(&self, settings: &Settings) -> Known {
+        let hub = Hub::from_env().ok();
+        let (catalogue, room) = (naming::catalogue(), Room::here(settings.device));
+        let best = room.and_then(|room| known_models::best(&catalogue, &room).map(|entry| (entry.name(), entry.bytes)));
+        let help = |entry: &Entry| format!("{}, {} to download", entry.model, bytes(entry.bytes));
+        let missing = catalogue.entries.iter().filter(|entry| !known_models::is_here(entry));
+        Known {
+            cached: hub.as_ref().map(|hub| cache::ids(&hub.cache)).unwrap_or_default(),
+            short: missing.map(|entry| (entry.name().to_owned(), help(entry))).collect(),
+            best: best.map(|(name, size)| format!("{name} ({})", bytes(size))),
+            offline: hub.is_some_and(|hub| hub.offline),
+        }
     }
 
     fn list(&self, settings: &Settings, used: &[String]) -> Vec<ModelEntry> {
-        let free = devices::free_bytes(settings.device);
+        let room = Room::here(settings.device);
         let mut found = models::found(settings).unwrap_or_default();
         for path in used {
             models::add(&mut found, path);
         }
         let is_model =
             |found: &Found| !found.path.as_deref().is_some_and(|path| kvzap::is_at(path) || eagle::is_at(path));
-        found.into_iter().filter(is_model).map(|model| entry(model, free)).collect()
+        let here = found.into_iter().filter(is_model).map(|model| entry(model, room.as_ref()));
+        here.chain(on_hub(room.as_ref())).collect()
     }
 }
 
+/// The known models that are not on this machine.
+fn on_hub(room: Option<&Room>) -> Vec<ModelEntry> {
+    let catalogue = naming::catalogue();
+    let best = room.and_then(|room| known_models::best(&catalogue, room)).map(Entry::name);
+    let missing = catalogue.entries.iter().filter(|entry| !known_models::is_here(entry));
+    let entry = |entry: &Entry| {
+        let fit = room.and_then(|room| known_models::fit(entry, room));
+        ModelEntry {
+            name: entry.name().to_owned(),
+            place: Place::Hub,
+            repository: Some(entry.model.clone()),
+            path: None,
+            bytes: entry.bytes,
+            complete: true,
+            shape: shape(&entry.summary.config),
+            dms: known_models::evicts_by(entry),
+            licence: Some(entry.licence.clone()),
+            fits: room.map(|_| fit.is_some()),
+            room: fit.map(|fit| known_models::in_words(entry, &fit)).unwrap_or_default(),
+            is_best: best == Some(entry.name()),
+        }
+    };
+    missing.map(entry).collect()
+}
+
+/// Family, layers, heads and context.
+fn shape(c: &ModelConfig) -> String {
+    let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
+    let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
+    format!("{}, {layers}, {heads}, context {context}", c.family.name)
+}
+
 /// Describes a model by its files, without reading its weights.
-fn entry(model: Found, free: Option<u64>) -> ModelEntry {
+fn entry(model: Found, room: Option<&Room>) -> ModelEntry {
     let place = match &model.path {
         Some(path) => ModelRef::Folder(path.clone()),
         None => ModelRef::BuiltIn,
@@ -50,19 +99,16 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
         path: model.path.map(|p| p.display().to_string()),
         bytes: model.bytes,
         complete: !model.partial,
-        shape: String::new(),
         dms: "?".to_owned(),
-        licence: None,
-        fits: None,
+        ..ModelEntry::default()
     };
     match checkpoint::summary(&place, short(&out.name)) {
         Ok(s) => {
             let c = &s.config;
-            out.fits = free.map(|free| devices::first_that_fits(devices::bytes_in(c, out.bytes), free).is_some());
-            let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
-            let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
-            out.shape = format!("{}, {layers}, {heads}, context {context}", c.family.name);
-            out.dms = models::evicts_by(&s).unwrap_or_else(|| "dense".to_owned());
+            let own = out.path.as_ref().is_some_and(|path| path.ends_with(".gguf"));
+            out.fits = room.map(|room| room.estimate(c, out.bytes, own).is_some());
+            out.shape = shape(c);
+            out.dms = known_models::trained_by(&s).unwrap_or_else(|| "dense".to_owned());
             out.licence = s.licence;
         }
         Err(error) => out.shape = format!("{error:#}"),
@@ -93,7 +139,7 @@ mod tests {
             bytes: 10,
             partial: false,
         };
-        let model = entry(found(), Some(9));
+        let model = entry(found(), Some(&Room::of_gpu(9)));
         assert_eq!((&*model.dms, model.licence.as_deref(), model.fits), ("DMS, window 64", Some("mit"), Some(false)));
         assert_eq!(model.shape, "qwen3, 8 layers, 8 query and 4 KV heads, context 8,192");
         std::fs::write(folder.path().join("config.json"), "{").unwrap();

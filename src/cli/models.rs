@@ -4,17 +4,18 @@ use super::args::{Common, ModelsCommand};
 use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
-use super::{devices, download, quantized, quiet_settings as settings, spawn};
+use super::start::quiet_settings as settings;
+use super::{devices, download, known_models, naming, quantized, spawn};
 use crate::chat::session::Store;
 use crate::checkpoint::adapter::{Adapter, kvzap};
 use crate::checkpoint::eagle;
 use crate::checkpoint::known::Kind;
-use crate::checkpoint::{self, ModelConfig, ModelRef, Summary};
+use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
 use crate::hub::cache::{self, Extent};
 use crate::hub::layout::INDEX;
-use crate::hub::{self, Hub, HubError, HubModel, MAIN, Observer, Progress};
-use crate::policy::{PolicyKind, PolicyRequest, Trained};
+use crate::hub::{Hub, HubError, HubModel, MAIN, Observer, Progress};
+use crate::policy::{PolicyKind, PolicyRequest};
 use crate::quant::{self, Weights};
 use crate::quantize::weight_cache::Cached;
 use crate::ui::text::bytes;
@@ -50,9 +51,10 @@ impl Found {
 pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
     match command {
         ModelsCommand::Path => output::out(&format!("{}\n", the_hub()?.cache.display()))?,
-        ModelsCommand::List => list(common)?,
+        ModelsCommand::List { known: true, memory } => known_models::list(common, memory)?,
+        ModelsCommand::List { .. } => list(common)?,
         ModelsCommand::Pull { id } => {
-            let id = &hub::full_name(id);
+            let id = &naming::full_name(id);
             let (path, published) = download::newest(id, &settings(common)?)?;
             if common.json {
                 let of = |kind| published.iter().find(|(of, _)| *of == kind).map(|(_, path)| path);
@@ -162,7 +164,7 @@ fn list(common: &Common) -> Result<()> {
 
 /// Quantizes a model beforehand.
 fn quantize(model: &str, common: &Common) -> Result<()> {
-    let model = &hub::full_name(model);
+    let model = &naming::full_name(model);
     let mut settings = settings(common)?;
     settings.model = model.to_owned();
     let weights = settings.weights;
@@ -193,7 +195,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
 
 /// Deletes quantized weights and leaves the model itself.
 fn remove_quantized(model: &str, common: &Common) -> Result<()> {
-    let model = &hub::full_name(model);
+    let model = &naming::full_name(model);
     let weights = settings(common)?.weights;
     let mut files = quantized::of(model);
     files.retain(|c| weights.admits(&c.identity.weights));
@@ -263,14 +265,14 @@ fn weight_bytes(folder: &Path) -> u64 {
 
 /// The hub model that a name means.
 fn hub_model(name: &str) -> Result<HubModel> {
-    match ModelRef::parse(name).map_err(output::as_wrong_use)? {
+    match naming::parse(name).map_err(output::as_wrong_use)? {
         ModelRef::Hub(model) => Ok(model),
         _ => Err(wrong_use(format!("{name} is not a hub id (ORG/NAME); dmschat does not delete other folders"))),
     }
 }
 
 fn remove(name: &str, common: &Common) -> Result<()> {
-    let name = &hub::full_name(name);
+    let name = &naming::full_name(name);
     let model = hub_model(name)?;
     let hub = the_hub()?;
     let (id, repo) = (&model.id, hub.repo(&model.id));
@@ -304,7 +306,7 @@ fn remove(name: &str, common: &Common) -> Result<()> {
 
 /// Describes a model by its files if they are on this machine, else by the hub's listing.
 fn info(model: &str, common: &Common) -> Result<()> {
-    let model = &hub::full_name(model);
+    let model = &naming::full_name(model);
     let mut settings = settings(common)?;
     settings.model = model.to_owned();
     let about = match download::missing(model).map_err(output::as_wrong_use)? {
@@ -369,7 +371,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let importance = spawn::weight_options(settings, &checkpoint).map_err(output::as_wrong_use)?.calibration;
     let chooses = |weights: Weights| weights.uses_importance() && checkpoint.can_be(weights);
     let importance = importance.by().filter(|_| quant::formats().any(chooses) && !checkpoint.weights.is_packed());
-    let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
+    let path = match naming::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
         ModelRef::Hub(model) => the_hub()?.repo(&model.id).find(&model)?.map(|cached| cached.path),
@@ -388,17 +390,6 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "dmc": c.dmc.is_some(), "cache_policies": policies(c),
     })));
     Ok((about, formats))
-}
-
-/// What evicts tokens of a model's cache: its own training, or a built-in adapter.
-pub(super) fn evicts_by(summary: &Summary) -> Option<String> {
-    Some(match (summary.config.trained(), &summary.adapter) {
-        (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
-        (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),
-        (Some(Trained::Window(tokens)), _) => format!("sliding window of {tokens}"),
-        (None, Some(base)) => format!("adapter for {base}"),
-        (None, None) => return None,
-    })
 }
 
 /// The layers without attention, if there are any.
@@ -431,10 +422,10 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
     };
     let (size, device) = (about.weight_bytes, settings.device);
     let is_gguf = size == 0 || model.contains(':');
-    let fit = match &summary {
-        Some(Summary { config, .. }) => devices::fit(devices::bytes_in(config, size), Some(config), device),
+    let config = summary.as_ref().map(|summary| &summary.config);
+    let fit = match config {
         None if is_gguf => None,
-        None => devices::fit(about_bytes(size), None, device),
+        config => devices::fit(config, size, is_gguf, device),
     };
     let mut object = object(json!({
         "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
@@ -446,7 +437,7 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
         object.extend(shape(c));
         let published = |kind| summary.published.iter().find(|p| p.kind == kind).map(|p| json!(p.id));
         let beside = [("predictor", published(Kind::Predictor)), ("draft_head", published(Kind::DraftHead))];
-        object.insert("evicts_by".to_owned(), json!(evicts_by(summary)));
+        object.insert("evicts_by".to_owned(), json!(known_models::trained_by(summary)));
         object.extend(beside.map(|(key, id)| (key.to_owned(), json!(id))));
     }
     Ok(object)
@@ -460,11 +451,6 @@ fn shape(c: &ModelConfig) -> Map<String, Value> {
         "local_layers": layers_with_window(c), "experts": experts, "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads,
         "head_dim": c.head_dim, "vocabulary": c.vocab, "context": c.context, "rope_factors": c.rope_factors(),
     }))
-}
-
-/// Bytes of weights in a format, if those in the files are bf16: before the configuration is known.
-fn about_bytes(file_bytes: u64) -> impl Fn(Weights) -> u64 {
-    move |weights| weights.estimated_bytes(file_bytes)
 }
 
 fn object(value: Value) -> Map<String, Value> {

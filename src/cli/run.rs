@@ -11,6 +11,7 @@ use crate::chat::{Conversation, Message};
 use crate::config::Settings;
 use crate::protocol::{ChainsReport, StopReason, TextKind, Thinking, TurnReport};
 use crate::system::process;
+use crate::ui::declined;
 use crate::ui::models::Given;
 use crate::ui::text::{FULL, NO_ANSWER, ONLY_THOUGHT};
 use anyhow::Result;
@@ -77,6 +78,11 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     }
     if let Some(at) = report.thought_closed_at {
         output::notice(&format!("the thought was closed after {at} tokens (--max-think)"));
+    }
+    if client.info.is_builtin() && chat.reply(report.turn).is_some_and(|reply| declined::is(reply.shown())) {
+        output::notice(
+            "the built-in model only does small tasks; dmschat run NAME \"QUESTION\" asks another (dmschat models list --known)",
+        );
     }
     let resumed = common.continue_ || common.resume.is_some();
     let code = ending(&report, chat.reply(report.turn), resumed);

@@ -4,13 +4,14 @@ use super::calibrate;
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::download;
 use super::interrupts;
+use super::naming;
 use super::output::{as_wrong_use, notice};
 use super::quantized;
 use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Measure;
 use crate::checkpoint::eagle;
-use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning};
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, Tuning};
 use crate::config::{Adapter, Device, Importance, Settings, Width};
 use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions};
 use crate::hub::HubError;
@@ -179,7 +180,7 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
     };
     let mut checkpoint = match quantized::in_place_of(&settings.model, settings.weights, settings.device) {
         Some(cached) => quantized::cache()?.open(&cached, &adapter)?,
-        None => Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)?,
+        None => Checkpoint::open(&naming::parse(&settings.model)?, &adapter)?,
     };
     checkpoint.tune(tuning(settings))?;
     match &settings.draft {

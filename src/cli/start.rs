@@ -1,6 +1,7 @@
 //! The settings that a command starts with.
 
 use super::args;
+use super::naming;
 use super::output;
 use crate::config::Settings;
 use crate::ui::theme::Themes;
@@ -8,7 +9,9 @@ use anyhow::{Context, Result};
 
 /// Like [`settings`], without notices.
 pub(super) fn quiet_settings(common: &args::Common) -> Result<Settings> {
-    Settings::load(&common.origin()).map_err(output::as_wrong_use)
+    let mut settings = Settings::load(&common.origin()).map_err(output::as_wrong_use)?;
+    settings.model = naming::full_name(&settings.model);
+    Ok(settings)
 }
 
 /// The settings of a command line, the environment and the config file.

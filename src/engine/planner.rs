@@ -8,6 +8,7 @@ use crate::codec::Codec;
 use crate::model::step_token_bytes;
 use crate::policy::{Budget, LayerLanes, POSITION_BITS, Policy};
 use crate::protocol::{MAX_CONTEXT, Plan};
+use crate::quant::Weights;
 use std::ops::RangeInclusive;
 
 // Configurations, settings and slots have the same bound.
@@ -75,13 +76,6 @@ fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     let scores = policy(c, options).scored().map_or(0, |_| size_of::<f32>());
     let slot = size_of::<i32>() as f64 / PAGE_SLOTS as f64 + scores as f64;
     (c.attention_layers() * c.n_kv_heads * options.max_seqs) as f64 * slot
-}
-
-/// Tokens of a dense cache in `bytes` of memory, minus the share of other programs: an estimate
-/// from the configuration alone.
-pub fn dense_context(c: &ModelConfig, codec: Codec, bytes: u64) -> usize {
-    let room = bytes.saturating_sub(spare_bytes(Some(bytes)) + local_bytes(c, codec));
-    usize::try_from(room / dense_token_bytes(c, codec).max(1)).unwrap_or(usize::MAX)
 }
 
 /// Bytes of the states of one sequence in the layers that have no attention.
@@ -255,9 +249,64 @@ pub fn with_budget(
     }
 }
 
+/// What of a model would fit into memory, from its configuration alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    pub weights: Weights,
+    pub weight_bytes: u64,
+    pub codec: Codec,
+    /// Tokens that fit in the worst case, and as many as are expected to fit with the eviction that
+    /// the model was trained for.
+    pub context: usize,
+    pub expected_context: usize,
+}
+
+/// Estimates a start before a download, with the choices of one: the first of `formats`, which are
+/// names and bytes of the weights, with which a usual context is expected to fit, and then the
+/// first such codec; else the last. `None` if no token would fit.
+pub fn estimate(c: &ModelConfig, formats: &[(Weights, u64)], codecs: &[Codec], memory_bytes: u64) -> Option<Estimate> {
+    let native = c.usual_context();
+    let goal = native.min(USUAL_CONTEXT);
+    let room = |bytes: u64, codec: Codec| {
+        let options = EngineOptions::new(codec);
+        let beside = host_bytes(c, &options, goal);
+        let budget = kv_budget(bytes + beside, None, Some(memory_bytes));
+        let fit = |ratio| whole_pages(c, codec, budget, ratio, native);
+        (fit(1.0), fit(ratio(c, &options, native).max(1.0)))
+    };
+    let is_enough = |bytes: u64, codec: Codec| room(bytes, codec).1 >= goal;
+    let usual = *codecs.first()?;
+    let format = formats.iter().find(|(_, bytes)| is_enough(*bytes, usual)).or(formats.last());
+    let &(weights, weight_bytes) = format?;
+    let codec = *codecs.iter().find(|codec| is_enough(weight_bytes, **codec)).or(codecs.last())?;
+    let (context, expected_context) = room(weight_bytes, codec);
+    (context > 0).then_some(Estimate { weights, weight_bytes, codec, context, expected_context })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The estimate makes the choices of a start, and leaves no more room than one.
+    #[test]
+    fn an_estimate_chooses_as_a_start_does() {
+        let c = Checkpoint::shape("smollm2-135m").unwrap();
+        let formats = [(Weights::Bf16, 269_000_000), (Weights::Int8, 143_000_000), (Weights::Int4, 90_000_000)];
+        let at = |mb: u64| estimate(&c, &formats, &[Codec::F32, Codec::Fp8], mb * 1_000_000);
+        let all: Vec<_> = (0..250).map(|n| n * 10).filter_map(|mb| Some((mb, at(mb)?))).collect();
+        assert!(all[0].0 > 90 && all.is_sorted_by_key(|(_, found)| std::cmp::Reverse(found.weights as usize)));
+        let found = |weights| all.iter().find(|(_, found)| found.weights == weights).unwrap().1;
+        // A smaller codec where 4 bits are not enough; else the whole context, with which a format
+        // was chosen.
+        assert_eq!(found(Weights::Int4).codec, Codec::Fp8);
+        for weights in [Weights::Int8, Weights::Bf16] {
+            assert_eq!((found(weights).codec, found(weights).expected_context), (Codec::F32, c.context), "{weights}");
+        }
+        assert_eq!(at(90), None);
+        let evicting = Checkpoint::shape("qwen3-8b").unwrap();
+        let found = estimate(&evicting, &[(Weights::Int4, 4_700_000_000)], &[Codec::Bf16], 7 << 30).unwrap();
+        assert!(found.expected_context >= 5 * found.context && found.expected_context <= evicting.context);
+    }
 
     #[test]
     fn what_fits_is_counted_in_whole_pages() {

@@ -30,8 +30,8 @@ macro_rules! actions {
 impl Action {
     /// Does the same as the command of its name.
     pub fn is_command(self) -> bool {
-        use Action::{Copy, Eviction, Find, Help, Panel, Sessions};
-        matches!(self, Copy | Eviction | Find | Help | Panel | Sessions)
+        use Action::{Copy, Eviction, Find, Help, Models, Panel, Sessions};
+        matches!(self, Copy | Eviction | Find | Help | Models | Panel | Sessions)
     }
 
     /// The action whose name is near this one, if there is one.
@@ -87,6 +87,7 @@ actions! {
     Fold Chat "fold" "open or fold the thoughts of the chosen message, or a folded paste (or a click)",
     FoldAll Chat "fold-all" "open or fold all thoughts",
     Sessions Chat "sessions" "saved conversations",
+    Models Chat "models" "models: those here, and known ones to download",
     Copy Chat "copy" "copy the chosen message, or the last answer",
     Mouse Chat "mouse" "release or capture the mouse",
     Redraw Chat "redraw" "redraw the screen",

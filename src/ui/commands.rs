@@ -23,6 +23,7 @@ mod session;
 pub mod sessions;
 pub mod set;
 mod surprise;
+pub mod train;
 mod turns;
 pub mod twin;
 
@@ -122,16 +123,19 @@ pub const ALL: &[Command] = &[
         .help("what the last (or the chosen) answer cost: time, tokens, cache, drafts, energy"),
     Command::new(Memory, "stats", "", cache::stats).help("the numbers of the cache, head by head").also(&["context"]),
     Command::new(Model, "model", "[NAME]", model::model)
-        .help("load another model: demo, a folder, a GGUF file, or ORG/NAME")
+        .help("load another model: demo, a short name such as qwen3:4b, a folder, a GGUF file, or ORG/NAME")
         .also(&["load"])
         .args(Args { more: model::known, ..Args::TEXT }),
     Command::new(Model, "models", "", models::open)
-        .help("the models on this machine: size, shape, DMS, licence; Enter loads one")
+        .help("models on this machine, and known ones to download: size, licence, what fits; Enter loads one")
         .also(&["list"]),
     Command::new(Model, "profile", "[NAME|none]", profile::run)
         .help("switch to the settings of a profile; without a name: list them")
         .also(&["profiles"])
         .args(Args { more: profile::names, ..Args::TEXT }),
+    Command::new(Model, "train", "[stop]", train::run)
+        .help("make a model that forgets nothing forget: trains a predictor in the background, minutes on a CPU")
+        .args(Args::words("stop or nothing", &[("stop", "end the training; nothing is changed")])),
     Command::new(Model, "set", "[NAME VALUE]", set::set)
         .help("change a setting; without a name: list them; --save [PROFILE] writes them to a file")
         .also(&["settings"])

@@ -12,6 +12,8 @@ pub struct Sources<'a> {
     pub prompts: &'a dyn Fn() -> Vec<String>,
     /// Hub ids in the cache.
     pub models: &'a [String],
+    /// Short names of known models, with a word on each.
+    pub short: &'a [(String, String)],
     /// Model folders and files that earlier conversations were held with.
     pub used: &'a [String],
     /// Paths that begin as typed; folders only, where it is set.

@@ -45,6 +45,11 @@ pub enum Effect {
     },
     /// Read the list of local models.
     ListModels,
+    /// Make a predictor for the loaded model, or ask how long that takes.
+    Train {
+        estimates: bool,
+    },
+    StopTraining,
     /// Load the model of a conversation.
     LoadReference(ModelReference),
     CancelLoad,

@@ -2,6 +2,7 @@
 
 use super::effect::Which;
 use super::models::{Given, Models};
+use super::training::Trainer;
 use crate::config::Settings;
 use crate::protocol::EngineHandle;
 use anyhow::Result;
@@ -26,6 +27,7 @@ pub struct LoadParts {
     pub load: Loader,
     pub models: Arc<dyn Models>,
     pub given: Given,
+    pub train: Trainer,
 }
 
 /// The way the chat ended.

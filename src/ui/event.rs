@@ -2,9 +2,10 @@
 
 use super::attach::Attachment;
 use super::effect::{Store, Summary, Which};
-use super::models::ModelEntry;
+use super::models::{Known, ModelEntry};
 use super::state::Level;
 use super::theme::Background;
+use super::training::Report;
 use crate::chat::session::{Moved, Passage};
 use crate::chat::{Conversation, Tags};
 use crate::protocol::{Event, ModelInfo, ModelReference, RestoreRequest, Snapshot};
@@ -73,12 +74,14 @@ pub enum AppEvent {
         typed: String,
         read: Result<Attachment, String>,
     },
-    /// Hub ids in the cache, and the folders and files of models that earlier conversations were
-    /// held with.
+    /// Names of models, and the folders and files of models that earlier conversations were held
+    /// with.
     KnownModels {
-        cached: Vec<String>,
+        known: Known,
         used: Vec<String>,
     },
+    /// The work of /train reported something.
+    Trained(Report),
     /// The list of local models was read.
     Models(Vec<ModelEntry>),
     /// A saved conversation was read.

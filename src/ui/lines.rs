@@ -1,6 +1,7 @@
 //! Line mode, for terminals that cannot position the cursor (`TERM=dumb`): the same state and
 //! commands; only new text is printed.
 
+use super::declined;
 use super::event::AppEvent;
 use super::runtime::{Runtime, Woken};
 use super::state::{About, App};
@@ -32,6 +33,8 @@ struct Printed {
     /// The last thing printed ended its line.
     at_line_start: bool,
     prompt: bool,
+    /// The beginning of an answer that may be one that the built-in model declines with.
+    held: String,
 }
 
 impl Runtime {
@@ -79,7 +82,13 @@ impl Runtime {
                         Some(Event::Found(found)) => found.streamed(),
                         _ => None,
                     };
-                    streamed.into_iter().for_each(|(kind, text)| print_text(&mut printed, kind, text));
+                    let demo = self.app.engine.info.as_ref().is_some_and(|info| info.is_builtin());
+                    if let Some((kind, text)) = streamed {
+                        match demo && kind == TextKind::Answer {
+                            true => print_unless_declined(&mut printed, text),
+                            false => print_text(&mut printed, kind, text),
+                        }
+                    }
                     self.engine(event);
                     self.snapshot();
                 }
@@ -113,6 +122,13 @@ impl Runtime {
     fn print_news(&mut self, printed: &mut Printed) {
         let app = &self.app;
         let mut lines: Vec<String> = Vec::new();
+        if app.turn.is_none() && !printed.held.is_empty() {
+            let path = app.chat.path();
+            let said = path.last().and_then(|message| declined::shown(app, message));
+            let text = said.unwrap_or_else(|| std::mem::take(&mut printed.held));
+            printed.held.clear();
+            print_text(printed, TextKind::Answer, &text);
+        }
         if app.turn.is_none() && printed.part.take().is_some() {
             lines.extend(last_words(app));
             let report = app.chat.path().last().and_then(|m| m.report.as_ref()?.twin.as_deref());
@@ -199,6 +215,19 @@ impl Lines {
 fn put(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Text of the built-in model as it comes, but for an answer that it declines with: that is held
+/// back, and shown as elsewhere when it is whole.
+fn print_unless_declined(printed: &mut Printed, text: &str) {
+    if printed.held.is_empty() && printed.part == Some(TextKind::Answer) && !printed.begins {
+        return print_text(printed, TextKind::Answer, text);
+    }
+    printed.held.push_str(text);
+    if !declined::is(&printed.held) && !declined::may_become(&printed.held) {
+        let text = std::mem::take(&mut printed.held);
+        print_text(printed, TextKind::Answer, &text);
+    }
 }
 
 /// Streamed text as it comes.

@@ -11,12 +11,14 @@ use super::effect::{Effect, Store, Which};
 use super::feed::{Feed, Local, LocalKind};
 use super::keymap::Keymap;
 use super::memory::Memory;
+use super::models::Known;
 use super::overlay::{Field, Overlay};
 pub use super::ratios::RatioHistory;
 use super::refusal::{Done, Refusal};
 pub use super::restore::{Restore, SessionView};
 use super::shell::Shell;
 use super::theme::{Theme, Themes};
+use super::training::Training;
 use super::vim::{Mode, Vim};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{Settings, Width};
@@ -89,8 +91,10 @@ pub struct App {
     /// A saved conversation is being read.
     pub opening: bool,
     pub mouse: bool,
-    /// Hub ids in the cache, for completion; read when the chat begins.
-    pub cached_models: Vec<String>,
+    /// A predictor that is being made (/train).
+    pub training: Option<Training>,
+    /// Names of models, read when the chat begins.
+    pub models: Known,
     /// Model folders and files of earlier conversations, newest first.
     pub used_models: Vec<String>,
     /// Where this conversation is saved; absent before the first turn and with `--no-session`.
@@ -179,11 +183,13 @@ pub struct Loading {
     pub progress: Option<Event>,
     /// The conversation to open with it.
     pub then_open: Option<Which>,
+    /// Files of it were downloaded.
+    pub downloaded: bool,
 }
 
 impl Loading {
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), progress: None, then_open: None }
+        Self { name: name.to_owned(), progress: None, then_open: None, downloaded: false }
     }
 
     pub fn download(&self) -> Option<&Download> {
@@ -337,7 +343,8 @@ impl App {
             panel: Panel::default(),
             memory: Memory::default(),
             notice: None,
-            cached_models: Vec::new(),
+            training: None,
+            models: Known::default(),
             used_models: Vec::new(),
             queue: VecDeque::new(),
             aside: None,

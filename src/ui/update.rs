@@ -25,13 +25,14 @@ pub mod texts;
 pub mod turns;
 mod vim_keys;
 
-use super::commands::{command, compact, compare, models, search, sessions};
+use super::commands::{command, compact, compare, models, search, sessions, train};
 use super::effect::Effect;
 use super::event::{AppEvent, Asked};
 use super::overlay::{inspect, question::Question};
 use super::state::{App, Loading, Restore, SPINNER_MS};
 use super::theme::{AUTO, Background};
 use crate::chat::session::Moved;
+use crate::protocol::Event;
 
 /// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
 pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
@@ -46,6 +47,7 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
     turns::return_unsent(app);
     count::unsent(app);
     engine::ask_presence(app);
+    train::load_when_idle(app);
     std::mem::take(&mut app.effects)
 }
 
@@ -61,6 +63,7 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Snapshot(snapshot) => engine::snapshot(app, snapshot),
         AppEvent::Progress(progress) => {
             if let Some(loading) = &mut app.engine.loading {
+                loading.downloaded |= matches!(progress, Event::Downloading(_));
                 loading.progress = Some(progress);
             }
         }
@@ -96,7 +99,8 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::Ran { id, result } => shell::ran(app, id, result),
         AppEvent::Searched(result) => search::found(app, *result),
         AppEvent::Attached { typed, read } => keys::attached(app, &typed, read),
-        AppEvent::KnownModels { cached, used } => (app.cached_models, app.used_models) = (cached, used),
+        AppEvent::KnownModels { known, used } => (app.models, app.used_models) = (known, used),
+        AppEvent::Trained(report) => train::reported(app, report),
         AppEvent::Models(entries) => models::listed(app, entries),
         AppEvent::Opened(opened) => files::opened(app, *opened),
         AppEvent::OpenNeedsModel { which, reference } => files::open_needs_model(app, which, reference),

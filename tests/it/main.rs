@@ -52,6 +52,7 @@ mod ragged;
 mod real;
 mod recall;
 mod reference;
+mod road;
 mod rule;
 mod session;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]

@@ -50,7 +50,7 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
         Some(out) => OUTPUT.check(out).map_err(as_wrong_use)?,
         None => warn_of_replacing(settings, goal)?,
     }
-    let mut work = Work::new();
+    let mut work = Work::new(args.progress);
     let mut settings = Settings {
         adapter: Adapter::None,
         policy: PolicyKind::Auto,
@@ -61,7 +61,8 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
     };
     let folder = settings.dirs.adapters();
     let own_folder = args.out.is_none().then_some(&*folder);
-    let fitted = with_options(&settings, predictor::options, Fit { texts: &texts, goal, own_folder, work: &mut work })?;
+    let fit = Fit { texts: &texts, goal, own_folder, estimate: args.estimate, work: &mut work };
+    let Some(fitted) = with_options(&settings, predictor::options, fit)? else { return Ok(output::OK) };
     // The model is loaded again, with the predictor at a threshold of 0, which the dial then moves.
     let draft = fitted.file(&Found { window: 256, threshold: 0.0, measured: Vec::new() })?;
     let mut temporary = Temporary::in_own_folder(&folder).with_context(|| folder.display().to_string())?;
@@ -78,7 +79,7 @@ pub fn run(settings: &Settings, args: &TrainArgs, common: &Common) -> Result<u8>
         }
         None => write_in_folder(&folder, &fitted.base, &whole)?,
     };
-    report(&settings, &fitted, &found, &path, whole.len(), common, args.out.is_none())
+    report(&settings, &fitted, &found, &path, whole.len(), common.json || args.progress, args.out.is_none())
 }
 
 /// Says what evicts now and will be left aside, if anything does.
@@ -176,13 +177,15 @@ struct Fit<'a> {
     goal: Goal,
     /// The folder that the file goes to if the user names none.
     own_folder: Option<&'a Path>,
+    /// End once it is said how long the work takes.
+    estimate: bool,
     work: &'a mut Work,
 }
 
 impl ModelJob for Fit<'_> {
-    type Output = FittedModel;
-    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<FittedModel> {
-        let Self { texts, goal, own_folder, work } = self;
+    type Output = Option<FittedModel>;
+    fn run<B: Measure>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<Option<FittedModel>> {
+        let Self { texts, goal, own_folder, estimate, work } = self;
         let c = &checkpoint.config;
         if c.trained().is_some() {
             return Err(wrong_use(format!("{} evicts by itself, so it needs no predictor", checkpoint.name)));
@@ -198,7 +201,10 @@ impl ModelJob for Fit<'_> {
             return Err(wrong_use(TOO_SHORT));
         }
         let speed = Speed::measure(runner, &pieces.fitted[0])?;
-        work.begin(seconds(speed, checkpoint, &pieces, goal), &format!("making a predictor for {}", checkpoint.name));
+        work.begin(seconds(speed, checkpoint, &pieces, goal), &format!("making a predictor for {}", checkpoint.name))?;
+        if estimate {
+            return Ok(None);
+        }
         let rows = predictor::observe(runner, &pieces.fitted, &frame, &mut |progress| work.show(0, progress))?;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let layers = predictor::regress(rows, threads, &mut |progress| work.show(1, progress))?;
@@ -206,13 +212,13 @@ impl ModelJob for Fit<'_> {
         for kind in pieces.fitted.chunk_by(|a, b| a.kind == b.kind) {
             texts.push(format!("{} {}", kind.len(), kind[0].kind));
         }
-        Ok(FittedModel {
+        Ok(Some(FittedModel {
             layers,
             measured: pieces.measured,
             config: c.clone(),
             base: checkpoint.name.clone(),
             texts: texts.join(", "),
-        })
+        }))
     }
 }
 
@@ -278,6 +284,7 @@ fn frame(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: usize) -> Resu
 /// This command, for the card.
 fn command() -> String {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    let args = args.filter(|arg| arg != "--progress");
     std::iter::once("dmschat".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
 }
 
@@ -317,10 +324,10 @@ fn report(
     found: &Found,
     path: &Path,
     size: usize,
-    common: &Common,
+    json: bool,
     is_found: bool,
 ) -> Result<u8> {
-    if common.json {
+    if json {
         output::out_json(&json!({
             "path": path, "bytes": size, "base": fitted.base, "window": found.window, "threshold": found.threshold,
             "ratio": found.ratio(), "kl": found.kl(), "measured": found.measured,

@@ -1,6 +1,7 @@
 //! The subcommands and their own flags.
 
 use crate::checkpoint::random::SHAPES;
+use crate::config::ByteSize;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand, ValueHint};
 use std::ffi::OsString;
@@ -10,6 +11,8 @@ use std::path::PathBuf;
 pub enum Command {
     /// Open a chat (the default)
     Chat,
+    /// Open a chat with a model, which is downloaded if it is missing
+    Run(RunArgs),
     /// Draw a saved conversation with what the cache remembers of it
     Show(ShowArgs),
     /// List, download and delete models
@@ -59,6 +62,16 @@ impl Command {
             _ => return None,
         })
     }
+}
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// A short name such as qwen3:4b (models list --known), ORG/NAME, a folder or a GGUF file
+    #[arg(id = "run_model", value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub model: String,
+    /// A question, answered as by -p
+    #[arg(id = "run_question", value_name = "QUESTION")]
+    pub question: Vec<String>,
 }
 
 /// The arguments of a command that moved to `dmslab`.
@@ -157,8 +170,15 @@ pub struct DoctorArgs {
 
 #[derive(Subcommand, Debug)]
 pub enum ModelsCommand {
-    /// List the models on this machine
-    List,
+    /// List the models on this machine; with --known those that have short names
+    List {
+        /// List known models by their short names: size, licence, what makes them forget, what fits
+        #[arg(long)]
+        known: bool,
+        /// With --known: print a table for GPUs with so much memory, such as 8GiB,24GiB
+        #[arg(long, value_name = "SIZE,...", value_delimiter = ',', requires = "known")]
+        memory: Vec<ByteSize>,
+    },
     /// Print the folder of downloaded models
     Path,
     /// Download or update a model, and print its folder
@@ -220,6 +240,12 @@ pub struct TrainArgs {
     /// next start finds it]
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
+    /// Print reports as lines of JSON, for the chat
+    #[arg(long, hide = true)]
+    pub progress: bool,
+    /// With --progress: end after the estimate of how long it takes
+    #[arg(long, hide = true, requires = "progress")]
+    pub estimate: bool,
 }
 
 /// Files of `sessions export`.

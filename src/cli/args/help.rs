@@ -10,11 +10,11 @@ const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
 fn flags_of(path: &str) -> Option<Vec<&'static str>> {
     let [model, cache] = ["model", "cache"].map(Layer::group);
     let own: &[&[&str]] = match path {
-        "chat" | "config show" => return None,
+        "chat" | "run" | "config show" => return None,
         "show" | "config theme" => &[&["theme", "config", "profile"]],
         "bench" => &[model, cache, &["config", "profile", "keep_ratio", "width", "json"]],
         "doctor" => &[model, cache, &["config", "profile", "json", "theme"]],
-        "models list" => &[&["model", "json", "config"]],
+        "models list" => &[&["model", "device", "json", "config"]],
         "models pull" => &[&["device", "json", "config"]],
         "models rm" => &[&["weights", "json"]],
         "models quantize" => &[&["weights", "importance", "device", "json", "config"]],
@@ -78,6 +78,7 @@ pub const EXIT_CODES: &str = "\
 0 answered, 1 failed or no answer, 2 usage, config or model error, 130 interrupted.";
 
 pub const EXAMPLES: &str = "\x20 dmschat                                    chat with the built-in model
+  dmschat run qwen3:4b                       a known model, downloaded if it is missing
   dmschat -m ./Qwen3-0.6B --eviction off     a model in a folder, no eviction
   dmschat \"Solve 3x + 4 = 19\" --json         one answer with its numbers
   git diff | dmschat -p \"Summarize:\"         a prompt and the text of a pipe

@@ -87,6 +87,7 @@ impl Runtime {
     }
 
     pub(super) fn load(&mut self, name: String) -> Vec<AppEvent> {
+        let name = self.loading.models.full_name(&name);
         let mut settings = self.app.setup.settings.clone();
         if name != settings.model {
             settings.adapter = Adapter::Auto;

@@ -46,6 +46,6 @@ impl Runtime {
         if let Some(line) = self.sessions.leave(&mut self.outcomes).await {
             self.exit = Some(ExitKind::NotSaved(line));
         }
-        (self.current, self.next) = (None, None);
+        (self.current, self.next, self.training) = (None, None, None);
     }
 }

@@ -9,6 +9,7 @@ use super::super::outbox::Outbox;
 use super::super::sessions::Sessions;
 use super::super::state::App;
 use super::super::terminal::{Screen, drawn_size};
+use super::super::training::{Report, Work};
 use super::super::update::update_at;
 use super::super::worker::{Outcome, Outcomes};
 use super::super::{ExitKind, LoadParts, Resume, editor_program};
@@ -30,6 +31,8 @@ pub struct Runtime {
     pub app: App,
     pub(super) screen: Option<Screen>,
     pub(super) loading: LoadParts,
+    /// The work of /train, while it runs.
+    pub(super) training: Option<Work>,
     /// The engine in use, and the one that is being loaded.
     pub(in crate::ui) current: Option<EngineHandle>,
     pub(super) next: Option<EngineHandle>,
@@ -66,6 +69,8 @@ pub(in crate::ui) enum Woken {
     Engine(Option<Event>),
     /// From the engine that is being loaded.
     Next(Option<Event>),
+    /// From the work of /train.
+    Trained(Option<Report>),
     Snapshot,
     Outcome(Outcome),
     Signal(Signal),
@@ -85,6 +90,7 @@ impl Runtime {
             app,
             screen: None,
             loading,
+            training: None,
             current: None,
             next: None,
             outbox: Outbox::new(sessions.worker.clone()),
@@ -110,7 +116,9 @@ impl Runtime {
         let history = self.history.clone();
         self.sessions.worker.beside(move || AppEvent::History(history.read()));
         let (models, folder) = (Arc::clone(&self.loading.models), self.sessions.folder.clone());
-        self.sessions.worker.beside(move || AppEvent::KnownModels { cached: models.cached(), used: folder.models() });
+        let settings = self.app.setup.settings.clone();
+        let known = move || AppEvent::KnownModels { known: models.known(&settings), used: folder.models() };
+        self.sessions.worker.beside(known);
         let session = self.sessions.current();
         self.handle(AppEvent::SessionBegan(session));
         let resume = self.resume.clone();
@@ -225,6 +233,7 @@ impl Runtime {
             None => (None, None),
         };
         let next = self.next.as_mut().map(|n| &mut n.events);
+        let training = self.training.as_mut().map(|work| &mut work.reports);
         tokio::select! {
             biased;
             signal = signals.next() => Woken::Signal(signal),
@@ -232,6 +241,7 @@ impl Runtime {
             Some(response) = async { Some(events?.recv().await) } => Woken::Engine(response.map(|r| r.event)),
             Some(response) = async { Some(next?.recv().await) } => Woken::Next(response.map(|r| r.event)),
             Some(outcome) = self.outcomes.recv() => Woken::Outcome(outcome),
+            Some(report) = async { Some(training?.recv().await) } => Woken::Trained(report),
             // A closed channel shows in the events.
             Some(()) = async { snapshot?.changed().await.ok() } => Woken::Snapshot,
             Some(()) = async {
@@ -247,6 +257,8 @@ impl Runtime {
             Woken::Engine(event) => self.engine(event),
             Woken::Next(event) => self.next(event),
             Woken::Outcome(outcome) => self.outcome(outcome),
+            Woken::Trained(Some(report)) => self.handle(AppEvent::Trained(report)),
+            Woken::Trained(None) => self.training = None,
             Woken::Snapshot => self.snapshot(),
             Woken::Timer => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
             Woken::Typed(_) | Woken::Line(_) | Woken::Signal(_) => {}
@@ -385,6 +397,15 @@ impl Runtime {
                 let used = self.app.used_models.clone();
                 self.sessions.worker.beside(move || AppEvent::Models(models.list(&settings, &used)));
             }
+            Effect::Train { estimates } => {
+                let mut settings = self.app.setup.settings.clone();
+                settings.model = self.loading.models.full_name(&self.app.engine.loaded);
+                match (self.loading.train)(&settings, estimates) {
+                    Ok(work) => self.training = Some(work),
+                    Err(error) => return vec![AppEvent::Trained(Report::Failed(format!("{error:#}")))],
+                }
+            }
+            Effect::StopTraining => self.training = None,
             Effect::LoadReference(reference) => {
                 let parts = &self.loading;
                 let settings = parts.models.settings(&reference, &self.app.setup.settings, parts.given);

@@ -22,7 +22,8 @@ pub fn input_changed(app: &mut App) {
         themes: &|| themes.names(),
         profiles: &|| names(&dirs.profiles(), ".toml"),
         prompts: &|| prompts::listed(&dirs.prompts()),
-        models: &app.cached_models,
+        models: &app.models.cached,
+        short: &app.models.short,
         used: &app.used_models,
         paths: &crate::ui::paths::complete,
     };
@@ -204,6 +205,7 @@ mod tests {
             profiles: &Vec::new,
             prompts: &Vec::new,
             models: &[],
+            short: &[],
             used: &[],
             paths: &paths,
         };
@@ -227,7 +229,8 @@ mod tests {
         let paths = |typed: &str, _| if typed == "./Q" { vec!["./Qwen3/".to_owned()] } else { Vec::new() };
         let (profiles, prompts) = (|| vec!["work".to_owned()], || vec!["review".to_owned()]);
         let (profiles, prompts): (&dyn Fn() -> _, &dyn Fn() -> _) = (&profiles, &prompts);
-        let sources = Sources { themes: &themes, profiles, prompts, models: &models, used: &used, paths: &paths };
+        let (models, used): (&[String], &[String]) = (&models, &used);
+        let sources = Sources { themes: &themes, profiles, prompts, models, short: &[], used, paths: &paths };
         let labels = |text: &str| {
             candidates(text, text.len(), &sources)
                 .map(|c| c.candidates.into_iter().map(|c| c.label).collect::<Vec<_>>())

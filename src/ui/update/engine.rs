@@ -3,7 +3,7 @@
 use super::{files, texts, turns};
 use crate::chat::{Message, MessageId};
 use crate::protocol::{Command, Event, Finding, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
-use crate::ui::commands::{cache, command, compact, compare, logprobs, twin};
+use crate::ui::commands::{cache, command, compact, compare, logprobs, train, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::numbers;
@@ -20,6 +20,9 @@ const BELL_MS: u64 = 10_000;
 /// Ratios larger than the trained one by this factor are warned of: KL grows several times there
 /// (docs/fidelity.md).
 const BEYOND_TRAINING: f64 = 1.1;
+
+/// Part of an error that says that the hub was not reached.
+const NO_CONNECTION: &str = "cannot be reached";
 
 /// Handles an event of the engine in use.
 pub fn event(app: &mut App, event: Event) {
@@ -354,8 +357,9 @@ fn open_inspect(app: &App) -> Option<&Inspect> {
 /// Takes a loaded model into use.
 pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
-    let mut then_open = None;
+    let (mut then_open, mut downloaded) = (None, false);
     if let Some(loading) = app.engine.loading.take() {
+        downloaded = loading.downloaded;
         then_open = loading.then_open;
         app.engine.loaded.clone_from(&loading.name);
         app.engine.chosen = loading.name;
@@ -385,6 +389,9 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     }
     app.engine.info = Some(info);
     app.engine.dial = None;
+    if downloaded {
+        train::downloaded(app);
+    }
     match then_open {
         Some(which) => files::open_with_current(app, which),
         // Queued messages belong to the conversation that is still to be opened.
@@ -406,6 +413,7 @@ pub fn load_failed(app: &mut App, error: &str) {
         }
         None => "; /model NAME loads another".to_owned(),
     };
+    let kept = kept + if error.contains(NO_CONNECTION) { texts::WITHOUT_NETWORK } else { "" };
     let what = if command::give_line_back(app, "model") { "/model" } else { "not loaded" };
     app.result(LocalKind::Error, format!("{what}: {error}{kept}"));
 }

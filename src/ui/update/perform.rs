@@ -12,7 +12,7 @@ use crate::ui::shell::parse as is_shell;
 use crate::ui::spelling::{glued, parse};
 use crate::ui::state::{App, EngineView, NO_MODEL};
 use crate::ui::text::on_or_off;
-use crate::ui::widgets;
+use crate::ui::widgets::{self, welcome};
 
 /// Carries out an action of the keymap.
 pub fn act(app: &mut App, action: Action) {
@@ -32,7 +32,7 @@ pub fn act(app: &mut App, action: Action) {
         Action::SearchHistory => app.open(HistorySearch::new(app)),
         // With text in the input, Ctrl+F moves right as in Emacs.
         Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => edit(app, Action::Right),
-        Action::Find | Action::Help | Action::Panel | Action::Sessions | Action::Copy => {
+        Action::Find | Action::Help | Action::Models | Action::Panel | Action::Sessions | Action::Copy => {
             commands::run_named(app, action.name(), "");
         }
         Action::Eviction => {
@@ -114,6 +114,9 @@ fn submit_input(app: &mut App) {
     }
     let text = app.input.expanded().into_owned();
     if text.trim().is_empty() {
+        if welcome::leads_to_models(app) {
+            return commands::run_named(app, Action::Models.name(), "");
+        }
         return turns::send_next(app);
     }
     (app.notice, app.ran) = (None, None);

@@ -5,6 +5,10 @@ use crate::ui::action::Action;
 use crate::ui::state::App;
 use crate::ui::text::{count, plural};
 
+/// What works without a network.
+pub const WITHOUT_NETWORK: &str =
+    "; without a network, /models loads models on this machine, and /model PATH a folder or a GGUF file";
+
 /// Describes a conversation that the cache no longer holds. `held`: the last figures while it did.
 pub fn refill(held: Option<&Snapshot>) -> String {
     let pins = if held.is_some_and(|s| s.pinned > 0) { "; pins of messages do not come back" } else { "" };

@@ -5,6 +5,7 @@ use super::prelude::*;
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Message, Role as Who, line_after};
 use crate::protocol::{StopReason, TurnReport, count};
+use crate::ui::declined;
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::folded;
 use crate::ui::heat;
@@ -127,6 +128,7 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         let asked = m.parent.map_or(0, |asked| app.chat.sibling_count(asked));
         (app.chat.sibling_count(id), asked, app.feed.within(id).count()).hash(&mut hasher);
         (app.feed.pinned.contains(&id), all_kept(app)).hash(&mut hasher);
+        declined::number(app, m).map(|number| (number, &app.models.best)).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
         turn.and_then(|t| t.chains.as_ref()).map(|chains| chains.revision).hash(&mut hasher);
         turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);
@@ -202,10 +204,14 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     let fold_row = thoughts(app, message, width, &mut lines);
     let text = message.text.trim_start_matches('\n');
     let lead = message.text.len() - text.len();
+    let declined = declined::shown(app, message);
     let cuts = |text: &str| -> Vec<(usize, &str)> {
         app.feed.within(message.id).map(|(at, words)| (line_after(text, at.saturating_sub(lead)), words)).collect()
     };
-    let finished = if message.is_open() && !text.trim().is_empty() {
+    let finished = if let Some(text) = declined {
+        lines.extend(with_marks(app, &text, 0..text.len(), &[], full, &mut links));
+        None
+    } else if message.is_open() && !text.trim().is_empty() {
         let (finished, all) = streaming(app, text, &cuts(text), full, old, &mut lines);
         links = all;
         Some(finished)

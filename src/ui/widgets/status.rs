@@ -275,6 +275,9 @@ fn parts(app: &App) -> Vec<Part> {
         None if app.engine.loading.is_some() || app.opening => {}
         None => add(8, Role::Warning, "no model".to_owned()),
     }
+    if let Some(text) = app.training.as_ref().and_then(|training| training.status()) {
+        add(7, Role::StatusValue, text);
+    }
     if let Some(s) = &app.engine.snapshot {
         if s.kv.ratio.is_some() {
             add(6, Role::StatusValue, ratio(s.kv.ratio));

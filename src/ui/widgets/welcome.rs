@@ -5,6 +5,7 @@ use super::prelude::*;
 use crate::ui::action::Action;
 use crate::ui::examples::{forgetting, offered};
 use crate::ui::keymap::EXAMPLES;
+use crate::ui::models::OFFLINE;
 use crate::ui::overlay::draw_lines;
 use crate::ui::text::{clean_line, count, wrap, wrap_plain};
 
@@ -50,6 +51,9 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     ];
     let mut out = wrap(&what, width, &[], &[]);
     out.extend(wrap_plain(&model(app), dim, width, &[]));
+    if is_demo(app) {
+        out.extend(wrap_plain(&road(app, keys), text, width, &[]));
+    }
     if app.engine.info.as_ref().is_some_and(|info| info.template.is_plain()) {
         let text = "no chat template: this model continues text; an instruct version answers";
         out.extend(wrap_plain(text, dim, width, &[]));
@@ -75,6 +79,30 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     out.push(Line::default());
     out.extend(saved(app, width));
     out
+}
+
+/// Whether the screen leads from the built-in model to others.
+fn is_demo(app: &App) -> bool {
+    app.engine.info.as_ref().map_or(app.engine.loading.is_none(), |info| info.is_builtin())
+}
+
+/// Whether Enter opens the list of models: on the first screen, with nothing typed.
+pub fn leads_to_models(app: &App) -> bool {
+    let empty = app.chat.is_empty() && app.queue.is_empty() && app.editing.is_none();
+    empty && !app.resuming && is_demo(app) && !app.is_busy()
+}
+
+/// Leads to other models than the built-in one.
+fn road(app: &App, keys: bool) -> String {
+    let how = match keys {
+        true => format!("{} or {}", app.key(Action::Models), app.key(Action::Send)),
+        false => "/models".to_owned(),
+    };
+    match &app.models.best {
+        _ if app.models.offline => format!("A demo, offline: {how} lists the models on this machine. {OFFLINE}."),
+        Some(best) => format!("A demo that only does small tasks. {how} lists real models; {best} suits this machine."),
+        None => format!("A demo that only does small tasks. {how} lists real models."),
+    }
 }
 
 /// Where the conversation is saved.

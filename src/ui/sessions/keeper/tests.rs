@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Settings;
 use crate::protocol::ModelReference;
 use crate::ui::history::HistoryFile;
-use crate::ui::models::{Given, ModelEntry};
+use crate::ui::models::{Given, Known, ModelEntry};
 use crate::ui::testing::{self, app, turn};
 use crate::ui::update::update;
 use crate::ui::worker::Outcomes;
@@ -20,8 +20,12 @@ impl Models for Gone {
         settings.clone()
     }
 
-    fn cached(&self) -> Vec<String> {
-        Vec::new()
+    fn full_name(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
+    fn known(&self, _: &Settings) -> Known {
+        Known::default()
     }
 
     fn list(&self, _: &Settings, _: &[String]) -> Vec<ModelEntry> {
