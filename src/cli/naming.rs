@@ -1,5 +1,5 @@
-//! What a name of a model stands for: a short name of the catalogue, or as [`ModelRef`] has it. Opens
-//! no connection.
+//! What a name of a model stands for: a short name of the catalogue, or as [`ModelRef`] has it.
+//! Opens no connection.
 
 use crate::catalogue::Catalogue;
 use crate::checkpoint::ModelRef;

@@ -7,8 +7,8 @@ use crate::ui::paths::expand_home;
 use crate::ui::state::NO_MODEL;
 use std::path::Path;
 
-/// The built-in model, cached and known ones, folders and files of earlier conversations, and folders once
-/// the beginning of a path is typed.
+/// The built-in model, cached and known ones, folders and files of earlier conversations, and
+/// folders once the beginning of a path is typed.
 pub fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     let mut out = pairs(&[("demo", "built in")]);
     out.extend(sources.models.iter().map(|id| (id.clone(), "in the Hugging Face cache".to_owned())));

@@ -209,7 +209,7 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
         app.feed.within(message.id).map(|(at, words)| (line_after(text, at.saturating_sub(lead)), words)).collect()
     };
     let finished = if let Some(text) = declined {
-        lines.extend(with_marks(app, &text, 0..text.len(), &[], full, &mut links));
+        lines.extend(with_marks(app, &text, 0..text.len(), &[], full, (&mut links, &mut 0)));
         None
     } else if message.is_open() && !text.trim().is_empty() {
         let (finished, all) = streaming(app, text, &cuts(text), full, old, &mut lines);
