@@ -83,7 +83,7 @@ impl Rows for Fp8 {
 }
 
 /// The value of each code of F8_E4M3 ("fn": no infinities).
-static E4M3: [f32; 256] = {
+pub(super) static E4M3: [f32; 256] = {
     let mut out = [0.0; 256];
     let mut code = 0;
     while code < 256 {
