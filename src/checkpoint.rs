@@ -11,6 +11,7 @@ pub mod eagle;
 mod ends;
 mod family;
 pub(crate) mod files;
+mod fp4;
 mod fp8;
 pub(crate) mod gguf;
 mod identity;

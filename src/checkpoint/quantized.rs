@@ -1,6 +1,8 @@
 //! `quantization_config` of a folder: the formats of quantized safetensors that are read.
-//! [`packed`](super::packed) has the 4- and 8-bit integer formats, [`fp8`](super::fp8) the others.
+//! [`packed`](super::packed) has the 4- and 8-bit integer formats, [`fp8`](super::fp8) and
+//! [`fp4`](super::fp4) the others.
 
+use super::fp4;
 use super::fp8;
 use super::json::Fields;
 use super::names::TensorSpec;
@@ -10,7 +12,8 @@ use crate::tensor::Tensor;
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
-const READ: &str = "fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read";
+const READ: &str = "fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, \
+                    nvfp4-pack-quantized) are read";
 
 /// How the matrices of a folder are stored, where they are not plain.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +21,8 @@ pub enum Quantization {
     /// F8_E4M3 with one scale per block `[rows, cols]`; without a block, per row,
     /// per tensor or per block of the usual size.
     Fp8 { block: Option<[usize; 2]> },
+    /// E2M1 with one scale per 16 columns and one per matrix.
+    Nvfp4(fp4::Writer),
     /// Integer codes with a scale and a zero point per group of columns.
     Packed { layout: Layout, bits: usize, group: Grouping },
 }
@@ -35,6 +40,7 @@ impl Quantization {
             "fp8" => Self::fp8(&q).map(Some),
             "gptq" => Self::gptq(&q).map(Some),
             "awq" => Self::awq(&q).map(Some),
+            "modelopt" | "modelopt_fp4" => Self::modelopt(&q).map(Some),
             "compressed-tensors" => Self::compressed(&q).map(Some),
             other => bail!("{place}: quant_method {other:?} is not supported ({READ})"),
         }
@@ -74,6 +80,16 @@ impl Quantization {
         Ok(Self::Packed { layout: Layout::Awq, bits: bits(q, "bits", &[4])?, group: grouping(q)? })
     }
 
+    fn modelopt(q: &Fields) -> Result<Self> {
+        match q.opt_str("quant_algo")? {
+            Some("NVFP4") => Ok(Self::Nvfp4(fp4::Writer::Modelopt)),
+            Some("FP8") => Ok(Self::Fp8 { block: None }),
+            other => {
+                bail!("{}: quant_algo {:?} is not supported (NVFP4, FP8 are)", q.place(), other.unwrap_or_default())
+            }
+        }
+    }
+
     fn compressed(q: &Fields) -> Result<Self> {
         if let Some(transforms) = q.opt_object("transform_config")?
             && transforms.keys().next().is_some()
@@ -104,6 +120,12 @@ impl Quantization {
                     let block = weights.get("block_structure").and_then(block);
                     Self::Fp8 { block }
                 }
+                ("nvfp4-pack-quantized", "float") => {
+                    bits(&weights, "num_bits", &[4])?;
+                    let group = weights.size("group_size")?;
+                    ensure!(group == fp4::GROUP, "{}: group_size {group} is not supported (16 is)", weights.place());
+                    Self::Nvfp4(fp4::Writer::Compressed)
+                }
                 _ => bail!("{}: format {format:?} with weights of type {kind:?} is not supported ({READ})", q.place()),
             };
             ensure!(
@@ -121,6 +143,7 @@ impl Quantization {
         let Some(stem) = spec.name.strip_suffix(".weight").filter(|_| spec.shape.len() == 2) else { return Ok(None) };
         match self {
             Self::Fp8 { block } => fp8::tensor(shards, spec, stem, *block),
+            Self::Nvfp4(writer) => fp4::tensor(shards, spec, stem, *writer),
             Self::Packed { layout, bits, group } => packed::tensor(shards, spec, stem, (*layout, *bits, *group)),
         }
     }

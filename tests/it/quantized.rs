@@ -257,6 +257,83 @@ fn fp8_decodes_to_its_formula() {
     );
 }
 
+/// Sign, 2 bits of exponent with bias 1, 1 of mantissa.
+fn e2m1(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 1 & 3), f32::from(code & 1));
+    let size = if exponent == 0 { mantissa / 2.0 } else { (1.0 + mantissa / 2.0) * 2f32.powi(exponent - 1) };
+    if code >= 8 { -size } else { size }
+}
+
+/// Codes, scales and scale of the matrix under the names of modelopt, or of compressed-tensors.
+fn nvfp4(modelopt: bool, whole: f32) -> (Value, Vec<Part>, Vec<f32>) {
+    // Every code, and every scale but NaN.
+    let code = |i: usize| ((i * 7 + i / COLS) % 16) as u8;
+    let scale = |i: usize| (i % 127) as u8;
+    let codes = (0..ROWS * COLS / 2).map(|i| code(2 * i) | code(2 * i + 1) << 4).collect();
+    let scales: Vec<u8> = (0..ROWS * COLS / 16).map(scale).collect();
+    let factor = |i: usize| if modelopt { e4m3(scales[i / 16]) * whole } else { e4m3(scales[i / 16]) / whole };
+    let values = (0..ROWS * COLS).map(|i| e2m1(code(i)) * factor(i)).collect();
+    let (config, names, shape) = if modelopt {
+        let config = json!({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]});
+        (config, ["weight", "weight_scale_2"], vec![])
+    } else {
+        let weights = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16});
+        let config = json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}});
+        (config, ["weight_packed", "weight_global_scale"], vec![1])
+    };
+    let parts = vec![
+        part(names[0], "U8", (vec![ROWS, COLS / 2], codes)),
+        part("weight_scale", "F8_E4M3", (vec![ROWS, COLS / 16], scales.clone())),
+        part(names[1], "F32", (shape, whole.to_le_bytes().to_vec())),
+    ];
+    (config, parts, values)
+}
+
+#[test]
+fn nvfp4_decodes_to_its_formula() {
+    for modelopt in [true, false] {
+        let (config, parts, values) = nvfp4(modelopt, if modelopt { 0.0013 } else { 1700.0 });
+        let c = open(&folder(config.clone(), &parts)).unwrap();
+        let tensor = &c.tensors[&format!("{NAME}.weight")];
+        assert_eq!((tensor.format.name(), &tensor.shape[..]), ("NVFP4", &[ROWS, COLS][..]));
+        assert!(tensor.to_f32() == values);
+        let said = |change: &dyn Fn(&mut Vec<Part>)| {
+            let mut parts = parts.clone();
+            change(&mut parts);
+            let text = format!("{:#}", open(&folder(config.clone(), &parts)).err().unwrap());
+            assert!(!text.contains('\n'));
+            text.rsplit("q_proj.").next().unwrap().to_owned()
+        };
+        let missing = |at: usize| said(&|parts| drop(parts.remove(at)));
+        assert_eq!([1, 2].map(missing), [parts[1].0, parts[2].0].map(|name| format!("{name} is missing")));
+        let codes = parts[0].0;
+        assert_eq!(
+            said(
+                &|parts| parts[1] = part("weight_scale", "F8_E4M3", (vec![ROWS, COLS / 32], vec![0; ROWS * COLS / 32]))
+            ),
+            format!("{codes}: scales have shape [64, 8], expected [64, 16]")
+        );
+        assert_eq!(
+            said(&|parts| parts[0] = part(codes, "U8", (vec![ROWS, COLS / 4], vec![0; ROWS * COLS / 4]))),
+            format!("{codes}: its matrix has shape [64, 128], expected [64, 256]")
+        );
+        assert_eq!(said(&|parts| parts[1].1 = "U8"), format!("{codes}: scales are U8, expected F8_E4M3"));
+    }
+}
+
+/// modelopt's FP8 has a scale for the whole matrix, without a dimension.
+#[test]
+fn fp8_of_modelopt_decodes_to_its_formula() {
+    let codes: Vec<u8> = (0..ROWS * COLS).map(|i| (i % 127) as u8).collect();
+    let config = json!({"quant_method": "modelopt", "quant_algo": "FP8"});
+    let scale = part("weight_scale", "F32", (vec![], 0.03f32.to_le_bytes().to_vec()));
+    let weight = part("weight", "F8_E4M3", (vec![ROWS, COLS], codes.clone()));
+    let c = open(&folder(config, &[weight, scale])).unwrap();
+    let wanted: Vec<f32> = codes.iter().map(|&code| e4m3(code) * 0.03).collect();
+    assert!(c.tensors[&format!("{NAME}.weight")].to_f32() == wanted);
+}
+
 #[test]
 fn scales_and_codes_that_are_no_numbers_are_refused_at_the_row_they_are_in() {
     let said = |config: Value, parts: &[Part]| {
@@ -271,6 +348,12 @@ fn scales_and_codes_that_are_no_numbers_are_refused_at_the_row_they_are_in() {
     // The scale of the second group of row 5.
     parts[2].3[2 * (ROWS + 5)..][..2].copy_from_slice(&0x7c00u16.to_le_bytes());
     assert_eq!(said(gptq_config, &parts), 5);
+    let (config, mut parts, _) = nvfp4(true, 1.0);
+    // The fourth scale of row 9.
+    parts[1].3[9 * COLS / 16 + 3] = 0x7f;
+    assert_eq!(said(config, &parts), 9);
+    let (config, parts, _) = nvfp4(false, 0.0);
+    assert_eq!(said(config, &parts), 0);
     let blocks = json!({"quant_method": "fp8", "weight_block_size": [24, 128]});
     let fp8 = |codes: Vec<u8>, last: f32| {
         let scales = [1.0, 1.0, 1.0, 1.0, 1.0, last];
@@ -335,7 +418,12 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
     );
     let rotated = merged(compressed_config(), json!({"transform_config": {"config_groups": {"R1": {}}}}));
     assert_eq!(config(rotated), ": transform_config is not supported: its rotations belong to the computation");
-    let all = "(fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)";
+    assert_eq!(
+        config(json!({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})),
+        ": quant_algo \"NVFP4_AWQ\" is not supported (NVFP4, FP8 are)"
+    );
+    let all = "(fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, \
+               nvfp4-pack-quantized) are read)";
     assert_eq!(config(json!({"quant_method": "mxfp4"})), format!(": quant_method \"mxfp4\" is not supported {all}"));
 }
 
