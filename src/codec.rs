@@ -3,19 +3,23 @@
 //! CUDA twins: `kernels/codec_*.cuh`.
 
 mod bf16;
+mod coder;
 mod f32;
 mod fp8;
 mod int8;
 mod k8v4;
 mod row;
 
+pub use coder::{Coder, DataFile, Heads, Place, Rotation};
 pub use fp8::{FP8_MAX, FP8_VALUES, fp8_encode};
 pub use int8::int8_value;
 pub use k8v4::{rotate, unpack_codes, unrotate};
 pub use row::Elements;
 
 use crate::words::words;
+use coder::Open;
 use row::RowFormat;
+use std::sync::Arc;
 
 /// Storage format of K and V, as `--kv` names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -51,17 +55,20 @@ impl Rows {
     }
 }
 
-/// One codec: the formats of K and of V, and the kernel instance that reads them, or `None` if GPUs
-/// have none.
-struct Row(Codec, &'static dyn RowFormat, &'static dyn RowFormat, Option<Rows>);
+/// The codecs that GPUs store.
+pub const ON_GPUS: [Codec; 4] = [Codec::Bf16, Codec::Fp8, Codec::Int8, Codec::K8V4];
+
+/// One codec: the formats of K and of V; the kernel instance that reads them, or `None` if GPUs
+/// have none; and how its coder is made, if it needs data of the model.
+struct Row(Codec, &'static dyn RowFormat, &'static dyn RowFormat, Option<Rows>, Option<Open>);
 
 /// In the order of [`Codec`].
 static CODECS: [Row; 5] = [
-    Row(Codec::F32, &f32::F32, &f32::F32, None),
-    Row(Codec::Bf16, &bf16::Bf16, &bf16::Bf16, Some(Rows::Bf16)),
-    Row(Codec::Fp8, &fp8::Fp8, &fp8::Fp8, Some(Rows::Bytes)),
-    Row(Codec::Int8, &int8::Int8, &int8::Int8, Some(Rows::Bytes)),
-    Row(Codec::K8V4, &int8::Int8, &k8v4::Int4, Some(Rows::K8V4)),
+    Row(Codec::F32, &f32::F32, &f32::F32, None, None),
+    Row(Codec::Bf16, &bf16::Bf16, &bf16::Bf16, Some(Rows::Bf16), None),
+    Row(Codec::Fp8, &fp8::Fp8, &fp8::Fp8, Some(Rows::Bytes), None),
+    Row(Codec::Int8, &int8::Int8, &int8::Int8, Some(Rows::Bytes), None),
+    Row(Codec::K8V4, &int8::Int8, &k8v4::Int4, Some(Rows::K8V4), None),
 ];
 
 const _: () = {
@@ -95,15 +102,40 @@ impl Codec {
         CODECS[self as usize].3
     }
 
-    /// Whether reading gives the values that were stored.
-    pub fn is_exact(self) -> bool {
-        self.elements() == Elements::F32
+    /// Whether rows are coded with data of the model, which a file has.
+    pub fn needs_data(self) -> bool {
+        CODECS[self as usize].4.is_some()
     }
 
-    /// Type that loops load from rows of K, and from rows of V, after [`unpack_codes`] if
+    /// Makes the codec's coder from its data; `None` for codecs that need none. An error says what
+    /// is wrong with the file.
+    pub fn coder(self, data: Option<&DataFile>, heads: &Heads) -> Result<Option<Arc<dyn Coder>>, String> {
+        let Some(open) = CODECS[self as usize].4 else { return Ok(None) };
+        let data = data.ok_or_else(|| format!("--kv {self} needs a dictionary of the model, and none was read"))?;
+        open(self.k().terms(), &data.bytes, heads).map(Some).map_err(|why| format!("{}: {why}", data.name))
+    }
+
+    /// The codec of the caches of other models beside one with this codec, such as draft heads: the
+    /// data belong to one model.
+    pub fn of_others(self) -> Self {
+        if self.needs_data() { Self::F32 } else { self }
+    }
+
+    /// Whether reading gives the values that were stored.
+    pub fn is_exact(self) -> bool {
+        self.elements() == Elements::F32 && !self.needs_data()
+    }
+
+    /// Type that loops load from rows of K and of V, after they are unpacked by [`Self::read_k`]
+    /// where [`Self::packs_keys`], and by [`unpack_codes`] or [`Self::read_v`] where
     /// [`Self::packs_values`].
     pub fn elements(self) -> Elements {
         self.k().elements()
+    }
+
+    /// Whether rows of K are decoded before loops read them.
+    pub fn packs_keys(self) -> bool {
+        self.k().shares_bytes()
     }
 
     /// Whether codes of V share bytes, which [`unpack_codes`] takes apart for loops.
@@ -158,6 +190,22 @@ impl Codec {
         self.v().decode(bytes, side, out);
     }
 
+    /// Decodes a stored row of K with the codec's coder, if it has one.
+    pub fn read_k(self, coder: Option<&dyn Coder>, place: Place, bytes: &[u8], side: u32, out: &mut [f32]) {
+        match coder {
+            Some(coder) => coder.read_k(place, bytes, out),
+            None => self.decode_k(bytes, side, out),
+        }
+    }
+
+    /// Decodes a stored row of V with the codec's coder, if it has one.
+    pub fn read_v(self, coder: Option<&dyn Coder>, place: Place, bytes: &[u8], side: u32, out: &mut [f32]) {
+        match coder {
+            Some(coder) => coder.read_v(place, bytes, out),
+            None => self.decode_v(bytes, side, out),
+        }
+    }
+
     /// Whether a stored row of K and one of V are of finite numbers.
     pub fn are_finite(self, rows: [&[u8]; 2], sides: [u32; 2]) -> bool {
         self.k().is_finite(rows[0], sides[0]) && self.v().is_finite(rows[1], sides[1])
@@ -173,7 +221,8 @@ impl Codec {
         self.v().affine(side)
     }
 
-    /// Replaces a row of K by what storing and reading makes of it.
+    /// Replaces a row of K by what storing and reading makes of it: of a codec with a coder, the
+    /// codes of [`Coder::code_k`].
     pub fn round_trip_k(self, x: &mut [f32]) {
         self.k().round_trip(x);
     }
@@ -186,6 +235,13 @@ impl Codec {
         }
         self.v().round_trip(x);
     }
+}
+
+/// A coder with random data, for tests over all codecs; `None` for codecs that need none.
+#[cfg(test)]
+pub(crate) fn random_coder(codec: Codec, rotations: &[Rotation], head_dim: usize) -> Option<Arc<dyn Coder>> {
+    let heads = Heads { head_dim, rotations: rotations.to_vec() };
+    codec.coder(None, &heads).expect("no codec needs data")
 }
 
 #[cfg(test)]
@@ -235,6 +291,8 @@ mod tests {
     fn loops_read_k_and_v_by_one_kind_of_load() {
         assert!(Rows::ALL.into_iter().enumerate().all(|(i, rows)| rows as usize == i));
         assert!(Codec::ALL.iter().all(|codec| codec.k().elements() == codec.v().elements()));
+        assert!(Codec::ALL.into_iter().filter(|codec| codec.rows().is_some()).eq(ON_GPUS));
+        assert!(Codec::ALL.into_iter().filter(|codec| codec.is_exact()).eq([Codec::F32]));
     }
 
     #[test]

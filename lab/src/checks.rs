@@ -20,7 +20,7 @@ use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{KvGeometry, Measure, Plain, QkvRopeArgs, Use};
 use dmschat::cache::{KvCache, PAGE_SLOTS, SeqId};
 use dmschat::checkpoint::Checkpoint;
-use dmschat::codec::Codec;
+use dmschat::codec::{Codec, ON_GPUS};
 use dmschat::engine::Runner;
 use dmschat::policy::{Dms, Policy, SlotMeta};
 use dmschat::quant::file::random_strip;
@@ -376,7 +376,7 @@ pub(super) fn geometry(
 }
 
 /// The codecs that every device supports: all but f32, the first, which only the CPU has.
-pub(super) const CODECS: &[Codec] = Codec::ALL.split_at(1).1;
+pub(super) const CODECS: &[Codec] = &ON_GPUS;
 
 /// The name of a policy in names of checks.
 fn policy_name(policy: Policy) -> String {

@@ -169,7 +169,7 @@ impl Ops for Cpu {
     fn attention(&self, out: &mut Acts, args: AttentionArgs<'_, Self>) {
         let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
         rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
-        self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
+        kv::round_trip(self, qkv, kv, layer, spans);
         if kv.geometry.policy.scored().is_some() {
             attention::attend_in_order(self, out, qkv, kv, layer, spans);
         } else {

@@ -2,10 +2,11 @@
 //! of pages between steps.
 
 use super::memory::{Device, OutOfMemory};
-use crate::codec::{Codec, SlotLayout};
+use crate::codec::{Codec, Coder, SlotLayout};
 use crate::policy::{LayerLanes, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A run of consecutive tokens of one sequence inside a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,6 +336,8 @@ fn read_word<T: bytemuck::AnyBitPattern>(page: &[u8], at: usize, row: usize) -> 
 /// ```
 pub struct KvTables<B: Pages> {
     pub geometry: KvGeometry,
+    /// Codes rows with data of the model, if the codec needs some. Host backends only.
+    pub coder: Option<Arc<dyn Coder>>,
     pub pool: B::Pool,
     /// `[n_layers, n_lanes, max_pages]` page numbers; -1 is an empty entry.
     pub page_table: B::Buf<i32>,
@@ -396,6 +399,7 @@ impl<B: Pages> KvTables<B> {
         }
         Ok(Self {
             geometry,
+            coder: None,
             pool: b.pool(&g, lanes * (g.max_pages + copies), max_step)?,
             page_table,
             live: b.alloc(lanes)?,

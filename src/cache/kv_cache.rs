@@ -2,9 +2,11 @@
 
 use super::error::CacheError;
 use crate::backend::{AttentionArgs, Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span};
+use crate::codec::Coder;
 use crate::policy::{STRENGTHS, Shift, strength};
 use crate::protocol::Token;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
 pub const PAGE_SLOTS: usize = 16;
@@ -59,6 +61,11 @@ impl<B: Backend> KvCache<B> {
         let tables = KvTables::new(b, geometry, context, max_step)?;
         let seqs = vec![SeqState::default(); geometry.n_seqs];
         Ok(Self { tables, seqs, limit: None, used_upper_bound: 0, fork_groups: 0, pinned_rows: vec![0; max_step] })
+    }
+
+    /// Sets the coder of the codec, before anything is stored.
+    pub fn set_coder(&mut self, coder: Option<Arc<dyn Coder>>) {
+        self.tables.coder = coder;
     }
 
     pub fn geometry(&self) -> &KvGeometry {

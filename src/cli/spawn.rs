@@ -12,6 +12,7 @@ use super::reference;
 use crate::backend::Measure;
 use crate::checkpoint::eagle;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, Tuning};
+use crate::codec::{Codec, DataFile};
 use crate::config::{Adapter, Device, Importance, Settings, Width};
 use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions};
 use crate::hub::HubError;
@@ -20,7 +21,9 @@ use crate::quant::Weights;
 use crate::quantize::calibration::{Calibration, Given};
 use crate::quantize::imatrix;
 use crate::quantize::weight_cache::WeightCache;
+use crate::regular_file;
 use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
@@ -94,6 +97,9 @@ fn chain_rows(settings: &Settings, target: Target, free_bytes: Option<u64>) -> u
         Width::Auto => MAX_AUTO_WIDTH,
     }
 }
+
+/// Longest file with a dictionary that is read.
+const MAX_DICTIONARY_BYTES: u64 = 4 << 30;
 
 /// Runs the engine's loop.
 struct Serve {
@@ -244,8 +250,33 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
         weights: weight_options(settings, checkpoint)?,
         policy: settings.policy_request(),
         drafts: Drafts { rows: draft_rows(&settings.draft), ..Drafts::default() },
+        codec_data: codec_data(settings, checkpoint, target.codec(settings.kv))?,
         ..EngineOptions::new(target.codec(settings.kv))
     })
+}
+
+/// Reads the dictionary of a codec that needs one, and checks that it is the model's.
+fn codec_data(settings: &Settings, checkpoint: &Checkpoint, codec: Codec) -> Result<Option<DataFile>> {
+    if !codec.needs_data() {
+        return Ok(None);
+    }
+    let path = settings.kv_dictionary.clone().unwrap_or_else(|| dictionary_path(settings, checkpoint));
+    let bytes = regular_file::read(&path, MAX_DICTIONARY_BYTES).with_context(|| {
+        format!(
+            "--kv {codec} needs a dictionary of {}, made by dmslab dictionary, but {} cannot be read",
+            checkpoint.name,
+            path.display()
+        )
+    })?;
+    let data = DataFile { name: path.display().to_string(), bytes: bytes.into() };
+    let options = EngineOptions { codec_data: Some(data), ..EngineOptions::new(codec) };
+    options.coder(&checkpoint.config)?;
+    Ok(options.codec_data)
+}
+
+/// The file with the dictionary of a model, unless the settings name another.
+pub fn dictionary_path(settings: &Settings, checkpoint: &Checkpoint) -> PathBuf {
+    settings.dirs.dictionaries().join(format!("{}.safetensors", checkpoint.fingerprint))
 }
 
 /// How the weights of a model are stored under these settings.

@@ -15,9 +15,14 @@ pub trait RowFormat: Sync {
     /// Meaning of its bytes, or of the output of [`unpack_codes`](super::unpack_codes) if several
     /// codes share a byte.
     fn elements(&self) -> Elements;
-    /// Whether several codes share a byte.
+    /// Whether a row is unpacked before loops read it: several codes share a byte, or a
+    /// [`Coder`](super::Coder) decodes them.
     fn shares_bytes(&self) -> bool {
         false
+    }
+    /// Codes of a row, where their number is part of the format.
+    fn terms(&self) -> usize {
+        0
     }
     /// Whether rows are stored after [`rotate`](super::rotate).
     fn rotates(&self) -> bool {

@@ -68,6 +68,11 @@ impl Dirs {
         self.cache.join("dials")
     }
 
+    /// Dictionaries of KV formats, by the fingerprint of the model.
+    pub fn dictionaries(&self) -> PathBuf {
+        self.data.join("dictionaries")
+    }
+
     /// Predictors that the user has made.
     pub fn adapters(&self) -> PathBuf {
         self.data.join("adapters")

@@ -270,6 +270,14 @@ sampling_table!(settings {
         #[arg(long, value_name = "FORMAT", help_heading = "Cache")]
         kv: List<Auto<Codec>> = List::of(Auto::Auto);
 
+        /// File with the dictionary of a --kv that needs one
+        ///
+        /// dmslab dictionary makes it. Default: the file that it writes for the model, in
+        /// dictionaries/ of the data folder.
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true)]
+        #[arg(help_heading = "Cache")]
+        kv_dictionary: PathBuf, or "the model's own";
+
         /// Longest conversation in tokens, evicted ones included [default: the model's]
         #[arg(long, value_name = "TOKENS", help_heading = "Cache")]
         ctx_size: usize, or "the model's, lowered to what fits";

@@ -4,7 +4,7 @@
 //! sequence.
 
 use super::{EngineOptions, planner};
-use crate::backend::{Backend, Span};
+use crate::backend::{Backend, KvGeometry, Span};
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::draft_head::DraftHead;
@@ -68,7 +68,7 @@ pub(super) fn bytes(checkpoint: &Checkpoint, options: &EngineOptions, counted: b
 fn max_page_bytes(head: &DraftHead, options: &EngineOptions) -> u64 {
     let c = &head.layer.config;
     let slots = (WINDOW + PAGE_SLOTS) * c.n_kv_heads * WINDOWS;
-    (slots * options.codec.slot_bytes(c.head_dim)) as u64
+    (slots * options.codec.of_others().slot_bytes(c.head_dim)) as u64
 }
 
 impl<B: Backend> Tracks<B> {
@@ -84,6 +84,7 @@ impl<B: Backend> Tracks<B> {
         // Twice as many sequences, because each drafts in a fork.
         let policy = Policy::of_window(WINDOW);
         let geometry = planner::geometry(&head.layer.config, options, policy, 2 * options.max_seqs);
+        let geometry = KvGeometry { codec: options.codec.of_others(), ..geometry };
         let context = context + MAX_DRAFTS + 1;
         let limit = max_page_bytes(head, options);
         let new = || Head::new(b, model, head, geometry, context, options.max_seqs);

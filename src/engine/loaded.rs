@@ -59,7 +59,7 @@ impl<B: Backend> Loaded<B> {
         let window_is_models = runner.cache.geometry().policy.models_window().is_some();
         let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, &think));
         Ok(Self {
-            identity: identity(&runner, checkpoint, &info),
+            identity: identity(&runner, checkpoint, options, &info),
             snapshots: Snapshots::new(options.max_older, options.checkpoint_bytes),
             said_that_chains_sample: false,
             vocabulary: Vocabulary {
@@ -136,7 +136,12 @@ impl<B: Backend> Loaded<B> {
     }
 }
 
-fn identity<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint, info: &ModelInfo) -> Identity {
+fn identity<B: Backend>(
+    runner: &Runner<B>,
+    checkpoint: &Checkpoint,
+    options: &EngineOptions,
+    info: &ModelInfo,
+) -> Identity {
     let c = runner.config();
     let dmc = c.dmc.map(|dmc| format!(" {dmc:?}")).unwrap_or_default();
     let parameters = format!("{:?} {:?}{dmc}", c.rope.frequencies(c.head_dim), c.dms);
@@ -146,7 +151,8 @@ fn identity<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint, info: &Mode
         checkpoint.weights_digest(),
         hex_digest(parameters.as_bytes()),
     ];
-    Identity::new(runner.cache.geometry(), digests)
+    let data = options.codec_data.as_ref().map(|data| hex_digest(&data.bytes));
+    Identity::new(runner.cache.geometry(), digests).with_codec_data(data.as_deref())
 }
 
 /// The first half of a SHA-256 in hex digits.

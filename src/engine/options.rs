@@ -2,8 +2,8 @@
 
 use super::draft::Drafts;
 use crate::backend::KernelNeeds;
-use crate::checkpoint::Checkpoint;
-use crate::codec::Codec;
+use crate::checkpoint::{Checkpoint, ModelConfig};
+use crate::codec::{Codec, Coder, DataFile, Heads, Rotation};
 use crate::policy::PolicyRequest;
 use crate::protocol::WhenFull;
 use crate::quant::Weights;
@@ -11,6 +11,7 @@ use crate::quantize::calibration::Calibration;
 use crate::quantize::weight_cache::WeightCache;
 use anyhow::Result;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Rows of logits in the workspace where texts are scored, and in a chat.
 pub(super) const MAX_LOGITS: usize = 16;
@@ -31,6 +32,8 @@ pub struct WeightOptions {
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     pub codec: Codec,
+    /// Data of the model that the codec needs.
+    pub codec_data: Option<DataFile>,
     /// Codecs to try, in order, if the wanted context is not expected to fit with `codec`.
     pub smaller_codecs: &'static [Codec],
     /// Maximum tokens of a conversation. `None`: the length that the checkpoint was trained for,
@@ -75,6 +78,15 @@ pub struct EngineOptions {
 impl EngineOptions {
     pub fn new(codec: Codec) -> Self {
         Self { codec, max_logits: MAX_LOGITS, max_seqs: 4, ..Self::default() }
+    }
+
+    /// Makes the coder of the codec, if it needs one. Fails if its data are missing or of another
+    /// model.
+    pub fn coder(&self, config: &ModelConfig) -> Result<Option<Arc<dyn Coder>>> {
+        let rotation = |(inv_freq, factor)| Rotation { inv_freq, factor };
+        let rotations = config.rotations().map(rotation).collect();
+        let heads = Heads { head_dim: config.head_dim, rotations };
+        self.codec.coder(self.codec_data.as_ref(), &heads).map_err(anyhow::Error::msg)
     }
 
     /// Determines the kernels that a checkpoint needs under these options. Fails for a policy that

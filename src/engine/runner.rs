@@ -119,9 +119,12 @@ impl<B: Backend> Allocations<B> {
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
         let staged = geometry.staged_rows;
+        let coder = options.coder(c)?;
         let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits, staged))?;
+        let mut cache = empty_cache(b, &mut ws, geometry, context)?;
+        cache.set_coder(coder);
         Ok(Self {
-            cache: empty_cache(b, &mut ws, geometry, context)?,
+            cache,
             ws,
             draws: b.alloc(max_logits.max(staged))?,
             head: Tracks::new(b, &model, checkpoint, options, context)?,

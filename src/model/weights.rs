@@ -6,7 +6,7 @@ use super::taps::Taps;
 use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Norm};
 use crate::checkpoint::draft_head::DraftHead;
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Rope, Stacked};
+use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Stacked};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
@@ -176,13 +176,10 @@ impl<B: Backend> Model<B> {
         let (b, c) = (loader.b, &loader.checkpoint.config);
         let layers = (0..c.n_layers).map(|l| loader.layer(l)).collect::<Result<Vec<_>>>()?;
         let norm = loader.norm(&names::final_norm(c), c.spec.logit_scale)?;
-        let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
-        let inv_freq = loader.upload(&inv_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
-        let local_freq = c.spec.local_theta().map_or(Vec::new(), |theta| Rope::plain(theta).frequencies(c.head_dim).0);
-        let local_freq = loader.upload(&local_freq.iter().map(|&f| f as f32).collect::<Vec<_>>())?;
-        // The score factor is part of the norm of q. Without such a norm, its root scales cos and
-        // sin of q and of k.
-        let rope_scale = if c.spec.qk_norm { rope_scale } else { rope_scale * c.score_factor().sqrt() };
+        let (inv_freq, rope_scale) = c.rotation(LayerKind::ATTENTION);
+        let inv_freq = loader.upload(&inv_freq)?;
+        let local = LayerKind { local: true, ..LayerKind::ATTENTION };
+        let local_freq = loader.upload(&c.rotation(local).0)?;
         let no_rope = b.alloc(0)?;
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, taps })
     }

@@ -88,6 +88,7 @@ impl Spy {
     fn lent<R>(&self, kv: &KvTables<Self>, op: impl FnOnce(&mut KvTables<Cpu>) -> R) -> R {
         let mut own: KvTables<Cpu> = KvTables {
             geometry: kv.geometry,
+            coder: kv.coder.clone(),
             pool: kv.pool.borrow_mut().take().expect("one op at a time"),
             page_table: kv.page_table.take(),
             live: kv.live.take(),

@@ -57,7 +57,7 @@ pub(super) fn attend(
     let mut plan = cpu.plan();
     fill(&mut plan, kv, layer, spans);
     let Plan { groups, spans: groups_of_spans, own, scores, out: results } = &mut *plan;
-    encode(own, cpu, qkv, g, n);
+    encode(own, cpu, qkv, kv, layer, spans);
     let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans, own };
     paged::choose(cpu, &call, groups);
     let rows = groups.iter().map(|group| group.tokens.len() * q_heads).max().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! The host's cores: threads, and what they keep between ops.
 
-use super::super::{KvGeometry, OutOfMemory, Plain};
+use super::super::{OutOfMemory, Plain};
 use super::angles::Angles;
 use super::attention::plan::{self, Plan};
 use super::simd::{self, Isa};
@@ -109,18 +109,6 @@ impl Cpu {
 
     pub(super) fn plan(&self) -> MutexGuard<'_, Plan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Replaces K and V of rows `[q | k | v]` by what storing and reading makes of them.
-    pub(super) fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
-        if g.codec.is_exact() {
-            return;
-        }
-        self.rows(qkv, n, |row, _| {
-            let (k, v) = row[g.n_q_heads * g.head_dim..].split_at_mut(g.n_kv_heads * g.head_dim);
-            k.chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip_k(row));
-            v.chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip_v(row));
-        });
     }
 
     /// Calls `gate(out row, gate, up)` for the rows `[gate | up]` of `y`.

@@ -3,7 +3,7 @@
 
 use super::super::{KvGeometry, KvTables, OutOfMemory, PageLayout, Pages, PoolStats, PresenceCounts, Span};
 use super::{Acts, Cpu, Pool};
-use crate::codec::Codec;
+use crate::codec::{Codec, Coder, Place};
 use crate::policy::{LaneSlots, Placement, Scope, Scored, SlotMeta};
 use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
@@ -97,6 +97,42 @@ impl LaneSlots for Lane<'_> {
     }
 }
 
+/// Positions of a step's rows. Spans need not lie in the order of the rows.
+pub(super) fn positions(kv: &KvTables<Cpu>, spans: &[Span]) -> Vec<usize> {
+    let mut positions = vec![0; spans.iter().map(|s| s.start + s.len).max().unwrap_or(0)];
+    for span in spans {
+        let base = kv.seq_len[span.seq] as usize;
+        let rows = positions[span.start..span.start + span.len].iter_mut().enumerate();
+        rows.for_each(|(i, position)| *position = base + i);
+    }
+    positions
+}
+
+/// Replaces K and V of a step's rows `[q | k | v]` by what storing and reading makes of them, or by
+/// their codes if the codec has a coder.
+pub(super) fn round_trip(cpu: &Cpu, qkv: &mut Acts, kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
+    let (g, n) = (&kv.geometry, spans.iter().map(|s| s.len).sum());
+    if g.codec.is_exact() {
+        return;
+    }
+    let positions = positions(kv, spans);
+    cpu.rows(qkv, n, |row, i| {
+        let (k, v) = row[g.n_q_heads * g.head_dim..].split_at_mut(g.n_kv_heads * g.head_dim);
+        // A gate may stand behind V.
+        let v = &mut v[..k.len()];
+        for (k, v) in k.chunks_exact_mut(g.head_dim).zip(v.chunks_exact_mut(g.head_dim)) {
+            if let Some(coder) = &kv.coder {
+                let place = Place { layer, position: positions[i] };
+                coder.code_k(place, k);
+                coder.code_v(place, v);
+            } else {
+                g.codec.round_trip_k(k);
+                g.codec.round_trip_v(v);
+            }
+        }
+    });
+}
+
 /// Makes the order of the slots of a sequence's lanes where it is not known.
 pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
     for head in 0..kv.geometry.n_kv_heads {
@@ -164,8 +200,9 @@ pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[S
     }
     written.sort_unstable();
     written.dedup();
+    let coder = kv.coder.clone();
     for (seq, head, page) in written {
-        set_bounds(&mut Lane::of(kv, layer, seq, head), g.codec, page, d);
+        set_bounds(&mut Lane::of(kv, layer, seq, head), (g.codec, coder.as_deref()), layer, page, d);
     }
 }
 
@@ -176,13 +213,14 @@ fn encode(codec: Codec, layout: &PageLayout, page: &mut [u8], row: usize, k: &[f
 }
 
 /// Writes the bounds of the keys that a page of a lane stores, as they are read.
-fn set_bounds(lane: &mut Lane<'_>, codec: Codec, entry: usize, d: usize) {
+fn set_bounds(lane: &mut Lane<'_>, (codec, coder): (Codec, Option<&dyn Coder>), layer: usize, entry: usize, d: usize) {
     let (layout, first) = (lane.layout, entry * lane.layout.page_slots);
     let rows = (*lane.live as usize - first).min(layout.page_slots);
     let page = lane.pool.page_mut(lane.pages[entry]);
     let (mut low, mut high, mut key) = (vec![f32::INFINITY; d], vec![f32::NEG_INFINITY; d], vec![0.0; d]);
     for row in 0..rows {
-        codec.decode_k(&page[layout.k(row)], layout.sides(page, row)[0], &mut key);
+        let place = Place { layer, position: layout.meta(page, row).position() };
+        codec.read_k(coder, place, &page[layout.k(row)], layout.sides(page, row)[0], &mut key);
         low.iter_mut().zip(&key).for_each(|(low, x)| *low = low.min(*x));
         high.iter_mut().zip(&key).for_each(|(high, x)| *high = high.max(*x));
     }
@@ -295,7 +333,7 @@ impl Pages for Cpu {
         if let Some(rule) = g.policy.scored() {
             return reduce(kv, seq, &rule);
         }
-        let n = kv.seq_len[seq] as usize;
+        let (n, coder) = (kv.seq_len[seq] as usize, kv.coder.clone());
         for layer in 0..g.n_layers {
             let policy = g.policy_of(layer);
             for head in 0..g.n_kv_heads {
@@ -305,7 +343,8 @@ impl Pages for Cpu {
                 if kept.len() < *lane.live as usize {
                     compact_lane(&mut lane, &kept, n.saturating_sub(policy.ring_len()));
                     let pages = if g.policy.quest().is_some() { lane.held_pages() } else { 0 };
-                    (0..pages).for_each(|page| set_bounds(&mut lane, g.codec, page, g.head_dim));
+                    let codec = (g.codec, coder.as_deref());
+                    (0..pages).for_each(|page| set_bounds(&mut lane, codec, layer, page, g.head_dim));
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Query and key rows after their projections: per-head norms, eviction decisions, merging, RoPE.
 
 use super::super::{Borrowed, KvGeometry, KvTables, QkvRopeArgs, Span};
+use super::kv::positions;
 use super::simd::maths;
 use super::{Acts, Cpu, merge, predictor};
 
@@ -35,12 +36,7 @@ pub(super) fn qkv_rope(
     if let Some(merging) = g.policy.merging() {
         merge::merge_rows(qkv, decisions, kv, layer, spans, &merging);
     }
-    // A row's position follows from its span; spans need not lie in the order of the rows.
-    let positions = (0..n).map(|i| {
-        let span = spans.iter().find(|s| (s.start..s.start + s.len).contains(&i));
-        span.map_or(0, |s| kv.seq_len[s.seq] as usize + i - s.start)
-    });
-    rotate_heads(cpu, qkv, &g, args, positions);
+    rotate_heads(cpu, qkv, &g, args, positions(kv, spans).into_iter());
 }
 
 /// Norms each head of q and k, where the model does.

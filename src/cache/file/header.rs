@@ -66,6 +66,14 @@ impl Identity {
             delta: g.delta.map(|delta| format!("{delta:?}")),
         }
     }
+
+    /// Adds the digest of the codec's data, if it needs some.
+    pub fn with_codec_data(mut self, digest: Option<&str>) -> Self {
+        if let Some(digest) = digest {
+            self.codec += &format!(" {digest}");
+        }
+        self
+    }
 }
 
 /// Header of a file.

@@ -1,6 +1,6 @@
 //! The layers of a model, by number: what each mixes with, stores and computes.
 
-use super::super::config::ModelConfig;
+use super::super::config::{ModelConfig, Rope};
 use super::kinds::{LayerKind, Mixer, Mlp};
 use crate::policy::{LayerLanes, LocalLayers};
 
@@ -30,6 +30,30 @@ impl ModelConfig {
         let Some(local) = self.spec.local else { return LocalLayers::default() };
         let layers = (0..self.n_layers).filter(|&layer| self.layer(layer).local).map(|layer| self.mixer_index(layer));
         LocalLayers::new(local.window, layers)
+    }
+
+    /// RoPE of the layers of the KV cache, in order: frequencies and factor.
+    pub fn rotations(&self) -> impl Iterator<Item = (Vec<f32>, f32)> {
+        let layers = (0..self.n_layers).map(|layer| self.layer(layer));
+        layers.filter(LayerKind::attends).map(|kind| self.rotation(kind))
+    }
+
+    /// RoPE of a layer with attention: frequencies, none if it does not rotate or the model has no
+    /// such layer, and the factor of cos and sin.
+    pub fn rotation(&self, kind: LayerKind) -> (Vec<f32>, f32) {
+        let (frequencies, factor) = match (kind.local, self.spec.local_theta()) {
+            (true, Some(theta)) => Rope::plain(theta).frequencies(self.head_dim),
+            (true, None) => (Vec::new(), 1.0),
+            (false, _) => {
+                // The score factor is part of the norm of q. Without such a norm, its root scales
+                // cos and sin of q and of k.
+                let (frequencies, scale) = self.rope.frequencies(self.head_dim);
+                let factor = if self.spec.qk_norm { 1.0 } else { self.score_factor().sqrt() };
+                (frequencies, scale * factor)
+            }
+        };
+        let frequencies = frequencies.into_iter().filter(|_| kind.rotates);
+        (frequencies.map(|f| f as f32).collect(), factor)
     }
 
     /// The lanes of each layer of the KV cache, in order.

@@ -2,10 +2,11 @@
 
 use super::super::super::{KvGeometry, KvTables, PageLayout, Span};
 use super::super::device::{Acts, Cpu};
+use super::super::kv::positions;
 use super::super::simd::{Isa, maths};
 use super::super::thread_pool::Tile;
 use super::plan::{Chosen, FEW_TOKENS, Group, OwnRows, Plan, format};
-use crate::codec::unpack_codes;
+use crate::codec::{Place, unpack_codes};
 use crate::policy::{Dms, SlotMeta};
 
 /// Approximate query rows (tokens x query heads) of a group in prefill.
@@ -95,24 +96,54 @@ impl Call<'_> {
         self.own.row(self.spans[group.span].start + token, group.head)
     }
 
-    /// Rows of V with a whole number of bytes to a value.
-    pub(super) fn value_rows<'a>(&self, rows: &'a [u8], codes: &'a mut Vec<u8>) -> &'a [u8] {
+    /// Place of a stored row.
+    pub(super) fn place(&self, page: &[u8], row: usize) -> Place {
+        Place { layer: self.layer, position: self.layout.meta(page, row).position() }
+    }
+
+    /// The first `n` rows of K of a page, unpacked.
+    pub(super) fn key_rows<'a>(&self, page: &'a [u8], n: usize, codes: &'a mut Vec<f32>) -> &'a [u8] {
+        if !self.geometry.codec.packs_keys() {
+            return &page[self.layout.k_rows()];
+        }
+        codes.resize(n * self.geometry.head_dim, 0.0);
+        codes.chunks_exact_mut(self.geometry.head_dim).enumerate().for_each(|(row, out)| self.read_key(page, row, out));
+        bytemuck::cast_slice(codes)
+    }
+
+    /// A row of K of a page, unpacked.
+    pub(super) fn key_row<'a>(&self, page: &'a [u8], row: usize, codes: &'a mut Vec<f32>) -> &'a [u8] {
+        if !self.geometry.codec.packs_keys() {
+            return &page[self.layout.k(row)];
+        }
+        codes.resize(self.geometry.head_dim, 0.0);
+        self.read_key(page, row, codes);
+        bytemuck::cast_slice(codes)
+    }
+
+    fn read_key(&self, page: &[u8], row: usize, out: &mut [f32]) {
+        let (codec, coder) = (self.geometry.codec, self.kv.coder.as_deref());
+        let side = self.layout.sides(page, row)[0];
+        codec.read_k(coder, self.place(page, row), &page[self.layout.k(row)], side, out);
+    }
+
+    /// A row of V of a page, unpacked.
+    pub(super) fn value_row<'a>(&self, page: &'a [u8], row: usize, codes: &'a mut Vec<f32>) -> &'a [u8] {
         if !self.geometry.codec.packs_values() {
-            return rows;
+            return &page[self.layout.v(row)];
         }
-        let (d, bytes) = (self.geometry.head_dim, self.layout.slot.v_bytes);
-        codes.resize(rows.len() / bytes * d, 0);
-        for (codes, row) in codes.chunks_exact_mut(d).zip(rows.chunks_exact(bytes)) {
-            unpack_codes(row, codes);
-        }
-        codes
+        let out = unpacked(codes, self.geometry.head_dim * format(self.geometry.codec).size_bytes());
+        unpack_v(self.kv, self.place(page, row), &page[self.layout.v(row)], out);
+        out
     }
 }
 
-/// Encodes the step's own rows as they will be stored.
-pub(super) fn encode(own: &mut OwnRows, cpu: &Cpu, qkv: &Acts, g: &KvGeometry, n: usize) {
-    let (layout, d) = (g.page(), g.head_dim);
-    (own.heads, own.k_bytes, own.v_bytes) = (g.n_kv_heads, layout.slot.k_bytes, d * format(g.codec).size_bytes());
+/// Encodes the step's own rows as they will be stored, unpacked.
+pub(super) fn encode(own: &mut OwnRows, cpu: &Cpu, qkv: &Acts, kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
+    let (g, positions) = (&kv.geometry, positions(kv, spans));
+    let (layout, d, n) = (g.page(), g.head_dim, positions.len());
+    let unpacked = d * format(g.codec).size_bytes();
+    (own.heads, own.k_bytes, own.v_bytes) = (g.n_kv_heads, unpacked, unpacked);
     let row_bytes = own.k_bytes + own.v_bytes + 8;
     own.bytes.resize(n * own.heads * row_bytes, 0);
     let width = own.heads * row_bytes;
@@ -120,25 +151,65 @@ pub(super) fn encode(own: &mut OwnRows, cpu: &Cpu, qkv: &Acts, g: &KvGeometry, n
     let rows = if n <= FEW_TOKENS { n } else { n.div_ceil(4 * cpu.threads()) };
     cpu.thread_pool.tiles(&mut Tile::new(&mut own.bytes, n, width), rows.max(1), width, |_, tile| {
         for i in 0..tile.rows() {
-            let (k, v) = qkv.row(tile.row_range().start + i)[g.n_q_heads * d..].split_at(g.n_kv_heads * d);
+            let row = tile.row_range().start + i;
+            let (k, v) = qkv.row(row)[g.n_q_heads * d..].split_at(g.n_kv_heads * d);
+            let place = Place { layer, position: positions[row] };
             let own = tile.row_mut(i).chunks_exact_mut(row_bytes);
             for ((k, v), own) in k.chunks_exact(d).zip(v.chunks_exact(d)).zip(own) {
-                let (k_out, rest) = own.split_at_mut(layout.slot.k_bytes);
+                let (k_out, rest) = own.split_at_mut(unpacked);
                 let (v_out, sides) = rest.split_at_mut(rest.len() - 8);
-                let k_side = g.codec.encode_k(k, k_out);
-                let v_side = if g.codec.packs_values() {
-                    let mut codes = vec![0; layout.slot.v_bytes];
-                    let side = g.codec.encode_v(v, &mut codes);
-                    unpack_codes(&codes, v_out);
-                    side
-                } else {
-                    g.codec.encode_v(v, v_out)
-                };
+                let (k_side, v_side) = encode_unpacked(kv, &layout, place, [k, v], [k_out, v_out]);
                 sides[..4].copy_from_slice(&k_side.to_le_bytes());
                 sides[4..].copy_from_slice(&v_side.to_le_bytes());
             }
         }
     });
+}
+
+/// Encodes a row of K and one of V into the units that loops load, and returns their side data.
+fn encode_unpacked(
+    kv: &KvTables<Cpu>,
+    layout: &PageLayout,
+    place: Place,
+    [k, v]: [&[f32]; 2],
+    [k_out, v_out]: [&mut [u8]; 2],
+) -> (u32, u32) {
+    let codec = kv.geometry.codec;
+    let packed = |bytes: usize| vec![0; bytes];
+    let k_side = if codec.packs_keys() {
+        let (mut codes, mut values) = (packed(layout.slot.k_bytes), vec![0.0; k.len()]);
+        let side = codec.encode_k(k, &mut codes);
+        codec.read_k(kv.coder.as_deref(), place, &codes, side, &mut values);
+        k_out.copy_from_slice(bytemuck::cast_slice(&values));
+        side
+    } else {
+        codec.encode_k(k, k_out)
+    };
+    let v_side = if codec.packs_values() {
+        let (mut codes, mut values) = (packed(layout.slot.v_bytes), Vec::new());
+        let side = codec.encode_v(v, &mut codes);
+        let values = unpacked(&mut values, v_out.len());
+        unpack_v(kv, place, &codes, values);
+        v_out.copy_from_slice(values);
+        side
+    } else {
+        codec.encode_v(v, v_out)
+    };
+    (k_side, v_side)
+}
+
+/// Unpacks a row of V into the units that loops load.
+pub(super) fn unpack_v(kv: &KvTables<Cpu>, place: Place, bytes: &[u8], out: &mut [u8]) {
+    match &kv.coder {
+        Some(coder) => coder.read_v(place, bytes, bytemuck::cast_slice_mut(out)),
+        None => unpack_codes(bytes, out),
+    }
+}
+
+/// Bytes of a buffer that is aligned for f32.
+pub(super) fn unpacked(buffer: &mut Vec<f32>, bytes: usize) -> &mut [u8] {
+    buffer.resize(bytes.div_ceil(size_of::<f32>()), 0.0);
+    &mut bytemuck::cast_slice_mut(buffer)[..bytes]
 }
 
 /// Splits the spans into groups.

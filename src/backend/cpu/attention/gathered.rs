@@ -32,7 +32,7 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
         for ((key, block), k_scale) in block_keys.iter().zip(block.chunks_exact_mut(d)).zip(&mut scales) {
             let (k, [k_side, v_side]) = if key.at < live {
                 let (page, row) = (call.page(group, key.at), key.at % g.page_slots);
-                (&page[call.layout.k(row)], call.layout.sides(page, row))
+                (call.key_row(page, row, codes), call.layout.sides(page, row))
             } else {
                 let (k, _, sides) = call.own_row(group, key.at - live);
                 (k, sides)
@@ -62,8 +62,7 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
         for (key, block) in block_keys.iter().zip(block.chunks_exact_mut(d)) {
             if key.at < live {
                 let page = call.page(group, key.at);
-                let v = call.value_rows(&page[call.layout.v(key.at % g.page_slots)], codes);
-                widen(isa, v, format, 1.0, block);
+                widen(isa, call.value_row(page, key.at % g.page_slots, codes), format, 1.0, block);
             } else {
                 widen(isa, call.own_row(group, key.at - live).1, format, 1.0, block);
             }

@@ -26,8 +26,7 @@ pub(in super::super) fn attend_in_order(
         kv.reads[span.seq] += keys.sum::<u64>();
     }
     spans.iter().for_each(|span| order_slots(kv, layer, span.seq));
-    let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
-    encode(&mut cpu.plan().own, cpu, qkv, &g, n);
+    encode(&mut cpu.plan().own, cpu, qkv, kv, layer, spans);
     let mut rows = Vec::with_capacity(spans.len());
     for token in 0..spans.iter().map(|s| s.len).max().unwrap_or(0) {
         rows.clear();

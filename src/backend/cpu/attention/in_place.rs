@@ -5,10 +5,9 @@ use super::super::Cpu;
 use super::super::simd::dots::{Rows, Slots, dots, fetch, weighted_sum, weighted_sum_of_slots};
 use super::super::simd::maths;
 use super::super::thread_pool::Tile;
-use super::call::Call;
+use super::call::{Call, unpack_v, unpacked};
 use super::plan::{FEW_TOKENS, Group, Scratch, format};
 use super::weights::{EXTRA, Sides, normalize, scale, softmax, start};
-use crate::codec::unpack_codes;
 use crate::policy::Dms;
 use std::ops::Range;
 
@@ -109,6 +108,7 @@ pub(super) fn score(call: &Call<'_>, group: &Group, columns: Range<usize>, queri
 
 fn score_pages(call: &Call<'_>, group: &Group, slots: Range<usize>, queries: &[f32], scores: &mut Tile<'_>) {
     let (g, layout, isa) = (call.geometry, call.layout, call.isa);
+    let mut unpacked_keys = Vec::new();
     for first in slots.clone().step_by(g.page_slots) {
         let (next, at) = (first + g.page_slots, first - slots.start);
         let mut scores = scores.narrow(at..slots.len().min(at + g.page_slots));
@@ -120,7 +120,8 @@ fn score_pages(call: &Call<'_>, group: &Group, slots: Range<usize>, queries: &[f
         let next = if next < slots.end { call.page(group, next) } else { call.page(group, slots.start) };
         // K and V of a page are adjacent: prefetch V now, though it is needed later.
         fetch(&page[layout.v_rows()]);
-        let keys = Rows::new(&page[layout.k_rows()], format(g.codec), g.head_dim).slice(0..scores.cols());
+        let keys = call.key_rows(page, scores.cols(), &mut unpacked_keys);
+        let keys = Rows::new(keys, format(g.codec), g.head_dim).slice(0..scores.cols());
         dots(isa, keys.then(&next[layout.k_rows()]), queries, &mut scores);
         if layout.has_sides() {
             let scales: &[f32] = bytemuck::cast_slice(layout.all_sides(page)[0]);
@@ -195,7 +196,7 @@ fn values(
     scores: &[f32],
     width: usize,
     out: &mut Tile<'_>,
-    codes: &mut Vec<u8>,
+    codes: &mut Vec<f32>,
     order: &mut Vec<u32>,
 ) {
     let (g, layout, live) = (call.geometry, call.layout, call.live(group));
@@ -203,14 +204,18 @@ fn values(
     let bytes = columns.start * size..columns.end * size;
     start(out, scores, width);
     let mut out = out.first_rows(scores.len() / width);
-    let stored = (0..live).step_by(g.page_slots).map(|first| &call.page(group, first)[layout.v_rows()]);
+    let stored = (0..live).step_by(g.page_slots).map(|first| call.page(group, first));
     let pages: Vec<&[u8]> = if g.codec.packs_values() {
-        codes.resize(live.next_multiple_of(g.page_slots) * d, 0);
-        let rows = stored.flat_map(|rows| rows.chunks_exact(layout.slot.v_bytes));
-        rows.zip(codes.chunks_exact_mut(d)).for_each(|(row, codes)| unpack_codes(row, codes));
-        codes.chunks_exact(g.page_slots * d).map(|page| &page[bytes.start..]).collect()
+        let codes = unpacked(codes, live.next_multiple_of(g.page_slots) * d * size);
+        for (first, rows) in (0..live).step_by(g.page_slots).zip(codes.chunks_exact_mut(g.page_slots * d * size)) {
+            let page = call.page(group, first);
+            for (row, out) in rows.chunks_exact_mut(d * size).enumerate().take(live - first) {
+                unpack_v(call.kv, call.place(page, row), &page[layout.v(row)], out);
+            }
+        }
+        codes.chunks_exact(g.page_slots * d * size).map(|page| &page[bytes.start..]).collect()
     } else {
-        stored.map(|rows| &rows[bytes.start..]).collect()
+        stored.map(|page| &page[layout.v_rows()][bytes.start..]).collect()
     };
     let mut in_order = call.kv.pool.order(call.lane(group));
     if group.chosen.is_choice() {

@@ -31,8 +31,8 @@ pub(in crate::backend::cpu) struct Group {
     pub chosen: Chosen,
 }
 
-/// The step's own keys and values, `[n_tokens, n_kv_heads]`, as they will be stored: K, V in whole
-/// bytes, side data.
+/// The step's own keys and values, `[n_tokens, n_kv_heads]`, as they will be stored: K and V
+/// unpacked for the loops, side data.
 #[derive(Default)]
 pub(in crate::backend::cpu) struct OwnRows {
     pub bytes: Vec<u8>,
@@ -52,8 +52,8 @@ pub(in crate::backend::cpu) struct Scratch {
     pub block: Vec<f32>,
     pub keys: Vec<Key>,
     pub sides: Sides,
-    /// V of a lane, where codes are narrower than a byte.
-    pub codes: Vec<u8>,
+    /// V of a lane, or one row of K or V, where rows are unpacked.
+    pub codes: Vec<f32>,
     /// Slots to read, where the policy reads pages.
     pub order: Vec<u32>,
 }

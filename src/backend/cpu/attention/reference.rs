@@ -2,7 +2,7 @@
 
 use super::super::super::{KvTables, Span};
 use super::super::{Acts, Cpu};
-use crate::codec::unrotate;
+use crate::codec::{Place, unrotate};
 
 pub(super) fn attend(out: &mut Acts, qkv: &Acts, decisions: &[f32], kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
     for span in spans {
@@ -39,17 +39,27 @@ pub(super) fn attend_lane(
     for slot in 0..live {
         let page = kv.pool.page(kv.page_table[row * g.max_pages + slot / g.page_slots]);
         let (r, [ks, vs]) = (slot % g.page_slots, layout.sides(page, slot % g.page_slots));
-        g.codec.decode_k(&page[layout.k(r)], ks, &mut keys[slot * d..(slot + 1) * d]);
-        g.codec.decode_v(&page[layout.v(r)], vs, &mut values[slot * d..(slot + 1) * d]);
         let meta = layout.meta(page, r);
+        let (coder, place) = (kv.coder.as_deref(), Place { layer, position: meta.position() });
+        g.codec.read_k(coder, place, &page[layout.k(r)], ks, &mut keys[slot * d..(slot + 1) * d]);
+        g.codec.read_v(coder, place, &page[layout.v(r)], vs, &mut values[slot * d..(slot + 1) * d]);
         let marked = rule.map_or(meta.marked(), |rule| rule.stored_mark(base, meta, decision(0)));
         metas.push((meta.position(), marked));
     }
     for i in 0..span.len {
         let x = &qkv.row(span.start + i)[(g.n_q_heads + head) * d..];
         let at = (live + i) * d;
-        keys[at..at + d].copy_from_slice(&x[..d]);
-        values[at..at + d].copy_from_slice(&x[heads * d..(heads + 1) * d]);
+        let (k, v) = (&mut keys[at..at + d], &mut values[at..at + d]);
+        k.copy_from_slice(&x[..d]);
+        v.copy_from_slice(&x[heads * d..(heads + 1) * d]);
+        if let Some(coder) = &kv.coder {
+            let (place, slot) = (Place { layer, position: base + i }, layout.slot);
+            let (mut of_k, mut of_v) = (vec![0; slot.k_bytes], vec![0; slot.v_bytes]);
+            g.codec.encode_k(k, &mut of_k);
+            g.codec.encode_v(v, &mut of_v);
+            coder.read_k(place, &of_k, k);
+            coder.read_v(place, &of_v, v);
+        }
         let marked = rule.is_some_and(|rule| rule.own_mark(base, i, decision));
         metas.push((base + i, marked));
     }

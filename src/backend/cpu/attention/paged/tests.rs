@@ -1,11 +1,11 @@
 //! Which pages a decode step reads, against a sort of recomputed bounds.
 
 use super::super::super::super::{KvGeometry, KvTables, Ops, Pages, Span};
-use super::super::super::kv::{place, store};
+use super::super::super::kv::{place, round_trip, store};
 use super::super::super::simd::maths::tests::random;
 use super::super::super::{Acts, Cpu};
 use super::super::{attend, count_reads, reference, tests::tables};
-use crate::codec::Codec;
+use crate::codec::{Codec, Place};
 use crate::policy::{Budget, Dms, Policy, Quest, Shift};
 use std::collections::BTreeSet;
 
@@ -27,7 +27,9 @@ fn bound(kv: &KvTables<Cpu>, row: usize, page: usize, query: &[f32]) -> f64 {
     };
     let bound: f64 = query.iter().zip(low.iter().zip(&high)).map(larger).sum();
     for slot in page * 16..(kv.live[row] as usize).min(page * 16 + 16) {
-        g.codec.decode_k(&bytes[layout.k(slot % 16)], layout.sides(bytes, slot % 16)[0], &mut key);
+        let place = Place { layer: 0, position: layout.meta(bytes, slot % 16).position() };
+        let (k, side) = (&bytes[layout.k(slot % 16)], layout.sides(bytes, slot % 16)[0]);
+        g.codec.read_k(kv.coder.as_deref(), place, k, side, &mut key);
         assert!(product(query, &key) <= bound + 1e-6, "a key is above its page's bound");
         for (c, x) in key.iter().enumerate() {
             (least[c], most[c]) = (least[c].min(*x), most[c].max(*x));
@@ -46,7 +48,7 @@ fn step(cpu: &Cpu, kv: &mut KvTables<Cpu>, n: usize, seed: u64) {
     let (span, width) = (Span { seq: 0, start: 0, len: n }, (HEADS * GROUP + 2 * HEADS) * D);
     let mut qkv = Acts { data: random(n * width, seed).into_iter().map(|v| 2.5 * v).collect(), width };
     let decisions: Vec<f32> = random(n * HEADS, seed + 100).iter().map(|v| v + 0.4).collect();
-    cpu.kv_round_trip(&mut qkv, &g, n);
+    round_trip(cpu, &mut qkv, kv, 0, &[span]);
     let acts = || Acts { data: vec![0.0; n * HEADS * GROUP * D], width: HEADS * GROUP * D };
     let (mut got, mut want, before) = (acts(), acts(), kv.reads[0]);
     attend(cpu, &mut got, &qkv, &decisions, kv, 0, &[span]);
