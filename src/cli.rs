@@ -256,7 +256,7 @@ mod tests {
     fn mistakes_are_one_line_that_names_them() {
         for (line, parts) in [
             (&["--temprature", "1"][..], &["'--temprature'", "'--temperature'"][..]),
-            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8, int8 or k8v4"]),
+            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8, int8, k8v4, csr:4, csr:8 or csr:16"]),
             (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
             (&["--seed", "-1"], &["'-1'", "--seed", "expected a whole number from 0"]),
             (&["--kv-limit", "-1"], &["'-1'", "--kv-limit", "512MiB"]),

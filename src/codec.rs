@@ -4,6 +4,7 @@
 
 mod bf16;
 mod coder;
+pub mod csr;
 mod f32;
 mod fp8;
 mod int8;
@@ -30,9 +31,12 @@ pub enum Codec {
     Fp8,
     Int8,
     K8V4,
+    Csr4,
+    Csr8,
+    Csr16,
 }
 
-words! { Codec, "a KV format", { F32 = "f32", Bf16 = "bf16", Fp8 = "fp8", Int8 = "int8", K8V4 = "k8v4" } }
+words! { Codec, "a KV format", { F32 = "f32", Bf16 = "bf16", Fp8 = "fp8", Int8 = "int8", K8V4 = "k8v4", Csr4 = "csr:4", Csr8 = "csr:8", Csr16 = "csr:16" } }
 
 /// The smaller codecs that `--kv auto` falls back to, in this order, if the context would not fit.
 pub const FALLBACKS: [Codec; 3] = [Codec::Bf16, Codec::Int8, Codec::K8V4];
@@ -63,12 +67,15 @@ pub const ON_GPUS: [Codec; 4] = [Codec::Bf16, Codec::Fp8, Codec::Int8, Codec::K8
 struct Row(Codec, &'static dyn RowFormat, &'static dyn RowFormat, Option<Rows>, Option<Open>);
 
 /// In the order of [`Codec`].
-static CODECS: [Row; 5] = [
+static CODECS: [Row; 8] = [
     Row(Codec::F32, &f32::F32, &f32::F32, None, None),
     Row(Codec::Bf16, &bf16::Bf16, &bf16::Bf16, Some(Rows::Bf16), None),
     Row(Codec::Fp8, &fp8::Fp8, &fp8::Fp8, Some(Rows::Bytes), None),
     Row(Codec::Int8, &int8::Int8, &int8::Int8, Some(Rows::Bytes), None),
     Row(Codec::K8V4, &int8::Int8, &k8v4::Int4, Some(Rows::K8V4), None),
+    Row(Codec::Csr4, &csr::Codes(4), &csr::Codes(4), None, Some(csr::open)),
+    Row(Codec::Csr8, &csr::Codes(8), &csr::Codes(8), None, Some(csr::open)),
+    Row(Codec::Csr16, &csr::Codes(16), &csr::Codes(16), None, Some(csr::open)),
 ];
 
 const _: () = {
@@ -241,7 +248,9 @@ impl Codec {
 #[cfg(test)]
 pub(crate) fn random_coder(codec: Codec, rotations: &[Rotation], head_dim: usize) -> Option<Arc<dyn Coder>> {
     let heads = Heads { head_dim, rotations: rotations.to_vec() };
-    codec.coder(None, &heads).expect("no codec needs data")
+    let bytes = csr::Dictionary::random(head_dim, rotations.len(), 40, 7).to_bytes().unwrap();
+    let data = DataFile { name: "random".to_owned(), bytes: bytes.into() };
+    codec.coder(Some(&data), &heads).unwrap()
 }
 
 #[cfg(test)]

@@ -10,11 +10,13 @@
 //! | [`gpu`] | | opens the GPU that `check` and `speed` work on |
 //! | [`speed`] | `speed` | time of every op alone, at the shapes of a model |
 //! | [`train`] | `train` | time of making a predictor for a model of a known shape |
+//! | [`dictionary`] | `dictionary` | learns the dictionary of `--kv csr:N` from texts |
 //! | [`importance`] | `importance` | which columns of a model's matrices matter, for `--importance` |
 
 mod check;
 mod checks;
 mod compare;
+mod dictionary;
 mod divergence;
 mod eval;
 mod gpu;
@@ -59,6 +61,8 @@ enum Command {
     /// Measure on a text which columns of a model's matrices matter, and write a file for dmschat's
     /// --importance
     Importance(importance::ImportanceArgs),
+    /// Learn from texts the dictionary that --kv csr:N codes keys and values with
+    Dictionary(dictionary::DictionaryArgs),
     /// Measure how long `dmschat adapter train` takes, on random weights in the shape of a known
     /// model
     Train(train::TrainArgs),
@@ -76,6 +80,7 @@ fn flags_of(command: &str) -> Option<Vec<&'static str>> {
             answer,
         ],
         "check" | "speed" | "train" => &[&["device"]],
+        "dictionary" => &[model, &["config"]],
         "importance" => &[&["adapter", "device", "config"]],
         _ => &[],
     };
@@ -110,6 +115,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Command::Score(args) => score::run(&settings(&common)?, &args, common.json),
         Command::Compare(args) => compare::run(&settings(&common)?, &args, &common),
         Command::Train(args) => train::run(&settings(&common)?, &args),
+        Command::Dictionary(args) => dictionary::run(&settings(&common)?, &args),
         Command::Importance(args) => importance::run(&settings(&common)?, &args),
         Command::Check(args) => check::run(gpu::index(&common)?, &args),
         Command::Speed => speed::run(gpu::index(&common)?),

@@ -266,7 +266,7 @@ sampling_table!(settings {
         #[arg(long, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
         budget: Budget, or "\"512\" (pool: \"4x\")";
 
-        /// Format: auto, f32, bf16, fp8, int8 or k8v4
+        /// Format: auto, f32, bf16, fp8, int8 or k8v4; for research csr:4, csr:8 or csr:16
         #[arg(long, value_name = "FORMAT", help_heading = "Cache")]
         kv: List<Auto<Codec>> = List::of(Auto::Auto);
 

@@ -2,6 +2,7 @@
 //! state, whatever is tried.
 
 use crate::harness::Session;
+use crate::rule::codec_data;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
@@ -35,6 +36,7 @@ fn runner(tiny: &Tiny, codec: Codec, policy: PolicyRequest) -> Runner<Cpu> {
         max_seqs: 6,
         policy,
         drafts,
+        codec_data: codec_data(codec, tiny),
         ..EngineOptions::new(codec)
     };
     Runner::new(Cpu::new(1), &tiny.checkpoint(), &options, |_, _| true).unwrap()
@@ -121,7 +123,7 @@ fn ten_thousand_rounds_leave_what_single_steps_leave() {
         (Form::Metadata, false, Codec::Bf16, auto),
         (Form::Predictor { linear: true, units: 8 }, false, Codec::K8V4, auto),
         (Form::Plain, false, Codec::Fp8, request(PolicyKind::Window)),
-        (Form::Plain, false, Codec::F32, auto),
+        (Form::Plain, false, Codec::Csr16, auto),
         (Form::Plain, true, Codec::F32, auto),
         (Form::Predictor { linear: false, units: 4 }, true, Codec::Bf16, auto),
     ];

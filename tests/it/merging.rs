@@ -2,12 +2,12 @@
 
 use crate::merge_reference::{Merged, run_merged};
 use crate::reference::Rounding;
-use crate::rule::{feed, max_difference, random_log, runner_with, slots, step_lengths};
+use crate::rule::{codec_data, feed, max_difference, random_log, runner_with, slots, step_lengths};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::PageLayout;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
-use dmschat::codec::{Codec, rotate};
+use dmschat::codec::{Codec, Place, rotate};
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Budget, PolicyKind};
 use dmschat::protocol::LogEntry;
@@ -133,22 +133,30 @@ fn a_slot_is_encoded_from_its_sums_and_not_from_its_codes() {
             for live in live {
                 for slot in 0..live as usize {
                     let (page, row) = (&pages[(first + slot / g.page_slots) * bytes..], slot % g.page_slots);
-                    rows.push((page[layout.k(row)].to_vec(), page[layout.v(row)].to_vec(), layout.sides(page, row)));
+                    let codes = (page[layout.k(row)].to_vec(), page[layout.v(row)].to_vec(), layout.sides(page, row));
+                    rows.push((codes, layout.meta(page, row).position()));
                 }
                 first += (live as usize).div_ceil(g.page_slots);
             }
-            (rows, g)
+            let options = EngineOptions { codec_data: codec_data(codec, &case.tiny), ..EngineOptions::new(codec) };
+            let coder = options.coder(runner.config()).unwrap();
+            (rows, g, coder)
         };
-        let (means, _) = rows(Codec::F32, 1);
+        let (means, ..) = rows(Codec::F32, 1);
         for codec in Codec::ALL {
-            let (codes, g) = rows(codec, 1);
+            let (codes, g, coder) = rows(codec, 1);
             assert_eq!(codes.len(), means.len());
             let d = g.head_dim;
-            for (slot, (k, v, sides)) in means.iter().enumerate().map(|(i, (k, v, _))| {
+            for (slot, (k, v, sides)) in means.iter().enumerate().map(|(i, ((k, v, _), position))| {
                 let floats = |bytes: &[u8]| -> Vec<f32> {
                     bytes.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap())).collect()
                 };
-                let (k, mut v) = (floats(k), floats(v));
+                let (mut k, mut v) = (floats(k), floats(v));
+                if let Some(coder) = &coder {
+                    let place = Place { layer: 0, position: *position };
+                    coder.code_k(place, &mut k);
+                    coder.code_v(place, &mut v);
+                }
                 if codec.rotates_values() {
                     rotate(&mut v);
                 }
@@ -157,7 +165,7 @@ fn a_slot_is_encoded_from_its_sums_and_not_from_its_codes() {
                 let sides = [codec.encode_k(&k, &mut of_k), codec.encode_v(&v, &mut of_v)];
                 (i, (of_k, of_v, sides))
             }) {
-                assert!(codes[slot] == (k, v, sides), "{form:?} {codec:?}: slot {slot}");
+                assert!(codes[slot].0 == (k, v, sides), "{form:?} {codec:?}: slot {slot}");
             }
         }
     }

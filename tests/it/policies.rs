@@ -2,7 +2,7 @@
 
 use crate::policy_reference::{H2oRule, Margin, Slots, TovaRule};
 use crate::reference::{Seen, run_by_weights};
-use crate::rule::{feed, max_difference, random_log, runner_with, slots, step_lengths};
+use crate::rule::{codec_data, feed, max_difference, random_log, runner_with, slots, step_lengths};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::KvGeometry;
 use dmschat::backend::cpu::Cpu;
@@ -185,7 +185,7 @@ fn quest_with_all_pages_is_the_cache_that_it_reads() {
     {
         let tiny = Tiny::new(Spec { n_layers: 3, ..Spec::new(true, form) }, 340);
         let log = random_log(&mut Rng(341), 84, 2);
-        for codec in [Codec::F32, Codec::Fp8, Codec::K8V4] {
+        for codec in [Codec::F32, Codec::Fp8, Codec::K8V4, Codec::Csr8] {
             let run = |policy| {
                 let mut runner = runner(&tiny, policy, codec);
                 let (seq, logits) = feed(&mut runner, &log, || 1);
@@ -222,9 +222,11 @@ fn a_log_has_the_same_bits_in_any_steps_on_any_threads() {
             (Codec::Fp8, Weights::Bf16),
             (Codec::Int8, Weights::Int4),
             (Codec::K8V4, Weights::Bf16),
+            (Codec::Csr4, Weights::Bf16),
         ] {
             let run = |threads: usize, seed: u64| {
-                let options = EngineOptions { policy, max_step: Some(100), ..EngineOptions::new(codec) };
+                let codec_data = codec_data(codec, &tiny);
+                let options = EngineOptions { policy, max_step: Some(100), codec_data, ..EngineOptions::new(codec) };
                 let source = convert(tiny.checkpoint(), weights, &Importance::new(), 1, |_, _| true).unwrap();
                 let mut runner = Runner::new(Cpu::new(threads), &source, &options, |_, _| true).unwrap();
                 let mut steps = step_lengths(seed);

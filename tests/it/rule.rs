@@ -6,7 +6,8 @@ use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::Backend;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
-use dmschat::codec::Codec;
+use dmschat::codec::csr::Dictionary;
+use dmschat::codec::{Codec, DataFile};
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Budget, PolicyKind, SlotMeta, strength};
 use dmschat::protocol::LogEntry;
@@ -22,8 +23,16 @@ fn runner_on(threads: usize, tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
 }
 
 pub fn runner_with(threads: usize, tiny: &Tiny, options: EngineOptions) -> Runner<Cpu> {
-    let options = EngineOptions { max_step: Some(MAX_STEP), ..options };
+    let codec_data = options.codec_data.clone().or_else(|| codec_data(options.codec, tiny));
+    let options = EngineOptions { max_step: Some(MAX_STEP), codec_data, ..options };
     Runner::new(Cpu::new(threads), &tiny.checkpoint(), &options, |_, _| true).expect("it loads")
+}
+
+/// A dictionary of random atoms, for a codec that needs one.
+pub fn codec_data(codec: Codec, tiny: &Tiny) -> Option<DataFile> {
+    let dictionary = Dictionary::random(tiny.spec.head_dim, tiny.spec.n_layers, 50, 3);
+    let bytes = dictionary.to_bytes().expect("it is written").into();
+    codec.needs_data().then(|| DataFile { name: "random atoms".to_owned(), bytes })
 }
 
 /// A sequence fed with `log` in steps whose lengths `step` draws; logits of every token.

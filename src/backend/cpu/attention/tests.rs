@@ -47,6 +47,12 @@ const STEPS: [(usize, usize, bool); 10] = [
     (1, 1, true),
 ];
 
+/// All codecs; of those with data of the model, which code rows slowly, one under one policy.
+fn codecs(policy: Policy) -> impl Iterator<Item = Codec> {
+    let slow = matches!(policy, Policy::Dms(Dms { window: 9, .. }));
+    Codec::ALL.into_iter().filter(move |&codec| !codec.needs_data() || slow && codec == Codec::Csr4)
+}
+
 fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: usize) {
     let name = format!("{policy:?} {codec:?} {head_dim} {group} {threads}");
     let cpu = Cpu::new(threads);
@@ -109,7 +115,7 @@ fn attention_matches_the_plain_loops() {
         Policy::Window(Window::new(24)),
     ];
     for policy in policies {
-        for codec in Codec::ALL {
+        for codec in codecs(policy) {
             check(policy, codec, 64, 3, 2);
         }
         for (head_dim, group) in [(32, 1), (72, 2), (128, 4), (32, 5), (64, 8)] {
@@ -213,7 +219,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
 fn rows_have_the_same_bits_in_prefill_and_decode() {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     for policy in [Policy::Dense, dms(16, Shift::Previous), dms(9, Shift::Same), Policy::Window(Window::new(24))] {
-        for codec in Codec::ALL {
+        for codec in codecs(policy) {
             check_bits(policy, codec, 64, 3);
         }
         check_bits(policy, Codec::F32, 72, 1);
