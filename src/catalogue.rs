@@ -266,8 +266,10 @@ mod tests {
             if name != "qwen3:8b-dms" {
                 (listed.dms, known.dms) = (None, None);
             }
-            // A pattern and the list that it stands for are the same layers.
+            // A pattern and the list that it stands for are the same layers, and so is a scale that
+            // is stated and usual.
             for config in [&mut listed, &mut known] {
+                config.spec.score_scale = None;
                 config.spec.layers = (0..config.n_layers).map(|layer| config.layer(layer)).collect();
             }
             assert_eq!(format!("{listed:?}"), format!("{known:?}"), "{name}");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A stranger's first hour: forty steps that a new user takes, none of which may be a dead end.
+"""A stranger's first hour: some forty steps that a new user takes, none of which may be a dead end.
 
 usage: tests/campaign/stranger.py [--binary target/debug/dmschat] [--small] [--patience SECONDS] [--show]
 
