@@ -19,6 +19,7 @@
 //! ```
 
 mod code;
+mod feedback;
 pub mod file;
 mod formats;
 mod group;
@@ -28,8 +29,10 @@ mod q8;
 mod vectorize;
 
 pub use code::Code;
+pub use feedback::{Column, Factor, add_products};
 pub use formats::{EXACT_FIRST, Weights, formats, has_kernels_of_formats, natural};
 pub use group::{GROUP, TILE_ROWS};
+pub use vectorize::vectorized;
 
 #[cfg(test)]
 mod tests;

@@ -119,6 +119,11 @@ pub fn embedding(c: &ModelConfig) -> TensorSpec {
     tensor("model.embed_tokens.weight", &[c.vocab, c.hidden])
 }
 
+/// Whether a matrix is the values' projection of an attention layer.
+pub fn is_value(name: &str) -> bool {
+    name.ends_with(".self_attn.v_proj.weight")
+}
+
 /// The norm after the last layer.
 pub fn final_norm(c: &ModelConfig) -> TensorSpec {
     tensor("model.norm.weight", &[c.hidden])

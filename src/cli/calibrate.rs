@@ -1,12 +1,17 @@
 //! Inputs of a model's matrices on a text, from a forward pass on the CPU that has the same bits on
-//! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen.
+//! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen, and whole
+//! inputs for GPTQ.
 
 use crate::backend::cpu::Cpu;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
+use crate::predictor::texts;
 use crate::protocol::Token;
+use crate::quant::Weights;
+use crate::quantize::calibration::Guide;
 use crate::quantize::convert::{Importance, OnReport, Report};
+use crate::quantize::gptq::{self, Chooser};
 use crate::quantize::imatrix;
 use crate::tensor::Tensor;
 use crate::tokenizer::Tokenizer;
@@ -22,6 +27,12 @@ const TEXT: &str = include_str!("../../assets/calibration.txt");
 /// Tokens of the built-in text that are used: 3.6 TFLOP and 140 MB for a model of 8 billion
 /// weights. Ten times this number reduces the divergence of a quantized model by 6 %.
 const BUILT_IN_TOKENS: usize = 256;
+/// Tokens of the built-in texts that GPTQ uses, in one step.
+const CORRECTED_TOKENS: usize = 4096;
+/// Tokens of each text after the first.
+const PIECE: usize = 256;
+/// Operations of GPTQ in a second on one core, about.
+const RATE: f64 = 8e9;
 /// Tokens of a step.
 const STEP: usize = 512;
 
@@ -41,20 +52,97 @@ pub fn importance(
     report: OnReport<'_>,
 ) -> Result<Importance> {
     let squares = Arc::new(Mutex::new(Squares::default()));
-    let (steps, layers) = (tokens.len().div_ceil(STEP), checkpoint.config.n_layers);
-    let (sender, layer_done) = mpsc::channel();
     let all = squares.clone();
+    let on_input = move |parts: &[Tensor], x: &[f32]| {
+        all.lock().unwrap_or_else(PoisonError::into_inner).add(parts, x);
+        true
+    };
+    watch(checkpoint, tokens, STEP, threads, report, on_input)?;
+    let squares = squares.lock().unwrap_or_else(PoisonError::into_inner);
+    squares.means()
+}
+
+/// Whether `auto` uses GPTQ for a model.
+pub fn is_quickly_corrected(checkpoint: &Checkpoint) -> bool {
+    gptq::is_quick(&checkpoint.config, CORRECTED_TOKENS)
+}
+
+/// Chooses codes by GPTQ on the built-in texts. The same bits on every machine.
+pub fn correct(
+    checkpoint: &Checkpoint,
+    weights: Weights,
+    given: Option<Arc<Importance>>,
+    report: OnReport<'_>,
+) -> Result<Guide> {
+    let tokens = texts_of(checkpoint)?;
+    let cores = thread::available_parallelism().map_or(1, |n| n.get());
+    let seconds = gptq::operations(&checkpoint.config, weights, tokens.len()) / (RATE * cores as f64);
+    let time = if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} minutes", seconds / 60.0) };
+    let about = format!(
+        "GPTQ chooses 4-bit codes on {} tokens, about {time} on {cores} cores; --importance measured is faster",
+        tokens.len()
+    );
+    ensure!(report(Report::Notice(about)), "loading was stopped");
+    corrected(checkpoint, weights, given, &tokens, 0, report)
+}
+
+/// Chooses codes by GPTQ on some tokens; `threads` as for [`Cpu`].
+pub fn corrected(
+    checkpoint: &Checkpoint,
+    weights: Weights,
+    given: Option<Arc<Importance>>,
+    tokens: &[Token],
+    threads: usize,
+    report: OnReport<'_>,
+) -> Result<Guide> {
+    let chooser = Chooser::new(checkpoint, weights, given, threads);
+    let see = chooser.clone();
+    let on_input = move |parts: &[Tensor], x: &[f32]| see.see(parts, x);
+    watch(checkpoint, tokens, tokens.len(), threads, report, on_input)?;
+    let (guide, about) = chooser.end()?;
+    ensure!(report(Report::Notice(about)), "loading was stopped");
+    Ok(guide)
+}
+
+/// The text of [`measure`] and, as long as there is room, pieces of the texts that predictors are
+/// fitted to.
+fn texts_of(checkpoint: &Checkpoint) -> Result<Vec<Token>> {
+    let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
+    let most = CORRECTED_TOKENS.min(checkpoint.config.context);
+    let mut tokens = tokenizer.encode_text(TEXT)?;
+    for text in texts::built_in()?.iter().filter(|text| !text.held_out) {
+        if tokens.len() >= most {
+            break;
+        }
+        let piece = tokenizer.encode_text(&text.text)?;
+        tokens.extend(piece.into_iter().take(PIECE));
+    }
+    tokens.truncate(most);
+    Ok(tokens)
+}
+
+/// Feeds tokens to a model and shows the inputs of its matrices to `on_input`, which returns
+/// whether to continue. Reports the layers as they pass.
+fn watch(
+    checkpoint: &Checkpoint,
+    tokens: &[Token],
+    step: usize,
+    threads: usize,
+    report: OnReport<'_>,
+    mut on_input: impl FnMut(&[Tensor], &[f32]) -> bool + Send + 'static,
+) -> Result<()> {
+    let (steps, layers) = (tokens.len().div_ceil(step.max(1)), checkpoint.config.n_layers);
+    let (sender, layer_done) = mpsc::channel();
     let mut wanted = true;
     let mut begun = 0;
     let on_input = move |parts: &[Tensor], x: &[f32]| {
-        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.add(parts, x);
+        let goes_on = on_input(parts, x);
         // The receiver is gone once nobody wants the result.
         let ends = ["mlp.gate_proj.weight", "mlp.gate.weight"];
-        !ends.iter().any(|end| parts[0].name.ends_with(end)) || sender.send(()).is_ok()
+        goes_on && (!ends.iter().any(|end| parts[0].name.ends_with(end)) || sender.send(()).is_ok())
     };
     thread::scope(|scope| {
-        let work = scope.spawn(|| feed(Cpu::observing(threads, Box::new(on_input)), checkpoint, tokens));
+        let work = scope.spawn(|| feed(Cpu::observing(threads, Box::new(on_input)), checkpoint, tokens, step));
         for () in &layer_done {
             wanted = report(Report::Measuring { done: begun / steps.max(1), total: layers });
             begun += 1;
@@ -66,15 +154,13 @@ pub fn importance(
         let fed = work.join().unwrap_or_else(|panic| resume_unwind(panic));
         ensure!(wanted, "loading was stopped");
         fed
-    })?;
-    let squares = squares.lock().unwrap_or_else(PoisonError::into_inner);
-    squares.means()
+    })
 }
 
 /// Feeds the tokens in as few steps as there are.
-fn feed(cpu: Cpu, checkpoint: &Checkpoint, tokens: &[Token]) -> Result<()> {
+fn feed(cpu: Cpu, checkpoint: &Checkpoint, tokens: &[Token], step: usize) -> Result<()> {
     ensure!(!tokens.is_empty(), "the text has no tokens");
-    let step = STEP.min(tokens.len());
+    let step = step.min(tokens.len());
     let options =
         EngineOptions { context: Some(tokens.len()), max_step: Some(step), ..EngineOptions::new(Codec::default()) };
     let mut runner = Runner::new(cpu, checkpoint, &options, |_, _| true)?;
@@ -161,6 +247,33 @@ mod tests {
             !one.contains_key(*name) && name.contains("experts.") && tensor.format.name() == "q4"
         });
         assert!(unreached.count() >= 7 * 3, "experts without statistics are packed too");
+    }
+
+    #[test]
+    fn gptq_makes_the_same_weights_with_any_threads_and_leaves_v_to_importance() {
+        let tokens: Vec<Token> = (0..192).map(|i| i * 37 % 500).collect();
+        let source = checkpoint();
+        for (weights, threads) in [(Weights::Int4, [1, 3])] {
+            let made = threads.map(|threads| {
+                let mut said = Vec::new();
+                let guide = corrected(&source, weights, None, &tokens, threads, &mut |report| {
+                    if let Report::Notice(text) = report {
+                        said.push(text);
+                    }
+                    true
+                });
+                assert!(said.len() == 1 && said[0].starts_with("GPTQ chose the codes of "), "{said:?}");
+                guide.unwrap()
+            });
+            assert_eq!(made[0].importance, made[1].importance);
+            let bytes = |guide: &Guide| -> Vec<(String, Vec<u8>)> {
+                guide.chosen.iter().map(|(name, t)| (name.clone(), t.bytes().to_vec())).collect()
+            };
+            assert!(bytes(&made[0]) == bytes(&made[1]), "{weights}");
+            let chosen = &made[0].chosen;
+            assert!(chosen.len() >= 4 && !chosen.keys().any(|name| name.contains("v_proj")), "{:?}", chosen.keys());
+            assert!(made[0].importance.contains_key("model.layers.0.self_attn.v_proj.weight"));
+        }
     }
 
     #[test]

@@ -370,7 +370,9 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let formats = Formats::new(settings, &checkpoint, target)?;
     let importance = spawn::weight_options(settings, &checkpoint).map_err(output::as_wrong_use)?.calibration;
     let chooses = |weights: Weights| weights.uses_importance() && checkpoint.can_be(weights);
-    let importance = importance.by().filter(|_| quant::formats().any(chooses) && !checkpoint.weights.is_packed());
+    let is_chosen = quant::formats().any(chooses) && !checkpoint.weights.is_packed();
+    let gptq = is_chosen && importance.is_corrected();
+    let importance = importance.by().filter(|_| is_chosen);
     let path = match naming::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
@@ -381,7 +383,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     let mut about = object(json!({
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.name,
         "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "imatrix": checkpoint.imatrix(),
-        "importance": importance, "weight_bytes": checkpoint.weight_bytes, "not_used": checkpoint.unused(),
+        "importance": importance, "gptq": gptq, "weight_bytes": checkpoint.weight_bytes, "not_used": checkpoint.unused(),
     }));
     about.extend(shape(c));
     let adapter = checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref());

@@ -290,8 +290,14 @@ pub fn weight_options(settings: &Settings, checkpoint: &Checkpoint) -> Result<We
                 let importance = imatrix::read(path, &checkpoint.config)?;
                 Calibration::Given(Given { importance: importance.into(), name: path.display().to_string() })
             }
-            Importance::Auto if may_quantize => Calibration::published(checkpoint, calibrate::measure),
-            Importance::Auto | Importance::Measured => Calibration::Measured(calibrate::measure, None),
+            Importance::Auto | Importance::Gptq if may_quantize => {
+                let published = Calibration::published(checkpoint, calibrate::measure);
+                let corrects = settings.importance == Importance::Gptq || calibrate::is_quickly_corrected(checkpoint);
+                if corrects { published.corrected(calibrate::correct) } else { published }
+            }
+            Importance::Auto | Importance::Measured | Importance::Gptq => {
+                Calibration::Measured(calibrate::measure, None)
+            }
         },
     })
 }

@@ -225,9 +225,13 @@ sampling_table!(settings {
         #[arg(help_heading = "Model")]
         weight_cache: OnOff = OnOff(true);
 
-        /// How much each input of a matrix matters for its quantization: measured, a file of
-        /// llama.cpp's imatrix tool, or auto: the file of the model's GGUF repository if it is in
-        /// the cache, else measured
+        /// By what 4-bit codes are chosen: how much each input of a matrix matters, measured or
+        /// from a file of llama.cpp's imatrix tool; gptq, which also corrects errors and takes
+        /// minutes; or auto
+        ///
+        /// auto takes the file of the model's GGUF repository if it is in the cache, else measures,
+        /// and uses GPTQ for models of up to about 0.6 billion weights. GPTQ chooses the codes of a
+        /// matrix only where that lowers the error on text that was held out.
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true, help_heading = "Model")]
         importance: Importance = Importance::Auto;
 

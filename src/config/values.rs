@@ -175,14 +175,17 @@ pub enum Adapter {
     File(PathBuf),
 }
 
-/// By what 4-bit codes are chosen: `auto`, `measured`, or a file of llama.cpp's imatrix tool.
+/// By what 4-bit codes are chosen: `auto`, `measured`, `gptq`, or a file of llama.cpp's imatrix
+/// tool.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Importance {
     /// The importance matrix that was published with the model if it is on this machine, else
-    /// measured.
+    /// measured; and GPTQ for small models.
     #[default]
     Auto,
     Measured,
+    /// As `auto`, with GPTQ for a model of any size.
+    Gptq,
     File(PathBuf),
 }
 
@@ -211,7 +214,7 @@ macro_rules! words_or_file {
 }
 
 words_or_file! { Adapter { Auto = "auto", None = "none" } }
-words_or_file! { Importance { Auto = "auto", Measured = "measured" } }
+words_or_file! { Importance { Auto = "auto", Measured = "measured", Gptq = "gptq" } }
 
 /// Comma-separated values of a flag. Only commands that compare accept more than one.
 #[derive(Clone, Debug, PartialEq)]
@@ -323,7 +326,7 @@ impl fmt::Display for ByteSize {
 text_serde!(OnOff, "true or false, \"on\" or \"off\"");
 text_serde!(Auto<Codec>, "\"auto\" or the name of a KV format");
 text_serde!(Adapter, "\"none\", a file, a folder or a hub id");
-text_serde!(Importance, "\"auto\", \"measured\" or a file");
+text_serde!(Importance, "\"auto\", \"measured\", \"gptq\" or a file");
 text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
 text_serde!(Width, "a number of chains, or \"auto\"");
 text_serde!(ByteSize, "bytes, such as \"512MiB\"");

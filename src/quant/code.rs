@@ -1,9 +1,10 @@
 //! The codes of packed matrices, and how strips of them are packed and read.
 
+use super::feedback::{self, Factor};
 use super::file::{FileCode, Runs};
 use super::group::{GROUP, Group, GroupCode, TILE_ROWS};
 use super::layout::{STRIP_TILE_BYTES, Strip, StripMut, word_bytes};
-use super::q4::Q4;
+use super::q4::{Q4, Q4Strip};
 use super::q8::Q8;
 use super::vectorize;
 
@@ -104,6 +105,21 @@ impl Code {
                 || pack(&Q4, rows, importance, strip),
             ),
             Code::File(code) => panic!("{} is not chosen for values", code.name()),
+        }
+    }
+
+    /// [`Self::pack_strip`] by GPTQ ([`feedback`]), for codes that importance chooses. The values
+    /// are finite.
+    pub fn pack_corrected(self, rows: &[f32], factor: &Factor, out: &mut [u8]) {
+        let cols = factor.cols();
+        assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
+        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, out);
+        match self {
+            Code::Q4 => vectorize::vectorized(
+                #[inline(always)]
+                || feedback::choose(&mut Q4Strip(strip), rows, factor),
+            ),
+            code => panic!("{} is not chosen by importance", code.name()),
         }
     }
 

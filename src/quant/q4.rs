@@ -7,7 +7,9 @@
 // Indexed loops, which become vector code in the caller's instruction set.
 #![allow(clippy::needless_range_loop)]
 
+use super::feedback::Columns;
 use super::group::{GROUP, Group, GroupCode, LANES, nearest, range, sum};
+use super::layout::StripMut;
 use half::f16;
 
 pub struct Q4;
@@ -81,6 +83,41 @@ impl GroupCode for Q4 {
 
     fn scale_zero(&self, word: u16) -> (f32, f32) {
         (f16::from_bits(word >> 1 & 0x7ff0).to_f32(), 0.5 * (word & 31) as f32)
+    }
+}
+
+/// A strip whose codes are chosen column by column.
+pub struct Q4Strip<'a>(pub StripMut<'a>);
+
+/// Grid of a group, and its word.
+pub struct WordGrid {
+    word: u16,
+    scale: f32,
+    grid: Grid,
+}
+
+impl Columns for Q4Strip<'_> {
+    const BLOCK: usize = GROUP;
+    type Grid = WordGrid;
+
+    #[inline(always)]
+    fn grid(&self, x: &[f32], weights: &[f32]) -> WordGrid {
+        let (x, weights) = (x.as_chunks::<GROUP>().0, weights.as_chunks::<GROUP>().0);
+        let word = Q4.choose(&x[0], &weights[0]).word;
+        let (scale, zero) = Q4.scale_zero(word);
+        WordGrid { word, scale, grid: Grid::new(scale, zero) }
+    }
+
+    #[inline(always)]
+    fn code(&self, grid: &WordGrid, _: usize, x: f32) -> (u8, f32) {
+        // A group of zeros has a scale of 0, and any code.
+        let code = if grid.scale > 0.0 { grid.grid.code(x) } else { 0.0 };
+        (code as u8, grid.scale * (code - grid.grid.zero))
+    }
+
+    #[inline(always)]
+    fn put(&mut self, row: usize, block: usize, grid: &WordGrid, codes: &[[u8; GROUP]]) {
+        self.0.put(row, block, &Group { codes: codes[0], word: grid.word });
     }
 }
 

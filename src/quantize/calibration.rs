@@ -1,20 +1,34 @@
-//! Importance of columns: which of them 4-bit codes store most exactly. 8-bit codes do not depend
-//! on it.
+//! By what 4-bit codes are chosen: the importance of columns, which says which of them are stored
+//! most exactly, or GPTQ. 8-bit codes do not depend on it.
 
 use super::convert::{self, Importance, OnReport, Report};
 use super::imatrix;
 use super::imatrix::published::{self, Published};
 use crate::checkpoint::Checkpoint;
 use crate::quant::Weights;
+use crate::tensor::Tensor;
 use anyhow::{Result, ensure};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Measures the importance of a model's columns on a built-in text. The result depends on the
 /// checkpoint alone.
 pub type Measure = fn(&Checkpoint, OnReport<'_>) -> Result<Importance>;
 
-/// Where the importance of columns comes from.
+/// Chooses codes by GPTQ, on the importance that is given or on its own. The result depends on the
+/// checkpoint and on that importance alone.
+pub type Correct = fn(&Checkpoint, Weights, Option<Arc<Importance>>, OnReport<'_>) -> Result<Guide>;
+
+/// What codes are chosen by.
+#[derive(Clone, Default)]
+pub struct Guide {
+    pub importance: Arc<Importance>,
+    /// Matrices whose codes are chosen.
+    pub chosen: BTreeMap<String, Tensor>,
+}
+
+/// Where the importance of columns comes from, and whether GPTQ is used.
 #[derive(Clone, Debug, Default)]
 pub enum Calibration {
     /// All columns count the same.
@@ -23,6 +37,8 @@ pub enum Calibration {
     Given(Given),
     /// Measured when it is needed. A notice about an unusable file is shown then.
     Measured(Measure, Option<String>),
+    /// GPTQ where it lowers the error; the importance for all else.
+    Corrected(Correct, Box<Calibration>),
 }
 
 /// Importance from a file.
@@ -36,6 +52,9 @@ pub struct Given {
 /// How [`Calibration::Measured`] measures. Changes with every change of the text or of the
 /// computation that changes bytes.
 const MEASURED: &str = "measured 1";
+/// How [`Calibration::Corrected`] chooses. Changes with every change of the texts or of the
+/// computation that changes bytes.
+const CORRECTED: &str = "gptq 1";
 
 impl Calibration {
     /// How importance was obtained, in a few words; part of a quantized file's key. Empty if
@@ -46,15 +65,30 @@ impl Calibration {
             _ if !weights.uses_importance() => String::new(),
             Self::Given(given) => digest(&given.importance),
             Self::Measured(..) => MEASURED.to_owned(),
+            Self::Corrected(_, by) => match &**by {
+                Self::Given(given) => format!("{CORRECTED} {}", digest(&given.importance)),
+                _ => CORRECTED.to_owned(),
+            },
         }
     }
 
-    /// By what 4-bit codes are chosen, for the user.
+    /// The same with GPTQ.
+    pub fn corrected(self, correct: Correct) -> Self {
+        Self::Corrected(correct, Box::new(self))
+    }
+
+    /// Whether codes are chosen by GPTQ where it lowers the error.
+    pub fn is_corrected(&self) -> bool {
+        matches!(self, Self::Corrected(..))
+    }
+
+    /// The importance by which 4-bit codes are chosen, for the user.
     pub fn by(&self) -> Option<&str> {
         match self {
             Self::Equal => None,
             Self::Given(given) => Some(&given.name),
             Self::Measured(..) => Some("measured"),
+            Self::Corrected(_, by) => by.by(),
         }
     }
 
@@ -72,32 +106,66 @@ impl Calibration {
         }
     }
 
-    /// The importance for a model, measured now if it is to be. A model on which it cannot be
-    /// measured is quantized without, which a notice says.
-    pub fn importance(&self, source: &Checkpoint, weights: Weights, report: OnReport<'_>) -> Result<Arc<Importance>> {
+    /// What a model's codes are chosen by, measured now if it is to be. A model on which it cannot
+    /// be measured is quantized without, which a notice says.
+    pub fn guide(&self, source: &Checkpoint, weights: Weights, report: OnReport<'_>) -> Result<Guide> {
         match self {
-            _ if !convert::chooses_codes(source, weights) => Ok(Arc::default()),
-            Self::Given(Given { importance, name }) => {
-                report(Report::Notice(format!("4-bit codes are chosen by {name}")));
-                Ok(importance.clone())
-            }
+            _ if !convert::chooses_codes(source, weights) => Ok(Guide::default()),
+            Self::Given(given) => Ok(given.said(report).into()),
             Self::Measured(measure, other) => {
-                let mut stopped = other.iter().any(|why| !report(Report::Notice(why.clone())));
-                let measured = measure(source, &mut |progress| {
-                    stopped = stopped || !report(progress);
-                    !stopped
-                });
-                match measured {
-                    Err(why) if !stopped => {
-                        let name = &source.name;
-                        report(Report::Notice(format!("{name} is quantized without importance: {why:#}")));
-                        Ok(Arc::default())
-                    }
-                    measured => measured.map(Arc::new),
+                if let Some(why) = other {
+                    report(Report::Notice(why.clone()));
                 }
+                measured(source, report, |report| Ok(Arc::new(measure(source, report)?).into()))
             }
-            Self::Equal => Ok(Arc::default()),
+            Self::Corrected(correct, by) => {
+                let given = match &**by {
+                    Self::Given(given) => Some(given.said(report)),
+                    Self::Measured(_, Some(why)) => {
+                        report(Report::Notice(why.clone()));
+                        None
+                    }
+                    _ => None,
+                };
+                measured(source, report, |report| correct(source, weights, given, report))
+            }
+            Self::Equal => Ok(Guide::default()),
         }
+    }
+}
+
+impl Given {
+    /// The importance, with a notice of it.
+    fn said(&self, report: OnReport<'_>) -> Arc<Importance> {
+        report(Report::Notice(format!("4-bit codes are chosen by {}", self.name)));
+        self.importance.clone()
+    }
+}
+
+impl From<Arc<Importance>> for Guide {
+    fn from(importance: Arc<Importance>) -> Self {
+        Self { importance, ..Self::default() }
+    }
+}
+
+/// The result of `measure`; nothing if that fails although nobody stops it.
+fn measured(
+    source: &Checkpoint,
+    report: OnReport<'_>,
+    measure: impl FnOnce(OnReport<'_>) -> Result<Guide>,
+) -> Result<Guide> {
+    let mut stopped = false;
+    let measured = measure(&mut |progress| {
+        stopped = stopped || !report(progress);
+        !stopped
+    });
+    match measured {
+        Err(why) if !stopped => {
+            let name = &source.name;
+            report(Report::Notice(format!("{name} is quantized without importance: {why:#}")));
+            Ok(Guide::default())
+        }
+        measured => measured,
     }
 }
 

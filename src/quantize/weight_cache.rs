@@ -6,7 +6,7 @@
 //! renamed: whatever has the final name is whole. A file that is not what its name promises is made
 //! again. Two starts that want the same file wait for each other.
 
-use super::calibration::Calibration;
+use super::calibration::{Calibration, Guide};
 use super::convert::{self, OnReport, Report};
 use super::weight_file::{self, Entry, Identity, Layout, Stored};
 use crate::checkpoint::files::Files;
@@ -335,7 +335,7 @@ impl<'a> Wanted<'a> {
     /// Writes the partial file and gives it its name.
     fn make(&self, to: &File, layout: &Layout, report: OnReport) -> Result<(), Refusal> {
         let refused = |e: io::Error| Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()));
-        let importance = self.calibration.importance(self.source, self.weights, report)?;
+        let guide = self.calibration.guide(self.source, self.weights, report)?;
         to.set_len(0).map_err(refused)?;
         let mut file = weight_file::Writer::new(to, layout).map_err(refused)?;
         let mut buffer = Vec::new();
@@ -348,7 +348,11 @@ impl<'a> Wanted<'a> {
                 file.data(pack::plain(tensor, 0)?.bytes()).map_err(refused)?;
                 continue;
             };
-            let columns = importance.get(&entry.spec.name).map(Vec::as_slice);
+            if let Some(chosen) = guide.chosen.get(&entry.spec.name) {
+                file.data(chosen.bytes()).map_err(refused)?;
+                continue;
+            }
+            let columns = guide.importance.get(&entry.spec.name).map(Vec::as_slice);
             let strip_bytes = code.strip_bytes(entry.spec.shape[1]);
             let per_chunk = (CHUNK_BYTES / strip_bytes).max(1);
             let strips = entry.bytes() / strip_bytes;
@@ -416,7 +420,7 @@ fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
 
 /// Converts a checkpoint in memory. One that is as `weights` says is returned as it is.
 pub fn convert_in_memory(
-    source: Checkpoint,
+    mut source: Checkpoint,
     weights: Weights,
     calibration: &Calibration,
     report: OnReport,
@@ -425,7 +429,8 @@ pub fn convert_in_memory(
         return Ok(source);
     }
     convert::check_scales(&source)?;
-    let importance = calibration.importance(&source, weights, report)?;
+    let Guide { importance, chosen } = calibration.guide(&source, weights, report)?;
+    source.tensors.extend(chosen);
     let total = source.config.n_layers;
     let layers = |done: u64, all: u64| (done as u128 * total as u128 / all.max(1) as u128) as usize;
     convert::convert(source, weights, &importance, 0, |done, all| {

@@ -4,7 +4,8 @@
 //!
 //! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on,
 //! `weights` the choice, `calibration` how columns were weighted (`measured 1`: on the built-in
-//! text; a digest: by a file; nothing: all the same), and one entry `NAME: CODE ROWS COLS` for each
+//! text; a digest: by a file; `gptq 1`, with or without a digest: the same with GPTQ; nothing: all
+//! the same), and one entry `NAME: CODE ROWS COLS` for each
 //! packed matrix.
 //!
 //! The last tensor, `checksums`, has a checksum for each MiB of the others, which the checksum of

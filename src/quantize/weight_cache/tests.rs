@@ -3,9 +3,11 @@
 use super::weight_file::ALIGN_BYTES;
 use super::*;
 use crate::checkpoint::ModelRef;
+use crate::quant::Code;
 use crate::quantize::calibration::Given;
 use crate::quantize::convert::Importance;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 /// A model folder and a cache folder.
 struct Place {
@@ -110,6 +112,36 @@ fn the_file_is_what_memory_would_hold_and_is_made_once() {
     let other =
         place.cache().convert(place.open("model"), Weights::Int4, &Calibration::Given(given), &mut |_| true).unwrap();
     assert!(other.tensors[name].bytes() != first.tensors[name].bytes() && place.files().len() == 4);
+}
+
+/// Codes that were chosen are written as they are; a file without them has another name.
+#[test]
+fn codes_chosen_by_gptq_are_kept() {
+    fn correct(source: &Checkpoint, _: Weights, _: Option<Arc<Importance>>, _: OnReport) -> anyhow::Result<Guide> {
+        let (name, tensor) = source.tensors.iter().find(|(name, _)| name.ends_with("q_proj.weight")).unwrap();
+        let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+        let len = Code::Q4.bytes(rows, cols);
+        let packed = Tensor::packed(name, Code::Q4, [rows, cols], Arc::new(vec![0x5a; len]), 0..len);
+        Ok(Guide { chosen: [(name.clone(), packed)].into(), ..Guide::default() })
+    }
+    let place = Place::new();
+    place.write_model("model", 1);
+    let plain = convert_with(&place.cache(), place.open("model")).0;
+    let calibration = Calibration::Equal.corrected(correct);
+    assert_eq!(calibration.describe(Weights::Int4), "gptq 1");
+    for source in [1, 2] {
+        let cached = place.cache().convert(place.open("model"), Weights::Int4, &calibration, &mut |_| true).unwrap();
+        let memory = convert_in_memory(place.open("model"), Weights::Int4, &calibration, &mut |_| true).unwrap();
+        for made in [cached, memory] {
+            for (name, tensor) in &made.tensors {
+                let is_chosen = name.ends_with("layers.0.self_attn.q_proj.weight");
+                match is_chosen {
+                    true => assert!(tensor.bytes().iter().all(|b| *b == 0x5a), "{source}"),
+                    false => assert!(tensor.bytes() == plain.tensors[name].bytes(), "{name}"),
+                }
+            }
+        }
+    }
 }
 
 #[test]

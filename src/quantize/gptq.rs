@@ -1,0 +1,388 @@
+//! GPTQ: 4-bit codes chosen from the inputs of a matrix on a text, where that lowers the error on
+//! inputs of the same text that were held out. A matrix at a time: its inputs, its Hessian and its
+//! codes are all that is in memory, beside the codes of the matrices before it.
+
+use super::calibration::Guide;
+use super::convert::{self, Importance};
+use super::hessian;
+use super::imatrix;
+use crate::checkpoint::names::{self, LayerSpec};
+use crate::checkpoint::{Checkpoint, ModelConfig, mapped};
+use crate::quant::{Code, Column, Factor, TILE_ROWS, Weights};
+use crate::tensor::{Format, Tensor};
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Tokens of a run of inputs; one run in [`HELD_EACH`] is held out.
+const RUN: usize = 32;
+const HELD_EACH: usize = 5;
+/// Least number of inputs that show a matrix.
+const LEAST_INPUTS: usize = RUN * HELD_EACH;
+/// Largest Hessian and factor of a matrix; wider ones are left to importance.
+const MAX_HESSIAN_BYTES: u64 = 1 << 30;
+/// Operations of a whole model up to which `auto` uses GPTQ: models of up to about 0.6 billion
+/// weights. A number, not a time, so that every machine makes the same weights.
+const QUICK: f64 = 8e12;
+
+/// Whether codes of that matrix are chosen so: not V's, because the first token's attention, which
+/// counts most, is one of all rows in its Hessian; not experts', of which a text reaches few often
+/// enough.
+fn takes(name: &str, code: Code, cols: usize) -> bool {
+    code.uses_importance()
+        && !names::is_value(name)
+        && !name.contains(".mlp.experts.")
+        && hessian::bytes(cols) <= MAX_HESSIAN_BYTES
+}
+
+/// About how many operations it takes to choose a model's codes on that many tokens.
+pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
+    let codes = convert::codes(c, weights);
+    let taken = |name: &str, cols: usize| codes.get(name).is_some_and(|code| takes(name, *code, cols));
+    let (tokens, mut sum) = (tokens as f64, 0.0);
+    for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
+        for stack in layer.stacks() {
+            let mut shared = false;
+            for matrix in &stack {
+                let (rows, cols) = (matrix.shape[0] as f64, matrix.shape[1] as f64);
+                // Of experts, a token passes few; the bound is enough for the models that it decides.
+                sum += 2.0 * tokens * rows * cols;
+                if taken(&matrix.name, matrix.shape[1]) {
+                    sum += rows * cols * (cols + 4.0 * tokens / HELD_EACH as f64);
+                    shared = true;
+                }
+            }
+            let cols = stack.first().map_or(0.0, |matrix| matrix.shape[1] as f64);
+            sum += if shared { cols * cols * (tokens + cols / 3.0) } else { 0.0 };
+        }
+    }
+    sum
+}
+
+/// Whether `auto` uses it for a model: it takes minutes at most, on two cores.
+pub fn is_quick(c: &ModelConfig, tokens: usize) -> bool {
+    operations(c, Weights::Int4, tokens) <= QUICK
+}
+
+/// What was chosen for a model.
+#[derive(Default)]
+struct Made {
+    importance: Importance,
+    /// Of matrices whose error falls.
+    chosen: BTreeMap<String, Tensor>,
+    /// Matrices that were tried.
+    tried: usize,
+    /// Sums over the tried matrices of the logarithm of how the error changes; 0 where it rises.
+    gain: f64,
+    failed: Option<anyhow::Error>,
+}
+
+/// Chooses codes from the inputs that a forward pass shows.
+#[derive(Clone)]
+pub struct Chooser {
+    tensors: Arc<BTreeMap<String, Tensor>>,
+    codes: Arc<BTreeMap<String, Code>>,
+    /// Importance from a file; else it is measured on the same inputs.
+    given: Option<Arc<Importance>>,
+    threads: usize,
+    made: Arc<Mutex<Made>>,
+}
+
+impl Chooser {
+    /// `threads` is 0 for one per core.
+    pub fn new(source: &Checkpoint, weights: Weights, given: Option<Arc<Importance>>, threads: usize) -> Self {
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        let codes = convert::codes(&source.config, weights);
+        let tensors = source.tensors.iter().filter(|(name, _)| codes.contains_key(*name));
+        let tensors = tensors.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+        Self { tensors: Arc::new(tensors), codes: Arc::new(codes), given, threads, made: Arc::default() }
+    }
+
+    /// Takes the inputs `x [n, cols]` of stacked matrices. Inputs that are shown a second time
+    /// change nothing. Returns whether to continue.
+    pub fn see(&self, parts: &[Tensor], x: &[f32]) -> bool {
+        let cols = parts[0].shape[1];
+        let is_new = |part: &&Tensor| !self.made().importance.contains_key(&part.name);
+        let parts: Vec<&Tensor> = parts.iter().filter(is_new).collect();
+        let mut inputs = None;
+        for part in parts {
+            let measured = means(x, cols);
+            if let Some(measured) = measured {
+                self.made().importance.insert(part.name.clone(), measured);
+            }
+            let (Some(tensor), Some(code)) = (self.tensors.get(&part.name), self.codes.get(&part.name)) else {
+                continue;
+            };
+            if !takes(&part.name, *code, cols) || tensor.shape != [part.shape[0], cols] || keeps(tensor, *code) {
+                continue;
+            }
+            let inputs = inputs.get_or_insert_with(|| Inputs::new(x, cols, self.threads));
+            let Some(inputs) = inputs else { continue };
+            let importance = match &self.given {
+                Some(given) => given.get(&part.name).cloned(),
+                None => self.made().importance.get(&part.name).cloned(),
+            };
+            let tried = inputs.choose(tensor, *code, importance.as_deref(), self.threads);
+            let mut made = self.made();
+            match tried {
+                Ok(Some((packed, share))) => {
+                    made.tried += 1;
+                    if share < 1.0 {
+                        made.gain += share.ln();
+                        made.chosen.insert(part.name.clone(), packed);
+                    }
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    made.failed = Some(why);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn made(&self) -> std::sync::MutexGuard<'_, Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was chosen, and a sentence about it.
+    pub fn end(&self) -> Result<(Guide, String)> {
+        let made = std::mem::take(&mut *self.made());
+        made.failed.map_or(Ok(()), Err)?;
+        let chooses = |(name, code): (&String, &Code)| code.uses_importance() && self.tensors.contains_key(name);
+        let all = self.codes.iter().filter(|&entry| chooses(entry)).count();
+        let fall = 100.0 * (1.0 - (made.gain / made.tried.max(1) as f64).exp());
+        let about = format!(
+            "GPTQ chose the codes of {} of {all} matrices, whose error on held-out text it lowers (all tried: by \
+             {fall:.0} %), and importance the others'",
+            made.chosen.len()
+        );
+        let importance = self.given.clone().unwrap_or_else(|| Arc::new(made.importance));
+        Ok((Guide { importance, chosen: made.chosen }, about))
+    }
+}
+
+/// The mean of squares of each column; `None` if none is above 0, or one is not finite.
+fn means(x: &[f32], cols: usize) -> Option<Vec<f32>> {
+    let mut sums = vec![0.0f64; cols];
+    for row in x.chunks_exact(cols) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(x * x));
+    }
+    let n = (x.len() / cols.max(1)) as f64;
+    let means: Vec<f32> = sums.iter().map(|sum| (sum / n) as f32).collect();
+    imatrix::with_floor(means).filter(|means| means.iter().all(|x| x.is_finite()))
+}
+
+/// Whether the codes are those of the file.
+fn keeps(tensor: &Tensor, code: Code) -> bool {
+    match &tensor.format {
+        Format::Rows(rows) => rows.exact_strip(code, 0, &mut vec![0; code.strip_bytes(tensor.shape[1])]),
+        Format::Plain(_) => false,
+        Format::Packed(_) => true,
+    }
+}
+
+/// The inputs of a stack of matrices.
+struct Inputs {
+    factor: Factor,
+    /// Those that were held out, `[n, cols]`.
+    held: Vec<f32>,
+}
+
+impl Inputs {
+    /// `None` if there are too few, or they have no factor.
+    fn new(x: &[f32], cols: usize, threads: usize) -> Option<Self> {
+        if x.len() < LEAST_INPUTS * cols {
+            return None;
+        }
+        let (mut shown, mut held) = (Vec::with_capacity(x.len()), Vec::new());
+        for (i, run) in x.chunks(RUN * cols).enumerate() {
+            let to = if i % HELD_EACH == HELD_EACH - 1 { &mut held } else { &mut shown };
+            to.extend_from_slice(run);
+        }
+        Some(Self { factor: hessian::factor(&shown, cols, threads)?, held })
+    }
+
+    /// Codes of a matrix, and their error on held-out inputs as a share of what codes chosen by
+    /// importance have. `None` for a matrix with values that are not finite.
+    fn choose(
+        &self,
+        tensor: &Tensor,
+        code: Code,
+        importance: Option<&[f32]>,
+        threads: usize,
+    ) -> Result<Option<(Tensor, f64)>> {
+        let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+        let importance = importance.filter(|w| w.len() == cols);
+        let size = code.strip_bytes(cols);
+        // Of each strip: by importance, and corrected.
+        let mut errors = vec![[0.0f64; 2]; rows.div_ceil(TILE_ROWS)];
+        let bytes = mapped::buffer(code.bytes(rows, cols), |out| {
+            let strips: Vec<_> = out.chunks_exact_mut(size).zip(&mut errors).enumerate().collect();
+            hessian::each(strips, threads, |(strip, (out, errors))| {
+                let mut values = vec![0.0; TILE_ROWS * cols];
+                let first = strip * TILE_ROWS;
+                for (row, values) in (first..rows).zip(values.chunks_exact_mut(cols)) {
+                    tensor.decode_row(row, values);
+                }
+                if !values.iter().all(|v| v.is_finite()) {
+                    *errors = [f64::NAN; 2];
+                    return;
+                }
+                let mut plain = vec![0; size];
+                code.pack_strip(&values, cols, importance, &mut plain);
+                code.pack_corrected(&values, &self.factor, out);
+                *errors = [&plain[..], &*out].map(|packed| self.error(&values, code, packed));
+            });
+        })?;
+        let [by_importance, corrected] = errors.iter().fold([0.0; 2], |sum, e| [sum[0] + e[0], sum[1] + e[1]]);
+        if !by_importance.is_finite() || !corrected.is_finite() {
+            return Ok(None);
+        }
+        let share = if by_importance > 0.0 { corrected / by_importance } else { 1.0 };
+        let packed = Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..code.bytes(rows, cols));
+        Ok(Some((packed, share)))
+    }
+
+    /// Squared error of a strip's outputs on the held-out inputs.
+    fn error(&self, values: &[f32], code: Code, packed: &[u8]) -> f64 {
+        let cols = self.factor.cols();
+        let (mut errors, mut row) = (vec![Column::default(); cols], vec![0.0; cols]);
+        for r in 0..TILE_ROWS {
+            code.unpack_row(packed, TILE_ROWS, cols, r, &mut row);
+            let values = &values[r * cols..][..cols];
+            errors.iter_mut().zip(values).zip(&row).for_each(|((e, v), q)| e[r] = v - q);
+        }
+        hessian::output_error(&self.held, &errors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantize::hessian::tests::inputs;
+
+    fn matrix(rows: usize, cols: usize) -> Tensor {
+        let values: Vec<f32> = inputs(rows, cols).iter().map(|v| v * 0.05).collect();
+        Tensor::from_f32("w", vec![rows, cols], &values)
+    }
+
+    /// Errors of a matrix's outputs, in f64 loops.
+    fn error(x: &[f32], want: &Tensor, got: &Tensor) -> f64 {
+        let cols = want.shape[1];
+        let e: Vec<f64> = want.to_f32().iter().zip(got.to_f32()).map(|(w, q)| (w - q) as f64).collect();
+        let output = |x: &[f32], e: &[f64]| x.iter().zip(e).map(|(x, e)| *x as f64 * e).sum::<f64>().powi(2);
+        x.chunks(cols).flat_map(|x| e.chunks(cols).map(move |e| output(x, e))).sum()
+    }
+
+    fn importance_alone(tensor: &Tensor, code: Code, importance: &[f32]) -> Tensor {
+        let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+        let mut bytes = vec![0; code.bytes(rows, cols)];
+        crate::checkpoint::pack::pack(tensor, code, Some(importance), 1, 0, &mut bytes);
+        let len = bytes.len();
+        Tensor::packed("w", code, [rows, cols], Arc::new(bytes), 0..len)
+    }
+
+    #[test]
+    fn corrected_codes_have_the_error_that_is_said_and_the_same_bytes_with_any_threads() {
+        for code in [Code::Q4] {
+            for (rows, cols) in [(40, 64), (16, 320), (33, 576)] {
+                let (x, tensor) = (inputs(400, cols), matrix(rows, cols));
+                let importance = means(&x, cols).unwrap();
+                let made = [1, 8].map(|threads| {
+                    let inputs = Inputs::new(&x, cols, threads).unwrap();
+                    assert_eq!(inputs.held.len(), 2 * RUN * cols);
+                    let (packed, share) = inputs.choose(&tensor, code, Some(&importance), threads).unwrap().unwrap();
+                    let by_importance = importance_alone(&tensor, code, &importance);
+                    let want = error(&inputs.held, &tensor, &packed) / error(&inputs.held, &tensor, &by_importance);
+                    assert!((share / want - 1.0).abs() < 1e-3 && share < 0.8, "{code:?} {rows}x{cols}: {share} {want}");
+                    packed
+                });
+                assert!(made[0].bytes() == made[1].bytes(), "{code:?} {rows}x{cols}");
+            }
+        }
+    }
+
+    /// Column by column in f64, with the inverse of the Hessian as the paper has it.
+    #[test]
+    fn codes_are_those_of_the_papers_form() {
+        let (cols, code) = (64, Code::Q4);
+        let (x, tensor) = (inputs(400, cols), matrix(16, cols));
+        let inputs = Inputs::new(&x, cols, 1).unwrap();
+        let (packed, _) = inputs.choose(&tensor, code, None, 1).unwrap().unwrap();
+        let shown: Vec<&[f32]> =
+            x.chunks(cols).enumerate().filter(|(i, _)| i / RUN % HELD_EACH != HELD_EACH - 1).map(|(_, x)| x).collect();
+        let mut h = vec![vec![0.0f64; cols]; cols];
+        for x in &shown {
+            (0..cols).for_each(|i| (0..cols).for_each(|j| h[i][j] += x[i] as f64 * x[j] as f64 / shown.len() as f64));
+        }
+        let damping = 0.02 * (0..cols).map(|i| h[i][i]).sum::<f64>() / cols as f64;
+        (0..cols).for_each(|i| h[i][i] += damping);
+        let inverse = inverse(h);
+        let (values, quantized) = (tensor.to_f32(), packed.to_f32());
+        for row in 0..16 {
+            let mut w: Vec<f64> = values[row * cols..][..cols].iter().map(|v| *v as f64).collect();
+            let q = &quantized[row * cols..][..cols];
+            let mut rest = inverse.clone();
+            // Distinct levels of the row's grid.
+            let mut levels: Vec<f64> = q.iter().map(|v| *v as f64).collect();
+            levels.sort_by(f64::total_cmp);
+            levels.dedup();
+            for k in 0..cols {
+                let nearest = levels.iter().map(|l| (l - w[k]).abs()).fold(f64::INFINITY, f64::min);
+                assert!((q[k] as f64 - w[k]).abs() < nearest + 1e-4, "row {row}, column {k}: {} for {}", q[k], w[k]);
+                let e = (w[k] - q[k] as f64) / rest[k][k];
+                (k..cols).for_each(|j| w[j] -= e * rest[k][j]);
+                let pivot = rest[k].clone();
+                for i in k + 1..cols {
+                    let share = rest[i][k] / pivot[k];
+                    (0..cols).for_each(|j| rest[i][j] -= share * pivot[j]);
+                }
+            }
+        }
+    }
+
+    /// Gauss and Jordan.
+    fn inverse(mut a: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
+        let n = a.len();
+        for (i, row) in a.iter_mut().enumerate() {
+            row.extend((0..n).map(|j| f64::from(u8::from(i == j))));
+        }
+        for i in 0..n {
+            let pivot: Vec<f64> = a[i].iter().map(|v| v / a[i][i]).collect();
+            for (j, row) in a.iter_mut().enumerate() {
+                let share = if j == i { 0.0 } else { row[i] };
+                row.iter_mut().zip(&pivot).for_each(|(v, p)| *v = if j == i { *p } else { *v - share * p });
+            }
+        }
+        a.into_iter().map(|row| row[n..].to_vec()).collect()
+    }
+
+    #[test]
+    fn a_matrix_whose_error_would_rise_is_left_to_importance() {
+        let c = Checkpoint::shape("demo").unwrap();
+        let source = Checkpoint::random_of("random", ModelConfig { n_layers: 1, hidden: 64, ffn: 128, ..c }).unwrap();
+        let [o, v, q] = ["o", "v", "q"].map(|m| format!("model.layers.0.self_attn.{m}_proj.weight"));
+        let part = |name: &str| source.tensors[name].clone();
+        let cols = part(&o).shape[1];
+        let mut odd = inputs(320, cols);
+        for (_, run) in odd.chunks_mut(RUN * cols).enumerate().filter(|(i, _)| i % HELD_EACH == HELD_EACH - 1) {
+            // What cancels in the others adds up here.
+            run.iter_mut().enumerate().filter(|(i, _)| i % cols / 3 % 2 == 1).for_each(|(_, x)| *x = -*x);
+        }
+        let chooser = Chooser::new(&source, Weights::Int4, None, 2);
+        let alike = inputs(320, 64);
+        assert!(chooser.see(&[part(&q), part(&v)], &alike) && chooser.see(&[part(&o)], &odd));
+        let (guide, about) = chooser.end().unwrap();
+        assert_eq!(guide.chosen.keys().collect::<Vec<_>>(), [&q], "{about}");
+        assert!([&o, &v, &q].iter().all(|name| guide.importance.contains_key(*name)));
+        // Too few inputs.
+        let chooser = Chooser::new(&source, Weights::Int4, None, 2);
+        assert!(chooser.see(&[part(&q)], &alike[..(LEAST_INPUTS - 1) * 64]));
+        assert!(chooser.end().unwrap().0.chosen.is_empty());
+    }
+}
