@@ -25,6 +25,7 @@ mod formats;
 mod group;
 mod layout;
 mod q4;
+mod q4k;
 mod q8;
 mod vectorize;
 

@@ -37,7 +37,7 @@ impl Checkpoint {
         let of = |parts: Vec<Tensor>| Stacked { copies: parts.len(), parts, stride };
         match above[0] {
             Format::Packed(code) => {
-                // No code of a file is chosen for values.
+                // As all decisions under codes of files.
                 let code = if let Code::File(_) = code { Code::Q8 } else { code };
                 let nothing = |_| described(code, stride, cols);
                 Ok(of(match self.is_description {

@@ -253,7 +253,7 @@ mod tests {
     fn gptq_makes_the_same_weights_with_any_threads_and_leaves_v_to_importance() {
         let tokens: Vec<Token> = (0..192).map(|i| i * 37 % 500).collect();
         let source = checkpoint();
-        for (weights, threads) in [(Weights::Int4, [1, 3])] {
+        for (weights, threads) in [(Weights::Int4, [1, 3]), (Weights::Q4k, [2, 2])] {
             let made = threads.map(|threads| {
                 let mut said = Vec::new();
                 let guide = corrected(&source, weights, None, &tokens, threads, &mut |report| {

@@ -1,10 +1,11 @@
 //! The codes of packed matrices, and how strips of them are packed and read.
 
 use super::feedback::{self, Factor};
-use super::file::{FileCode, Runs};
+use super::file::{FileCode, FileStrip, Runs};
 use super::group::{GROUP, Group, GroupCode, TILE_ROWS};
 use super::layout::{STRIP_TILE_BYTES, Strip, StripMut, word_bytes};
 use super::q4::{Q4, Q4Strip};
+use super::q4k::Q4KStrip;
 use super::q8::Q8;
 use super::vectorize;
 
@@ -52,6 +53,11 @@ impl Code {
         }
     }
 
+    /// The code of experts in a format whose layers have this one.
+    pub fn for_experts(self) -> Self {
+        if let Code::File(_) = self { Code::Q4 } else { self }
+    }
+
     /// Bits of a code.
     pub fn bits(self) -> usize {
         4 * self.planes()
@@ -60,7 +66,7 @@ impl Code {
     /// Whether the importance of columns chooses its codes: 8 bits are exact enough without.
     pub fn uses_importance(self) -> bool {
         match self {
-            Code::File(_) => false,
+            Code::File(code) => code == FileCode::Q4K,
             code => code.rules().uses_importance(),
         }
     }
@@ -94,7 +100,7 @@ impl Code {
     pub fn pack_strip(self, rows: &[f32], cols: usize, importance: Option<&[f32]>, out: &mut [u8]) {
         assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
         assert!(importance.is_none_or(|w| w.len() == cols), "importance of other columns");
-        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, out);
+        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, &mut *out);
         match self {
             Code::Q8 => vectorize::vectorized(
                 #[inline(always)]
@@ -103,6 +109,17 @@ impl Code {
             Code::Q4 => vectorize::vectorized(
                 #[inline(always)]
                 || pack(&Q4, rows, importance, strip),
+            ),
+            Code::File(FileCode::Q4K) => vectorize::vectorized(
+                #[inline(always)]
+                || {
+                    feedback::choose_alone(
+                        &mut Q4KStrip(FileStrip::new(FileCode::Q4K, cols, out)),
+                        rows,
+                        cols,
+                        importance,
+                    )
+                },
             ),
             Code::File(code) => panic!("{} is not chosen for values", code.name()),
         }
@@ -113,11 +130,15 @@ impl Code {
     pub fn pack_corrected(self, rows: &[f32], factor: &Factor, out: &mut [u8]) {
         let cols = factor.cols();
         assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
-        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, out);
+        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, &mut *out);
         match self {
             Code::Q4 => vectorize::vectorized(
                 #[inline(always)]
                 || feedback::choose(&mut Q4Strip(strip), rows, factor),
+            ),
+            Code::File(FileCode::Q4K) => vectorize::vectorized(
+                #[inline(always)]
+                || feedback::choose(&mut Q4KStrip(FileStrip::new(FileCode::Q4K, cols, out)), rows, factor),
             ),
             code => panic!("{} is not chosen by importance", code.name()),
         }

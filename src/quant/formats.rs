@@ -3,6 +3,7 @@
 //! format, or iterates over [`formats`].
 
 use super::code::Code;
+use super::file::FileCode;
 use crate::words::words;
 
 /// How the weights of a model are stored in memory: `--weights`.
@@ -17,11 +18,13 @@ pub enum Weights {
     Int8,
     /// Matrices as [`Code::Q4`], embedding and head as [`Code::Q8`].
     Int4,
+    /// Matrices in the form of Q4_K, V, embedding and head as [`Code::Q8`].
+    Q4k,
     /// As in a GGUF file: the codes of its matrices ([`super::file`]).
     Own,
 }
 
-words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4", Own = "own" } }
+words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4", Q4k = "q4k", Own = "own" } }
 
 /// The formats that `--weights auto` chooses from, the most exact first.
 pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::Int4];
@@ -31,8 +34,9 @@ pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::In
 enum Matrices {
     /// As in the files, or bf16.
     Plain,
-    /// With chosen codes: one code for the layers, one for embedding and head.
-    Chosen { layers: Code, ends: Code },
+    /// With chosen codes: one code for the layers, one for the values' projections of attention
+    /// layers, one for embedding and head.
+    Chosen { layers: Code, values: Code, ends: Code },
     /// With the codes of the files.
     Kept,
 }
@@ -50,7 +54,7 @@ struct Row {
     kernels: &'static [&'static str],
 }
 
-const FORMATS: [Row; 4] = [
+const FORMATS: [Row; 5] = [
     Row {
         weights: Weights::Bf16,
         matrices: Matrices::Plain,
@@ -60,17 +64,25 @@ const FORMATS: [Row; 4] = [
     },
     Row {
         weights: Weights::Int8,
-        matrices: Matrices::Chosen { layers: Code::Q8, ends: Code::Q8 },
+        matrices: Matrices::Chosen { layers: Code::Q8, values: Code::Q8, ends: Code::Q8 },
         natural_bits: 900,
         share: 17,
         kernels: PACKED,
     },
     Row {
         weights: Weights::Int4,
-        matrices: Matrices::Chosen { layers: Code::Q4, ends: Code::Q8 },
+        matrices: Matrices::Chosen { layers: Code::Q4, values: Code::Q4, ends: Code::Q8 },
         natural_bits: 500,
         share: 10,
         kernels: PACKED,
+    },
+    Row {
+        weights: Weights::Q4k,
+        matrices: Matrices::Chosen { layers: Code::File(FileCode::Q4K), values: Code::Q8, ends: Code::Q8 },
+        // For no files: those in its form keep their codes under `own`.
+        natural_bits: 0,
+        share: 11,
+        kernels: &["packed_gemv", "packed_resident", "packed_wgmma", "own_gemv", "own_gemm"],
     },
     Row {
         weights: Weights::Own,
@@ -137,6 +149,11 @@ impl Weights {
     /// Code that is chosen for the projections of the layers; `None` where none is.
     pub fn code(self) -> Option<Code> {
         if let Some(Matrices::Chosen { layers, .. }) = self.matrices() { Some(layers) } else { None }
+    }
+
+    /// Code that is chosen for the values' projections of attention layers.
+    pub fn value_code(self) -> Option<Code> {
+        if let Some(Matrices::Chosen { values, .. }) = self.matrices() { Some(values) } else { None }
     }
 
     /// Code that is chosen for the embedding and the output head.

@@ -5,6 +5,8 @@ use super::file::FileCode;
 use super::group::{GROUP, GroupCode, TILE_ROWS};
 use super::q4::Q4;
 
+const Q4K: Code = Code::File(FileCode::Q4K);
+
 /// Values with outliers, the same on every machine.
 fn values(n: usize) -> Vec<f32> {
     let mut state = 1u32;
@@ -98,7 +100,7 @@ fn errors_are_within_half_a_step() {
     let rows = values(TILE_ROWS * cols);
     // Mean squared error relative to the mean square: uniform rounding with 8 bits, and with 4 bits
     // and a search.
-    for (code, bound) in [(Code::Q8, 6e-5), (Code::Q4, 1.2e-2)] {
+    for (code, bound) in [(Code::Q8, 6e-5), (Code::Q4, 1.2e-2), (Q4K, 0.9e-2)] {
         let out = unpack(code, &pack(code, &rows, cols, None), cols);
         let error: f32 = rows.iter().zip(&out).map(|(a, b)| (a - b) * (a - b)).sum();
         let power: f32 = rows.iter().map(|v| v * v).sum();
@@ -121,14 +123,16 @@ fn importance_moves_the_error_to_where_it_counts_less() {
         let one = |(i, (a, b)): (usize, (&f32, &f32))| importance[i % cols] * (a - b) * (a - b);
         rows.iter().zip(out).enumerate().map(one).sum()
     };
-    let [plain, weighted] =
-        [None, Some(&importance[..])].map(|w| error(&unpack(Code::Q4, &pack(Code::Q4, &rows, cols, w), cols)));
-    assert!(weighted < 0.7 * plain, "{weighted} {plain}");
+    for code in [Code::Q4, Q4K] {
+        let [plain, weighted] =
+            [None, Some(&importance[..])].map(|w| error(&unpack(code, &pack(code, &rows, cols, w), cols)));
+        assert!(weighted < 0.75 * plain, "{code:?}: {weighted} {plain}");
+    }
 }
 
 #[test]
 fn unusual_groups_have_codes_too() {
-    for code in Code::ALL {
+    for code in Code::ALL.into_iter().chain([Q4K]) {
         let mut rows = vec![0.0f32; TILE_ROWS * 64];
         rows[64..128].fill(0.25);
         rows[128..192].fill(-3.0);
@@ -146,6 +150,21 @@ fn unusual_groups_have_codes_too() {
         assert!(out[320..448].iter().all(|v| v.is_nan()), "{code:?}");
         assert!(out[448..512].iter().zip(&rows[448..512]).all(|(a, b)| (a - b).abs() < 0.08), "{code:?}");
         assert!(out[512..].iter().all(|&v| v == 0.0));
+    }
+}
+
+/// A row that is no multiple of 256 columns ends with groups of its own.
+#[test]
+fn q4_k_has_less_error_than_q4_in_the_last_columns_too() {
+    for cols in [64, 320, 576] {
+        let rows = values(TILE_ROWS * cols);
+        let error = |code: Code| -> f32 {
+            let out = unpack(code, &pack(code, &rows, cols, None), cols);
+            let last = (0..rows.len()).filter(|i| i % cols / 64 == (cols - 1) / 64);
+            last.map(|i| (rows[i] - out[i]) * (rows[i] - out[i])).sum()
+        };
+        let [q4, q4_k] = [Code::Q4, Q4K].map(error);
+        assert!(q4_k < 0.85 * q4, "{cols}: {q4_k} {q4}");
     }
 }
 

@@ -30,8 +30,15 @@ pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
 /// The code of each matrix for which a format chooses one.
 pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
-    let code = |is_end: bool| if is_end { weights.embedding_code() } else { weights.code() };
-    packable(c).into_iter().filter_map(|(name, is_end)| Some((name, code(is_end)?))).collect()
+    let code = |name: &str, is_end: bool| match is_end {
+        true => weights.embedding_code(),
+        false if names::is_value(name) => weights.value_code(),
+        // No kernel of a GPU multiplies experts by codes of files.
+        false if name.contains(".mlp.experts.") => weights.code().map(Code::for_experts),
+        false => weights.code(),
+    };
+    let named = |(name, is_end): (String, bool)| code(&name, is_end).map(|code| (name, code));
+    packable(c).into_iter().filter_map(named).collect()
 }
 
 /// [`codes`] of this checkpoint, or the files' codes if the format keeps them.
@@ -208,7 +215,8 @@ fn packed(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::{AdapterChoice, ModelRef};
+    use crate::checkpoint::{AdapterChoice, Experts, LayerKind, Mlp, ModelRef};
+    use crate::quant::file::FileCode;
     use crate::tensor::Rows;
     use std::sync::Arc;
 
@@ -232,6 +240,26 @@ mod tests {
             });
             assert!(bytes[0] == bytes[1], "{code:?}");
         }
+    }
+
+    /// V of attention and the ends have 8 bits, and a stack of experts has codes that GPUs multiply.
+    #[test]
+    fn q4k_has_a_code_for_each_kind_of_matrix() {
+        let mut config = checkpoint().config;
+        let of = |config: &ModelConfig, name: &str| codes(config, Weights::Q4k)[&format!("model.{name}.weight")];
+        let file = Code::File(FileCode::Q4K);
+        assert_eq!(of(&config, "layers.1.self_attn.q_proj"), file);
+        assert_eq!([of(&config, "layers.1.self_attn.v_proj"), of(&config, "embed_tokens")], [Code::Q8; 2]);
+        assert!(loaded_bytes(&config, Weights::Q4k, 2) < loaded_bytes(&config, Weights::Int8, 2) * 4 / 5);
+        config.spec.experts = Some(Experts { count: 9, per_token: 2, width: 64, normalized: true });
+        config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }];
+        assert_eq!(
+            [of(&config, "layers.0.self_attn.o_proj"), of(&config, "layers.0.mlp.experts.3.up_proj")],
+            [file, Code::Q4]
+        );
+        let source = checkpoint();
+        let made = convert(source, Weights::Q4k, &Importance::new(), 2, |_, _| true).unwrap();
+        assert_eq!(made.tensors["model.layers.0.mlp.down_proj.weight"].format.name(), "q4_k");
     }
 
     #[test]

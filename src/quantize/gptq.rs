@@ -264,6 +264,7 @@ impl Inputs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant::file::FileCode;
     use crate::quantize::hessian::tests::inputs;
 
     fn matrix(rows: usize, cols: usize) -> Tensor {
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn corrected_codes_have_the_error_that_is_said_and_the_same_bytes_with_any_threads() {
-        for code in [Code::Q4] {
+        for code in [Code::Q4, Code::File(FileCode::Q4K)] {
             for (rows, cols) in [(40, 64), (16, 320), (33, 576)] {
                 let (x, tensor) = (inputs(400, cols), matrix(rows, cols));
                 let importance = means(&x, cols).unwrap();
