@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// V of attention and the ends have 8 bits, and a stack of experts has codes that GPUs multiply.
+    /// V and the ends have 8 bits, and a stack of experts has codes that GPUs multiply.
     #[test]
     fn q4k_has_a_code_for_each_kind_of_matrix() {
         let mut config = checkpoint().config;

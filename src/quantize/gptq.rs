@@ -45,7 +45,7 @@ pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
             let mut shared = false;
             for matrix in &stack {
                 let (rows, cols) = (matrix.shape[0] as f64, matrix.shape[1] as f64);
-                // Of experts, a token passes few; the bound is enough for the models that it decides.
+                // All experts, although a token passes few.
                 sum += 2.0 * tokens * rows * cols;
                 if taken(&matrix.name, matrix.shape[1]) {
                     sum += rows * cols * (cols + 4.0 * tokens / HELD_EACH as f64);
