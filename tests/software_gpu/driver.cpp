@@ -117,6 +117,7 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     case 10: *value = 32; break;                         // warp
     case 13: *value = 1000000; break;                    // clock, kHz
     case 16: *value = 8; break;                          // SMs
+    case 33: case 34: case 50: *value = 0; break;        // place on the PCI bus
     case 36: *value = 1000000; break;                    // memory's clock, kHz
     case 37: *value = 128; break;                        // memory's width, bits
     case 38: *value = 1 << 20; break;                    // L2
