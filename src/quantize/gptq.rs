@@ -23,7 +23,7 @@ const LEAST_INPUTS: usize = RUN * HELD_EACH;
 const MAX_HESSIAN_BYTES: u64 = 1 << 30;
 /// Operations of a whole model up to which `auto` uses GPTQ: models of up to about 0.6 billion
 /// weights. A number, not a time, so that every machine makes the same weights.
-const QUICK: f64 = 8e12;
+const QUICK: f64 = 1e13;
 
 /// Whether codes of that matrix are chosen so: not V's, because the first token's attention, which
 /// counts most, is one of all rows in its Hessian; not experts', of which a text reaches few often
@@ -59,7 +59,7 @@ pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
     sum
 }
 
-/// Whether `auto` uses it for a model: it takes minutes at most, on two cores.
+/// Whether `auto` uses it for a model: minutes on two cores.
 pub fn is_quick(c: &ModelConfig, tokens: usize) -> bool {
     operations(c, Weights::Int4, tokens) <= QUICK
 }
