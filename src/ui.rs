@@ -123,7 +123,7 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     (sessions.cache_disk, sessions.policy_given) = (settings.cache_disk, options.given.policy);
     let loading = LoadParts { load, models, given: options.given, train: options.train };
     let (links, no_session) = (capabilities::links(&env), options.no_session);
-    let setup = Setup { settings, themes, keymap, depth, links, no_session };
+    let setup = Setup { settings, themes, keymap, depth, links, by_lines: false, no_session };
     let app = App::new(setup, theme);
     let mut runtime = Runtime::new(app, loading, sessions, history, options.resume, outcomes);
     runtime.follow_background = ask_background;

@@ -21,9 +21,10 @@ const HELD_EACH: usize = 5;
 const LEAST_INPUTS: usize = RUN * HELD_EACH;
 /// Largest Hessian and factor of a matrix; wider ones are left to importance.
 const MAX_HESSIAN_BYTES: u64 = 1 << 30;
-/// Operations of a whole model up to which `auto` uses GPTQ: models of up to about 0.6 billion
-/// weights. A number, not a time, so that every machine makes the same weights.
-const QUICK: f64 = 1e13;
+/// Operations of a whole model up to which `auto` uses GPTQ, two minutes of two cores: models of up
+/// to about 0.15 billion weights. A number, not a time, so that every machine makes the same
+/// weights.
+const QUICK: f64 = 2e12;
 
 /// Whether codes of that matrix are chosen so: not V's, because the first token's attention, which
 /// counts most, is one of all rows in its Hessian; not experts', of which a text reaches few often

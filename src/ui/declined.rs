@@ -54,7 +54,7 @@ pub fn shown(app: &App, message: &Message) -> Option<String> {
 
 /// Leads to the list of models.
 pub fn way(app: &App) -> String {
-    let key = app.key(Action::Models);
+    let key = key(app);
     match &app.models.best {
         _ if app.models.offline => format!("{key} lists the models on this machine, which need no network."),
         Some(best) => format!("For more, {key} lists real models; {best} suits this machine."),
@@ -62,8 +62,13 @@ pub fn way(app: &App) -> String {
     }
 }
 
+/// The key of the list of models, or the command where there are no keys.
+fn key(app: &App) -> String {
+    if app.setup.by_lines { format!("/{}", Action::Models.name()) } else { app.key(Action::Models) }
+}
+
 fn again(app: &App, number: usize) -> String {
-    let key = app.key(Action::Models);
+    let key = key(app);
     match number {
         2 => format!("That is beyond me too; {key} lists models that can."),
         3 => format!("I only do a few small tasks, and this is none of them; {key} opens a real model."),

@@ -55,6 +55,7 @@ impl Runtime {
         };
         std::thread::Builder::new().name("lines".into()).spawn(read)?;
         let mut printed = Printed { at_line_start: true, ..Printed::default() };
+        self.app.setup.by_lines = true;
         self.begin();
         let mut signals = Signals::new()?;
         let (mut ended, mut asked_to_quit) = (false, false);

@@ -119,6 +119,8 @@ pub struct Setup {
     pub depth: Depth,
     /// URLs may be written as links.
     pub links: bool,
+    /// Lines are read and printed one by one, so that no key does anything.
+    pub by_lines: bool,
     /// Nothing is written to the sessions folder.
     pub no_session: bool,
 }

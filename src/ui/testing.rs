@@ -31,7 +31,7 @@ pub fn unloaded_with(settings: Settings, columns: u16, rows: u16, depth: Depth, 
     let themes = Themes::default();
     let theme = themes.load(theme).unwrap();
     let keymap = Keymap::load(settings.keymap, None).unwrap();
-    let setup = Setup { settings, themes, keymap, depth, links: false, no_session: false };
+    let setup = Setup { settings, themes, keymap, depth, links: false, by_lines: false, no_session: false };
     let mut app = App::new(setup, theme);
     app.size = (columns, rows);
     app

@@ -43,6 +43,7 @@ def render(template, chat, bos, eos):
         messages.append({"role": m["role"], "content": m["content"], **thought})
     (text,), _ = chat_template_utils.render_jinja_template(
         conversations=[messages], chat_template=template, add_generation_prompt=True, enable_thinking=chat["think"],
+        thinking=chat["think"],
         bos_token=bos, eos_token=eos)
     return text
 
