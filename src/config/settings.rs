@@ -211,7 +211,7 @@ sampling_table!(settings {
         #[arg(long, value_name = "DEVICE", help_heading = "Model")]
         device: Device = Device::Auto;
 
-        /// Format of the weights: auto, bf16, int8, int4, q4k or own
+        /// Format: auto, bf16, int8, int4, q4k or own
         ///
         /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the
         /// memory. auto is the first of them that is expected to fit with the context. own keeps
@@ -270,7 +270,9 @@ sampling_table!(settings {
         #[arg(long, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
         budget: Budget, or "\"512\" (pool: \"4x\")";
 
-        /// Format: auto, f32, bf16, fp8, int8 or k8v4; for research csr:4, csr:8 or csr:16
+        /// Format: auto, f32, bf16, fp8, int8, k8v4 or csr:N
+        ///
+        /// csr:4, csr:8 and csr:16 are for research, on the CPU.
         #[arg(long, value_name = "FORMAT", help_heading = "Cache")]
         kv: List<Auto<Codec>> = List::of(Auto::Auto);
 
@@ -282,7 +284,9 @@ sampling_table!(settings {
         #[arg(help_heading = "Cache")]
         kv_dictionary: PathBuf, or "the model's own";
 
-        /// Longest conversation in tokens, evicted ones included [default: the model's]
+        /// Longest conversation [default: the model's]
+        ///
+        /// In tokens, evicted ones included.
         #[arg(long, value_name = "TOKENS", help_heading = "Cache")]
         ctx_size: usize, or "the model's, lowered to what fits";
 

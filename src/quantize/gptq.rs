@@ -340,9 +340,9 @@ mod tests {
                 let e = (w[k] - q[k] as f64) / rest[k][k];
                 (k..cols).for_each(|j| w[j] -= e * rest[k][j]);
                 let pivot = rest[k].clone();
-                for i in k + 1..cols {
-                    let share = rest[i][k] / pivot[k];
-                    (0..cols).for_each(|j| rest[i][j] -= share * pivot[j]);
+                for row in &mut rest[k + 1..] {
+                    let share = row[k] / pivot[k];
+                    row.iter_mut().zip(&pivot).for_each(|(v, p)| *v -= share * p);
                 }
             }
         }

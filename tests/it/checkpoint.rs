@@ -262,11 +262,11 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported in llama"),
         (
             json!({"quantization_config": {}}),
-            "quantization_config names no quant_method (fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)",
+            "quantization_config names no quant_method (fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, nvfp4-pack-quantized) are read)",
         ),
         (
             json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
-            "quantization_config: quant_method \"bitsandbytes\" is not supported (fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)",
+            "quantization_config: quant_method \"bitsandbytes\" is not supported (fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, nvfp4-pack-quantized) are read)",
         ),
         (json!({"num_key_value_heads": 3}), "2 attention heads do not share 3 key-value heads evenly"),
         (json!({"head_dim": 5}), "head_dim 5 is odd, so it cannot be rotated"),

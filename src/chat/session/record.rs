@@ -6,6 +6,7 @@ use crate::policy::{Budget, PolicyKind};
 use crate::protocol::{LogEntry, ModelIdentity, ModelInfo, Token, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the
 /// session file.
@@ -278,6 +279,9 @@ pub(super) fn with_session_name(text: &str, id: &str) -> String {
     }
 }
 
+/// The cache's policies of turns, by their numbers.
+pub type Policies = BTreeMap<u64, Policy>;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,6 +478,3 @@ mod tests {
         assert_eq!(tried, [3, 23, 1]);
     }
 }
-
-/// The cache's policies of turns, by their numbers.
-pub type Policies = std::collections::BTreeMap<u64, Policy>;

@@ -18,7 +18,7 @@ pub enum Command {
     /// List, download and delete models
     #[command(subcommand)]
     Models(ModelsCommand),
-    /// Make a predictor that lets any model evict; list and delete predictors
+    /// Make predictors that let any model evict, list and delete them
     #[command(subcommand)]
     Adapter(AdapterCommand),
     /// List saved conversations, and remove their caches

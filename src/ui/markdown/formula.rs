@@ -60,7 +60,7 @@ impl<'a> Shielded<'a> {
 
     /// A piece of the text, with its formulas as written.
     pub fn restored<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        self.with_parts(text, |part| Cow::Borrowed(part))
+        self.with_parts(text, Cow::Borrowed)
     }
 
     /// A piece of the text as it is shown: formulas in Unicode where that loses nothing.

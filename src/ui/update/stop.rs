@@ -16,8 +16,7 @@ pub fn stop_or_close(app: &mut App) {
     } else if app.aside.is_some() {
         // The unsent text set aside returns.
         app.input.take();
-    } else if shell::stop(app) {
-    } else if turns::unqueue(app) {
+    } else if shell::stop(app) || turns::unqueue(app) {
     } else if app.is_busy() {
         stop(app);
     } else if app.overlays.pop().is_some() {
