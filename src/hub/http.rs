@@ -216,6 +216,13 @@ pub fn body(answer: &mut Answer, host: &str, max_bytes: u64) -> Result<Vec<u8>, 
     }
 }
 
+/// Whether an error means that there is no connection, and not that one was cut.
+fn no_way(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable};
+    let kinds = matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable);
+    kinds || error.to_string().contains("lookup")
+}
+
 /// The fault that a connection error means. Never names the URL, which may contain a signature.
 pub fn fault(host: &str, error: Error) -> Fault {
     match error {
@@ -223,8 +230,9 @@ pub fn fault(host: &str, error: Error) -> Fault {
         Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
             Fault::Lasting(format!("{host}: encrypted connection refused: {e}"))
         }
+        Error::Io(e) if no_way(&e) => passing(format!("{host} cannot be reached: {}", plain(&e))),
         Error::Io(e) => passing(format!("{host}: {}", plain(&e))),
-        Error::HostNotFound => passing(format!("{host}: host not found; check your network")),
+        Error::HostNotFound => passing(format!("{host} cannot be reached: host not found; check your network")),
         Error::ConnectionFailed => passing(format!("{host} cannot be reached")),
         Error::Timeout(_) => passing(format!("{host} does not answer")),
         Error::Protocol(_) => passing(format!("{host} does not answer in valid HTTP")),
