@@ -11,9 +11,19 @@ const DEEPEST: usize = 24;
 pub fn shown(formula: &str) -> Option<String> {
     let delimiters = [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")];
     let inner = |(open, close): (&str, &str)| formula.strip_prefix(open)?.strip_suffix(close);
-    let text = converted(delimiters.into_iter().find_map(inner)?, 0)?;
+    let written = delimiters.into_iter().find_map(inner).filter(|text| gains(text))?;
+    let text = converted(written, 0)?;
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// Whether Unicode makes a formula easier to read: it has a sign with a name, or a power. Without
+/// one, its letters and braces are read as they are written, and copied so.
+fn gains(text: &str) -> bool {
+    const SIZES: [&str; 3] = ["left", "right", "middle"];
+    let name = |after: &str| after.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or("").to_owned();
+    let names = || text.split('\\').skip(1).map(name);
+    text.contains('^') || names().any(|name| !name.is_empty() && !SIZES.contains(&name.as_str()))
 }
 
 /// What stands beside a piece decides whether it needs parentheses.
@@ -368,14 +378,11 @@ mod tests {
             (r"$\sin\theta$", "sin θ"),
             (r"$2\sin^2 x$", "2 sin² x"),
             (r"$f: \mathbb{R} \to \mathbb{R}$", "f: ℝ → ℝ"),
-            (r"$\{1, 2\}$", "{1, 2}"),
+            (r"$f'(x) \le \{1, 50\%\}$", "f′(x) ≤ {1, 50%}"),
+            ("$$\nx \\ne 5\n$$", "x ≠ 5"),
             (r"$90^\circ$", "90°"),
-            (r"$f'(x)$", "f′(x)"),
             (r"$x \text{ if } y$", "x if y"),
-            (r"$50\%$", "50%"),
             (r"$\vec{v}$", "v\u{20d7}"),
-            (r"$$x = 5$$", "x = 5"),
-            ("$$\nx = 5\n$$", "x = 5"),
             (r"$\lfloor x \rfloor$", "⌊ x ⌋"),
         ] {
             assert_eq!(shown(formula).as_deref(), Some(expected), "{formula}");
@@ -387,6 +394,11 @@ mod tests {
         let deep = format!("${}x{}$", "{".repeat(1000), "}".repeat(1000));
         let roots = format!("${}x$", r"\sqrt".repeat(1000));
         for formula in [
+            // Nothing would be easier to read.
+            r"$a\;b\,c\!d$",
+            r"$P_{i}, Q_1$",
+            r"\( \{1,2\} \)",
+            r"$$\left\{ x_{1} \right\}$$",
             r"$x_{max}^q$",
             r"$a_b$",
             r"$\boxed{5}$",
