@@ -2,6 +2,7 @@
 //! handler for mapped files that are truncated, and a clock that excludes the time in which job
 //! control had stopped the process.
 
+pub mod children;
 pub mod process;
 pub mod signals;
 

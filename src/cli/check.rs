@@ -1,12 +1,12 @@
 //! `--check COMMAND`: lets a command judge answers, one at a time, on a thread of its own.
 
 use crate::protocol::ChainReport;
+use crate::system::children::{Children, Runner};
 use crate::system::process;
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -31,39 +31,25 @@ pub struct Checks {
     /// `None` once the command was abandoned.
     answers: Option<Sender<(usize, ChainReport)>>,
     pub verdicts: mpsc::UnboundedReceiver<(usize, Verdict)>,
-    running: SharedRunning,
+    /// Ends the command that runs when it is dropped.
+    _children: Children,
     /// Number of chains, those that have ended and those that have a verdict.
     chains: usize,
     ended: usize,
     judged: usize,
 }
 
-/// The command that runs, shared with the thread that started it.
-#[derive(Default)]
-struct Running {
-    /// Its process group.
-    group: Option<u32>,
-    /// No other command is started.
-    ended: bool,
-}
-
-type SharedRunning = Arc<Mutex<Running>>;
-
-fn lock(running: &SharedRunning) -> MutexGuard<'_, Running> {
-    running.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Checks {
     pub fn new(command: &str) -> Result<Self> {
         let (answers, inbox) = channel();
         let (outbox, verdicts) = mpsc::unbounded_channel();
-        let running = SharedRunning::default();
-        let (command, group) = (command.to_owned(), Arc::clone(&running));
+        let children = Children::default();
+        let (command, runner) = (command.to_owned(), children.runner());
         let thread = std::thread::Builder::new().name("check".into());
         thread
-            .spawn(move || run_all(&command, &inbox, &outbox, &group))
+            .spawn(move || run_all(&command, &inbox, &outbox, &runner))
             .context("cannot start a thread for --check")?;
-        Ok(Self { answers: Some(answers), verdicts, running, chains: 0, ended: 0, judged: 0 })
+        Ok(Self { answers: Some(answers), verdicts, _children: children, chains: 0, ended: 0, judged: 0 })
     }
 
     /// This many chains begin.
@@ -96,23 +82,15 @@ impl Checks {
     }
 }
 
-impl Drop for Checks {
-    fn drop(&mut self) {
-        let mut running = lock(&self.running);
-        running.ended = true;
-        running.group.into_iter().for_each(process::kill_group);
-    }
-}
-
 fn run_all(
     command: &str,
     inbox: &Receiver<(usize, ChainReport)>,
     outbox: &mpsc::UnboundedSender<(usize, Verdict)>,
-    running: &SharedRunning,
+    runner: &Runner,
 ) {
     while let Ok((chain, report)) = inbox.recv() {
-        let verdict = check(command, &report, running, LIMIT);
-        let ends = verdict == Verdict::Hangs || lock(running).ended;
+        let verdict = check(command, &report, runner, LIMIT);
+        let ends = verdict == Verdict::Hangs || runner.is_ended();
         if outbox.send((chain, verdict)).is_err() || ends {
             return;
         }
@@ -120,19 +98,11 @@ fn run_all(
 }
 
 /// Runs the command on one answer.
-fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Duration) -> Verdict {
-    let mut child = {
-        // Locked until the group is known, so that whoever ends the checks also ends this one.
-        let mut running = lock(running);
-        if running.ended {
-            return Verdict::Wrong;
-        }
-        let child = match start(command, report) {
-            Ok(child) => child,
-            Err(error) => return Verdict::Fails(error.to_string()),
-        };
-        running.group = Some(child.id());
-        child
+fn check(command: &str, report: &ChainReport, runner: &Runner, limit: Duration) -> Verdict {
+    let mut child = match start(command, report, runner) {
+        Ok(Some(child)) => child,
+        Ok(None) => return Verdict::Wrong,
+        Err(error) => return Verdict::Fails(error.to_string()),
     };
     if let Some(mut stdin) = child.stdin.take() {
         let answer = report.answer.trim().to_owned() + "\n";
@@ -147,15 +117,9 @@ fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Du
             _ => break None,
         }
     };
-    // Processes that the command left behind end with it.
-    process::kill_group(child.id());
-    lock(running).group = None;
+    runner.clear(&mut child);
     match status {
-        None => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Verdict::Hangs
-        }
+        None => Verdict::Hangs,
         Some(status) => match status.code() {
             Some(0) => Verdict::Right,
             Some(code @ (126 | 127)) => Verdict::Fails(format!("the shell cannot run it (exit code {code})")),
@@ -164,9 +128,9 @@ fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Du
     }
 }
 
-fn start(command: &str, report: &ChainReport) -> std::io::Result<Child> {
+fn start(command: &str, report: &ChainReport, runner: &Runner) -> std::io::Result<Option<Child>> {
     let [name, flag] = process::shell();
-    process::in_group_of_its_own(&mut shell(name, flag, command, report)).spawn()
+    runner.spawn(process::in_group_of_its_own(&mut shell(name, flag, command, report)))
 }
 
 fn shell(shell: &str, flag: &str, command: &str, report: &ChainReport) -> Command {
@@ -192,7 +156,7 @@ mod tests {
             reads: 0.0,
             seed: 1,
         };
-        check(command, &report, &SharedRunning::default(), limit)
+        check(command, &report, &Runner::default(), limit)
     }
 
     #[test]

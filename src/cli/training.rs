@@ -2,6 +2,7 @@
 //! memory, its notices and its end apart, and reads its reports.
 
 use crate::config::Settings;
+use crate::system::children::{Children, Runner};
 use crate::system::process;
 use crate::ui::training::{Report, Work};
 use anyhow::{Context, Result};
@@ -9,7 +10,6 @@ use serde::Deserialize;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// Bytes of the child's stderr that are read: its last line is an error.
@@ -34,17 +34,6 @@ impl From<Line> for Report {
     }
 }
 
-/// The process group of the child while it runs. Dropping it ends the child.
-struct Running(Arc<Mutex<Option<u32>>>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(group) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            process::kill_group(group);
-        }
-    }
-}
-
 /// Starts the work. `config` is the file of `--config`.
 pub fn start(settings: &Settings, config: Option<&Path>, estimate: bool) -> Result<Work> {
     let program = std::env::current_exe().context("the program's own path is not known")?;
@@ -54,17 +43,17 @@ pub fn start(settings: &Settings, config: Option<&Path>, estimate: bool) -> Resu
     command.args(config.into_iter().flat_map(|path| [Path::new("--config"), path]));
     command.args(estimate.then_some("--estimate"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = process::in_group_of_its_own(&mut command).spawn().context("the training cannot be started")?;
-    let group = Arc::new(Mutex::new(Some(child.id())));
-    let running = Running(Arc::clone(&group));
+    let (children, cannot) = (Children::default(), "the training cannot be started");
+    let runner = children.runner();
+    let child = runner.spawn(process::in_group_of_its_own(&mut command)).context(cannot)?.context(cannot)?;
     let (sender, reports) = unbounded_channel();
-    let follow = move || follow(child, &sender, &group);
+    let follow = move || follow(child, &sender, &runner);
     std::thread::Builder::new().name("training".into()).spawn(follow).context("no thread for the training")?;
-    Ok(Work { reports, running: Box::new(running) })
+    Ok(Work { reports, running: Box::new(children) })
 }
 
 /// Passes the reports of the child on until it ends.
-fn follow(mut child: Child, sender: &UnboundedSender<Report>, group: &Mutex<Option<u32>>) {
+fn follow(mut child: Child, sender: &UnboundedSender<Report>, runner: &Runner) {
     let stderr = child.stderr.take();
     let errors = std::thread::spawn(move || {
         let mut text = Vec::new();
@@ -82,7 +71,7 @@ fn follow(mut child: Child, sender: &UnboundedSender<Report>, group: &Mutex<Opti
         made |= matches!(line, Line::Made { .. });
         let _ = sender.send(line.into());
     }
-    *group.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    runner.forget();
     let status = child.wait();
     let errors = errors.join().unwrap_or_default();
     if !made && !status.is_ok_and(|status| status.success()) {

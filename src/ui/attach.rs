@@ -6,7 +6,7 @@ mod command;
 mod fence;
 mod folder;
 
-pub use command::{Handle, Job};
+pub use command::Job;
 
 use super::paths::expand_home;
 use super::text::{bytes, clean_line, plural, truncate};

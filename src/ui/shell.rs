@@ -1,7 +1,7 @@
 //! A message that begins with `!` is a command of the shell, whose output is the message. The state
 //! of such commands.
 
-use super::attach::Handle;
+use crate::system::children::Children;
 use std::collections::HashSet;
 
 /// The commands of a session.
@@ -24,8 +24,8 @@ pub struct Running {
     pub text: String,
     pub question: String,
     pub since_ms: u64,
-    /// Ends the command when it is dropped.
-    pub handle: Handle,
+    /// The command's process, which ends when this is dropped.
+    pub children: Children,
 }
 
 /// The command of a message, and the lines after it. A message that begins with `!` itself has two.

@@ -2,12 +2,12 @@
 //! size; the command has no terminal, so that it can neither ask nor draw.
 
 use super::fence::fence_for;
+use crate::system::children::Runner;
 use crate::system::process;
 use std::collections::VecDeque;
-use std::io::Read;
-use std::process::{Command, ExitStatus, Stdio};
+use std::io::{self, PipeReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a command may take.
@@ -23,40 +23,11 @@ const CHUNKS: usize = 16;
 const POLL: Duration = Duration::from_millis(10);
 const REST: Duration = Duration::from_millis(500);
 
-/// A command that runs. Dropped, it ends with everything it started.
-#[derive(Debug, Default)]
-pub struct Handle(Arc<Mutex<State>>);
-
-#[derive(Debug, Default)]
-struct State {
-    group: Option<u32>,
-    ended: bool,
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let mut state = lock(&self.0);
-        state.ended = true;
-        state.group.take().into_iter().for_each(process::kill_group);
-    }
-}
-
-impl Handle {
-    /// The work of running a command, which this handle ends.
-    pub fn job(&self, command: &str) -> Job {
-        Job { command: command.to_owned(), state: Arc::clone(&self.0) }
-    }
-}
-
 /// Runs a command, on any thread.
 #[derive(Debug)]
 pub struct Job {
     command: String,
-    state: Arc<Mutex<State>>,
+    runner: Runner,
 }
 
 /// Why a command ended.
@@ -67,6 +38,10 @@ enum End {
 }
 
 impl Job {
+    pub fn new(command: &str, runner: Runner) -> Self {
+        Self { command: command.to_owned(), runner }
+    }
+
     /// Runs the command. Returns the command and its output as the text of a message, or why there
     /// is none.
     pub fn run(self) -> Result<String, String> {
@@ -74,23 +49,8 @@ impl Job {
     }
 
     fn run_for(self, limit: Duration) -> Result<String, String> {
-        let cannot = |e: std::io::Error| format!("the command cannot be run: {e}");
-        let (reader, id, mut child) = {
-            // Locked until the group is known, so that whoever ends the handle also ends this one.
-            let mut state = lock(&self.state);
-            if state.ended {
-                return Err("stopped".to_owned());
-            }
-            let (reader, writer) = std::io::pipe().map_err(cannot)?;
-            let [shell, flag] = process::shell();
-            let mut command = Command::new(shell);
-            command.args([flag, &self.command]).stdin(Stdio::null());
-            command.stdout(writer.try_clone().map_err(cannot)?).stderr(writer);
-            command.env("TERM", "dumb").env("NO_COLOR", "1").env("PAGER", "cat").env("GIT_PAGER", "cat");
-            let child = process::in_session_of_its_own(&mut command).spawn().map_err(cannot)?;
-            state.group = Some(child.id());
-            (reader, child.id(), child)
-        };
+        let cannot = |e: io::Error| format!("the command cannot be run: {e}");
+        let Some((mut child, reader)) = self.start().map_err(cannot)? else { return Err("stopped".to_owned()) };
         let mut output = Output::default();
         // Bounded: a command may write faster than its output is taken.
         let (sender, chunks) = sync_channel(CHUNKS);
@@ -110,15 +70,8 @@ impl Job {
                 Err(error) => return Err(cannot(error)),
             }
         };
-        // Processes that the command left behind end with it.
-        process::kill_group(id);
-        let _ = child.wait();
-        let ended = {
-            let mut state = lock(&self.state);
-            state.group = None;
-            state.ended
-        };
-        if ended {
+        self.runner.clear(&mut child);
+        if self.runner.is_ended() {
             return Err("stopped".to_owned());
         }
         let rest = Instant::now() + REST;
@@ -126,6 +79,18 @@ impl Job {
             output.add(&chunk);
         }
         told(&self.command, &output.text(), &end, limit)
+    }
+
+    /// The command and what it writes; `None` if it was ended before it began.
+    fn start(&self) -> io::Result<Option<(Child, PipeReader)>> {
+        let (reader, writer) = io::pipe()?;
+        let [shell, flag] = process::shell();
+        let mut command = Command::new(shell);
+        command.args([flag, &self.command]).stdin(Stdio::null());
+        command.stdout(writer.try_clone()?).stderr(writer);
+        command.env("TERM", "dumb").env("NO_COLOR", "1").env("PAGER", "cat").env("GIT_PAGER", "cat");
+        let child = self.runner.spawn(process::in_session_of_its_own(&mut command))?;
+        Ok(child.map(|child| (child, reader)))
     }
 }
 
@@ -204,9 +169,10 @@ fn without_escapes(text: &str) -> String {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use crate::system::children::Children;
 
     fn run(command: &str, limit: Duration) -> Result<String, String> {
-        Handle::default().job(command).run_for(limit)
+        Job::new(command, Runner::default()).run_for(limit)
     }
 
     #[test]
@@ -244,11 +210,11 @@ mod tests {
         let command = format!("echo begun; (sleep 1; touch {}) & sleep 100", alive.display());
         let text = run(&command, Duration::from_millis(300)).unwrap();
         assert!(text.contains("begun\n```\nstopped after 0 s"), "{text}");
-        let handle = Handle::default();
-        let job = handle.job(&command);
+        let children = Children::default();
+        let job = Job::new(&command, children.runner());
         let runs = std::thread::spawn(move || job.run());
         std::thread::sleep(Duration::from_millis(300));
-        drop(handle);
+        drop(children);
         assert_eq!(runs.join().unwrap(), Err("stopped".to_owned()));
         std::thread::sleep(Duration::from_millis(1300));
         assert!(!alive.exists());

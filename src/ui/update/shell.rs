@@ -2,8 +2,9 @@
 //! every one that was not typed here key by key.
 
 use super::turns;
+use crate::system::children::Children;
 use crate::ui::action::Action;
-use crate::ui::attach::Handle;
+use crate::ui::attach::Job;
 use crate::ui::effect::Effect;
 use crate::ui::folded::is_mark;
 use crate::ui::shell::{Running, parse};
@@ -44,10 +45,10 @@ fn begin(app: &mut App, text: String) {
     shell.confirmed = true;
     shell.allowed.insert(command.to_owned());
     shell.last_id += 1;
-    let (id, handle) = (shell.last_id, Handle::default());
-    let job = handle.job(command);
+    let (id, children) = (shell.last_id, Children::default());
+    let job = Job::new(command, children.runner());
     let (command, question) = (command.to_owned(), question.to_owned());
-    shell.running = Some(Running { id, command, text, question, since_ms: app.now_ms, handle });
+    shell.running = Some(Running { id, command, text, question, since_ms: app.now_ms, children });
     app.emit(Effect::Run { id, job });
 }
 
