@@ -16,17 +16,17 @@
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
-//! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, the backend trait |
+//! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, cores, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, web, words |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
-//! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
-//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system |
+//! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, cores, the backend trait |
+//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, system, unicode, words |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode |
-//! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode |
+//! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode, cores |
+//! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode, cores |
 //! | [`catalogue`] | known models by short names, and facts about their downloads | checkpoint, regular_file, unicode |
 //! | [`hub`] | names of models, the Hugging Face cache, downloads of files | regular_file, unicode |
 //! | [`config`] | TOML, environment and flags; profiles | protocol, policy, codec, quant, regular_file, unicode, words |
@@ -36,7 +36,7 @@
 //! | [`protocol`] | plain data between front ends and the engine | policy, codec, words |
 //! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words |
 //! | [`vote`] | which of several answers most of them agree on | unicode |
-//! | [`regular_file`], [`unicode`], [`words`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form | nothing of ours |
+//! | [`regular_file`], [`unicode`], [`words`], [`cores`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form; work on several threads | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!
@@ -132,6 +132,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod codec;
 pub mod config;
+pub mod cores;
 pub mod engine;
 pub mod hub;
 pub mod model;

@@ -8,13 +8,13 @@ mod regression;
 mod rows;
 pub mod search;
 pub mod texts;
-mod threads;
 
 pub use regression::Fitted;
 pub use rows::Frame;
 
 use crate::backend::Measure;
 use crate::checkpoint::ModelConfig;
+use crate::cores;
 use crate::engine::{EngineOptions, Runner};
 use crate::protocol::Token;
 use anyhow::{Context, Result};
@@ -70,7 +70,7 @@ impl Speed {
         let rows = LayerRows { x, y: (0..TIMED_ROWS).map(|_| random.signed()).collect() };
         let started = Instant::now();
         fit(&rows, TIMED_HIDDEN, 1, UNITS, 1);
-        let threads = thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = cores::count();
         let fit_s = started.elapsed().as_secs_f64() / (TIMED_ROWS * TIMED_HIDDEN * threads) as f64;
         Ok(Self { token_s, fit_s })
     }

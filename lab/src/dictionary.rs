@@ -10,17 +10,16 @@ use dmschat::chat::session::Output;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::cli::output::{self, as_wrong_use, notice, wrong_use};
 use dmschat::cli::spawn::{self, ModelJob};
-use dmschat::codec::csr::{Angles, Atoms, Dictionary};
+use dmschat::codec::csr::{Angles, Dictionary};
 use dmschat::codec::{Codec, Rotation};
 use dmschat::config::{Auto, Settings};
+use dmschat::cores;
 use dmschat::engine::Runner;
 use dmschat::policy::PolicyKind;
 use dmschat::predictor::texts;
 use dmschat::protocol::Token;
 use dmschat::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Only a dictionary is replaced.
 const OUTPUT: Output = Output { noun: "a dictionary", is_own: is_dictionary };
@@ -201,23 +200,13 @@ impl Rows {
                 tasks.push((kind, dim, terms, rows));
             }
         }
-        let fitted: Vec<OnceLock<Atoms>> = tasks.iter().map(|_| OnceLock::new()).collect();
-        let next = AtomicUsize::new(0);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        std::thread::scope(|scope| {
-            let work = || {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((_, dim, terms, rows)) = tasks.get(at) else { return };
-                    let first = fit::kmeans(rows, *dim, args.atoms as usize, KMEANS_ITERATIONS);
-                    fitted[at].get_or_init(|| fit::learn(rows, *dim, first, *terms, args.epochs as usize));
-                }
-            };
-            (0..threads.min(tasks.len())).for_each(|_| drop(scope.spawn(work)));
+        let fitted = cores::map(&tasks, |(_, dim, terms, rows)| {
+            let first = fit::kmeans(rows, *dim, args.atoms as usize, KMEANS_ITERATIONS);
+            fit::learn(rows, *dim, first, *terms, args.epochs as usize)
         });
         let mut atoms = [Vec::new(), Vec::new()];
         for ((kind, ..), fitted) in tasks.iter().zip(fitted) {
-            atoms[*kind].extend(fitted.into_inner());
+            atoms[*kind].push(fitted);
         }
         let [k, v] = atoms;
         let layers = of_layers[0].iter().zip(&of_layers[1]).map(|(&k, &v)| [k, v]).collect();

@@ -10,6 +10,7 @@ use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::cli::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
 use dmschat::cli::output::{self, as_wrong_use, notice};
 use dmschat::config::{Auto, Settings};
+use dmschat::cores;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::predictor::search::{self, Goal};
 use dmschat::predictor::texts::{MEASURED_TOKENS, Piece};
@@ -74,7 +75,7 @@ impl DeviceJob for Job<'_> {
         drop(runner);
         part("measure attention", begun)?;
         let begun = Instant::now();
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = cores::count();
         let layers = predictor::regress(rows, threads, &mut |_| {})?;
         part(&format!("fit {} layers on {threads} threads", layers.len()), begun)?;
 

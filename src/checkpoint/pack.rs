@@ -4,6 +4,7 @@
 use super::config::ModelConfig;
 use super::mapped;
 use super::names::{self, LayerSpec, TensorSpec};
+use crate::cores;
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Format, Tensor};
 use anyhow::Result;
@@ -35,7 +36,7 @@ pub fn packable(c: &ModelConfig) -> BTreeMap<String, bool> {
 /// Packs strips of a matrix from strip `from` on, until `out` is full. They are split over
 /// `threads` (0: one per core).
 pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, from: usize, out: &mut [u8]) {
-    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    let cols = tensor.shape[1];
     let importance = importance.filter(|w| w.len() == cols);
     strips(code.strip_bytes(cols), threads, out, |strip, values, out| {
         let strip = from + strip;
@@ -44,14 +45,19 @@ pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: us
         {
             return;
         }
-        values.clear();
-        values.resize(TILE_ROWS * cols, 0.0);
-        let first = strip * TILE_ROWS;
-        for (row, values) in (first..rows).zip(values.chunks_exact_mut(cols)) {
-            tensor.decode_row(row, values);
-        }
+        decode_strip(tensor, strip, values);
         code.pack_strip(values, cols, importance, out);
     });
+}
+
+/// Decodes the rows of a strip of a matrix; those behind its last one are zero.
+pub(crate) fn decode_strip(tensor: &Tensor, strip: usize, values: &mut Vec<f32>) {
+    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    values.clear();
+    values.resize(TILE_ROWS * cols, 0.0);
+    for (row, values) in (strip * TILE_ROWS..rows).zip(values.chunks_exact_mut(cols)) {
+        tensor.decode_row(row, values);
+    }
 }
 
 /// A tensor in a format that a backend takes without packing: itself, or bf16 for another program's
@@ -78,19 +84,10 @@ fn bf16(tensor: &Tensor, threads: usize) -> Result<Tensor> {
 
 /// Calls `strip(number, scratch, bytes)` for blocks of `size` bytes, on several threads.
 fn strips(size: usize, threads: usize, out: &mut [u8], strip: impl Fn(usize, &mut Vec<f32>, &mut [u8]) + Sync) {
-    let threads = match threads {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-        n => n,
-    };
-    let share = (out.len() / size.max(1)).div_ceil(threads).max(1);
-    let run = |first: usize, out: &mut [u8]| {
+    let share = (out.len() / size.max(1)).div_ceil(cores::threads(threads)).max(1);
+    let shares = out.chunks_mut(share * size.max(1)).enumerate().collect();
+    cores::each(shares, threads, |(i, out): (usize, &mut [u8])| {
         let mut scratch = Vec::new();
-        out.chunks_exact_mut(size).enumerate().for_each(|(i, out)| strip(first + i, &mut scratch, out));
-    };
-    std::thread::scope(|scope| {
-        for (i, out) in out.chunks_mut(share * size.max(1)).enumerate() {
-            let run = &run;
-            scope.spawn(move || run(i * share, out));
-        }
+        out.chunks_exact_mut(size).enumerate().for_each(|(n, out)| strip(i * share + n, &mut scratch, out));
     });
 }

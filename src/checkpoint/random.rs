@@ -8,6 +8,7 @@ use super::{
     Activation, Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Local, Mlp, Spec, builtin,
     mapped, pack,
 };
+use crate::cores;
 use crate::policy::{Dms, Shift};
 use crate::quant::file::{FileCode, random_strip};
 use crate::quant::{Code, Weights};
@@ -209,14 +210,8 @@ fn fill(to: &mut [u8], shape: &[usize], seed: u64) {
         return;
     }
     let half_width = (3.0 / shape[1] as f32).sqrt();
-    let mut chunks: Vec<(usize, &mut [u8])> = to.chunks_mut(2 * CHUNK).enumerate().collect();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let per_thread = chunks.len().div_ceil(threads);
-    std::thread::scope(|scope| {
-        for chunks in chunks.chunks_mut(per_thread) {
-            scope.spawn(|| chunks.iter_mut().for_each(|(chunk, to)| fill_chunk(to, half_width, seed, *chunk)));
-        }
-    });
+    let chunks = to.chunks_mut(2 * CHUNK).enumerate().collect();
+    cores::each(chunks, 0, |(chunk, to): (usize, &mut [u8])| fill_chunk(to, half_width, seed, chunk));
 }
 
 /// Uniform values in `-half_width..half_width`, as bf16, that depend on `seed` and the number of

@@ -5,6 +5,7 @@
 use crate::backend::cpu::Cpu;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
+use crate::cores;
 use crate::engine::{EngineOptions, Runner};
 use crate::predictor::texts;
 use crate::protocol::Token;
@@ -75,7 +76,7 @@ pub fn correct(
     report: OnReport<'_>,
 ) -> Result<Guide> {
     let tokens = texts_of(checkpoint)?;
-    let cores = thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = cores::count();
     let seconds = gptq::operations(&checkpoint.config, weights, tokens.len()) / (RATE * cores as f64);
     let time = if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} minutes", seconds / 60.0) };
     let about = format!(

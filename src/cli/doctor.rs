@@ -10,6 +10,7 @@ use super::machine::{cpu_features, memory as memory_bytes};
 use super::{devices, download, output, spawn};
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Dirs, Settings};
+use crate::cores;
 use crate::protocol::bytes;
 use crate::ui::keymap::Keymap;
 use crate::ui::theme::AUTO;
@@ -93,7 +94,7 @@ fn checks(common: &Common) -> Vec<Check> {
         Check::fact("version", VERSION),
         Check::fact("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
         Check::fact("cpu_features", cpu_features()),
-        Check::fact("threads", std::thread::available_parallelism().map_or(1, |n| n.get())),
+        Check::fact("threads", cores::count()),
         Check::fact("memory_bytes", memory_bytes("MemTotal:").map_or(Value::Null, Into::into)),
         Check::fact("available_bytes", memory_bytes("MemAvailable:").map_or(Value::Null, Into::into)),
         Check::fact("cuda", cuda_summary()),

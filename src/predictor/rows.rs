@@ -2,9 +2,9 @@
 //! head. The importance is measured by letting the model repeat the text.
 
 use super::random::Random;
-use super::threads::on_threads;
 use crate::backend::Measure;
 use crate::checkpoint::ModelConfig;
+use crate::cores;
 use crate::engine::Runner;
 use crate::model::{Observed, Text};
 use crate::protocol::Token;
@@ -87,7 +87,7 @@ impl Collector {
                 columns.transpose() * columns
             };
             let columns: Vec<&[f32]> = columns.chunks_exact(c.head_dim * c.hidden).collect();
-            on_threads(&columns, |columns| of_head(columns))
+            cores::map(&columns, |columns| of_head(columns))
         };
         let layers = (0..c.attention_layers()).map(|_| LayerRows::default()).collect();
         Self {
@@ -130,7 +130,7 @@ impl Collector {
             importance
         };
         let heads: Vec<_> = grams.chunks(group).enumerate().collect();
-        let importance = on_threads(&heads, |&head| of_head(head));
+        let importance = cores::map(&heads, |&head| of_head(head));
         for &t in chosen {
             rows.x.extend(observed.hidden[t * hidden..][..hidden].iter().map(|&x| bf16::from_f32(x)));
             rows.y.extend(importance.iter().map(|of_head| of_head[t].ln().max(LOG_FLOOR)));

@@ -2,9 +2,9 @@
 //! eviction inside the prompt as in decoding.
 
 use super::texts::Piece;
-use super::threads::on_threads;
 use crate::backend::Measure;
 use crate::checkpoint::adapter::card::{Figure, over_all};
+use crate::cores;
 use crate::engine::Runner;
 use crate::policy::{Dms, Policy, Shift};
 use crate::sampler::{divergence, log_softmax};
@@ -196,7 +196,7 @@ fn compare<B: Measure>(
             let fed = beside.map(logits_of).transpose()?;
             let wanted = fed.as_deref().unwrap_or_else(|| &dense.logits[i][kl.len()..]);
             let pairs: Vec<_> = wanted.iter().zip(&got).collect();
-            kl.extend(on_threads(&pairs, |(wanted, got)| divergence(&log_softmax(wanted), &log_softmax(got))));
+            kl.extend(cores::map(&pairs, |(wanted, got)| divergence(&log_softmax(wanted), &log_softmax(got))));
             known.extend(fed.filter(|_| dense.keeps).into_iter().flatten());
         }
         if let Some(beside) = beside {

@@ -4,6 +4,7 @@
 use crate::checkpoint::names::{self, LayerSpec, TensorSpec};
 use crate::checkpoint::pack::{pack, packable, plain};
 use crate::checkpoint::{Checkpoint, ModelConfig, mapped};
+use crate::cores;
 use crate::quant::{Code, Weights, formats};
 use crate::tensor::{Format, Tensor};
 use anyhow::{Context, Result, bail, ensure};
@@ -102,17 +103,13 @@ pub fn loaded_bytes(c: &ModelConfig, weights: Weights, plain_bytes: usize) -> u6
 /// Fails on a matrix in another program's format that has scales that are not finite. Reads
 /// all of the matrices, so it is called only before they are converted.
 pub fn check_scales(source: &Checkpoint) -> Result<()> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     for (name, tensor) in &source.tensors {
         let Format::Rows(matrix) = &tensor.format else { continue };
         let rows = tensor.shape[0];
-        let share = rows.div_ceil(threads).max(1);
-        let bad = std::thread::scope(|scope| {
-            let look = |from: usize| (from..rows.min(from + share)).find(|row| !matrix.is_finite(*row));
-            let looks: Vec<_> = (0..rows).step_by(share).map(|from| scope.spawn(move || look(from))).collect();
-            looks.into_iter().find_map(|look| look.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        });
-        if let Some(row) = bad {
+        let share = rows.div_ceil(cores::count()).max(1);
+        let firsts: Vec<usize> = (0..rows).step_by(share).collect();
+        let bad = cores::map(&firsts, |&from| (from..rows.min(from + share)).find(|row| !matrix.is_finite(*row)));
+        if let Some(row) = bad.into_iter().flatten().next() {
             bail!(
                 "{}: tensor {name} has a scale in row {row} that is NaN or infinite, so the file is damaged; get it again",
                 source.name

@@ -7,7 +7,8 @@ use super::convert::{self, Importance};
 use super::hessian;
 use super::imatrix;
 use crate::checkpoint::names::{self, LayerSpec};
-use crate::checkpoint::{Checkpoint, ModelConfig, mapped};
+use crate::checkpoint::{Checkpoint, ModelConfig, mapped, pack};
+use crate::cores;
 use crate::quant::{Code, Column, Factor, TILE_ROWS, Weights};
 use crate::tensor::{Format, Tensor};
 use anyhow::Result;
@@ -92,10 +93,6 @@ pub struct Chooser {
 impl Chooser {
     /// `threads` is 0 for one per core.
     pub fn new(source: &Checkpoint, weights: Weights, given: Option<Arc<Importance>>, threads: usize) -> Self {
-        let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
-        };
         let codes = convert::codes(&source.config, weights);
         let tensors = source.tensors.iter().filter(|(name, _)| codes.contains_key(*name));
         let tensors = tensors.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
@@ -108,11 +105,13 @@ impl Chooser {
         let cols = parts[0].shape[1];
         let is_new = |part: &&Tensor| !self.made().importance.contains_key(&part.name);
         let parts: Vec<&Tensor> = parts.iter().filter(is_new).collect();
-        let mut inputs = None;
+        if parts.is_empty() {
+            return true;
+        }
+        let (measured, mut inputs) = (means(x, cols), None);
         for part in parts {
-            let measured = means(x, cols);
-            if let Some(measured) = measured {
-                self.made().importance.insert(part.name.clone(), measured);
+            if let Some(measured) = &measured {
+                self.made().importance.insert(part.name.clone(), measured.clone());
             }
             let (Some(tensor), Some(code)) = (self.tensors.get(&part.name), self.codes.get(&part.name)) else {
                 continue;
@@ -123,10 +122,10 @@ impl Chooser {
             let inputs = inputs.get_or_insert_with(|| Inputs::new(x, cols, self.threads));
             let Some(inputs) = inputs else { continue };
             let importance = match &self.given {
-                Some(given) => given.get(&part.name).cloned(),
-                None => self.made().importance.get(&part.name).cloned(),
+                Some(given) => given.get(&part.name),
+                None => measured.as_ref(),
             };
-            let tried = inputs.choose(tensor, *code, importance.as_deref(), self.threads);
+            let tried = inputs.choose(tensor, *code, importance.map(Vec::as_slice), self.threads);
             let mut made = self.made();
             match tried {
                 Ok(Some((packed, share))) => {
@@ -224,12 +223,9 @@ impl Inputs {
         let mut errors = vec![[0.0f64; 2]; rows.div_ceil(TILE_ROWS)];
         let bytes = mapped::buffer(code.bytes(rows, cols), |out| {
             let strips: Vec<_> = out.chunks_exact_mut(size).zip(&mut errors).enumerate().collect();
-            hessian::each(strips, threads, |(strip, (out, errors))| {
-                let mut values = vec![0.0; TILE_ROWS * cols];
-                let first = strip * TILE_ROWS;
-                for (row, values) in (first..rows).zip(values.chunks_exact_mut(cols)) {
-                    tensor.decode_row(row, values);
-                }
+            cores::each(strips, threads, |(strip, (out, errors))| {
+                let mut values = Vec::new();
+                pack::decode_strip(tensor, strip, &mut values);
                 if !values.iter().all(|v| v.is_finite()) {
                     *errors = [f64::NAN; 2];
                     return;

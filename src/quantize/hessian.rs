@@ -5,9 +5,8 @@
 // Indexed loops, which become vector code.
 #![allow(clippy::needless_range_loop)]
 
+use crate::cores;
 use crate::quant::{Column, Factor, TILE_ROWS, add_products, vectorized};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 /// Share of the mean of H's diagonal that is added to it: columns that a short text hardly uses
 /// keep small corrections.
@@ -25,22 +24,6 @@ pub fn bytes(cols: usize) -> u64 {
 /// Where row `i` of a lower triangle begins.
 fn start(i: usize) -> usize {
     i * (i + 1) / 2
-}
-
-/// Runs `work` on each of `parts`, the first ones first, on several threads.
-pub fn each<T: Send>(parts: Vec<T>, threads: usize, work: impl Fn(T) + Sync) {
-    let threads = threads.min(parts.len()).max(1);
-    let queue = Mutex::new(parts.into_iter());
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(part) = next() {
-                    work(part);
-                }
-            });
-        }
-    });
 }
 
 /// The factor of the inputs `x [n, cols]`, where `cols` is a multiple of 16. `None` if they have
@@ -77,7 +60,7 @@ fn reversed_sums(x: &[f32], cols: usize, threads: usize) -> Vec<f64> {
     }
     // The longest rows first.
     rows.reverse();
-    each(rows, threads, |(p, rows)| {
+    cores::each(rows, threads, |(p, rows)| {
         let first = start(p * TILE_ROWS);
         for q in 0..=p {
             let tile = vectorized(
@@ -140,7 +123,7 @@ fn cholesky(a: &mut [f64], n: usize, threads: usize) -> Option<()> {
             rest = behind;
         }
         let above = &above[..];
-        each(rows, threads, |(i, rows)| {
+        cores::each(rows, threads, |(i, rows)| {
             vectorized(
                 #[inline(always)]
                 || solve(rows, i, above, first..end),

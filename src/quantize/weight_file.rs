@@ -13,6 +13,7 @@
 
 use crate::checkpoint::names::TensorSpec;
 use crate::checkpoint::safetensors::{RawTensor, TensorFile};
+use crate::cores;
 use crate::quant::Code;
 use crate::regular_file::checksum::checksum;
 use crate::tensor::{DType, SharedBytes, Tensor};
@@ -262,13 +263,12 @@ fn verify(file: &TensorFile) -> Result<()> {
         let block = &data[number * BLOCK_BYTES..data.len().min((number + 1) * BLOCK_BYTES)];
         block_checksum(seed, number, block).to_le_bytes() == sums.bytes()[8 * number..8 * number + 8]
     };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let look = || {
         let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
         numbers.take_while(|number| *number < blocks.len()).find(|number| !is_whole(*number))
     };
     let damaged = std::thread::scope(|scope| {
-        let looks: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
+        let looks: Vec<_> = (0..cores::count()).map(|_| scope.spawn(look)).collect();
         looks.into_iter().filter_map(|look| look.join().unwrap_or(Some(0))).min()
     });
     match damaged {

@@ -5,6 +5,7 @@ use super::angles::Angles;
 use super::attention::plan::{self, Plan};
 use super::simd::{self, Isa};
 use super::thread_pool::{ThreadPool, Tile};
+use crate::cores;
 use crate::system;
 use crate::tensor::Tensor;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -75,8 +76,7 @@ impl Cpu {
     }
 
     pub(super) fn with(threads: usize, isa: Isa, observer: Option<Mutex<Observer>>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let thread_pool = ThreadPool::new(if threads == 0 { cores } else { threads });
+        let thread_pool = ThreadPool::new(cores::threads(threads));
         let scratch = (0..thread_pool.size()).map(|_| Mutex::default()).collect();
         Self {
             thread_pool,

@@ -4,6 +4,7 @@
 
 use super::super::cpu::thread_pool::{ThreadPool, Tile};
 use super::error::{NoCuda, must, ready};
+use crate::cores;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, PinnedHostSlice, result};
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -142,8 +143,7 @@ fn copy(threads: &OnceCell<ThreadPool>, to: &mut [u8], from: &[u8]) {
     if to.len() < SHARED_BYTES {
         return to.copy_from_slice(from);
     }
-    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = threads.get_or_init(|| ThreadPool::new(COPY_THREADS.min(cores())));
+    let threads = threads.get_or_init(|| ThreadPool::new(COPY_THREADS.min(cores::count())));
     let bytes = to.len();
     threads.tiles(&mut Tile::new(to, 1, bytes), 1, PART_BYTES, |_, tile| {
         let range = tile.col_range();

@@ -4,6 +4,7 @@
 use super::super::InvalidImage;
 use super::super::state::LAYER_BYTES;
 use super::{CHECKSUM_BYTES, FileError, Opened, layer_checksum, whole};
+use crate::cores;
 use crate::regular_file;
 use std::fs::File;
 use std::io;
@@ -53,8 +54,7 @@ impl Opened {
         };
         let images: Vec<_> = self.header.layer_bytes.iter().map(place).collect();
         let largest = self.header.layer_bytes.iter().copied().max().unwrap_or(0).max(1);
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = MOST_THREADS.min(cores).min((MOST_BYTES / largest) as usize).min(images.len()).max(1);
+        let threads = MOST_THREADS.min(cores::count()).min((MOST_BYTES / largest) as usize).min(images.len()).max(1);
         let (sender, layers) = sync_channel(1);
         let left = images.len();
         let (next, spares) = (AtomicUsize::new(0), Mutex::default());

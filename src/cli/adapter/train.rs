@@ -12,6 +12,7 @@ use crate::checkpoint::adapter::card::{Card, Figure, Header};
 use crate::checkpoint::adapter::{Adapter as AdapterFile, EXTENSION, is_own};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::config::{Adapter, BUILTIN_MODEL, Settings};
+use crate::cores;
 use crate::engine::{Runner, template_spec};
 use crate::policy::PolicyKind;
 use crate::predictor::file::to_bytes;
@@ -206,8 +207,7 @@ impl ModelJob for Fit<'_> {
             return Ok(None);
         }
         let rows = predictor::observe(runner, &pieces.fitted, &frame, &mut |progress| work.show(0, progress))?;
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let layers = predictor::regress(rows, threads, &mut |progress| work.show(1, progress))?;
+        let layers = predictor::regress(rows, cores::count(), &mut |progress| work.show(1, progress))?;
         let mut texts: Vec<String> = Vec::new();
         for kind in pieces.fitted.chunk_by(|a, b| a.kind == b.kind) {
             texts.push(format!("{} {}", kind.len(), kind[0].kind));
