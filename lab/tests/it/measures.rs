@@ -24,7 +24,9 @@ fn wrong_use_is_one_line_and_exit_2() {
     refused(run(&["speed", "--device", "cpu"]), &["give --device cuda"]);
     refused(
         run(&[]),
-        &["dmslab needs a subcommand: score, compare, eval, check, speed, importance, train; see dmslab --help"],
+        &[
+            "dmslab needs a subcommand: score, compare, eval, check, speed, importance, dictionary, train; see dmslab --help",
+        ],
     );
     let (code, help, _) = run(&["eval", "--help"]);
     assert!(code == 0 && help.contains("--keep-ratio") && !help.contains("--resume"), "{help}");
