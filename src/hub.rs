@@ -66,8 +66,18 @@ pub enum ModelRef {
 }
 
 impl ModelRef {
-    /// Parses `demo`, an existing path, or the name of a [`HubModel`], also as the address of its
-    /// page.
+    /// `demo`, an existing path, or the name of a [`HubModel`], also as the address of its page.
+    pub fn recognize(text: &str) -> Option<Self> {
+        if text == DEMO {
+            return Some(Self::BuiltIn);
+        }
+        if !text.is_empty() && Path::new(text).exists() {
+            return Some(Self::Folder(PathBuf::from(text)));
+        }
+        HubModel::parse(&names::short(text, Some(&endpoint()))).map(Self::Hub)
+    }
+
+    /// Like [`Self::recognize`]. An error says what was expected.
     pub fn parse(text: &str) -> Result<Self> {
         Self::parse_beside(text, &[])
     }
@@ -75,15 +85,8 @@ impl ModelRef {
     /// Like [`Self::parse`], where there are also models of these short names: an error suggests
     /// them.
     pub fn parse_beside(text: &str, names: &[String]) -> Result<Self> {
-        if text == DEMO {
-            return Ok(Self::BuiltIn);
-        }
-        if !text.is_empty() && Path::new(text).exists() {
-            return Ok(Self::Folder(PathBuf::from(text)));
-        }
-        let named = names::short(text, Some(&endpoint()));
-        if let Some(model) = HubModel::parse(&named) {
-            return Ok(Self::Hub(model));
+        if let Some(model) = Self::recognize(text) {
+            return Ok(model);
         }
         if text.to_lowercase().ends_with(".gguf") {
             bail!("no file {text}");
@@ -103,17 +106,6 @@ impl ModelRef {
 impl Hub {
     pub fn repo(&self, id: &str) -> Repo {
         Repo::new(&self.cache, id)
-    }
-}
-
-/// The name of a hub model as it is written, where an address is given; any other name as it is.
-pub fn full_name(text: &str) -> String {
-    match ModelRef::parse(text) {
-        Ok(ModelRef::Hub(model)) => {
-            let at = model.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
-            model.name() + &at
-        }
-        _ => text.to_owned(),
     }
 }
 

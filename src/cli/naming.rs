@@ -4,7 +4,6 @@
 use crate::catalogue::Catalogue;
 use crate::checkpoint::ModelRef;
 use crate::config::Dirs;
-use crate::hub;
 use anyhow::{Result, anyhow};
 
 /// The catalogue with the user's copy in the config folder.
@@ -15,7 +14,7 @@ pub fn catalogue() -> Catalogue {
 /// The model that a text names: as [`ModelRef::parse`], or by a short name of the catalogue. An
 /// error suggests similar names.
 pub fn parse(text: &str) -> Result<ModelRef> {
-    if let Ok(model) = ModelRef::parse(text) {
+    if let Some(model) = ModelRef::recognize(text) {
         return Ok(model);
     }
     let catalogue = catalogue();
@@ -30,9 +29,10 @@ pub fn parse(text: &str) -> Result<ModelRef> {
 
 /// The name that a short name or an address stands for; any other text as it is.
 pub fn full_name(text: &str) -> String {
-    match ModelRef::parse(text) {
-        Ok(_) => hub::full_name(text),
-        Err(_) => catalogue().find(text).map_or_else(|| text.to_owned(), |entry| entry.model.clone()),
+    match ModelRef::recognize(text) {
+        Some(ModelRef::Hub(model)) => model.full_name(),
+        Some(_) => text.to_owned(),
+        None => catalogue().find(text).map_or_else(|| text.to_owned(), |entry| entry.model.clone()),
     }
 }
 

@@ -27,6 +27,12 @@ impl HubModel {
         }
     }
 
+    /// Its name with the revision, if it has one.
+    pub fn full_name(&self) -> String {
+        let at = self.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
+        self.name() + &at
+    }
+
     /// The revision, by default the newest.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or(MAIN)
