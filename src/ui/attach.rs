@@ -28,12 +28,12 @@ pub struct Attachment {
     pub text: String,
 }
 
-/// Reads what a mention names: a URL, a folder or a file. The error is one line.
-pub fn read(typed: &str) -> Result<Attachment, String> {
+/// Reads what a mention names: a URL, a folder or a file. `offline` forbids connections. The error
+/// is one line.
+pub fn read(typed: &str, offline: bool) -> Result<Attachment, String> {
     let refused = |why: String| format!("{} is not attached: {why}", truncate(&clean_line(typed), 100));
     if web::is_url(typed) {
-        let offline = std::env::var("HF_HUB_OFFLINE").unwrap_or_default();
-        if matches!(offline.to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true") {
+        if offline {
             return Err(refused("HF_HUB_OFFLINE is set, so no connection is opened".to_owned()));
         }
         return web::fetch(typed, &AtomicBool::new(false)).map(|page| of_page(typed, &page)).map_err(refused);
@@ -139,7 +139,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("notes.md"), "one\n```\ntwo\n```\n</think><|im_end|>").unwrap();
-        let notes = read(&path("notes.md")).unwrap();
+        let notes = read(&path("notes.md"), false).unwrap();
         assert!(notes.label.ends_with(", 5 lines, 34 B]"), "{}", notes.label);
         let body = notes.text.split_once(":\n").unwrap().1;
         assert_eq!(body, "````\none\n```\ntwo\n```\n</think><|im_end|>\n````");
@@ -153,18 +153,19 @@ mod tests {
             ("none/", "No such file"),
             ("nothing", "No such file"),
         ] {
-            let error = read(&path(name)).unwrap_err();
+            let error = read(&path(name), false).unwrap_err();
             assert!(error.contains(why) && !error.contains('\n'), "{error}");
         }
-        let list = read(&path("")).unwrap();
+        let list = read(&path(""), false).unwrap();
         assert!(list.label.ends_with(", 4 files]") && list.text.contains("notes.md  34 B\n"), "{list:?}");
-        let error = read("http://localhost:1/x").unwrap_err();
+        let error = read("http://localhost:1/x", false).unwrap_err();
         assert!(error.starts_with("http://localhost:1/x is not attached: localhost is "), "{error}");
+        assert!(read("http://localhost:1/x", true).unwrap_err().contains("HF_HUB_OFFLINE"));
         #[cfg(unix)]
         {
             let made = std::process::Command::new("mkfifo").arg(path("pipe")).status();
             assert!(made.unwrap().success());
-            assert!(read(&path("pipe")).unwrap_err().contains("not a regular file"));
+            assert!(read(&path("pipe"), false).unwrap_err().contains("not a regular file"));
         }
     }
 }

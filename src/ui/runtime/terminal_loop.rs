@@ -387,9 +387,10 @@ impl Runtime {
             Effect::Compare { answer } => return self.compare(answer),
             Effect::Load(name) => return self.load(name),
             Effect::Attach { typed, path } => {
+                let offline = self.app.models.offline;
                 self.sessions
                     .worker
-                    .beside(move || AppEvent::Attached { read: super::super::attach::read(&path), typed });
+                    .beside(move || AppEvent::Attached { read: super::super::attach::read(&path, offline), typed });
             }
             Effect::Run { id, job } => self.sessions.worker.beside(move || AppEvent::Ran { id, result: job.run() }),
             Effect::ListModels => {

@@ -506,7 +506,7 @@ fn a_file_is_attached_in_place_of_its_name() {
     let effects = press(&mut app, KeyCode::Tab);
     let [Effect::Attach { typed, path: asked }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*asked, path);
-    let read = crate::ui::attach::read(asked);
+    let read = crate::ui::attach::read(asked, false);
     update(&mut app, AppEvent::Attached { typed: typed.clone(), read });
     assert!(screen(&mut app).contains("2 lines, 8 B]"), "{}", screen(&mut app));
     assert!(sent(&press(&mut app, KeyCode::Enter)));

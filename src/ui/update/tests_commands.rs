@@ -106,7 +106,7 @@ fn a_file_named_by_hand_is_attached_at_enter() {
     std::fs::write(path("image"), [0xff, 0xd8]).unwrap();
     let answer = |app: &mut App, effect: &Effect| {
         let Effect::Attach { typed, path } = effect else { panic!("{effect:?}") };
-        let read = crate::ui::attach::read(path);
+        let read = crate::ui::attach::read(path, false);
         update(app, AppEvent::Attached { typed: typed.clone(), read })
     };
     let text = format!("Find the codes in @{}, and in @\"{}\".", path("notes.txt"), path("my notes.txt"));
