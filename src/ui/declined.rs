@@ -7,7 +7,7 @@ use super::state::App;
 use crate::chat::{Message, Role};
 
 /// The beginning of that answer, and of its end, which names one large model.
-const BEGINNING: &str = "That is beyond me:";
+const BEGINNING: &str = "That is beyond me: I calculate with whole numbers of a few digits,";
 const END: &str = "For more,";
 
 /// Whether a model's text is that answer, as far as it is there.
@@ -73,7 +73,7 @@ fn again(app: &App, number: usize) -> String {
         2 => format!("That is beyond me too; {key} lists models that can."),
         3 => format!("I only do a few small tasks, and this is none of them; {key} opens a real model."),
         4 => format!("A real model would answer this: {key}."),
-        n => format!("Beyond me, for the {n}th time; {key} lists models that can."),
+        n => format!("Still beyond me, {n} times now; {key} lists models that can."),
     }
 }
 
@@ -107,7 +107,7 @@ mod tests {
         }
         assert!(all[0].contains("sort numbers") && all[0].contains("Of `2+2*3`") && all[0].contains("smollm2"));
         assert!(all[1..].iter().all(|said| said.len() < 90), "{all:?}");
-        assert!(screen(&mut app).contains("for the 8th time"), "{}", screen(&mut app));
+        assert!(screen(&mut app).contains("8 times now"), "{}", screen(&mut app));
         turn(&mut app, "3+4", "", "3+4 = 7");
         assert_eq!(shown(&app, app.chat.path().last().unwrap()), None);
         app.models.offline = true;
