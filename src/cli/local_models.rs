@@ -3,7 +3,7 @@
 use super::devices::Room;
 use super::models::{self, Found};
 use super::{known_models, naming, reference};
-use crate::catalogue::Entry;
+use crate::catalogue::{Catalogue, Entry};
 use crate::checkpoint::adapter::kvzap;
 use crate::checkpoint::eagle;
 use crate::checkpoint::{self, ModelConfig, ModelRef};
@@ -32,13 +32,12 @@ impl Models for Local {
     fn known(&self, settings: &Settings) -> Known {
         let hub = Hub::from_env().ok();
         let (catalogue, room) = (naming::catalogue(), Room::here(settings.device));
-        let best = room.and_then(|room| known_models::best(&catalogue, &room).map(|entry| (entry.name(), entry.bytes)));
+        let (missing, best) = on_hub(&catalogue, room.as_ref());
         let help = |entry: &Entry| format!("{}, {} to download", entry.model, bytes(entry.bytes));
-        let missing = catalogue.entries.iter().filter(|entry| !known_models::is_here(entry));
         Known {
             cached: hub.as_ref().map(|hub| cache::ids(&hub.cache)).unwrap_or_default(),
             short: missing.map(|entry| (entry.name().to_owned(), help(entry))).collect(),
-            best: best.map(|(name, size)| format!("{name} ({})", bytes(size))),
+            best: best.map(|entry| format!("{} ({})", entry.name(), bytes(entry.bytes))),
             offline: hub.is_some_and(|hub| hub.offline),
         }
     }
@@ -52,33 +51,36 @@ impl Models for Local {
         let is_model =
             |found: &Found| !found.path.as_deref().is_some_and(|path| kvzap::is_at(path) || eagle::is_at(path));
         let here = found.into_iter().filter(is_model).map(|model| entry(model, room.as_ref()));
-        here.chain(on_hub(room.as_ref())).collect()
+        let catalogue = naming::catalogue();
+        let (missing, best) = on_hub(&catalogue, room.as_ref());
+        let is_best = |entry: &Entry| best.is_some_and(|best| best.name() == entry.name());
+        here.chain(missing.map(|entry| known(entry, room.as_ref(), is_best(entry)))).collect()
     }
 }
 
-/// The known models that are not on this machine.
-fn on_hub(room: Option<&Room>) -> Vec<ModelEntry> {
-    let catalogue = naming::catalogue();
-    let best = room.and_then(|room| known_models::best(&catalogue, room)).map(Entry::name);
+/// The known models that are not on this machine, and the one to recommend.
+fn on_hub<'a>(catalogue: &'a Catalogue, room: Option<&Room>) -> (impl Iterator<Item = &'a Entry>, Option<&'a Entry>) {
     let missing = catalogue.entries.iter().filter(|entry| !known_models::is_here(entry));
-    let entry = |entry: &Entry| {
-        let fit = room.and_then(|room| known_models::fit(entry, room));
-        ModelEntry {
-            name: entry.name().to_owned(),
-            place: Place::Hub,
-            repository: Some(entry.model.clone()),
-            path: None,
-            bytes: entry.bytes,
-            complete: true,
-            shape: shape(&entry.summary.config),
-            dms: known_models::evicts_by(entry),
-            licence: Some(entry.licence.clone()),
-            fits: room.map(|_| fit.is_some()),
-            room: fit.map(|fit| known_models::in_words(entry, &fit)).unwrap_or_default(),
-            is_best: best == Some(entry.name()),
-        }
-    };
-    missing.map(entry).collect()
+    (missing, room.and_then(|room| known_models::best(catalogue, room)))
+}
+
+/// Describes a known model by the catalogue.
+fn known(entry: &Entry, room: Option<&Room>, is_best: bool) -> ModelEntry {
+    let fit = room.and_then(|room| known_models::fit(entry, room));
+    ModelEntry {
+        name: entry.name().to_owned(),
+        place: Place::Hub,
+        repository: Some(entry.model.clone()),
+        path: None,
+        bytes: entry.bytes,
+        complete: true,
+        shape: shape(&entry.summary.config),
+        dms: known_models::evicts_by(entry),
+        licence: Some(entry.licence.clone()),
+        fits: room.map(|_| fit.is_some()),
+        room: fit.map(|fit| known_models::in_words(entry, &fit)).unwrap_or_default(),
+        is_best,
+    }
 }
 
 /// Family, layers, heads and context.

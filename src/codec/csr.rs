@@ -134,7 +134,7 @@ impl Atoms {
     /// nothing.
     fn add(&self, codes: impl Iterator<Item = u32>, out: &mut [f32]) {
         for code in codes {
-            let (atom, by) = ((code & 0xffff) as usize, coefficient(code).to_f32());
+            let (atom, by) = term(code);
             if atom < self.n() {
                 out.iter_mut().zip(self.row(atom)).for_each(|(out, atom)| *out += by * atom);
             }

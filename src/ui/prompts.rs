@@ -14,8 +14,8 @@ const MAX_BYTES: u64 = 256 << 10;
 /// Where the text goes that follows the command.
 const INPUT: &str = "{{input}}";
 
-fn file(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.md"))
+fn file(app: &App, name: &str) -> PathBuf {
+    app.setup.settings.dirs.prompts().join(format!("{name}.md"))
 }
 
 /// Names that can be typed as commands. Those of built-in commands are not used.
@@ -25,12 +25,12 @@ pub fn listed(folder: &Path) -> Vec<String> {
 
 /// Whether there is a file of this name, which [`super::spelling::parse`] has read.
 pub fn exists(app: &App, name: &str) -> bool {
-    file(&app.setup.settings.dirs.prompts(), name).exists()
+    file(app, name).exists()
 }
 
 /// Says once that a prompt is not used because a command has its name.
 pub fn say_hidden(app: &mut App, name: &str) {
-    let path = file(&app.setup.settings.dirs.prompts(), name);
+    let path = file(app, name);
     if path.exists() && app.hidden_prompts.insert(name.to_owned()) {
         let path = clean_line(&path.display().to_string());
         app.note(LocalKind::Note, format!("{path} is not used: /{name} is a command; rename the file to use it"));
@@ -39,7 +39,7 @@ pub fn say_hidden(app: &mut App, name: &str) {
 
 /// Sends a prompt with this text in it. False if the line stays in the input.
 pub fn send(app: &mut App, name: &str, input: &str) -> bool {
-    let path = file(&app.setup.settings.dirs.prompts(), name);
+    let path = file(app, name);
     let shown = clean_line(&path.display().to_string());
     let text = match regular_file::read_text(&path, MAX_BYTES) {
         Ok(text) if !text.trim().is_empty() => filled(&text, input),

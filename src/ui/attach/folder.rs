@@ -1,6 +1,6 @@
 //! A folder as a list of its files. Bounded, because folders may be huge.
 
-use crate::ui::text::{bytes, clean_line, count};
+use crate::ui::text::{bytes, clean_line, plural};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
@@ -58,8 +58,8 @@ pub fn list(folder: &Path) -> std::io::Result<List> {
     found.sort();
     let line =
         |(path, size): &(PathBuf, u64)| format!("{}  {}\n", clean_line(&path.display().to_string()), bytes(*size));
-    let (n, s) = (count(found.len() as u64), if found.len() == 1 { "" } else { "s" });
-    let what = if complete { format!("{n} file{s}") } else { format!("the first {n} file{s}") };
+    let files = plural(found.len() as u64, "file");
+    let what = if complete { files } else { format!("the first {files}") };
     Ok(List { text: found.iter().map(line).collect(), what })
 }
 

@@ -223,14 +223,14 @@ fn joined(pieces: &[Piece]) -> String {
     for (n, piece) in pieces.iter().enumerate() {
         let before = n.checked_sub(1).map(|n| &pieces[n]);
         let after = pieces.get(n + 1);
-        // Beyond blanks, which mean nothing.
-        let not_space = |p: &&Piece| p.kind != Kind::Space;
-        let (left, right) = (pieces[..n].iter().rev().find(not_space), pieces[n + 1..].iter().find(not_space));
         let touches = |beside: Option<&Piece>| {
             beside.is_some_and(|p| !matches!(p.kind, Kind::Space | Kind::Other | Kind::Name) || p.text == "/")
         };
         match piece.kind {
             Kind::Tight => {
+                // Beyond blanks, which mean nothing.
+                let not_space = |p: &&Piece| p.kind != Kind::Space;
+                let (left, right) = (pieces[..n].iter().rev().find(not_space), pieces[n + 1..].iter().find(not_space));
                 let open = left.is_some_and(|p| p.kind != Kind::Open) && touches(left);
                 let close = right.is_some_and(|p| p.kind != Kind::Close) && touches(right);
                 match open || close {
