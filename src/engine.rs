@@ -9,11 +9,13 @@
 //! | `Probe` | what works beside the answers, on a sequence of its own: recall, answers aside, the dial's trial |
 //! | `Context` | the token log and the cache sequence that holds it |
 //! | `Scheduler` | ids of the chains that wait and run; chooses each step |
+//! | `Slots` | ids of the conversations that answer prompts without an owner; chooses one for each |
 //! | `Runner` | model, workspace and cache: runs steps |
 //!
 //! Requests are received between two steps, so a cancel costs at most a step. Events are lossless
 //! and ordered, snapshots latest-wins. The engine does not know terminals or files.
 
+mod adjust;
 mod chain;
 mod context;
 mod conversation;
@@ -35,6 +37,7 @@ mod report;
 mod room;
 mod runner;
 mod scheduler;
+mod slots;
 mod snapshots;
 mod steer;
 mod think;
@@ -159,7 +162,7 @@ impl Loading {
         let dial = options.dial_ratio.map(|ratio| model.first_dial(Dial::Ratio(ratio)));
         model.dial = dial.as_ref().map_or(0.0, |set| set.as_ref().map_or(0.0, |(dial, ..)| *dial));
         let Self { inbox, outlet } = self;
-        let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
+        let mut worker = Worker::new(model, fixed_bytes, &options, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);
         found.into_iter().for_each(|text| events.event(Event::Info(text)));

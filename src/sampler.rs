@@ -1,7 +1,8 @@
 //! Samples a token from a row of logits: a pure function of logits, parameters, seed and position.
 //! Defines the order of the filters and the random number for all backends.
 //!
-//! Each step sees what the one before it kept:
+//! Penalties of presence and frequency, and biases, were added to the logits before
+//! (`engine::adjust`). Each step sees what the one before it kept:
 //!
 //! 1. repetition penalty, once per distinct token that was fed: a positive logit is divided by it,
 //!    a negative one multiplied (Keskar et al. 2019, as in transformers);
@@ -314,6 +315,7 @@ mod tests {
                 temperature: 0.6,
                 repetition_penalty: 1.3,
                 top_n_sigma: 1.5,
+                ..base.clone()
             },
         ]
     }

@@ -39,7 +39,15 @@ impl Report for Cpu {
     fn about(&self) -> About {
         let threads = self.threads();
         let name = format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name());
-        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None, staged_rows: 16, own_experts: true }
+        About {
+            name,
+            library: None,
+            step_tokens: 512..=512,
+            chunk_tokens: None,
+            staged_rows: 16,
+            own_experts: true,
+            adjusts_logits: true,
+        }
     }
 }
 
@@ -224,6 +232,10 @@ impl Ops for Cpu {
 
     fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         let (vocab, words) = (logits.width, args.kv.geometry.seen_words());
+        for (i, adjust) in args.adjust.iter().enumerate() {
+            let row = logits.row_mut(i);
+            adjust.iter().for_each(|&(token, add)| row[token as usize] += add);
+        }
         for (i, draw) in args.draws[..n].iter().enumerate() {
             let (seq, ahead, params) = (draw.seq as usize, draw.ahead as usize, draw.params());
             let seen = &args.kv.seen[seq * words..(seq + 1) * words];

@@ -112,6 +112,10 @@ pub struct SampleArgs<'a, B: Pages> {
     pub staged: Option<&'a B::Buf<Token>>,
     /// Whether all rows are [greedy](SamplingState::is_greedy).
     pub greedy: bool,
+    /// Tokens of the vocabulary with what is added to their logits first, by row; none where
+    /// nothing is. Only a backend with [`About::adjusts_logits`](super::About::adjusts_logits) is
+    /// given some.
+    pub adjust: &'a [Vec<(Token, f32)>],
 }
 
 /// Arguments of [`Ops::delta_net`] besides rows and state. Sizes are in [`KvGeometry::delta`].

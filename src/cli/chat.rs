@@ -42,7 +42,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     // A failed download may succeed next time, so it is not wrong use.
     let download_failed = Arc::new(AtomicBool::new(false));
     let failed = download_failed.clone();
-    let load = Box::new(move |settings: &Settings| super::spawn::engine(settings, failed.clone()));
+    let load = Box::new(move |settings: &Settings| super::spawn::engine(settings, 0, failed.clone()));
     let (exit, saved) = ui::prepare(options, load).map_err(as_wrong_use)?.run()?;
     match exit {
         ExitKind::Quit => {

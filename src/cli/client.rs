@@ -42,35 +42,52 @@ pub struct Client {
     pins_system: bool,
 }
 
+/// An engine whose model is loaded, and the runtime that its events are awaited on.
+pub struct Started {
+    pub runtime: tokio::runtime::Runtime,
+    pub handle: EngineHandle,
+    pub interrupts: Interrupts,
+    pub info: Arc<ModelInfo>,
+}
+
+/// Starts an engine with the model of the settings, and with `slots` for prompts that belong to no
+/// conversation. Errors of the model are wrong use.
+pub fn start(settings: &Settings, slots: usize) -> Result<Started> {
+    devices::check_for_chat(settings)?;
+    download::ensure(settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let interrupts = runtime.block_on(async { Interrupts::new() }).context("cannot listen for Ctrl+C")?;
+    let mut source = Source { handle: spawn::engine(settings, slots, Arc::default())?, interrupts };
+    let (mut compiles, mut quantizing) = (false, Quantizing::default());
+    let info = runtime.block_on(async {
+        loop {
+            let event = source.next().await?;
+            if let Some(Event::Quantizing { measuring, done, total }) = event {
+                quantizing.layers(measuring, done, total);
+                continue;
+            }
+            quantizing.clear();
+            match event {
+                Some(Event::CompilingKernels { .. }) => {
+                    if !std::mem::replace(&mut compiles, true) {
+                        output::notice("compiling kernels for this GPU (once)");
+                    }
+                }
+                Some(Event::Ready(info)) => return Ok(info),
+                Some(event) => handle(event)?,
+                None => return Err(anyhow::Error::from(Interrupted)),
+            }
+        }
+    })?;
+    let Source { handle, interrupts } = source;
+    Ok(Started { runtime, handle, interrupts, info })
+}
+
 impl Client {
     /// Starts an engine with the model of the settings. Errors of the model are wrong use.
     pub fn start(settings: &Settings) -> Result<Self> {
-        devices::check_for_chat(settings)?;
-        download::ensure(settings)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let interrupts = runtime.block_on(async { Interrupts::new() }).context("cannot listen for Ctrl+C")?;
-        let mut source = Source { handle: spawn::engine(settings, Arc::default())?, interrupts };
-        let (mut compiles, mut quantizing) = (false, Quantizing::default());
-        let info = runtime.block_on(async {
-            loop {
-                let event = source.next().await?;
-                if let Some(Event::Quantizing { measuring, done, total }) = event {
-                    quantizing.layers(measuring, done, total);
-                    continue;
-                }
-                quantizing.clear();
-                match event {
-                    Some(Event::CompilingKernels { .. }) => {
-                        if !std::mem::replace(&mut compiles, true) {
-                            output::notice("compiling kernels for this GPU (once)");
-                        }
-                    }
-                    Some(Event::Ready(info)) => return Ok(info),
-                    Some(event) => handle(event)?,
-                    None => return Err(anyhow::Error::from(Interrupted)),
-                }
-            }
-        })?;
+        let Started { runtime, handle, interrupts, info } = start(settings, 0)?;
+        let source = Source { handle, interrupts };
         let opts = RenderOptions {
             think: settings.think,
             keep_thinking: settings.keep_thinking,
@@ -138,7 +155,7 @@ impl Client {
             .context("cannot listen for signals")?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
-            ask: Ask { prompt, sampling, seed, max_tokens, max_think, drafts },
+            ask: Ask { prompt, sampling, seed, max_tokens, max_think, drafts, ..Ask::default() },
             pin: chat.system().filter(|_| self.pins_system).map(str::to_owned),
             chains,
         })))?;

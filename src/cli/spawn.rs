@@ -38,8 +38,8 @@ const AMPLE_BYTES: u64 = 16 << 30;
 
 /// Starts the engine's thread, which downloads the model if it is missing, opens it and loads it
 /// onto the device. Progress arrives as events. `download_failed` is set if a download failed for a
-/// reason outside the settings.
-pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
+/// reason outside the settings. `slots`: [`EngineOptions::slots`].
+pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
     let settings = settings.clone();
     engine::spawn_with(move |loading| {
         // The probe for a GPU may take a while: it runs on the engine's thread.
@@ -56,8 +56,9 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let options = EngineOptions {
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
-            max_seqs: options.max_seqs
+            max_seqs: options.max_seqs * (1 + slots)
                 + extra_rows(&settings, &checkpoint.config, target, options.memory_bytes, max_older),
+            slots,
             max_older,
             checkpoint_bytes: settings.checkpoints,
             ..options

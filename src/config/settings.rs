@@ -55,7 +55,7 @@ macro_rules! settings {
     )* })*
     @sampling $(
         $(#[$help:meta])* $option:ident: $number:ident = $off:literal, $least:literal to $most:literal, $takes:literal;
-    )*) => {
+    )* @kernel $($kernel:tt)*) => {
         /// One source of settings: the flags, the environment or a file. Every value is optional.
         /// The environment variable of a key is `DMSCHAT_` and the key in upper case.
         #[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize)]

@@ -3,6 +3,7 @@
 //! [`Chain::feed`] runs a prefill chunk of one chain, [`decode`] a decode step of several. The
 //! scheduler chooses which.
 
+use super::adjust::Adjust;
 use super::context::Context;
 use super::draft::{Drafting, Drafts, Price};
 use super::repetition::Repetition;
@@ -56,6 +57,7 @@ pub(super) struct Generation {
     pub stop: Option<StopReason>,
     pub timings: Timings,
     repetition: Repetition,
+    adjust: Option<Adjust>,
     /// `None` where none are wanted.
     pub drafting: Option<Drafting>,
     /// [`crate::protocol::TurnReport::repeats_at`] and
@@ -92,6 +94,7 @@ impl Generation {
             stop: None,
             timings: Timings::default(),
             repetition: Repetition::default(),
+            adjust: Adjust::of(ask),
             drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts, head)),
             repeats_at: None,
             thought_closed_at: None,
@@ -257,6 +260,7 @@ impl Chain {
         timings.first_token.get_or_insert(now);
         timings.last_token = Some(now);
         generated.push(token);
+        generation.adjust.iter_mut().for_each(|adjust| adjust.push(token));
         let repeats = generation.repetition.push(token);
         if repeats {
             generation.repeats_at = Some(generated.len());
@@ -304,6 +308,9 @@ pub(super) fn decode<B: Backend>(
 ) -> Result<Vec<Vec<Result<Token, NonFinite>>>, StepError> {
     let batch: Vec<Verify<'_>> = chains.iter().filter_map(|chain| chain.next_decode()).collect();
     assert_eq!(batch.len(), chains.len(), "only decoding chains are in a batch");
+    if chains.iter().any(|chain| chain.adjust().is_some()) {
+        runner.adjust_next(chains.iter().flat_map(|chain| chain.adjust_rows()).collect());
+    }
     if batch.iter().any(|row| !row.drafts.is_empty()) {
         return runner.verify(&batch);
     }
@@ -316,6 +323,17 @@ impl Chain {
         let (generation, token) = self.generation.as_ref().zip(self.context.pending)?;
         let decode = Decode { seq: self.context.seq, token, sampling: &generation.sampling, seed: generation.seed };
         Some(Verify { decode, drafts: self.drafts() })
+    }
+
+    fn adjust(&self) -> Option<&Adjust> {
+        self.generation.as_ref()?.adjust.as_ref()
+    }
+
+    /// What is added to the logits of each row of the next step.
+    fn adjust_rows(&self) -> impl Iterator<Item = Vec<(Token, f32)>> + '_ {
+        let drafts = self.drafts();
+        let row = move |n| self.adjust().map_or_else(Vec::new, |adjust| adjust.row(&drafts[..n]));
+        (0..=drafts.len()).map(row)
     }
 
     /// Maximum drafts of the next step, at most `max`. Every row is fed, but the last token of an

@@ -14,6 +14,9 @@ pub(super) struct Context {
     pub pending: Option<Token>,
     /// Canonical text of the log and the pending token (see [`crate::tokenizer::flatten`]).
     pub flat: String,
+    /// The text ends inside a prompt that was not read to its end: where another text goes on from
+    /// there, its tokens may differ, so that they are compared too.
+    pub is_cut: bool,
 }
 
 impl Context {
@@ -22,7 +25,7 @@ impl Context {
     pub fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self, CacheError> {
         let seq = runner.create(eviction)?;
         let log = if eviction { Vec::new() } else { vec![LogEntry::Toggle { eviction: false }] };
-        Ok(Self { seq, log, pending: None, flat: String::new() })
+        Ok(Self { seq, log, pending: None, flat: String::new(), is_cut: false })
     }
 
     /// Applies an entry of a log that is not a token, and records it if it changes anything.
@@ -62,7 +65,7 @@ impl Context {
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {
         let seq = runner.fork(self.seq)?;
-        Ok(Self { seq, log: self.log.clone(), pending: self.pending, flat: self.flat.clone() })
+        Ok(Self { seq, log: self.log.clone(), pending: self.pending, flat: self.flat.clone(), is_cut: self.is_cut })
     }
 
     /// Feeds tokens and appends them to the log.

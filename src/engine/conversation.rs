@@ -10,6 +10,7 @@ mod chains;
 mod halt;
 mod job;
 mod probe;
+mod slot;
 mod state;
 mod turn;
 mod width;
@@ -19,6 +20,7 @@ use super::context::Context;
 use super::disk::{DiskCache, Due};
 use super::loaded::Loaded;
 use super::presence::FedText;
+use super::prompt::send_tokens;
 use super::report::Figures;
 use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
@@ -131,6 +133,7 @@ impl<B: Backend> Conversation<B> {
                     events.event(Event::TokensCounted { id, tokens });
                 }
             }
+            Command::Encode(pieces) => send_tokens(&m.vocabulary.tokenizer, pieces, events),
             command => {
                 self.queue.push_back((events, command));
                 self.serve_next(m);

@@ -67,6 +67,8 @@ pub struct EngineOptions {
     /// Number of cache sequences. A conversation takes up to four: itself, two snapshots of its
     /// last turn and a rebuild.
     pub max_seqs: usize,
+    /// Maximum conversations that answer prompts without an owner; 0: there are none.
+    pub slots: usize,
     /// Maximum snapshots of earlier turns that a conversation keeps, each in its own sequence, and
     /// the maximum bytes of pages that only they hold.
     pub max_older: usize,

@@ -2,7 +2,7 @@
 //! on its own thread, so that a cancel takes effect at once.
 
 use super::reply::ids_that_spell;
-use crate::protocol::{Piece, Token};
+use crate::protocol::{Event, EventSender, Piece, Token};
 use crate::tokenizer::{Tokenizer, flatten, unflatten};
 use anyhow::{Result, anyhow};
 use std::collections::HashMap;
@@ -61,6 +61,22 @@ pub(super) fn stretches(
     let continues = skip > 0 || !out.is_empty();
     out.push(Stretch::Plain { pieces: plain, continues });
     out
+}
+
+/// Encodes a text and sends its tokens. A long text is encoded on its own thread.
+pub(super) fn send_tokens(tokenizer: &Arc<Tokenizer>, pieces: Vec<Piece>, events: EventSender) {
+    let (tokenizer, failed) = (Arc::clone(tokenizer), events.clone());
+    let stretch = Stretch::Plain { pieces, continues: false };
+    let is_long = stretch.text_bytes() > LONG_TEXT_BYTES;
+    let encode = move || {
+        let tokens = encode_all(&tokenizer, &[stretch], &AtomicBool::new(false));
+        events.event(Event::Encoded(tokens.map_err(|error| format!("{error:#}"))));
+    };
+    if !is_long {
+        encode();
+    } else if let Err(error) = std::thread::Builder::new().name("encode".into()).spawn(encode) {
+        failed.event(Event::Encoded(Err(error.to_string())));
+    }
 }
 
 /// The encoding of a prompt. Dropping it stops its thread.

@@ -1,8 +1,8 @@
 //! From generated tokens to streamed text: whole characters, thoughts apart from the answer, and
 //! the canonical text that the next rendering is compared with.
 
-use super::think::{Said, Splitter, ThinkTags};
-use crate::protocol::{Piece, Token};
+use super::think::{Said, Splitter, Stop, ThinkTags};
+use crate::protocol::{Ask, Piece, Token};
 use crate::tokenizer::{Decoder, Tokenizer, flatten, unflatten};
 use std::sync::Arc;
 
@@ -66,6 +66,8 @@ pub(super) struct Reply {
     decoder: Decoder,
     flat: FlatText,
     splitter: Splitter,
+    /// Whether it has no thoughts: tags are text.
+    raw: bool,
     /// Tokens of each kind, tags and end token included.
     pub reasoning_tokens: usize,
     pub answer_tokens: usize,
@@ -83,11 +85,27 @@ pub(super) struct Spoken {
 impl Reply {
     /// `thinks`: the prompt ends in an open thought.
     pub fn new(vocabulary: &Vocabulary, thinks: bool) -> Self {
+        let stops = vocabulary.stop.map(Stop::of_template).into_iter().collect();
+        Self::split_by(Splitter::new(&vocabulary.think, thinks, stops), vocabulary)
+    }
+
+    /// The reply to a request, with its stop texts.
+    pub fn to(ask: &Ask, vocabulary: &Vocabulary) -> Self {
+        let asked = ask.stop.iter().map(|text| Stop { text: text.clone(), trims: false });
+        if ask.raw {
+            return Self { raw: true, ..Self::split_by(Splitter::plain(asked.collect()), vocabulary) };
+        }
+        let stops = asked.chain(vocabulary.stop.map(Stop::of_template)).collect();
+        Self::split_by(Splitter::new(&vocabulary.think, vocabulary.think.end(&ask.prompt), stops), vocabulary)
+    }
+
+    fn split_by(splitter: Splitter, vocabulary: &Vocabulary) -> Self {
         let decoder = || vocabulary.tokenizer.decoder();
         Self {
             decoder: decoder(),
             flat: FlatText { decoder: decoder(), of_reply: true },
-            splitter: Splitter::new(&vocabulary.think, thinks, vocabulary.stop),
+            splitter,
+            raw: false,
             reasoning_tokens: 0,
             answer_tokens: 0,
         }
@@ -101,7 +119,10 @@ impl Reply {
         let had_thought = self.splitter.thought;
         let mut said = Vec::new();
         let (opens, closes) = vocabulary.think.tokens.map_or((false, false), |(o, c)| (o == token, c == token));
-        if opens || closes {
+        if self.raw && (opens || closes) {
+            let text = self.decoder.flush() + &tokenizer.literal(token);
+            self.splitter.push(&text, &mut said);
+        } else if opens || closes {
             self.splitter.push(&self.decoder.flush(), &mut said);
             if opens { self.splitter.open(&mut said) } else { self.splitter.close(&mut said) }
         } else if !is_end && !tokenizer.is_hidden(token) {

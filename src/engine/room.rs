@@ -17,11 +17,12 @@ type GiveUp<B> = fn(&mut Worker<B>, &[Id]) -> bool;
 impl<B: Backend> Worker<B> {
     /// Things to release, cheapest first: observers, then what only saves time, then what the
     /// answer is made from.
-    const VICTIMS: [GiveUp<B>; 7] = [
+    const VICTIMS: [GiveUp<B>; 8] = [
         Self::give_up_probe,
         Self::give_up_twin,
         Self::lend_draft_head,
         Self::give_up_undo_state,
+        Self::give_up_idle_slot,
         Self::give_up_old_cache,
         Self::preempt,
         Self::forget,
@@ -120,6 +121,12 @@ impl<B: Backend> Worker<B> {
     pub(super) fn give_up_snapshot(&mut self, most: Worth) -> bool {
         self.conversations.values_mut().for_each(|conversation| conversation.note_pages(&self.model));
         self.model.snapshots.give_up(&mut self.model.runner, most)
+    }
+
+    /// Releases the cache of the slot that has been idle for longest.
+    pub(super) fn give_up_idle_slot(&mut self, _: &[Id]) -> bool {
+        let idle = self.slots.give_up().and_then(|id| self.conversations.remove(&id));
+        idle.map(|slot| slot.close(&mut self.model)).is_some()
     }
 
     /// The cache that a rebuild would replace.

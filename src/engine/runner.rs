@@ -71,6 +71,8 @@ pub struct Runner<B: Backend> {
     pub cache: KvCache<B>,
     context: usize,
     max_step: usize,
+    /// What is added to the logits of the next decode step's rows.
+    adjust: Vec<Vec<(Token, f32)>>,
     /// Sampling parameters of each row, on the device.
     draws: B::Buf<SamplingState>,
     /// Host copy of `draws`; unchanged parameters are not uploaded again.
@@ -176,6 +178,7 @@ impl<B: Backend> Runner<B> {
             cache,
             context,
             max_step,
+            adjust: Vec::new(),
             draws,
             uploaded_draws: Vec::new(),
             sampled: Vec::new(),
@@ -430,6 +433,11 @@ impl<B: Backend> Runner<B> {
         true
     }
 
+    /// Sets what is added to the logits of the next decode step: [`SampleArgs::adjust`].
+    pub fn adjust_next(&mut self, rows: Vec<Vec<(Token, f32)>>) {
+        self.adjust = rows;
+    }
+
     /// Uploads how rows are sampled. Returns whether all are greedy.
     fn send_draws(&mut self, draws: Vec<SamplingState>) -> bool {
         if self.uploaded_draws != draws {
@@ -488,6 +496,7 @@ impl<B: Backend> Runner<B> {
             let of = |span: &Span| StepSpan { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
             self.stepped = spans.iter().map(of).collect();
         }
+        let adjust = std::mem::take(&mut self.adjust);
         let Self { b, model, ws, cache, draws, .. } = self;
         let (n, staged) = (tokens.len(), matches!(kind, StepKind::Verify { .. }));
         b.step(kind, spans, |b| {
@@ -495,7 +504,7 @@ impl<B: Backend> Runner<B> {
             let (StepKind::Verify { greedy } | StepKind::Decode { greedy }) = kind else { return };
             model::logits(b, model, ws, n);
             let (kv, non_finite) = (cache.tables(), &ws.non_finite);
-            let args = |staged| SampleArgs { draws, kv, non_finite, staged, greedy };
+            let args = |staged| SampleArgs { draws, kv, non_finite, staged, greedy, adjust: &adjust };
             match staged {
                 true => b.sample(&mut ws.sampled, &mut ws.logits, &args(Some(&ws.tokens)), n),
                 false => b.sample(&mut ws.tokens, &mut ws.logits, &args(None), n),

@@ -53,6 +53,11 @@ impl Snapshots {
         self.of(owner).any(|one| one.worth == worth)
     }
 
+    /// Gives a conversation's snapshots to another one.
+    pub fn give(&mut self, from: ConversationId, to: ConversationId) {
+        self.kept.iter_mut().filter(|one| one.owner == from).for_each(|one| one.owner = to);
+    }
+
     /// Number of snapshots of at most this worth.
     pub fn count(&self, most: Worth) -> usize {
         self.kept.iter().filter(|one| one.worth <= most).count()

@@ -88,8 +88,23 @@ enum State {
     Answer,
 }
 
-/// Splits streamed text at tags in ordinary text, and ends it at the stop text. Holds back what may
-/// become one of them.
+/// A text that ends an answer and is not part of it.
+#[derive(Clone, Debug)]
+pub struct Stop {
+    pub text: String,
+    /// White space before it is not part of the answer either.
+    pub trims: bool,
+}
+
+impl Stop {
+    /// A text that a template writes after an answer.
+    pub fn of_template(text: &str) -> Self {
+        Self { text: text.to_owned(), trims: true }
+    }
+}
+
+/// Splits streamed text at tags in ordinary text, and ends it at the first stop text. Holds back
+/// what may become one of them.
 #[derive(Clone, Debug)]
 pub struct Splitter {
     state: State,
@@ -97,7 +112,7 @@ pub struct Splitter {
     tags: Option<(String, String)>,
     /// A closing tag without an opening one makes the answer so far a thought.
     closes_alone: bool,
-    stop: Option<&'static str>,
+    stops: Vec<Stop>,
     held: String,
     /// A thought has ended.
     pub thought: bool,
@@ -105,9 +120,14 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// `thinks`: the prompt ends in an open thought. `stop`: text that ends the answer and is not
-    /// part of it.
-    pub fn new(tags: &ThinkTags, thinks: bool, stop: Option<&'static str>) -> Self {
+    /// Of an answer without thoughts.
+    pub fn plain(stops: Vec<Stop>) -> Self {
+        let state = State::Answer;
+        Self { state, tags: None, closes_alone: false, stops, held: String::new(), thought: false, stopped: false }
+    }
+
+    /// `thinks`: the prompt ends in an open thought. `stops`: texts that end the answer.
+    pub fn new(tags: &ThinkTags, thinks: bool, stops: Vec<Stop>) -> Self {
         let in_text = tags.tokens.is_none();
         Self {
             state: match thinks {
@@ -118,7 +138,7 @@ impl Splitter {
             },
             tags: in_text.then(|| (tags.open.clone(), tags.close.clone())),
             closes_alone: tags.named,
-            stop,
+            stops,
             held: String::new(),
             thought: false,
             stopped: false,
@@ -195,22 +215,23 @@ impl Splitter {
             (_, tags) => {
                 let close = tags.map(|tags| tags.1.clone()).filter(|_| self.closes_alone && !self.thought);
                 let closes = close.as_ref().and_then(|close| held.find(close.as_str()).map(|at| (at, close.len())));
-                let stops = self.stop.and_then(|stop| held.find(stop));
-                match (closes, stops) {
-                    (Some((at, length)), stops) if stops.is_none_or(|stop| at < stop) => {
+                let found = self.stops.iter().filter_map(|stop| held.find(&stop.text).map(|at| (at, stop.trims)));
+                match (closes, found.min()) {
+                    (Some((at, length)), stops) if stops.is_none_or(|(stop, _)| at < stop) => {
                         say(out, TextKind::Answer, held[..at].to_owned());
                         out.push(Said::WasThought);
                         (self.held, self.thought) = (held[at + length..].to_owned(), true);
                         true
                     }
-                    (_, Some(at)) => {
-                        say(out, TextKind::Answer, held[..at].trim_end().to_owned());
+                    (_, Some((at, trims))) => {
+                        let answer = &held[..at];
+                        say(out, TextKind::Answer, if trims { answer.trim_end() } else { answer }.to_owned());
                         self.stopped = true;
                         false
                     }
                     _ => {
-                        let begins = |mark: &str| begun(&held, mark);
-                        let most = close.as_deref().map_or(0, begins).max(self.stop.map_or(0, begins));
+                        let marks = close.as_deref().into_iter().chain(self.stops.iter().map(|stop| &*stop.text));
+                        let most = marks.map(|mark| begun(&held, mark)).max().unwrap_or(0);
                         self.keep(out, TextKind::Answer, &held, most)
                     }
                 }
@@ -235,7 +256,7 @@ fn say(out: &mut Vec<Said>, kind: TextKind, text: String) {
 
 /// The reasoning and the answer of a whole reply.
 pub fn split(tags: &ThinkTags, thinks: bool, text: &str) -> (String, String) {
-    let (mut splitter, mut said) = (Splitter::new(tags, thinks, None), Vec::new());
+    let (mut splitter, mut said) = (Splitter::new(tags, thinks, Vec::new()), Vec::new());
     splitter.push(text, &mut said);
     splitter.finish(&mut said);
     let (mut reasoning, mut answer) = (String::new(), String::new());
@@ -258,10 +279,11 @@ mod tests {
     }
 
     /// The parts of a reply that comes in pieces of every size.
-    fn parts(text: &str, thinks: bool, named: bool, stop: Option<&'static str>) -> (String, String) {
+    fn parts(text: &str, thinks: bool, named: bool, stops: &[(&str, bool)]) -> (String, String) {
+        let stops: Vec<Stop> = stops.iter().map(|&(text, trims)| Stop { text: text.to_owned(), trims }).collect();
         let mut all: Vec<(String, String)> = Vec::new();
         for size in 1..=text.chars().count().max(1) {
-            let (mut splitter, mut said) = (Splitter::new(&tags(named), thinks, stop), Vec::new());
+            let (mut splitter, mut said) = (Splitter::new(&tags(named), thinks, stops.clone()), Vec::new());
             let chars: Vec<char> = text.chars().collect();
             for piece in chars.chunks(size) {
                 splitter.push(&piece.iter().collect::<String>(), &mut said);
@@ -283,7 +305,7 @@ mod tests {
 
     #[test]
     fn tags_in_text_split_a_reply_in_any_pieces() {
-        let of = |text, thinks, named| parts(text, thinks, named, None);
+        let of = |text, thinks, named| parts(text, thinks, named, &[]);
         let two = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         assert_eq!(of("<think>\nponder\n</think>\n\nDone", false, false), two("\nponder\n", "\n\nDone"));
         assert_eq!(of(" \n<think>a</think>b", false, false), two("a", "b"));
@@ -302,9 +324,24 @@ mod tests {
 
     #[test]
     fn a_stop_text_ends_the_answer_and_is_no_part_of_it() {
-        let of = |text, stop| parts(text, false, false, Some(stop)).1;
+        let of = |text, stop| parts(text, false, false, &[(stop, true)]).1;
         assert_eq!(of(" Hi.\nUser: and you?\nUser:", "\nUser:"), " Hi.");
         assert_eq!(of(" Hi.\nUse", "\nUser:"), " Hi.\nUse");
         assert_eq!(of("\nUser:", "\nUser:"), "");
+    }
+    #[test]
+    fn of_several_stop_texts_the_first_in_the_text_ends_the_answer() {
+        let of = |text, stops: &[&str]| {
+            let stops: Vec<(&str, bool)> = stops.iter().map(|&stop| (stop, false)).collect();
+            parts(text, false, true, &stops)
+        };
+        let answer = |text: &str| (String::new(), text.to_owned());
+        assert_eq!(of("one two three", &["three", "two"]), answer("one "), "with the space before it");
+        assert_eq!(of("abcd", &["bcd", "abc"]), answer(""));
+        assert_eq!(of("aab", &["ab"]), answer("a"));
+        assert_eq!(of("one tw", &["two", "twelve"]), answer("one tw"), "what was held back is said at the end");
+        // A thought is not searched.
+        let thought = ("a stop b".to_owned(), "c ".to_owned());
+        assert_eq!(of("<think>a stop b</think>c stop d", &["stop"]), thought);
     }
 }

@@ -6,11 +6,14 @@ use super::disk::Due;
 use super::draft::Costs;
 use super::head::{self, DraftRequest};
 use super::loaded::Loaded;
+use super::options::EngineOptions;
 use super::runner::StepError;
 use super::scheduler::{Id, Scheduler, Stage, Step};
+use super::slots::{Choice, Slots};
 use super::snapshots::Worth;
 use crate::backend::Backend;
-use crate::protocol::{Command, ConversationId, EngineMessage, Event, Outlet, Request};
+use crate::protocol::{Command, ConversationId, EngineMessage, Event, GenerateRequest, Outlet, Request, RequestId};
+use crate::tokenizer::flatten;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -38,6 +41,7 @@ pub(super) struct Worker<B: Backend> {
     inbox: Receiver<EngineMessage>,
     pub(super) conversations: BTreeMap<ConversationId, Conversation<B>>,
     pub(super) scheduler: Scheduler,
+    pub(super) slots: Slots,
     /// Cost of decode steps with drafts.
     costs: Costs,
     /// Seconds that the draft head took to guess the next step's drafts.
@@ -51,14 +55,14 @@ pub(super) struct Worker<B: Backend> {
 }
 
 impl<B: Backend> Worker<B> {
-    /// `fixed_bytes`: bytes of weights and workspace. `memory_bytes`: free before loading, if
-    /// known.
-    pub fn new(model: Loaded<B>, fixed_bytes: u64, memory_bytes: Option<u64>, inbox: Receiver<EngineMessage>) -> Self {
+    /// `fixed_bytes`: bytes of weights and workspace.
+    pub fn new(model: Loaded<B>, fixed_bytes: u64, options: &EngineOptions, inbox: Receiver<EngineMessage>) -> Self {
         Self {
             scheduler: Scheduler::new(model.runner.max_step(), model.runner.backend().about().chunk_tokens),
             model,
             fixed_bytes,
-            memory_bytes,
+            slots: Slots::new(options.slots),
+            memory_bytes: options.memory_bytes,
             inbox,
             conversations: BTreeMap::new(),
             costs: Costs::default(),
@@ -118,15 +122,20 @@ impl<B: Backend> Worker<B> {
         while let Ok(message) = self.inbox.try_recv() {
             self.handle(message);
         }
-        !self.conversations.is_empty()
+        self.conversations.len() > self.slots.n_idle()
     }
 
     fn handle(&mut self, message: EngineMessage) {
         match message {
             EngineMessage::Open(outlet) => self.open(outlet),
+            EngineMessage::Ask { outlet, id, request } => self.ask(outlet, id, request),
             EngineMessage::Close(id) => {
                 self.scheduler.retain(|other| other.conversation != id);
-                if let Some(mut conversation) = self.conversations.remove(&id) {
+                if self.slots.free(id) {
+                    if let Some(conversation) = self.conversations.get_mut(&id) {
+                        conversation.leave_slot(&mut self.model);
+                    }
+                } else if let Some(mut conversation) = self.conversations.remove(&id) {
                     conversation.write_cache_at_close(&mut self.model);
                     conversation.close(&mut self.model);
                 }
@@ -156,6 +165,34 @@ impl<B: Backend> Worker<B> {
             }
             Err((outlet, error)) => outlet.event(Event::Failed(format!("no conversation can be opened: {error}"))),
         }
+    }
+
+    /// Answers a prompt in a slot.
+    fn ask(&mut self, outlet: Outlet, id: RequestId, request: Box<GenerateRequest>) {
+        let flat = flatten(&request.ask.prompt);
+        let held = |id| self.conversations.get(&id).map_or(0, |slot| slot.held(&self.model, &flat));
+        let choice = self.slots.choose(held);
+        let slot = match choice {
+            Choice::Idle(id) => match self.conversations.remove(&id) {
+                Some(mut slot) => {
+                    slot.hand_to(&mut self.model, outlet);
+                    Ok(slot)
+                }
+                None => unreachable!("an idle slot is a conversation"),
+            },
+            Choice::New => Conversation::new(&mut self.model, outlet)
+                .map_err(|(outlet, error)| (outlet, format!("no slot can be opened: {error}"))),
+            Choice::Full => Err((outlet, "all slots are taken".to_owned())),
+        };
+        let mut slot = match slot {
+            Ok(slot) => slot,
+            Err((outlet, why)) => return outlet.event(Event::Failed(why)),
+        };
+        let was = if let Choice::Idle(was) = choice { Some(was) } else { None };
+        self.slots.take(was, slot.id());
+        let events = slot.outlet.sender(Some(id));
+        slot.receive(&mut self.model, events, Command::Generate(request));
+        self.conversations.insert(slot.id(), slot);
     }
 
     /// Ends jobs that are done, cancelled or failed, and updates the scheduler's list of chains
@@ -194,8 +231,11 @@ impl<B: Backend> Worker<B> {
             Some(Step::Decode(ids)) => self.decode(&ids),
             None => {}
         }
-        if self.scheduler.has_waiting() && self.model.snapshots.count(Worth::Chain) > 0 {
-            self.give_up_snapshot(Worth::Chain);
+        if self.scheduler.has_waiting() {
+            match self.model.snapshots.count(Worth::Chain) {
+                0 => self.give_up_idle_slot(&[]),
+                _ => self.give_up_snapshot(Worth::Chain),
+            };
         }
     }
 

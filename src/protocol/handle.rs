@@ -4,7 +4,7 @@
 //! share one channel to the engine; every conversation has its own channel of events and its own
 //! snapshots.
 
-use super::{Command, Event, Snapshot};
+use super::{Ask, Command, Event, GenerateRequest, Snapshot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -48,8 +48,17 @@ pub enum EngineMessage {
     /// Opens a conversation. Answered by [`Event::Ready`], or by [`Event::Failed`] if no sequence
     /// is free.
     Open(Outlet),
+    /// Answers a prompt that belongs to no conversation, in a slot: the idle one that holds the
+    /// longest beginning of the prompt. Answered by [`Event::Failed`] if all slots are taken.
+    Ask {
+        outlet: Outlet,
+        id: RequestId,
+        request: Box<GenerateRequest>,
+    },
     Request(Request),
-    /// Closes a conversation and releases its cache. The engine ends with its last conversation.
+    /// Closes a conversation and releases its cache; the cache of a slot stays for the next prompt,
+    /// with what was computed of an answer that had not ended. The engine ends with its last
+    /// conversation.
     Close(ConversationId),
 }
 
@@ -140,6 +149,21 @@ impl CommandSender {
     pub fn send(&self, command: Command) -> bool {
         self.request(command).is_some()
     }
+
+    /// Asks in a slot: see [`EngineMessage::Ask`]. The answer is turn 1 of the returned handle.
+    /// Dropping it ends the answer between two steps and frees the slot.
+    pub fn ask(&self, ask: Ask) -> EngineHandle {
+        let (handle, outlet) = self.another();
+        let request = Box::new(GenerateRequest { turn: 1, ask, pin: None, chains: None });
+        let id = RequestId(self.next_id());
+        let _ = self.messages.send(EngineMessage::Ask { outlet, id, request });
+        handle
+    }
+
+    /// The channels of another conversation.
+    fn another(&self) -> (EngineHandle, Outlet) {
+        EngineHandle::with(Self { conversation: ConversationId(self.next_id()), ..self.clone() })
+    }
 }
 
 /// A conversation with a running engine. Dropping the last one ends the engine, at the end of the
@@ -170,8 +194,7 @@ impl EngineHandle {
 
     /// Opens another conversation of the same engine. Its events begin with [`Event::Ready`].
     pub fn open(&self) -> Self {
-        let conversation = ConversationId(self.commands.next_id());
-        let (handle, outlet) = Self::with(CommandSender { conversation, ..self.commands.clone() });
+        let (handle, outlet) = self.commands.another();
         let _ = handle.commands.messages.send(EngineMessage::Open(outlet));
         handle
     }

@@ -35,8 +35,8 @@ pub struct CacheFile {
 }
 
 /// A command to the engine. Commands that change the conversation are served in order; `Cancel`,
-/// `Elect`, `SetEviction`, `SetTwin`, `SetKvLimit`, `SetWhenFull`, `Inspect`, `Presence` and
-/// `CountTokens` act between two steps.
+/// `Elect`, `SetEviction`, `SetTwin`, `SetKvLimit`, `SetWhenFull`, `Inspect`, `Presence`,
+/// `CountTokens` and `Encode` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Answers a turn.
@@ -83,6 +83,8 @@ pub enum Command {
     SetWhenFull(Option<WhenFull>),
     /// Asks for the number of tokens of a text: [`Event::TokensCounted`].
     CountTokens { id: u64, text: String },
+    /// Asks for the tokens of a text: [`Event::Encoded`].
+    Encode(Vec<Piece>),
 }
 
 /// An event of a conversation.
@@ -195,6 +197,8 @@ pub enum Event {
         id: u64,
         tokens: usize,
     },
+    /// The answer to [`Command::Encode`], or why the text cannot be encoded.
+    Encoded(Result<Vec<Token>, String>),
     /// The answer to [`Command::Probe`], or a part of it.
     Found(Finding),
     /// A command of the user was not carried out: its name, and why.

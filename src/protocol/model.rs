@@ -168,6 +168,8 @@ pub struct ModelInfo {
     pub think_tags: Option<(String, String)>,
     /// Most drafts of a step; 0 where it has none.
     pub most_drafts: usize,
+    /// Whether penalties of presence and frequency, and biases of tokens, are available.
+    pub adjusts_logits: bool,
     /// From `generation_config.json`.
     pub default_sampling: SamplingParams,
 }

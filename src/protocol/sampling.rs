@@ -15,7 +15,7 @@ pub struct SamplingOption {
 macro_rules! sampling {
     (@sampling $(
         $(#[$help:meta])* $name:ident: $type:ident = $off:literal, $least:literal to $most:literal, $_takes:literal;
-    )*) => {
+    )* @kernel $($kernel:ident: $kernel_type:ident),*) => {
         /// Parameters of sampling the next token from a row of logits. The default is greedy, with
         /// everything off.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -96,12 +96,12 @@ macro_rules! sampling {
             /// Rows of the step up to this one that the sequence is fed later: 0 if it has been fed
             /// them.
             pub ahead: u32,
-            $(pub $name: $type,)*
+            $(pub $kernel: $kernel_type,)*
         }
 
         impl SamplingState {
             pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
-                Self { seed: [seed as u32, (seed >> 32) as u32], seq: seq as u32, ahead: 0, $($name: p.$name,)* }
+                Self { seed: [seed as u32, (seed >> 32) as u32], seq: seq as u32, ahead: 0, $($kernel: p.$kernel,)* }
             }
 
             /// The random number is a function of the seed and the token's position.
@@ -109,16 +109,18 @@ macro_rules! sampling {
                 u64::from(self.seed[1]) << 32 | u64::from(self.seed[0])
             }
 
+            /// The parameters that a kernel reads; the others are off.
             pub fn params(&self) -> SamplingParams {
-                SamplingParams { $($name: self.$name,)* }
+                SamplingParams { $($kernel: self.$kernel,)* ..SamplingParams::default() }
             }
         }
     };
 }
 
 /// Calls a macro with the table of options, after the given tokens. A row has the type, the value
-/// that turns it off, the range, and the values that `/set` accepts. The order is the order of the
-/// kernel's struct.
+/// that turns it off, the range, and the values that `/set` accepts. Behind the table are the
+/// options of the kernel's struct, in its order. What the others subtract is taken from the logits
+/// first, by backends that can ([`About::adjusts_logits`](crate::backend::About::adjusts_logits)).
 macro_rules! sampling_table {
     ($then:ident { $($before:tt)* }) => {
         $then! { $($before)* @sampling
@@ -146,6 +148,16 @@ macro_rules! sampling_table {
             /// off
             #[arg(long, value_name = "N", hide_short_help = true, help_heading = "Answer")]
             top_n_sigma: f32 = 0.0, 0.0 to 100.0, "0 to 100, or default; 0 is off";
+
+            /// Lower the logits of tokens that the answer has; 0 is off
+            #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Answer")]
+            presence_penalty: f32 = 0.0, -2.0 to 2.0, "-2 to 2, or default; 0 is off";
+
+            /// Lower the logits of tokens by how often the answer has them; 0 is off
+            #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Answer")]
+            frequency_penalty: f32 = 0.0, -2.0 to 2.0, "-2 to 2, or default; 0 is off";
+
+            @kernel top_k: u32, temperature: f32, top_p: f32, min_p: f32, repetition_penalty: f32, top_n_sigma: f32
         }
     };
 }

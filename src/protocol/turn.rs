@@ -26,6 +26,13 @@ pub struct Ask {
     pub max_think: Option<usize>,
     /// Most tokens that a step tries beside its own; 0: none. The answer is the same.
     pub drafts: usize,
+    /// Texts that end the answer where the first of them begins. They are not part of it. A thought
+    /// is not searched for them.
+    pub stop: Vec<String>,
+    /// Whether the answer continues a text: all of it is the answer, with the tags of thoughts.
+    pub raw: bool,
+    /// What is added to the logits of tokens before one is sampled.
+    pub logit_bias: Vec<(Token, f32)>,
 }
 
 /// A turn to answer.

@@ -64,8 +64,7 @@ impl Talk {
                 sampling: SamplingParams { temperature: 1.0, top_k: 5, ..Default::default() },
                 seed: Some(100 * self.number + turn),
                 max_tokens: Some(ask.max_tokens),
-                max_think: None,
-                drafts: 0,
+                ..protocol::Ask::default()
             },
             pin: None,
             chains: None,

@@ -83,8 +83,7 @@ impl Talk {
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
             seed: Some(1),
             max_tokens: Some(6),
-            max_think: None,
-            drafts: 0,
+            ..Ask::default()
         }
     }
 

@@ -132,8 +132,7 @@ impl<'a> Session<'a> {
                 sampling: self.sampling.clone(),
                 seed: Some(self.turns),
                 max_tokens: Some(self.max_tokens),
-                max_think: None,
-                drafts: 0,
+                ..Ask::default()
             },
             pin: None,
             chains: None,

@@ -55,6 +55,7 @@ mod reference;
 mod road;
 mod rule;
 mod session;
+mod slots;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod software_gpu;
 mod sources;

@@ -174,7 +174,7 @@ fn aside(s: &mut Session<'_>, max_tokens: usize) -> (TurnReport, String) {
 fn aside_of(s: &mut Session<'_>, dense: bool, max_tokens: usize) -> (TurnReport, String) {
     let prompt = s.prompt("sum up");
     let (sampling, seed, max_tokens) = (s.sampling.clone(), Some(1), Some(max_tokens));
-    let ask = Box::new(Ask { prompt, sampling, seed, max_tokens, max_think: None, drafts: 0 });
+    let ask = Box::new(Ask { prompt, sampling, seed, max_tokens, ..Ask::default() });
     s.send(Command::Probe(Probe::Aside { ask, dense }));
     let report = s.wait(|e| match e {
         Event::Found(Finding::Said { dense: of, report }) if *of == dense => Some((**report).clone()),

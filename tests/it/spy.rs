@@ -9,7 +9,7 @@ use dmschat::backend::{
     StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
-use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
+use dmschat::protocol::{Command, CommandSender, EngineHandle, LaneFilter, Token};
 use dmschat::tensor::Tensor;
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +36,8 @@ pub struct Seen {
     pub commands: Option<CommandSender>,
     /// Commands to send after this number of steps.
     pub after_step: BTreeMap<usize, Vec<Command>>,
+    /// Conversations to close after this number of steps.
+    pub close_at: BTreeMap<usize, EngineHandle>,
     /// Maximum pages in use after a step.
     pub peak_pages: usize,
     /// Maximum pages, as if memory ended there.
@@ -377,9 +379,14 @@ impl Ops for Spy {
         self.watch.seen().logits.extend(rows.chunks(logits.width).map(<[f32]>::to_vec));
         let (draws, non_finite) = (&*args.draws.borrow(), &*args.non_finite.borrow());
         let staged = args.staged.map(|tokens| tokens.borrow());
-        let (staged, greedy) = (staged.as_deref(), args.greedy);
+        let (staged, greedy, adjust) = (staged.as_deref(), args.greedy, args.adjust);
         self.lent(args.kv, |kv| {
-            self.cpu.sample(&mut changed(sampled), logits, &SampleArgs { draws, kv, non_finite, staged, greedy }, n);
+            self.cpu.sample(
+                &mut changed(sampled),
+                logits,
+                &SampleArgs { draws, kv, non_finite, staged, greedy, adjust },
+                n,
+            );
         });
     }
 
@@ -403,6 +410,7 @@ impl Ops for Spy {
         seen.steps.push(shape.iter().map(|s| s.len).sum());
         seen.most_sequences = seen.most_sequences.max(shape.len());
         let n = seen.steps.len();
+        drop(seen.close_at.remove(&n));
         for command in seen.after_step.remove(&n).unwrap_or_default() {
             assert!(seen.commands.as_ref().is_some_and(|c| c.send(command)), "the engine listens");
         }

@@ -120,7 +120,8 @@ impl Driven {
     fn new() -> Self {
         let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into(), cache: "/nonexistent".into() };
         let mut handle =
-            spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap(), std::sync::Arc::default()).unwrap();
+            spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap(), 0, std::sync::Arc::default())
+                .unwrap();
         let info = loop {
             if let Event::Ready(info) = handle.events.blocking_recv().unwrap().event {
                 break info;
@@ -170,7 +171,7 @@ impl Driven {
         let sampling = SamplingParams::default();
         let request = GenerateRequest {
             turn,
-            ask: Ask { prompt, sampling, seed: Some(1), max_tokens: Some(90), max_think: None, drafts: 0 },
+            ask: Ask { prompt, sampling, seed: Some(1), max_tokens: Some(90), ..Ask::default() },
             pin: None,
             chains: None,
         };

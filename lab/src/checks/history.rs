@@ -397,7 +397,12 @@ impl<B: Measure> Run<'_, B> {
         self.b.write_acts(&mut logits, &self.random.floats(2 * VOCAB));
         let draws = buffer(self.b, &[SamplingState::new(0, 0, &SamplingParams::default()); 2]);
         let (draws, kv, non_finite) = (&draws, self.cache.tables(), &non_finite);
-        self.b.sample(&mut sampled, &mut logits, &SampleArgs { draws, kv, non_finite, staged: None, greedy: true }, 2);
+        self.b.sample(
+            &mut sampled,
+            &mut logits,
+            &SampleArgs { draws, kv, non_finite, staged: None, greedy: true, adjust: &[] },
+            2,
+        );
         let result = self.b.read_step(&sampled, non_finite, kv, 2);
         self.output.exact.extend(result.tokens.iter().map(|&t| t as i64));
         self.output.exact.push(result.non_finite.map_or(-1, |l| l as i64));

@@ -47,7 +47,7 @@ pub fn all() -> Vec<Sample> {
             min_p: 0.02,
             temperature: 0.6,
             repetition_penalty: 1.3,
-            top_n_sigma: 0.0,
+            ..base.clone()
         },
         SamplingParams { top_n_sigma: 1.0, temperature: 3.0, ..base.clone() },
         SamplingParams { top_n_sigma: 1.5, top_k: 700, top_p: 0.9, ..base.clone() },
@@ -129,7 +129,8 @@ impl Case for Sample {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
             b.write_acts(&mut logits, &rows);
             b.write(&mut kv.seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
-            let args = SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged: None, greedy };
+            let args =
+                SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged: None, greedy, adjust: &[] };
             b.sample(&mut sampled, &mut logits, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);

@@ -301,7 +301,16 @@ mod tests {
     }
 
     fn sampling(x: f32) -> SamplingParams {
-        SamplingParams { top_k: 3, temperature: x, top_p: x, min_p: x, repetition_penalty: x, top_n_sigma: x }
+        SamplingParams {
+            top_k: 3,
+            temperature: x,
+            top_p: x,
+            min_p: x,
+            repetition_penalty: x,
+            top_n_sigma: x,
+            presence_penalty: x,
+            frequency_penalty: x,
+        }
     }
 
     /// A report whose floating-point numbers are all `x`. Names every field, so that a new one is

@@ -17,7 +17,7 @@ use std::sync::Arc;
 impl<B: Backend> Conversation<B> {
     pub fn begin_turn(&mut self, m: &Loaded<B>, request: GenerateRequest) -> (Work, Option<Halt>) {
         let mut turn = Box::new(Turn::new(request));
-        let refused = turn.asked.check_length(m).err();
+        let refused = turn.asked.check_length(m).and_then(|()| turn.asked.check_options(m)).err();
         if refused.is_none() {
             self.encode(m, &mut turn);
         }
@@ -32,7 +32,8 @@ impl<B: Backend> Conversation<B> {
 
     /// Bytes of the prompt's text that the state holds which the turn would start from now.
     fn skip_of(&self, m: &Loaded<B>, turn: &Turn) -> usize {
-        self.context_of(m, self.base_of(m, &turn.asked.flat)).map_or(0, |context| context.flat.len())
+        let base = self.context_of(m, self.base_of(m, &turn.asked.flat));
+        base.filter(|context| !context.is_cut).map_or(0, |context| context.flat.len())
     }
 
     /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything
@@ -88,14 +89,21 @@ impl<B: Backend> Conversation<B> {
         m: &mut Loaded<B>,
         events: &EventSender,
         turn: &mut Turn,
-        encoded: Vec<Token>,
+        mut encoded: Vec<Token>,
     ) -> Result<(), Halt> {
-        let from = self.base_of(m, &turn.asked.flat);
+        let mut from = self.base_of(m, &turn.asked.flat);
+        if let Some(cut) = self.context_of(m, from).filter(|base| base.is_cut) {
+            let n = cut.len(&m.runner);
+            match encoded.len() > n && cut.tokens().eq(encoded[..n].iter().copied()) {
+                true => drop(encoded.drain(..n)),
+                false => from = Base::Nothing,
+            }
+        }
         let base = self.context_of(m, from);
         let mut todo: Vec<Token> = base.and_then(|base| base.pending).into_iter().chain(encoded).collect();
         let last = turn.asked.measure(&m.runner, base.map_or(0, |base| base.len(&m.runner)), &mut todo)?;
         let start = base.unwrap_or(&self.chain.context);
-        turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
+        turn.start = Some(Start::of(start));
         if from != Base::Current {
             let prompt = base.into_iter().flat_map(Context::tokens).chain(todo.iter().copied()).chain([last]);
             turn.asked.replaced = replaced(&self.chain.context, prompt);
@@ -223,6 +231,7 @@ impl<B: Backend> Conversation<B> {
     fn set_text(&mut self, start: &Start) {
         self.chain.context.flat.clone_from(&start.flat);
         self.chain.context.pending = start.pending;
+        self.chain.context.is_cut = start.is_cut;
     }
 
     /// Ends the replay of the log of the turn's start, which `halt` may have ended early.

@@ -2,6 +2,7 @@
 
 use super::halt::Halt;
 use crate::backend::Backend;
+use crate::engine::adjust;
 use crate::engine::chain::{Chain, Generation};
 use crate::engine::loaded::Loaded;
 use crate::engine::prompt::{Encoding, stretches};
@@ -62,6 +63,19 @@ impl Asked {
         refusal.map_or(Ok(()), |why| Err(Halt::ContextFull(why)))
     }
 
+    /// Refuses options that the device does not have, and tokens that the model does not have.
+    pub fn check_options<B: Backend>(&self, m: &Loaded<B>) -> Result<(), Halt> {
+        let refused = adjust::needs(&self.ask).next().filter(|_| !m.info.adjusts_logits);
+        if let Some(name) = refused {
+            let device = &m.info.identity.device;
+            return Err(Halt::Error(format!("{name} is not available on {device}; leave it out, or use --device cpu")));
+        }
+        match self.ask.logit_bias.iter().find(|(token, _)| *token as usize >= m.info.vocab) {
+            Some((token, _)) => Err(Halt::Error(format!("logit_bias: {token} is not a token of the model"))),
+            None => Ok(()),
+        }
+    }
+
     /// Starts to encode the prompt after the first `skip` bytes of its text.
     pub fn encode<B: Backend>(&mut self, m: &Loaded<B>, skip: usize, replies: &HashMap<u64, Vec<Token>>) {
         let tokenizer = &m.vocabulary.tokenizer;
@@ -110,6 +124,7 @@ impl Asked {
         self.prefill_started = Some(system::now());
         self.energy_mj = m.runner.backend().energy_mj();
         chain.context.flat.clone_from(&self.flat);
+        chain.context.is_cut = false;
         chain.context.pending = Some(last);
         chain.prefill(todo);
         self.begin_answer(m, chain, self.seed);
@@ -117,7 +132,7 @@ impl Asked {
 
     /// Sets the answer that the chain generates after the prompt.
     pub fn begin_answer<B: Backend>(&self, m: &Loaded<B>, chain: &mut Chain, seed: u64) {
-        let reply = Reply::new(&m.vocabulary, m.vocabulary.think.end(&self.ask.prompt));
+        let reply = Reply::to(&self.ask, &m.vocabulary);
         let mut answer = Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head());
         answer.drafting.iter_mut().for_each(|drafting| drafting.replaces(&self.replaced));
         chain.begin_answer(&m.runner, answer);

@@ -22,6 +22,14 @@ pub(super) struct Start {
     pub(super) log: Vec<LogEntry>,
     pub(super) flat: String,
     pub(super) pending: Option<Token>,
+    pub(super) is_cut: bool,
+}
+
+impl Start {
+    pub(super) fn of(context: &Context) -> Self {
+        let Context { log, flat, pending, is_cut, .. } = context;
+        Self { log: log.clone(), flat: flat.clone(), pending: *pending, is_cut: *is_cut }
+    }
 }
 
 pub(in crate::engine) struct Turn {

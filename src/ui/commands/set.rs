@@ -41,7 +41,7 @@ impl Setting {
 }
 
 macro_rules! sampling {
-    (@sampling $($(#[$_help:meta])* $name:ident: $type:ident = $_off:literal, $_least:literal to $_most:literal, $takes:literal;)*) => {
+    (@sampling $($(#[$_help:meta])* $name:ident: $type:ident = $_off:literal, $_least:literal to $_most:literal, $takes:literal;)* @kernel $($_kernel:tt)*) => {
         /// The options of sampling, as they are declared.
         const SAMPLING: &[Setting] = &[$(setting(
             stringify!($name),

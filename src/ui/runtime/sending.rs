@@ -128,7 +128,7 @@ impl Runtime {
         let (sampling, seed) = (self.app.sampling(), self.app.options.seed);
         let max_think = source.info.max_think(self.app.options.max_think);
         let drafts = self.app.options.drafts.min(source.info.most_drafts);
-        Ask { prompt: Vec::new(), sampling, seed, max_tokens, max_think, drafts }
+        Ask { sampling, seed, max_tokens, max_think, drafts, ..Ask::default() }
     }
 
     /// Renders the rest of the conversation and rewinds the cache to it.

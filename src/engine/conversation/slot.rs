@@ -1,0 +1,46 @@
+//! A conversation as a slot: it changes its front end between two prompts, and keeps its cache.
+
+use super::state::Conversation;
+use crate::backend::Backend;
+use crate::engine::loaded::Loaded;
+use crate::engine::reply::flat_of;
+use crate::protocol::Outlet;
+
+impl<B: Backend> Conversation<B> {
+    /// Bytes of a prompt's canonical text that the conversation holds.
+    pub fn held(&self, m: &Loaded<B>, flat: &str) -> usize {
+        self.context_of(m, self.base_of(m, flat)).map_or(0, |context| context.flat.len())
+    }
+
+    /// Gives the conversation, which has no work, to another front end, as if it were new to it.
+    pub fn hand_to(&mut self, m: &mut Loaded<B>, outlet: Outlet) {
+        m.snapshots.give(self.id(), outlet.conversation());
+        self.outlet = outlet;
+        (self.eviction, self.dial, self.decode_tok_s) = (m.eviction, m.dial, None);
+        self.reported.clear();
+        self.replies.clear();
+    }
+
+    /// Ends all work without a report. The cache keeps what was computed: the part of a prompt that
+    /// was read, or an answer up to its last token.
+    pub fn leave_slot(&mut self, m: &mut Loaded<B>) {
+        self.queue.clear();
+        self.late.clear();
+        self.release_chains(m);
+        let runner = &mut m.runner;
+        self.release_probes(runner);
+        self.release_twin(runner);
+        self.give_up_old_cache(runner);
+        (self.job, self.twin_wanted) = (None, false);
+        if self.chain.tokens_left() > 0 || self.chain.is_replaying() {
+            let context = &mut self.chain.context;
+            let (flat, _) = flat_of(&m.vocabulary.tokenizer, context.tokens());
+            // The last token may end inside a character.
+            context.flat = flat.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned();
+            (context.pending, context.is_cut) = (None, true);
+        } else {
+            self.chain.finish_text();
+        }
+        self.chain.stop();
+    }
+}
