@@ -9,6 +9,7 @@ pub mod conversation;
 mod places;
 pub mod retention;
 pub mod session;
+pub mod shown;
 pub mod summary;
 pub mod tags;
 pub mod template;

@@ -15,7 +15,7 @@ mod sandbox;
 
 pub use sandbox::child_main;
 
-use crate::chat::conversation::{Message, Role};
+use crate::chat::conversation::{Message, MessageId, Role};
 use crate::protocol::{Piece, TemplateSpec};
 use anyhow::{Context, Result, bail};
 use guard::Guard;
@@ -72,6 +72,48 @@ pub fn render(
     })
 }
 
+/// Author of a [`Given`] message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Author {
+    System,
+    User,
+    Assistant,
+}
+
+/// A message of a conversation that another program keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    pub author: Author,
+    pub text: String,
+    /// The thought before an answer; the template decides whether it stays.
+    pub reasoning: Option<String>,
+}
+
+/// Renders given messages, among which those of the system may stand anywhere, and the beginning of
+/// the next reply. Errors as those of [`render`].
+pub fn render_given(messages: &[Given], spec: &TemplateSpec, opts: &RenderOptions) -> Result<Vec<Piece>> {
+    let rendering = Rendering::new(spec, opts);
+    rendering.render_given(messages).map_err(|error| {
+        let others: Vec<Given> = messages.iter().filter(|m| m.author != Author::System).cloned().collect();
+        // Many templates have no place for them.
+        match others.len() < messages.len() && rendering.render_given(&others).is_ok() {
+            true => error.context("the model's template takes no system message here"),
+            false => error,
+        }
+    })
+}
+
+/// The pieces of a text in which its author wrote control tokens by their literals, as a template
+/// does.
+pub fn with_controls(text: &str, spec: &TemplateSpec) -> Vec<Piece> {
+    let mut pieces = merge(Guard::new(&spec.control).split(text));
+    let bos = Piece::Control(spec.bos_token.clone());
+    if spec.prompt_bos && spec.has_control(&spec.bos_token) && pieces.first() != Some(&bos) {
+        pieces.insert(0, bos);
+    }
+    pieces
+}
+
 /// Whether the last think tag in these pieces is an opening one.
 fn ends_thinking(pieces: &[Piece], tags: &(String, String)) -> bool {
     pieces
@@ -119,14 +161,7 @@ impl<'a> Rendering<'a> {
             jobs.push(self.job(system, path, true));
             jobs.extend(self.probes());
         }
-        let source = self.source();
-        let bytes = self.text_bytes();
-        let texts = if self.spec.trusted {
-            jinja::render(&source, bytes, &jobs)?
-        } else {
-            sandbox::render(&source, bytes, self.opts.exe.as_deref(), &self.opts.cancel, &jobs)?
-        };
-        let mut texts = texts.into_iter();
+        let mut texts = self.texts(&jobs)?.into_iter();
         let mut next = || texts.next().context("chat template: a rendering is missing");
         let dropped = if keep != Some(true) { Some(next()?) } else { None };
         if keep == Some(false) {
@@ -139,6 +174,33 @@ impl<'a> Rendering<'a> {
         }
         let opening = self.opening(&between, &with, &without);
         self.pieces(&kept, path, Some(&opening))
+    }
+
+    fn render_given(&self, given: &[Given]) -> Result<Vec<Piece>> {
+        self.check_bytes("the conversation", given.iter().map(|m| m.text.len()).sum())?;
+        let (mut messages, mut path) = (Vec::new(), Vec::new());
+        for (index, one) in given.iter().enumerate() {
+            let (name, role, content) = match one.author {
+                Author::System => ("system", Role::User, self.guard.protect(&one.text)),
+                Author::User => ("user", Role::User, self.guard.protect(&one.text)),
+                Author::Assistant => ("assistant", Role::Assistant, guard::placeholder(index)),
+            };
+            let reasoning_content = one.reasoning.as_ref().map(|text| self.guard.protect(text));
+            messages.push(JinjaMessage { reasoning_content, ..JinjaMessage::new(name, content) });
+            path.push(Message::new(MessageId::default(), None, role, one.text.clone()));
+        }
+        let texts = self.texts(&[self.job_of(messages, true, self.opts.think)])?;
+        let text = texts.first().context("chat template: a rendering is missing")?;
+        self.pieces(text, &path.iter().collect::<Vec<_>>(), None)
+    }
+
+    /// Runs the template.
+    fn texts(&self, jobs: &[Job]) -> Result<Vec<String>> {
+        let (source, bytes) = (self.source(), self.text_bytes());
+        match self.spec.trusted {
+            true => jinja::render(&source, bytes, jobs),
+            false => sandbox::render(&source, bytes, self.opts.exe.as_deref(), &self.opts.cancel, jobs),
+        }
     }
 
     /// Fails on texts larger than any context, before they are rendered.

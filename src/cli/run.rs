@@ -6,6 +6,7 @@ use super::client::{Client, Sampling, answer_json};
 use super::output::{self, wrong_use};
 use super::reference;
 use crate::chat::session::{Loaded, Store};
+use crate::chat::shown::Shown;
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Conversation, Message};
 use crate::config::Settings;
@@ -157,35 +158,27 @@ fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Se
     }
 }
 
-/// Streams an answer without leading and trailing newlines.
+/// Streams an answer to stdout.
 struct Stream {
     visible: output::Visible,
-    begun: bool,
-    /// Newlines that are printed only if text follows.
-    held: String,
+    shown: Shown,
 }
 
 impl Stream {
     fn new(terminal: bool) -> Self {
-        Self { visible: output::Visible::new(terminal), begun: false, held: String::new() }
+        Self { visible: output::Visible::new(terminal), shown: Shown::default() }
     }
 
     fn push(&mut self, text: &str) -> Result<()> {
-        let text = if self.begun { text } else { text.trim_start_matches('\n') };
-        let body = text.trim_end_matches('\n');
-        if !body.is_empty() {
-            self.begun = true;
-            let held = std::mem::take(&mut self.held);
-            output::out(&self.visible.push(&format!("{held}{body}")))?;
-        }
-        if self.begun {
-            self.held.push_str(&text[body.len()..]);
+        let text = self.shown.push(text);
+        if !text.is_empty() {
+            output::out(&self.visible.push(&text))?;
         }
         Ok(())
     }
 
     fn finish(&self) -> Result<()> {
-        if self.begun {
+        if self.shown.has_begun() {
             output::out("\n")?;
         }
         Ok(())
