@@ -28,6 +28,7 @@ mod quantized;
 pub mod quantizing;
 pub mod reference;
 pub mod run;
+mod serve;
 mod sessions;
 mod show;
 pub mod spawn;
@@ -120,6 +121,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     let settings = settings(common)?;
     check_theme(&settings).map_err(output::as_wrong_use)?;
     match cli.command {
+        Some(Command::Serve(args)) => serve::run(&settings, &args),
         Some(Command::Show(args)) => show::run(&settings, &args, common.json),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
         Some(Command::Adapter(command)) => adapter::run(&settings, &command, common),
@@ -233,7 +235,7 @@ mod tests {
             (&["bnch"][..], &["did you mean 'bench'?", "-p \"bnch\""][..]),
             (&["modles", "pull", "x"], &["did you mean 'models'?"]),
             (&["ls"], &["no subcommand 'ls'", "dmschat models list", "dmschat -p \"ls\""]),
-            (&["serve"], &["there is no server"]),
+            (&["serv"], &["did you mean 'serve'?"]),
             (&["sessoins"], &["did you mean 'sessions'?"]),
             (&["-p", "x", "a question"], &["two questions"]),
         ] {

@@ -53,11 +53,10 @@ pub struct Cli {
 }
 
 /// Commands of similar programs, and the command line of dmschat that does the same.
-const FOREIGN: [(&str, &str); 8] = [
+const FOREIGN: [(&str, &str); 7] = [
     ("pull", "dmschat models pull ORG/NAME"),
     ("list", "dmschat models list"),
     ("ls", "dmschat models list"),
-    ("serve", "dmschat doctor (there is no server)"),
     ("rm", "dmschat models rm ORG/NAME"),
     ("ps", "dmschat doctor --memory"),
     ("model", "dmschat models list"),

@@ -54,6 +54,7 @@ mod recall;
 mod reference;
 mod road;
 mod rule;
+mod serve;
 mod session;
 mod slots;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]

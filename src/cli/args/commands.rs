@@ -13,6 +13,8 @@ pub enum Command {
     Chat,
     /// Open a chat with a model, which is downloaded if it is missing
     Run(RunArgs),
+    /// Serve the model to other programs: OpenAI's API over HTTP
+    Serve(ServeArgs),
     /// Draw a saved conversation with what the cache remembers of it
     Show(ShowArgs),
     /// List, download and delete models
@@ -72,6 +74,31 @@ pub struct RunArgs {
     /// A question, answered as by -p
     #[arg(id = "run_question", value_name = "QUESTION")]
     pub question: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Address to listen on; another than this machine's own needs --api-key-file or --no-key
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0: any
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    pub port: u16,
+    /// File with the keys that are accepted, one a line
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub api_key_file: Option<PathBuf>,
+    /// Listen on any address without a key
+    #[arg(long, conflicts_with = "api_key_file")]
+    pub no_key: bool,
+    /// Requests that are answered at once, each with a cache that stays for the next one
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub slots: usize,
+    /// Requests that wait for a slot; further ones are sent away
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub queue: usize,
+    /// Origin of web pages that may ask, such as https://chat.example, or *
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
 }
 
 /// The arguments of a command that moved to `dmslab`.

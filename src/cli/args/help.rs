@@ -8,10 +8,17 @@ const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
 
 /// Ids of the common flags that a subcommand uses; `None` means a chat.
 fn flags_of(path: &str) -> Option<Vec<&'static str>> {
-    let [model, cache] = ["model", "cache"].map(Layer::group);
+    let [model, cache, sampling] = ["model", "cache", "sampling"].map(Layer::group);
     let own: &[&[&str]] = match path {
         "chat" | "run" | "config show" => return None,
         "show" | "config theme" => &[&["theme", "config", "profile"]],
+        "serve" => &[
+            model,
+            cache,
+            sampling,
+            &["when_full", "keep_ratio", "max_tokens", "max_think", "draft", "seed", "think", "system"],
+            &["config", "profile"],
+        ],
         "bench" => &[model, cache, &["config", "profile", "keep_ratio", "width", "json"]],
         "doctor" => &[model, cache, &["config", "profile", "json", "theme"]],
         "models list" => &[&["model", "device", "json", "config"]],

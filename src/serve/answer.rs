@@ -1,0 +1,106 @@
+//! An answer that is being generated: what its client is sent.
+//!
+//! A task of its own receives the engine's events, so that a client that reads slowly holds no
+//! slot. Dropping the [`Answer`] ends the work within a step.
+
+use super::admission::Permit;
+use super::metrics::seconds;
+use super::shared::Shared;
+use crate::protocol::{Ask, EngineHandle, Event, TextKind, TurnReport, count};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// A part of an answer, in order.
+#[derive(Debug)]
+pub enum Part {
+    /// The prompt fits, and its reading begins.
+    Started,
+    Text(TextKind, String),
+    /// The answer so far was a thought.
+    WasThought,
+    Done(Box<TurnReport>),
+    /// The engine has failed.
+    Failed(String),
+}
+
+/// An answer's parts. The channel is unbounded; an answer is bounded by its tokens.
+pub struct Answer {
+    pub parts: UnboundedReceiver<Part>,
+}
+
+/// A slot with its right, which is given back after the slot is free.
+struct Slot {
+    handle: EngineHandle,
+    #[expect(dead_code, reason = "held for its drop")]
+    permit: Permit,
+}
+
+/// An answer in one line of the log.
+fn line(report: &TurnReport) -> String {
+    let (prompt, generated) = seconds(report);
+    let cached = match report.reused_tokens {
+        0 => String::new(),
+        n => format!(" ({} cached)", count(n)),
+    };
+    let ratio = report.kv.ratio.filter(|ratio| *ratio >= 1.05).map(|ratio| format!(", cache {ratio:.1}x smaller"));
+    let why = report.detail.as_ref().map(|why| format!(": {why}"));
+    format!(
+        "{}{}: {}{cached} + {} tokens in {prompt:.1} + {generated:.1} s{}",
+        report.stop_reason.name(),
+        why.unwrap_or_default(),
+        count(report.prompt_tokens),
+        count(report.generated.len()),
+        ratio.unwrap_or_default()
+    )
+}
+
+impl Answer {
+    /// Asks the engine.
+    pub fn begin(shared: &Arc<Shared>, permit: Permit, ask: Ask) -> Self {
+        let slot = Slot { handle: shared.commands().ask(ask), permit };
+        let (send, parts) = unbounded_channel();
+        let shared = Arc::clone(shared);
+        tokio::spawn(async move {
+            // Moves all of it into the task, not the handle alone.
+            let mut slot = slot;
+            loop {
+                let event = tokio::select! {
+                    () = send.closed() => {
+                        shared.metrics.abandoned.fetch_add(1, Relaxed);
+                        (shared.log)("a client hung up");
+                        return;
+                    }
+                    response = slot.handle.events.recv() => response.map(|response| response.event),
+                };
+                let part = match event {
+                    Some(Event::TurnStarted { .. }) => Part::Started,
+                    Some(Event::Text { kind, text, .. }) => Part::Text(kind, text),
+                    Some(Event::WasThought { .. }) => Part::WasThought,
+                    Some(Event::TurnDone(report)) => Part::Done(report),
+                    Some(Event::Failed(why)) => Part::Failed(why),
+                    Some(Event::Notice(line)) => {
+                        (shared.log)(&line);
+                        continue;
+                    }
+                    Some(_) => continue,
+                    None => Part::Failed("the engine has ended".to_owned()),
+                };
+                let is_last = matches!(part, Part::Done(_) | Part::Failed(_));
+                if let Part::Done(report) = &part {
+                    shared.metrics.answered(report);
+                    (shared.log)(&line(report));
+                }
+                if send.send(part).is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Self { parts }
+    }
+
+    /// The next part. After the last one the answer failed.
+    pub async fn next(&mut self) -> Part {
+        self.parts.recv().await.unwrap_or_else(|| Part::Failed("the answer ended unexpectedly".to_owned()))
+    }
+}

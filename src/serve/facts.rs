@@ -1,0 +1,86 @@
+//! Facts about the server: its model, its properties, its health and its counters.
+
+use super::openai::now;
+use super::refusal::Refusal;
+use super::shared::Shared;
+use crate::protocol::ModelInfo;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// The model as an entry of a list, with the names that other servers have for its context.
+fn model(info: &ModelInfo) -> Value {
+    json!({
+        "id": info.identity.name,
+        "object": "model",
+        "created": now(),
+        "owned_by": "dmschat",
+        "context_length": info.context,
+        "max_model_len": info.context,
+        "meta": {
+            "n_ctx": info.context,
+            "n_vocab": info.vocab,
+            "n_params": info.n_params,
+            "size": info.weights.bytes,
+        },
+        "family": info.family,
+        "weights": info.weights.format,
+        "eviction": {
+            "policy": info.policy.name(),
+            "decisions": info.dms,
+            "by": info.evicts_by,
+            "window": info.window,
+            "kv": info.codec.name(),
+        },
+    })
+}
+
+/// `GET /v1/models`
+pub async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [model(&shared.info)] }))
+}
+
+/// `GET /v1/models/ID`
+pub async fn model_of(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+    if id == shared.info.identity.name {
+        return Ok(Json(model(&shared.info)));
+    }
+    let message = format!("the model {id:?} is not served here; this server has {:?}", shared.info.identity.name);
+    Err(Refusal::new(StatusCode::NOT_FOUND, message).code("model_not_found"))
+}
+
+/// `GET /props`: fields of llama.cpp's server.
+pub async fn props(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    let (info, template) = (&shared.info, &shared.info.template);
+    let params: serde_json::Map<String, Value> =
+        shared.defaults.sampling.values().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    Json(json!({
+        "default_generation_settings": { "n_ctx": info.context, "params": params },
+        "total_slots": shared.admission.n_slots(),
+        "model_alias": info.identity.name,
+        "model_path": info.identity.reference.as_ref().map(|reference| reference.model.as_str()),
+        "chat_template": template.source,
+        "bos_token": template.bos_token,
+        "eos_token": template.eos_token,
+        "modalities": { "vision": false, "audio": false },
+        "chat_template_caps": { "supports_tools": false, "supports_tool_calls": false },
+        "build_info": concat!("dmschat ", env!("CARGO_PKG_VERSION")),
+    }))
+}
+
+/// `GET /health`
+pub async fn health(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.is_closed() {
+        true => Refusal::busy("the server is ending").into_response(),
+        false => Json(json!({ "status": "ok" })).into_response(),
+    }
+}
+
+/// `GET /metrics`
+pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    let text = shared.metrics.text(shared.admission.load(), shared.admission.n_slots());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}

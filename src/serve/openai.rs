@@ -1,0 +1,11 @@
+//! Endpoints in OpenAI's form.
+
+mod answering;
+pub mod chat;
+pub mod completions;
+mod messages;
+mod reply;
+mod request;
+
+pub use messages::read as read_messages;
+pub use reply::now;

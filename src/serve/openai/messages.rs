@@ -1,0 +1,165 @@
+//! Messages of a chat, as many clients spell them.
+
+use crate::chat::template::{Author, Given};
+use crate::serve::fields::{Fields, kind};
+use crate::serve::refusal::Refusal;
+use serde_json::Value;
+
+/// Most messages of a request.
+const MOST: usize = 10_000;
+
+/// Reads the messages. System messages at the beginning become one, because many templates take one
+/// only.
+pub fn read(given: Vec<Value>) -> Result<Vec<Given>, Refusal> {
+    if given.is_empty() {
+        return Err(Refusal::field("messages", "messages is empty"));
+    }
+    if given.len() > MOST {
+        return Err(Refusal::field("messages", format!("there are {} messages, and may be {MOST}", given.len())));
+    }
+    let mut messages: Vec<Given> = Vec::with_capacity(given.len());
+    for (index, value) in given.into_iter().enumerate() {
+        let message = read_one(&format!("messages[{index}]"), value)?;
+        match messages.last_mut() {
+            Some(before) if index > 0 && messages_are_system(before, &message) => {
+                before.text = format!("{}\n\n{}", before.text, message.text);
+            }
+            _ => messages.push(message),
+        }
+    }
+    Ok(messages)
+}
+
+/// Whether both are messages of the system.
+fn messages_are_system(a: &Given, b: &Given) -> bool {
+    a.author == Author::System && b.author == Author::System
+}
+
+fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
+    let Value::Object(map) = value else {
+        return Err(Refusal::field(at, format!("{at} is {}, expected an object", kind(&value))));
+    };
+    let mut fields = Fields::of(map);
+    let within = |refusal: Refusal| Refusal {
+        message: format!("{at}: {}", refusal.message),
+        param: refusal.param.map(|param| format!("{at}.{param}")),
+        ..refusal
+    };
+    let role = fields.text("role").map_err(within)?;
+    let author = match role.as_deref() {
+        Some("system" | "developer") => Author::System,
+        Some("user") => Author::User,
+        Some("assistant") => Author::Assistant,
+        Some(role @ ("tool" | "function")) => {
+            let message = format!("{at}: messages of the role {role} are not supported by this server");
+            return Err(Refusal::unsupported(format!("{at}.role"), message));
+        }
+        Some(role) => {
+            let message = format!("{at}: {role:?} is not a role (expected system, developer, user or assistant)");
+            return Err(Refusal::field(format!("{at}.role"), message));
+        }
+        None => return Err(Refusal::field(format!("{at}.role"), format!("{at} has no role"))),
+    };
+    for name in ["tool_calls", "function_call", "audio"] {
+        let has_one = fields.take(name).is_some_and(|value| value.as_array().is_none_or(|all| !all.is_empty()));
+        if has_one {
+            let message = format!("{at}: {name} is not supported by this server");
+            return Err(Refusal::unsupported(format!("{at}.{name}"), message));
+        }
+    }
+    let reasoning = match fields.text("reasoning_content").map_err(within)? {
+        Some(text) => Some(text),
+        None => fields.text("reasoning").map_err(within)?,
+    };
+    let text = content(&format!("{at}.content"), fields.take("content"))?;
+    let reasoning = reasoning.filter(|text| author == Author::Assistant && !text.trim().is_empty());
+    Ok(Given { author, text, reasoning })
+}
+
+/// The text of a content: a string, or an array of parts.
+fn content(at: &str, value: Option<Value>) -> Result<String, Refusal> {
+    let parts = match value {
+        None => return Ok(String::new()),
+        Some(Value::String(text)) => return Ok(text),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => {
+            let message = format!("{at} is {}, expected a string or an array of parts", kind(&other));
+            return Err(Refusal::field(at, message));
+        }
+    };
+    let mut all = String::new();
+    for part in parts {
+        match (part["type"].as_str(), part["text"].as_str(), &part) {
+            (Some("text" | "input_text" | "output_text"), Some(text), _) => all.push_str(text),
+            (_, _, Value::String(text)) => all.push_str(text),
+            (Some(kind), ..) if kind != "text" => {
+                let message =
+                    format!("{at}: parts of the type {kind:?} are not supported by this server, which reads text");
+                return Err(Refusal::unsupported(at, message));
+            }
+            _ => return Err(Refusal::field(at, format!("{at} has a part without a type and a text"))),
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn given(value: Value) -> Result<Vec<(Author, String)>, Refusal> {
+        let Value::Array(all) = value else { panic!() };
+        Ok(read(all)?.into_iter().map(|message| (message.author, message.text)).collect())
+    }
+
+    #[test]
+    fn content_may_be_null_absent_or_parts_and_roles_have_several_names() {
+        let messages = json!([
+            { "role": "developer", "content": "Be brief." },
+            { "role": "system", "content": [{ "type": "text", "text": "Be " }, { "type": "text", "text": "kind." }] },
+            { "role": "user", "content": null, "name": "eve" },
+            { "role": "assistant", "tool_calls": [], "tool_call_id": null },
+            { "role": "system", "content": "" },
+        ]);
+        let wanted = [
+            (Author::System, "Be brief.\n\nBe kind."),
+            (Author::User, ""),
+            (Author::Assistant, ""),
+            (Author::System, ""),
+        ];
+        assert_eq!(given(messages).unwrap(), wanted.map(|(author, text)| (author, text.to_owned())));
+    }
+
+    #[test]
+    fn a_thought_belongs_to_an_answer() {
+        let said = |role: &str, name: &str| {
+            let message = json!([{ "role": role, name: "ponder", "content": "x" }]);
+            let Value::Array(all) = message else { panic!() };
+            read(all).unwrap().remove(0).reasoning
+        };
+        assert_eq!(said("assistant", "reasoning_content").as_deref(), Some("ponder"));
+        assert_eq!(said("assistant", "reasoning").as_deref(), Some("ponder"));
+        assert_eq!(said("user", "reasoning_content"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_with_its_place() {
+        for (messages, param, part) in [
+            (json!([]), "messages", "is empty"),
+            (json!(["hi"]), "messages[0]", "a string"),
+            (json!([{ "content": "x" }]), "messages[0].role", "no role"),
+            (json!([{ "role": "user" }, { "role": "king", "content": "x" }]), "messages[1].role", "\"king\""),
+            (json!([{ "role": "tool", "content": "x" }]), "messages[0].role", "not supported"),
+            (json!([{ "role": "assistant", "tool_calls": [{}] }]), "messages[0].tool_calls", "not supported"),
+            (json!([{ "role": "user", "content": 7 }]), "messages[0].content", "a number"),
+            (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "messages[0].content", "image_url"),
+            (json!([{ "role": "user", "content": [{}] }]), "messages[0].content", "without a type"),
+            (json!([{ "role": 7 }]), "messages[0].role", "expected a string"),
+        ] {
+            let refused = given(messages.clone()).unwrap_err();
+            assert_eq!(refused.param.as_deref(), Some(param), "{messages}");
+            assert!(refused.message.contains(part), "{}", refused.message);
+        }
+    }
+}
