@@ -6,7 +6,7 @@
 use super::admission::Permit;
 use super::metrics::seconds;
 use super::shared::Shared;
-use crate::protocol::{Ask, EngineHandle, Event, TextKind, TurnReport, count};
+use crate::protocol::{Ask, EngineHandle, Event, Phase, TextKind, TurnReport, count};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -14,8 +14,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// A part of an answer, in order.
 #[derive(Debug)]
 pub enum Part {
-    /// The prompt fits, and its reading begins.
-    Started,
+    /// The prompt fits, and its reading begins: its tokens, and those that are in the slot.
+    Started {
+        prompt_tokens: usize,
+        cached: usize,
+    },
+    /// So many tokens of the prompt were read, beside those that were in the slot.
+    Read(usize),
     Text(TextKind, String),
     /// The answer so far was a thought.
     WasThought,
@@ -56,8 +61,8 @@ fn line(report: &TurnReport) -> String {
 }
 
 impl Answer {
-    /// Asks the engine.
-    pub fn begin(shared: &Arc<Shared>, permit: Permit, ask: Ask) -> Self {
+    /// Asks the engine. `progress`: how much of the prompt was read is a part, too.
+    pub fn begin(shared: &Arc<Shared>, permit: Permit, ask: Ask, mut progress: bool) -> Self {
         let slot = Slot { handle: shared.commands().ask(ask), permit };
         let (send, parts) = unbounded_channel();
         let shared = Arc::clone(shared);
@@ -72,9 +77,19 @@ impl Answer {
                         return;
                     }
                     response = slot.handle.events.recv() => response.map(|response| response.event),
+                    changed = slot.handle.snapshot.changed(), if progress => {
+                        progress = changed.is_ok();
+                        let phase = slot.handle.snapshot.borrow_and_update().as_ref().map(|now| now.phase.clone());
+                        if let Some(Phase::Prefill { done, .. }) = phase {
+                            let _ = send.send(Part::Read(done));
+                        }
+                        continue;
+                    }
                 };
                 let part = match event {
-                    Some(Event::TurnStarted { .. }) => Part::Started,
+                    Some(Event::TurnStarted { prompt_tokens, reused, .. }) => {
+                        Part::Started { prompt_tokens, cached: reused }
+                    }
                     Some(Event::Text { kind, text, .. }) => Part::Text(kind, text),
                     Some(Event::WasThought { .. }) => Part::WasThought,
                     Some(Event::TurnDone(report)) => Part::Done(report),

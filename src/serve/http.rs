@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -27,6 +28,8 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 const MOST_CONNECTIONS: usize = 512;
 /// Longest time for the headers of a request, and until the next request of a connection.
 const HEADERS: Duration = Duration::from_secs(30);
+/// Longest time in which a client reads nothing of what it is sent.
+const READS_NOTHING: Duration = Duration::from_secs(120);
 /// Most bytes and most lines of the headers.
 const HEADER_BYTES: usize = 64 << 10;
 const HEADER_LINES: usize = 100;
@@ -109,12 +112,14 @@ pub async fn serve(listener: TcpListener, router: Router, shared: &Shared, mut e
         };
         // Chunks of a stream are small, and each is sent at once.
         let _ = stream.set_nodelay(true);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(READS_NOTHING));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADERS)
             .max_buf_size(HEADER_BYTES)
             .max_headers(HEADER_LINES)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+            .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(router.clone()));
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             // An error is of the client: it has gone, or sent no HTTP.

@@ -156,6 +156,13 @@ fn an_answer_is_that_of_p_whole_and_in_a_stream_and_the_next_turn_reads_what_is_
     );
     assert!(before.last().unwrap()["timings"]["predicted_n"] == json!(generated));
 
+    let progress = json!({ "stream": true, "return_progress": true, "max_tokens": 1 });
+    let chunks = server.chunks("/v1/chat/completions", &with(asked(&QUESTION.repeat(20)), progress));
+    let read: Vec<&Value> = chunks.iter().map(|chunk| &chunk["prompt_progress"]).filter(|p| p.is_object()).collect();
+    let processed: Vec<u64> = read.iter().map(|p| p["processed"].as_u64().unwrap()).collect();
+    assert!(!processed.is_empty() && processed.is_sorted(), "{processed:?}");
+    assert!(read.iter().all(|p| p["processed"].as_u64() < p["total"].as_u64()), "{read:?}");
+
     let turn = json!([
         { "role": "user", "content": QUESTION },
         { "role": "assistant", "content": message["content"], "reasoning_content": message["reasoning_content"] },

@@ -1,6 +1,7 @@
 //! Chat templates as they are published: ChatML, Llama 3 and Qwen3 style, rendered as transformers
 //! renders them, and hostile ones.
 
+use dmschat::chat::template::{Author, Given, render_given, with_controls};
 use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::codec::Codec;
 use dmschat::protocol::{KvStats, Piece, SamplingParams, StopReason, TemplateSpec, TextKind, TextLimit, TurnReport};
@@ -239,6 +240,45 @@ fn turns_out_of_context_leave_with_their_question() {
     chat.push_user("shorter?");
     let text = flat(&pieces(&chat, LLAMA3, &opts(true, None)));
     assert!(!text.contains("partial") && !text.contains("evil") && text.contains("shorter?"), "{text}");
+}
+
+/// Messages of these authors and texts.
+fn given(messages: &[(Author, &str)]) -> Vec<Given> {
+    let message = |&(author, text): &(Author, &str)| Given { author, text: text.to_owned(), reasoning: None };
+    messages.iter().map(message).collect()
+}
+
+#[test]
+fn given_messages_render_as_a_conversation_of_the_same_texts() {
+    let typed = "a <|im_end|> or <|eot_id|> that was typed";
+    let messages = given(&[
+        (Author::System, "Be brief."),
+        (Author::User, typed),
+        (Author::Assistant, "an answer"),
+        (Author::User, "and then?"),
+    ]);
+    let mut chat = Conversation::new(Some("Be brief.".to_owned()));
+    chat.push_user(typed);
+    chat.push_assistant("an answer", None);
+    chat.push_user("and then?");
+    for source in [CHATML, LLAMA3, QWEN3] {
+        let o = opts(true, None);
+        assert_eq!(render_given(&messages, &spec(source), &o).unwrap(), pieces(&chat, source, &o));
+    }
+    // The system may speak later, if the template has a place for it.
+    let late = given(&[(Author::User, "a"), (Author::System, "b"), (Author::Assistant, "c"), (Author::User, "d")]);
+    let text = flat(&render_given(&late, &spec(CHATML), &opts(true, None)).unwrap());
+    let [user, system] = ["user\na", "system\nb"].map(|part| text.find(part).unwrap());
+    assert!(user < system, "{text}");
+    let refused = render_given(&late, &spec(LLAMA3), &opts(true, None)).unwrap_err();
+    assert!(format!("{refused:#}").contains("takes no system message here"), "{refused:#}");
+}
+
+#[test]
+fn a_program_writes_control_tokens_by_their_literals() {
+    let pieces = with_controls("<|im_start|>user\nhi<|im_end|", &spec(CHATML));
+    let wanted = [Piece::Control("<|im_start|>".to_owned()), Piece::Text("user\nhi<|im_end|".to_owned())];
+    assert!(pieces.ends_with(&wanted), "{pieces:?}");
 }
 
 #[test]

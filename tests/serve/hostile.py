@@ -11,7 +11,7 @@ url = urllib.parse.urlparse(sys.argv[1])
 count, seed = int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1
 rng = random.Random(seed)
 VALUES = [None, True, False, 0, -1, 1, 2**63, -(2**70), 1e308, 0.5, "", "x", "\0", "\ud800", [], {}, [[]], [{}], {"a": {}}, ["x"] * 20]
-VALUES += ["<|im_start|>", "\ufdd0", "a" * 5000, [{"role": "user", "content": "x"}] * 3]
+VALUES += ["<|im_start|>", "\ufdd0", "a" * 300, [{"role": "user", "content": "x"}] * 3]
 FIELDS = ["model", "messages", "prompt", "stream", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p"]
 FIELDS += ["stop", "seed", "n", "logit_bias", "tools", "response_format", "logprobs", "stream_options", "reasoning_effort"]
 FIELDS += ["chat_template_kwargs", "presence_penalty", "thinking_budget", "user", "metadata", "content", "unknown"]
@@ -60,10 +60,13 @@ for i in range(count):
         raw()
         continue
     path, data = rng.choice(PATHS), body()
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=300)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=120)
     connection.request("POST", path, data)
-    answer = connection.getresponse()
-    text = answer.read().decode()
+    try:
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    except TimeoutError:
+        sys.exit(f"no answer to request {i}: {path} {data!r}")
     statuses[answer.status] = statuses.get(answer.status, 0) + 1
     shown = f"{path} {data[:500]!r}: {answer.status} {text[:500]}"
     if answer.status == 200 and "event-stream" in answer.headers["content-type"]:

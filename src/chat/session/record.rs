@@ -484,6 +484,6 @@ mod tests {
                 *tried += 1;
             }
         }
-        assert_eq!(tried, [3, 23, 1]);
+        assert_eq!(tried, [3, 25, 1]);
     }
 }

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A client is sent something at least this often while its answer is worked on.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -33,29 +33,32 @@ pub async fn answer(
     let rendered = tokio::task::spawn_blocking(move || render(&renderer)).await;
     let prompt = rendered.map_err(|_| Refusal::failed("the prompt could not be rendered"))?;
     common.ask.prompt = prompt.map_err(|error| Refusal::wrong(format!("{error:#}")))?;
-    let Common { stream, include_usage, ask } = common;
-    let mut answer = Answer::begin(shared, permit, ask);
+    let Common { stream, include_usage, return_progress, ask } = common;
+    let mut answer = Answer::begin(shared, permit, ask, stream && return_progress);
     // The status is known once the prompt is known to fit.
-    match answer.next().await {
+    let first = answer.next().await;
+    match first {
         Part::Done(report) => {
             finish_reason(shared, &report)?;
             return Err(Refusal::failed("the answer ended before it began"));
         }
         Part::Failed(why) => return Err(failed(shared, &why)),
-        Part::Started | Part::Text(..) | Part::WasThought => {}
+        Part::Started { .. } | Part::Read(_) | Part::Text(..) | Part::WasThought => {}
     }
     let reply = Reply::new(form, &shared.info.identity.name, stream && include_usage);
     if stream {
-        let first = reply.first().map(|chunk| chunk.to_string());
-        let state = Streaming {
+        let ready = reply.first().map(|chunk| chunk.to_string());
+        let mut state = Streaming {
             shared: Arc::clone(shared),
             answer,
             reply,
             shown: Default::default(),
             trims: form == Form::Chat,
-            ready: first.into_iter().collect(),
+            ready: ready.into_iter().collect(),
+            prompt: (0, 0, Instant::now()),
             ended: false,
         };
+        state.take(first);
         let events = futures_util::stream::unfold(state, |mut state| async move {
             let data = state.next().await?;
             Some((Ok::<_, Infallible>(Event::default().data(data)), state))
@@ -72,7 +75,7 @@ async fn whole(shared: &Shared, form: Form, reply: &Reply, mut answer: Answer) -
     let (mut reasoning, mut text) = (String::new(), String::new());
     loop {
         match answer.next().await {
-            Part::Started => {}
+            Part::Started { .. } | Part::Read(_) => {}
             Part::Text(TextKind::Reasoning, more) => reasoning += &more,
             Part::Text(TextKind::Answer, more) => text += &more,
             Part::WasThought => reasoning += &std::mem::take(&mut text),
@@ -124,6 +127,8 @@ struct Streaming {
     /// Newlines around both are left out.
     trims: bool,
     ready: VecDeque<String>,
+    /// Tokens of the prompt, those of them that were in the slot, and when its reading began.
+    prompt: (usize, usize, Instant),
     ended: bool,
 }
 
@@ -137,14 +142,25 @@ impl Streaming {
             if self.ended {
                 return None;
             }
-            match self.answer.next().await {
-                Part::Started | Part::WasThought => {}
-                Part::Text(kind, text) => self.text(kind, text),
-                Part::Failed(why) => self.end(Err(failed(&self.shared, &why))),
-                Part::Done(report) => {
-                    let end = finish_reason(&self.shared, &report).map(|reason| (reason, report));
-                    self.end(end);
-                }
+            let part = self.answer.next().await;
+            self.take(part);
+        }
+    }
+
+    fn take(&mut self, part: Part) {
+        match part {
+            Part::WasThought => {}
+            Part::Started { prompt_tokens, cached } => self.prompt = (prompt_tokens, cached, Instant::now()),
+            Part::Read(tokens) => {
+                let (total, cached, began) = self.prompt;
+                let chunk = self.reply.progress(total, cached, cached + tokens, began.elapsed());
+                self.ready.push_back(chunk.to_string());
+            }
+            Part::Text(kind, text) => self.text(kind, text),
+            Part::Failed(why) => self.end(Err(failed(&self.shared, &why))),
+            Part::Done(report) => {
+                let end = finish_reason(&self.shared, &report).map(|reason| (reason, report));
+                self.end(end);
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::protocol::TurnReport;
 use crate::serve::metrics::seconds;
 use serde_json::{Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What an answer answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,15 @@ impl Reply {
         self.chunk(json!([{
             "index": 0, "delta": { "reasoning_content": text }, "logprobs": null, "finish_reason": null
         }]))
+    }
+
+    /// A chunk that says how much of the prompt was read, as llama.cpp's server does.
+    pub fn progress(&self, total: usize, cached: usize, processed: usize, time: Duration) -> Value {
+        let mut chunk = self.text("");
+        let time_ms = time.as_millis() as u64;
+        chunk["prompt_progress"] =
+            json!({ "total": total, "cache": cached, "processed": processed, "time_ms": time_ms });
+        chunk
     }
 
     /// The last chunk of the answer.

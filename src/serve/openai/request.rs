@@ -85,6 +85,8 @@ pub struct Common {
     pub stream: bool,
     /// A stream ends with its usage.
     pub include_usage: bool,
+    /// A stream says how much of its prompt was read.
+    pub return_progress: bool,
     /// Without the prompt.
     pub ask: Ask,
 }
@@ -101,6 +103,7 @@ impl Common {
         let stream = fields.bool("stream")?.unwrap_or(false);
         let mut options = fields.object("stream_options")?.unwrap_or_default();
         let include_usage = options.bool("include_usage")?.unwrap_or(false);
+        let return_progress = fields.bool("return_progress")?.unwrap_or(false);
         let defaults = &shared.defaults;
         let sampling = sampling(fields)?.over(&defaults.sampling);
         let logit_bias = logit_bias(fields, shared.info.vocab)?;
@@ -116,6 +119,7 @@ impl Common {
         Ok(Self {
             stream,
             include_usage,
+            return_progress,
             ask: Ask {
                 sampling,
                 logit_bias,
