@@ -259,6 +259,11 @@ fn what_is_not_answered_says_so_with_its_field_and_status() {
     let (status, answer) = server.post("/v1/chat/completions", &with(question(), neutral));
     assert_eq!((status, &answer["choices"][0]["finish_reason"]), (200, &json!("length")), "{answer}");
     assert_eq!(answer["usage"]["completion_tokens"], 5);
+    // A noncharacter is no text.
+    for prompt in ["", "\u{fdd0}"] {
+        let (status, answer) = server.post("/v1/completions", &json!({ "model": "demo", "prompt": prompt }));
+        assert!(status == 400 && answer["error"]["message"] == "the prompt is empty", "{answer}");
+    }
     let (status, _, body) = server.call("POST", "/v1/chat/completions", &[], "{\"model\":");
     assert!(status == 400 && body.contains("not JSON"), "{body}");
 }

@@ -7,6 +7,7 @@ use crate::protocol::{Piece, StopReason, TextKind, TurnReport};
 use crate::serve::answer::{Answer, Part};
 use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
+use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -33,6 +34,10 @@ pub async fn answer(
     let rendered = tokio::task::spawn_blocking(move || render(&renderer)).await;
     let prompt = rendered.map_err(|_| Refusal::failed("the prompt could not be rendered"))?;
     common.ask.prompt = prompt.map_err(|error| Refusal::wrong(format!("{error:#}")))?;
+    // Characters that no text may have were left out.
+    if flatten(&common.ask.prompt).is_empty() {
+        return Err(Refusal::wrong("the prompt is empty"));
+    }
     let Common { stream, include_usage, return_progress, ask } = common;
     let mut answer = Answer::begin(shared, permit, ask, stream && return_progress);
     // The status is known once the prompt is known to fit.
