@@ -58,8 +58,9 @@ impl Bound {
             listener.set_nonblocking(true)?;
             Ok((listener.local_addr()?, listener))
         };
-        let (address, listener) =
-            listen().map_err(|error: std::io::Error| format!("cannot listen on {address}: {error}"))?;
+        let (address, listener) = listen().map_err(|error: std::io::Error| {
+            format!("cannot listen on {address}: {error}; --port takes another, 0 any")
+        })?;
         Ok(Self { listener, address })
     }
 
