@@ -1,8 +1,8 @@
 //! The interface that a device implements to run a model: its memory ([`Device`]), the ops of a
-//! step ([`Ops`]), the cache's pages between steps ([`Pages`]), and reports about itself
-//! ([`Report`]); together a [`Backend`]. [`Measure`] has the functions that only measurements and
-//! checks need. An op is as large as the work that kernels fuse; the backend decides which kernels
-//! run it.
+//! step ([`Ops`]), the cache's pages between steps ([`Pages`]), the pages of its second tier
+//! ([`FarPages`]), and reports about itself ([`Report`]); together a [`Backend`]. [`Measure`] has
+//! the functions that only measurements and checks need. An op is as large as the work that kernels
+//! fuse; the backend decides which kernels run it.
 //!
 //! All ops write into a caller's buffer and allocate nothing. Shapes are `[rows, width]`,
 //! row-major; a matmul has M rows of activations, N rows of the weight and K columns of both. The
@@ -15,6 +15,7 @@
 
 pub mod cpu;
 pub mod cuda;
+mod far;
 mod kv;
 mod measure;
 mod memory;
@@ -23,6 +24,7 @@ mod report;
 
 pub use crate::protocol::SamplingState;
 pub(crate) use crate::protocol::bytes as in_units;
+pub use far::{FarCounts, FarPages};
 pub use kv::{DeltaGeometry, KvGeometry, KvTables, Lane, PageLayout, Pages, PoolStats, PresenceCounts, Span};
 pub use measure::{Measure, Queries, TIMED_ROUNDS};
 pub use memory::{Device, DeviceLost, OutOfMemory, Plain, Use};

@@ -10,6 +10,7 @@
 
 mod audit;
 mod error;
+mod far;
 pub mod file;
 mod image;
 mod kv_cache;

@@ -22,6 +22,7 @@ mod conversation;
 mod dials;
 mod disk;
 mod draft;
+mod far;
 mod head;
 mod loaded;
 mod options;
@@ -49,7 +50,7 @@ pub use dials::measure_dials;
 pub use draft::{Draft, Drafter, Drafts, Lookup};
 pub use head::DraftRequest;
 pub use loaded::{default_sampling, template_spec, weights_info};
-pub use options::{CHAT_LOGITS, EngineOptions, WeightOptions};
+pub use options::{CHAT_LOGITS, EngineOptions, FarOptions, WeightOptions};
 pub use plan::resolve_context;
 pub use planner::{Estimate, USUAL_CONTEXT, estimate, host_bytes, state_bytes};
 pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};
@@ -153,9 +154,12 @@ impl Loading {
             !outlet.is_closed()
         };
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
-        let slow = runner.cache.geometry().policy.slow_prefill();
-        let (found, notices) =
-            (checkpoint.found().collect::<Vec<_>>(), checkpoint.warnings().chain(slow).collect::<Vec<_>>());
+        let policy = runner.cache.geometry().policy;
+        let (slow, no_far) = (policy.slow_prefill(), options.far.and_then(|_| policy.far_refusal()));
+        let (found, notices) = (
+            checkpoint.found().collect::<Vec<_>>(),
+            checkpoint.warnings().chain(slow).chain(no_far).collect::<Vec<_>>(),
+        );
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);

@@ -22,7 +22,7 @@
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, cores, the backend trait |
-//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores |
+//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `FarPages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, system, unicode, words |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
@@ -62,6 +62,8 @@
 //! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
 //! | policy | which slots live: [`policy`] |
 //! | budget | slots that a policy lets a lane store, or a query read |
+//! | far page | 32 rows that have left a lane, kept in host memory; *near* while attention reads it: [`policy::far`] |
+//! | choice | between two steps, of the far pages that a sequence reads from there on, by its newest queries |
 //! | merge | one slot for consecutive tokens of a head: the weighted means of their K and V |
 //! | score | attention weights that a slot has had, by which TOVA and H2O choose what they drop |
 //! | codec | how a slot stores K and V: [`codec`] |
@@ -111,7 +113,8 @@
 //!   [`backend::About::chunk_tokens`] fixes, so that a log still gives one state.
 //! - A staged step changes only its own buffers; committing it stores the same data as single
 //!   steps.
-//! - A step allocates nothing and reads nothing back but [`backend::Ops::read_step`].
+//! - A step allocates nothing and reads nothing back but [`backend::Ops::read_step`]; on the CPU,
+//!   far pages grow in it.
 //! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.
 //! - What a person types never becomes a control token. A program that continues a text writes its

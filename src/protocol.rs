@@ -38,7 +38,7 @@ pub use draft::{DraftReport, DraftSource, MAX_DRAFTS};
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
-pub use kv_stats::KvStats;
+pub use kv_stats::{FarStats, KvStats};
 pub use model::{Decisions, ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use probe::{Finding, Likely, Probe, TokenChoice};

@@ -368,6 +368,7 @@ pub(super) fn geometry(
         max_pages: 0,
         codec,
         policy,
+        far: None,
         delta: None,
         vocab: 0,
         staged_rows: 0,

@@ -6,6 +6,7 @@ mod attention;
 mod delta;
 mod device;
 mod experts;
+mod far;
 mod kv;
 mod linear;
 mod merge;
@@ -47,6 +48,7 @@ impl Report for Cpu {
             staged_rows: 16,
             own_experts: true,
             adjusts_logits: true,
+            far: true,
         }
     }
 }
@@ -184,8 +186,7 @@ impl Ops for Cpu {
             attention::attend(self, out, qkv, decisions, kv, layer, spans);
             attention::count_reads(self, kv, spans);
             if !rope.staged {
-                kv::place(kv, decisions, layer, spans);
-                kv::store(kv, qkv, layer, spans);
+                kv::append(kv, qkv, decisions, layer, spans);
             }
         }
         if rope.gated {
@@ -197,8 +198,7 @@ impl Ops for Cpu {
     }
 
     fn commit(&self, rows: &Acts, decisions: &Vec<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
-        let lived = kv::place(kv, decisions, layer, spans);
-        kv::store(kv, rows, layer, spans);
+        let lived = kv::append(kv, rows, decisions, layer, spans);
         for (span, lived) in spans.iter().zip(lived).filter(|(span, _)| span.len > 1) {
             kv.reads[span.seq] += lived;
         }

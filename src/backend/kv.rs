@@ -3,7 +3,7 @@
 
 use super::memory::{Device, OutOfMemory};
 use crate::codec::{Codec, Coder, SlotLayout};
-use crate::policy::{LayerLanes, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
+use crate::policy::{Far, LayerLanes, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub struct KvGeometry {
     /// Policy of the layers that are not local.
     pub policy: Policy,
     pub local: crate::policy::LocalLayers,
+    /// Whether rows that leave are kept; see [`Self::far_of`].
+    pub far: Option<Far>,
     /// Layers with a recurrent state, if the model has some.
     pub delta: Option<DeltaGeometry>,
     /// Number of token ids; [`KvTables::seen`] has one bit for each.
@@ -169,6 +171,17 @@ impl KvGeometry {
     /// The policy of a layer.
     pub fn policy_of(&self, layer: usize) -> Policy {
         self.layer(layer).policy(self.policy)
+    }
+
+    /// Whether rows that leave are kept in some layers.
+    pub fn keeps_far(&self) -> bool {
+        (0..self.n_layers).any(|layer| self.far_of(layer).is_some())
+    }
+
+    /// How rows that leave the lanes of a layer are kept; `None`: they are gone. Local layers and
+    /// policies that cannot do so keep none.
+    pub fn far_of(&self, layer: usize) -> Option<Far> {
+        self.far.filter(|_| self.policy.keeps_far() && self.layer(layer).decides())
     }
 
     /// Whether the tokens of a layer evict others. In local layers they always do, elsewhere if

@@ -1,5 +1,6 @@
 //! The ops of a step: what each computes, on what, and where the result goes.
 
+use super::far::FarPages;
 use super::kv::{KvTables, Pages, Span};
 use super::memory::Device;
 use super::report::Report;
@@ -353,5 +354,5 @@ pub trait Ops: Pages {
 }
 
 /// All that a model needs of a device.
-pub trait Backend: Ops + Report {}
-impl<B: Ops + Report> Backend for B {}
+pub trait Backend: Ops + FarPages + Report {}
+impl<B: Ops + FarPages + Report> Backend for B {}

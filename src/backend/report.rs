@@ -43,6 +43,8 @@ pub struct About {
     pub own_experts: bool,
     /// Whether it takes [`SampleArgs::adjust`](super::SampleArgs::adjust).
     pub adjusts_logits: bool,
+    /// Whether rows that leave the cache can be kept: [`crate::policy::Far`].
+    pub far: bool,
 }
 
 /// Properties of a backend, for notices, the planner and the panel.

@@ -13,6 +13,7 @@ use super::scheduler::Stage;
 use super::think::Said;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
+use crate::policy::Far;
 use crate::protocol::{Ask, LogEntry, Piece, SamplingParams, StopReason, Token};
 use crate::system;
 use std::collections::VecDeque;
@@ -227,6 +228,13 @@ impl Chain {
             self.context.apply(runner, entry)?;
             self.fed(1);
         }
+        // Choices of a log that is replayed are in it.
+        let chooses = self.known == 0 && runner.keeps_far();
+        let size = match self.known {
+            0 if chooses => size.min(Far::PROMPT_BLOCK - self.context.since_choice(Far::PROMPT_BLOCK - 1)),
+            0 => size,
+            known => size.min(known),
+        };
         let tokens: Vec<Token> = self.todo.iter().map_while(LogEntry::token).take(size).collect();
         let mut n = tokens.len();
         while n > 0 {
@@ -238,6 +246,10 @@ impl Chain {
                     break;
                 }
             }
+        }
+        let is_due = || self.todo.is_empty() || self.context.since_choice(Far::PROMPT_BLOCK) == Far::PROMPT_BLOCK;
+        if chooses && n > 0 && is_due() {
+            self.context.choose(runner, Far::QUERIES);
         }
         if self.todo.is_empty() && self.generation.is_some() {
             let Counters { reads_before, peak_before, .. } = self.counters;
@@ -298,6 +310,16 @@ fn drafting(generation: &mut Option<Generation>) -> Option<&mut Drafting> {
     generation.as_mut()?.drafting.as_mut()
 }
 
+impl Chain {
+    /// Lets the queries of the last block of the answer choose, if the block is complete. Called
+    /// before each decode step.
+    pub fn choose_if_due<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        if runner.keeps_far() && self.context.since_choice(Far::ANSWER_BLOCK) == Far::ANSWER_BLOCK {
+            self.context.choose(runner, Far::ANSWER_BLOCK);
+        }
+    }
+}
+
 /// Runs one decode step: samples the token after the pending one of each chain, and after each of
 /// its drafts. Returns the results for each chain, in order. The first is the answer's next token;
 /// each further result counts if the token before it equals the draft. [`Chain::accept`] takes them
@@ -339,7 +361,12 @@ impl Chain {
     /// Maximum drafts of the next step, at most `max`. Every row is fed, but the last token of an
     /// answer is not.
     fn max_drafts<B: Backend>(&self, runner: &Runner<B>, max: usize) -> usize {
-        let max = max.min(self.tokens_to_go().saturating_sub(1));
+        let mut max = max.min(self.tokens_to_go().saturating_sub(1));
+        if runner.keeps_far() {
+            // A step does not cross the end of a block.
+            let fed = self.context.since_choice(Far::ANSWER_BLOCK) % Far::ANSWER_BLOCK;
+            max = max.min(Far::ANSWER_BLOCK - 1 - fed);
+        }
         max.min(runner.context().saturating_sub(self.context.len(runner) + 1))
     }
 

@@ -46,6 +46,11 @@ impl Context {
             }
             LogEntry::Unpin { unpin } => (true, runner.unpin(seq, range(unpin))?),
             LogEntry::Drop { drop } => (true, (0, runner.drop_positions(seq, range(drop))?)),
+            LogEntry::Choose { choose } => (runner.choose(seq, choose.into()).is_some(), (0, 0)),
+            LogEntry::DropFar { drop_far } => {
+                let dropped = runner.drop_far(seq, drop_far as usize);
+                (dropped > 0, (0, dropped))
+            }
         };
         if changes {
             self.log.push(entry);
@@ -61,6 +66,17 @@ impl Context {
     /// Switches eviction. Returns the number of slots dropped.
     pub fn set_eviction<B: Backend>(&mut self, runner: &mut Runner<B>, eviction: bool) -> Result<u64, CacheError> {
         Ok(self.apply(runner, LogEntry::Toggle { eviction })?.1)
+    }
+
+    /// Tokens fed since the far pages were last chosen, or `most` if it is that long ago.
+    pub fn since_choice(&self, most: usize) -> usize {
+        let newest = self.log.iter().rev().take_while(|entry| !matches!(entry, LogEntry::Choose { .. }));
+        newest.filter_map(LogEntry::token).take(most).count()
+    }
+
+    /// Lets the newest `queries` queries choose the far pages that are attended to from here on.
+    pub fn choose<B: Backend>(&mut self, runner: &mut Runner<B>, queries: usize) {
+        let _ = self.apply(runner, LogEntry::Choose { choose: queries as u16 });
     }
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {

@@ -127,7 +127,9 @@ impl DiskCache {
 
     fn begin<B: Backend>(&mut self, m: &mut Loaded<B>, (seq, log): State<'_>, outlet: &Outlet) -> Due {
         self.changed = None;
-        let Some(CacheFile { path, limit_bytes }) = self.file.clone() else { return Due::Never };
+        // Images do not have far rows yet.
+        let file = self.file.clone().filter(|_| !m.runner.keeps_far());
+        let Some(CacheFile { path, limit_bytes }) = file else { return Due::Never };
         let (sequence, layer_bytes) = m.runner.head(seq);
         if sequence.len == 0 {
             return Due::Never;
@@ -269,7 +271,8 @@ fn open<B: Backend>(
     log: &[LogEntry],
     total: usize,
 ) -> Result<Option<(Header, Reader<CheckedLayer>)>, String> {
-    if total == 0 {
+    // A cache of a log with far rows is not saved, and another has none of them.
+    if total == 0 || m.runner.keeps_far() {
         return Ok(None);
     }
     let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };

@@ -84,7 +84,7 @@ impl<B: Backend> Tracks<B> {
         // Twice as many sequences, because each drafts in a fork.
         let policy = Policy::of_window(WINDOW);
         let geometry = planner::geometry(&head.layer.config, options, policy, 2 * options.max_seqs);
-        let geometry = KvGeometry { codec: options.codec.of_others(), ..geometry };
+        let geometry = KvGeometry { codec: options.codec.of_others(), far: None, ..geometry };
         let context = context + MAX_DRAFTS + 1;
         let limit = max_page_bytes(head, options);
         let new = || Head::new(b, model, head, geometry, context, options.max_seqs);

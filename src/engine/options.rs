@@ -4,7 +4,7 @@ use super::draft::Drafts;
 use crate::backend::KernelNeeds;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::{Codec, Coder, DataFile, Heads, Rotation};
-use crate::policy::PolicyRequest;
+use crate::policy::{Far, PolicyRequest};
 use crate::protocol::WhenFull;
 use crate::quant::Weights;
 use crate::quantize::calibration::Calibration;
@@ -26,6 +26,14 @@ pub struct WeightOptions {
     pub cache: Option<WeightCache>,
     /// How 4-bit codes are chosen.
     pub calibration: Calibration,
+}
+
+/// How rows that leave the cache are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FarOptions {
+    pub rule: Far,
+    /// Host memory for them.
+    pub limit_bytes: u64,
 }
 
 /// Settings of an engine, resolved.
@@ -56,6 +64,9 @@ pub struct EngineOptions {
     pub when_full: WhenFull,
     /// Which slots live; by default the model's own policy.
     pub policy: PolicyRequest,
+    /// Whether rows that leave the cache are kept; only on a backend that can, by
+    /// [`About::far`](crate::backend::About::far).
+    pub far: Option<FarOptions>,
     /// How the weights are stored.
     pub weights: WeightOptions,
     /// Maximum tokens of one step. `None`: chosen for the backend and the memory by

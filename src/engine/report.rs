@@ -1,15 +1,23 @@
 //! Figures of the running engine, in the form that the protocol carries.
 
 use super::runner::Runner;
-use crate::backend::{Backend, KvGeometry, PoolStats};
+use crate::backend::{Backend, FarCounts, KvGeometry, PoolStats};
 use crate::cache::{SeqId, SeqStats};
-use crate::protocol::{ChainFigures, KvStats, Phase, Snapshot};
+use crate::protocol::{ChainFigures, FarStats, KvStats, Phase, Snapshot};
+
+/// Far rows of a sequence, if they are kept.
+fn far_stats<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<FarStats> {
+    let limit_bytes = runner.far_limit()?;
+    let FarCounts { rows, near, dropped, bytes, .. } = runner.far_counts(seq);
+    Some(FarStats { rows, near, dropped, bytes, limit_bytes })
+}
 
 /// The device's tables, read at one moment.
 pub(super) struct Figures {
     geometry: KvGeometry,
     seq: SeqStats,
     pinned: usize,
+    far: Option<FarStats>,
     /// Pages held by the twin.
     twin_pages: usize,
     /// Pages of the chains beyond the mean of one chain.
@@ -31,6 +39,7 @@ impl Figures {
             geometry: *runner.cache.geometry(),
             seq: runner.cache.stats(b, seq),
             pinned: runner.cache.pins(seq).iter().map(ExactSizeIterator::len).sum(),
+            far: far_stats(runner, seq),
             twin_pages: twin.map_or(0, |twin| runner.cache.stats(b, twin).pages),
             chain_pages: 0,
             pool: runner.cache.pool_stats(b),
@@ -94,6 +103,7 @@ impl Figures {
             reads: Self::per_lane(g, self.counted.0),
             peak_slots: Self::per_lane(g, self.counted.1),
             peak_shared: self.shared_pages.map(|pages| Self::per_lane(g, (pages * g.page_slots) as u64)),
+            far: self.far,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::policy::Policy;
 use crate::protocol::{SamplingParams, Token};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use std::time::{Duration, Instant};
 
 /// A value was not finite: an overflow, or broken weights. The sampled token is meaningless.
@@ -65,7 +65,7 @@ const SPARE_SHARE: u64 = 8;
 
 /// A model with its workspace and cache.
 pub struct Runner<B: Backend> {
-    b: B,
+    pub(super) b: B,
     model: Model<B>,
     ws: Workspace<B>,
     pub cache: KvCache<B>,
@@ -73,6 +73,8 @@ pub struct Runner<B: Backend> {
     max_step: usize,
     /// What is added to the logits of the next decode step's rows.
     adjust: Vec<Vec<(Token, f32)>>,
+    /// Most bytes of far pages; `None` without a limit.
+    pub(super) far_limit: Option<u64>,
     /// Sampling parameters of each row, on the device.
     draws: B::Buf<SamplingState>,
     /// Host copy of `draws`; unchanged parameters are not uploaded again.
@@ -114,9 +116,15 @@ impl<B: Backend> Allocations<B> {
             options.max_step.unwrap_or_else(|| planner::step_tokens(checkpoint, options, b.about().step_tokens));
         let max_step = wanted.min(context).max(1);
         let policy = c.policy(options.policy)?;
+        let about = b.about();
+        ensure!(
+            options.far.is_none() || about.far,
+            "--far is not built for {} yet: use --far off, or --device cpu",
+            about.name
+        );
         let geometry = KvGeometry {
             delta: planner::delta_geometry(c),
-            staged_rows: if policy.stages() { options.drafts.rows.min(b.about().staged_rows) } else { 0 },
+            staged_rows: if policy.stages() { options.drafts.rows.min(about.staged_rows) } else { 0 },
             ..planner::geometry(c, options, policy, options.max_seqs)
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
@@ -179,6 +187,7 @@ impl<B: Backend> Runner<B> {
             context,
             max_step,
             adjust: Vec::new(),
+            far_limit: options.far.map(|far| far.limit_bytes),
             draws,
             uploaded_draws: Vec::new(),
             sampled: Vec::new(),

@@ -171,8 +171,8 @@ impl Snapshots {
         self.kept.extract_if(.., |one| pick(one)).for_each(|one| runner.release(one.context.seq));
     }
 
-    /// Applies an entry that pins or unpins to the conversation's snapshots that hold the
-    /// positions. A snapshot that cannot be changed is released.
+    /// Applies an entry that pins, unpins or drops far pages to the conversation's snapshots, one
+    /// that pins to those that hold the positions. A snapshot that cannot be changed is released.
     pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, entry: LogEntry) {
         let end = match entry {
             LogEntry::Pin { pin: [_, end] } => end as usize,

@@ -52,6 +52,8 @@ pub(super) struct Worker<B: Backend> {
     /// Whether the user has been notified, since work began, that the states for /undo were
     /// released.
     pub(super) said_undo_is_slow: bool,
+    /// Whether the user has been notified that far pages were dropped.
+    pub(super) said_far_is_full: bool,
 }
 
 impl<B: Backend> Worker<B> {
@@ -70,6 +72,7 @@ impl<B: Backend> Worker<B> {
             last_snapshot: Instant::now(),
             cache_due: Due::Never,
             said_undo_is_slow: false,
+            said_far_is_full: false,
         }
     }
 
@@ -85,6 +88,7 @@ impl<B: Backend> Worker<B> {
             self.publish_if_due();
             self.step();
             self.step_beside();
+            self.limit_far();
             self.finish();
             let due = self.conversations.values_mut().map(|c| c.write_cache(&mut self.model));
             self.cache_due = due.min().unwrap_or(Due::Never);
@@ -283,7 +287,10 @@ impl<B: Backend> Worker<B> {
         let runner = &mut self.model.runner;
         let max = max_drafts(runner.most_rows(), chains.len());
         let price = self.costs.price(chains.len());
-        chains.iter_mut().for_each(|chain| chain.choose_drafts(runner, max, price));
+        for chain in &mut chains {
+            chain.choose_if_due(runner);
+            chain.choose_drafts(runner, max, price);
+        }
         let started = Instant::now();
         let mut sampled = chain::decode(runner, &chains);
         if matches!(sampled, Err(StepError::Cache(_)))

@@ -111,6 +111,23 @@ impl Policy {
         self.rule().filter(|_| self.merging().is_none() && self.models_window().is_none())
     }
 
+    /// Whether rows that leave a lane can be kept in [`Far`](super::Far) pages: they leave whole,
+    /// in an order that does not depend on attention.
+    pub fn keeps_far(&self) -> bool {
+        self.dropping().is_some() && self.quest().is_none()
+    }
+
+    /// A message for the user who asks for far pages that the policy does not have.
+    pub fn far_refusal(&self) -> Option<String> {
+        let why = match self {
+            _ if self.keeps_far() => return None,
+            Policy::Dense => "it drops nothing".to_owned(),
+            _ if self.models_window().is_some() => "only the model's own window drops tokens".to_owned(),
+            _ => "it works with dms and window".to_owned(),
+        };
+        Some(format!("--far does nothing with policy {}: {why}", self.name()))
+    }
+
     /// Number of newest tokens that the model's attention sees, if the policy does nothing else.
     pub fn models_window(&self) -> Option<usize> {
         if let Policy::Window(window) = self { window.is_of_model().then_some(window.budget) } else { None }

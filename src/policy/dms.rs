@@ -110,7 +110,10 @@ impl Dms {
             _ => Placement::Append,
         };
         let slot = match placement {
-            Placement::Overwrite(slot) => slot,
+            Placement::Overwrite(slot) => {
+                lane.leave(slot);
+                slot
+            }
             Placement::Append | Placement::Skip => lane.append(),
         };
         let meta = match self.shift {

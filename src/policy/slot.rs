@@ -21,6 +21,8 @@ pub trait LaneSlots {
     fn set_ring(&mut self, entry: usize, slot: usize);
     /// A new slot after the last one.
     fn append(&mut self) -> usize;
+    /// Called with a slot whose token leaves the lane, before the slot is given away.
+    fn leave(&mut self, _slot: usize) {}
 }
 
 /// Bits of a slot's position, which bound the tokens of a sequence.

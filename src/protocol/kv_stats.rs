@@ -37,6 +37,22 @@ pub struct KvStats {
     /// layer. Pages that they share count once. `None` for the answer of one chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_shared: Option<f64>,
+    /// Rows that left the cache and are kept in host memory, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<FarStats>,
+}
+
+/// Rows that left the cache and are kept, summed over layers and KV heads: [`crate::policy::far`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FarStats {
+    pub rows: u64,
+    /// Rows that attention reads.
+    pub near: u64,
+    /// Rows that were dropped for good, because the memory was full.
+    pub dropped: u64,
+    /// Host memory of the sequence's pages, and the most that those of all sequences may have.
+    pub bytes: u64,
+    pub limit_bytes: u64,
 }
 
 impl KvStats {

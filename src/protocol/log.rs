@@ -1,6 +1,7 @@
 //! An entry of the token log, and how it is written in files.
 
 use super::{MAX_CONTEXT, Token, present};
+use crate::policy::Far;
 use serde::{Deserialize, Serialize};
 
 /// An entry of the token log: a token that was fed, or what changed between tokens that decides
@@ -35,6 +36,14 @@ pub enum LogEntry {
     Drop {
         drop: [u32; 2],
     },
+    /// The newest so many queries chose the far pages that are attended to from here on.
+    Choose {
+        choose: u16,
+    },
+    /// Far memory ran out: far pages with positions below this one only were dropped for good.
+    DropFar {
+        drop_far: u32,
+    },
 }
 
 impl LogEntry {
@@ -58,7 +67,9 @@ impl<'de> Deserialize<'de> for LogEntry {
             type Value = LogEntry;
 
             fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("a token id, or an object with eviction, dial, forget, pin, unpin or drop")
+                f.write_str(
+                    "a token id, or an object with eviction, dial, forget, pin, unpin, drop, choose or drop_far",
+                )
             }
 
             fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<LogEntry, E> {
@@ -75,6 +86,8 @@ impl<'de> Deserialize<'de> for LogEntry {
                     pin: Option<[u32; 2]>,
                     unpin: Option<[u32; 2]>,
                     drop: Option<[u32; 2]>,
+                    choose: Option<u16>,
+                    drop_far: Option<u32>,
                 }
                 let change = Change::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
                 let fits = |range: [u32; 2]| range[0] < range[1] && range[1] <= MAX_CONTEXT as u32;
@@ -88,6 +101,12 @@ impl<'de> Deserialize<'de> for LogEntry {
                     Change { pin: Some(pin), .. } if fits(pin) => Ok(LogEntry::Pin { pin }),
                     Change { unpin: Some(unpin), .. } if fits(unpin) => Ok(LogEntry::Unpin { unpin }),
                     Change { drop: Some(drop), .. } if fits(drop) => Ok(LogEntry::Drop { drop }),
+                    Change { choose: Some(choose), .. } if (1..=Far::QUERIES as u16).contains(&choose) => {
+                        Ok(LogEntry::Choose { choose })
+                    }
+                    Change { drop_far: Some(drop_far), .. } if drop_far <= MAX_CONTEXT as u32 => {
+                        Ok(LogEntry::DropFar { drop_far })
+                    }
                     _ => Err(serde::de::Error::custom("an entry with an unknown key or value")),
                 }
             }
@@ -110,11 +129,13 @@ mod tests {
             LogEntry::Pin { pin: [3, 9] },
             LogEntry::Unpin { unpin: [4, 9] },
             LogEntry::Drop { drop: [4, 20] },
+            LogEntry::Choose { choose: 16 },
+            LogEntry::DropFar { drop_far: 90 },
         ];
         let text = serde_json::to_string(&entries).unwrap();
         assert_eq!(
             text,
-            r#"[7,{"eviction":false},{"dial":-0.1},{"forget":980},{"pin":[3,9]},{"unpin":[4,9]},{"drop":[4,20]}]"#
+            r#"[7,{"eviction":false},{"dial":-0.1},{"forget":980},{"pin":[3,9]},{"unpin":[4,9]},{"drop":[4,20]},{"choose":16},{"drop_far":90}]"#
         );
         assert_eq!(serde_json::from_str::<Vec<LogEntry>>(&text).unwrap(), entries);
         for broken in [
@@ -123,6 +144,9 @@ mod tests {
             r#"{"pin":[0,2000000]}"#,
             r#"{"drop":[4,4]}"#,
             r#"{"forget":-1}"#,
+            r#"{"choose":0}"#,
+            r#"{"choose":33}"#,
+            r#"{"drop_far":2000000}"#,
             "{}",
         ] {
             assert!(serde_json::from_str::<LogEntry>(broken).is_err(), "{broken}");

@@ -141,6 +141,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
             reads: 12_000.0,
             peak_slots: 95.0,
             peak_shared: None,
+            far: None,
         },
         checkpoint_bytes: 1234,
         twin_bytes: 0,

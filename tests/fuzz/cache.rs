@@ -31,6 +31,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         max_pages: 0,
         codec: Codec::Int8,
         policy: Policy::Dms(rule),
+        far: None,
         delta: None,
         vocab: 0,
         staged_rows: 0,

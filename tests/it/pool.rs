@@ -66,6 +66,7 @@ impl Bench {
             max_pages: 0,
             codec,
             policy,
+            far: None,
             delta: None,
             vocab: 0,
             staged_rows: 0,

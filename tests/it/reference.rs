@@ -187,6 +187,7 @@ fn sweeps(log: &[LogEntry], shift: bool) -> (Vec<usize>, Sweeps) {
                 }
             }
             LogEntry::Drop { drop } => drops.push((range(drop), tokens.len())),
+            LogEntry::Choose { .. } | LogEntry::DropFar { .. } => panic!("far_reference has far pages"),
         }
     }
     (tokens, Sweeps { at, end: newest, dials, forgets, shift, pins, drops })
@@ -215,14 +216,7 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
     let mut marks_seen = 0;
     for l in 0..s.n_layers {
         let layer = Layer { tiny, l };
-        let decisions_of_x: Vec<Vec<f64>> = x.iter().map(|x| layer.adapter(x)).collect();
-        let normed: Vec<Vec<f64>> = x.iter().map(|x| layer.norm("input_layernorm", x)).collect();
-        let (q, k, v, borrowed) = layer.project(&normed, rounding);
-        let decisions = match s.form {
-            Form::Predictor { .. } => normed.iter().map(|x| layer.predicted(x)).collect(),
-            _ if s.adapter() => decisions_of_x,
-            _ => borrowed,
-        };
+        let (q, k, v, decisions) = layer.decide(&x, rounding);
         let mut beyond = decisions.clone();
         for (decisions, dial) in beyond.iter_mut().zip(&sweeps.dials) {
             decisions.iter_mut().for_each(|d| *d -= dial);
@@ -334,6 +328,18 @@ impl Layer<'_> {
         })
     }
 
+    /// Queries, keys and values of the layer's inputs, and the model's decisions.
+    pub fn decide(&self, x: &[Vec<f64>], rounding: Rounding) -> (Heads, Heads, Heads, Vec<Vec<f64>>) {
+        let normed: Vec<Vec<f64>> = x.iter().map(|x| self.norm("input_layernorm", x)).collect();
+        let (q, k, v, borrowed) = self.project(&normed, rounding);
+        let decisions = match self.tiny.spec.form {
+            Form::Predictor { .. } => normed.iter().map(|x| self.predicted(x)).collect(),
+            _ if self.tiny.spec.adapter() => x.iter().map(|x| self.adapter(x)).collect(),
+            _ => borrowed,
+        };
+        (q, k, v, decisions)
+    }
+
     /// Queries, keys and values ready for attention, and the decisions read from queries.
     fn project(&self, x: &[Vec<f64>], rounding: Rounding) -> (Heads, Heads, Heads, Vec<Vec<f64>>) {
         let s = &self.tiny.spec;
@@ -420,7 +426,7 @@ fn gelu(x: f64) -> f64 {
     x * (0.5 + sum * width / 3.0)
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 

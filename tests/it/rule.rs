@@ -48,6 +48,8 @@ pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -
             LogEntry::Pin { pin: [a, b] } => runner.pin(seq, a as usize..b as usize).expect("room"),
             LogEntry::Unpin { unpin: [a, b] } => drop(runner.unpin(seq, a as usize..b as usize).expect("room")),
             LogEntry::Drop { drop: [a, b] } => drop(runner.drop_positions(seq, a as usize..b as usize).expect("room")),
+            LogEntry::Choose { choose } => drop(runner.choose(seq, choose.into()).expect("far rows are kept")),
+            LogEntry::DropFar { drop_far } => drop(runner.drop_far(seq, drop_far as usize)),
         }
         let tokens: Vec<u32> =
             part.iter().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None }).collect();

@@ -4,9 +4,9 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, KvGeometry, KvTables, Linear, Mlp,
-    Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span,
-    StepKind, StepResult, Use,
+    About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, FarCounts, FarPages, KvGeometry,
+    KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs,
+    Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, EngineHandle, LaneFilter, Token};
@@ -258,6 +258,25 @@ impl Pages for Spy {
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         self.lent(kv, |kv| self.cpu.slot_metas(kv, layer, seq, head))
+    }
+}
+
+impl FarPages for Spy {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize) -> u64 {
+        self.watch.count("choose");
+        self.lent(kv, |kv| self.cpu.choose(kv, seq, queries))
+    }
+
+    fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {
+        self.lent(kv, |kv| self.cpu.drop_far(kv, seq, before))
+    }
+
+    fn far_counts(&self, kv: &KvTables<Self>, seq: usize) -> FarCounts {
+        self.lent(kv, |kv| self.cpu.far_counts(kv, seq))
+    }
+
+    fn far_rows(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<(SlotMeta, bool)> {
+        self.lent(kv, |kv| self.cpu.far_rows(kv, layer, seq, head))
     }
 }
 

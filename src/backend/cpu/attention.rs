@@ -56,9 +56,9 @@ pub(super) fn attend(
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
     let mut plan = cpu.plan();
     fill(&mut plan, kv, layer, spans);
-    let Plan { groups, spans: groups_of_spans, own, scores, out: results } = &mut *plan;
+    let Plan { groups, spans: groups_of_spans, own, orders, scores, out: results } = &mut *plan;
     encode(own, cpu, qkv, kv, layer, spans);
-    let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans, own };
+    let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans, own, orders };
     paged::choose(cpu, &call, groups);
     let rows = groups.iter().map(|group| group.tokens.len() * q_heads).max().unwrap_or(0);
     results.resize(results.len().max(groups.len() * rows * d), 0.0);

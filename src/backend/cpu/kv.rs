@@ -2,10 +2,12 @@
 //! for parallel implementations.
 
 use super::super::{KvGeometry, KvTables, OutOfMemory, PageLayout, Pages, PoolStats, PresenceCounts, Span};
+use super::far::{self, RowBytes};
 use super::{Acts, Cpu, Pool};
 use crate::codec::{Codec, Coder, Place};
 use crate::policy::{LaneSlots, Placement, Scope, Scored, SlotMeta};
 use crate::protocol::{LaneFilter, Token};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// One lane's part of the tables, with the pool it takes pages from.
@@ -18,6 +20,8 @@ struct Lane<'a> {
     ring: &'a mut [i32],
     /// Scores of all slots that the lane may ever have; empty if the policy has none.
     scores: &'a mut [f32],
+    /// Whether rows that leave are kept.
+    far: bool,
     pool: &'a mut Pool,
 }
 
@@ -25,7 +29,7 @@ impl<'a> Lane<'a> {
     fn of(kv: &'a mut KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Self {
         let g = &kv.geometry;
         let (row, rings, scores) = (g.row(layer, seq, head), g.ring_len(), g.score_slots());
-        let ring_len = g.policy_of(layer).ring_len();
+        let (ring_len, far) = (g.policy_of(layer).ring_len(), g.far_of(layer).is_some());
         Self {
             layout: g.page(),
             number: row,
@@ -33,6 +37,7 @@ impl<'a> Lane<'a> {
             live: &mut kv.live[row],
             ring: &mut kv.ring[row * rings..][..ring_len],
             scores: &mut kv.score[row * scores..(row + 1) * scores],
+            far,
             pool: &mut kv.pool,
         }
     }
@@ -42,6 +47,11 @@ impl<'a> Lane<'a> {
         let entry = &mut self.pages[slot / self.layout.page_slots];
         *entry = self.pool.make_unique(*entry);
         self.pool.page_mut(*entry)
+    }
+
+    /// Far rows that attention reads.
+    fn near_rows(&self) -> usize {
+        self.pool.far.as_ref().filter(|_| self.far).map_or(0, |far| far.near_rows(self.number))
     }
 
     fn held_pages(&self) -> usize {
@@ -95,6 +105,15 @@ impl LaneSlots for Lane<'_> {
         self.pool.order_mut(self.number).push(slot as u32);
         slot
     }
+
+    fn leave(&mut self, slot: usize) {
+        if self.far {
+            let (page, row) = (self.pages[slot / self.layout.page_slots], slot % self.layout.page_slots);
+            let row = RowBytes::read(&self.layout, self.pool.page(page), row);
+            let number = self.number;
+            self.pool.far.iter_mut().for_each(|far| far.push(number, &row));
+        }
+    }
 }
 
 /// Positions of a step's rows. Spans need not lie in the order of the rows.
@@ -147,63 +166,39 @@ pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
     }
 }
 
-/// Returns, for each span, the live slots of all lanes after each of its tokens has its own slot,
+/// Gives every token of a step its slot, one after the other, and stores it there. Returns, for
+/// each span, the rows of all lanes that attention reads after each of its tokens has its own slot,
 /// summed over its tokens.
-pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spans: &[Span]) -> Vec<u64> {
-    let (heads, policy) = (kv.geometry.n_kv_heads, kv.geometry.policy_of(layer));
-    let mut slots = std::mem::take(&mut kv.slots);
+pub(super) fn append(kv: &mut KvTables<Cpu>, qkv: &Acts, decisions: &[f32], layer: usize, spans: &[Span]) -> Vec<u64> {
+    let (g, policy) = (kv.geometry, kv.geometry.policy_of(layer));
+    let (d, heads, coder) = (g.head_dim, g.n_kv_heads, kv.coder.clone());
+    far::remember(kv, qkv, layer, spans);
     let mut lived = vec![0; spans.len()];
     for (span, lived) in spans.iter().zip(&mut lived) {
-        let eviction = kv.geometry.evicts(layer, kv.eviction[span.seq] != 0);
+        let eviction = g.evicts(layer, kv.eviction[span.seq] != 0);
         let base = kv.seq_len[span.seq] as usize;
         let policy = policy.with_dial(kv.dial[span.seq]);
         for head in 0..heads {
             let mut lane = Lane::of(kv, layer, span.seq, head);
+            let (layout, mut written) = (lane.layout, BTreeSet::new());
             for i in 0..span.len {
-                let at = (span.start + i) * heads + head;
-                let (slot, placement) = policy.store(&mut lane, base + i, decisions[at], eviction);
-                // The slot's last token belongs to this step: it is overwritten before it is
-                // stored.
-                if let (Placement::Overwrite(_), Some(leaving)) = (placement, i.checked_sub(policy.ring_len())) {
-                    slots[(span.start + leaving) * heads + head] = -1;
-                }
-                slots[at] = slot as i32;
-                *lived += *lane.live as u64;
-            }
-        }
-    }
-    kv.slots = slots;
-    lived
-}
-
-pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[Span]) {
-    let g = kv.geometry;
-    let (layout, d, heads) = (g.page(), g.head_dim, g.n_kv_heads);
-    let mut written: Vec<(usize, usize, usize)> = Vec::new();
-    for span in spans {
-        for i in span.start..span.start + span.len {
-            let (k, v) = qkv.row(i)[g.n_q_heads * d..].split_at(heads * d);
-            for head in 0..heads {
-                let slot = kv.slots[i * heads + head];
-                if slot < 0 {
-                    continue;
-                }
-                let (entry, row) = (slot as usize / g.page_slots, slot as usize % g.page_slots);
-                let page = kv.page_table[g.row(layer, span.seq, head) * g.max_pages + entry];
-                let range = head * d..(head + 1) * d;
-                encode(g.codec, &layout, kv.pool.page_mut(page), row, &k[range.clone()], &v[range]);
+                let row = span.start + i;
+                let (slot, _) = policy.store(&mut lane, base + i, decisions[row * heads + head], eviction);
+                let (k, v) = qkv.row(row)[g.n_q_heads * d..].split_at(heads * d);
+                let own = head * d..(head + 1) * d;
+                let page = lane.own_page(slot);
+                encode(g.codec, &layout, page, slot % layout.page_slots, &k[own.clone()], &v[own]);
+                *lived += (*lane.live as usize + lane.near_rows()) as u64;
                 if g.policy.quest().is_some() {
-                    written.push((span.seq, head, entry));
+                    written.insert(slot / layout.page_slots);
                 }
+            }
+            for page in written {
+                set_bounds(&mut lane, (g.codec, coder.as_deref()), layer, page, d);
             }
         }
     }
-    written.sort_unstable();
-    written.dedup();
-    let coder = kv.coder.clone();
-    for (seq, head, page) in written {
-        set_bounds(&mut Lane::of(kv, layer, seq, head), (g.codec, coder.as_deref()), layer, page, d);
-    }
+    lived
 }
 
 fn encode(codec: Codec, layout: &PageLayout, page: &mut [u8], row: usize, k: &[f32], v: &[f32]) {
@@ -266,7 +261,7 @@ impl Pages for Cpu {
     type Pool = Pool;
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {
-        Ok(Pool::new(geometry.page_bytes(), max_pages, geometry.n_layers * geometry.n_lanes()))
+        Ok(Pool::new(geometry, max_pages))
     }
 
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
@@ -300,7 +295,9 @@ impl Pages for Cpu {
                 }
                 let order = lane.pool.order(a).to_vec();
                 *lane.pool.order_mut(b) = order;
+                lane.pool.far.iter_mut().for_each(|far| far.fork(a, b));
             }
+            kv.pool.far.iter_mut().for_each(|far| far.fork_queries(&g, layer, from, to));
         }
         for layer in 0..g.delta.map_or(0, |d| d.n_layers) {
             let (len, state) = g.delta.map_or((0, 0), |d| (d.inputs_len(), d.state_len()));
@@ -320,7 +317,9 @@ impl Pages for Cpu {
     fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
         for layer in 0..kv.geometry.n_layers {
             for head in 0..kv.geometry.n_kv_heads {
-                Lane::of(kv, layer, seq, head).clear();
+                let mut lane = Lane::of(kv, layer, seq, head);
+                lane.clear();
+                lane.pool.far.iter_mut().for_each(|far| far.clear(lane.number));
             }
         }
         kv.seq_len[seq] = 0;
@@ -431,7 +430,7 @@ pub(super) fn advance(kv: &mut KvTables<Cpu>, tokens: Option<&Vec<Token>>, spans
         let live: u32 = lanes.map(|row| kv.live[row] as u32).sum();
         kv.peak[span.seq] = kv.peak[span.seq].max(live);
         if span.len == 1 && !g.policy.attention_counts_reads() {
-            kv.reads[span.seq] += live as u64;
+            kv.reads[span.seq] += u64::from(live) + far::near_rows(kv, span.seq);
         }
     }
 }
@@ -461,32 +460,21 @@ fn reduce(kv: &mut KvTables<Cpu>, seq: usize, rule: &Scored) {
 /// the lane already has.
 fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
     let (layout, page_slots, ring_len) = (lane.layout, lane.layout.page_slots, lane.ring.len());
-    let rows: Vec<SlotBytes> = kept
-        .iter()
-        .map(|&slot| {
-            let page = lane.pool.page(lane.pages[slot / page_slots]);
-            let row = slot % page_slots;
-            SlotBytes {
-                k: page[layout.k(row)].to_vec(),
-                v: page[layout.v(row)].to_vec(),
-                sides: layout.sides(page, row),
-                meta: layout.meta(page, row),
-                score: lane.scores.get(slot).copied(),
-            }
-        })
-        .collect();
+    let mut leaving: Vec<usize> = (0..*lane.live as usize).filter(|slot| kept.binary_search(slot).is_err()).collect();
+    leaving.sort_by_key(|&slot| lane.meta(slot).position());
+    leaving.into_iter().for_each(|slot| lane.leave(slot));
+    let read = |&slot: &usize| {
+        let page = lane.pool.page(lane.pages[slot / page_slots]);
+        (RowBytes::read(&layout, page, slot % page_slots), lane.scores.get(slot).copied())
+    };
+    let rows: Vec<(RowBytes, Option<f32>)> = kept.iter().map(read).collect();
     // Pages that only this lane holds return as it clears them. Shared pages stay with the other
     // holder, and the host has reserved as many copies.
     lane.clear();
-    for bytes in rows {
+    for (bytes, score) in rows {
         let slot = lane.append();
-        let row = slot % page_slots;
-        let page = lane.own_page(slot);
-        page[layout.k(row)].copy_from_slice(&bytes.k);
-        page[layout.v(row)].copy_from_slice(&bytes.v);
-        layout.set_sides(page, row, bytes.sides);
-        layout.set_meta(page, row, bytes.meta);
-        if let Some(score) = bytes.score {
+        bytes.write(&layout, lane.own_page(slot), slot % page_slots);
+        if let Some(score) = score {
             lane.scores[slot] = score;
         }
         // Slots are not in order of position: an older token must not take a newer one's place.
@@ -495,12 +483,4 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
         }
     }
     lane.pool.order_mut(lane.number).clear();
-}
-
-struct SlotBytes {
-    k: Vec<u8>,
-    v: Vec<u8>,
-    sides: [u32; 2],
-    meta: SlotMeta,
-    score: Option<f32>,
 }

@@ -2,7 +2,8 @@
 //! pages where the system has them. The lowest free page is allocated first, so that the last
 //! granules become empty and can be unmapped.
 
-use super::super::{OutOfMemory, PoolStats};
+use super::super::{KvGeometry, OutOfMemory, PoolStats};
+use super::far::FarRows;
 use memmap2::MmapMut;
 use std::collections::BTreeSet;
 
@@ -15,6 +16,8 @@ pub struct Pool {
     /// adds values. Updated when tokens are placed, and rebuilt from the positions if its length
     /// differs from the lane's.
     orders: Vec<Vec<u32>>,
+    /// Rows that have left the lanes, if they are kept.
+    pub(super) far: Option<FarRows>,
     page_bytes: usize,
     /// Distance of two pages: `page_bytes` rounded up to a cache line.
     stride_bytes: usize,
@@ -26,11 +29,13 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(page_bytes: usize, max_pages: usize, lanes: usize) -> Self {
+    pub(super) fn new(g: &KvGeometry, max_pages: usize) -> Self {
+        let (page_bytes, lanes) = (g.page_bytes(), g.n_layers * g.n_lanes());
         let stride_bytes = page_bytes.next_multiple_of(LINE_BYTES);
         let pages_per_granule = (GRANULE_BYTES / stride_bytes).max(1);
         Self {
             orders: vec![Vec::new(); lanes],
+            far: g.far.map(|_| FarRows::new(g)),
             page_bytes,
             stride_bytes,
             pages_per_granule,

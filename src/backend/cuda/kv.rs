@@ -1,6 +1,8 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span};
+use super::super::{
+    AttentionArgs, FarPages, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span,
+};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::delta;
@@ -395,6 +397,9 @@ fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, pages: &[i32], back: bool) 
     let args = [Arg::of(&view), Ptr(listed), I32(back as i32)];
     cuda.driver.launch(Kernel::StagePages, [pages.len(), 1, 1], BLOCK, &args);
 }
+
+/// It has no far pages yet: [`crate::backend::About::far`].
+impl FarPages for Cuda {}
 
 impl Pages for Cuda {
     type Pool = Pool;

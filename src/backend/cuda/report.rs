@@ -34,6 +34,7 @@ impl Report for Cuda {
             staged_rows: 1 + MAX_DRAFTS,
             own_experts: false,
             adjusts_logits: false,
+            far: false,
         }
     }
 

@@ -261,6 +261,7 @@ fn check_numbers(record: &Record) -> Result<(), String> {
             numbers.extend(counts.map(|n| n as u64));
             numbers.extend([r.turn, kv.live_slots, kv.dense_slots, kv.bytes, kv.live_bytes, kv.dense_bytes]);
             numbers.extend(kv.dense.iter().map(|&dense| u64::from(dense)));
+            numbers.extend(kv.far.iter().flat_map(|far| [far.rows, far.near, far.dropped, far.bytes]));
             let kept = turn.retention.iter().flat_map(|r| {
                 let bytes = r.stretches.iter().fold(0u64, |sum, s| sum.saturating_add(s.0 as u64));
                 [r.message.unwrap_or(0), r.tokens as u64, bytes]

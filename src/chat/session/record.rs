@@ -287,8 +287,8 @@ mod tests {
     use super::*;
     use crate::chat::session::load;
     use crate::protocol::{
-        ChainReport, ChainsReport, Decisions, DraftReport, KvStats, ModelReference, SamplingParams, StopReason,
-        TwinReport, VoteCount,
+        ChainReport, ChainsReport, Decisions, DraftReport, FarStats, KvStats, ModelReference, SamplingParams,
+        StopReason, TwinReport, VoteCount,
     };
     use serde_json::{Value, json};
 
@@ -354,6 +354,7 @@ mod tests {
                 reads: x,
                 peak_slots: x,
                 peak_shared: Some(x),
+                far: Some(FarStats { rows: 1, near: 1, dropped: 1, bytes: 1, limit_bytes: 1 }),
             },
             device_bytes: Some(1),
             joules: Some(2.5),

@@ -25,6 +25,8 @@ pub(super) struct Call<'a> {
     pub(super) layer: usize,
     pub(super) spans: &'a [Span],
     pub(super) own: &'a OwnRows,
+    /// See [`Plan::orders`].
+    pub(super) orders: &'a [Vec<u32>],
 }
 
 impl Call<'_> {
@@ -58,10 +60,27 @@ impl Call<'_> {
         self.kv.live[self.lane(group)] as usize
     }
 
-    /// The page of a lane that has `slot`.
-    pub(super) fn page(&self, group: &Group, slot: usize) -> &[u8] {
-        let entry = self.lane(group) * self.geometry.max_pages + slot / self.geometry.page_slots;
-        self.kv.pool.page(self.kv.page_table[entry])
+    /// Stored keys that a lane reads, in one list of pages: its slots, then its near far rows.
+    /// Where there are far rows, the last page of each part may have rows without a key.
+    pub(super) fn stored(&self, group: &Group) -> usize {
+        stored(self.kv, self.lane(group))
+    }
+
+    /// The page of a lane that has stored key `key`, and the number of its rows that have one.
+    pub(super) fn rows_of(&self, group: &Group, key: usize) -> (&[u8], usize) {
+        listed(self.kv, self.lane(group), key)
+    }
+
+    /// The page of a lane that has stored key `key`.
+    pub(super) fn page(&self, group: &Group, key: usize) -> &[u8] {
+        self.rows_of(group, key).0
+    }
+
+    /// The stored keys of a lane, by position.
+    pub(super) fn order(&self, group: &Group) -> &[u32] {
+        let (lane, of_slots) = (self.lane(group), self.kv.pool.order(self.lane(group)));
+        let reads_far = self.kv.pool.far.as_ref().is_some_and(|far| far.blocks(lane) > 0);
+        if reads_far { &self.orders[group.span * self.geometry.n_kv_heads + group.head] } else { of_slots }
     }
 
     /// Position of the span's first token.
@@ -69,10 +88,12 @@ impl Call<'_> {
         self.kv.seq_len[span.seq] as usize
     }
 
-    /// The rule that hides keys from queries, where eviction is on.
+    /// The rule that hides keys from queries, where eviction is on. Rows that leave in a step whose
+    /// lanes keep them are read until the next choice.
     pub(super) fn rule(&self, span: &Span) -> Option<Dms> {
         let policy = self.geometry.policy_of(self.layer).with_dial(self.kv.dial[span.seq]);
-        policy.rule().filter(|_| self.geometry.evicts(self.layer, self.kv.eviction[span.seq] != 0))
+        let evicts = self.geometry.evicts(self.layer, self.kv.eviction[span.seq] != 0);
+        policy.rule().filter(|_| evicts && self.geometry.far_of(self.layer).is_none())
     }
 
     /// Decision of a token of the step; `None` after its last token.
@@ -136,6 +157,48 @@ impl Call<'_> {
         unpack_v(self.kv, self.place(page, row), &page[self.layout.v(row)], out);
         out
     }
+}
+
+/// Pages of a lane's slots in its list of pages.
+fn slot_pages(kv: &KvTables<Cpu>, lane: usize) -> usize {
+    (kv.live[lane] as usize).div_ceil(kv.geometry.page_slots)
+}
+
+/// [`Call::stored`]
+fn stored(kv: &KvTables<Cpu>, lane: usize) -> usize {
+    match kv.pool.far.as_ref().map_or(0, |far| far.blocks(lane)) {
+        0 => kv.live[lane] as usize,
+        blocks => (slot_pages(kv, lane) + blocks) * kv.geometry.page_slots,
+    }
+}
+
+/// [`Call::rows_of`]
+fn listed(kv: &KvTables<Cpu>, lane: usize, key: usize) -> (&[u8], usize) {
+    let (g, page) = (&kv.geometry, key / kv.geometry.page_slots);
+    match (page.checked_sub(slot_pages(kv, lane)), &kv.pool.far) {
+        (Some(block), Some(far)) => far.block(lane, block),
+        _ => {
+            let rows = (kv.live[lane] as usize - page * g.page_slots).min(g.page_slots);
+            (kv.pool.page(kv.page_table[lane * g.max_pages + page]), rows)
+        }
+    }
+}
+
+/// The stored keys of a lane by position, if it reads far rows; else empty.
+fn order_with_far(kv: &KvTables<Cpu>, lane: usize) -> Vec<u32> {
+    let (slots, layout) = (kv.geometry.page_slots, kv.geometry.page());
+    let first = slot_pages(kv, lane) * slots;
+    let position = |key: usize| layout.meta(listed(kv, lane, key).0, key % slots).position();
+    let mut far: Vec<(usize, u32)> = Vec::new();
+    for start in (first..stored(kv, lane).max(first)).step_by(slots) {
+        far.extend((start..start + listed(kv, lane, start).1).map(|key| (position(key), key as u32)));
+    }
+    if far.is_empty() {
+        return Vec::new();
+    }
+    far.extend(kv.pool.order(lane).iter().map(|&slot| (position(slot as usize), slot)));
+    far.sort_unstable();
+    far.into_iter().map(|(_, key)| key).collect()
 }
 
 /// Encodes the step's own rows as they will be stored, unpacked.
@@ -218,9 +281,11 @@ pub(super) fn fill(plan: &mut Plan, kv: &KvTables<Cpu>, layer: usize, spans: &[S
     let q_heads = g.n_q_heads / g.n_kv_heads;
     plan.groups.clear();
     plan.spans.clear();
+    plan.orders.clear();
     for (s, span) in spans.iter().enumerate() {
-        let live = (0..g.n_kv_heads).map(|head| kv.live[g.row(layer, span.seq, head)] as usize);
-        let keys = live.max().unwrap_or(0) + span.len;
+        let lanes = || (0..g.n_kv_heads).map(|head| g.row(layer, span.seq, head));
+        plan.orders.extend(lanes().map(|lane| order_with_far(kv, lane)));
+        let keys = lanes().map(|lane| stored(kv, lane)).max().unwrap_or(0) + span.len;
         let rows = (GROUP_SCORES / keys.max(1)).min(BLOCK_ROWS);
         let tokens = if span.len <= FEW_TOKENS { span.len.max(1) } else { (rows / q_heads).max(1) };
         plan.spans.push((plan.groups.len(), tokens));

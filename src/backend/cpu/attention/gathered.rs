@@ -15,7 +15,7 @@ const BLOCK_KEYS: usize = 128;
 /// Attention of one group: `out` is `[rows, head_dim]`.
 pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch: &mut Scratch) {
     let Scratch { queries, scores, block, keys, sides, codes, .. } = scratch;
-    let (g, isa, live) = (call.geometry, call.isa, call.live(group));
+    let (g, isa, stored) = (call.geometry, call.isa, call.stored(group));
     let (d, format) = (g.head_dim, format(g.codec));
     let rows = call.load_queries(group, queries);
     list_keys(call, group, keys);
@@ -30,11 +30,11 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
         let mut scores = tile.narrow(i * BLOCK_KEYS..i * BLOCK_KEYS + block_keys.len());
         let mut scales = [1.0; BLOCK_KEYS];
         for ((key, block), k_scale) in block_keys.iter().zip(block.chunks_exact_mut(d)).zip(&mut scales) {
-            let (k, [k_side, v_side]) = if key.at < live {
+            let (k, [k_side, v_side]) = if key.at < stored {
                 let (page, row) = (call.page(group, key.at), key.at % g.page_slots);
                 (call.key_row(page, row, codes), call.layout.sides(page, row))
             } else {
-                let (k, _, sides) = call.own_row(group, key.at - live);
+                let (k, _, sides) = call.own_row(group, key.at - stored);
                 (k, sides)
             };
             widen(isa, k, format, 1.0, block);
@@ -60,11 +60,11 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
     let mut sums = out.first_rows(rows);
     for (i, block_keys) in keys.chunks(BLOCK_KEYS).enumerate() {
         for (key, block) in block_keys.iter().zip(block.chunks_exact_mut(d)) {
-            if key.at < live {
+            if key.at < stored {
                 let page = call.page(group, key.at);
                 widen(isa, call.value_row(page, key.at % g.page_slots, codes), format, 1.0, block);
             } else {
-                widen(isa, call.own_row(group, key.at - live).1, format, 1.0, block);
+                widen(isa, call.own_row(group, key.at - stored).1, format, 1.0, block);
             }
         }
         matmul::add_a_b(isa, &mut sums, &scores[i * BLOCK_KEYS..], width, block, d, block_keys.len());
@@ -74,7 +74,7 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
 
 /// Lists the keys that some row of the group sees, in the order of their positions.
 fn list_keys(call: &Call<'_>, group: &Group, keys: &mut Vec<Key>) {
-    let (g, span, live) = (call.geometry, &call.spans[group.span], call.live(group));
+    let (g, span, stored) = (call.geometry, &call.spans[group.span], call.stored(group));
     let (base, rule) = (call.base(span), call.rule(span));
     let (first, n_tokens) = (base + group.tokens.start, group.tokens.len());
     keys.clear();
@@ -86,7 +86,7 @@ fn list_keys(call: &Call<'_>, group: &Group, keys: &mut Vec<Key>) {
             keys.push(Key { at, seen: (from, to) });
         }
     };
-    for &slot in call.kv.pool.order(call.lane(group)) {
+    for &slot in call.order(group) {
         let slot = slot as usize;
         let meta: SlotMeta = call.layout.meta(call.page(group, slot), slot % g.page_slots);
         let marked = rule.is_some_and(|rule| call.stored_mark(&rule, span, group.head, meta));
@@ -94,6 +94,6 @@ fn list_keys(call: &Call<'_>, group: &Group, keys: &mut Vec<Key>) {
     }
     for token in 0..group.tokens.end {
         let marked = rule.is_some_and(|rule| call.own_mark(&rule, span, token, group.head));
-        push(live + token, base + token, marked);
+        push(stored + token, base + token, marked);
     }
 }

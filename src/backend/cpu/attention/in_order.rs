@@ -58,7 +58,8 @@ fn step(
     let Plan { own, out: results, .. } = &mut *plan;
     let n = rows.len() * heads;
     results.resize(results.len().max(n * width), 0.0);
-    let call = Call { isa: cpu.isa, qkv, decisions: &[], kv, geometry: &g, layout: g.page(), layer, spans: rows, own };
+    let (isa, layout) = (cpu.isa, g.page());
+    let call = Call { isa, qkv, decisions: &[], kv, geometry: &g, layout, layer, spans: rows, own, orders: &[] };
     cpu.thread_pool.tiles(&mut Tile::new(results, n, width), 1, width, |worker, tile| {
         let lane = tile.row_range().start;
         let group = Group { span: lane / heads, head: lane % heads, tokens: 0..1, chosen: Chosen::default() };

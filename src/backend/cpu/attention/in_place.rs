@@ -42,7 +42,7 @@ pub(super) fn add_values(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scr
 
 /// Keys of a group: stored slots, then the step's own tokens.
 pub(super) fn keys(call: &Call<'_>, group: &Group) -> usize {
-    call.live(group) + group.tokens.end
+    call.stored(group) + group.tokens.end
 }
 
 /// The keys of the largest group, if all groups are of few rows and there are too few of them for
@@ -98,11 +98,11 @@ pub(super) fn attend_together(
 
 /// Writes the scores of the keys `columns`, which begin with a page or after the stored slots.
 pub(super) fn score(call: &Call<'_>, group: &Group, columns: Range<usize>, queries: &[f32], scores: &mut Tile<'_>) {
-    let live = call.live(group);
-    let stored = columns.start..columns.end.min(live).max(columns.start);
+    let n = call.stored(group);
+    let stored = columns.start..columns.end.min(n).max(columns.start);
     score_pages(call, group, stored.clone(), queries, &mut scores.narrow(0..stored.len()));
     for key in stored.end..columns.end {
-        score_own(call, group, key - live, queries, &mut scores.narrow(key - columns.start..key - columns.start + 1));
+        score_own(call, group, key - n, queries, &mut scores.narrow(key - columns.start..key - columns.start + 1));
     }
 }
 
@@ -116,7 +116,12 @@ fn score_pages(call: &Call<'_>, group: &Group, slots: Range<usize>, queries: &[f
             (0..scores.rows()).for_each(|r| scores.row_mut(r).fill(f32::NEG_INFINITY));
             continue;
         }
-        let page = call.page(group, first);
+        let (page, rows) = call.rows_of(group, first);
+        let n = scores.cols();
+        if rows < n {
+            (0..scores.rows()).for_each(|r| scores.row_mut(r)[rows..].fill(f32::NEG_INFINITY));
+        }
+        let mut scores = scores.narrow(0..n.min(rows));
         let next = if next < slots.end { call.page(group, next) } else { call.page(group, slots.start) };
         // K and V of a page are adjacent: prefetch V now, though it is needed later.
         fetch(&page[layout.v_rows()]);
@@ -174,15 +179,15 @@ fn scale_weights(call: &Call<'_>, group: &Group, scores: &mut Tile<'_>, sides: &
     if !call.layout.has_sides() {
         return;
     }
-    let (g, live) = (call.geometry, call.live(group));
+    let (g, n) = (call.geometry, call.stored(group));
     sides.clear();
-    for first in (0..live).step_by(g.page_slots) {
-        let stored = call.layout.all_sides(call.page(group, first))[1];
-        stored[..g.page_slots.min(live - first)].iter().for_each(|&side| sides.push(g.codec, side));
+    for first in (0..n).step_by(g.page_slots) {
+        let (page, rows) = call.rows_of(group, first);
+        let stored = call.layout.all_sides(page)[1].iter().take(rows).copied().chain(std::iter::repeat(0));
+        stored.take(g.page_slots.min(n - first)).for_each(|side| sides.push(g.codec, side));
     }
     (0..group.tokens.end).for_each(|token| sides.push(g.codec, call.own_row(group, token).2[1]));
-    let order = call.kv.pool.order(call.lane(group));
-    let in_order = order.iter().map(|&slot| slot as usize).chain(live..live + group.tokens.end);
+    let in_order = call.order(group).iter().map(|&key| key as usize).chain(n..n + group.tokens.end);
     scale(call.isa, g.codec, scores, sides, in_order);
 }
 
@@ -199,17 +204,17 @@ fn values(
     codes: &mut Vec<f32>,
     order: &mut Vec<u32>,
 ) {
-    let (g, layout, live) = (call.geometry, call.layout, call.live(group));
+    let (g, layout, n) = (call.geometry, call.layout, call.stored(group));
     let (size, d) = (format(g.codec).size_bytes(), g.head_dim);
     let bytes = columns.start * size..columns.end * size;
     start(out, scores, width);
     let mut out = out.first_rows(scores.len() / width);
-    let stored = (0..live).step_by(g.page_slots).map(|first| call.page(group, first));
+    let stored = (0..n).step_by(g.page_slots).map(|first| call.page(group, first));
     let pages: Vec<&[u8]> = if g.codec.packs_values() {
-        let codes = unpacked(codes, live.next_multiple_of(g.page_slots) * d * size);
-        for (first, rows) in (0..live).step_by(g.page_slots).zip(codes.chunks_exact_mut(g.page_slots * d * size)) {
-            let page = call.page(group, first);
-            for (row, out) in rows.chunks_exact_mut(d * size).enumerate().take(live - first) {
+        let codes = unpacked(codes, n.next_multiple_of(g.page_slots) * d * size);
+        for (first, rows) in (0..n).step_by(g.page_slots).zip(codes.chunks_exact_mut(g.page_slots * d * size)) {
+            let (page, used) = call.rows_of(group, first);
+            for (row, out) in rows.chunks_exact_mut(d * size).enumerate().take(used) {
                 unpack_v(call.kv, call.place(page, row), &page[layout.v(row)], out);
             }
         }
@@ -217,7 +222,7 @@ fn values(
     } else {
         stored.map(|page| &page[layout.v_rows()][bytes.start..]).collect()
     };
-    let mut in_order = call.kv.pool.order(call.lane(group));
+    let mut in_order = call.order(group);
     if group.chosen.is_choice() {
         order.clear();
         order.extend(in_order.iter().filter(|&&slot| !group.chosen.skips(slot as usize / g.page_slots)));
@@ -227,7 +232,7 @@ fn values(
     weighted_sum_of_slots(call.isa, slots, in_order, scores, width, &mut out);
     for token in 0..group.tokens.end {
         let v = Rows::new(&call.own_row(group, token).1[bytes.clone()], format(g.codec), columns.len());
-        weighted_sum(call.isa, v, &scores[live + token..], width, &mut out);
+        weighted_sum(call.isa, v, &scores[n + token..], width, &mut out);
     }
     normalize(call.isa, &mut out, scores, width);
 }

@@ -15,6 +15,8 @@ pub(in crate::backend::cpu) struct Plan {
     /// Each span's first group, and the tokens of its groups.
     pub spans: Vec<(usize, usize)>,
     pub own: OwnRows,
+    /// `[spans, n_kv_heads]` stored keys by position, where a lane reads far rows too; else empty.
+    pub orders: Vec<Vec<u32>>,
     /// `[groups, rows of the largest, keys of the largest + 2]`, where the threads share the keys
     /// of a group.
     pub scores: Vec<f32>,

@@ -1,7 +1,7 @@
 //! The fast forms against the plain loops, over the steps of two sequences.
 
 use super::super::super::{KvGeometry, KvTables, Measure, Ops, Pages, QkvRopeArgs, Queries, Span};
-use super::super::kv::{place, round_trip, store};
+use super::super::kv::{append, round_trip};
 use super::super::simd::maths::tests::random;
 use super::super::{Acts, Cpu};
 use super::{attend, reference};
@@ -67,6 +67,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         max_pages: 64,
         codec,
         policy,
+        far: None,
         delta: None,
         vocab: 0,
         staged_rows: 0,
@@ -100,8 +101,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
             "{name}: not the same twice"
         );
         cpu.reserve(&mut kv, 2 * n * heads).unwrap();
-        place(&mut kv, &decisions, 0, &spans);
-        store(&mut kv, &qkv, 0, &spans);
+        append(&mut kv, &qkv, &decisions, 0, &spans);
         cpu.advance(&mut kv, None, &spans);
     }
 }
@@ -142,6 +142,7 @@ fn a_format_changes_k_and_v_and_not_the_gate_behind_them() {
         max_pages: 4,
         codec: Codec::K8V4,
         policy: Policy::Dense,
+        far: None,
         delta: None,
         vocab: 0,
         staged_rows: 0,
@@ -175,6 +176,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         max_pages: 64,
         codec,
         policy,
+        far: None,
         delta: None,
         vocab: 0,
         staged_rows: 0,
@@ -195,8 +197,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
             prefill.reserve(kv, 2 * n * heads).unwrap();
         }
         let put = |cpu: &Cpu, kv: &mut KvTables<Cpu>, qkv: &Acts, decisions: &[f32], span: Span| {
-            place(kv, decisions, 0, &[span]);
-            store(kv, qkv, 0, &[span]);
+            append(kv, qkv, decisions, 0, &[span]);
             cpu.advance(kv, None, &[span]);
         };
         let mut out = Acts { data: vec![0.0; n * out_width], width: out_width };
@@ -241,6 +242,7 @@ fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
         max_pages: 8,
         codec: Codec::F32,
         policy: Policy::Dense,
+        far: None,
         delta: None,
         vocab: 0,
         staged_rows: 0,

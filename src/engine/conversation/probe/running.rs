@@ -56,6 +56,7 @@ impl<B: Backend> Running<B> {
                 Ok(Some(n))
             }
             Stage::Decode => {
+                chain.choose_if_due(&mut m.runner);
                 // Without drafts, so that each chain has one token.
                 for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
                     chain.accept(&mut m.runner);

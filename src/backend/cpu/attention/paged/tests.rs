@@ -1,7 +1,7 @@
 //! Which pages a decode step reads, against a sort of recomputed bounds.
 
 use super::super::super::super::{KvGeometry, KvTables, Ops, Pages, Span};
-use super::super::super::kv::{place, round_trip, store};
+use super::super::super::kv::{append, round_trip};
 use super::super::super::simd::maths::tests::random;
 use super::super::super::{Acts, Cpu};
 use super::super::{attend, count_reads, reference, tests::tables};
@@ -90,8 +90,7 @@ fn step(cpu: &Cpu, kv: &mut KvTables<Cpu>, n: usize, seed: u64) {
     }
     assert_eq!(kv.reads[0] - before, reads);
     cpu.reserve(kv, 2 * n * HEADS).unwrap();
-    place(kv, &decisions, 0, &[span]);
-    store(kv, &qkv, 0, &[span]);
+    append(kv, &qkv, &decisions, 0, &[span]);
     cpu.advance(kv, None, &[span]);
 }
 
@@ -111,6 +110,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 max_pages: 64,
                 codec,
                 policy: Policy::Quest(Quest { budget: Budget::Slots(48), dms }),
+                far: None,
                 delta: None,
                 vocab: 0,
                 staged_rows: 0,

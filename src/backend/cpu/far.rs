@@ -1,0 +1,319 @@
+//! Far rows on the CPU, the reference of the rule in [`crate::policy::far`]: rows that have left
+//! their lanes, in pages that forks share, and the newest queries, which choose among them.
+
+use super::super::{FarCounts, FarPages, KvGeometry, KvTables, Lane, PageLayout, Span};
+use super::thread_pool::Tile;
+use super::{Acts, Cpu};
+use crate::codec::Place;
+use crate::policy::{Far, SlotMeta, choose as choose_pages, far::score};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// A row as it is stored.
+pub(super) struct RowBytes {
+    pub k: Vec<u8>,
+    pub v: Vec<u8>,
+    pub sides: [u32; 2],
+    pub meta: SlotMeta,
+}
+
+impl RowBytes {
+    pub fn read(layout: &PageLayout, page: &[u8], row: usize) -> Self {
+        let (k, v) = (page[layout.k(row)].to_vec(), page[layout.v(row)].to_vec());
+        Self { k, v, sides: layout.sides(page, row), meta: layout.meta(page, row) }
+    }
+
+    pub fn write(&self, layout: &PageLayout, page: &mut [u8], row: usize) {
+        page[layout.k(row)].copy_from_slice(&self.k);
+        page[layout.v(row)].copy_from_slice(&self.v);
+        layout.set_sides(page, row, self.sides);
+        layout.set_meta(page, row, self.meta);
+    }
+}
+
+/// A far page: blocks in the layout of the pool's pages, one after the other.
+struct Page {
+    blocks: Box<[u32]>,
+    /// Mean of its keys, `[head_dim]`, once a choice has asked for it.
+    mean: OnceLock<Box<[f32]>>,
+    /// Bytes of all pages, and of this one.
+    all: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Page {
+    fn new(block_bytes: usize, blocks: usize, index_bytes: usize, all: &Arc<AtomicU64>) -> Self {
+        let blocks = vec![0; blocks * block_bytes / size_of::<u32>()].into_boxed_slice();
+        let bytes = (size_of_val(&*blocks) + index_bytes) as u64;
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Self { blocks, mean: OnceLock::new(), all: Arc::clone(all), bytes }
+    }
+
+    fn block(&self, i: usize, block_bytes: usize) -> &[u8] {
+        &bytemuck::cast_slice(&self.blocks)[i * block_bytes..][..block_bytes]
+    }
+}
+
+impl Clone for Page {
+    fn clone(&self) -> Self {
+        self.all.fetch_add(self.bytes, Ordering::Relaxed);
+        let Self { blocks, mean, all, bytes } = self;
+        Self { blocks: blocks.clone(), mean: mean.clone(), all: Arc::clone(all), bytes: *bytes }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// The far rows of one lane.
+#[derive(Clone, Default)]
+struct FarLane {
+    /// Full pages, oldest first.
+    full: Vec<Arc<Page>>,
+    /// The page that is filling, and its rows; forks share it until one of them adds a row.
+    filling: Option<Arc<Page>>,
+    rows: usize,
+    /// Indices of the full pages that attention reads, ascending: those chosen, then those filled
+    /// since.
+    near: Vec<u32>,
+    /// Rows of pages that were dropped for good.
+    dropped: usize,
+}
+
+/// The far rows of all lanes.
+pub(super) struct FarRows {
+    layout: PageLayout,
+    block_bytes: usize,
+    index_bytes: usize,
+    /// `[n_layers, n_lanes]`
+    lanes: Vec<FarLane>,
+    /// `[n_layers, n_seqs, Far::QUERIES, n_q_heads, head_dim]` queries after RoPE of each
+    /// sequence's newest tokens, that of position p at p modulo [`Far::QUERIES`].
+    recent: Vec<f32>,
+    all: Arc<AtomicU64>,
+}
+
+impl FarRows {
+    pub fn new(g: &KvGeometry) -> Self {
+        assert!(Far::ROWS.is_multiple_of(g.page_slots), "far pages are whole blocks");
+        Self {
+            layout: g.page(),
+            block_bytes: g.page_bytes(),
+            index_bytes: g.head_dim * size_of::<f32>(),
+            lanes: vec![FarLane::default(); g.n_layers * g.n_lanes()],
+            recent: vec![0.0; g.n_layers * g.n_seqs * Far::QUERIES * g.n_q_heads * g.head_dim],
+            all: Arc::default(),
+        }
+    }
+
+    /// Blocks of a page.
+    fn per_page(&self) -> usize {
+        Far::ROWS / self.layout.page_slots
+    }
+
+    /// Appends a row that leaves a lane.
+    pub fn push(&mut self, lane: usize, row: &RowBytes) {
+        let (blocks, slots) = (self.per_page(), self.layout.page_slots);
+        let far = &mut self.lanes[lane];
+        let fresh = || Arc::new(Page::new(self.block_bytes, blocks, self.index_bytes, &self.all));
+        let page = Arc::make_mut(far.filling.get_or_insert_with(fresh));
+        let block = far.rows / slots;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut page.blocks);
+        let block = &mut bytes[block * self.block_bytes..][..self.block_bytes];
+        row.write(&self.layout, block, far.rows % slots);
+        far.rows += 1;
+        if far.rows == Far::ROWS {
+            far.near.push(far.full.len() as u32);
+            far.full.extend(far.filling.take());
+            far.rows = 0;
+        }
+    }
+
+    /// Number of blocks of a lane that attention reads.
+    pub fn blocks(&self, lane: usize) -> usize {
+        let far = &self.lanes[lane];
+        far.near.len() * self.per_page() + far.rows.div_ceil(self.layout.page_slots)
+    }
+
+    /// Rows of a lane that attention reads.
+    pub fn near_rows(&self, lane: usize) -> usize {
+        self.lanes[lane].near.len() * Far::ROWS + self.lanes[lane].rows
+    }
+
+    /// Block `i` of those that attention reads, and its rows.
+    pub fn block(&self, lane: usize, i: usize) -> (&[u8], usize) {
+        let (far, slots) = (&self.lanes[lane], self.layout.page_slots);
+        let (page, block) = (i / self.per_page(), i % self.per_page());
+        match (far.near.get(page), &far.filling) {
+            (Some(&page), _) => (far.full[page as usize].block(block, self.block_bytes), slots),
+            (None, Some(page)) => (page.block(block, self.block_bytes), slots.min(far.rows - block * slots)),
+            (None, None) => unreachable!("block {i} of a lane that has no page for it"),
+        }
+    }
+
+    pub fn fork(&mut self, from: usize, to: usize) {
+        self.lanes[to] = self.lanes[from].clone();
+    }
+
+    pub fn clear(&mut self, lane: usize) {
+        self.lanes[lane] = FarLane::default();
+    }
+
+    /// Floats of a query row, and of a sequence in one layer.
+    fn recent_len(g: &KvGeometry) -> (usize, usize) {
+        let width = g.n_q_heads * g.head_dim;
+        (width, Far::QUERIES * width)
+    }
+
+    pub fn fork_queries(&mut self, g: &KvGeometry, layer: usize, from: usize, to: usize) {
+        let (_, len) = Self::recent_len(g);
+        let at = |seq: usize| (layer * g.n_seqs + seq) * len;
+        self.recent.copy_within(at(from)..at(from) + len, at(to));
+    }
+
+    /// Metadata of a lane's rows, in the order in which they left, and whether attention reads
+    /// them.
+    fn metas(&self, lane: usize) -> Vec<(SlotMeta, bool)> {
+        let (far, slots) = (&self.lanes[lane], self.layout.page_slots);
+        let full = far.full.iter().enumerate().map(|(i, page)| (page, Far::ROWS, far.near.contains(&(i as u32))));
+        let all = full.chain(far.filling.iter().map(|page| (page, far.rows, true)));
+        let rows = all.flat_map(|(page, rows, near)| (0..rows).map(move |row| (page, row, near)));
+        let meta = |page: &Page, row: usize| self.layout.meta(page.block(row / slots, self.block_bytes), row % slots);
+        rows.map(|(page, row, near)| (meta(page, row), near)).collect()
+    }
+
+    /// Whether all rows of a full page are at positions below `before`.
+    fn is_before(&self, page: &Page, before: usize) -> bool {
+        let slots = self.layout.page_slots;
+        let position = |row| self.layout.meta(page.block(row / slots, self.block_bytes), row % slots).position();
+        (0..Far::ROWS).all(|row| position(row) < before)
+    }
+}
+
+/// Keeps the newest queries of a step's rows.
+pub(super) fn remember(kv: &mut KvTables<Cpu>, rows: &Acts, layer: usize, spans: &[Span]) {
+    let g = kv.geometry;
+    let (Some(far), Some(_)) = (&mut kv.pool.far, g.far_of(layer)) else { return };
+    let (width, len) = FarRows::recent_len(&g);
+    for span in spans {
+        let ring = &mut far.recent[(layer * g.n_seqs + span.seq) * len..][..len];
+        for i in span.len.saturating_sub(Far::QUERIES)..span.len {
+            let position = kv.seq_len[span.seq] as usize + i;
+            let at = position % Far::QUERIES * width;
+            ring[at..at + width].copy_from_slice(&rows.row(span.start + i)[..width]);
+        }
+    }
+}
+
+impl FarPages for Cpu {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize) -> u64 {
+        choose(self, kv, seq, queries)
+    }
+
+    fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {
+        drop_before(kv, seq, before)
+    }
+
+    fn far_counts(&self, kv: &KvTables<Self>, seq: usize) -> FarCounts {
+        counts(kv, seq)
+    }
+
+    fn far_rows(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<(SlotMeta, bool)> {
+        rows(kv, layer, seq, head)
+    }
+}
+
+fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize) -> u64 {
+    let g = kv.geometry;
+    let lanes: Vec<_> = g.lanes().filter(|lane| g.far_of(lane.layer).is_some()).collect();
+    let n = queries.min(Far::QUERIES).min(kv.seq_len[seq] as usize);
+    let (Some(far), Some(all)) = (g.far.filter(|_| n > 0), &kv.pool.far) else { return 0 };
+    let (newest, group, d) = (kv.seq_len[seq] as usize - n, g.n_q_heads / g.n_kv_heads, g.head_dim);
+    let (width, len) = FarRows::recent_len(&g);
+    let mut near: Vec<Vec<u32>> = vec![Vec::new(); lanes.len()];
+    cpu.thread_pool.tiles(&mut Tile::new(&mut near, lanes.len(), 1), 1, 1, |_, tile| {
+        let (lane, near) = (lanes[tile.row_range().start], &mut tile.row_mut(0)[0]);
+        let full = &all.lanes[g.row(lane.layer, seq, lane.head)].full;
+        let mut queries = Vec::with_capacity(n * group * d);
+        for position in newest..newest + n {
+            let at = (lane.layer * g.n_seqs + seq) * len + position % Far::QUERIES * width + lane.head * group * d;
+            queries.extend_from_slice(&all.recent[at..at + group * d]);
+        }
+        let scores: Vec<f32> =
+            full.iter().map(|page| score(&queries, page.mean.get_or_init(|| mean(kv, lane.layer, page)))).collect();
+        choose_pages(&scores, far.pages, &mut Vec::new(), |page| near.push(page as u32));
+        near.sort_unstable();
+    });
+    let Some(all) = &mut kv.pool.far else { return 0 };
+    let mut fetched = 0;
+    for (lane, near) in lanes.iter().zip(near) {
+        let far = &mut all.lanes[g.row(lane.layer, seq, lane.head)];
+        fetched += near.iter().filter(|page| far.near.binary_search(page).is_err()).count();
+        far.near = near;
+    }
+    fetched as u64
+}
+
+/// Mean of a full page's keys as attention reads them.
+fn mean(kv: &KvTables<Cpu>, layer: usize, page: &Page) -> Box<[f32]> {
+    let (g, layout) = (&kv.geometry, kv.geometry.page());
+    let (mut sum, mut key) = (vec![0.0; g.head_dim], vec![0.0; g.head_dim]);
+    for row in 0..Far::ROWS {
+        let (block, row) = (page.block(row / g.page_slots, g.page_bytes()), row % g.page_slots);
+        let place = Place { layer, position: layout.meta(block, row).position() };
+        g.codec.read_k(kv.coder.as_deref(), place, &block[layout.k(row)], layout.sides(block, row)[0], &mut key);
+        sum.iter_mut().zip(&key).for_each(|(sum, x)| *sum += x);
+    }
+    sum.iter().map(|sum| sum / Far::ROWS as f32).collect()
+}
+
+/// Drops the full pages of a sequence whose rows are all at positions below `before`.
+fn drop_before(kv: &mut KvTables<Cpu>, seq: usize, before: usize) -> u64 {
+    let g = kv.geometry;
+    let Some(all) = &mut kv.pool.far else { return 0 };
+    let mut dropped = 0;
+    for lane in g.lanes() {
+        let row = g.row(lane.layer, seq, lane.head);
+        let goes: Vec<bool> = all.lanes[row].full.iter().map(|page| all.is_before(page, before)).collect();
+        let far = &mut all.lanes[row];
+        let stays = (0..far.full.len()).filter(|&page| !goes[page]);
+        let near = stays.clone().enumerate().filter(|(_, page)| far.near.binary_search(&(*page as u32)).is_ok());
+        let near = near.map(|(index, _)| index as u32).collect();
+        let full: Vec<_> = stays.map(|page| Arc::clone(&far.full[page])).collect();
+        let rows = (far.full.len() - full.len()) * Far::ROWS;
+        (far.near, far.full, far.dropped) = (near, full, far.dropped + rows);
+        dropped += rows;
+    }
+    dropped as u64
+}
+
+/// Far rows of a sequence that attention reads, summed over its lanes.
+pub(super) fn near_rows(kv: &KvTables<Cpu>, seq: usize) -> u64 {
+    let (g, rows) =
+        (&kv.geometry, |all: &FarRows, lane: Lane| all.near_rows(kv.geometry.row(lane.layer, seq, lane.head)));
+    kv.pool.far.as_ref().map_or(0, |all| g.lanes().map(|lane| rows(all, lane) as u64).sum())
+}
+
+fn counts(kv: &KvTables<Cpu>, seq: usize) -> FarCounts {
+    let g = &kv.geometry;
+    let Some(all) = &kv.pool.far else { return FarCounts::default() };
+    let all_bytes = all.all.load(Ordering::Relaxed);
+    let mut counts = FarCounts { near: near_rows(kv, seq), all_bytes, ..FarCounts::default() };
+    for lane in g.lanes() {
+        let row = g.row(lane.layer, seq, lane.head);
+        let far = &all.lanes[row];
+        counts.rows += (far.full.len() * Far::ROWS + far.rows) as u64;
+        counts.dropped += far.dropped as u64;
+        // All pages have one size.
+        let pages = far.full.len() + usize::from(far.filling.is_some());
+        counts.bytes += pages as u64 * far.full.first().or(far.filling.as_ref()).map_or(0, |page| page.bytes);
+    }
+    counts
+}
+
+fn rows(kv: &KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Vec<(SlotMeta, bool)> {
+    kv.pool.far.as_ref().map_or(Vec::new(), |far| far.metas(kv.geometry.row(layer, seq, head)))
+}

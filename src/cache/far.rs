@@ -1,0 +1,36 @@
+//! Far rows of sequences: what has left their lanes and is kept, by the rule of
+//! [`crate::policy::far`].
+
+use super::{KvCache, SeqId};
+use crate::backend::{Backend, FarCounts};
+use crate::policy::SlotMeta;
+
+impl<B: Backend> KvCache<B> {
+    /// Chooses the far pages that a sequence attends to from here on, by its newest `queries`
+    /// queries. Returns how many pages of all lanes were brought near; `None` where no rows are
+    /// kept.
+    pub fn choose(&mut self, b: &B, seq: SeqId, queries: usize) -> Option<u64> {
+        self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries))
+    }
+
+    /// Drops the full far pages of a sequence whose rows are all at positions below `before`, for
+    /// good. Returns the number of rows.
+    pub fn drop_far(&mut self, b: &B, seq: SeqId, before: usize) -> u64 {
+        b.drop_far(&mut self.tables, seq.row(), before)
+    }
+
+    /// Counts the far rows of a sequence.
+    pub fn far_counts(&self, b: &B, seq: SeqId) -> FarCounts {
+        b.far_counts(&self.tables, seq.row())
+    }
+
+    /// Bytes of the far pages of all sequences; shared pages count once.
+    pub fn far_bytes(&self, b: &B) -> u64 {
+        b.far_counts(&self.tables, 0).all_bytes
+    }
+
+    /// Far rows of a lane in the order in which they left, and whether attention reads them.
+    pub fn far_rows(&self, b: &B, seq: SeqId, layer: usize, head: usize) -> Vec<(SlotMeta, bool)> {
+        b.far_rows(&self.tables, layer, seq.row(), head)
+    }
+}

@@ -1,0 +1,225 @@
+//! Far pages in conversations: choices are entries of the log, so drafts, chunks, undo, chains and
+//! resumed sessions give the same text.
+
+use crate::harness::Session;
+use crate::steering::ask;
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::engine::{Drafts, EngineOptions, FarOptions, Lookup};
+use dmschat::policy::{Far, PolicyKind};
+use dmschat::protocol::{
+    CacheFile, ChainsRequest, Command, Event, GenerateRequest, LogEntry, RestoreRequest, TurnReport,
+};
+
+fn talker(seed: u64) -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, seed)
+}
+
+const PAGES: usize = 1;
+
+fn far(options: &mut EngineOptions) {
+    options.far = Some(FarOptions { rule: Far { pages: PAGES }, limit_bytes: u64::MAX });
+}
+
+fn question() -> String {
+    "a long story, ".repeat(30)
+}
+
+/// The logits of every token that was sampled.
+fn logits(s: &Session) -> Vec<Vec<f32>> {
+    s.watch.seen().logits.clone()
+}
+
+/// Numbers of tokens before each choice, and who chose.
+fn choices(log: &[LogEntry]) -> Vec<(usize, u16)> {
+    let mut tokens = 0;
+    let mut found = Vec::new();
+    for entry in log {
+        match *entry {
+            LogEntry::Token(_) => tokens += 1,
+            LogEntry::Choose { choose } => found.push((tokens, choose)),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn choices_follow_from_the_tokens_alone() {
+    let tiny = talker(700);
+    let mut s = Session::with(&tiny, far);
+    s.max_tokens = 60;
+    let report = ask(&mut s, &question());
+    let prompt = report.prompt_tokens - 1;
+    let wanted = (1..).map(|i| 128 * i).take_while(|at| *at < prompt).chain([prompt]).map(|at| (at, 32));
+    let answer = (1..).map(|i| prompt + 16 * i).take_while(|at| *at < prompt + 60).map(|at| (at, 16));
+    assert_eq!(choices(&s.log), wanted.chain(answer).collect::<Vec<_>>());
+    assert!(prompt > 300 && report.generated.len() == 60);
+    let stats = report.kv.far.expect("rows are kept");
+    assert!(stats.rows > 32 * 5 && stats.near < stats.rows && stats.bytes > 0 && stats.dropped == 0, "{stats:?}");
+    // Chunks of other sizes.
+    let mut other = Session::with(&tiny, |o| {
+        far(o);
+        o.max_step = Some(200);
+    });
+    other.max_tokens = 60;
+    let again = ask(&mut other, &question());
+    assert!(other.log == s.log && again.generated == report.generated && logits(&other) == logits(&s));
+    assert_eq!(again.kv.far, Some(stats));
+    // The pages matter.
+    let mut gone = Session::with(&tiny, |_| {});
+    gone.max_tokens = 60;
+    let without = ask(&mut gone, &question());
+    assert!(choices(&gone.log).is_empty() && without.kv.far.is_none() && logits(&gone) != logits(&s));
+    assert_eq!(without.kv.live.len(), report.kv.live.len());
+}
+
+#[test]
+fn drafts_change_neither_text_nor_choices() {
+    let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, 701);
+    let run = |drafts: bool| {
+        let mut s = Session::with(&tiny, |o| {
+            far(o);
+            if drafts {
+                o.drafts = Drafts { rows: 16, drafter: || Box::new(Lookup::default()), gated: false };
+            }
+        });
+        (s.max_tokens, s.sampling.top_k, s.sampling.temperature) = (150, 2, 0.2);
+        let mut reports: Vec<TurnReport> = Vec::new();
+        for _ in 0..2 {
+            let prompt = s.prompt(&question());
+            let mut request = s.request(prompt);
+            request.ask.drafts = if drafts { 15 } else { 0 };
+            s.send(Command::Generate(Box::new(request)));
+            let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+            s.log.truncate(report.log_base);
+            s.log.extend_from_slice(&report.log);
+            reports.push(report);
+        }
+        let far: Vec<_> = reports.iter().map(|report| report.kv.far).collect();
+        let tried = reports.iter().filter_map(|report| report.draft).map(|draft| draft.accepted).sum::<u64>();
+        (reports.into_iter().map(|report| report.generated).collect::<Vec<_>>(), s.log.clone(), far, tried)
+    };
+    let (plain, drafted) = (run(false), run(true));
+    assert!(drafted.3 > 20, "{} drafts were right", drafted.3);
+    assert_eq!((plain.0, plain.1, plain.2), (drafted.0, drafted.1, drafted.2));
+}
+
+/// Undo and regenerate go back to the far pages that there were; a session without its cache is
+/// replayed to the same state, and no cache is saved that would lack them.
+#[test]
+fn going_back_and_resuming_give_the_same_answers() {
+    let tiny = talker(702);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.cache");
+    let mut s = Session::with(&tiny, |o| {
+        far(o);
+        (o.max_older, o.checkpoint_bytes) = (5, 1 << 30);
+    });
+    s.max_tokens = 50;
+    s.send(Command::KeepCache(Some(CacheFile { path: path.clone(), limit_bytes: 1 << 30 })));
+    ask(&mut s, &question());
+    let (log, exchanges) = (s.log.clone(), s.exchanges.clone());
+    let first = ask(&mut s, "and then?");
+    let seen = logits(&s);
+    let answer = &seen[seen.len() - first.generated.len()..];
+    // Again, from the end of the prompt.
+    (s.exchanges, s.turns) = (exchanges.clone(), 1);
+    let again = ask(&mut s, "and then?");
+    let seen = logits(&s);
+    assert_eq!(again.generated, first.generated);
+    assert!(seen[seen.len() - again.generated.len()..] == *answer && again.kv.far == first.kv.far);
+    // From the log.
+    let replies: Vec<_> = exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
+    let pending = replies.last().and_then(|(_, ids)| ids.last().copied());
+    assert!(!path.exists(), "an image has no far rows");
+    let request = RestoreRequest { log: log.clone(), replies, pending, cache: Some(path) };
+    let mut other = Session::with(&tiny, |o| {
+        far(o);
+        o.max_step = Some(33);
+    });
+    (other.log, other.exchanges, other.turns, other.max_tokens) = (log, exchanges, 1, 50);
+    other.send(Command::Restore(Box::new(request)));
+    let cancelled = other.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
+    assert!(!cancelled);
+    let resumed = ask(&mut other, "and then?");
+    let seen = logits(&other);
+    assert!(resumed.generated == first.generated && seen[seen.len() - resumed.generated.len()..] == *answer);
+    assert_eq!((resumed.kv.far, other.log.len()), (first.kv.far, s.log.len()));
+}
+
+#[test]
+fn the_first_of_several_chains_is_the_ordinary_answer() {
+    let tiny = talker(703);
+    let mut one = Session::with(&tiny, far);
+    one.max_tokens = 50;
+    let single = ask(&mut one, &question());
+    let mut s = Session::with(&tiny, |o| {
+        far(o);
+        o.max_seqs = 12;
+    });
+    s.max_tokens = 50;
+    let prompt = s.prompt(&question());
+    let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+    let request = GenerateRequest { chains, ..s.request(prompt) };
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    let chains = report.chains.expect("several answered").chains;
+    assert_eq!(chains.len(), 3);
+    let text: String =
+        one.events.iter().filter_map(|e| if let Event::Text { text, .. } = e { Some(&**text) } else { None }).collect();
+    assert_eq!(chains[0].tokens, single.generated.len());
+    assert_eq!(chains[0].answer, text);
+}
+
+/// Where the tier is full, the oldest pages go, as entries of the log, and that is said once.
+#[test]
+fn a_full_tier_drops_its_oldest_pages() {
+    let tiny = talker(704);
+    let limit = 60_000;
+    let small = |o: &mut EngineOptions| o.far = Some(FarOptions { rule: Far { pages: PAGES }, limit_bytes: limit });
+    let mut s = Session::with(&tiny, small);
+    s.max_tokens = 80;
+    let mut said = 0;
+    for _ in 0..3 {
+        let report = ask(&mut s, &question());
+        said += s.notices().iter().filter(|text| text.contains("far")).count();
+        let stats = report.kv.far.expect("rows are kept");
+        assert!(stats.bytes <= limit + limit / 2, "{stats:?}");
+    }
+    let stats = s.snapshot().kv.far.expect("rows are kept");
+    assert!(stats.dropped > 0 && said == 1, "{stats:?}, said {said} times: {:?}", s.notices());
+    assert!(s.log.iter().any(|entry| matches!(entry, LogEntry::DropFar { .. })));
+    // Another engine with more room replays the same.
+    let mut other = Session::with(&tiny, far);
+    let request = RestoreRequest { log: s.log.clone(), replies: Vec::new(), pending: None, cache: None };
+    other.send(Command::Restore(Box::new(request)));
+    other.wait(|e| matches!(e, Event::RebuildDone { .. }).then_some(()));
+    let replayed = other.snapshot().kv.far.expect("rows are kept");
+    assert_eq!((replayed.rows, replayed.near, replayed.dropped), (stats.rows, stats.near, stats.dropped));
+}
+
+/// Policies whose rows do not leave whole have no far pages, and local layers have none.
+#[test]
+fn who_has_no_far_pages_says_so() {
+    let tiny = talker(705);
+    for kind in [PolicyKind::Dense, PolicyKind::H2o, PolicyKind::Pool] {
+        let mut s = Session::with(&tiny, |o| {
+            far(o);
+            o.policy = kind.into();
+        });
+        let report = ask(&mut s, "a question");
+        assert!(report.kv.far.is_none() && choices(&s.log).is_empty(), "{kind}");
+        let all = s.notices().join("\n");
+        assert!(all.contains(&format!("--far does nothing with policy {kind}")), "{all}");
+    }
+    let local = Tiny::new(
+        Spec { local: 40, n_layers: 3, context: 1024, ..Spec::new(true, Form::Predictor { linear: true, units: 0 }) },
+        706,
+    );
+    let mut s = Session::with(&local, far);
+    ask(&mut s, &question());
+    let far = s.snapshot().kv.far.expect("rows are kept");
+    let lanes = s.stored().iter().enumerate().filter(|(layer, _)| !local.spec.is_local(*layer)).count();
+    let most = lanes * local.spec.n_kv_heads * s.tokens().len();
+    assert!(far.rows > 0 && far.rows < most as u64, "{far:?}");
+}
