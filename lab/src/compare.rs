@@ -1,7 +1,7 @@
 //! `dmslab compare`: measures what eviction and smaller formats of cache and weights cost on a
 //! text.
 
-use crate::divergence::{self, Compared, Of, Row};
+use crate::divergence::{self, Block, Compared, FarRow, Of, Row};
 use crate::score::{check_tokens, encode_text_file};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
@@ -9,7 +9,7 @@ use dmschat::backend::Measure;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::cli::args::Common;
 use dmschat::cli::output::{self, as_wrong_use, wrong_use};
-use dmschat::cli::spawn::{ModelJob, with_model};
+use dmschat::cli::spawn::{ModelJob, with_far};
 use dmschat::codec::Codec;
 use dmschat::config::List;
 use dmschat::config::{Auto, Settings};
@@ -40,6 +40,10 @@ pub struct CompareArgs {
     /// each, with the weights that --weights auto gives them
     #[arg(long, value_name = "MODEL,...")]
     pub other: Option<List<String>>,
+
+    /// With --far: choose pages as in a prompt, every 128 tokens; else as in an answer, every 16
+    #[arg(long)]
+    pub as_prompt: bool,
 }
 
 /// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other
@@ -58,8 +62,8 @@ pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u
     for model in args.other.iter().flat_map(|list| &list.0) {
         others.push(Settings { model: model.clone(), weights: Weights::Auto, ..reference.clone() });
     }
-    let job = Job { args, others: &others, json: common.json };
-    with_model(&reference, MAX_STEP, job)
+    let job = Job { args, others: &others, far: reference.far.is_some(), json: common.json };
+    with_far(&reference, MAX_STEP, job)
 }
 
 /// Formats of the weights and of the cache.
@@ -74,6 +78,8 @@ fn with_formats(settings: &Settings, (weights, kv): Formats) -> Settings {
 struct Job<'a> {
     args: &'a CompareArgs,
     others: &'a [Settings],
+    /// Whether far pages are asked for.
+    far: bool,
     json: bool,
 }
 
@@ -88,6 +94,10 @@ impl ModelJob for Job<'_> {
             return Err(wrong_use(format!("--dial: policy {name} does not use the model's decisions about tokens")));
         }
         let evictions = evictions(&policy, checkpoint, &tokens, self.others.is_empty())?;
+        if let Some(why) = self.far.then(|| policy.far_refusal()).flatten() {
+            return Err(wrong_use(why));
+        }
+        let block = if self.args.as_prompt { Block::Prompt } else { Block::Answer };
         let mut ppl = None;
         let mut rows = Vec::new();
         let mut collect = |(dense, more): Compared| {
@@ -96,12 +106,12 @@ impl ModelJob for Job<'_> {
         };
         if evictions.contains(&true) {
             for dial in self.args.dial.as_ref().map_or(vec![0.0], |list| list.0.clone()) {
-                collect(divergence::eviction(runner, checkpoint.into(), &tokens, dial)?);
+                collect(divergence::eviction(runner, checkpoint.into(), &tokens, dial, block)?);
             }
         }
         for other in self.others {
-            let beside = Beside { reference: runner, tokens: &tokens, evictions, collect: &mut collect };
-            with_model(other, MAX_STEP, beside)?;
+            let beside = Beside { reference: runner, tokens: &tokens, evictions, block, collect: &mut collect };
+            with_far(other, MAX_STEP, beside)?;
         }
         let kv = runner.cache.geometry().codec.name();
         if self.json {
@@ -142,6 +152,7 @@ struct Beside<'a, R: Measure, F: FnMut(Compared)> {
     reference: &'a mut Runner<R>,
     tokens: &'a [Token],
     evictions: &'static [bool],
+    block: Block,
     collect: F,
 }
 
@@ -154,7 +165,9 @@ impl<R: Measure, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
             vocab == wanted,
             wrong_use(format!("--other: {} has {vocab} tokens, and the model {wanted}", checkpoint.name))
         );
-        (self.collect)(divergence::formats(self.reference, runner, checkpoint.into(), self.tokens, self.evictions)?);
+        let Self { reference, tokens, evictions, block, .. } = &mut self;
+        let compared = divergence::formats(reference, runner, checkpoint.into(), tokens, evictions, *block)?;
+        (self.collect)(compared);
         Ok(output::OK)
     }
 }
@@ -171,6 +184,7 @@ fn as_json(tokens: usize, checkpoint: &Checkpoint, kv: &str, ppl: Option<f64>, r
         "kl": on.map(|r| r.kl),
         "top1_agreement": on.map(|r| r.top1_agreement),
         "ratio": on.and_then(|r| r.ratio),
+        "far": on.and_then(|r| r.far),
         "rows": rows,
     })
 }
@@ -192,6 +206,14 @@ fn as_table(tokens: usize, weights: &str, kv: &str, ppl: Option<f64>, rows: &[Ro
              {live_mb:>8.3}  {}\n",
             output::visible(model)
         );
+        if let Some(far) = &r.far {
+            let FarRow { pages, block, near, rows, bytes, fetched } = far;
+            out += &format!(
+                "         far: {pages} pages every {block} tokens; at the end {near:.0} of {rows:.0} far rows a head are read, \
+                 {:.3} MB; {fetched:.2} pages fetched a head and token\n",
+                *bytes as f64 / 1e6
+            );
+        }
     }
     out
 }

@@ -7,6 +7,7 @@ use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
 use dmschat::checkpoint::Checkpoint;
 use dmschat::engine::Runner;
+use dmschat::policy::Far;
 use dmschat::protocol::Token;
 use dmschat::sampler::{argmax, divergence, log_softmax, log_softmax_at};
 use serde::Serialize;
@@ -26,6 +27,44 @@ impl From<&Checkpoint> for Of {
     fn from(c: &Checkpoint) -> Self {
         Self { model: c.name.clone(), weights: c.weights.name(), weight_bytes: c.weight_bytes }
     }
+}
+
+/// Which tokens are fed between two choices of far pages.
+#[derive(Clone, Copy, Debug)]
+pub enum Block {
+    Answer,
+    Prompt,
+}
+
+impl Block {
+    /// Tokens between two choices.
+    fn tokens(self) -> usize {
+        match self {
+            Self::Answer => Far::ANSWER_BLOCK,
+            Self::Prompt => Far::PROMPT_BLOCK,
+        }
+    }
+
+    /// Queries that choose.
+    fn queries(self) -> usize {
+        self.tokens().min(Far::QUERIES)
+    }
+}
+
+/// Far pages of a configuration, per lane that keeps some, after the last token.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct FarRow {
+    /// Most pages that a choice brings near.
+    pub pages: usize,
+    /// Tokens between two choices.
+    pub block: usize,
+    /// Far rows that attention reads, and all of them.
+    pub near: f64,
+    pub rows: f64,
+    /// Host memory, of all lanes.
+    pub bytes: u64,
+    /// Pages brought near, per token.
+    pub fetched: f64,
 }
 
 /// One configuration compared with the reference.
@@ -48,15 +87,23 @@ pub struct Row {
     pub ratio: Option<f64>,
     /// Bytes of live slots after the last token.
     pub live_bytes: u64,
+    /// `None` where rows that leave are gone.
+    pub far: Option<FarRow>,
 }
 
 /// Perplexity of the dense cache, and the caches compared with it.
 pub type Compared = (Option<f64>, Vec<Row>);
 
 /// Compares eviction at a dial with none, in one runner.
-pub fn eviction<B: Measure>(runner: &mut Runner<B>, of: Of, tokens: &[Token], dial: f32) -> Result<Compared> {
+pub fn eviction<B: Measure>(
+    runner: &mut Runner<B>,
+    of: Of,
+    tokens: &[Token],
+    dial: f32,
+    block: Block,
+) -> Result<Compared> {
     let mut off = Dense::new(runner, tokens)?;
-    let mut on = Compressed::new(runner, true)?;
+    let mut on = Compressed::new(runner, true, block)?;
     runner.set_dial(on.seq, dial);
     while let Some(chunk) = off.feed(runner)? {
         on.feed(runner, &chunk, tokens)?;
@@ -73,9 +120,10 @@ pub fn formats<R: Measure, B: Measure>(
     of: Of,
     tokens: &[Token],
     evictions: &[bool],
+    block: Block,
 ) -> Result<Compared> {
     let mut dense = Dense::new(reference, tokens)?;
-    let beside: Result<Vec<Compressed>> = evictions.iter().map(|&on| Compressed::new(runner, on)).collect();
+    let beside: Result<Vec<Compressed>> = evictions.iter().map(|&on| Compressed::new(runner, on, block)).collect();
     let mut beside = beside?;
     while let Some(chunk) = dense.feed(reference)? {
         for one in &mut beside {
@@ -133,6 +181,9 @@ impl<'a> Dense<'a> {
 struct Compressed {
     seq: SeqId,
     eviction: bool,
+    /// Which tokens are fed between two choices, and pages that choices have brought near.
+    block: Block,
+    fetched: u64,
     logprobs: Vec<Option<f64>>,
     /// Results of each token.
     kl: Vec<f64>,
@@ -140,13 +191,18 @@ struct Compressed {
 }
 
 impl Compressed {
-    fn new<B: Measure>(runner: &mut Runner<B>, eviction: bool) -> Result<Self> {
-        Ok(Self { seq: runner.create(eviction)?, eviction, logprobs: Vec::new(), kl: Vec::new(), same: 0 })
+    fn new<B: Measure>(runner: &mut Runner<B>, eviction: bool, block: Block) -> Result<Self> {
+        let (seq, logprobs, kl) = (runner.create(eviction)?, Vec::new(), Vec::new());
+        Ok(Self { seq, eviction, block, fetched: 0, logprobs, kl, same: 0 })
     }
 
     fn feed<B: Measure>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
         // Longer steps read everything.
-        let step = if runner.cache.geometry().policy.quest().is_some() { 1 } else { STEP };
+        let step = match runner.cache.geometry().policy.quest() {
+            Some(_) => 1,
+            None if runner.keeps_far() => STEP.min(self.block.tokens()),
+            None => STEP,
+        };
         let mut at = 0;
         for part in tokens[chunk.at..chunk.at + chunk.rows.len()].chunks(step) {
             runner.feed(self.seq, part)?;
@@ -157,6 +213,9 @@ impl Compressed {
                 self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
             })?;
             at += part.len();
+            if (chunk.at + at).is_multiple_of(self.block.tokens()) {
+                self.fetched += runner.choose(self.seq, self.block.queries()).unwrap_or(0);
+            }
         }
         Ok(())
     }
@@ -164,9 +223,18 @@ impl Compressed {
     fn finish<B: Measure>(mut self, runner: &mut Runner<B>, of: Of, tokens: &[Token]) -> Row {
         let stats = runner.cache.stats(runner.backend(), self.seq);
         let (geometry, dial) = (*runner.cache.geometry(), runner.cache.dial(self.seq));
+        let (counts, n) = (runner.far_counts(self.seq), self.kl.len());
         runner.release(self.seq);
         self.kl.sort_by(f64::total_cmp);
-        let n = self.kl.len();
+        let lanes = geometry.deciding_lanes().count() as f64;
+        let far = geometry.far.filter(|_| geometry.keeps_far()).map(|far| FarRow {
+            pages: far.pages,
+            block: self.block.tokens(),
+            near: counts.near as f64 / lanes,
+            rows: counts.rows as f64 / lanes,
+            bytes: counts.bytes,
+            fetched: self.fetched as f64 / lanes / n as f64,
+        });
         Row {
             of,
             kv: geometry.codec.name(),
@@ -178,6 +246,7 @@ impl Compressed {
             top1_agreement: self.same as f64 / tokens.len() as f64,
             ratio: ratio(&stats),
             live_bytes: stats.live_slots * geometry.slot_bytes() as u64,
+            far,
         }
     }
 }

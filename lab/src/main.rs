@@ -72,7 +72,8 @@ enum Command {
 fn flags_of(command: &str) -> Option<Vec<&'static str>> {
     let [model, cache, answer, sampling] = ["model", "cache", "answer", "sampling"].map(Layer::group);
     let own: &[&[&str]] = match command {
-        "score" | "compare" => &[model, cache, &["config", "json"]],
+        "score" => &[model, cache, &["config", "json"]],
+        "compare" => &[model, cache, &["config", "json", "far", "far_pages"]],
         "eval" => &[
             model,
             &["config", "policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"],

@@ -4,6 +4,7 @@
 use super::{KvCache, SeqId};
 use crate::backend::{Backend, FarCounts};
 use crate::policy::SlotMeta;
+use crate::protocol::LaneFilter;
 
 impl<B: Backend> KvCache<B> {
     /// Chooses the far pages that a sequence attends to from here on, by its newest `queries`
@@ -27,6 +28,21 @@ impl<B: Backend> KvCache<B> {
     /// Bytes of the far pages of all sequences; shared pages count once.
     pub fn far_bytes(&self, b: &B) -> u64 {
         b.far_counts(&self.tables, 0).all_bytes
+    }
+
+    /// Counts the lanes that have each token of a sequence in a far page, and those of them that
+    /// read it; empty where no rows are kept. Waits for the device.
+    pub fn far_presence(&self, b: &B, seq: SeqId, filter: LaneFilter) -> [Vec<u16>; 2] {
+        let g = self.geometry();
+        let tokens = if g.keeps_far() { self.len(seq) } else { 0 };
+        let [mut far, mut near] = [vec![0; tokens], vec![0; tokens]];
+        for lane in g.deciding_lanes().filter(|lane| tokens > 0 && filter.selects(lane.layer, lane.head)) {
+            for (meta, is_near) in self.far_rows(b, seq, lane.layer, lane.head) {
+                far[meta.position()] += 1;
+                near[meta.position()] += u16::from(is_near);
+            }
+        }
+        [far, near]
     }
 
     /// Far rows of a lane in the order in which they left, and whether attention reads them.

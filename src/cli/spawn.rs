@@ -14,8 +14,9 @@ use crate::checkpoint::eagle;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, Tuning};
 use crate::codec::{Codec, DataFile};
 use crate::config::{Adapter, Device, Importance, Settings, Width};
-use crate::engine::{self, Drafts, EngineOptions, Loading, Runner, WeightOptions};
+use crate::engine::{self, Drafts, EngineOptions, FarOptions, Loading, Runner, WeightOptions};
 use crate::hub::HubError;
+use crate::policy::Far;
 use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
 use crate::quant::Weights;
 use crate::quantize::calibration::{Calibration, Given};
@@ -54,6 +55,7 @@ pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool
         let options = options(&settings, &checkpoint, target)?;
         let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
         let options = EngineOptions {
+            far: far(&settings, target)?,
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
             max_seqs: options.max_seqs * (1 + slots)
@@ -128,6 +130,12 @@ pub trait ModelJob {
 /// tokens.
 pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob<Output = u8>) -> Result<u8> {
     with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), ..options }, job)
+}
+
+/// Like [`with_model`], with far pages where the settings have them.
+pub fn with_far(settings: &Settings, max_step: usize, job: impl ModelJob<Output = u8>) -> Result<u8> {
+    let far = if settings.far.is_some() { far(settings, Target::new(settings)?)? } else { None };
+    with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), far, ..options }, job)
 }
 
 /// Like [`with_model`], with options that `adjust` derives from the options of the settings.
@@ -254,6 +262,13 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
         codec_data: codec_data(settings, checkpoint, target.codec(settings.kv))?,
         ..EngineOptions::new(target.codec(settings.kv))
     })
+}
+
+/// How rows that leave the cache are kept. Refused where the device cannot keep them.
+pub fn far(settings: &Settings, target: Target) -> Result<Option<FarOptions>> {
+    let Some(limit_bytes) = settings.far else { return Ok(None) };
+    target.check_far()?;
+    Ok(Some(FarOptions { rule: Far { pages: settings.far_pages }, limit_bytes }))
 }
 
 /// Reads the dictionary of a codec that needs one, and checks that it is the model's.

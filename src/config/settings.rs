@@ -1,10 +1,12 @@
 //! The one declaration of every setting: its flag, key, environment variable, default and help.
 
 use super::environment::{env_name, env_value};
-use super::values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, KeymapName, List, OnOff, Pin, Setting, Width};
+use super::values::{
+    Adapter, Auto, ByteSize, Device, FarSize, Gemm, Importance, KeymapName, List, OnOff, Pin, Setting, Width,
+};
 use super::{BUILTIN_MODEL, Dirs};
 use crate::codec::Codec;
-use crate::policy::{Budget, PolicyKind};
+use crate::policy::{Budget, Far, PolicyKind};
 use crate::protocol::{DraftSource, MAX_CONTEXT, SamplingOverrides, WhenFull, sampling_table};
 use crate::quant::Weights;
 use anyhow::{Result, anyhow, bail};
@@ -307,6 +309,18 @@ sampling_table!(settings {
         #[arg(long, value_name = "system|none", hide_short_help = true, help_heading = "Cache")]
         pin: Pin = Pin::None;
 
+        /// Host memory for what leaves the cache, such as 2GiB, or off (default)
+        ///
+        /// With it, evicted tokens are not lost: they lie in pages, and the pages that match the
+        /// question best are read again. On the CPU, with policies dms and window. When it is
+        /// full, the oldest pages go for good.
+        #[arg(long, value_name = "SIZE|off", hide_short_help = true, help_heading = "Cache")]
+        far: FarSize = FarSize::Off;
+
+        /// With --far: pages of 32 tokens that each head reads again, the best of its pages
+        #[arg(long, value_name = "N", hide_short_help = true, help_heading = "Cache")]
+        far_pages: usize = Far::DEFAULT_PAGES;
+
         /// Compression ratio, from 1 on [default: as trained]
         ///
         /// For models trained to evict. 2 keeps about one token in two of a long conversation.
@@ -433,6 +447,9 @@ impl Layer {
         }
         if self.model.as_deref() == Some("") {
             return Err(("model", "the name is empty, expected demo, a folder, a GGUF file or a hub id".to_owned()));
+        }
+        if let Some(n) = self.far_pages.filter(|n| !(1..=Far::MOST_PAGES).contains(n)) {
+            return Err(("far_pages", format!("{n} is out of range, expected 1 to {}", Far::MOST_PAGES)));
         }
         for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
             if value == Some(0) {

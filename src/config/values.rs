@@ -280,6 +280,7 @@ macro_rules! resolves {
 }
 
 resolves! { OnOff => bool: |on| on.0; ByteSize => u64: |bytes| bytes.0; }
+resolves! { FarSize => Option<u64>: |far| if let FarSize::Bytes(size) = far { Some(size.0) } else { None }; }
 resolves! { String, PathBuf, usize, u64, f64, Adapter, Importance, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, KeymapName, DraftSource, Width }
 
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
@@ -314,6 +315,32 @@ impl FromStr for ByteSize {
     }
 }
 
+/// Host memory for what leaves the cache, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FarSize {
+    Off,
+    Bytes(ByteSize),
+}
+
+impl FromStr for FarSize {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "off" => Ok(Self::Off),
+            s => s.parse().map(Self::Bytes).map_err(|_| format!("{s:?} is neither off nor a size such as 2GiB")),
+        }
+    }
+}
+
+impl fmt::Display for FarSize {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Bytes(size) => size.fmt(f),
+        }
+    }
+}
+
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1, "")];
@@ -329,6 +356,7 @@ text_serde!(Adapter, "\"none\", a file, a folder or a hub id");
 text_serde!(Importance, "\"auto\", \"measured\", \"gptq\" or a file");
 text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
 text_serde!(Width, "a number of chains, or \"auto\"");
+text_serde!(FarSize, "\"off\", or bytes such as \"2GiB\"");
 text_serde!(ByteSize, "bytes, such as \"512MiB\"");
 
 #[cfg(test)]
@@ -342,6 +370,9 @@ mod tests {
         }
         for text in ["", "x", "1.2.3", "-1", "99999999999999999999", "20000000TiB", "5 bananas"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+            assert!(text.parse::<FarSize>().is_err(), "{text}");
         }
+        assert_eq!("off".parse(), Ok(FarSize::Off));
+        assert_eq!("2GiB".parse(), Ok(FarSize::Bytes(ByteSize(2 << 30))));
     }
 }

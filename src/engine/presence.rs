@@ -48,6 +48,7 @@ impl FedText {
         request: &PresenceRequest,
     ) -> Presence {
         let counts = runner.cache.presence(runner.backend(), context.seq, request.filter, request.position);
+        let [far, near] = runner.cache.far_presence(runner.backend(), context.seq, request.filter);
         let geometry = runner.cache.geometry();
         let layers = counts.of_position.chunks(geometry.n_kv_heads).map(<[LaneState]>::to_vec);
         self.follow(tokenizer, context, counts.kept.len());
@@ -68,6 +69,8 @@ impl FedText {
             of_position: layers.collect(),
             kept: counts.kept,
             marked: counts.marked,
+            far,
+            near,
         }
     }
 

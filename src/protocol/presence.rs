@@ -58,6 +58,10 @@ pub struct Presence {
     pub kept: Vec<u16>,
     /// Lanes of `kept` that have marked the token for eviction.
     pub marked: Vec<u16>,
+    /// For each position, the counted lanes that have it in a far page, and those of them that read
+    /// it; empty where rows that leave are gone.
+    pub far: Vec<u16>,
+    pub near: Vec<u16>,
     /// Tokens between a token and the one whose decision marks it: 0 or 1.
     pub decided_after: usize,
     pub position: usize,
@@ -74,6 +78,12 @@ impl Presence {
     /// Whether the token at `position` is pinned.
     pub fn is_pinned(&self, position: usize) -> bool {
         self.pins.iter().any(|pin| pin.contains(&position))
+    }
+
+    /// Mean share of the counted lanes that have a token in a far page.
+    pub fn far_share(&self) -> f64 {
+        let rows: u64 = self.far.iter().map(|&lanes| u64::from(lanes)).sum();
+        rows as f64 / (self.far.len() * self.lanes).max(1) as f64
     }
 
     /// Share of the counted lanes that store the token at `position`.

@@ -5,7 +5,7 @@ use super::state::App;
 use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
 use crate::chat::summary::WAY_OUT;
 use crate::policy::PolicyKind;
-use crate::protocol::{Download, DraftReport, ModelInfo, Plan, Snapshot};
+use crate::protocol::{Download, DraftReport, FarStats, ModelInfo, Plan, Snapshot};
 
 /// Number of the newest tokens that every head keeps, whatever it has decided: the window, or all
 /// tokens of a dense cache.
@@ -31,13 +31,18 @@ pub fn download(d: &Download) -> String {
     format!("{all} % of {}{speed}{left}, {} {one} %", bytes(d.total_bytes), clean_line(&d.file))
 }
 
-/// Returns the parts of the panel's headline: live bytes, bytes of a dense cache, ratio. Empty
-/// before the first token.
+/// Returns the parts of the panel's headline: live bytes, bytes of a dense cache, ratio, and what
+/// lies in the far tier. Empty before the first token.
 pub fn headline(app: &App) -> Vec<String> {
     let Some(kv) = app.engine.snapshot.as_ref().map(|s| &s.kv).filter(|kv| kv.dense_slots > 0) else {
         return Vec::new();
     };
-    vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes)), ratio(kv.ratio)]
+    let mut parts = vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes))];
+    match kv.far.filter(|far| far.rows > 0) {
+        Some(far) => parts.extend([format!("near {}", ratio(kv.ratio)), format!("far {}", bytes(far.bytes))]),
+        None => parts.push(ratio(kv.ratio)),
+    }
+    parts
 }
 
 /// Meanings of the panel's words, in its order. The help shows it.
@@ -55,6 +60,10 @@ pub const LEGEND: &[(&str, &str)] = &[
     ("cache", "bytes of the tokens that the heads still keep; while several chains answer, of a mean chain"),
     ("dense", "bytes of the same conversation if every head kept every token"),
     ("4.0x", "dense over cache: how many times smaller the cache is (the compression ratio)"),
+    (
+        "near 4.0x, far 2 MB",
+        "with --far: how many times smaller the cache is, and host memory of what left it, which heads find again by the question",
+    ),
     ("L0, h0", "a row per layer, a cell per KV head: percent of the tokens that it still keeps"),
     ("forgets most, keeps all", "the scale of the cells' colours"),
     ("kept for undo", "memory of earlier states, so that /undo and /regen need not read the conversation again"),
@@ -138,6 +147,13 @@ fn weights(info: &ModelInfo) -> String {
     format!("{} {}", clean_line(&info.weights.format), bytes(info.weights.bytes))
 }
 
+/// `12,480 rows in 2.1 MB of 2 GB, 512 read`
+fn far_row(far: &FarStats) -> String {
+    let held = format!("{} rows in {} of {}", count(far.rows), bytes(far.bytes), bytes(far.limit_bytes));
+    let dropped = if far.dropped > 0 { format!(", {} dropped for good", count(far.dropped)) } else { String::new() };
+    format!("{held}, {} read{dropped}", count(far.near))
+}
+
 /// The rows of /stats: the panel's numbers and some more.
 fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     let kv = &s.kv;
@@ -153,6 +169,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         let [reads, most] = [kv.reads, kv.peak_slots].map(|slots| count(slots as u64));
         rows.push(("reads", format!("{reads} slots a head in the last answer, {most} at most stored")));
     }
+    rows.extend(kv.far.map(|far| ("far", far_row(&far))));
     let draft = app.chat.path().last().and_then(|m| m.report.as_ref()?.draft);
     rows.extend(draft.map(|draft| ("drafts", drafts(&draft))));
     rows.extend(also_held(app));

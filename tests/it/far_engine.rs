@@ -56,6 +56,11 @@ fn choices_follow_from_the_tokens_alone() {
     assert!(prompt > 300 && report.generated.len() == 60);
     let stats = report.kv.far.expect("rows are kept");
     assert!(stats.rows > 32 * 5 && stats.near < stats.rows && stats.bytes > 0 && stats.dropped == 0, "{stats:?}");
+    let presence = report.presence.as_ref().expect("it was read");
+    let sum = |counts: &[u16]| counts.iter().map(|&lanes| u64::from(lanes)).sum::<u64>();
+    assert_eq!([sum(&presence.far), sum(&presence.near)], [stats.rows, stats.near]);
+    let lanes = presence.kept.iter().zip(&presence.far).map(|(kept, far)| usize::from(kept + far));
+    assert!(lanes.into_iter().all(|lanes| lanes == presence.lanes), "each head has each token near or far");
     // Chunks of other sizes.
     let mut other = Session::with(&tiny, |o| {
         far(o);

@@ -135,7 +135,11 @@ fn title(app: &App, page: &MemoryPage) -> String {
         LaneFilter { layer: Some(layer), head: Some(head) } => format!("layer {layer}, KV head {head}"),
     };
     let kept = percent(memory.share(0..memory.len()));
-    let mut title = format!("memory: {}, {kept} % kept, {lanes}", plural(memory.len() as u64, "token"));
+    let far = match percent(memory.presence().far_share()) {
+        0 => String::new(),
+        far => format!(", {far} % far"),
+    };
+    let mut title = format!("memory: {}, {kept} % kept{far}, {lanes}", plural(memory.len() as u64, "token"));
     title += &match numbers::undecided(app) {
         0 => String::new(),
         usize::MAX => "; nothing is dropped".to_owned(),
@@ -219,6 +223,10 @@ fn about(app: &App, spelled: &Spelled, chosen: Option<Range<usize>>) -> Vec<Stri
     let share = percent(memory.share(spelled.tokens.clone()));
     let all = count(memory.len() as u64);
     let mut first = format!("{name} of {all}: \"{text}\"  {kept} of {} KV heads, {share} %", presence.lanes);
+    let [far, near] = [&presence.far, &presence.near].map(|counts| counts.get(last).copied().unwrap_or(0));
+    if far > 0 {
+        first += &format!(", far in {far}, read in {near} of them");
+    }
     if let Some(passage) = chosen {
         let (tokens, share) = (plural(passage.len() as u64, "token"), percent(memory.share(passage)));
         first += &format!("; chosen: {tokens}, {share} %");
