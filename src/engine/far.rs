@@ -2,10 +2,11 @@
 //! Where that is full, the oldest pages of all lanes of the conversations that work are dropped for
 //! good, as an entry of their logs.
 
-use super::context::Context;
+use super::chain::Chain;
 use super::conversation::Conversation;
 use super::loaded::Loaded;
 use super::runner::Runner;
+use super::scheduler::Id;
 use super::worker::Worker;
 use crate::backend::{Backend, FarCounts};
 use crate::cache::SeqId;
@@ -52,7 +53,25 @@ impl<B: Backend> Runner<B> {
 }
 
 impl<B: Backend> Worker<B> {
+    /// Lets chains choose far pages whose answers have come to the end of a block.
+    pub(super) fn choose_far(&mut self, ids: &[Id]) {
+        let Self { model, conversations, .. } = self;
+        if !model.runner.keeps_far() {
+            return;
+        }
+        for (&conversation, c) in conversations.iter_mut() {
+            for (number, chain) in c.each_chain() {
+                if ids.contains(&Id { conversation, number }) {
+                    chain.choose_if_due(&mut model.runner);
+                }
+            }
+        }
+        self.limit_far();
+    }
+
     /// Drops far pages if they hold more than their limit. Conversations without work keep theirs.
+    /// A chain drops only where it has just chosen, so that what it drops does not depend on how
+    /// many tokens a step had, which times decide; what a replay drops is in its log.
     pub(super) fn limit_far(&mut self) {
         let Some(limit) = self.model.runner.far_limit() else { return };
         if self.model.runner.far_bytes() <= limit {
@@ -76,22 +95,25 @@ impl<B: Backend> Conversation<B> {
     /// most `most` bytes or nothing more is freed. Returns the number of rows.
     fn drop_far(&mut self, m: &mut Loaded<B>, most: u64) -> u64 {
         let (owner, mut dropped) = (self.id(), 0);
-        let drop = |m: &mut Loaded<B>, context: &mut Context, before: usize| {
-            let entry = LogEntry::DropFar { drop_far: before as u32 };
-            context.apply(&mut m.runner, entry).map_or(0, |(_, rows)| rows)
-        };
         let tokens = self.chain.context.len(&m.runner);
+        // Chains are replayed from the end of the prompt, whose log must not change below them.
+        let mut chains: Vec<&mut Chain> = match &mut self.chains {
+            Some(chains) => chains.each_mut().map(|(_, chain)| chain).collect(),
+            None => vec![&mut self.chain],
+        };
+        chains.retain(|chain| !chain.is_replaying() && chain.context.since_choice(1) == 0);
+        if chains.is_empty() {
+            return 0;
+        }
         for part in 1..=PARTS {
             let (before, held) = (tokens * part / PARTS, m.runner.far_bytes());
             if held <= most {
                 break;
             }
-            // Chains are replayed from the end of the prompt, whose log must not change below them.
-            let rows: u64 = match &mut self.chains {
-                Some(chains) => chains.each_mut().map(|(_, chain)| drop(m, &mut chain.context, before)).sum(),
-                None => drop(m, &mut self.chain.context, before),
-            };
-            m.snapshots.apply(&mut m.runner, owner, LogEntry::DropFar { drop_far: before as u32 });
+            let entry = LogEntry::DropFar { drop_far: before as u32 };
+            let mut drop = |chain: &mut Chain| chain.context.apply(&mut m.runner, entry).map_or(0, |(_, rows)| rows);
+            let rows: u64 = chains.iter_mut().map(|chain| drop(chain)).sum();
+            m.snapshots.apply(&mut m.runner, owner, entry);
             dropped += rows;
             if rows > 0 && m.runner.far_bytes() == held {
                 break;

@@ -273,6 +273,7 @@ impl<B: Backend> Worker<B> {
 
     /// Runs a decode step of several chains.
     fn decode(&mut self, ids: &[Id]) {
+        self.choose_far(ids);
         let mut rows = Vec::with_capacity(ids.len());
         let mut chains: Vec<&mut Chain> = Vec::with_capacity(ids.len());
         for (&conversation, c) in &mut self.conversations {
@@ -288,7 +289,6 @@ impl<B: Backend> Worker<B> {
         let max = max_drafts(runner.most_rows(), chains.len());
         let price = self.costs.price(chains.len());
         for chain in &mut chains {
-            chain.choose_if_due(runner);
             chain.choose_drafts(runner, max, price);
         }
         let started = Instant::now();

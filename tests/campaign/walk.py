@@ -56,6 +56,8 @@ SETTINGS = {
     "h2o": ["--policy", "h2o", "--budget", "96"],
     "pool": ["--policy", "pool", "--budget", "4x"],
     "ratio": ["--kv", "int8", "--keep-ratio", "2"],
+    "far": ["--far", "200KB", "--far-pages", "2"],
+    "far-window": ["--policy", "window", "--budget", "96", "--far", "10MB"],
     "limit": ["--kv-limit", "1600KB", "--when-full", "forget"],
     "weights": ["-m", SMALL, "--weights", "int8", "--ctx-size", "2048", "--max-tokens", "20"],
     "off": ["--eviction", "off", "--ctx-size", "900", "--pin", "system", "--system", "Answer briefly."],

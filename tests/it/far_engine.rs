@@ -78,12 +78,13 @@ fn choices_follow_from_the_tokens_alone() {
     assert_eq!(without.kv.live.len(), report.kv.live.len());
 }
 
+/// Also where the tier is full: how many tokens a step has depends on times.
 #[test]
 fn drafts_change_neither_text_nor_choices() {
     let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, 701);
-    let run = |drafts: bool| {
+    let run = |limit_bytes: u64, drafts: bool| {
         let mut s = Session::with(&tiny, |o| {
-            far(o);
+            o.far = Some(FarOptions { rule: Far { pages: PAGES }, limit_bytes });
             if drafts {
                 o.drafts = Drafts { rows: 16, drafter: || Box::new(Lookup::default()), gated: false };
             }
@@ -104,9 +105,13 @@ fn drafts_change_neither_text_nor_choices() {
         let tried = reports.iter().filter_map(|report| report.draft).map(|draft| draft.accepted).sum::<u64>();
         (reports.into_iter().map(|report| report.generated).collect::<Vec<_>>(), s.log.clone(), far, tried)
     };
-    let (plain, drafted) = (run(false), run(true));
-    assert!(drafted.3 > 20, "{} drafts were right", drafted.3);
-    assert_eq!((plain.0, plain.1, plain.2), (drafted.0, drafted.1, drafted.2));
+    for limit in [u64::MAX, 60_000] {
+        let (plain, drafted) = (run(limit, false), run(limit, true));
+        assert!(drafted.3 > 20, "{} drafts were right", drafted.3);
+        let drops = plain.1.iter().any(|entry| matches!(entry, LogEntry::DropFar { .. }));
+        assert_eq!(drops, limit < u64::MAX);
+        assert_eq!((plain.0, plain.1, plain.2), (drafted.0, drafted.1, drafted.2), "limit {limit}");
+    }
 }
 
 /// Undo and regenerate go back to the far pages that there were; a session without its cache is
