@@ -91,7 +91,7 @@ impl Reply {
 
     /// The reply to a request, with its stop texts.
     pub fn to(ask: &Ask, vocabulary: &Vocabulary) -> Self {
-        let asked = ask.stop.iter().map(|text| Stop { text: text.clone(), trims: false });
+        let asked = ask.stop.iter().map(|text| Stop { text: text.clone(), of_template: false });
         if ask.raw {
             return Self { raw: true, ..Self::split_by(Splitter::plain(asked.collect()), vocabulary) };
         }
@@ -137,7 +137,12 @@ impl Reply {
         } else {
             self.answer_tokens += 1;
         }
-        Spoken { said, flat, stops: self.splitter.stopped }
+        Spoken { said, flat, stops: self.splitter.stop().is_some() }
+    }
+
+    /// The text of the request that has ended it.
+    pub fn stop_text(&self) -> Option<&str> {
+        self.splitter.stop().filter(|stop| !stop.of_template).map(|stop| &*stop.text)
     }
 
     pub fn is_thinking(&self) -> bool {

@@ -92,14 +92,13 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Stop {
     pub text: String,
-    /// White space before it is not part of the answer either.
-    pub trims: bool,
+    /// A template writes it after an answer, of which white space before it is no part either.
+    pub of_template: bool,
 }
 
 impl Stop {
-    /// A text that a template writes after an answer.
     pub fn of_template(text: &str) -> Self {
-        Self { text: text.to_owned(), trims: true }
+        Self { text: text.to_owned(), of_template: true }
     }
 }
 
@@ -116,14 +115,15 @@ pub struct Splitter {
     held: String,
     /// A thought has ended.
     pub thought: bool,
-    pub stopped: bool,
+    /// Index of the stop text that has ended the answer.
+    pub stopped: Option<usize>,
 }
 
 impl Splitter {
     /// Of an answer without thoughts.
     pub fn plain(stops: Vec<Stop>) -> Self {
         let state = State::Answer;
-        Self { state, tags: None, closes_alone: false, stops, held: String::new(), thought: false, stopped: false }
+        Self { state, tags: None, closes_alone: false, stops, held: String::new(), thought: false, stopped: None }
     }
 
     /// `thinks`: the prompt ends in an open thought. `stops`: texts that end the answer.
@@ -141,8 +141,13 @@ impl Splitter {
             stops,
             held: String::new(),
             thought: false,
-            stopped: false,
+            stopped: None,
         }
+    }
+
+    /// The stop text that has ended the answer.
+    pub fn stop(&self) -> Option<&Stop> {
+        self.stops.get(self.stopped?)
     }
 
     pub fn is_thinking(&self) -> bool {
@@ -170,7 +175,7 @@ impl Splitter {
     }
 
     pub fn push(&mut self, text: &str, out: &mut Vec<Said>) {
-        if !self.stopped && !text.is_empty() {
+        if self.stopped.is_none() && !text.is_empty() {
             self.held += text;
             while self.step(out) {}
         }
@@ -215,7 +220,8 @@ impl Splitter {
             (_, tags) => {
                 let close = tags.map(|tags| tags.1.clone()).filter(|_| self.closes_alone && !self.thought);
                 let closes = close.as_ref().and_then(|close| held.find(close.as_str()).map(|at| (at, close.len())));
-                let found = self.stops.iter().filter_map(|stop| held.find(&stop.text).map(|at| (at, stop.trims)));
+                let stops = self.stops.iter().enumerate();
+                let found = stops.filter_map(|(index, stop)| held.find(&stop.text).map(|at| (at, index)));
                 match (closes, found.min()) {
                     (Some((at, length)), stops) if stops.is_none_or(|(stop, _)| at < stop) => {
                         say(out, TextKind::Answer, held[..at].to_owned());
@@ -223,10 +229,14 @@ impl Splitter {
                         (self.held, self.thought) = (held[at + length..].to_owned(), true);
                         true
                     }
-                    (_, Some((at, trims))) => {
+                    (_, Some((at, index))) => {
                         let answer = &held[..at];
-                        say(out, TextKind::Answer, if trims { answer.trim_end() } else { answer }.to_owned());
-                        self.stopped = true;
+                        say(
+                            out,
+                            TextKind::Answer,
+                            if self.stops[index].of_template { answer.trim_end() } else { answer }.to_owned(),
+                        );
+                        self.stopped = Some(index);
                         false
                     }
                     _ => {
@@ -280,7 +290,8 @@ mod tests {
 
     /// The parts of a reply that comes in pieces of every size.
     fn parts(text: &str, thinks: bool, named: bool, stops: &[(&str, bool)]) -> (String, String) {
-        let stops: Vec<Stop> = stops.iter().map(|&(text, trims)| Stop { text: text.to_owned(), trims }).collect();
+        let stops: Vec<Stop> =
+            stops.iter().map(|&(text, of_template)| Stop { text: text.to_owned(), of_template }).collect();
         let mut all: Vec<(String, String)> = Vec::new();
         for size in 1..=text.chars().count().max(1) {
             let (mut splitter, mut said) = (Splitter::new(&tags(named), thinks, stops.clone()), Vec::new());

@@ -93,6 +93,9 @@ pub struct TurnReport {
     pub log: Vec<LogEntry>,
     /// All generated ids, including the last one, which is not fed.
     pub generated: Vec<Token>,
+    /// The text of [`Ask::stop`] that has ended the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_text: Option<String>,
     /// Index in `generated` of the first end of a thought that was not sampled but set, because of
     /// [`GenerateRequest::max_think`].
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -181,6 +181,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         chains: None,
         log_base: 0,
         log: Vec::new(),
+        stop_text: None,
         thought_closed_at: None,
         repeats_at: None,
         generated: vec![1, 2],

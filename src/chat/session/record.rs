@@ -371,6 +371,7 @@ mod tests {
             log_base: 0,
             log: vec![LogEntry::Token(1), LogEntry::Dial { dial: x as f32 }],
             generated: vec![1],
+            stop_text: None,
             thought_closed_at: None,
             repeats_at: None,
             pending: Some(None),

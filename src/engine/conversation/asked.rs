@@ -190,6 +190,7 @@ impl Asked {
             chains: None,
             log_base: 0,
             log: Vec::new(),
+            stop_text: g.and_then(|g| g.reply.stop_text().map(str::to_owned)),
             thought_closed_at: g.and_then(|g| g.thought_closed_at),
             repeats_at: g.and_then(|g| g.repeats_at),
             generated: self.generation.map_or_else(Vec::new, |g| g.generated),

@@ -87,6 +87,7 @@ fn numbers_of(report: &TurnReport) -> TurnReport {
         log: Vec::new(),
         log_base: 0,
         pending: Some(None),
+        stop_text: None,
         thought_closed_at: None,
         repeats_at: None,
         twin: None,
