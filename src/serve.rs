@@ -5,10 +5,11 @@
 //! | `http` | connections, their bounds, which request goes where |
 //! | `access` | keys, and the checks of `Host` and `Origin` |
 //! | `admission` | the queue in front of the slots |
-//! | `answer` | an answer that is being generated |
-//! | `openai` | requests and answers in OpenAI's form |
+//! | `answer`, `answering` | an answer that is being generated, and its way to its client |
+//! | `openai`, `messages` | requests and answers in OpenAI's and in Anthropic's form |
+//! | `request`, `prompt`, `thought` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
-//! | `fields`, `refusal` | bodies and errors |
+//! | `fields`, `refusal`, `stamp` | bodies, errors, ids |
 //!
 //! It knows protocol, configuration and chat, and nothing of the engine: each answer is an
 //! [`EngineHandle`] of its own, and dropping it ends the answer.
@@ -16,13 +17,19 @@
 mod access;
 mod admission;
 mod answer;
+mod answering;
 mod facts;
 mod fields;
 mod http;
+mod messages;
 mod metrics;
 mod openai;
+mod prompt;
 mod refusal;
+mod request;
 mod shared;
+mod stamp;
+mod thought;
 mod tokenize;
 
 pub use access::Access;

@@ -96,7 +96,7 @@ impl Access {
         let given = bearer.or(headers.get("x-api-key").map(HeaderValue::as_bytes));
         let refused = |message| Err(Refusal::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));
         let Some(given) = given.map(digest) else {
-            return refused("no key was given; send it as Authorization: Bearer KEY");
+            return refused("no key was given; send it as Authorization: Bearer KEY or x-api-key: KEY");
         };
         // The time depends neither on which key matches nor on where one differs.
         let found = self.keys.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&given));

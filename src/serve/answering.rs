@@ -1,14 +1,16 @@
-//! The way of an answer to its client: refused with a status, streamed, or whole.
+//! The way of an answer to its client: refused with a status, streamed, or whole. A [`Form`] writes
+//! it as an API has it.
 
-use super::reply::{Form, Reply};
-use super::request::Common;
+use super::answer::{Answer, Part};
+use super::prompt::rendered;
+use super::refusal::Refusal;
+use super::request::Asked;
+use super::shared::Shared;
 use crate::chat::shown::Shown;
 use crate::protocol::{Piece, StopReason, TextKind, TurnReport};
-use crate::serve::answer::{Answer, Part};
-use crate::serve::refusal::Refusal;
-use crate::serve::shared::Shared;
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
+use axum::http::HeaderValue;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -21,62 +23,104 @@ use std::time::{Duration, Instant};
 /// A client is sent something at least this often while its answer is worked on.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
+/// Why an answer is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The model ended it, or a stop text did ([`TurnReport::stop_text`]).
+    Stop,
+    /// A limit of tokens did.
+    Length,
+}
+
+/// How much of a prompt was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub total: usize,
+    /// Tokens that were in the slot.
+    pub cached: usize,
+    /// Tokens that were in the slot or read.
+    pub processed: usize,
+    pub time: Duration,
+}
+
+/// How an API writes one answer: the events of a stream, or the whole.
+pub trait Form: Send + 'static {
+    /// Whether newlines around a thought and an answer are left out.
+    fn trims(&self) -> bool;
+
+    /// What is sent while there is nothing else.
+    fn keep_alive(&self) -> KeepAlive;
+
+    /// The prompt fits: its tokens, and those of them that are in the slot.
+    fn begin(&mut self, prompt_tokens: usize, cached: usize) -> Vec<Event>;
+
+    fn progress(&mut self, progress: &Progress) -> Vec<Event>;
+
+    /// More of the thought or of the answer.
+    fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event>;
+
+    fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event>;
+
+    /// The last event of an answer that is not complete.
+    fn failed(&mut self, refusal: &Refusal) -> Event;
+
+    /// The whole answer. `thought` is the one before it, if there was one.
+    fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value;
+}
+
 /// Answers a request. `render` makes the prompt on a thread of its own, once there is a slot.
 pub async fn answer(
     shared: &Arc<Shared>,
-    form: Form,
-    mut common: Common,
+    mut form: impl Form,
+    mut asked: Asked,
     render: impl FnOnce(&Shared) -> Anyhow<Vec<Piece>> + Send + 'static,
 ) -> Result<Response, Refusal> {
     shared.metrics.requests.fetch_add(1, Relaxed);
     let permit = shared.admission.enter().await?;
-    let renderer = Arc::clone(shared);
-    let rendered = tokio::task::spawn_blocking(move || render(&renderer)).await;
-    let prompt = rendered.map_err(|_| Refusal::failed("the prompt could not be rendered"))?;
-    common.ask.prompt = prompt.map_err(|error| Refusal::wrong(format!("{error:#}")))?;
+    asked.ask.prompt = rendered(shared, render).await?;
     // Characters that no text may have were left out.
-    if flatten(&common.ask.prompt).is_empty() {
+    if flatten(&asked.ask.prompt).is_empty() {
         return Err(Refusal::wrong("the prompt is empty"));
     }
-    let Common { stream, include_usage, return_progress, ask } = common;
+    let Asked { stream, return_progress, ask } = asked;
     let mut answer = Answer::begin(shared, permit, ask, stream && return_progress);
     // The status is known once the prompt is known to fit.
-    let first = answer.next().await;
-    match first {
-        Part::Done(report) => {
-            finish_reason(shared, &report)?;
-            return Err(Refusal::failed("the answer ended before it began"));
+    let (total, cached) = loop {
+        match answer.next().await {
+            Part::Started { prompt_tokens, cached } => break (prompt_tokens, cached),
+            Part::Done(report) => {
+                end_of(shared, &report)?;
+                return Err(Refusal::failed("the answer ended before it began"));
+            }
+            Part::Failed(why) => return Err(failed(shared, &why)),
+            // Text follows the beginning.
+            Part::Read(_) | Part::Text(..) | Part::WasThought => {}
         }
-        Part::Failed(why) => return Err(failed(shared, &why)),
-        Part::Started { .. } | Part::Read(_) | Part::Text(..) | Part::WasThought => {}
+    };
+    if !stream {
+        return whole(shared, &form, answer).await.map(|whole| axum::Json(whole).into_response());
     }
-    let reply = Reply::new(form, &shared.info.identity.name, stream && include_usage);
-    if stream {
-        let ready = reply.first().map(|chunk| chunk.to_string());
-        let mut state = Streaming {
-            shared: Arc::clone(shared),
-            answer,
-            reply,
-            shown: Default::default(),
-            trims: form == Form::Chat,
-            ready: ready.into_iter().collect(),
-            prompt: (0, 0, Instant::now()),
-            ended: false,
-        };
-        state.take(first);
-        let events = futures_util::stream::unfold(state, |mut state| async move {
-            let data = state.next().await?;
-            Some((Ok::<_, Infallible>(Event::default().data(data)), state))
-        });
-        let mut response = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
-        // Proxies in front pass it on at once.
-        response.headers_mut().insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
-        return Ok(response);
-    }
-    whole(shared, form, &reply, answer).await.map(|whole| axum::Json(whole).into_response())
+    let keep_alive = form.keep_alive().interval(KEEP_ALIVE);
+    let state = Streaming {
+        ready: form.begin(total, cached).into(),
+        shared: Arc::clone(shared),
+        answer,
+        form,
+        shown: Default::default(),
+        prompt: (total, cached, Instant::now()),
+        ended: false,
+    };
+    let events = futures_util::stream::unfold(state, |mut state| async move {
+        let event = state.next().await?;
+        Some((Ok::<_, Infallible>(event), state))
+    });
+    let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
+    // Proxies in front pass it on at once.
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
 }
 
-async fn whole(shared: &Shared, form: Form, reply: &Reply, mut answer: Answer) -> Result<Value, Refusal> {
+async fn whole(shared: &Shared, form: &impl Form, mut answer: Answer) -> Result<Value, Refusal> {
     let (mut reasoning, mut text) = (String::new(), String::new());
     loop {
         match answer.next().await {
@@ -86,12 +130,11 @@ async fn whole(shared: &Shared, form: Form, reply: &Reply, mut answer: Answer) -
             Part::WasThought => reasoning += &std::mem::take(&mut text),
             Part::Failed(why) => return Err(failed(shared, &why)),
             Part::Done(report) => {
-                let reason = finish_reason(shared, &report)?;
-                let trims = form == Form::Chat;
-                let shown = if trims { text.trim_matches('\n') } else { &text };
+                let end = end_of(shared, &report)?;
+                let shown = if form.trims() { text.trim_matches('\n') } else { &text };
                 let thought = reasoning.trim_matches('\n');
                 let thought = Some(thought).filter(|thought| !thought.trim().is_empty());
-                return Ok(reply.whole(thought, shown, reason, &report));
+                return Ok(form.whole(thought, shown, end, &report));
             }
         }
     }
@@ -102,14 +145,14 @@ fn failed(shared: &Shared, why: &str) -> Refusal {
     Refusal::failed(why)
 }
 
-/// OpenAI's name for the end of an answer, or why there is none.
-fn finish_reason(shared: &Shared, report: &TurnReport) -> Result<&'static str, Refusal> {
+/// The end of an answer, or why there is none.
+fn end_of(shared: &Shared, report: &TurnReport) -> Result<End, Refusal> {
     let detail = report.detail.as_deref();
     let answered = !report.generated.is_empty() && report.in_context;
     match report.stop_reason {
-        StopReason::End | StopReason::Cancelled => Ok("stop"),
-        StopReason::MaxTokens => Ok("length"),
-        StopReason::ContextFull | StopReason::CacheFull if answered => Ok("length"),
+        StopReason::End | StopReason::Cancelled => Ok(End::Stop),
+        StopReason::MaxTokens => Ok(End::Length),
+        StopReason::ContextFull | StopReason::CacheFull if answered => Ok(End::Length),
         StopReason::ContextFull => {
             let message = detail.unwrap_or("the prompt is longer than the context");
             Err(Refusal::too_long(message, "messages", report.prompt_tokens, shared.info.context))
@@ -123,26 +166,24 @@ fn finish_reason(shared: &Shared, report: &TurnReport) -> Result<&'static str, R
 }
 
 /// A stream's state between two events.
-struct Streaming {
+struct Streaming<F> {
     shared: Arc<Shared>,
     answer: Answer,
-    reply: Reply,
+    form: F,
     /// Of the thought and of the answer.
     shown: (Shown, Shown),
-    /// Newlines around both are left out.
-    trims: bool,
-    ready: VecDeque<String>,
+    ready: VecDeque<Event>,
     /// Tokens of the prompt, those of them that were in the slot, and when its reading began.
     prompt: (usize, usize, Instant),
     ended: bool,
 }
 
-impl Streaming {
-    /// The data of the next event; `None` after the last.
-    async fn next(&mut self) -> Option<String> {
+impl<F: Form> Streaming<F> {
+    /// The next event; `None` after the last.
+    async fn next(&mut self) -> Option<Event> {
         loop {
-            if let Some(data) = self.ready.pop_front() {
-                return Some(data);
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
             }
             if self.ended {
                 return None;
@@ -154,17 +195,16 @@ impl Streaming {
 
     fn take(&mut self, part: Part) {
         match part {
-            Part::WasThought => {}
-            Part::Started { prompt_tokens, cached } => self.prompt = (prompt_tokens, cached, Instant::now()),
+            Part::WasThought | Part::Started { .. } => {}
             Part::Read(tokens) => {
                 let (total, cached, began) = self.prompt;
-                let chunk = self.reply.progress(total, cached, cached + tokens, began.elapsed());
-                self.ready.push_back(chunk.to_string());
+                let progress = Progress { total, cached, processed: cached + tokens, time: began.elapsed() };
+                self.ready.extend(self.form.progress(&progress));
             }
             Part::Text(kind, text) => self.text(kind, text),
             Part::Failed(why) => self.end(Err(failed(&self.shared, &why))),
             Part::Done(report) => {
-                let end = finish_reason(&self.shared, &report).map(|reason| (reason, report));
+                let end = end_of(&self.shared, &report).map(|end| (end, report));
                 self.end(end);
             }
         }
@@ -175,26 +215,18 @@ impl Streaming {
             TextKind::Reasoning => &mut self.shown.0,
             TextKind::Answer => &mut self.shown.1,
         };
-        let text = if self.trims { shown.push(&text) } else { text };
+        let text = if self.form.trims() { shown.push(&text) } else { text };
         if !text.is_empty() {
-            let chunk = match kind {
-                TextKind::Reasoning => self.reply.reasoning(&text),
-                TextKind::Answer => self.reply.text(&text),
-            };
-            self.ready.push_back(chunk.to_string());
+            self.ready.extend(self.form.text(kind, &text));
         }
     }
 
-    fn end(&mut self, end: Result<(&'static str, Box<TurnReport>), Refusal>) {
+    fn end(&mut self, end: Result<(End, Box<TurnReport>), Refusal>) {
         self.ended = true;
         match end {
-            Ok((reason, report)) => {
-                self.ready.push_back(self.reply.last(reason, &report).to_string());
-                self.ready.extend(self.reply.usage(&report).map(|chunk| chunk.to_string()));
-                self.ready.push_back("[DONE]".to_owned());
-            }
+            Ok((end, report)) => self.ready.extend(self.form.end(end, &report)),
             // Without the mark of the end: the answer is not complete.
-            Err(refusal) => self.ready.push_back(refusal.json().to_string()),
+            Err(refusal) => self.ready.push_back(self.form.failed(&refusal)),
         }
     }
 }

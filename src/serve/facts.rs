@@ -1,8 +1,8 @@
 //! Facts about the server: its model, its properties, its health and its counters.
 
-use super::openai::now;
 use super::refusal::Refusal;
 use super::shared::Shared;
+use super::stamp::now;
 use crate::protocol::ModelInfo;
 use axum::Json;
 use axum::extract::{Path, State};

@@ -4,10 +4,11 @@ use super::access::{Access, guard};
 use super::openai::{chat, completions};
 use super::refusal::Refusal;
 use super::shared::Shared;
-use super::{facts, tokenize};
+use super::{facts, messages, tokenize};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper::server::conn::http1;
@@ -56,15 +57,28 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
             .route(&format!("{base}/models"), get(facts::models))
             .route(&format!("{base}/models/{{*id}}"), get(facts::model_of))
             .route(&format!("{base}/chat/completions"), post(chat::complete))
-            .route(&format!("{base}/completions"), post(completions::complete));
+            .route(&format!("{base}/completions"), post(completions::complete))
+            .route(&format!("{base}/messages"), post(messages::create))
+            .route(&format!("{base}/messages/count_tokens"), post(messages::count_tokens));
     }
     router
         .fallback(not_found)
         .method_not_allowed_fallback(not_allowed)
         .layer(axum::middleware::from_fn_with_state(access, guard))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(axum::middleware::from_fn(in_form))
         .layer(cors)
         .with_state(shared)
+}
+
+/// Gives a refusal the form of the API that was asked, wherever it was made.
+async fn in_form(request: Request, next: Next) -> Response {
+    let is_messages = messages::owns(request.uri().path());
+    let mut response = next.run(request).await;
+    match response.extensions_mut().remove::<Refusal>() {
+        Some(refusal) if is_messages => messages::refused(refusal),
+        _ => response,
+    }
 }
 
 async fn not_found(request: Request) -> Refusal {

@@ -1,6 +1,5 @@
 //! Endpoints in OpenAI's form.
 
-mod answering;
 pub mod chat;
 pub mod completions;
 mod messages;
@@ -8,4 +7,3 @@ mod reply;
 mod request;
 
 pub use messages::read as read_messages;
-pub use reply::now;

@@ -59,8 +59,14 @@ impl Refusal {
         Self { code: Some(code), ..self }
     }
 
+    /// The same of a part of the body.
+    pub fn within(self, at: &str) -> Self {
+        let param = self.param.map(|param| format!("{at}.{param}"));
+        Self { message: format!("{at}: {}", self.message), param, ..self }
+    }
+
     /// The kind of error by OpenAI's names.
-    fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
@@ -85,12 +91,22 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, axum::Json(self.json())).into_response();
+impl Refusal {
+    /// A response with this status and body. It carries the refusal, for an API whose errors have
+    /// another form.
+    pub fn response(self, status: StatusCode, body: Value) -> Response {
+        let mut response = (status, axum::Json(body)).into_response();
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
         }
+        response.extensions_mut().insert(self);
         response
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, body) = (self.status, self.json());
+        self.response(status, body)
     }
 }

@@ -1,7 +1,8 @@
 //! `POST /tokenize`: the tokens of a text (`content`, `prompt`) or of a chat (`messages`).
 
 use super::fields;
-use super::openai::{chat, read_messages};
+use super::openai::read_messages;
+use super::prompt::Chat;
 use super::refusal::Refusal;
 use super::shared::Shared;
 use crate::chat::template::with_controls;
@@ -22,20 +23,16 @@ pub async fn tokenize(State(shared): State<Arc<Shared>>, request: Request) -> Re
         None => fields.text("prompt")?,
     };
     shared.check_length("content", text.as_ref().map_or(0, String::len))?;
-    let pieces = match (text, fields.array("messages")?) {
-        (Some(text), None) if controls => with_controls(&text, &shared.info.template),
-        (Some(text), None) => vec![Piece::Text(text)],
+    let tokens = match (text, fields.array("messages")?) {
+        (Some(text), None) if controls => {
+            shared.encode(with_controls(&text, &shared.info.template)).await.map_err(Refusal::failed)?
+        }
+        (Some(text), None) => shared.encode(vec![Piece::Text(text)]).await.map_err(Refusal::failed)?,
         (None, Some(given)) => {
-            let (messages, renderer) = (read_messages(given)?, Arc::clone(&shared));
-            shared.check_length("messages", messages.iter().map(|message| message.text.len()).sum())?;
-            let think = shared.defaults.think;
-            let rendered = tokio::task::spawn_blocking(move || chat::render(&messages, think, &renderer)).await;
-            let rendered = rendered.map_err(|_| Refusal::failed("the prompt could not be rendered"))?;
-            rendered.map_err(|error| Refusal::wrong(format!("{error:#}")))?
+            Chat::new(read_messages(given)?, shared.defaults.think, &shared)?.tokens(&shared).await?
         }
         (Some(_), Some(_)) => return Err(Refusal::wrong("give either content or messages")),
         (None, None) => return Err(Refusal::field("content", "content is missing")),
     };
-    let tokens = shared.encode(pieces).await.map_err(Refusal::failed)?;
     Ok(Json(json!({ "tokens": tokens, "count": tokens.len(), "max_model_len": shared.info.context })))
 }

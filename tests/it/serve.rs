@@ -1,5 +1,7 @@
 //! `dmschat serve` over loopback, with the built-in model: what clients of OpenAI's API rely on.
 
+mod messages;
+
 use crate::program::{program, said};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -47,9 +49,11 @@ impl Server {
     fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
-        if !headers.iter().any(|(name, _)| *name == "Host") {
-            head += &format!("Host: {}\r\n", self.address);
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        for (name, value) in [("Host", &self.address), ("Content-Length", &body.len().to_string())] {
+            if !headers.iter().any(|(given, _)| *given == name) {
+                head += &format!("{name}: {value}\r\n");
+            }
         }
         headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
         write!(stream, "{head}\r\n{body}").unwrap();

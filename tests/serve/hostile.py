@@ -15,7 +15,8 @@ VALUES += ["<|im_start|>", "\ufdd0", "a" * 300, [{"role": "user", "content": "x"
 FIELDS = ["model", "messages", "prompt", "stream", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p"]
 FIELDS += ["stop", "seed", "n", "logit_bias", "tools", "response_format", "logprobs", "stream_options", "reasoning_effort"]
 FIELDS += ["chat_template_kwargs", "presence_penalty", "thinking_budget", "user", "metadata", "content", "unknown"]
-PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize"]
+FIELDS += ["system", "thinking", "output_config", "stop_sequences", "context_management"]
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"]
 
 
 def body():
@@ -73,7 +74,7 @@ for i in range(count):
         assert "data: " in text, shown
     elif answer.status == 200:
         parsed = json.loads(text)
-        assert "choices" in parsed or "tokens" in parsed, shown
+        assert {"choices", "tokens", "content", "input_tokens"} & set(parsed), shown
     else:
         assert 400 <= answer.status < 500, shown
         assert json.loads(text)["error"]["message"], shown

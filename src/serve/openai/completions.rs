@@ -1,13 +1,14 @@
 //! `POST /v1/completions`: continues a text. The client is its own template, so that the literals
 //! of control tokens in the text are these tokens.
 
-use super::answering::answer;
-use super::reply::Form;
+use super::reply::{Kind, Reply};
 use super::request::Common;
 use crate::chat::template::with_controls;
 use crate::protocol::Ask;
+use crate::serve::answering::answer;
 use crate::serve::fields;
 use crate::serve::refusal::Refusal;
+use crate::serve::request::Asked;
 use crate::serve::shared::Shared;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -17,10 +18,11 @@ use std::sync::Arc;
 pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Refusal> {
     let mut fields = fields::read(request).await?;
     let prompt = prompt(fields.take("prompt"))?;
-    let common = Common::take(&mut fields, &shared)?;
+    let Common { asked, include_usage } = Common::take(&mut fields, &shared)?;
     shared.check_length("prompt", prompt.len())?;
-    let common = Common { ask: Ask { raw: true, ..common.ask }, ..common };
-    answer(&shared, Form::Text, common, move |shared| Ok(with_controls(&prompt, &shared.info.template))).await
+    let asked = Asked { ask: Ask { raw: true, ..asked.ask }, ..asked };
+    let form = Reply::new(Kind::Text, &shared.info.identity.name, include_usage);
+    answer(&shared, form, asked, move |shared| Ok(with_controls(&prompt, &shared.info.template))).await
 }
 
 /// The text of a prompt: a string, or an array of one string.

@@ -2,21 +2,14 @@
 
 use crate::chat::template::{Author, Given};
 use crate::serve::fields::{Fields, kind};
+use crate::serve::prompt::check_count;
 use crate::serve::refusal::Refusal;
 use serde_json::Value;
-
-/// Most messages of a request.
-const MOST: usize = 10_000;
 
 /// Reads the messages. System messages at the beginning become one, because many templates take one
 /// only.
 pub fn read(given: Vec<Value>) -> Result<Vec<Given>, Refusal> {
-    if given.is_empty() {
-        return Err(Refusal::field("messages", "messages is empty"));
-    }
-    if given.len() > MOST {
-        return Err(Refusal::field("messages", format!("there are {} messages, and may be {MOST}", given.len())));
-    }
+    check_count(given.len())?;
     let mut messages: Vec<Given> = Vec::with_capacity(given.len());
     for (index, value) in given.into_iter().enumerate() {
         let message = read_one(&format!("messages[{index}]"), value)?;
@@ -40,11 +33,7 @@ fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
         return Err(Refusal::field(at, format!("{at} is {}, expected an object", kind(&value))));
     };
     let mut fields = Fields::of(map);
-    let within = |refusal: Refusal| Refusal {
-        message: format!("{at}: {}", refusal.message),
-        param: refusal.param.map(|param| format!("{at}.{param}")),
-        ..refusal
-    };
+    let within = |refusal: Refusal| refusal.within(at);
     let role = fields.text("role").map_err(within)?;
     let author = match role.as_deref() {
         Some("system" | "developer") => Author::System,

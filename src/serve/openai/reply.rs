@@ -1,13 +1,16 @@
 //! Answers as JSON: whole, in chunks, their usage and timings.
 
-use crate::protocol::TurnReport;
+use crate::protocol::{TextKind, TurnReport};
+use crate::serve::answering::{End, Form, Progress};
 use crate::serve::metrics::seconds;
+use crate::serve::refusal::Refusal;
+use crate::serve::stamp::{now, random_digits};
+use axum::response::sse::{Event, KeepAlive};
 use serde_json::{Value, json};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What an answer answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum Kind {
     /// A chat: `chat.completion`.
     Chat,
     /// A text that is continued: `text_completion`.
@@ -17,35 +20,19 @@ pub enum Form {
 /// Members that every object of one answer has.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    form: Form,
+    kind: Kind,
     id: String,
     created: u64,
     model: String,
-    /// The client asked for usage, which is null until the end.
+    /// The client asked for usage in its stream, where it is null until the end.
     has_usage: bool,
 }
 
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// Random hex digits.
-fn random_digits() -> String {
-    let mut bytes = [0; 12];
-    // Without randomness the time serves: ids only tell answers apart.
-    if getrandom::fill(&mut bytes).is_err() {
-        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-        bytes.copy_from_slice(&nanos.to_le_bytes()[..12]);
-    }
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl Reply {
-    pub fn new(form: Form, model: &str, has_usage: bool) -> Self {
-        let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
+    pub fn new(kind: Kind, model: &str, has_usage: bool) -> Self {
+        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", random_digits());
-        Self { form, id, created: now(), model: model.to_owned(), has_usage }
+        Self { kind, id, created: now(), model: model.to_owned(), has_usage }
     }
 
     fn object(&self, object: &str, choices: Value) -> Value {
@@ -60,7 +47,7 @@ impl Reply {
 
     /// A chunk with these choices.
     fn chunk(&self, choices: Value) -> Value {
-        let object = if self.form == Form::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
         let mut chunk = self.object(object, choices);
         if self.has_usage {
             chunk["usage"] = Value::Null;
@@ -68,70 +55,99 @@ impl Reply {
         chunk
     }
 
-    /// The chunk before any text, in a chat.
-    pub fn first(&self) -> Option<Value> {
-        let delta = json!({ "role": "assistant", "content": "" });
-        let choice = json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]);
-        (self.form == Form::Chat).then(|| self.chunk(choice))
-    }
-
-    /// A chunk of the answer.
-    pub fn text(&self, text: &str) -> Value {
-        self.chunk(match self.form {
-            Form::Chat => {
+    /// A chunk of an answer's text.
+    fn delta(&self, text: &str) -> Value {
+        self.chunk(match self.kind {
+            Kind::Chat => {
                 json!([{ "index": 0, "delta": { "content": text }, "logprobs": null, "finish_reason": null }])
             }
-            Form::Text => json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": null }]),
+            Kind::Text => json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": null }]),
         })
     }
+}
 
-    /// A chunk of the thought before the answer.
-    pub fn reasoning(&self, text: &str) -> Value {
-        self.chunk(json!([{
-            "index": 0, "delta": { "reasoning_content": text }, "logprobs": null, "finish_reason": null
-        }]))
+/// An event of a stream.
+fn event(chunk: &Value) -> Event {
+    Event::default().data(chunk.to_string())
+}
+
+fn finish_reason(end: End) -> &'static str {
+    match end {
+        End::Stop => "stop",
+        End::Length => "length",
+    }
+}
+
+impl Form for Reply {
+    fn trims(&self) -> bool {
+        self.kind == Kind::Chat
     }
 
-    /// A chunk that says how much of the prompt was read, as llama.cpp's server does.
-    pub fn progress(&self, total: usize, cached: usize, processed: usize, time: Duration) -> Value {
-        let mut chunk = self.text("");
-        let time_ms = time.as_millis() as u64;
-        chunk["prompt_progress"] =
-            json!({ "total": total, "cache": cached, "processed": processed, "time_ms": time_ms });
-        chunk
+    fn keep_alive(&self) -> KeepAlive {
+        KeepAlive::new()
     }
 
-    /// The last chunk of the answer.
-    pub fn last(&self, finish_reason: &str, report: &TurnReport) -> Value {
-        let mut chunk = self.chunk(match self.form {
-            Form::Chat => json!([{ "index": 0, "delta": {}, "logprobs": null, "finish_reason": finish_reason }]),
-            Form::Text => json!([{ "index": 0, "text": "", "logprobs": null, "finish_reason": finish_reason }]),
+    fn begin(&mut self, _prompt_tokens: usize, _cached: usize) -> Vec<Event> {
+        let delta = json!({ "role": "assistant", "content": "" });
+        let choice = json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]);
+        (self.kind == Kind::Chat).then(|| event(&self.chunk(choice))).into_iter().collect()
+    }
+
+    /// As llama.cpp's server does.
+    fn progress(&mut self, progress: &Progress) -> Vec<Event> {
+        let mut chunk = self.delta("");
+        chunk["prompt_progress"] = json!({
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": progress.time.as_millis() as u64,
         });
-        chunk["timings"] = timings(report);
-        chunk
+        vec![event(&chunk)]
     }
 
-    /// The chunk behind the last one, if usage was asked for.
-    pub fn usage(&self, report: &TurnReport) -> Option<Value> {
-        let mut chunk = self.chunk(json!([]));
-        chunk["usage"] = usage(report);
-        self.has_usage.then_some(chunk)
+    fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event> {
+        vec![event(&match kind {
+            TextKind::Answer => self.delta(text),
+            TextKind::Reasoning => self.chunk(json!([{
+                "index": 0, "delta": { "reasoning_content": text }, "logprobs": null, "finish_reason": null
+            }])),
+        })]
     }
 
-    /// The whole answer. `reasoning` is the thought before it, if there was one.
-    pub fn whole(&self, reasoning: Option<&str>, text: &str, finish_reason: &str, report: &TurnReport) -> Value {
-        let mut whole = match self.form {
-            Form::Chat => {
+    fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
+        let reason = finish_reason(end);
+        let mut last = self.chunk(match self.kind {
+            Kind::Chat => json!([{ "index": 0, "delta": {}, "logprobs": null, "finish_reason": reason }]),
+            Kind::Text => json!([{ "index": 0, "text": "", "logprobs": null, "finish_reason": reason }]),
+        });
+        last["timings"] = timings(report);
+        let mut events = vec![event(&last)];
+        if self.has_usage {
+            let mut chunk = self.chunk(json!([]));
+            chunk["usage"] = usage(report);
+            events.push(event(&chunk));
+        }
+        events.push(Event::default().data("[DONE]"));
+        events
+    }
+
+    fn failed(&mut self, refusal: &Refusal) -> Event {
+        event(&refusal.json())
+    }
+
+    fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value {
+        let reason = finish_reason(end);
+        let mut whole = match self.kind {
+            Kind::Chat => {
                 let mut message = json!({ "role": "assistant", "content": text, "refusal": null, "annotations": [] });
-                if let Some(reasoning) = reasoning {
-                    message["reasoning_content"] = json!(reasoning);
+                if let Some(thought) = thought {
+                    message["reasoning_content"] = json!(thought);
                 }
-                let choice =
-                    json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason });
+                let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": reason });
                 self.object("chat.completion", json!([choice]))
             }
-            Form::Text => {
-                let choice = json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish_reason });
+            Kind::Text => {
+                let choice = json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": reason });
                 self.object("text_completion", json!([choice]))
             }
         };

@@ -1,0 +1,159 @@
+//! Answers as JSON: whole, and the events of a stream. A thought and an answer are a block of
+//! content each, and there is no block without a text.
+
+use super::error;
+use crate::protocol::{TextKind, TurnReport};
+use crate::serve::answering::{End, Form, Progress};
+use crate::serve::refusal::Refusal;
+use crate::serve::stamp::random_digits;
+use axum::response::sse::{Event, KeepAlive};
+use serde_json::{Value, json};
+
+pub struct Reply {
+    id: String,
+    model: String,
+    shows_thought: bool,
+    /// The kind of the block that is open.
+    open: Option<TextKind>,
+    /// Blocks that were ended.
+    n_ended: usize,
+}
+
+/// An event, which has its name in its data, too.
+fn event(name: &'static str, mut data: Value) -> Event {
+    data["type"] = json!(name);
+    Event::default().event(name).data(data.to_string())
+}
+
+fn block(kind: TextKind, text: &str) -> Value {
+    match kind {
+        TextKind::Reasoning => json!({ "type": "thinking", "thinking": text, "signature": "" }),
+        TextKind::Answer => json!({ "type": "text", "text": text, "citations": null }),
+    }
+}
+
+/// Tokens of the cache are not part of `input_tokens`. Members without a meaning here are null.
+fn usage(prompt_tokens: usize, cached: usize, generated: usize, thinking: usize) -> Value {
+    json!({
+        "input_tokens": prompt_tokens.saturating_sub(cached),
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "cache_creation": null,
+        "output_tokens": generated,
+        "output_tokens_details": { "thinking_tokens": thinking },
+        "server_tool_use": null,
+        "service_tier": null,
+        "inference_geo": null,
+    })
+}
+
+fn usage_of(report: &TurnReport) -> Value {
+    usage(report.prompt_tokens, report.reused_tokens, report.generated.len(), report.reasoning_tokens)
+}
+
+/// The members `stop_reason` and `stop_sequence`.
+fn stop(end: End, report: &TurnReport) -> (&'static str, Option<&str>) {
+    match (end, report.stop_text.as_deref()) {
+        (End::Stop, Some(text)) => ("stop_sequence", Some(text)),
+        (End::Stop, None) => ("end_turn", None),
+        (End::Length, _) => ("max_tokens", None),
+    }
+}
+
+impl Reply {
+    pub fn new(model: &str, shows_thought: bool) -> Self {
+        let id = format!("msg_{}", random_digits());
+        Self { id, model: model.to_owned(), shows_thought, open: None, n_ended: 0 }
+    }
+
+    fn message(&self, content: Value, usage: Value) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+            "stop_details": null,
+            "container": null,
+            "usage": usage,
+        })
+    }
+
+    /// Ends the block that is open.
+    fn close(&mut self, events: &mut Vec<Event>) {
+        let Some(kind) = self.open.take() else { return };
+        let index = self.n_ended;
+        if kind == TextKind::Reasoning {
+            let delta = json!({ "type": "signature_delta", "signature": "" });
+            events.push(event("content_block_delta", json!({ "index": index, "delta": delta })));
+        }
+        events.push(event("content_block_stop", json!({ "index": index })));
+        self.n_ended += 1;
+    }
+}
+
+impl Form for Reply {
+    fn trims(&self) -> bool {
+        true
+    }
+
+    fn keep_alive(&self) -> KeepAlive {
+        KeepAlive::new().event(event("ping", json!({})))
+    }
+
+    fn begin(&mut self, prompt_tokens: usize, cached: usize) -> Vec<Event> {
+        let message = self.message(json!([]), usage(prompt_tokens, cached, 0, 0));
+        vec![event("message_start", json!({ "message": message })), event("ping", json!({}))]
+    }
+
+    fn progress(&mut self, _: &Progress) -> Vec<Event> {
+        vec![event("ping", json!({}))]
+    }
+
+    fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event> {
+        let mut events = Vec::new();
+        if kind == TextKind::Reasoning && !self.shows_thought {
+            return events;
+        }
+        if self.open != Some(kind) {
+            self.close(&mut events);
+            self.open = Some(kind);
+            let start = json!({ "index": self.n_ended, "content_block": block(kind, "") });
+            events.push(event("content_block_start", start));
+        }
+        let delta = match kind {
+            TextKind::Reasoning => json!({ "type": "thinking_delta", "thinking": text }),
+            TextKind::Answer => json!({ "type": "text_delta", "text": text }),
+        };
+        events.push(event("content_block_delta", json!({ "index": self.n_ended, "delta": delta })));
+        events
+    }
+
+    fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.close(&mut events);
+        let (reason, sequence) = stop(end, report);
+        let delta = json!({
+            "stop_reason": reason, "stop_sequence": sequence, "stop_details": null, "container": null
+        });
+        events.push(event("message_delta", json!({ "delta": delta, "usage": usage_of(report) })));
+        events.push(event("message_stop", json!({})));
+        events
+    }
+
+    fn failed(&mut self, refusal: &Refusal) -> Event {
+        event("error", error::json(refusal))
+    }
+
+    fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value {
+        let thought = thought.filter(|_| self.shows_thought).map(|thought| block(TextKind::Reasoning, thought));
+        let text = Some(text).filter(|text| !text.is_empty()).map(|text| block(TextKind::Answer, text));
+        let content: Vec<Value> = thought.into_iter().chain(text).collect();
+        let mut message = self.message(json!(content), usage_of(report));
+        let (reason, sequence) = stop(end, report);
+        (message["stop_reason"], message["stop_sequence"]) = (json!(reason), json!(sequence));
+        message
+    }
+}

@@ -1,0 +1,62 @@
+//! The prompt of a chat: its messages, rendered by the model's template.
+
+use super::refusal::Refusal;
+use super::shared::Shared;
+use crate::chat::template::{Author, Given, RenderOptions, render_given};
+use crate::protocol::{Piece, Token};
+use std::sync::Arc;
+
+/// Most messages of a request.
+const MOST: usize = 10_000;
+
+/// Refuses a request with no message, or with too many.
+pub fn check_count(n: usize) -> Result<(), Refusal> {
+    match n {
+        0 => Err(Refusal::field("messages", "messages is empty")),
+        n if n > MOST => Err(Refusal::field("messages", format!("there are {n} messages, and may be {MOST}"))),
+        _ => Ok(()),
+    }
+}
+
+/// A conversation, and whether the model thinks before it answers.
+pub struct Chat {
+    messages: Vec<Given>,
+    think: bool,
+}
+
+impl Chat {
+    /// Of these messages, after the server's own system prompt if they have none. Refuses what no
+    /// context holds.
+    pub fn new(mut messages: Vec<Given>, think: bool, shared: &Shared) -> Result<Self, Refusal> {
+        let has_system = messages.first().is_some_and(|first| first.author == Author::System);
+        if let Some(system) = shared.defaults.system.as_ref().filter(|_| !has_system) {
+            messages.insert(0, Given { author: Author::System, text: system.clone(), reasoning: None });
+        }
+        shared.check_length("messages", messages.iter().map(|message| message.text.len()).sum())?;
+        Ok(Self { messages, think })
+    }
+
+    /// The pieces of the prompt.
+    pub fn render(&self, shared: &Shared) -> anyhow::Result<Vec<Piece>> {
+        let opts =
+            RenderOptions { think: self.think, think_tags: shared.info.think_tags.clone(), ..RenderOptions::default() };
+        render_given(&self.messages, &shared.info.template, &opts)
+    }
+
+    /// The tokens of the prompt.
+    pub async fn tokens(self, shared: &Arc<Shared>) -> Result<Vec<Token>, Refusal> {
+        let pieces = rendered(shared, move |shared| self.render(shared)).await?;
+        shared.encode(pieces).await.map_err(Refusal::failed)
+    }
+}
+
+/// Renders on a thread of its own.
+pub async fn rendered(
+    shared: &Arc<Shared>,
+    render: impl FnOnce(&Shared) -> anyhow::Result<Vec<Piece>> + Send + 'static,
+) -> Result<Vec<Piece>, Refusal> {
+    let renderer = Arc::clone(shared);
+    let rendered = tokio::task::spawn_blocking(move || render(&renderer)).await;
+    let rendered = rendered.map_err(|_| Refusal::failed("the prompt could not be rendered"))?;
+    rendered.map_err(|error| Refusal::wrong(format!("{error:#}")))
+}
