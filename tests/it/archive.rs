@@ -20,12 +20,17 @@ fn json(home: &Path, args: &[&str]) -> Value {
     serde_json::from_slice(&run.stdout).unwrap()
 }
 
-/// The files of the sessions, oldest first.
-fn sessions(home: &Path) -> Vec<PathBuf> {
+/// The files of the sessions that begin with these questions. Names of those of one second have no
+/// order.
+fn sessions(home: &Path, questions: [&str; 2]) -> [PathBuf; 2] {
     let files = fs::read_dir(home.join("data/sessions")).unwrap().map(|e| e.unwrap().path());
-    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "jsonl")).collect();
-    files.sort();
-    files
+    let files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "jsonl")).collect();
+    let asks = |path: &Path, question: &str| {
+        let text = fs::read_to_string(path).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.into_iter().any(|line| line["user"]["text"] == question)
+    };
+    questions.map(|question| files.iter().find(|path| asks(path, question)).unwrap().clone())
 }
 
 /// Puts texts into the last turn of a session file.
@@ -54,7 +59,7 @@ fn words_of_all_conversations_are_found_and_open_where_they_are() {
     chat.until_shows(" tokens \u{b7} ");
     chat.say("/quit");
     assert_eq!(chat.end(), 0);
-    let files = sessions(home.path());
+    let files = sessions(home.path(), ["2+2", "5+5"]);
     let answer = "Here is a na\u{ef}ve $\\alpha_1 \\leq 2^{10}$ answer for $5.\n\n- [x] done\n- [ ] open\n\n\
                   ```rust\nlet a = 1;\n```\n\n```\nlast\n```\n";
     rewrite(&files[0], "Where is the BLUE whale?", answer);
@@ -125,7 +130,7 @@ fn all_conversations_are_exported_once_and_no_other_file_is_replaced() {
         chat.say("/quit");
         assert_eq!(chat.end(), 0);
     }
-    let files = sessions(home.path());
+    let files = sessions(home.path(), ["2+2", "3+3"]);
     let out = home.path().join("out");
     let export = |more: &[&str]| {
         let args = [&["sessions", "export", "--all", "--json", out.to_str().unwrap()], more].concat();

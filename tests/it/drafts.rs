@@ -3,7 +3,7 @@
 
 use crate::harness::Session;
 use crate::rule::codec_data;
-use crate::tiny::{Form, Spec, Tiny};
+use crate::tiny::{END, Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::checkpoint::eagle;
@@ -375,7 +375,8 @@ fn a_full_cache_borrows_a_draft_heads_memory_after_a_probes() {
     beside.wait(|e| matches!(e, Event::Ready(_)).then_some(()));
     s.toggle(false);
     let prompt = beside.prompt("a question");
-    let aside = Ask { prompt, sampling: s.sampling.clone(), seed: Some(1), max_tokens: Some(900), ..Ask::default() };
+    let (sampling, logit_bias) = (s.sampling.clone(), vec![(END as Token, -100.0)]);
+    let aside = Ask { prompt, sampling, logit_bias, seed: Some(1), max_tokens: Some(900), ..Ask::default() };
     beside.send(Command::Probe(Probe::Aside { ask: Box::new(aside), dense: true }));
     beside.wait(|e| matches!(e, Event::Found(Finding::Text { .. })).then_some(()));
     let (full, _) = ask(&mut s, &"a long story, ".repeat(40), false, None);
