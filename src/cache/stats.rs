@@ -2,7 +2,7 @@
 //! store a token. Every read waits for the device.
 
 use super::{KvCache, SeqId};
-use crate::backend::{Backend, KvGeometry, Lane, PresenceCounts};
+use crate::backend::{Backend, FarCounts, KvGeometry, Lane, PresenceCounts};
 use crate::policy::SlotMeta;
 use crate::protocol::LaneFilter;
 
@@ -23,6 +23,8 @@ pub struct SeqStats {
     pub peak: u32,
     /// Slots of one lane of a dense cache, by layer.
     pub dense: Vec<u32>,
+    /// Rows that have left its lanes and are kept.
+    pub far: FarCounts,
 }
 
 impl SeqStats {
@@ -58,6 +60,7 @@ impl<B: Backend> KvCache<B> {
             live_slots: rows.iter().map(|&l| l as u64).sum(),
             pages: rows.iter().map(|&l| (l as usize).div_ceil(g.page_slots)).sum(),
             live: rows.chunks(g.n_kv_heads).map(<[u32]>::to_vec).collect(),
+            far: self.far_counts(b, seq),
         }
     }
 

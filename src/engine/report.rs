@@ -5,19 +5,13 @@ use crate::backend::{Backend, FarCounts, KvGeometry, PoolStats};
 use crate::cache::{SeqId, SeqStats};
 use crate::protocol::{ChainFigures, FarStats, KvStats, Phase, Snapshot};
 
-/// Far rows of a sequence, if they are kept.
-fn far_stats<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<FarStats> {
-    let limit_bytes = runner.far_limit()?;
-    let FarCounts { rows, near, dropped, bytes, .. } = runner.far_counts(seq);
-    Some(FarStats { rows, near, dropped, bytes, limit_bytes })
-}
-
 /// The device's tables, read at one moment.
 pub(super) struct Figures {
     geometry: KvGeometry,
     seq: SeqStats,
     pinned: usize,
-    far: Option<FarStats>,
+    /// Most bytes of far pages, if they are kept.
+    far_limit: Option<u64>,
     /// Pages held by the twin.
     twin_pages: usize,
     /// Pages of the chains beyond the mean of one chain.
@@ -39,7 +33,7 @@ impl Figures {
             geometry: *runner.cache.geometry(),
             seq: runner.cache.stats(b, seq),
             pinned: runner.cache.pins(seq).iter().map(ExactSizeIterator::len).sum(),
-            far: far_stats(runner, seq),
+            far_limit: runner.far_limit(),
             twin_pages: twin.map_or(0, |twin| runner.cache.stats(b, twin).pages),
             chain_pages: 0,
             pool: runner.cache.pool_stats(b),
@@ -75,6 +69,13 @@ impl Figures {
             self.seq.live_slots = self.seq.live.iter().flatten().map(|&live| u64::from(live)).sum();
             self.seq.len = mean(&|stats| stats.len as u64) as usize;
             self.seq.pages = mean(&|stats| stats.pages as u64) as usize;
+            self.seq.far = FarCounts {
+                rows: mean(&|stats| stats.far.rows),
+                near: mean(&|stats| stats.far.near),
+                dropped: mean(&|stats| stats.far.dropped),
+                bytes: mean(&|stats| stats.far.bytes),
+                ..self.seq.far
+            };
         }
         self.chain_pages = self.other_pages().saturating_sub(others);
     }
@@ -90,6 +91,7 @@ impl Figures {
         let (g, stats) = (&self.geometry, &self.seq);
         let dense_slots = stats.dense_slots();
         let slot_bytes = g.slot_bytes() as u64;
+        let FarCounts { rows, near, dropped, bytes, .. } = stats.far;
         KvStats {
             codec: g.codec,
             live_slots: stats.live_slots,
@@ -103,7 +105,7 @@ impl Figures {
             reads: Self::per_lane(g, self.counted.0),
             peak_slots: Self::per_lane(g, self.counted.1),
             peak_shared: self.shared_pages.map(|pages| Self::per_lane(g, (pages * g.page_slots) as u64)),
-            far: self.far,
+            far: self.far_limit.map(|limit_bytes| FarStats { rows, near, dropped, bytes, limit_bytes }),
         }
     }
 

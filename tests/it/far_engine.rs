@@ -24,6 +24,11 @@ fn question() -> String {
     "a long story, ".repeat(30)
 }
 
+fn answered(s: &mut Session, request: GenerateRequest) -> TurnReport {
+    s.send(Command::Generate(Box::new(request)));
+    s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None })
+}
+
 /// The logits of every token that was sampled.
 fn logits(s: &Session) -> Vec<Vec<f32>> {
     s.watch.seen().logits.clone()
@@ -95,8 +100,7 @@ fn drafts_change_neither_text_nor_choices() {
             let prompt = s.prompt(&question());
             let mut request = s.request(prompt);
             request.ask.drafts = if drafts { 15 } else { 0 };
-            s.send(Command::Generate(Box::new(request)));
-            let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+            let report = answered(&mut s, request);
             s.log.truncate(report.log_base);
             s.log.extend_from_slice(&report.log);
             reports.push(report);
@@ -171,14 +175,47 @@ fn the_first_of_several_chains_is_the_ordinary_answer() {
     let prompt = s.prompt(&question());
     let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
     let request = GenerateRequest { chains, ..s.request(prompt) };
-    s.send(Command::Generate(Box::new(request)));
-    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    let report = answered(&mut s, request);
     let chains = report.chains.expect("several answered").chains;
     assert_eq!(chains.len(), 3);
     let text: String =
         one.events.iter().filter_map(|e| if let Event::Text { text, .. } = e { Some(&**text) } else { None }).collect();
     assert_eq!(chains[0].tokens, single.generated.len());
     assert_eq!(chains[0].answer, text);
+}
+
+/// Each head has each token in a slot or far, so that both add up to the dense cache only where the
+/// figures are of the same sequences.
+#[test]
+fn figures_of_far_rows_are_of_the_mean_chain_too() {
+    let tiny = talker(707);
+    let mut s = Session::with(&tiny, |o| {
+        far(o);
+        o.max_seqs = 12;
+    });
+    s.max_tokens = 400;
+    // A busy machine may look only when the answer has ended, and asks again.
+    let look = |_| {
+        let prompt = s.prompt(&question());
+        let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+        let request = GenerateRequest { chains, ..s.request(prompt) };
+        s.events.clear();
+        s.send(Command::Generate(Box::new(request)));
+        while !s.events.iter().any(|e| matches!(e, Event::TurnDone(_))) {
+            // The snapshot has the figures published between two steps.
+            assert!(s.handle.send(Command::SetKvLimit(None)));
+            let now = s.snapshot();
+            if now.chains.iter().filter(|chain| chain.tokens > 64).count() == 3 {
+                return Some(now);
+            }
+        }
+        None
+    };
+    let now = (0..20).find_map(look).expect("a look while all chains speak");
+    let lanes: usize = now.kv.live.iter().map(Vec::len).sum();
+    let all = now.kv.live_slots + now.kv.far.expect("rows are kept").rows;
+    // Means are rounded, in each lane.
+    assert!(all.abs_diff(now.kv.dense_slots) <= 2 * lanes as u64, "{:?}", now.kv);
 }
 
 /// Where the tier is full, the oldest pages go, as entries of the log, and that is said once.
