@@ -311,12 +311,14 @@ fn drafting(generation: &mut Option<Generation>) -> Option<&mut Drafting> {
 }
 
 impl Chain {
-    /// Lets the queries of the last block of the answer choose, if the block is complete. Called
-    /// before each decode step.
-    pub fn choose_if_due<B: Backend>(&mut self, runner: &mut Runner<B>) {
-        if runner.keeps_far() && self.context.since_choice(Far::ANSWER_BLOCK) == Far::ANSWER_BLOCK {
+    /// Lets the queries of the last block of the answer choose, if the block is complete. Returns
+    /// whether they did. Called before each decode step.
+    pub fn choose_if_due<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
+        let is_due = runner.keeps_far() && self.context.since_choice(Far::ANSWER_BLOCK) == Far::ANSWER_BLOCK;
+        if is_due {
             self.context.choose(runner, Far::ANSWER_BLOCK);
         }
+        is_due
     }
 }
 

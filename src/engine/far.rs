@@ -56,17 +56,17 @@ impl<B: Backend> Worker<B> {
     /// Lets chains choose far pages whose answers have come to the end of a block.
     pub(super) fn choose_far(&mut self, ids: &[Id]) {
         let Self { model, conversations, .. } = self;
-        if !model.runner.keeps_far() {
-            return;
-        }
+        let mut any_chose = false;
         for (&conversation, c) in conversations.iter_mut() {
             for (number, chain) in c.each_chain() {
                 if ids.contains(&Id { conversation, number }) {
-                    chain.choose_if_due(&mut model.runner);
+                    any_chose |= chain.choose_if_due(&mut model.runner);
                 }
             }
         }
-        self.limit_far();
+        if any_chose {
+            self.limit_far();
+        }
     }
 
     /// Drops far pages if they hold more than their limit. Conversations without work keep theirs.

@@ -88,7 +88,6 @@ impl<B: Backend> Worker<B> {
             self.publish_if_due();
             self.step();
             self.step_beside();
-            self.limit_far();
             self.finish();
             let due = self.conversations.values_mut().map(|c| c.write_cache(&mut self.model));
             self.cache_due = due.min().unwrap_or(Due::Never);
@@ -265,6 +264,7 @@ impl<B: Backend> Worker<B> {
                 let Some(conversation) = self.conversations.get_mut(&id.conversation) else { return };
                 conversation.keep_prompt_end(&mut self.model);
                 conversation.tell_dropped();
+                self.limit_far();
             }
             Err(StepError::Cache(error)) => self.make_room(&[id], &error),
             Err(error) => conversation.halt(Halt::Error(error.to_string())),

@@ -178,7 +178,8 @@ impl FarRows {
     /// them.
     fn metas(&self, lane: usize) -> Vec<(SlotMeta, bool)> {
         let (far, slots) = (&self.lanes[lane], self.layout.page_slots);
-        let full = far.full.iter().enumerate().map(|(i, page)| (page, Far::ROWS, far.near.contains(&(i as u32))));
+        let full =
+            far.full.iter().enumerate().map(|(i, page)| (page, Far::ROWS, far.near.binary_search(&(i as u32)).is_ok()));
         let all = full.chain(far.filling.iter().map(|page| (page, far.rows, true)));
         let rows = all.flat_map(|(page, rows, near)| (0..rows).map(move |row| (page, row, near)));
         let meta = |page: &Page, row: usize| self.layout.meta(page.block(row / slots, self.block_bytes), row % slots);
