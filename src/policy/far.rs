@@ -37,19 +37,19 @@ impl Far {
     pub const MOST_PAGES: usize = 4096;
 }
 
-/// Score of a page: the greatest product of its index with a query. `queries` is
+/// Score of a page: the greatest dot product of its index with a query. `queries` is
 /// `[n, head_dim]`, `mean` `[head_dim]`. The sums have one order, so that all machines and numbers
 /// of threads choose alike.
 pub fn score(queries: &[f32], mean: &[f32]) -> f32 {
     const LANES: usize = 8;
-    let product = |query: &[f32]| {
+    let dot = |query: &[f32]| {
         let mut sums = [0.0; LANES];
         for (query, mean) in query.chunks(LANES).zip(mean.chunks(LANES)) {
             sums.iter_mut().zip(query.iter().zip(mean)).for_each(|(sum, (q, m))| *sum += q * m);
         }
         sums.iter().sum::<f32>()
     };
-    queries.chunks_exact(mean.len()).map(product).fold(f32::NEG_INFINITY, f32::max)
+    queries.chunks_exact(mean.len()).map(dot).fold(f32::NEG_INFINITY, f32::max)
 }
 
 #[cfg(test)]
