@@ -6,7 +6,7 @@ use super::refusal::Refusal;
 use super::shared::Shared;
 use super::{facts, messages, tokenize};
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -18,6 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -66,19 +67,21 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
         .method_not_allowed_fallback(not_allowed)
         .layer(axum::middleware::from_fn_with_state(access, guard))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(axum::middleware::from_fn(in_form))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&shared), in_form))
         .layer(cors)
         .with_state(shared)
 }
 
-/// Gives a refusal the form of the API that was asked, wherever it was made.
-async fn in_form(request: Request, next: Next) -> Response {
+/// Counts refusals, wherever they were made, and gives them the form of the API that was asked.
+async fn in_form(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let is_messages = messages::owns(request.uri().path());
     let mut response = next.run(request).await;
-    match response.extensions_mut().remove::<Refusal>() {
-        Some(refusal) if is_messages => messages::refused(refusal),
-        _ => response,
+    let Some(refusal) = response.extensions_mut().remove::<Refusal>() else { return response };
+    // What failed is counted as such.
+    if refusal.status != StatusCode::INTERNAL_SERVER_ERROR {
+        shared.metrics.refused.fetch_add(1, Relaxed);
     }
+    if is_messages { messages::refused(refusal) } else { response }
 }
 
 async fn not_found(request: Request) -> Refusal {

@@ -213,6 +213,8 @@ fn facts_are_in_the_form_of_other_servers() {
         let body: Value = serde_json::from_str(&body).unwrap();
         assert!(is == status && body["error"]["message"].is_string(), "{path}: {is} {body}");
     }
+    let (_, _, metrics) = server.call("GET", "/metrics", &[], "");
+    assert!(metrics.contains("\ndmschat_requests_refused_total 3\n"), "{metrics}");
 }
 
 #[test]
