@@ -4,17 +4,12 @@ import sys
 
 from anthropic import APIStatusError, Anthropic, BadRequestError, NotFoundError
 
+from cases import case, finish
+
 URL = sys.argv[1].removesuffix("/v1")
 CLIENT = Anthropic(base_url=URL, api_key="none", max_retries=0, timeout=300)
 QUESTION = [{"role": "user", "content": "Solve 2*x + 3 = 11 for x."}]
 ON = {"type": "enabled", "budget_tokens": 1024}
-failed = []
-
-
-def case(name, good, shown=""):
-    print("pass" if good else "FAIL", name, shown)
-    if not good:
-        failed.append(name)
 
 
 def create(messages=QUESTION, **more):
@@ -70,5 +65,4 @@ try:
     case("what is not there", False)
 except APIStatusError as error:
     case("what is not there", error.status_code == 404 and error.body["error"]["type"] == "not_found_error")
-print(len(failed), "failed")
-sys.exit(bool(failed))
+finish()
