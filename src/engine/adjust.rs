@@ -1,19 +1,8 @@
 //! What is added to logits before a token is sampled: biases of tokens, and penalties of the tokens
 //! that the answer has. The prompt does not count.
 
-use crate::protocol::{Ask, SamplingParams, Token};
+use crate::protocol::{Ask, Token};
 use std::collections::HashMap;
-
-/// Names of the options that need [`crate::backend::About::adjusts_logits`], of those that are set.
-pub(super) fn needs(ask: &Ask) -> impl Iterator<Item = &'static str> {
-    let SamplingParams { presence_penalty, frequency_penalty, .. } = ask.sampling;
-    let set = [
-        ("presence_penalty", presence_penalty != 0.0),
-        ("frequency_penalty", frequency_penalty != 0.0),
-        ("logit_bias", !ask.logit_bias.is_empty()),
-    ];
-    set.into_iter().filter_map(|(name, is_set)| is_set.then_some(name))
-}
 
 /// The adjustments of one answer.
 #[derive(Clone, Debug)]
@@ -28,7 +17,7 @@ pub(super) struct Adjust {
 impl Adjust {
     /// `None` where nothing is added.
     pub fn of(ask: &Ask) -> Option<Self> {
-        needs(ask).next()?;
+        ask.adjusts().next()?;
         Some(Self {
             presence: ask.sampling.presence_penalty,
             frequency: ask.sampling.frequency_penalty,
@@ -57,12 +46,13 @@ impl Adjust {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::SamplingParams;
 
     #[test]
     fn each_token_of_the_answer_costs_once_and_by_its_count() {
         let sampling = SamplingParams { presence_penalty: 1.0, frequency_penalty: 0.25, ..SamplingParams::default() };
         let ask = Ask { sampling, logit_bias: vec![(7, 3.0), (9, -100.0)], ..Ask::default() };
-        assert_eq!(needs(&ask).collect::<Vec<_>>(), ["presence_penalty", "frequency_penalty", "logit_bias"]);
+        assert_eq!(ask.adjusts().collect::<Vec<_>>(), ["presence_penalty", "frequency_penalty", "logit_bias"]);
         let mut adjust = Adjust::of(&ask).unwrap();
         [7, 7, 8].into_iter().for_each(|token| adjust.push(token));
         let sorted = |mut row: Vec<(Token, f32)>| {

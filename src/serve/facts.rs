@@ -1,12 +1,13 @@
 //! Facts about the server: its model, its properties, its health and its counters.
 
 use super::refusal::Refusal;
+use super::request::not_served;
 use super::shared::Shared;
 use super::stamp::now;
 use crate::protocol::ModelInfo;
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -45,11 +46,10 @@ pub async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
 
 /// `GET /v1/models/ID`
 pub async fn model_of(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
-    if id == shared.info.identity.name {
-        return Ok(Json(model(&shared.info)));
+    match id == shared.info.identity.name {
+        true => Ok(Json(model(&shared.info))),
+        false => Err(not_served(&id, &shared)),
     }
-    let message = format!("the model {id:?} is not served here; this server has {:?}", shared.info.identity.name);
-    Err(Refusal::new(StatusCode::NOT_FOUND, message).code("model_not_found"))
 }
 
 /// `GET /props`: fields of llama.cpp's server.

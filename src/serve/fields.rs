@@ -64,13 +64,23 @@ pub fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// A number of the field `name` that is at least 1.
+pub fn from_one(name: &str, n: i64) -> Result<usize, Refusal> {
+    let wrong = || Refusal::field(name, format!("{name} is {n}, expected a whole number from 1"));
+    usize::try_from(n).ok().filter(|n| *n >= 1).ok_or_else(wrong)
+}
+
 fn wrong_kind(name: &str, value: &Value, wanted: &str) -> Refusal {
     Refusal::field(name, format!("{name} is {}, expected {wanted}", kind(value)))
 }
 
 impl Fields {
-    pub fn of(fields: Map<String, Value>) -> Self {
-        Self(fields)
+    /// The fields of a value that stands at `at`, which has to be an object.
+    pub fn at(at: &str, value: Value) -> Result<Self, Refusal> {
+        match value {
+            Value::Object(fields) => Ok(Self(fields)),
+            other => Err(wrong_kind(at, &other, "an object")),
+        }
     }
 
     /// The fields that are there.

@@ -8,7 +8,7 @@ pub use error::refused;
 
 use crate::protocol::Ask;
 use crate::serve::answering::answer;
-use crate::serve::fields::{self, Fields};
+use crate::serve::fields::{self, Fields, from_one};
 use crate::serve::prompt::Chat;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, refuse, stops};
@@ -44,10 +44,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     let Conversation { chat, thought, shows_thought } = Conversation::take(&mut fields, &shared)?;
     let asked = Asked::take(&mut fields, &shared)?;
     let max_tokens = match fields.whole("max_tokens")? {
-        Some(n) if n >= 1 => usize::try_from(n).ok(),
-        Some(n) => {
-            return Err(Refusal::field("max_tokens", format!("max_tokens is {n}, expected a whole number from 1")));
-        }
+        Some(n) => Some(from_one("max_tokens", n)?),
         None => return Err(Refusal::field("max_tokens", "max_tokens is missing")),
     };
     let stop = stops("stop_sequences", fields.array("stop_sequences")?.unwrap_or_default())?;
@@ -102,9 +99,7 @@ fn thought(fields: &mut Fields, shared: &Shared) -> Result<(Thought, bool), Refu
         Some("enabled") => {
             thought.switch("thinking", true, shared)?;
             if let Some(n) = budget {
-                let most = usize::try_from(n).ok().filter(|n| *n >= 1);
-                let message = || format!("thinking.budget_tokens is {n}, expected a whole number from 1");
-                thought.most = Some(most.ok_or_else(|| Refusal::field("thinking.budget_tokens", message()))?);
+                thought.most = Some(from_one("thinking.budget_tokens", n)?);
             }
         }
         Some("adaptive") => thought.switch("thinking", true, shared)?,

@@ -68,17 +68,12 @@ impl Asked {
         let defaults = &shared.defaults;
         let sampling = sampling(fields)?.over(&defaults.sampling);
         let logit_bias = logit_bias(fields, shared.info.vocab)?;
-        let adjusts = [
-            ("presence_penalty", sampling.presence_penalty != 0.0),
-            ("frequency_penalty", sampling.frequency_penalty != 0.0),
-            ("logit_bias", !logit_bias.is_empty()),
-        ];
-        if let Some((name, _)) = adjusts.iter().find(|(_, is_set)| *is_set && !shared.info.adjusts_logits) {
+        let ask = Ask { sampling, logit_bias, drafts: defaults.drafts, ..Ask::default() };
+        if let Some(name) = ask.adjusts().next().filter(|_| !shared.info.adjusts_logits) {
             let message = format!("{name} is not available on {}", shared.info.identity.device);
-            return Err(Refusal::unsupported(*name, message));
+            return Err(Refusal::unsupported(name, message));
         }
-        let seed = seed(fields)?.or(defaults.seed);
-        let ask = Ask { sampling, logit_bias, seed, drafts: defaults.drafts, ..Ask::default() };
+        let ask = Ask { seed: seed(fields)?.or(defaults.seed), ..ask };
         Ok(Self { stream, return_progress, ask })
     }
 }
@@ -93,9 +88,13 @@ pub fn check_model(fields: &mut Fields, shared: &Shared) -> Result<(), Refusal> 
     if ["default", id, short].iter().any(|own| name.eq_ignore_ascii_case(own)) {
         return Ok(());
     }
-    let message = format!("the model {name:?} is not served here; this server has {id:?}");
-    let refusal = Refusal::new(StatusCode::NOT_FOUND, message).code("model_not_found");
-    Err(Refusal { param: Some("model".to_owned()), ..refusal })
+    Err(Refusal { param: Some("model".to_owned()), ..not_served(&name, shared) })
+}
+
+/// There is no model of that name.
+pub fn not_served(name: &str, shared: &Shared) -> Refusal {
+    let message = format!("the model {name:?} is not served here; this server has {:?}", shared.info.identity.name);
+    Refusal::new(StatusCode::NOT_FOUND, message).code("model_not_found")
 }
 
 /// The options of sampling, by their names and those of other servers.

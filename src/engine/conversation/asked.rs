@@ -2,7 +2,6 @@
 
 use super::halt::Halt;
 use crate::backend::Backend;
-use crate::engine::adjust;
 use crate::engine::chain::{Chain, Generation};
 use crate::engine::loaded::Loaded;
 use crate::engine::prompt::{Encoding, stretches};
@@ -65,7 +64,7 @@ impl Asked {
 
     /// Refuses options that the device does not have, and tokens that the model does not have.
     pub fn check_options<B: Backend>(&self, m: &Loaded<B>) -> Result<(), Halt> {
-        let refused = adjust::needs(&self.ask).next().filter(|_| !m.info.adjusts_logits);
+        let refused = self.ask.adjusts().next().filter(|_| !m.info.adjusts_logits);
         if let Some(name) = refused {
             let device = &m.info.identity.device;
             return Err(Halt::Error(format!("{name} is not available on {device}; leave it out, or use --device cpu")));

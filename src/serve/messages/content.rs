@@ -52,10 +52,7 @@ fn join(texts: impl IntoIterator<Item = String>, between: &str) -> String {
 }
 
 fn message(at: &str, value: Value) -> Result<Given, Refusal> {
-    let Value::Object(map) = value else {
-        return Err(Refusal::field(at, format!("{at} is {}, expected an object", kind(&value))));
-    };
-    let mut fields = Fields::of(map);
+    let mut fields = Fields::at(at, value)?;
     let author = match fields.text("role").map_err(|refusal| refusal.within(at))?.as_deref() {
         Some("user") => Author::User,
         Some("assistant") => Author::Assistant,
@@ -84,10 +81,7 @@ fn content(at: &str, author: Author, value: Value) -> Result<Given, Refusal> {
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
         let at = format!("{at}[{index}]");
-        let Value::Object(map) = block else {
-            return Err(Refusal::field(&at, format!("{at} is {}, expected an object", kind(&block))));
-        };
-        let mut fields = Fields::of(map);
+        let mut fields = Fields::at(&at, block)?;
         let within = |refusal: Refusal| refusal.within(&at);
         let name = fields.text("type").map_err(within)?;
         let mut text = |name: &str| {
@@ -124,8 +118,7 @@ mod tests {
     use serde_json::json;
 
     fn read(body: Value) -> Result<Vec<Given>, Refusal> {
-        let Value::Object(map) = body else { panic!() };
-        messages(&mut Fields::of(map))
+        messages(&mut Fields::at("body", body)?)
     }
 
     #[test]

@@ -29,10 +29,7 @@ fn messages_are_system(a: &Given, b: &Given) -> bool {
 }
 
 fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
-    let Value::Object(map) = value else {
-        return Err(Refusal::field(at, format!("{at} is {}, expected an object", kind(&value))));
-    };
-    let mut fields = Fields::of(map);
+    let mut fields = Fields::at(at, value)?;
     let within = |refusal: Refusal| refusal.within(at);
     let role = fields.text("role").map_err(within)?;
     let author = match role.as_deref() {

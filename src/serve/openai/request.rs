@@ -2,7 +2,7 @@
 //! fields with an effect that this server does not have.
 
 use crate::protocol::Ask;
-use crate::serve::fields::Fields;
+use crate::serve::fields::{Fields, from_one};
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, is_false, is_one, is_zero, refuse, stops};
 use crate::serve::shared::Shared;
@@ -81,7 +81,6 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<Option<usize>>, Refusal> {
     match new.or(old) {
         None => Ok(None),
         Some(-1) => Ok(Some(None)),
-        Some(n) if n >= 1 => Ok(Some(usize::try_from(n).ok())),
-        Some(n) => Err(Refusal::field(name, format!("{name} is {n}, expected a whole number from 1"))),
+        Some(n) => Ok(Some(Some(from_one(name, n)?))),
     }
 }
