@@ -13,7 +13,7 @@ pub enum Command {
     Chat,
     /// Open a chat with a model, which is downloaded if it is missing
     Run(RunArgs),
-    /// Serve the model to other programs: OpenAI's and Anthropic's API over HTTP
+    /// Serve the model over HTTP: OpenAI's and Anthropic's API
     Serve(ServeArgs),
     /// Draw a saved conversation with what the cache remembers of it
     Show(ShowArgs),
