@@ -1,22 +1,22 @@
-// Prefill attention on tensor cores. A tile has query rows of one span and KV head, for all query
-// heads of the group. It attends to the slots stored before the step and to the step's own rows up
-// to each query, by the policy's rule. Decode tokens go to attend.cu. CPU twin:
-// `backend::cpu::attention`.
+// Prefill attention on tensor cores. A tile holds the query rows of some tokens of a span, for all
+// query heads of one KV head. Each row attends to the slots stored before the step and to the
+// span's rows up to its own token, unless the policy hides them. Decode tokens go to attend.cu. CPU
+// twin: `backend::cpu::attention`.
 //
-// Precision: bit-identical to attend.cu except for the order of sums.
+// Precision: as attend.cu. Only the order of sums differs.
 //
-// Cost: a tile of 128 query rows (tokens x query heads; 64 for wide heads) reads each key and value
-// that one of its rows sees once, mostly from L2: 4 D bytes of a bf16 slot for 512 D operations on
-// tensor cores (256 D for wide heads). Keys that no row sees are skipped before they are read. Keys
-// that all rows see are batched apart from keys that only some rows see, so that few batches need a
-// mask.
+// Cost: a tile of 128 query rows (tokens x query heads; 64 for wide heads) reads once, mostly from
+// L2, each key and value that any of its rows sees: 4 D bytes of a bf16 slot for 512 D operations
+// on tensor cores (256 D for wide heads). Keys that no row sees are skipped before they are read.
+// Keys that all rows see are batched apart from keys that only some rows see, so that few batches
+// need a mask.
 #pragma once
 #include "prefill.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
-// Fragments of 16 query rows in a warp's registers, and keys per batch in shared memory. Twice as
-// many do not fit for wide heads.
+// Fragments of 16 query rows in a warp's registers, and keys of a batch in shared memory. For wide
+// heads, only half as many fit.
 #if MAX_HEAD_DIM > 128
 #define FRAGMENTS 1
 #define TILE_KEYS 32
@@ -29,8 +29,8 @@
 #define MASKED 256                 // keys found that some rows see: at most twice the tokens of a tile less one
 #define MIN_SPLIT_KEYS 256         // fewer are not worth a merge
 
-// A key: the address of its page, a multiple of PAGE_SLOTS, plus its row in the page. The rows
-// first to last of the span see it.
+// A key that rows `first` to `last` of the span see. slot: the address of its page, a multiple of
+// PAGE_SLOTS, plus its row in the page.
 struct Key {
   const u8* slot;
   int first, last;
@@ -41,7 +41,7 @@ struct Shared {
   // Rows are XOR-swizzled in 16-byte chunks: the eight rows that one ldmatrix reads lie in
   // different banks.
   u16 q[TILE_QUERIES * D], k[TILE_KEYS * D], v[TILE_KEYS * D];
-  // codes of K and V in flight, which are unpacked to k and v
+  // packed codes of K and V in flight, which are unpacked to k and v once they arrive
   u8 k_codes[Codec::PACKED ? TILE_KEYS * D / 8 * Codec::K::EIGHT_BYTES : 16];
   u8 v_codes[Codec::PACKED ? TILE_KEYS * D / 8 * Codec::V::EIGHT_BYTES : 16];
   u32 sides[2][2][TILE_KEYS];                     // of this batch and the next: K's, V's; scales once unpacked
@@ -52,9 +52,9 @@ struct Shared {
   bool last;
 };
 
-// Returns candidate c: first the stored slots, then rows of the span. The rows that see a key are
-// consecutive. They begin at the first row, or at the key's own row, and end at the last query of
-// its window if the key is marked.
+// Returns candidate c. Candidates are the stored slots, then the rows of the span. The rows that
+// see a key are consecutive: from row 0 (a stored slot) or the key's own row, to the last query of
+// its window if the key is marked, else to the end.
 template <class Codec>
 __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const float* decisions, int c) {
   const Dms& dms = t.dms;
@@ -84,7 +84,8 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
   return key;
 }
 
-// Keys that are found and not yet attended to: keys that all rows see in a ring, others in a list.
+// Keys that are found and not yet attended to: a ring of the keys that all rows of the tile see,
+// and a list of the keys that only some rows see.
 struct KeyQueue {
   int begin, unmasked;  // first key of the ring, and how many
   int masked, done;     // keys of the list, and how many are attended to
@@ -92,7 +93,7 @@ struct KeyQueue {
   Key key;              // candidate next + threadIdx.x
 };
 
-// Tests THREADS candidates, one per thread, and appends those that some row sees to the queue.
+// Tests THREADS candidates, one per thread, and appends every key that some row sees to the queue.
 template <int D, class Codec>
 __device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& queue, const Kv& kv, const Tile& t,
                                                 const float* decisions) {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& q
   queue.unmasked += total & 0xffff;
   queue.masked += total >> 16;
   queue.next += THREADS;
-  // The next candidates are loaded while these keys are attended to.
+  // prefetch the next candidates while these keys are attended to
   if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate<Codec>(kv, t, decisions, queue.next + threadIdx.x);
   __syncthreads();
 }
@@ -126,6 +127,8 @@ struct Batch {
   bool masked;
 };
 
+// Takes the next batch from the queue. Scans candidates until a batch of unmasked keys is full.
+// Masked keys come last, when all of them are known, so that their batches are full too.
 template <int D, class Codec>
 __device__ __forceinline__ Batch next_batch(Shared<D, Codec>& s, KeyQueue& queue, const Kv& kv, const Tile& t,
                                             const float* decisions) {
@@ -197,8 +200,8 @@ __device__ __forceinline__ void unpack(const Rows& rows, Shared<D, Codec>& s, in
   }
 }
 
-// Online softmax of a warp's query rows. offset: weights times V's offsets, which `reduce_sums`
-// adds to the accumulators.
+// Online softmax of a warp's query rows. offset: sum of weights times V's offsets, which
+// `reduce_sums` adds to the accumulators.
 template <int D, class Codec>
 struct OnlineSoftmax {
   float offset[FRAGMENTS][2];
@@ -209,7 +212,8 @@ struct OnlineSoftmax {
     for (int f = 0; f < FRAGMENTS; f++) rows[f].init(), offset[f][0] = offset[f][1] = 0.0f;
   }
 
-  // S += Q K^T of the batch. Fragment j has 8 keys; a lane holds keys 2 (lane % 4) and the next.
+  // S += Q K^T of the batch. Fragment j has 8 keys, of which a warp lane holds keys 2 (lane % 4)
+  // and the next.
   __device__ __forceinline__ void score(float (*scores)[TILE_KEYS / 8][4], const Shared<D, Codec>& s) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int row = 16 * FRAGMENTS * warp + lane % 16, row_channel = lane / 16 * 8;
@@ -275,7 +279,7 @@ struct OnlineSoftmax {
     for (int f = 0; f < FRAGMENTS; f++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        // new maximum of the row
+        // new maximum of the row, rounded up so that it soon stays the same
         float top = NEG_INFINITY;
 #pragma unroll
         for (int j = 0; j < TILE_KEYS / 8; j++) top = fmaxf(top, fmaxf(scores[f][j][2 * i], scores[f][j][2 * i + 1]));
@@ -283,8 +287,9 @@ struct OnlineSoftmax {
         top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
         float &max = rows[f].max[i], &sum = rows[f].sum[i], *acc = rows[f].acc;
         top = fmaxf(max, ceilf(top * unit));
+        // no key seen so far: avoid inf - inf
         float from = top == NEG_INFINITY ? 0.0f : top;
-        // rescale if the maximum grew; it soon stays the same
+        // rescale if a maximum grew
         if (__any_sync(FULL, top > max)) {
           float by = exp2_fast(max - from);
           max = top;
@@ -332,7 +337,7 @@ struct OnlineSoftmax {
       }
   }
 
-  // Sums over the four lanes that share a row, and adds the offsets to the accumulators.
+  // Sums over the four warp lanes that share a row, and adds the offsets to the accumulators.
   __device__ __forceinline__ void reduce_sums(const Codec& codec) {
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
@@ -351,9 +356,10 @@ struct OnlineSoftmax {
   }
 };
 
-// Grid (splits, n_kv_heads, tiles), THREADS threads. A span of len rows has len / (TILE_QUERIES /
-// group) tiles, rounded up. Splits that a tile has too few keys for end at once. The last split to
-// arrive merges all.
+// Attention of one tile over one split of its keys. Grid (splits, n_kv_heads, tiles), THREADS
+// threads. A span of len rows has len / (TILE_QUERIES / group) tiles, rounded up. A tile with few
+// keys uses fewer splits, and the blocks of the others return at once. The last split of a tile to
+// arrive merges all its splits.
 template <int D, class Codec>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory<sizeof(Shared<D, Codec>)>();
@@ -382,8 +388,8 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     load_async<typename Codec::K>(s, now, 0, parity, kv);
     load_async<typename Codec::V>(s, now, 1, parity, kv);
   }
-  // batches of keys: K of the next batch is loaded from the scores of this batch on, V from its
-  // accumulation on
+  // batches of keys: the copy of the next K starts when this batch's scores are computed, that of
+  // the next V when its values are accumulated, because their buffers are free from then on
 #pragma unroll 1
   while (now.n > 0) {
     copy_wait<1>();
@@ -395,7 +401,8 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     Batch next = next_batch(s, queue, kv, t, p.decisions);
     if (next.n > 0) load_async<typename Codec::K>(s, next, 0, parity ^ 1, kv);
     else copy_commit();
-    // Wait for packed V before the weights, which need its scales, and for bf16 V after them.
+    // The weights need the scales of packed V, so wait for it first. They do not need bf16 V, so
+    // its copy overlaps the softmax.
     if (Codec::PACKED) {
       copy_wait<1>();
       unpack(codec.v, s, 1, parity);

@@ -1,20 +1,18 @@
-// K and V in codes of one byte with one f32 scale a row, which is 1 where all are 0. Which codes
-// they are is data of the cache's view, so that kernels have one instance for both. CPU twins, bit
-// for bit:
+// Codecs of one byte per value and one f32 scale per row, which is 1 if all values are 0: fp8 and
+// int8. The cache's view says which one it is, so that kernels have one instance for both. CPU
+// twins, bit for bit for finite rows:
 //   `codec::fp8`   e4m3fn; scale max|x| / 448
-//   `codec::int8`  sign in bit 7 and magnitude rint(|x| / scale) below it, scale max|x| / 127. Not
-//   two's complement: it becomes a bf16
-//                  by moving bits, as an fp8 code does.
+//   `codec::int8`  sign in bit 7, magnitude rint(|x| / scale) below it; scale max|x| / 127. Not
+//                  two's complement, so that it becomes a bf16 by moving bits, as an fp8 code does
 #pragma once
 #include "kv.cuh"
 #include "tensor.cuh"
 
 struct ByteRows {
   static const int EIGHT_BYTES = 8;
-  // How the magnitude of a code becomes the low bits of a bf16: a low byte's is multiplied by
-  // `factor`, a high byte's shifted right by
-  // `shift`. Shifts run on the units that mask too, multiplications do not. `bits` masks the
-  // magnitudes of a pair.
+  // Moves magnitudes of codes to their place in a bf16: in each half of a u32, the low byte's is
+  // multiplied by `factor`, the high byte's shifted right by `shift`. `bits` masks both halves. The
+  // multiplication is a left shift that does not run on the ALU, where the masks run.
   u32 factor, shift, bits;
 
   __device__ __forceinline__ ByteRows(u32 factor, u32 shift, u32 bits) : factor(factor), shift(shift), bits(bits) {}
@@ -22,7 +20,8 @@ struct ByteRows {
   static __device__ __forceinline__ ByteRows int8() { return ByteRows(1, 8, 0x007f007fu); }
   __device__ __forceinline__ bool is_fp8() const { return shift == 4; }
 
-  // Rounds to nearest even and saturates at +-448. NaN becomes 0x7f, with or without a sign.
+  // The e4m3fn code of x, rounded to nearest even and saturated at +-448. NaN becomes 0x7f, with or
+  // without its sign.
   static __device__ __forceinline__ u8 fp8_code(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     u16 codes;
@@ -71,8 +70,8 @@ struct ByteRows {
     return i == 0 ? ((x << 8) & 0x80008000u) | ((x * factor) & bits) : (x & 0x80008000u) | ((x >> shift) & bits);
   }
 
-  // Eight neighbouring codes of a row. Neighbours are brought to the high bytes of two halves to
-  // become a pair.
+  // Eight consecutive codes of a row. as_bf16 moves two neighbours at a time to the high bytes of
+  // the halves of a u32, from where `pair` decodes them.
   typedef uint2 Eight;
   static __device__ __forceinline__ Eight load(const u8* row, int channel, bool real) {
     return real ? *(const uint2*)(row + channel) : uint2{0, 0};
@@ -84,9 +83,9 @@ struct ByteRows {
 
   static __device__ __forceinline__ float2 affine(u32 side) { return float2{__uint_as_float(side), 0.0f}; }
 
-  // Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back.
-  // Returns the scale's bits. The codes of NaN decode to finite values in attention, so a row that
-  // holds a NaN gets NaN as its scale.
+  // Encodes a row x[d] by a whole warp: writes its codes, and replaces x by the values that they
+  // decode to. Returns the bits of the scale. The codes of NaN decode to finite values in
+  // attention, so a row that holds a NaN gets NaN as its scale.
   __device__ __forceinline__ u32 encode(u8* codes, float* x, int d, int lane) const {
     float v[MAX_HEAD_DIM / 32], most = 0.0f;
 #pragma unroll
@@ -110,12 +109,14 @@ struct ByteRows {
   }
 };
 
-// Tensor cores read the bits of an e4m3 code as a bf16 that is 2^-120 times the code's value, and a
-// magnitude m of int8 as a subnormal bf16 of m 2^-133: exact, for subnormal bf16 too. The factors
-// keep every f32 and bf16 in between normal. q is multiplied by 2^100, so scores are 2^-20 or 2^-33
-// of their value (in units of K's scale), and no product of int8 with q >= 2^-90 is subnormal;
-// weights of V by 2^104, which leaves weight times scale finite up to 2^24 and makes sums 2^-16 or
-// 2^-29 of theirs. Powers of 2 change no rounding.
+// Tensor cores read the bits of an e4m3 code as a bf16 of 2^-120 times the code's value, and an
+// int8 magnitude m as the subnormal bf16 m 2^-133. Both are exact, because tensor cores do not
+// flush subnormals. Two powers of 2, which change no rounding, keep all other f32 and bf16 values
+// normal:
+//   QUERY_FACTOR   makes scores 2^-20 (fp8) or 2^-33 (int8) of their value in units of K's scale.
+//                  No product of int8 with |q| >= 2^-90 is subnormal.
+//   WEIGHT_FACTOR  makes sums 2^-16 (fp8) or 2^-29 (int8) of their value. Weight times scale is
+//                  finite for scales below 2^24.
 struct ByteCodec {
   using K = ByteRows;
   using V = ByteRows;

@@ -1,28 +1,28 @@
-// A copy of what a prefill step attends to, with the codes as bf16: prefill attention on Hopper
-// copies its pages to shared memory by TMA, where packed codes would be decoded again for every
-// tile of query rows.
+// Copy of the keys and values that a prefill step attends to, decoded from one-byte codes to bf16.
+// Prefill attention on Hopper brings its pages to shared memory by TMA. From the cache's own pages,
+// every tile of query rows would decode the same codes again.
 #pragma once
 #include "prefill.cuh"
 
 #define UNPACK_WARPS 8
 
 // A page: PAGE_SLOTS rows of K and of V of 128 channels, their scales, and the metadata of stored
-// slots. Lane i of a step, one of its spans and a KV head, has its stored slots in pages i *
-// lane_pages and on, if that is enough for all of them. The step's own rows are in pages
-// first_staged and on, in the order of `staged_at`.
+// slots, padded to a multiple of 128 bytes. Lane i of the step, i = span * n_kv_heads + head, has
+// its stored slots in lane_pages pages from i * lane_pages on; a lane that needs more pages is not
+// unpacked. The pages of the step's own rows begin at first_staged, in the order of `staged_at`.
 struct UnpackedPage {
   static constexpr int ROW = 128 * 2, V_AT = PAGE_SLOTS * ROW, SCALES_AT = 2 * V_AT, V_SCALES_AT = SCALES_AT + 4 * PAGE_SLOTS;
   static constexpr int META_AT = V_SCALES_AT + 4 * PAGE_SLOTS, BYTES = META_AT + 8 * PAGE_SLOTS;
 };
 static_assert(UnpackedPage::BYTES == 8448, "backend::cuda::pool::UNPACKED_BYTES");
 
-// Whether a lane's stored slots are unpacked.
+// Whether the stored slots of a lane, `live` of them, are unpacked.
 __device__ __forceinline__ bool lane_is_unpacked(const PrefillParams& p, int live) {
   return p.unpacked && (live + PAGE_SLOTS - 1) / PAGE_SLOTS <= p.lane_pages;
 }
 
-// Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; a warp for a page.
-// Reads 4 KiB of codes a page and writes 8.
+// Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; each warp fills one
+// page at a time. Reads 4 KiB of codes per page and writes 8 KiB.
 __device__ __forceinline__ void unpack_pages(const PrefillParams& p) {
   const int EIGHTS = PAGE_SLOTS * 128 / 8 / 32;  // of K or V, of a warp lane
   after_previous();
