@@ -8,14 +8,14 @@ use crate::protocol::LaneFilter;
 
 impl<B: Backend> KvCache<B> {
     /// Chooses the far pages that a sequence attends to from here on, by its newest `queries`
-    /// queries. Returns how many pages of all lanes were brought near; `None` where no rows are
-    /// kept.
+    /// queries. Returns how many pages of all lanes were brought near; `None` if the cache keeps no
+    /// far rows.
     pub fn choose(&mut self, b: &B, seq: SeqId, queries: usize) -> Option<u64> {
         self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries))
     }
 
-    /// Drops the full far pages of a sequence whose rows are all at positions below `before`, for
-    /// good. Returns the number of rows.
+    /// Drops the full far pages of a sequence that hold only positions below `before`, for good.
+    /// Returns the number of dropped rows.
     pub fn drop_far(&mut self, b: &B, seq: SeqId, before: usize) -> u64 {
         b.drop_far(&mut self.tables, seq.row(), before)
     }

@@ -1,6 +1,6 @@
-//! Far pages between steps: how a sequence's are chosen, and how they are kept within their memory.
-//! Where that is full, the oldest pages of all lanes of the conversations that work are dropped for
-//! good, as an entry of their logs.
+//! Far pages between steps: chooses the far pages that a sequence attends to, and keeps all far
+//! pages within their memory limit. If they exceed it, conversations with work drop the oldest far
+//! pages of all their lanes for good. An entry of the log records each drop.
 
 use super::chain::Chain;
 use super::conversation::Conversation;
@@ -12,9 +12,9 @@ use crate::backend::{Backend, FarCounts};
 use crate::cache::SeqId;
 use crate::protocol::{Event, LogEntry, bytes};
 
-/// A drop frees this share of the limit beyond what is over it, so that not every step drops.
+/// A drop frees 1 / SPARE_SHARE of the limit beyond the excess, so that not every step drops.
 const SPARE_SHARE: u64 = 8;
-/// Parts of a sequence that are dropped one after the other, the oldest first.
+/// Number of parts of a sequence. Its far pages are dropped part by part, the oldest first.
 const PARTS: usize = 16;
 
 impl<B: Backend> Runner<B> {
@@ -24,19 +24,19 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Chooses the far pages that a sequence attends to from here on, by its newest `queries`
-    /// queries. Returns how many pages of all lanes were brought near; `None` where no rows are
-    /// kept.
+    /// queries. Returns how many pages of all lanes were brought near; `None` if the cache keeps no
+    /// far rows.
     pub fn choose(&mut self, seq: SeqId, queries: usize) -> Option<u64> {
         self.cache.choose(&self.b, seq, queries)
     }
 
-    /// Drops the full far pages of a sequence whose rows are all at positions below `before`.
-    /// Returns the number of rows.
+    /// Drops the full far pages of a sequence that hold only positions below `before`, for good.
+    /// Returns the number of dropped rows.
     pub fn drop_far(&mut self, seq: SeqId, before: usize) -> u64 {
         self.cache.drop_far(&self.b, seq, before)
     }
 
-    /// Far rows of a sequence.
+    /// Counts the far rows of a sequence.
     pub fn far_counts(&self, seq: SeqId) -> FarCounts {
         self.cache.far_counts(&self.b, seq)
     }
@@ -46,14 +46,16 @@ impl<B: Backend> Runner<B> {
         self.cache.far_bytes(&self.b)
     }
 
-    /// Most bytes of far pages of all sequences.
+    /// Limit on the bytes of the far pages of all sequences; `None` if there is no limit, or if the
+    /// cache keeps no far rows.
     pub fn far_limit(&self) -> Option<u64> {
         self.far_limit.filter(|_| self.keeps_far())
     }
 }
 
 impl<B: Backend> Worker<B> {
-    /// Lets chains choose far pages whose answers have come to the end of a block.
+    /// Lets each of these chains choose its far pages if its answer has reached the end of a block.
+    /// Then limits the far pages.
     pub(super) fn choose_far(&mut self, ids: &[Id]) {
         let Self { model, conversations, .. } = self;
         let mut any_chose = false;
@@ -69,9 +71,9 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Drops far pages if they hold more than their limit. Conversations without work keep theirs.
-    /// A chain drops only where it has just chosen, so that what it drops does not depend on how
-    /// many tokens a step had, which times decide; what a replay drops is in its log.
+    /// Drops far pages if they exceed their limit. Conversations without work keep theirs. A chain
+    /// drops only right after it has chosen: choices come after fixed numbers of tokens, while the
+    /// ends of steps depend on timing. A replay drops what its log says, and no more.
     pub(super) fn limit_far(&mut self) {
         let Some(limit) = self.model.runner.far_limit() else { return };
         if self.model.runner.far_bytes() <= limit {
@@ -83,7 +85,7 @@ impl<B: Backend> Worker<B> {
         if dropped > 0 && !std::mem::replace(&mut self.said_far_is_full, true) {
             let limit = bytes(limit);
             let text = format!(
-                "the far tier is full ({limit}): its oldest pages are dropped for good; --far SIZE sets its limit"
+                "the far tier is full ({limit}): its oldest pages are dropped for good; raise its limit with --far SIZE"
             );
             self.broadcast(&Event::Notice(text));
         }
@@ -91,12 +93,14 @@ impl<B: Backend> Worker<B> {
 }
 
 impl<B: Backend> Conversation<B> {
-    /// Drops its oldest far pages, in its snapshots too, until all conversations together have at
-    /// most `most` bytes or nothing more is freed. Returns the number of rows.
+    /// Drops the oldest far pages of its chains and of its snapshots, until the far pages of all
+    /// conversations take at most `most` bytes or dropped rows free no memory. Returns the number
+    /// of rows that its chains dropped.
     fn drop_far(&mut self, m: &mut Loaded<B>, most: u64) -> u64 {
         let (owner, mut dropped) = (self.id(), 0);
         let tokens = self.chain.context.len(&m.runner);
-        // Chains are replayed from the end of the prompt, whose log must not change below them.
+        // Several chains replay from the end of the prompt's log, so only their own logs may
+        // change.
         let mut chains: Vec<&mut Chain> = match &mut self.chains {
             Some(chains) => chains.each_mut().map(|(_, chain)| chain).collect(),
             None => vec![&mut self.chain],

@@ -1,24 +1,26 @@
-//! Far pages: a second tier for the rows that leave a lane. Eviction is blind to the question that
-//! comes later; a far page is found again by the queries that ask it.
+//! Far pages: a second tier for the rows that leave a lane. Eviction does not know the questions
+//! that come later. When the queries of a question match a far page, attention reads it again.
 //!
 //! The rule, for one lane:
 //!
 //! 1. *Leaving.* A row that leaves the lane is appended to its far rows as it was stored, with its
-//!    position. Rows that leave at once are appended in the order of their positions. [`Far::ROWS`]
-//!    of them are a page. A full page has an index, the mean of its keys as attention reads them.
-//! 2. *Choosing* happens between steps. Of the full pages the [`Far::pages`] with the greatest
-//!    [scores](score) are *near* from then on, and all others are not. Ties go to the older page.
-//! 3. *Attending.* Every query of a step attends to the lane's slots, to its near pages and to all
-//!    rows that have left since the last choice, with their true positions. So nothing becomes
-//!    invisible inside a step, and a page leaves attention by a choice only.
+//!    position. Rows that leave together are appended in the order of their positions. A page has
+//!    [`Far::ROWS`] rows. A full page has an index, the mean of its keys as attention reads them.
+//! 2. *Choosing* happens between steps. The [`Far::pages`] full pages with the greatest
+//!    [scores](score) are *near* from then on, and all other full pages are not. Ties go to the
+//!    older page.
+//! 3. *Attending.* Every query of a step attends to the lane's slots, to its near pages, to the
+//!    pages filled since the last choice and to the page that is filling, at the rows' true
+//!    positions. So no row becomes invisible inside a step: a page leaves attention only by a
+//!    choice or when it is dropped for good, both between steps.
 //!
 //! Nothing else changes: decisions, marks, slot assignment and the ring are those of a cache
 //! without far pages.
 
-/// The setting of a cache that keeps the rows that leave.
+/// Settings of a cache that keeps the rows that leave its lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Far {
-    /// Most full pages of a lane that a choice brings near.
+    /// Maximum pages of a lane that a choice makes near.
     pub pages: usize,
 }
 
@@ -27,19 +29,19 @@ impl Far {
     pub const ROWS: usize = 32;
     /// Newest queries of a sequence that are kept for choices.
     pub const QUERIES: usize = 32;
-    /// Generated tokens between two choices; their queries choose.
+    /// Generated tokens between two choices. Their queries choose.
     pub const ANSWER_BLOCK: usize = 16;
-    /// Tokens of a prompt between two choices, of which the newest [`Self::QUERIES`] choose.
+    /// Prompt tokens between two choices. The newest [`Self::QUERIES`] queries choose.
     pub const PROMPT_BLOCK: usize = 128;
-    /// Pages that a choice brings near unless the user says otherwise.
+    /// Default of [`Self::pages`].
     pub const DEFAULT_PAGES: usize = 16;
-    /// Most pages that a user may ask for.
+    /// Maximum of [`Self::pages`].
     pub const MOST_PAGES: usize = 4096;
 }
 
 /// Score of a page: the greatest dot product of its index with a query. `queries` is
-/// `[n, head_dim]`, `mean` `[head_dim]`. The sums have one order, so that all machines and numbers
-/// of threads choose alike.
+/// `[n, head_dim]`, `mean` `[head_dim]`. The order of the sums is fixed, so that every machine
+/// makes the same choice with any number of threads.
 pub fn score(queries: &[f32], mean: &[f32]) -> f32 {
     const LANES: usize = 8;
     let dot = |query: &[f32]| {
