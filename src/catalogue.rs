@@ -188,7 +188,7 @@ fn parse(text: &str, label: &str) -> Result<BTreeMap<String, Table>> {
         anyhow::anyhow!("{label}, line {line}: {}", error.message())
     })?;
     if file.models.len() > MAX_ENTRIES {
-        bail!("{label} has {} models, and {MAX_ENTRIES} are the most that are read", file.models.len());
+        bail!("{label} has {} models, expected at most {MAX_ENTRIES}", file.models.len());
     }
     Ok(file.models)
 }

@@ -117,7 +117,7 @@ impl Gguf {
             );
             ensure!(
                 of <= gguf_files::MOST_PARTS,
-                "{label} is the first of {of} parts, and {} are the most that are read",
+                "{label} is the first of {of} parts, expected at most {}",
                 gguf_files::MOST_PARTS
             );
             for number in 2..=of {

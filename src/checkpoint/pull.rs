@@ -21,14 +21,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of a GGUF file that are requested for its header at first. Most have 2 to 16 MB.
+/// Bytes requested first for the header of a GGUF file. Most headers have 2 to 16 MB.
 const HEAD_BYTES: u64 = 4 << 20;
-/// The same for the parts after the first, which have no vocabulary.
+/// Bytes requested first for the header of a later part, which has no vocabulary.
 const PART_HEAD_BYTES: u64 = 128 << 10;
-/// Most bytes of the headers of all parts of a model, which are in memory together.
+/// Maximum bytes of the headers of all parts of a model, which are in memory together.
 const ALL_HEADS_BYTES: u64 = HEADER_BYTES as u64 + gguf_files::MOST_PARTS as u64 * PART_HEAD_BYTES;
 
-/// Files to download.
+/// The download of a model, before it starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// `ORG/NAME`, with `:Q4_K_M` for a GGUF file.
@@ -37,8 +37,9 @@ pub struct Plan {
     /// From the model card.
     pub license: Option<String>,
     pub n_files: usize,
-    /// Bytes of all files, and of those still to download.
+    /// Bytes of all files.
     pub bytes: u64,
+    /// Bytes that are not in the cache yet.
     pub todo_bytes: u64,
     pub weight_bytes: u64,
     /// `None` for a predictor, which is not a model.
@@ -49,7 +50,7 @@ pub struct Plan {
 
 /// Receives the reports of a model's download.
 pub trait Downloader: Observer {
-    /// Receives what will be downloaded, before the download starts.
+    /// Receives the plan, before the download starts.
     fn plan(&mut self, plan: &Plan);
 }
 
@@ -61,15 +62,16 @@ pub struct About {
     pub model_type: Option<String>,
     /// Bytes of all safetensors files in the listing, or of the GGUF file.
     pub weight_bytes: u64,
-    /// The GGUF files, if it has any.
+    /// List of its GGUF files, if it has any.
     pub gguf: Option<String>,
-    /// What its configuration says, or why it cannot be read or does not run. `None` where a GGUF
+    /// Summary of its configuration, or why it cannot be read or does not run. `None` if a GGUF
     /// file has to be chosen first, and for a predictor or a draft head.
     pub summary: Option<Result<Summary, HubError>>,
 }
 
 impl Hub {
-    /// Requests the description of a model: the listing, and the configuration in memory.
+    /// Requests the description of a model: its listing, and its configuration, which is not
+    /// written to the cache.
     pub fn about(&self, model: &HubModel, observer: &mut dyn Observer) -> Result<About, HubError> {
         let remote = self.remote(model)?;
         let listing = remote.listing(observer)?;
@@ -91,8 +93,8 @@ impl Hub {
         Ok(About { commit, license, gated, model_type, weight_bytes, gguf, summary })
     }
 
-    /// Downloads the newest commit of a model, or of a revision, into the cache and returns its
-    /// folder, or its GGUF file. Complete files are not downloaded again.
+    /// Downloads the newest commit of a model's revision into the cache. Returns the path of its
+    /// folder or of its GGUF file. Complete files are not downloaded again.
     pub fn pull(&self, model: &HubModel, observer: &mut dyn Downloader) -> Result<PathBuf, HubError> {
         let remote = self.remote(model)?;
         let listing = remote.listing(observer)?;
@@ -129,34 +131,32 @@ fn gguf_models(listing: &Listing) -> Vec<GgufModel> {
     gguf_files::models(plain.map(|(name, file)| (name.as_str(), file.bytes.unwrap_or(0))))
 }
 
-/// The GGUF file that the name means, or an error that lists those that there are.
+/// The GGUF model that the name means, or an error that lists the GGUF files of the repository.
 fn pick(model: &HubModel, listing: &Listing) -> Result<GgufModel, HubError> {
     let (id, models) = (&model.id, gguf_models(listing));
     let wanted = model.gguf.as_deref().unwrap_or_default();
     if models.len() > gguf_files::MOST {
         let (n, most) = (models.len(), gguf_files::MOST);
-        return Err(HubError::Wrong(format!(
-            "{id} has {n} GGUF models, and {most} are the most that are looked through"
-        )));
+        return Err(HubError::Wrong(format!("{id} has {n} GGUF models, expected at most {most}")));
     }
     let picked = gguf_files::pick(&models, wanted).cloned().ok_or_else(|| {
         let Some(first) = models.first() else { return HubError::Wrong(format!("{id} has no GGUF files")) };
         let first = gguf_files::pick(&models, "Q4_K_M").unwrap_or(first).label(&models);
         let none = match wanted {
             "" => "its GGUF files are".to_owned(),
-            wanted => format!("{wanted:?} is not the end of one GGUF file's name; they are"),
+            wanted => format!("no single GGUF file's name ends in {wanted:?}; the files are"),
         };
         HubError::Wrong(format!("{id}: {none} {}; choose one: {id}:{first}", gguf_files::listed(&models)))
     })?;
     if picked.files.len() > gguf_files::MOST_PARTS {
         let (name, n, most) = (picked.name(), picked.files.len(), gguf_files::MOST_PARTS);
-        return Err(HubError::Wrong(format!("{id}: {name} has {n} parts, and {most} are the most that are read")));
+        return Err(HubError::Wrong(format!("{id}: {name} has {n} parts, expected at most {most}")));
     }
     Ok(picked)
 }
 
-/// The beginnings of all parts of a GGUF model, with their headers. `read` downloads so many bytes
-/// of a part.
+/// Downloads the beginning of each part of a GGUF model, up to the end of its header. `read`
+/// downloads the given number of bytes from the start of a part.
 fn heads(
     id: &str,
     parts: &[File],
@@ -187,7 +187,7 @@ fn heads(
     Ok(heads)
 }
 
-/// Whether to download a file: the repository has it, and a model card is not too large.
+/// Whether to download a file: the repository has it, and it is not a model card that is too large.
 fn is_wanted(listing: &Listing, name: &str) -> bool {
     let fits = |bytes: Option<u64>| bytes.is_some_and(|n| n <= max_text_bytes(name));
     listing.files.get(name).is_some_and(|file| name != CARD || fits(file.bytes))
@@ -200,7 +200,7 @@ struct Pull<'a, O: ?Sized> {
 
 /// The files of a model, and its configuration.
 struct Wanted {
-    /// All but the weights.
+    /// All files but the weights.
     texts: Vec<File>,
     weights: Vec<File>,
     /// `None` for a predictor.
@@ -208,8 +208,8 @@ struct Wanted {
 }
 
 impl<O: Observer + ?Sized> Pull<'_, O> {
-    /// What the configuration of a model says, of which no more is downloaded; `None` for a
-    /// predictor or a draft head.
+    /// Downloads only the configuration of a model and returns its summary; `None` for a predictor
+    /// or a draft head.
     fn summary(&mut self, model: &HubModel) -> Result<Option<Summary>, HubError> {
         let files = match model.gguf {
             Some(_) => {
@@ -220,7 +220,7 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
                 let names = [CONFIG, TEXTS[1]];
                 let listing = self.listing;
                 let texts = self.files(names.iter().filter(|name| is_wanted(listing, name)))?;
-                self.early(&texts)?
+                self.config_files(&texts)?
             }
         };
         if kvzap::is_predictor(&files) || is_head(&files) {
@@ -230,21 +230,21 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
         summary.map(Some).map_err(|e| HubError::Wrong(one_line(&format!("{}: {e:#}", model.name()))))
     }
 
-    /// The configuration among these files, in memory.
-    fn early(&mut self, texts: &[File]) -> Result<Files, HubError> {
+    /// Downloads the files among these that decide whether the model can run, into memory.
+    fn config_files(&mut self, texts: &[File]) -> Result<Files, HubError> {
         if texts.first().is_none_or(|file| file.name != CONFIG) {
             let id = self.fetcher.remote.id;
             return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
         }
-        let mut early = BTreeMap::new();
+        let mut files = BTreeMap::new();
         for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
             let bytes: SharedBytes = Arc::new(self.fetcher.small(file)?);
-            early.insert(file.name.clone(), bytes);
+            files.insert(file.name.clone(), bytes);
         }
-        Ok(Files::Memory(early))
+        Ok(Files::Memory(files))
     }
 
-    /// The files of a folder with safetensors.
+    /// The files of a model in safetensors.
     fn folder(&mut self) -> Result<Wanted, HubError> {
         let (id, listing) = (self.fetcher.remote.id, self.listing);
         let has = |name: &str| listing.files.contains_key(name);
@@ -253,10 +253,10 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
             pick(&model, listing)?;
         }
         let mut texts = self.files(TEXTS.iter().filter(|name| is_wanted(listing, name)))?;
-        let early = self.early(&texts)?;
-        let config = match kvzap::is_predictor(&early) || is_head(&early) {
+        let files = self.config_files(&texts)?;
+        let config = match kvzap::is_predictor(&files) || is_head(&files) {
             true => None,
-            false => Some(config_of(&early).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
+            false => Some(config_of(&files).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
         };
         let weights = self.weights(&mut texts)?;
         Ok(Wanted { texts, weights, config })
@@ -285,7 +285,7 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
         Ok(Files::Gguf(Arc::new(gguf)))
     }
 
-    /// Sizes and hashes of files, from the listing or else from headers.
+    /// Sizes and hashes of files, from the listing or else from HTTP headers.
     fn files<S: AsRef<str>>(&mut self, names: impl Iterator<Item = S>) -> Result<Vec<File>, HubError> {
         let remote = self.fetcher.remote;
         let mut files = Vec::new();
@@ -298,16 +298,16 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
             let (Some(bytes), Some(hash)) = (listed.bytes, listed.hash) else {
                 let (id, host) = (remote.id, remote.hub.host());
                 return Err(HubError::Failed(format!(
-                    "{id} is not downloaded: {host} gives no hash of {name}, so that it cannot be checked"
+                    "{id} is not downloaded: {host} gives no hash of {name}, so it cannot be verified"
                 )));
             };
-            // Such files are read into memory when the model is opened.
+            // Opening the model reads all other files into memory, so their size is bounded.
             let weights = [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end));
             let most = if weights || gguf_files::is_imatrix(name) { u64::MAX } else { max_text_bytes(name) };
             if bytes > most {
                 let (id, host) = (remote.id, remote.hub.host());
                 return Err(HubError::Wrong(format!(
-                    "{id} is not downloaded: {host} lists {name} with {bytes} bytes, and {most} are the most it may have"
+                    "{id} is not downloaded: {host} lists {name} with {bytes} bytes, expected at most {most}"
                 )));
             }
             files.push(File { name: name.to_owned(), bytes, hash });
@@ -315,7 +315,8 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
         Ok(files)
     }
 
-    /// The weight files: one, or those in the index, which is downloaded here and added to `texts`.
+    /// The weight files: a single one, or the shards in the index. Downloads the index and adds it
+    /// to `texts`.
     fn weights(&mut self, texts: &mut Vec<File>) -> Result<Vec<File>, HubError> {
         let id = self.fetcher.remote.id;
         let files = &self.listing.files;
@@ -340,14 +341,14 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
     fn plan(&self, model: &HubModel, wanted: &Wanted, cache: &Path) -> Plan {
         let Wanted { texts, weights, config } = wanted;
         let sum = |files: &[File]| files.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
-        let here = |f: &File| f.bytes - self.fetcher.here(f);
+        let missing = |f: &File| f.bytes - self.fetcher.here(f);
         Plan {
             name: model.name(),
             commit: self.listing.commit.clone(),
             license: self.listing.license.clone(),
             n_files: texts.len() + weights.len(),
             bytes: sum(texts).saturating_add(sum(weights)),
-            todo_bytes: texts.iter().chain(weights).map(here).fold(0, u64::saturating_add),
+            todo_bytes: texts.iter().chain(weights).map(missing).fold(0, u64::saturating_add),
             weight_bytes: sum(weights),
             config: config.clone(),
             free_bytes: free_bytes(cache),
@@ -369,10 +370,10 @@ mod tests {
         }
     }
 
-    /// Headers that never end, of many parts: what is in memory together is bounded.
+    /// Many parts whose headers never end: their bytes in memory together are bounded.
     #[test]
     fn the_headers_of_all_parts_are_bounded_together() {
-        // One text of metadata, longer than a header may be, or no metadata.
+        // One string of metadata that is longer than a header may be, or no metadata.
         let long =
             [&b"GGUF"[..], &[3, 0, 0, 0], &[0; 8], &1u64.to_le_bytes(), &1u64.to_le_bytes(), b"k", &[8, 0, 0, 0]];
         let long = [long.concat(), (1u64 << 28).to_le_bytes().to_vec()].concat();

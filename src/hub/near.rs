@@ -3,7 +3,9 @@
 use super::names::DEMO;
 use strsim::osa_distance;
 
-/// `; did you mean ...?` if a known name differs by a typo or by case, else empty.
+/// Returns `; did you mean A or B?` for up to three known names that differ from `wanted` by a
+/// typo, with or without their organization and in any case; empty if there are none. A name that
+/// differs in case alone is not suggested.
 pub fn suggestion(wanted: &str, known: &[String]) -> String {
     let low = wanted.to_lowercase();
     let near = |name: &&str| {

@@ -13,7 +13,7 @@ const MOST: usize = 10_000;
 pub fn check_count(n: usize) -> Result<(), Refusal> {
     match n {
         0 => Err(Refusal::field("messages", "messages is empty")),
-        n if n > MOST => Err(Refusal::field("messages", format!("there are {n} messages, and may be {MOST}"))),
+        n if n > MOST => Err(Refusal::field("messages", format!("there are {n} messages, expected at most {MOST}"))),
         _ => Ok(()),
     }
 }

@@ -28,7 +28,7 @@ fn small_files_are_bounded_before_the_first_byte() {
         let (hub, home) = (healthy(), Home::new());
         hub.listing(listed(&[(name, most + 1)]));
         let size = (most + 1).to_string();
-        home.refused(&hub, 2, &["any/model is not downloaded", name, &size, "are the most it may have"]);
+        home.refused(&hub, 2, &["any/model is not downloaded", name, &size, "expected at most"]);
         assert_eq!((hub.asked(name).len(), home.cache().exists()), (0, false), "{name}");
     }
     // Sizes that only the file's own headers say.
