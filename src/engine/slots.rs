@@ -1,24 +1,25 @@
-//! Slots: conversations that answer prompts without an owner, one after the other, and keep their
-//! cache in between. Knows ids only; the worker owns the conversations.
+//! Slots of the server, not of a lane: conversations that answer independent prompts one after
+//! another and keep their cache in between. Holds ids only; the worker owns the conversations.
 
 use crate::protocol::ConversationId;
 
 /// Where a prompt is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// In this slot, which was idle.
+    /// In this idle slot.
     Idle(ConversationId),
-    /// In a slot to open.
+    /// In a new slot, which has to be opened.
     New,
     /// All slots are taken.
     Full,
 }
 
+/// Which slots there are, and which of them answer a prompt.
 #[derive(Debug, Default)]
 pub struct Slots {
     /// Maximum number of slots.
     max: usize,
-    /// Slots without an owner, the least recently used first.
+    /// Slots that answer no prompt, the least recently used first.
     idle: Vec<ConversationId>,
     taken: Vec<ConversationId>,
 }
@@ -28,10 +29,11 @@ impl Slots {
         Self { max, ..Self::default() }
     }
 
-    /// Chooses the slot that holds the longest beginning of a prompt; if none holds any, a new
-    /// slot, or else the least recently used one. `held`: bytes of the prompt that a slot holds.
+    /// Chooses the idle slot whose cache holds the longest prefix of a prompt. If no cache holds
+    /// any of it, chooses a new slot, or else the least recently used idle one. `held`: bytes of
+    /// the prefix that a slot holds.
     pub fn choose(&self, held: impl Fn(ConversationId) -> usize) -> Choice {
-        // Of equal ones the least recently used, which `max_by_key` finds from the end.
+        // `max_by_key` returns the last maximum: in reverse order, the least recently used slot.
         let longest = self.idle.iter().rev().copied().max_by_key(|&id| held(id));
         match longest {
             Some(id) if held(id) > 0 => Choice::Idle(id),
@@ -41,13 +43,13 @@ impl Slots {
         }
     }
 
-    /// A slot is taken by `owner`. `was`: its id while it was idle; `None` if it is new.
+    /// Marks a slot as taken by `owner`. `was`: its id while it was idle; `None` if it is new.
     pub fn take(&mut self, was: Option<ConversationId>, owner: ConversationId) {
         self.idle.retain(|&id| Some(id) != was);
         self.taken.push(owner);
     }
 
-    /// A slot is idle from now on. Returns false if the conversation is not a slot.
+    /// Marks a slot as idle. Returns false if the conversation is not a taken slot.
     pub fn free(&mut self, id: ConversationId) -> bool {
         let Some(at) = self.taken.iter().position(|&taken| taken == id) else { return false };
         self.idle.push(self.taken.remove(at));
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_beginning_wins_and_else_a_new_slot_and_else_the_oldest() {
+    fn the_longest_prefix_wins_then_a_new_slot_then_the_least_recently_used() {
         let [a, b, c] = [1, 2, 3].map(ConversationId::of);
         let mut slots = Slots::new(2);
         assert_eq!(slots.choose(|_| 0), Choice::New);

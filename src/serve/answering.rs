@@ -1,5 +1,5 @@
-//! The way of an answer to its client: refused with a status, streamed, or whole. A [`Form`] writes
-//! it as an API has it.
+//! Sends an answer to its client: a refusal with a status, a stream of events, or the whole answer
+//! in one body. A [`Form`] writes it in the format of an API.
 
 use super::answer::{Answer, Part};
 use super::prompt::rendered;
@@ -20,55 +20,57 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// A client is sent something at least this often while its answer is worked on.
+/// A stream sends its client something at least this often.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// Why an answer is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The model ended it, or a stop text did ([`TurnReport::stop_text`]).
+    /// The model or a stop text ended it ([`TurnReport::stop_text`]), or it was stopped.
     Stop,
-    /// A limit of tokens did.
+    /// A limit on tokens or a full cache ended it.
     Length,
 }
 
-/// How much of a prompt was read.
+/// How much of a prompt has been read.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub total: usize,
-    /// Tokens that were in the slot.
+    /// Tokens that were in the slot's cache before.
     pub cached: usize,
-    /// Tokens that were in the slot or read.
+    /// Tokens that were in the slot's cache or have been read.
     pub processed: usize,
     pub time: Duration,
 }
 
-/// How an API writes one answer: the events of a stream, or the whole.
+/// Format of one answer in an API: the events of a stream, or the whole body.
 pub trait Form: Send + 'static {
-    /// Whether newlines around a thought and an answer are left out.
+    /// Whether newlines around an answer, and around a streamed thought, are left out. In a
+    /// whole answer, the thought never has them.
     fn trims(&self) -> bool;
 
-    /// What is sent while there is nothing else.
+    /// Message that keeps a stream alive while there is nothing else to send.
     fn keep_alive(&self) -> KeepAlive;
 
-    /// The prompt fits: its tokens, and those of them that are in the slot.
+    /// First events, sent once the prompt is known to fit. `cached`: tokens of the prompt that are
+    /// in the slot's cache.
     fn begin(&mut self, prompt_tokens: usize, cached: usize) -> Vec<Event>;
 
     fn progress(&mut self, progress: &Progress) -> Vec<Event>;
 
-    /// More of the thought or of the answer.
+    /// Events for the next text of the thought or of the answer.
     fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event>;
 
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event>;
 
-    /// The last event of an answer that is not complete.
+    /// Last event of an answer that fails.
     fn failed(&mut self, refusal: &Refusal) -> Event;
 
-    /// The whole answer. `thought` is the one before it, if there was one.
+    /// The whole answer as one body. `thought`: the thought before it, if there was one.
     fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value;
 }
 
-/// Answers a request. `render` makes the prompt on a thread of its own, once there is a slot.
+/// Answers a request. `render` makes the prompt, on a thread of its own, once a slot is free.
 pub async fn answer(
     shared: &Arc<Shared>,
     mut form: impl Form,
@@ -78,13 +80,13 @@ pub async fn answer(
     shared.metrics.requests.fetch_add(1, Relaxed);
     let permit = shared.admission.enter().await?;
     asked.ask.prompt = rendered(shared, render).await?;
-    // Characters that no text may have were left out.
+    // Texts lose the sentinels of control literals, so a prompt of nothing else is empty.
     if flatten(&asked.ask.prompt).is_empty() {
         return Err(Refusal::wrong("the prompt is empty"));
     }
     let Asked { stream, return_progress, ask } = asked;
     let mut answer = Answer::begin(shared, permit, ask, stream && return_progress);
-    // The status is known once the prompt is known to fit.
+    // The HTTP status depends on whether the prompt fits, so wait for that.
     let (total, cached) = loop {
         match answer.next().await {
             Part::Started { prompt_tokens, cached } => break (prompt_tokens, cached),
@@ -93,7 +95,7 @@ pub async fn answer(
                 return Err(Refusal::failed("the answer ended before it began"));
             }
             Part::Failed(why) => return Err(failed(shared, &why)),
-            // Text follows the beginning.
+            // Text comes after `Started`.
             Part::Read(_) | Part::Text(..) | Part::WasThought => {}
         }
     };
@@ -115,7 +117,7 @@ pub async fn answer(
         Some((Ok::<_, Infallible>(event), state))
     });
     let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
-    // Proxies in front pass it on at once.
+    // Keeps proxies from buffering the stream.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
 }
@@ -145,7 +147,7 @@ fn failed(shared: &Shared, why: &str) -> Refusal {
     Refusal::failed(why)
 }
 
-/// The end of an answer, or why there is none.
+/// How an answer ended, or the refusal of one that failed.
 fn end_of(shared: &Shared, report: &TurnReport) -> Result<End, Refusal> {
     let detail = report.detail.as_deref();
     let answered = !report.generated.is_empty() && report.in_context;
@@ -170,10 +172,10 @@ struct Streaming<F> {
     shared: Arc<Shared>,
     answer: Answer,
     form: F,
-    /// Of the thought and of the answer.
+    /// Remove the newlines around the thought and around the answer.
     shown: (Shown, Shown),
     ready: VecDeque<Event>,
-    /// Tokens of the prompt, those of them that were in the slot, and when its reading began.
+    /// Tokens of the prompt, how many of them were in the slot's cache, and when prefill began.
     prompt: (usize, usize, Instant),
     ended: bool,
 }
@@ -189,11 +191,12 @@ impl<F: Form> Streaming<F> {
                 return None;
             }
             let part = self.answer.next().await;
-            self.take(part);
+            self.receive(part);
         }
     }
 
-    fn take(&mut self, part: Part) {
+    /// Queues the events of a part of the answer.
+    fn receive(&mut self, part: Part) {
         match part {
             Part::WasThought | Part::Started { .. } => {}
             Part::Read(tokens) => {
@@ -225,7 +228,7 @@ impl<F: Form> Streaming<F> {
         self.ended = true;
         match end {
             Ok((end, report)) => self.ready.extend(self.form.end(end, &report)),
-            // Without the mark of the end: the answer is not complete.
+            // No event marks the end, because the answer is not complete.
             Err(refusal) => self.ready.push_back(self.form.failed(&refusal)),
         }
     }

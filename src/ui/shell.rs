@@ -1,34 +1,36 @@
-//! A message that begins with `!` is a command of the shell, whose output is the message. The state
-//! of such commands.
+//! Shell commands in the chat: `!COMMAND` runs one and sends its output as the message. Parses such
+//! messages and holds the state of their commands.
 
 use crate::system::children::Children;
 use std::collections::HashSet;
 
-/// The commands of a session.
+/// State of a session's commands.
 #[derive(Debug, Default)]
 pub struct Shell {
-    /// One was confirmed.
+    /// Whether the user has confirmed a command.
     pub confirmed: bool,
-    /// Those that have run, which are not confirmed again.
+    /// Commands that have run. They run again without confirmation.
     pub allowed: HashSet<String>,
     pub running: Option<Running>,
     pub last_id: u64,
 }
 
-/// A command that runs.
+/// A running command.
 #[derive(Debug)]
 pub struct Running {
     pub id: u64,
     pub command: String,
-    /// As it was typed, and the lines after the command.
+    /// The message as it was typed.
     pub text: String,
+    /// The lines after the command.
     pub question: String,
     pub since_ms: u64,
-    /// The command's process, which ends when this is dropped.
+    /// The command's process. Dropping this ends it.
     pub children: Children,
 }
 
-/// The command of a message, and the lines after it. A message that begins with `!` itself has two.
+/// Returns the command of a message and the lines after it; `None` for other messages. `!!` begins
+/// a message with a literal `!`.
 pub fn parse(text: &str) -> Option<(&str, &str)> {
     let (command, question) = text.trim().strip_prefix('!')?.split_once('\n').unwrap_or((text.trim().get(1..)?, ""));
     let is_command = !command.is_empty() && !command.starts_with(|c: char| c == '!' || c.is_whitespace());
