@@ -63,8 +63,8 @@ fn scale(x: &[f32]) -> f32 {
 }
 
 fn code(x: f32, scale: f32) -> u8 {
-    // A NaN or an infinite row has no codes: its scale says so. `as` saturates and turns NaN into
-    // 0.
+    // A row with NaN or infinities has no meaningful codes, and its scale says so. `min` turns a
+    // NaN into the largest magnitude.
     let magnitude = (x.abs() / scale).round_ties_even().min(MAX_MAGNITUDE) as u8;
     if x.is_sign_negative() { 0x80 | magnitude } else { magnitude }
 }

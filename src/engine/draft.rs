@@ -4,7 +4,7 @@
 //!
 //! The token sampled at a row is a function of logits, seed and position. It is compared with the
 //! draft in the next row, and the answer continues for as long as the two are equal. The text is
-//! therefore the one of single-token steps, at any temperature. Rejected rows leave no trace,
+//! therefore the same as with single-token steps, at any temperature. Rejected rows leave no trace,
 //! because [`Runner::verify`](super::runner::Runner::verify) stores nothing.
 //!
 //! A [`Drafter`] proposes drafts. The [`Gate`] of each answer learns how often they are right, and
@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Drafts {
     /// Maximum rows of a draft step: the token and its drafts. Below 2 there are no drafts.
     pub rows: usize,
+    /// Creates the drafter of an answer.
     pub drafter: fn() -> Box<dyn Drafter>,
     /// Whether a [`Gate`] limits how many drafts are tried. Without one, all proposed drafts are.
     pub gated: bool,
@@ -33,8 +34,9 @@ impl Default for Drafts {
 
 /// A source of drafts.
 pub trait Drafter {
-    /// Reads the text that the answer replaces, which is not in the log: the tokens of the state
-    /// that the turn left, from where the prompt differs, after up to [`MAX_MATCH`] that are equal.
+    /// Reads the text that the answer replaces, which is not in the log: the tokens of the
+    /// abandoned state from the first that differs from the prompt, after up to [`MAX_MATCH`] equal
+    /// ones.
     /// Called once, before the answer begins.
     fn replaces(&mut self, _text: &[Token]) {}
     /// Reads the tokens fed since the last call. `log` is the whole log, `pending` the token after
@@ -48,10 +50,12 @@ pub trait Drafter {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     pub tokens: Vec<Token>,
-    /// How certain the drafter is, below [`CLASSES`]. The gate keeps statistics for each class.
+    /// Certainty of the drafter, below [`CLASSES`]; greater is more certain. The gate keeps
+    /// statistics for each class.
     pub class: usize,
 }
 
+/// Number of classes of certainty.
 pub const CLASSES: usize = 4;
 /// Class of the drafts of a draft head.
 const HEAD_CLASS: usize = 1;
@@ -62,18 +66,19 @@ const TOKEN_BITS: u32 = 20;
 /// Number of latest matches that are compared, and the longest match that is counted.
 const CANDIDATES: usize = 16;
 pub const MAX_MATCH: usize = 32;
-/// Lengths of a match from which the next class begins.
+/// Lengths of a match at which the next class begins.
 const CLASS_FROM: [usize; CLASSES - 1] = [5, 9, 17];
 const NOWHERE: u32 = u32::MAX;
 
 /// Prompt lookup: of the latest places where the last three tokens occurred, takes the one with the
-/// longest match and proposes what followed. Takes 12 to 28 bytes per token.
+/// longest match and proposes what followed. Takes up to 16 bytes per token and 20 to 40 bytes per
+/// distinct n-gram.
 #[derive(Default)]
 pub struct Lookup {
     tokens: Vec<Token>,
     /// By n-gram, the position where its last occurrence ends.
     ends: HashMap<u64, u32>,
-    /// By position, where the previous occurrence of the n-gram that ends there ended.
+    /// By position, the end of the previous occurrence of the n-gram that ends there.
     previous: Vec<u32>,
     /// Number of log entries read, and whether the pending token after them was read too.
     entries: usize,
@@ -108,7 +113,7 @@ impl Lookup {
         self.previous.push(previous.unwrap_or(NOWHERE));
     }
 
-    /// The longest match with `newest` among the latest places, of which `first` is the last one.
+    /// The longest match with `newest` among the latest places; `first` is the latest of all.
     fn longest(&self, newest: &[Token], first: Option<u32>) -> Option<Match> {
         let places = std::iter::successors(first, |&at| self.previous.get(at as usize).copied());
         let places = places.take_while(|at| *at != NOWHERE).take(CANDIDATES).map(|at| at as usize);
@@ -116,7 +121,7 @@ impl Lookup {
             let newest = newest.iter().rev().take(MAX_MATCH);
             newest.zip(self.tokens[..=at].iter().rev()).take_while(|(a, b)| a == b).count()
         };
-        // Of equally long matches the newest wins, which is the first place.
+        // Places run from the latest back, so that of equally long matches the latest wins.
         let matches = places.map(|at| Match { at, len: len(at) });
         matches.reduce(|best, other| if other.len > best.len { other } else { best })
     }
@@ -157,7 +162,8 @@ impl Drafter for Lookup {
 
     fn propose(&self, max: usize) -> Draft {
         let Some(found) = self.repeated() else { return Draft::default() };
-        // Where the text after the match is shorter than `max`, it repeats itself with this period.
+        // If fewer than `max` tokens follow the match, the text is taken to repeat with this
+        // period.
         let mut tokens = self.after(found.at, max);
         let period = tokens.len();
         (period..max).for_each(|i| tokens.push(tokens[i - period]));
@@ -165,9 +171,9 @@ impl Drafter for Lookup {
     }
 }
 
-/// Prompt lookup in the context and in the text that an answer replaces: after `/regen` and `/edit`
-/// much of it is often said again. Takes the longer match, and of equally long ones that in the
-/// text.
+/// Prompt lookup in the context and in the text that an answer replaces: answers after `/regen` and
+/// `/edit` often repeat much of it. Takes the longer match, and the one in the replaced text if
+/// both are equally long.
 #[derive(Default)]
 pub struct Replaced {
     context: Lookup,
@@ -199,7 +205,7 @@ const NEWEST: f64 = 1.0 / 8.0;
 /// Prior of the acceptance rate, by class, and the number of observations that it counts as.
 const PRIOR: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
 const PRIOR_WEIGHT: f64 = 3.0;
-/// Least expected speedup of a step with drafts.
+/// Minimum expected speedup for which drafts are tried.
 const MIN_GAIN: f64 = 1.05;
 /// Numbers of drafts that a gate chooses from. A GPU captures a graph for each.
 const COUNTS: [usize; 5] = [1, 2, 3, 7, MAX_DRAFTS];
@@ -235,7 +241,7 @@ impl Gate {
         let wait = &mut self.wait[class];
         if wait.left > 0 {
             wait.left -= 1;
-            // The wait ends with a single draft, which shows whether they are right again.
+            // The wait ends with a single draft, which shows whether drafts are right again.
             return if wait.left == 0 { max.min(1) } else { 0 };
         }
         let p = self.rate[class];
@@ -247,8 +253,8 @@ impl Gate {
             if gain > best {
                 (best, drafts) = (gain, k);
             }
-            // Costs beyond the largest number that was run are estimates, so try one number after
-            // another.
+            // Costs beyond the largest number that was run are estimates, so go up by one
+            // number at a time.
             if !price.was_run(k) {
                 break;
             }
@@ -277,8 +283,8 @@ impl Gate {
 const REMEASURE: u32 = 64;
 /// Estimated cost of a draft, in plain steps, before one was run.
 const PRIOR_ROW: f64 = 0.2;
-/// First steps with a number of drafts whose time is not counted: a GPU captures a graph, and
-/// caches are cold.
+/// How many first steps with each number of drafts are not timed: a GPU captures a graph in them,
+/// and caches are cold.
 const WARM_UP: u32 = 2;
 
 /// Measured cost of steps on this machine, by number of chains. The unit is the plain step: one
@@ -354,7 +360,7 @@ impl StepCosts {
     }
 
     fn observe(&mut self, seconds: f64, drafts: usize) -> f64 {
-        // A step that took much longer was delayed by another program.
+        // Clamped: a step that took more than twice the mean was delayed by another program.
         let mean = |mean: f64, new: f64| mean + (new.min(2.0 * mean) - mean) * NEWEST;
         if drafts == 0 {
             self.plain = if self.plain > 0.0 { mean(self.plain, seconds) } else { seconds };
@@ -490,7 +496,7 @@ mod tests {
         let log: Vec<LogEntry> = log.iter().map(|&token| LogEntry::Token(token)).collect();
         let mut drafter = Replaced::default();
         drafter.replaces(text);
-        // A longer log, as before a restart, leaves the text what it is.
+        // A longer log, as before a restart, does not change the replaced text.
         drafter.follow(&[log.as_slice(), &[LogEntry::Token(1)]].concat(), 1);
         drafter.follow(&log, pending);
         drafter.propose(4).tokens

@@ -1,5 +1,5 @@
-//! Searches the threshold of a predictor: forward passes over texts that it was not fitted to, with
-//! eviction inside the prompt as in decoding.
+//! Searches for the threshold of a predictor, by forward passes over texts that the predictor was
+//! not fitted to. Tokens are evicted inside the prompt as in decoding.
 
 use super::texts::Piece;
 use crate::backend::Measure;
@@ -12,28 +12,28 @@ use anyhow::{Result, ensure};
 
 /// Tokens at positions below this are never marked.
 pub const SINKS: usize = 4;
-/// The windows that are tried.
+/// Windows to try.
 const WINDOWS: [usize; 2] = [128, 256];
-/// One of this many positions is compared.
+/// One in this many positions is compared with the dense model.
 const EACH: usize = 4;
-/// Tokens of a step.
+/// Tokens per step.
 const STEP: usize = 256;
-/// Rounds in which a threshold is improved.
+/// Rounds of improving a threshold.
 const ROUNDS: usize = 3;
-/// Bytes that the logits of the dense model may take. They are computed once if they fit, else for
-/// each comparison.
+/// Bytes that the logits of the dense model may take. If they fit, they are kept and computed once,
+/// else they are computed again for each comparison.
 const DENSE_BYTES: usize = 512 << 20;
 
-/// Goal of the threshold on the measured texts.
+/// What the threshold has to reach on the measured texts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
-    /// Slots of a dense cache over live slots, in layers that are not local.
+    /// Compression ratio: slots of a dense cache over live slots, in layers that are not local.
     Ratio(f64),
-    /// KL divergence from the dense model, nats a token.
+    /// KL divergence from the dense model, in nats per token.
     Kl(f64),
 }
 
-/// A threshold and what was measured at it, text by text.
+/// A threshold and the measurements at it, one per text.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub window: usize,
@@ -42,7 +42,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Ratio and divergence over all texts.
+    /// Compression ratio and KL divergence over all texts.
     pub fn all(&self) -> (f64, f64) {
         over_all(self.measured.iter()).unwrap_or((f64::NAN, f64::NAN))
     }
@@ -58,18 +58,19 @@ impl Found {
 
 /// Logits of the dense model on each text, at the compared positions.
 struct Dense {
+    /// Whether they are kept from one comparison to the next.
     keeps: bool,
     logits: Vec<Vec<Vec<f32>>>,
 }
 
-/// Whether the dense model's logits on these texts are kept.
+/// Whether the dense model's logits on these texts fit in [`DENSE_BYTES`].
 fn keeps_dense(texts: &[Piece], vocab: usize) -> bool {
     texts.iter().map(|text| text.tokens.len() / EACH * vocab * size_of::<f32>()).sum::<usize>() <= DENSE_BYTES
 }
 
-/// Searches the threshold at which a loaded model reaches `goal`, with the better window. The
-/// model's own threshold is 0. `scores`: scores of the fitted rows, in ascending order. `on_pass`
-/// is called before each pass over a text.
+/// Finds the threshold at which a model reaches `goal`, and the better window. The model is loaded
+/// with the predictor at threshold 0, and the dial sets the thresholds to try. `scores`: scores of
+/// the fitted rows, in ascending order. `on_pass` is called before each pass over a text.
 pub fn find<B: Measure>(
     runner: &mut Runner<B>,
     texts: &[Piece],
@@ -98,7 +99,8 @@ pub fn find<B: Measure>(
     best.ok_or_else(|| anyhow::anyhow!("no window fits the texts"))
 }
 
-/// Number of passes over a text that [`find`] makes, for progress.
+/// Upper bound on the passes over a text that [`find`] makes, for progress. Short texts need fewer,
+/// because they skip the second window.
 pub fn passes(texts: &[Piece], vocab: usize, goal: Goal) -> usize {
     let (alone, compared) = match goal {
         Goal::Ratio(_) => (WINDOWS.len() * ROUNDS, WINDOWS.len()),
@@ -119,10 +121,11 @@ fn at_window<B: Measure>(
 ) -> Result<Found> {
     let tokens = texts.iter().map(|text| text.tokens.len()).sum::<usize>() as f64 / texts.len() as f64;
     let recent = (window + 1) as f64;
-    // Share of the tokens beyond the window that is kept at a ratio.
+    // Share of the tokens beyond the window to keep for a ratio.
     let share = |ratio: f64| ((tokens / ratio - recent) / (tokens - recent).max(1.0)).clamp(0.005, 0.995);
     let threshold = |keep: f64| scores[((1.0 - keep) * (scores.len() - 1) as f64) as usize];
-    // The fitted rows say which threshold keeps a share; other texts differ from them by a factor.
+    // The scores of the fitted rows say which threshold keeps a share. At that threshold, other
+    // texts keep a share that differs by a factor, which each round corrects.
     let mut keep = match goal {
         Goal::Ratio(ratio) => share(ratio),
         Goal::Kl(_) => 0.2,
@@ -133,7 +136,7 @@ fn at_window<B: Measure>(
                 let found = share(ratio_at(runner, texts, threshold(keep), on_pass)?);
                 keep * share(ratio) / found
             }
-            // The divergence falls with about the square of the kept share.
+            // The divergence is about inversely proportional to the square of the kept share.
             Goal::Kl(kl) => {
                 let found = compare(runner, texts, window, threshold(keep), dense, on_pass)?.kl();
                 keep * (found / kl).sqrt().clamp(0.4, 2.5)
@@ -144,7 +147,7 @@ fn at_window<B: Measure>(
     compare(runner, texts, window, threshold(keep), dense, on_pass)
 }
 
-/// Ratio after all texts at a threshold.
+/// Compression ratio over all texts at a threshold.
 fn ratio_at<B: Measure>(
     runner: &mut Runner<B>,
     texts: &[Piece],
@@ -168,7 +171,7 @@ fn ratio_at<B: Measure>(
     Ok(dense as f64 / live.max(1) as f64)
 }
 
-/// Compares the distributions with and without eviction at a threshold.
+/// Measures, at a threshold, the compression ratio and the KL divergence from the dense model.
 fn compare<B: Measure>(
     runner: &mut Runner<B>,
     texts: &[Piece],
@@ -181,7 +184,7 @@ fn compare<B: Measure>(
     for (i, text) in texts.iter().enumerate() {
         let seq = runner.create(true)?;
         runner.set_dial(seq, -threshold);
-        // The dense sequence is fed beside it, unless its logits are known.
+        // A dense sequence is fed the same chunks, unless its logits have been kept.
         let beside = if i < dense.logits.len() { None } else { Some(runner.create(false)?) };
         let (mut kl, mut known) = (Vec::new(), Vec::new());
         on_pass();

@@ -1,4 +1,4 @@
-//! Speculative decoding: where drafts come from, and what they did for an answer.
+//! Speculative decoding: the sources of drafts, and the statistics of an answer's drafts.
 
 use super::number::or_zero;
 use crate::words::text_serde;
@@ -13,11 +13,11 @@ pub const MAX_DRAFTS: usize = 15;
 /// Where drafts come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DraftSource {
-    /// [`Self::Mtp`] where the model has such a layer, else a known head that was downloaded, else
-    /// [`Self::Lookup`].
+    /// [`Self::Mtp`] if the model has a layer for multi-token prediction, else a known head that
+    /// has been downloaded, else [`Self::Lookup`].
     #[default]
     Auto,
-    /// The tokens after an earlier occurrence of the newest tokens.
+    /// Prompt lookup: the tokens after an earlier occurrence of the newest tokens.
     Lookup,
     /// No drafts: every step has one token.
     Off,
@@ -51,7 +51,7 @@ impl FromStr for DraftSource {
             "lookup" => Ok(Self::Lookup),
             "mtp" => Ok(Self::Mtp),
             "off" => Ok(Self::Off),
-            // A head is a path or a hub id. Any other word is a typing error.
+            // A path or a hub id has one of these characters. Any other word is a typo.
             head if head.contains(['/', '\\', '.', '~']) => Ok(Self::Head(head.into())),
             other => Err(format!(
                 "{other:?} is not a source of drafts (expected auto, lookup, mtp, off, or the folder or hub id of a head)"
@@ -62,21 +62,25 @@ impl FromStr for DraftSource {
 
 text_serde!(DraftSource, "auto, lookup, mtp, off, or the folder or hub id of a head");
 
-/// Statistics of drafts for an answer. All numbers are finite.
+/// Statistics of an answer's drafts. All numbers are finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DraftReport {
-    /// Steps that tried drafts, the drafts, and the drafts that became part of the answer.
+    /// Steps that tried drafts.
     pub rounds: u64,
+    /// Drafts tried.
     pub drafted: u64,
+    /// Drafts accepted into the answer.
     pub accepted: u64,
-    /// Tokens that the steps added to the answer, and the cost of the steps, in steps without
-    /// drafts. An infinite cost is null in files of older versions.
+    /// Tokens that all steps together added to the answer.
     pub tokens: u64,
+    /// Cost of all steps together; a step without drafts costs 1. Older versions wrote null for an
+    /// infinite cost.
     #[serde(deserialize_with = "or_zero")]
     pub cost: f64,
 }
 
 impl DraftReport {
+    /// Records a step of the answer.
     pub fn observe(&mut self, drafted: usize, accepted: usize, cost: f64) {
         self.rounds += u64::from(drafted > 0);
         self.drafted += drafted as u64;
@@ -85,7 +89,7 @@ impl DraftReport {
         self.cost += cost;
     }
 
-    /// Adds up what drafts did for two answers.
+    /// Sums the statistics of two answers.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -97,12 +101,12 @@ impl DraftReport {
         }
     }
 
-    /// How much faster the answer was than without drafts; `None` if none was tried.
+    /// Speedup of the answer over steps without drafts; `None` if no draft was tried.
     pub fn gain(&self) -> Option<f64> {
         (self.rounds > 0 && self.cost > 0.0).then(|| self.tokens as f64 / self.cost)
     }
 
-    /// Mean number of tokens that a step with drafts added.
+    /// Mean number of tokens that a step with drafts added; `None` if no draft was tried.
     pub fn accepted_length(&self) -> Option<f64> {
         (self.rounds > 0).then(|| 1.0 + self.accepted as f64 / self.rounds as f64)
     }

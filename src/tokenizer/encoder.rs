@@ -1,4 +1,4 @@
-//! Encodes pieces, with the two instances of the tokenizer.
+//! Encodes pieces to tokens, with the two instances of the tokenizer ([`super`]).
 
 use super::content;
 use super::content::Content;
@@ -18,7 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokenizers::{AddedToken, ModelWrapper};
 
-/// Longest token in bytes, which bounds the bytes of a prompt. Known tokenizers have up to 512.
+/// Maximum bytes of a token, which bounds the bytes of a prompt. Known tokens have up to 512.
 pub(super) const LONGEST_TOKEN_BYTES: usize = 4096;
 
 /// Long texts are encoded in slices of about this size if that gives the same tokens.
@@ -38,12 +38,14 @@ pub(super) struct Inner {
     pub(super) whole: tokenizers::Tokenizer,
     /// Encodes prompts.
     pub(super) content: Content,
-    /// Encodes the text right behind known tokens, where the normalizer would prepend a prefix.
+    /// Encodes text that follows other tokens, without the prefix that the normalizer prepends to a
+    /// text. `None` if it prepends none.
     pub(super) behind: Option<Content>,
     /// Control tokens: literal to id.
     pub(super) control: HashMap<String, Token>,
     /// All added tokens of the model's vocabulary.
     pub(super) added: HashMap<Token, AddedToken>,
+    /// The tokens that open and close a thought.
     pub(super) think: Option<(Token, Token)>,
     /// See [`parts::Checked::spellings`].
     pub(super) spellings: HashMap<Token, String>,
@@ -52,7 +54,7 @@ pub(super) struct Inner {
     pub(super) longest: usize,
     /// See [`parts::Checked::splits_at_spaces`].
     pub(super) splits_at_spaces: bool,
-    /// The decoder of a new stream.
+    /// Stages of the decoder, in their initial state.
     pub(super) stages: Vec<stages::Stage>,
     pub(super) fingerprint: String,
 }
@@ -68,7 +70,7 @@ impl Tokenizer {
     pub(super) fn read(json: &[u8], vocab: usize) -> Result<Self> {
         ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
         let checked = parts::check(json, vocab)?;
-        // The crate cannot read past a key that it does not know.
+        // The tokenizers crate rejects keys that it does not know.
         let without = (!checked.spellings.is_empty()).then(|| parts::without_spellings(json)).transpose()?;
         let known = without.as_deref().unwrap_or(json);
         let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(known))?;
@@ -76,7 +78,7 @@ impl Tokenizer {
         whole.with_truncation(None).map_err(|e| anyhow!("tokenizer.json: {e}"))?;
         ensure!(
             matches!(whole.get_model(), ModelWrapper::BPE(_)),
-            "tokenizer.json: its model is not BPE, as is needed"
+            "tokenizer.json: its model type is not supported (BPE is)"
         );
         let tokens = whole.get_vocab(false);
         let longest = check_tokens(&whole, &tokens, &checked.added, vocab)?;
@@ -118,14 +120,14 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Encodes a rendered conversation, as the tokenizers crate would encode the whole text, but a
-    /// control token comes from a control piece alone. An unknown control literal is an error.
+    /// Encodes a rendered conversation as the tokenizers crate would encode the whole text, except
+    /// that only control pieces become control tokens. An unknown control literal is an error.
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<Token>> {
         Ok(self.encode_unless(pieces, false, &AtomicBool::new(false))?.unwrap_or_default())
     }
 
     /// Like [`Self::encode_pieces`], but returns `None` if `stop` is set meanwhile. `stop` is
-    /// checked between slices of long texts. `continues`: tokens stand before these pieces.
+    /// checked between slices of long texts. `continues`: whether the pieces follow other tokens.
     pub fn encode_unless(&self, pieces: &[Piece], continues: bool, stop: &AtomicBool) -> Result<Option<Vec<Token>>> {
         let pieces = flat::normalise(pieces);
         for piece in &pieces {
@@ -154,8 +156,8 @@ impl Tokenizer {
         Ok((!stop.load(Ordering::Relaxed)).then_some(out))
     }
 
-    /// Encodes canonical text. The vocabulary itself may contain control tokens (byte-level
-    /// vocabularies that ignore merges): such a match is split after its first character.
+    /// Encodes canonical text. The ordinary vocabulary may spell control tokens too (byte-level
+    /// vocabularies with `ignore_merges`): such a match is split after its first character.
     pub(super) fn encode_flat(&self, content: &Content, out: &mut Vec<Token>, text: &str) -> Result<()> {
         let mut text = Cow::Borrowed(text);
         let mut retries = content.retries;
@@ -180,13 +182,13 @@ impl Tokenizer {
             };
             text = cut.into();
         }
-        bail!("the text spells control tokens in more ways than can be avoided")
+        bail!("the text spells control tokens in too many ways to encode all of them as text")
     }
 
-    /// The text with a cut in each spelling of a `bad` token; `None` if no text spells one. The
-    /// token for unknown characters is bad only where it is spelled.
+    /// Returns the text with a [`content::CUT`] in each spelling of a `bad` token; `None` if it
+    /// spells none. The token for unknown characters is bad only where its literal is spelled out.
     pub(super) fn cut_at(&self, content: &Content, text: &str, bad: impl Fn(&Token) -> bool) -> Result<Option<String>> {
-        // The fast way gives no offsets of tokens.
+        // `encode_fast` returns no offsets.
         let slow = guarded("encoding text", || content.tokenizer.encode(text, false))?;
         let (mut cut, mut at) = (String::with_capacity(text.len() + 8), 0);
         for (&id, &(start, end)) in slow.get_ids().iter().zip(slow.get_offsets()).filter(|(id, _)| bad(id)) {
@@ -209,8 +211,8 @@ impl Tokenizer {
         Ok((at > 0).then_some(cut))
     }
 
-    /// The text with control literals as ordinary text where the crate does not see the token: one
-    /// that must be a whole word (`single_word`) stands beside a letter.
+    /// Turns control literals that the crate does not match into ordinary text, such as a token
+    /// that must be a whole word (`single_word`) beside a letter.
     pub(super) fn without_missed_marks(&self, content: &Content, text: &str) -> Result<String> {
         let slow = guarded("encoding text", || content.tokenizer.encode(text, false))?;
         let tokens = slow.get_ids().iter().zip(slow.get_offsets());
@@ -226,13 +228,13 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Whether the number of the content's tokenizer is that of a control literal or of a cut.
+    /// Whether `number`, an id of [`Content`]'s tokenizer, is a control literal or a cut.
     pub(super) fn is_mark(&self, number: Token) -> bool {
         self.inner.content.added(number).is_some_and(|id| id.is_none_or(|id| self.is_control(id)))
     }
 
     /// Encodes a text with the post-processor of tokenizer.json, which may add a BOS. Literals of
-    /// added tokens become those tokens: for measurements of files, never for a chat.
+    /// added tokens become the tokens, so this is for measurements of files, never for a chat.
     pub fn encode_text(&self, text: &str) -> Result<Vec<Token>> {
         let encoding = guarded("encoding text", || self.inner.whole.encode_fast(text, true))?;
         let ids = encoding.get_ids();
@@ -269,7 +271,7 @@ impl Tokenizer {
         self.inner.added.get(&token).is_some_and(content::is_control)
     }
 
-    /// Whether `token` is not part of an answer's text: it is special or a think tag.
+    /// Whether the text of an answer leaves `token` out, because it is special or a think tag.
     pub fn is_hidden(&self, token: Token) -> bool {
         let is_tag = self.inner.think.is_some_and(|(open, close)| token == open || token == close);
         is_tag || self.inner.added.get(&token).is_some_and(|t| t.special)
@@ -299,13 +301,13 @@ impl Tokenizer {
         self.inner.longest
     }
 
-    /// Fails if the patterns need longer than `limit` for an ordinary text. They run on their own
-    /// thread, because a running pattern cannot be stopped.
+    /// Fails if the patterns take longer than `limit` for [`probe_text`]. They run on a thread of
+    /// their own, because a running pattern cannot be stopped.
     pub(super) fn probe(&self, limit: Duration) -> Result<()> {
         let (send, receive) = mpsc::channel();
         let plain = self.clone();
         let encode = move || drop(send.send(plain.encode_pieces(&[Piece::Text(probe_text())]).map(drop)));
-        std::thread::Builder::new().name("probe".into()).spawn(encode).context("a thread to try tokenizer.json on")?;
+        std::thread::Builder::new().name("probe".into()).spawn(encode).context("cannot test tokenizer.json")?;
         match receive.recv_timeout(limit) {
             Ok(result) => result,
             Err(_) => bail!(
@@ -329,7 +331,7 @@ impl Tokenizer {
     }
 }
 
-/// A text with runs of every kind of character and a mixture of them.
+/// A text with a run of each kind of character, and a run that mixes them.
 pub(super) fn probe_text() -> String {
     let runs = ["a", "A", " ", "1", "!", "\n", "é", "世", "'", "aA1 !\n"];
     runs.map(|run| run.repeat(6400)).concat()
@@ -354,14 +356,15 @@ pub(super) const THINK_TAGS: [(&str, &str); 4] = [
 ];
 
 /// Fails on ordinary ids outside the vocabulary, ids that the crate would assign differently, and
-/// oversized tokens. Returns the bytes of the longest token. `tokens`: those that are not added.
+/// oversized tokens. Returns the bytes of the longest token. `tokens`: the ordinary tokens.
+/// `listed`: the added tokens, as the file lists them.
 pub(super) fn check_tokens(
     whole: &tokenizers::Tokenizer,
     tokens: &HashMap<String, Token>,
-    said: &[parts::Added],
+    listed: &[parts::Added],
     vocab: usize,
 ) -> Result<usize> {
-    for token in said {
+    for token in listed {
         // The crate numbers added tokens itself and ignores the ids in the file.
         let given = whole.token_to_id(&token.content);
         ensure!(
@@ -372,12 +375,12 @@ pub(super) fn check_tokens(
             given.map_or("none".to_owned(), |id| id.to_string())
         );
     }
-    let is_added = |token: &str| said.iter().any(|t| t.content == token);
+    let is_added = |token: &str| listed.iter().any(|t| t.content == token);
     let beyond = tokens.iter().filter(|(token, id)| **id as usize >= vocab && !is_added(token));
     if let Some((token, id)) = beyond.min_by_key(|(_, id)| **id) {
         bail!("tokenizer.json: token {token:?} has id {id}, beyond the model's vocabulary of {vocab}");
     }
-    let spellings = tokens.keys().chain(said.iter().map(|t| &t.content));
+    let spellings = tokens.keys().chain(listed.iter().map(|t| &t.content));
     let longest = spellings.map(|token| stages::spelt_bytes(token)).max().unwrap_or(0);
     ensure!(
         longest <= LONGEST_TOKEN_BYTES,

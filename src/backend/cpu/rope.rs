@@ -39,7 +39,7 @@ pub(super) fn qkv_rope(
     rotate_heads(cpu, qkv, &g, args, positions(kv, spans).into_iter());
 }
 
-/// Norms each head of q and k, where the model does.
+/// Applies the RMSNorm of each head of q and k, if the model has one.
 pub(super) fn norm_heads(cpu: &Cpu, qkv: &mut Acts, g: &KvGeometry, args: &QkvRopeArgs<'_, Cpu>, n: usize) {
     let Some([q_norm, k_norm]) = args.qk_norm else { return };
     let d = g.head_dim;
@@ -51,7 +51,8 @@ pub(super) fn norm_heads(cpu: &Cpu, qkv: &mut Acts, g: &KvGeometry, args: &QkvRo
     });
 }
 
-/// Zeroes borrowed channels and applies RoPE to q and k of rows at these positions.
+/// Applies RoPE to q and k of rows at these positions. RoPE mixes pairs of channels, so borrowed
+/// channels are zeroed before it and again after it.
 pub(super) fn rotate_heads(
     cpu: &Cpu,
     qkv: &mut Acts,

@@ -67,8 +67,8 @@ impl Turn {
     }
 }
 
-/// The tokens of a state that is left, from where the prompt differs, after up to [`MAX_MATCH`]
-/// that are equal.
+/// The tokens of an abandoned state from the first that differs from the prompt, after up to
+/// [`MAX_MATCH`] equal ones.
 pub(super) fn replaced(left: &Context, prompt: impl Iterator<Item = Token>) -> Vec<Token> {
     let left: Vec<Token> = left.tokens().chain(left.pending).collect();
     let same = left.iter().zip(prompt).take_while(|(a, b)| *a == b).count();
