@@ -22,10 +22,10 @@
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, cores, the backend trait |
-//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `FarPages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores |
+//! | [`backend`] | traits `Device`, `Ops`, `Pages`, `FarPages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores, random |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, system, unicode, words |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
-//! | [`sampler`] | logits row to token, seeded | protocol |
+//! | [`sampler`] | logits row to token, seeded | protocol, random |
 //! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode, cores |
 //! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode, cores |
 //! | [`catalogue`] | known models by short names, and facts about their downloads | checkpoint, regular_file, unicode |
@@ -35,9 +35,9 @@
 //! | [`web`] | the text of a web page that a person names: fetched from public addresses only, HTML as text | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
 //! | [`protocol`] | plain data between front ends and the engine | policy, codec, words |
-//! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words |
+//! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words, random |
 //! | [`vote`] | which of several answers most of them agree on | unicode |
-//! | [`regular_file`], [`unicode`], [`words`], [`cores`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form; work on several threads | nothing of ours |
+//! | [`regular_file`], [`unicode`], [`words`], [`cores`], [`random`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form; work on several threads; seeded random numbers | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!
@@ -147,6 +147,7 @@ pub mod predictor;
 pub mod protocol;
 pub mod quant;
 pub mod quantize;
+pub mod random;
 pub mod regular_file;
 pub mod sampler;
 pub mod serve;

@@ -18,6 +18,7 @@
 //! Equal logits are ordered by id, lowest first. NaN counts as minus infinity.
 
 use crate::protocol::{SamplingParams, Token};
+use crate::random::{GOLDEN, mix64};
 use std::cmp::Ordering;
 
 /// Ranges of at most this many candidates are sorted instead of partitioned further.
@@ -62,17 +63,9 @@ pub fn divergence(p: &[f64], q: &[f64]) -> f64 {
 /// Returns the uniform number in [0, 1) of a position: 24 bits, exact in f32. Two rounds of the
 /// splitmix64 finaliser (Steele et al. 2014), which every backend reproduces bit for bit.
 pub fn uniform(seed: u64, position: u64) -> f32 {
-    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     let key = mix64(seed.wrapping_add(GOLDEN));
     let bits = mix64(key.wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)));
     (bits >> 40) as f32 * (1.0 / (1u64 << 24) as f32)
-}
-
-/// The splitmix64 finaliser: a bijection in which every output bit depends on every input bit.
-pub fn mix64(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// The seed of one of several chains: the first has the turn's. 32 bits, like seeds that are chosen

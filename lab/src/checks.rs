@@ -25,7 +25,7 @@ use dmschat::engine::Runner;
 use dmschat::policy::{Dms, Policy, SlotMeta};
 use dmschat::quant::file::random_strip;
 use dmschat::quant::{Code, GROUP, TILE_ROWS};
-use dmschat::sampler::mix64;
+use dmschat::random;
 use dmschat::tensor::{DType, Tensor};
 pub use report::{Part, Report};
 use std::time::{Duration, Instant};
@@ -158,26 +158,30 @@ fn difference(got: &Output, expected: &Output) -> (f32, Option<String>) {
     (error, wrong.map(|i| format!("number {i} is {} instead of {}", got.exact[i], expected.exact[i])))
 }
 
-/// Random numbers of a case: splitmix64.
-pub(super) struct Random(u64);
+/// Random numbers of a case.
+pub(super) struct Random(random::Random);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x9e37_79b9)
+        Self(random::Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x9e37_79b9))
+    }
+
+    /// The state, from which a case makes other generators.
+    pub fn state(&self) -> u64 {
+        self.0.0
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix64(self.0)
+        self.0.bits()
     }
 
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        self.0.below(n)
     }
 
     /// Uniform in -1..1.
     pub fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        self.0.signed()
     }
 
     pub fn floats(&mut self, n: usize) -> Vec<f32> {

@@ -9,6 +9,7 @@
 
 use super::coder::{Coder, Heads, Place, Rotation};
 use super::row::{Elements, RowFormat};
+use crate::random::Random;
 use half::f16;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -193,13 +194,9 @@ impl Dictionary {
 
     /// Atoms in random directions, two layers to a group, for checks.
     pub fn random(head_dim: usize, layers: usize, atoms: usize, seed: u32) -> Self {
-        let mut state = seed | 1;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
+        let mut random = Random(u64::from(seed));
         let mut groups = |dim: usize| -> Vec<Atoms> {
-            let mut rows = || -> Vec<f32> { (0..atoms * dim).map(|_| next()).collect() };
+            let mut rows = || -> Vec<f32> { (0..atoms * dim).map(|_| random.signed()).collect() };
             let unit = |row: &[f32]| {
                 let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
                 row.iter().map(|x| x / norm).collect::<Vec<_>>()

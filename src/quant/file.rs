@@ -16,6 +16,7 @@
 
 use super::group::{GROUP, TILE_ROWS};
 use super::layout::StripMut;
+use crate::random::Random;
 
 /// Columns that share words.
 pub const QUAD: usize = 256;
@@ -255,11 +256,8 @@ impl<'a> FileStrip<'a> {
 /// Fills a strip with random codes whose values have about that standard deviation, for benchmarks
 /// and checks.
 pub fn random_strip(code: FileCode, cols: usize, deviation: f32, seed: u32, out: &mut [u8]) {
-    let mut state = seed | 1;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 16) as u8
-    };
+    let mut random = Random(u64::from(seed));
+    let mut next = || random.byte();
     let most = code.most();
     // Codes are uniform, scales between a half and one and a half of `step`.
     let (step, middle) = (deviation * 12f32.sqrt() / f32::from(most), 0.5 * f32::from(most));

@@ -1,31 +1,29 @@
 //! Seeded mutation of an input: bytes, words of a dictionary, numbers, lines, and parts of a JSON
 //! value.
 
+use dmschat::random::Random;
 use serde_json::{Map, Value, json};
 
-/// SplitMix64: the same numbers for the same seed, on every machine.
-pub struct Rng(u64);
+/// The same numbers for the same seed, on every machine.
+pub struct Rng(Random);
 
 impl Rng {
     /// The generator of one trial.
     pub fn new(seed: u64, target: &str, index: u64) -> Self {
         let name =
             target.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-        let mut rng = Self(seed ^ name.rotate_left(17) ^ index.wrapping_mul(0xd134_2543_de82_ef95));
+        let mut rng = Self(Random(seed ^ name.rotate_left(17) ^ index.wrapping_mul(0xd134_2543_de82_ef95)));
         rng.next();
         rng
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.bits()
     }
 
     /// Below `n`, which is at least 1.
     pub fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.next()) * n.max(1) as u128) >> 64) as usize
+        self.0.below(n.max(1))
     }
 
     pub fn one_in(&mut self, n: usize) -> bool {

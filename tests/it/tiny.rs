@@ -3,6 +3,7 @@
 
 use crate::folder::{Block, Folder, assemble, layout};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use dmschat::random::{GOLDEN, mix64};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
@@ -18,10 +19,8 @@ pub struct Rng(pub u64);
 
 impl Rng {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(GOLDEN);
+        mix64(self.0)
     }
 
     /// A number below `n`.

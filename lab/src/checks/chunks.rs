@@ -249,7 +249,8 @@ impl<'a, B: Measure> Run<'a, B> {
                 }
             }
             // Half of the decisions mark.
-            let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();
+            let decided: Vec<f32> =
+                tokens().flat_map(|r| Random::new(r.state() ^ 0xdec1de).floats(case.heads)).collect();
             self.output.floats.extend(attend(self.b, &mut self.cache, seq, &rows, &decided));
         }
     }

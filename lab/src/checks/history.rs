@@ -414,7 +414,7 @@ impl<B: Measure> Run<'_, B> {
         let mut rows = rounded(self.random.floats(n * width));
         if case.policy.scored().is_some() {
             // Noise has numbers of its own, so that it changes nothing else.
-            let mut random = Random::new(self.random.0);
+            let mut random = Random::new(self.random.state());
             for row in rows.chunks_exact_mut(width) {
                 let queries = &mut row[..case.heads * case.group * case.head_dim];
                 queries.iter_mut().for_each(|q| *q *= SHARP * (1.0 + case.noise * random.float()));

@@ -1,26 +1,21 @@
 //! Seeded random numbers of problems. The same on every machine.
 
-use dmschat::sampler::mix64;
+use dmschat::random::{GOLDEN, Random, mix64};
 
-/// SplitMix64.
+/// The numbers of one problem.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(Random);
 
 impl Rng {
     /// Numbers of problem `index` of a stream, for example a task.
     pub fn new(seed: u64, stream: &str, index: usize) -> Self {
-        let named = stream.bytes().fold(mix64(seed ^ 0x9e37_79b9_7f4a_7c15), |h, byte| mix64(h ^ u64::from(byte)));
-        Self(mix64(named.wrapping_add(index as u64)))
-    }
-
-    fn random(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix64(self.0)
+        let named = stream.bytes().fold(mix64(seed ^ GOLDEN), |h, byte| mix64(h ^ u64::from(byte)));
+        Self(Random(mix64(named.wrapping_add(index as u64))))
     }
 
     /// A number below `n`, which is at least 1.
     pub fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.random()) * n as u128) >> 64) as usize
+        self.0.below(n)
     }
 
     /// A number from `low` to `high`, both included.
@@ -30,7 +25,7 @@ impl Rng {
 
     /// Whether an event of this probability happens.
     pub fn chance(&mut self, probability: f64) -> bool {
-        ((self.random() >> 11) as f64) < probability * (1u64 << 53) as f64
+        ((self.0.bits() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
     pub fn choice<'a, T>(&mut self, items: &'a [T]) -> &'a T {

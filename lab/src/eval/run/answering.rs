@@ -19,7 +19,7 @@ use dmschat::config::Settings;
 use dmschat::engine::{EngineOptions, Runner, StepError, measure_dials};
 use dmschat::policy::{DialTable, Policy, PolicyKind};
 use dmschat::protocol::Token;
-use dmschat::sampler::mix64;
+use dmschat::random::mix64;
 use std::path::Path;
 use std::time::Instant;
 

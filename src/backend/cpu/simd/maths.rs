@@ -309,17 +309,12 @@ plain_by_isa! {
 #[cfg(test)]
 pub(in super::super) mod tests {
     use super::*;
+    use crate::random::Random;
 
     /// Values in -1..1 that depend only on `seed`.
     pub fn random(len: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..len).map(|_| next()).collect()
+        let mut random = Random(seed);
+        (0..len).map(|_| random.signed()).collect()
     }
 
     #[test]
