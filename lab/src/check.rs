@@ -2,7 +2,7 @@
 //! `--all` adds long cache histories, whole models and the speed of every op. `--part` and
 //! `--short` bound the time of a run.
 
-use crate::checks::{self, Finding, Part, Report, answers, drafts, memory, models, steps};
+use crate::checks::{self, Finding, Part, Report, Scope, answers, drafts, memory, models, steps};
 use crate::{gpu, speed};
 use anyhow::Result;
 use clap::Args;
@@ -24,6 +24,9 @@ pub struct CheckArgs {
     /// Fewer steps in the checks that take longest, for compute-sanitizer; nothing is timed
     #[arg(long)]
     pub short: bool,
+    /// Leave out cases that have work for all SMs of a large GPU, for an emulator
+    #[arg(long)]
+    pub small: bool,
 }
 
 /// Runs all checks on the GPU of that index. The exit code is 1 if one failed.
@@ -44,7 +47,8 @@ pub fn run(index: u32, args: &CheckArgs) -> Result<u8> {
         // A closed stdout is reported by the last write.
         let _ = output::out(&line);
     };
-    let report = &mut Report::new(args.part.unwrap_or(Part::ALL), args.short, &mut each);
+    let scope = Scope { part: args.part.unwrap_or(Part::ALL), short: args.short, small: args.small };
+    let report = &mut Report::new(scope, &mut each);
     checks::run_all(&cuda, report);
     memory::run_all(&cuda, report);
     drop(cuda);

@@ -27,7 +27,7 @@ use dmschat::quant::file::random_strip;
 use dmschat::quant::{Code, GROUP, TILE_ROWS};
 use dmschat::random;
 use dmschat::tensor::{DType, Tensor};
-pub use report::{Part, Report};
+pub use report::{Part, Report, Scope};
 use std::time::{Duration, Instant};
 
 /// Tolerance of values that are rounded to bf16: one unit in the last place. Attention on a GPU,
@@ -52,6 +52,10 @@ pub trait Case {
     fn name(&self) -> String;
     /// Largest difference allowed, relative to the largest value.
     fn limit(&self) -> f32;
+    /// Whether its size is that of a large GPU, which is to have work for all SMs.
+    fn is_large(&self) -> bool {
+        false
+    }
     fn run<B: Measure>(&self, b: &B) -> Output;
 }
 
@@ -126,7 +130,8 @@ fn histories<B: Measure>(cases: Vec<history::History>, b: &B, cpu: &Cpu, report:
 }
 
 fn run<B: Measure>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {
-    for case in cases {
+    let small = report.is_small();
+    for case in cases.iter().filter(|case| !(small && case.is_large())) {
         if report.takes() {
             report.add(compare(case, b, cpu));
         }
@@ -404,7 +409,7 @@ mod tests {
             seen += 1;
             assert!(f.fine(), "{}: {} of {}, {:?}", f.name, f.error, f.limit, f.broken);
         };
-        let mut report = Report::new(part, false, each);
+        let mut report = Report::new(Scope { part, short: false, small: false }, each);
         run(&mut report);
         let all = report.seen;
         [seen, all]

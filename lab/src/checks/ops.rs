@@ -191,6 +191,9 @@ impl Case for Matmul {
             [(self.bias, " + bias"), (!self.matmul_input, ", f32 input")].map(|(is, t)| if is { t } else { "" });
         format!("linear {} {} x {rows} x {}{bias}{x}", self.stored.name(), self.n, self.cols)
     }
+    fn is_large(&self) -> bool {
+        self.rows[0] >= 4096
+    }
     fn limit(&self) -> f32 {
         match self.stored {
             // Tensor cores truncate their sums.
@@ -281,6 +284,9 @@ impl Case for FusedSwiglu {
         let bias = if self.bias { " + bias" } else { "" };
         let gate = if self.gelu { "geglu" } else { "fused swiglu" };
         format!("{gate} {} {} x {} x {}{bias}", self.stored.name(), self.n, self.ffn, self.cols)
+    }
+    fn is_large(&self) -> bool {
+        self.ffn >= 10_000
     }
     fn limit(&self) -> f32 {
         match self.stored {
@@ -399,6 +405,9 @@ impl Case for Residual {
         let [bias, bad] = [(self.bias, " + bias"), (self.bad, ", infinite")].map(|(is, t)| if is { t } else { "" });
         let (stored, hidden, n) = (self.stored.name(), self.hidden, self.n);
         format!("linear layers around a sum {stored} {n} x {hidden}{bias}{bad}")
+    }
+    fn is_large(&self) -> bool {
+        self.ffn >= 2600
     }
     fn limit(&self) -> f32 {
         if self.stored == DType::F32.into() { 4e-6 } else { 2.0 * BF16_STEP }

@@ -30,26 +30,34 @@ impl FromStr for Part {
     }
 }
 
-/// Selects the checks of a part and passes on what they find.
+/// Which checks run.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    pub part: Part,
+    /// What takes long under a sanitizer has fewer steps.
+    pub short: bool,
+    /// Cases whose size is that of a large GPU are left out.
+    pub small: bool,
+}
+
+/// Selects the checks and passes on what they find.
 pub struct Report<'a> {
-    part: Part,
-    short: bool,
+    scope: Scope,
     /// Number of checks asked about so far, including other parts.
     pub seen: usize,
     each: &'a mut dyn FnMut(Finding),
 }
 
 impl<'a> Report<'a> {
-    /// `short`: what takes long under a sanitizer has fewer steps.
-    pub fn new(part: Part, short: bool, each: &'a mut dyn FnMut(Finding)) -> Self {
-        Self { part, short, seen: 0, each }
+    pub fn new(scope: Scope, each: &'a mut dyn FnMut(Finding)) -> Self {
+        Self { scope, seen: 0, each }
     }
 
     /// Whether the next check belongs to the part.
     pub fn takes(&mut self) -> bool {
-        let turn = self.seen % self.part.of + 1;
+        let turn = self.seen % self.scope.part.of + 1;
         self.seen += 1;
-        turn == self.part.number
+        turn == self.scope.part.number
     }
 
     pub fn add(&mut self, finding: Finding) {
@@ -57,7 +65,11 @@ impl<'a> Report<'a> {
     }
 
     pub fn is_short(&self) -> bool {
-        self.short
+        self.scope.short
+    }
+
+    pub fn is_small(&self) -> bool {
+        self.scope.small
     }
 }
 
