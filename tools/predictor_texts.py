@@ -17,7 +17,7 @@ BYTES = {"documentation": 3500, "code": 3000, "prose": 4200, "dialogue": 4200, "
 DOCUMENTATION = {"README.md": 0, "docs/models.md": 0.1, "docs/memory.md": 0.3, "docs/cuda.md": 0.4, "docs/policies.md": 0.2,
                  "docs/evaluation.md": 0, "docs/extending.md": 0, "docs/performance.md": 0.3, "retrofit/README.md": 0.3}
 CODE = {"src/policy/dms.rs": 0, "src/cache.rs": 0.2, "src/ui/markdown.rs": 0.3, "retrofit/smollm2/train.py": 0.2,
-        "tools/evaluation_tables.py": 0, "kernels/attend.cuh": 0.4, "src/chat/conversation.rs": 0.1, "retrofit/data/conversation.py": 0.3,
+        "lab/report.py": 0, "kernels/attend.cuh": 0.4, "src/chat/conversation.rs": 0.1, "retrofit/data/conversation.py": 0.3,
         "assets/demo/config.json": 0, "lab/src/compare.rs": 0.2}
 HELD_OUT = {"docs/session.md": ("documentation", 0), "src/tokenizer/decoder.rs": ("code", 0),
             "retrofit/smollm2/held_out_chats.txt": ("dialogue", 0.7)}

@@ -10,19 +10,15 @@
 //! | [`sample`] | samples the chains of a group of problems in one batch |
 //! | [`record`] | what is kept of each problem, in a file that only grows |
 //! | [`grid`] | points (length, width, compression) from the records |
-//! | [`frontier`] | Pareto frontiers, and the margin of one over another |
 //! | [`latency`], [`matmul`] | time of decode steps by a model of the machine |
-//! | [`report`] | JSON, CSV, a table |
-//! | [`plot`] | the frontiers on a terminal |
+//! | [`report`] | a table of the points; `lab/report.py` makes frontiers, margins and plots |
 //! | [`run`] | the command: what is asked of a run, its problems answered on a device |
 //! | [`problem_file`] | without a folder for results: answers to a file of problems |
 
-pub mod frontier;
 pub mod grid;
 pub mod language;
 pub mod latency;
 pub mod matmul;
-pub mod plot;
 pub mod problem;
 pub mod problem_file;
 pub mod record;

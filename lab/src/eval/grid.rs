@@ -92,13 +92,6 @@ pub struct Row {
     pub seconds: Option<f64>,
 }
 
-impl Row {
-    /// L-W-CR.
-    pub fn label(&self) -> String {
-        format!("{}-{}-{}", self.length, self.width, self.cr)
-    }
-}
-
 /// The rows of a task under a setting. `records`: its problems.
 pub fn rows(task: &str, setting: &Setting, records: &[&Record], axes: &Axes, latency: Option<&Latency>) -> Vec<Row> {
     let ballots = records.iter().map(|record| Ballot::new(record)).collect();
@@ -349,7 +342,7 @@ mod tests {
         let rows = rows("t", &setting, &[&yes, &no, &no, &yes], &axes(), None);
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|r| r.length == 64 && r.accuracy == 0.5 && r.error == 0.25 && r.draw_error == 0.0));
-        assert_eq!((rows[0].label().as_str(), rows[0].policy.as_str(), rows[0].budget), ("64-1-2", "window", Some(32)));
+        assert_eq!(((rows[0].length, rows[0].width, rows[0].cr), rows[0].budget), ((64, 1, 2.0), Some(32)));
     }
 
     #[test]

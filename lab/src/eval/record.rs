@@ -259,7 +259,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let run = json!({"format": 2, "seed": 1, "task": ["sum"]});
-        let results = ["results.csv"];
+        let results = ["results.json"];
         let refused = |name: &str, text: &str| {
             fs::write(at(name), text).unwrap();
             let error = format!("{:#}", Store::open(folder.path(), &run, &results).err().unwrap());
@@ -274,14 +274,14 @@ mod tests {
         fs::write(at(FILE), "{\"for").unwrap();
         Store::open(folder.path(), &run, &results).unwrap();
         // Results are a run's only beside its file.
-        fs::write(at("results.csv"), "of the run").unwrap();
+        fs::write(at("results.json"), "of the run").unwrap();
         Store::open(folder.path(), &run, &results).unwrap();
         for none in [false, true] {
             fs::write(at(FILE), "").unwrap();
             if none {
                 fs::remove_file(at(FILE)).unwrap();
             }
-            refused("results.csv", "mine");
+            refused("results.json", "mine");
             assert_eq!(at(FILE).exists(), !none);
         }
     }

@@ -7,10 +7,9 @@ use super::problem_file;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
 use crate::eval::latency::{self, Latency};
-use crate::eval::plot;
 use crate::eval::problem::Problem;
 use crate::eval::record::{RESULTS, Record, Store};
-use crate::eval::report::{self, Cost};
+use crate::eval::report;
 use crate::eval::tasks::{FileProblems, Task, read_file};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueHint};
@@ -50,8 +49,8 @@ pub struct EvalArgs {
     /// Without --out, one JSON object is printed for each answer, and nothing is compared.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub problems: Option<PathBuf>,
-    /// Folder of the results: results.json, results.csv (lab/plot.py draws them), and the file that
-    /// a stopped run goes on from
+    /// Folder of the results: results.json, of which lab/report.py makes frontiers, CSV and plots,
+    /// and the file that a stopped run goes on from
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     /// The values of `--keep-ratio`.
@@ -91,9 +90,9 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
     if common.json {
         output::out_json(&results.json)?;
     } else {
-        let text = Cost::ALL.map(|cost| plot::plots(&results.rows, cost)).concat();
-        output::out(&output::visible(&format!("{}\n{text}", report::table(&results.rows))))?;
-        output::notice(&format!("results are in {}", out.display()));
+        output::out(&output::visible(&report::table(&results.rows)))?;
+        let out = out.display();
+        output::notice(&format!("results are in {out}; python3 lab/report.py {out} shows frontiers and margins"));
     }
     Ok(output::OK)
 }
@@ -359,10 +358,9 @@ fn settings_of(
 }
 
 const RESULTS_JSON: &str = "results.json";
-const RESULTS_CSV: &str = "results.csv";
 
 /// Names of all files that a run writes beside its records.
-const RESULT_FILES: [&str; 3] = [latency::FILE, RESULTS_JSON, RESULTS_CSV];
+const RESULT_FILES: [&str; 2] = [latency::FILE, RESULTS_JSON];
 
 /// Results of a run.
 struct Results {
@@ -389,15 +387,13 @@ impl Results {
             }
         }
         let about = json!({"model": run.model, "seed": run.axes.seed, "sampling": run.sampling, "lanes": run.axes.lanes, "latency": latency});
-        let json = report::as_json(&about, &all, &Value::Array(heads), &Value::Array(seconds));
+        let json = json!({"run": about, "rows": all, "retention": heads, "seconds": seconds});
         Ok(Self { rows: all, json })
     }
 
     fn write(&self, folder: &Path) -> Result<()> {
         // Whole at any moment, as a run may be stopped at any moment.
-        let write = |name: &str, text: String| RESULTS.write(&folder.join(name), text.as_bytes());
-        write(RESULTS_JSON, serde_json::to_string_pretty(&self.json)? + "\n")?;
-        write(RESULTS_CSV, report::csv(&self.rows))
+        RESULTS.write(&folder.join(RESULTS_JSON), (serde_json::to_string_pretty(&self.json)? + "\n").as_bytes())
     }
 }
 

@@ -6,10 +6,23 @@ use crate::tiny::{Form, Spec, Tiny};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use tempfile::TempDir;
 
 fn eval(home: &TempDir, out: &Path, args: &[&str]) -> (i32, String, String) {
     said(&dmslab(home).args(["eval", "--device", "cpu", "--out"]).arg(out).args(args).output().unwrap())
+}
+
+/// What `lab/report.py` says with these arguments, behind its own doctests.
+fn report(args: &[&Path]) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("report.py");
+    let python = |args: &[&std::ffi::OsStr]| {
+        let (code, stdout, stderr) = said(&Command::new("python3").args(args).output().expect("python3 is needed"));
+        assert_eq!(code, 0, "{stdout}{stderr}");
+        stdout
+    };
+    python(&["-m".as_ref(), "doctest".as_ref(), script.as_ref()]);
+    python(&std::iter::once(script.as_ref()).chain(args.iter().map(|arg| arg.as_os_str())).collect::<Vec<_>>())
 }
 
 /// Few tokens of few problems, under policies of both kinds.
@@ -39,10 +52,10 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
     let short = [&SHORT[..], &["-m", model.folder.path().to_str().unwrap()]].concat();
     let (code, table, stderr) = eval(&home, &first, &short);
     assert_eq!(code, 0, "{stderr}");
-    assert!(
-        table.contains("window over dense") && table.contains("A dense   B dms   C window   D tova   E dms+quest"),
-        "{table}"
-    );
+    assert_eq!(table.lines().count(), 1 + 2 * 5 * 2 * 2 + 1, "{table}");
+    let shown = report(&[&first]);
+    let names = "A dense   B dms   C window   D tova   E dms+quest";
+    assert!(shown.contains("window over dense") && shown.contains(names), "{shown}");
     let log = fs::read_to_string(first.join("problems.jsonl")).unwrap();
     // 2 tasks x 2 problems: dense, dms, and three policies with a budget for each of 2 lengths;
     // plus the header.
@@ -53,7 +66,7 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
     fs::write(second.join("problems.jsonl"), half + &log.lines().nth(4).unwrap()[..40]).unwrap();
     let (code, _, stderr) = eval(&home, &second, &[&short[..], &["--json"]].concat());
     assert_eq!(code, 0, "{stderr}");
-    let [csv, again] = [&first, &second].map(|folder| fs::read_to_string(folder.join("results.csv")).unwrap());
+    let [csv, again] = [&first, &second].map(|folder| report(&[Path::new("--csv"), folder]));
     assert_eq!(csv, again);
     assert_eq!(csv.lines().count(), 1 + 2 * 5 * 2 * 2);
     let results: Value = serde_json::from_str(&fs::read_to_string(first.join("results.json")).unwrap()).unwrap();
