@@ -147,9 +147,10 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         if out["rms_norm_eps"].is_null() {
             out["rms_norm_eps"] = 1e-6.into();
         }
-        let local = h.number(&key("rope.freq_base_swa"))?;
-        if let Some(theta) = local.or(h.number(&key("rope.local.freq_base"))?) {
-            out["rope_local_base_freq"] = theta.into();
+        for name in keys::WINDOW_BASES {
+            if let Some(theta) = h.number(&key(name))? {
+                out["rope_local_base_freq"] = theta.into();
+            }
         }
         // The converter adds the 1.
         out["norms_are_whole"] = true.into();

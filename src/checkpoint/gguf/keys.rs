@@ -36,13 +36,16 @@ const READ: [&str; 23] = [
     "norm_top_k_prob",
 ];
 
+/// Keys after `ARCH.` of the base of RoPE in layers with a window; of two the last one counts.
+pub const WINDOW_BASES: [&str; 2] = ["rope.local.freq_base", "rope.freq_base_swa"];
+
 /// Keys after `ARCH.` without effect on a text chat, whatever their value. In text the sections of
 /// a position are equal, and without local layers nothing reads a second base.
 const HARMLESS: [&str; 8] = [
     "rope.dimension_sections",
     "rope.mrope_section",
-    "rope.freq_base_swa",
-    "rope.local.freq_base",
+    WINDOW_BASES[0],
+    WINDOW_BASES[1],
     "rope.scaling.finetuned",
     "attention.layer_norm_epsilon",
     "attention.sliding_window_pattern",
