@@ -86,8 +86,43 @@ impl Presence {
         rows as f64 / (self.far.len() * self.lanes).max(1) as f64
     }
 
+    /// Whether at least half of the lanes that have the token at `position` in a far page read it
+    /// there.
+    pub fn is_found(&self, position: usize) -> bool {
+        let [far, near] = [&self.far, &self.near].map(|lanes| lanes.get(position).copied().unwrap_or(0));
+        far > 0 && 2 * near >= far
+    }
+
+    /// Whether more than half of the counted lanes neither store the token at `position` nor have
+    /// it in a far page, where rows that leave are kept.
+    pub fn is_gone(&self, position: usize) -> bool {
+        let of = |lanes: &[u16]| lanes.get(position).copied().map(usize::from);
+        of(&self.far).is_some_and(|far| 2 * (of(&self.kept).unwrap_or(0) + far) < self.lanes)
+    }
+
     /// Share of the counted lanes that store the token at `position`.
     pub fn share(&self, position: usize) -> f64 {
         self.kept.get(position).map_or(0.0, |&kept| f64::from(kept) / self.lanes.max(1) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_found_by_half_of_its_far_lanes_and_gone_where_most_have_it_nowhere() {
+        let presence = Presence {
+            lanes: 32,
+            kept: vec![32, 12, 10, 12],
+            far: vec![0, 20, 5, 4],
+            near: vec![0, 10, 2, 4],
+            ..Presence::default()
+        };
+        let each = |of: fn(&Presence, usize) -> bool| (0..5).map(|token| of(&presence, token)).collect::<Vec<_>>();
+        assert_eq!(each(Presence::is_found), [false, true, false, true, false]);
+        assert_eq!(each(Presence::is_gone), [false, false, true, false, false]);
+        let without = Presence { far: Vec::new(), near: Vec::new(), ..presence };
+        assert!((0..4).all(|token| !without.is_found(token) && !without.is_gone(token)), "no row is kept");
     }
 }

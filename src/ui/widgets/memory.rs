@@ -137,7 +137,7 @@ fn title(app: &App, page: &MemoryPage) -> String {
     let kept = percent(memory.share(0..memory.len()));
     let far = match percent(memory.presence().far_share()) {
         0 => String::new(),
-        far => format!(", {far} % far"),
+        far => format!(", {far} % far (italic: found again)"),
     };
     let mut title = format!("memory: {}, {kept} % kept{far}, {lanes}", plural(memory.len() as u64, "token"));
     title += &match numbers::undecided(app) {
@@ -172,9 +172,7 @@ fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled, chose
                 true => heat::undecided(theme, depth),
                 false => heat::text_on(theme, depth, heat::level(share)),
             };
-            if memory.presence().is_pinned(spelled.tokens.start) {
-                style = style.add_modifier(Modifier::BOLD);
-            }
+            style = style.add_modifier(marks(memory.presence(), spelled.tokens.start));
             if spelled.tokens == cursor.tokens {
                 style = style.add_modifier(Modifier::REVERSED | Modifier::BOLD);
             }
@@ -191,6 +189,14 @@ fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled, chose
             }
         }
     }
+}
+
+/// What a token's letters say beside the tint: pinned, found again, gone.
+fn marks(presence: &Presence, token: usize) -> Modifier {
+    let mark = |holds: bool, modifier| if holds { modifier } else { Modifier::empty() };
+    mark(presence.is_pinned(token), Modifier::BOLD)
+        | mark(presence.is_found(token), Modifier::ITALIC)
+        | mark(presence.is_gone(token), Modifier::CROSSED_OUT)
 }
 
 fn newline(app: &App) -> &'static str {
