@@ -19,6 +19,7 @@
 //! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, cores, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, web, words |
 //! | [`serve`] | the server: HTTP endpoints for other programs, the queue in front of the engine | protocol, config, chat, tokenizer |
+//! | [`remote`] | a server with OpenAI's API in the place of an engine's thread: the same commands and events | protocol, policy |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, cores, the backend trait |
@@ -121,10 +122,10 @@
 //!   template itself (`/v1/completions`).
 //! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's
 //!   thread, or exits without handlers.
-//! - Connections are opened in `hub`, only for a hub id that is not in the cache, and
-//!   in [`web`], only for a page that a person has named in a message (or confirmed, if it was not
-//!   typed), and only to public addresses or one that was typed as a number. They are accepted in
-//!   [`serve`] only.
+//! - Connections are opened in `hub`, only for a hub id that is not in the cache, in [`remote`],
+//!   only to the server that the settings name, and in [`web`], only for a page that a person has
+//!   named in a message (or confirmed, if it was not typed), and only to public addresses or one
+//!   that was typed as a number. They are accepted in [`serve`] only.
 //! - What a person attaches is text of the message. Nothing of it is carried out.
 //! - `unsafe` is in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`,
 //!   `quant::vectorize` and `system` only.
@@ -149,6 +150,7 @@ pub mod quant;
 pub mod quantize;
 pub mod random;
 pub mod regular_file;
+pub mod remote;
 pub mod sampler;
 pub mod serve;
 pub mod system;

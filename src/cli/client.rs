@@ -54,7 +54,9 @@ pub struct Started {
 /// conversation. Errors of the model are wrong use.
 pub fn start(settings: &Settings, slots: usize) -> Result<Started> {
     devices::check_for_chat(settings)?;
-    download::ensure(settings)?;
+    if settings.server.is_none() {
+        download::ensure(settings)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let interrupts = runtime.block_on(async { Interrupts::new() }).context("cannot listen for Ctrl+C")?;
     let mut source = Source { handle: spawn::engine(settings, slots, Arc::default())?, interrupts };

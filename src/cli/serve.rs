@@ -18,6 +18,9 @@ const MOST_SLOTS: usize = 256;
 const MOST_QUEUE: usize = 100_000;
 
 pub fn run(settings: &Settings, args: &ServeArgs) -> Result<u8> {
+    if settings.server.is_some() {
+        return Err(wrong_use("--server is for a chat and -p: a server has a model of its own"));
+    }
     if !(1..=MOST_SLOTS).contains(&args.slots) {
         return Err(wrong_use(format!("--slots {}: expected 1 to {MOST_SLOTS}", args.slots)));
     }

@@ -23,6 +23,7 @@ use crate::quantize::calibration::{Calibration, Given};
 use crate::quantize::imatrix;
 use crate::quantize::weight_cache::WeightCache;
 use crate::regular_file;
+use crate::remote::{self, Remote};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +42,9 @@ const AMPLE_BYTES: u64 = 16 << 30;
 /// onto the device. Progress arrives as events. `download_failed` is set if a download failed for a
 /// reason outside the settings. `slots`: [`EngineOptions::slots`].
 pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
+    if let Some(url) = &settings.server {
+        return served(settings, url);
+    }
     let settings = settings.clone();
     engine::spawn_with(move |loading| {
         // The probe for a GPU may take a while: it runs on the engine's thread.
@@ -67,6 +71,14 @@ pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool
         };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
+}
+
+/// Connects to a server, whose model answers instead of an engine of this process.
+fn served(settings: &Settings, url: &str) -> Result<EngineHandle> {
+    // One that no source names is the built-in model here, and there the server's first one.
+    let model = settings.layer.model.is_some().then(|| settings.model.clone());
+    let key = std::env::var(SERVER_KEY).ok().filter(|key| !key.is_empty());
+    remote::spawn(Remote { url: url.to_owned(), model, key }).context("cannot start a thread")
 }
 
 /// Sequences beyond those that every conversation needs: for earlier turns or chains. Large states
@@ -101,6 +113,8 @@ fn chain_rows(settings: &Settings, target: Target, free_bytes: Option<u64>) -> u
     }
 }
 
+/// The variable with the key of a server.
+const SERVER_KEY: &str = "DMSCHAT_SERVER_KEY";
 /// Longest file with a dictionary that is read.
 const MAX_DICTIONARY_BYTES: u64 = 4 << 30;
 

@@ -187,6 +187,14 @@ sampling_table!(settings {
         #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath, help_heading = "Model")]
         model: String = BUILTIN_MODEL.to_owned();
 
+        /// Chat with a model of this server, such as http://gpu-box:8080/v1
+        ///
+        /// Another dmschat serve, llama-server, vLLM, SGLang or any other with OpenAI's API. -m
+        /// names its model; without it, the first one answers. Saved here as every conversation.
+        /// DMSCHAT_SERVER_KEY: a key that it wants.
+        #[arg(long, value_name = "URL", value_hint = ValueHint::Url, hide_short_help = true, help_heading = "Model")]
+        server: String, or "none";
+
         /// What makes a dense model evict: a predictor or adapter, or `none`
         ///
         /// An adapter file, or a KVzap predictor (folder or hub id), such as

@@ -2,7 +2,7 @@
 //! own, one after another and after the requests before them;
 //! [`Command::Cancel`](super::Command::Cancel) drops them.
 
-use super::{Ask, Piece, RecallRequest, Recalled, TextKind, Token, TurnReport};
+use super::{Ask, Piece, RecallRequest, Recalled, StopReason, TextKind, Token, TurnReport};
 
 /// The question.
 #[derive(Clone, Debug)]
@@ -30,6 +30,19 @@ impl Ask {
 }
 
 impl Probe {
+    /// What is found where it is not available.
+    pub fn refused(self, why: &str) -> Finding {
+        let why = why.to_owned();
+        match self {
+            Self::Recall(_) => Finding::Recalled(Err(why)),
+            Self::Logprobs(_) => Finding::Logprobs(Err(why)),
+            Self::Aside { dense, .. } => {
+                let report = TurnReport { stop_reason: StopReason::Error, detail: Some(why), ..TurnReport::empty(0) };
+                Finding::Said { dense, report: Box::new(report) }
+            }
+        }
+    }
+
     /// Sets the prompts of the question, with and without the conversation, if they are needed.
     pub fn set_prompts(&mut self, prompt: Vec<Piece>, alone: Vec<Piece>) {
         match self {

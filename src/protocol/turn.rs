@@ -129,3 +129,41 @@ pub struct TurnReport {
     #[serde(skip)]
     pub presence: Option<Arc<Presence>>,
 }
+
+impl TurnReport {
+    /// The report of a turn without tokens, and without a cache.
+    pub fn empty(turn: u64) -> Self {
+        Self {
+            turn,
+            stop_reason: StopReason::End,
+            detail: None,
+            prompt_tokens: 0,
+            reused_tokens: 0,
+            answer_tokens: 0,
+            reasoning_tokens: 0,
+            ttft_ms: None,
+            prefill_tok_s: None,
+            decode_tok_s: None,
+            reasoning_ms: None,
+            seed: 0,
+            sampling: SamplingParams::default(),
+            eviction: false,
+            forgotten_slots: 0,
+            kv: KvStats::default(),
+            device_bytes: None,
+            joules: None,
+            draft: None,
+            twin: None,
+            chains: None,
+            log_base: 0,
+            log: Vec::new(),
+            generated: Vec::new(),
+            stop_text: None,
+            thought_closed_at: None,
+            repeats_at: None,
+            pending: None,
+            in_context: true,
+            presence: None,
+        }
+    }
+}

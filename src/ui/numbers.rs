@@ -157,6 +157,14 @@ fn far_row(far: &FarStats) -> String {
 /// The rows of /stats: the panel's numbers and some more.
 fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     let kv = &s.kv;
+    if let Some(info) = app.engine.info.as_ref().filter(|info| info.n_layers == 0) {
+        return vec![
+            ("tokens", context_use(app)),
+            ("model", clean_line(&info.identity.name)),
+            ("server", clean_line(&info.identity.device)),
+            ("cache", "not reported by this server".to_owned()),
+        ];
+    }
     let mut rows = vec![
         ("cache", bytes(kv.live_bytes)),
         ("dense", bytes(kv.dense_bytes)),

@@ -1,6 +1,7 @@
 //! `dmschat serve` over loopback, with the built-in model: what clients of OpenAI's API rely on.
 
 mod messages;
+mod remote;
 
 use crate::program::{program, said};
 use serde_json::{Value, json};

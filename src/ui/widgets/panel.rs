@@ -38,7 +38,8 @@ pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
 
 /// Columns that the loaded model's panel wants beside the chat, of at most `most`.
 pub fn wanted_width(app: &App, most: u16, rows: u16) -> u16 {
-    let Some(info) = &app.engine.info else { return 0 };
+    // A server reports no layers, and there is nothing to draw.
+    let Some(info) = app.engine.info.as_ref().filter(|info| info.n_layers > 0) else { return 0 };
     let shape = Shape { layers: info.n_layers, heads: info.n_kv_heads, colour: app.depth().has_colour() };
     let columns = usize::from(most.saturating_sub(2));
     shape.width(columns, usize::from(rows).saturating_sub(FIXED)) as u16 + 2

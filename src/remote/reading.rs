@@ -1,0 +1,158 @@
+//! An answer that is being read from a server.
+
+use super::http::Server;
+use crate::protocol::{
+    Event, EventSender, GenerateRequest, KvStats, Outlet, Phase, SamplingParams, Snapshot, StopReason, TextKind,
+    TurnReport,
+};
+use serde_json::Value;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// What is known of an answer so far.
+pub struct Reading {
+    turn: u64,
+    events: EventSender,
+    sampling: SamplingParams,
+    seed: u64,
+    begun: Instant,
+    /// When the first and the latest text came, and the first of the answer behind a thought.
+    first: Option<Instant>,
+    latest: Option<Instant>,
+    answered: Option<Instant>,
+    /// Chunks of text, which are mostly tokens, of the thought and of the answer.
+    chunks: [usize; 2],
+    started: bool,
+    stop: Option<StopReason>,
+    usage: Value,
+    timings: Value,
+}
+
+/// The answer that is being read, of one conversation. Whoever takes it reports its end.
+pub type Running = Arc<Mutex<Option<Reading>>>;
+
+pub fn lock(running: &Running) -> MutexGuard<'_, Option<Reading>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the answer to `body`, until its end or until another takes the reading.
+pub fn read(server: &Server, body: &Value, outlet: &Outlet, running: &Running) {
+    let read = server.stream(body, |chunk| lock(running).as_mut().map(|reading| reading.take(chunk)).is_some());
+    let Some(reading) = lock(running).take() else { return };
+    let events = reading.events.clone();
+    let report = match read {
+        Ok(()) => reading.report(StopReason::End, None),
+        // What came of the answer stays.
+        Err(why) => reading.report(StopReason::Error, Some(format!("{}: {why}", server.name()))),
+    };
+    outlet.snapshot(Snapshot {
+        phase: Phase::Idle,
+        tokens: report.prompt_tokens + report.answer_tokens + report.reasoning_tokens,
+        pinned: 0,
+        eviction: false,
+        kv: KvStats::default(),
+        checkpoint_bytes: 0,
+        twin_bytes: 0,
+        chain_bytes: 0,
+        mapped_bytes: 0,
+        decode_tok_s: report.decode_tok_s,
+        draft_gain: None,
+        chains: Vec::new(),
+        device_bytes: None,
+        kept: Vec::new(),
+        unread: 0,
+    });
+    events.event(Event::TurnDone(Box::new(report)));
+}
+
+impl Reading {
+    pub fn new(request: &GenerateRequest, events: EventSender) -> Self {
+        Self {
+            turn: request.turn,
+            events,
+            sampling: request.ask.sampling.clone(),
+            seed: request.ask.seed.unwrap_or_default(),
+            begun: Instant::now(),
+            first: None,
+            latest: None,
+            answered: None,
+            chunks: [0; 2],
+            started: false,
+            stop: None,
+            usage: Value::Null,
+            timings: Value::Null,
+        }
+    }
+
+    /// Takes the next object of the stream.
+    fn take(&mut self, chunk: &Value) {
+        let number = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let progress = &chunk["prompt_progress"];
+        if !self.started {
+            self.started = true;
+            let [prompt_tokens, reused] = [number(&progress["total"]), number(&progress["cache"])];
+            let todo = prompt_tokens.saturating_sub(reused);
+            self.events.event(Event::TurnStarted { turn: self.turn, prompt_tokens, reused, todo });
+        }
+        for (field, to) in [("usage", &mut self.usage), ("timings", &mut self.timings)] {
+            if chunk[field].is_object() {
+                *to = chunk[field].clone();
+            }
+        }
+        let choice = &chunk["choices"][0];
+        let delta = &choice["delta"];
+        let thought = delta["reasoning_content"].as_str().or_else(|| delta["reasoning"].as_str());
+        for (kind, text) in [(TextKind::Reasoning, thought), (TextKind::Answer, delta["content"].as_str())] {
+            let Some(text) = text.filter(|text| !text.is_empty()) else { continue };
+            let now = Instant::now();
+            self.first.get_or_insert(now);
+            self.latest = Some(now);
+            if kind == TextKind::Answer {
+                self.answered.get_or_insert(now);
+            }
+            self.chunks[usize::from(kind == TextKind::Answer)] += 1;
+            self.events.event(Event::Text { turn: self.turn, kind, text: text.to_owned() });
+        }
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            self.stop = Some(if reason == "length" { StopReason::MaxTokens } else { StopReason::End });
+        }
+    }
+
+    /// The report of an answer that the person has stopped.
+    pub fn cancelled(self) -> TurnReport {
+        self.report(StopReason::Cancelled, None)
+    }
+
+    /// The report of the turn. `end`: why the reading ended; where the server has said why the
+    /// answer did, that counts.
+    fn report(self, end: StopReason, detail: Option<String>) -> TurnReport {
+        let count = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let [thought, answer] = self.chunks;
+        let all = count(&self.usage["completion_tokens"]).unwrap_or(thought + answer);
+        let details = &self.usage["completion_tokens_details"]["reasoning_tokens"];
+        let reasoning_tokens =
+            count(details).filter(|n| *n <= all && (*n > 0 || thought == 0)).unwrap_or(thought.min(all));
+        let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
+        let seconds = self.first.zip(self.latest).map(|(first, latest)| (latest - first).as_secs_f64());
+        let measured = seconds.filter(|s| *s > 0.0 && all > 1).map(|s| (all - 1) as f64 / s);
+        let speed = |name: &str| self.timings[name].as_f64().filter(|speed| *speed > 0.0);
+        TurnReport {
+            stop_reason: if end == StopReason::End { self.stop.unwrap_or(end) } else { end },
+            detail,
+            prompt_tokens: count(&self.usage["prompt_tokens"]).unwrap_or(0),
+            reused_tokens: count(&self.usage["prompt_tokens_details"]["cached_tokens"]).unwrap_or(0),
+            answer_tokens: all - reasoning_tokens,
+            reasoning_tokens,
+            ttft_ms: self.first.map(|first| ms(self.begun, first)),
+            prefill_tok_s: speed("prompt_per_second"),
+            decode_tok_s: speed("predicted_per_second").or(measured),
+            reasoning_ms: self
+                .first
+                .filter(|_| thought > 0)
+                .map(|first| ms(first, self.answered.or(self.latest).unwrap_or(first))),
+            seed: self.seed,
+            sampling: self.sampling,
+            ..TurnReport::empty(self.turn)
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a server says about its models.
+
+use super::chat;
+use crate::policy::PolicyKind;
+use crate::protocol::{MAX_CONTEXT, ModelIdentity, ModelInfo};
+use serde_json::Value;
+
+/// Most bytes of a model's name.
+const MAX_NAME: usize = 1024;
+
+/// The entry of the list of models that is meant: of that id, or whose last part it is; the first
+/// one if none is named.
+pub fn chosen(list: &Value, name: Option<&str>) -> Result<Value, String> {
+    let entries = list["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let id = |entry: &Value| entry["id"].as_str().filter(|id| id.len() <= MAX_NAME).map(str::to_owned);
+    let named: Vec<(String, &Value)> = entries.iter().filter_map(|entry| Some((id(entry)?, entry))).collect();
+    let found = match name {
+        None => named.first(),
+        Some(name) => {
+            let is = |id: &str| id == name || id.rsplit('/').next() == Some(name);
+            named.iter().find(|(id, _)| is(id))
+        }
+    };
+    found.map(|(_, entry)| (*entry).clone()).ok_or_else(|| match (name, &named[..]) {
+        (_, []) => "the server lists no model".to_owned(),
+        (name, named) => {
+            let ids: Vec<&str> = named.iter().take(5).map(|(id, _)| id.as_str()).collect();
+            format!("the server has no model {}; it has {}", name.unwrap_or_default(), ids.join(", "))
+        }
+    })
+}
+
+/// The model of an entry, as far as the server says. `props`: of llama.cpp's server and of
+/// dmschat.
+pub fn info(entry: &Value, props: &Value, server: &str) -> ModelInfo {
+    let name = entry["id"].as_str().unwrap_or_default().to_owned();
+    let sizes = [
+        &entry["context_length"],
+        &entry["max_model_len"],
+        &entry["meta"]["n_ctx"],
+        &props["default_generation_settings"]["n_ctx"],
+        &entry["meta"]["n_ctx_train"],
+    ];
+    let context = sizes.into_iter().filter_map(Value::as_u64).find(|n| *n > 0).unwrap_or(MAX_CONTEXT as u64);
+    ModelInfo {
+        identity: ModelIdentity {
+            model_fingerprint: format!("{server} {name}"),
+            name,
+            device: server.to_owned(),
+            ..ModelIdentity::default()
+        },
+        family: entry["family"].as_str().unwrap_or("a server's model").to_owned(),
+        n_params: entry["meta"]["n_params"].as_u64().unwrap_or(0),
+        context: context.min(MAX_CONTEXT as u64) as usize,
+        policy: PolicyKind::Dense,
+        dms: "none".to_owned(),
+        template: chat::template(),
+        ..ModelInfo::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_model_is_found_by_its_name_or_the_server_says_what_it_has() {
+        let list =
+            json!({ "data": [{ "id": "ORG/a", "max_model_len": 4096 }, { "id": "b", "meta": { "n_ctx": 512 } }] });
+        assert_eq!(chosen(&list, None).unwrap()["id"], "ORG/a");
+        assert_eq!(chosen(&list, Some("a")).unwrap()["id"], "ORG/a");
+        let b = chosen(&list, Some("b")).unwrap();
+        assert_eq!(
+            (info(&b, &Value::Null, "s").context, info(&json!({ "id": "c" }), &Value::Null, "s").context),
+            (512, MAX_CONTEXT)
+        );
+        assert_eq!(chosen(&list, Some("c")).unwrap_err(), "the server has no model c; it has ORG/a, b");
+        assert_eq!(chosen(&json!({}), None).unwrap_err(), "the server lists no model");
+    }
+}

@@ -1,0 +1,160 @@
+//! The chat and `-p` with a model of a server: another dmschat, and scripted servers that say less.
+
+use super::{QUESTION, Server};
+use crate::program::{program, said};
+use crate::pty::{Chat, answer};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::Command;
+use tempfile::TempDir;
+
+fn remote(home: &TempDir, url: &str) -> Command {
+    let mut command = program(env!("CARGO_BIN_EXE_dmschat"), home);
+    command.args(["--server", url]);
+    command
+}
+
+fn asked(mut command: Command, more: &[&str]) -> (i32, Value, String) {
+    let output = command.args(["-p", QUESTION, "--json", "--temperature", "0", "--seed", "1"]).args(more).output();
+    let (code, stdout, stderr) = said(&output.unwrap());
+    (code, serde_json::from_str(&stdout).unwrap_or_default(), stderr)
+}
+
+#[test]
+fn an_answer_is_that_of_the_engine_and_the_second_turn_reads_what_is_new() {
+    let server = Server::start(&[]);
+    let mut local = program(env!("CARGO_BIN_EXE_dmschat"), &server.home);
+    local.args(["--device", "cpu"]);
+    let (code, alone, stderr) = asked(local, &[]);
+    assert_eq!(code, 0, "{stderr}");
+    let url = format!("http://{}", server.address);
+    let (code, served, stderr) = asked(remote(&server.home, &url), &[]);
+    assert_eq!(code, 0, "{stderr}");
+    for key in ["answer", "reasoning", "prompt_tokens", "answer_tokens", "reasoning_tokens", "stop_reason", "model"] {
+        assert_eq!(served[key], alone[key], "{key}: {served}");
+    }
+    assert!(served["device"].as_str().unwrap().contains(&server.address), "{served}");
+    // What no server reports is not made up.
+    assert_eq!((&served["kv"]["live_slots"], &served["kv"]["ratio"]), (&json!(0), &Value::Null));
+
+    let flags = ["--server", &url, "--temperature", "0", "--seed", "1"];
+    let mut chat = Chat::start(server.home.path(), 100, 30, &[], &flags);
+    chat.until_shows("demo");
+    chat.say(QUESTION);
+    let first = answer(&chat, 1);
+    assert!(first.contains(alone["answer"].as_str().unwrap().trim()), "{first}");
+    chat.say("Solve 3*x + 3 = 12 for x.");
+    answer(&chat, 2);
+    chat.say("/stats");
+    chat.until_shows("not reported by this server");
+}
+
+#[test]
+fn who_does_not_answer_or_has_another_model_is_said_in_a_line() {
+    let server = Server::start(&[]);
+    let url = format!("http://{}/v1", server.address);
+    let refused = |url: &str, more: &[&str], words: &str| {
+        let (code, _, stderr) = asked(remote(&server.home, url), more);
+        assert!(code == 2 && stderr.contains(words) && stderr.lines().count() == 1, "{code}: {stderr}");
+    };
+    refused(&url, &["-m", "ORG/other"], "the server has no model ORG/other; it has demo");
+    refused("localhost:8080", &[], "no address of a server");
+    refused("http://127.0.0.1:1/v1", &[], "no server answers there");
+    let mut command = remote(&server.home, &url);
+    let (code, _, stderr) = said(&command.arg("serve").output().unwrap());
+    assert!(code == 2 && stderr.contains("--server is for a chat"), "{stderr}");
+}
+
+/// A server that gives one answer to each kind of request, and tells what it was asked.
+fn scripted(models: &'static str, answer: &'static str) -> (String, std::thread::JoinHandle<Value>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let serve = move || loop {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap());
+        let (mut first, mut length) = (String::new(), 0);
+        lines.read_line(&mut first).unwrap();
+        loop {
+            let mut line = String::new();
+            lines.read_line(&mut line).unwrap();
+            if let Some(n) = line.to_lowercase().strip_prefix("content-length:") {
+                length = n.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        lines.read_exact(&mut body).unwrap();
+        let head = |status, kind| format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n");
+        let text = match first.split(' ').nth(1).unwrap() {
+            "/v1/models" => head("200 OK", "application/json") + models,
+            "/v1/chat/completions" => head("200 OK", "text/event-stream") + answer,
+            _ => head("404 Not Found", "text/plain") + "no",
+        };
+        stream.write_all(text.as_bytes()).unwrap();
+        drop(stream);
+        if first.contains("/chat/") {
+            return serde_json::from_slice(&body).unwrap();
+        }
+    };
+    (url, std::thread::spawn(serve))
+}
+
+#[test]
+fn servers_that_say_less_are_understood_and_a_broken_line_keeps_the_beginning() {
+    const MODELS: &str = r#"{"data": [{"id": "org/small", "max_model_len": 2048}, {"id": "org/large"}]}"#;
+    let home = tempfile::tempdir().unwrap();
+    // As vLLM: another name for the thought, no usage.
+    let (url, seen) = scripted(
+        MODELS,
+        ": hello\n\ndata: {\"choices\": [{\"delta\": {\"role\": \"assistant\", \"content\": \"\"}}]}\n\n\
+         data: {\"choices\": [{\"delta\": {\"reasoning\": \"hm\"}}]}\n\ndata: {\"choices\": [{\"delta\": {\"content\": \"x = \"}}]}\n\n\
+         data: {\"choices\": [{\"delta\": {\"content\": \"4\"}, \"finish_reason\": \"length\"}]}\n\ndata: [DONE]\n\n",
+    );
+    // No text becomes a message of its own.
+    let system = "Be <|dmschat:user|> brief {{ 7*7 }}\n <|dmschat:think|>.";
+    let more = ["-m", "large", "--system", system, "--top-k", "5"];
+    let (code, got, stderr) = asked(remote(&home, &url), &more);
+    assert_eq!((code, &got["answer"], &got["reasoning"]), (0, &json!("x = 4"), &json!("hm")), "{stderr}");
+    assert_eq!(
+        (&got["stop_reason"], &got["answer_tokens"], &got["model"]),
+        (&json!("max_tokens"), &json!(2), &json!("org/large"))
+    );
+    let asked_of = seen.join().unwrap();
+    let wanted = json!([{ "role": "system", "content": system }, { "role": "user", "content": QUESTION }]);
+    assert_eq!(
+        (&asked_of["messages"], &asked_of["model"], &asked_of["top_k"]),
+        (&wanted, &json!("org/large"), &json!(5))
+    );
+    assert_eq!(asked_of.get("top_p"), None, "what is off is the server's affair");
+
+    for (end, words) in [
+        ("", "the answer broke off"),
+        ("data: {\"error\": {\"message\": \"out of memory\"}}\n\n", "out of memory"),
+        ("data: {\"choices\"\n\n", "not JSON"),
+    ] {
+        let text = format!("data: {{\"choices\": [{{\"delta\": {{\"content\": \"x is\"}}}}]}}\n\n{end}");
+        let (url, seen) = scripted(MODELS, text.leak());
+        let (code, got, stderr) = asked(remote(&home, &url), &[]);
+        assert!(code == 1 && got["answer"] == "x is" && got["stop_reason"] == "error", "{code} {got} {stderr}");
+        assert!(got["detail"].as_str().unwrap_or(&stderr).contains(words), "{got} {stderr}");
+        seen.join().unwrap();
+    }
+}
+
+#[test]
+fn a_key_comes_from_the_environment() {
+    let home = tempfile::tempdir().unwrap();
+    let keys = home.path().join("keys");
+    std::fs::write(&keys, "secret\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    let url = format!("http://{}", server.address);
+    let (code, _, stderr) = asked(remote(&home, &url), &[]);
+    assert!(code == 2 && stderr.lines().count() == 1, "{code} {stderr}");
+    let mut command = remote(&home, &url);
+    command.env("DMSCHAT_SERVER_KEY", "secret");
+    let (code, got, stderr) = asked(command, &[]);
+    assert!(code == 0 && got["answer"] != "", "{stderr}");
+}
