@@ -154,6 +154,9 @@ fn far_row(far: &FarStats) -> String {
     format!("{held}, {} read{dropped}", count(far.near))
 }
 
+/// What a server does not say.
+pub const NOT_REPORTED: &str = "not reported by this server";
+
 /// The rows of /stats: the panel's numbers and some more.
 fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     let kv = &s.kv;
@@ -162,7 +165,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
             ("tokens", context_use(app)),
             ("model", clean_line(&info.identity.name)),
             ("server", clean_line(&info.identity.device)),
-            ("cache", "not reported by this server".to_owned()),
+            ("cache", NOT_REPORTED.to_owned()),
         ];
     }
     let mut rows = vec![

@@ -6,6 +6,7 @@ use crate::ui::action::Action;
 use crate::ui::burst::Enter;
 use crate::ui::commands::{self, set};
 use crate::ui::effect::Effect;
+use crate::ui::numbers::NOT_REPORTED;
 use crate::ui::overlay::{history::HistorySearch, inspect::Inspect};
 use crate::ui::prompts;
 use crate::ui::shell::parse as is_shell;
@@ -67,6 +68,9 @@ pub fn act(app: &mut App, action: Action) {
 fn open_inspect(app: &mut App) {
     if app.engine.info.is_none() {
         return app.info(NO_MODEL);
+    }
+    if app.engine.info.as_ref().is_some_and(|info| info.n_layers == 0) {
+        return app.info(format!("the cache is {NOT_REPORTED}"));
     }
     app.open(Inspect::default());
     if app.has_to_refill() && !app.is_busy() {
