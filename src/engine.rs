@@ -24,6 +24,7 @@ mod disk;
 mod draft;
 mod far;
 mod head;
+mod likely;
 mod loaded;
 mod options;
 mod pins;

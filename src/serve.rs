@@ -5,9 +5,9 @@
 //! | `http` | connections, their bounds, which request goes where |
 //! | `access` | keys, and the checks of `Host` and `Origin` |
 //! | `admission` | the queue in front of the slots |
-//! | `answer`, `answering` | an answer that is being generated, and its way to its client |
+//! | `answer`, `choice`, `answering` | an answer that is being generated, and its way to its client |
 //! | `openai`, `messages` | requests and answers in OpenAI's and in Anthropic's form |
-//! | `request`, `prompt`, `thought` | what requests of all forms have |
+//! | `request`, `prompt`, `thought`, `logprobs` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
 //! | `fields`, `refusal`, `stamp` | bodies, errors, ids |
 //!
@@ -18,9 +18,11 @@ mod access;
 mod admission;
 mod answer;
 mod answering;
+mod choice;
 mod facts;
 mod fields;
 mod http;
+mod logprobs;
 mod messages;
 mod metrics;
 mod openai;

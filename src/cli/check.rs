@@ -153,6 +153,7 @@ mod tests {
             extracted: Some("42".into()),
             stop_reason: StopReason::End,
             tokens: 3,
+            reasoning_tokens: 0,
             reads: 0.0,
             seed: 1,
         };

@@ -339,6 +339,7 @@ mod tests {
             extracted: Some("4".into()),
             stop_reason: StopReason::End,
             tokens: 5,
+            reasoning_tokens: 0,
             reads: 1.0,
             seed: 7,
         };

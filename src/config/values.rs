@@ -92,7 +92,7 @@ impl Width {
             Self::Chains(n) => Some(n),
             Self::Auto => None,
         };
-        Some(ChainsRequest { width, early_stop, checked })
+        Some(ChainsRequest { width, early_stop, checked, may_equal: false })
     }
 }
 

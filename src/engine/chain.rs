@@ -6,6 +6,7 @@
 use super::adjust::Adjust;
 use super::context::Context;
 use super::draft::{Drafting, Drafts, Price};
+use super::likely;
 use super::repetition::Repetition;
 use super::reply::{Reply, Spoken, Vocabulary};
 use super::runner::{Decode, NonFinite, Runner, StepError, Verify};
@@ -59,6 +60,8 @@ pub(super) struct Generation {
     pub timings: Timings,
     repetition: Repetition,
     adjust: Option<Adjust>,
+    /// Where log-probabilities are reported.
+    pub likely: Option<likely::Waiting>,
     /// `None` where none are wanted.
     pub drafting: Option<Drafting>,
     /// [`crate::protocol::TurnReport::repeats_at`] and
@@ -96,6 +99,7 @@ impl Generation {
             timings: Timings::default(),
             repetition: Repetition::default(),
             adjust: Adjust::of(ask),
+            likely: ask.logprobs.map(likely::Waiting::new),
             drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts, head)),
             repeats_at: None,
             thought_closed_at: None,
@@ -259,8 +263,15 @@ impl Chain {
     }
 
     /// Appends a sampled token to the answer, or the end of a thought that has reached its limit,
-    /// and makes it the pending one. Sets `stop` if the answer ends with it.
-    pub fn push<B: Backend>(&mut self, sampled: Token, runner: &Runner<B>, vocabulary: &Vocabulary) -> Pushed {
+    /// and makes it the pending one. Sets `stop` if the answer ends with it. `row`: its row of the
+    /// step that ran.
+    pub fn push<B: Backend>(
+        &mut self,
+        sampled: Token,
+        row: usize,
+        runner: &mut Runner<B>,
+        vocabulary: &Vocabulary,
+    ) -> Result<Pushed, NonFinite> {
         let now = system::now();
         let generation = self.generation.as_mut().expect("a chain is sampled from for its answer");
         let closing = generation.closing(vocabulary);
@@ -268,7 +279,7 @@ impl Chain {
             generation.thought_closed_at.get_or_insert(generation.generated.len());
         }
         let token = closing.unwrap_or(sampled);
-        let Generation { reply, generated, timings, .. } = generation;
+        let Generation { reply, generated, timings, likely, .. } = generation;
         timings.first_token.get_or_insert(now);
         timings.last_token = Some(now);
         generated.push(token);
@@ -278,7 +289,15 @@ impl Chain {
             generation.repeats_at = Some(generated.len());
         }
         let was_thinking = reply.is_thinking();
-        let Spoken { said, flat, stops } = reply.push(token, vocabulary);
+        let spoken = reply.push(token, vocabulary);
+        match (likely, spoken.spelled) {
+            (Some(likely), Some(spelled)) => runner.logits([row], |_, logits| {
+                likely.push(logits, token, spelled, &vocabulary.tokenizer);
+            })?,
+            (Some(likely), None) => likely.drop_thought(&spoken),
+            (None, _) => {}
+        }
+        let Spoken { said, flat, stops, .. } = spoken;
         if was_thinking && !reply.is_thinking() {
             timings.reasoning_end = Some(now);
         }
@@ -293,7 +312,12 @@ impl Chain {
         } else {
             None
         };
-        Pushed { said, repeats }
+        Ok(Pushed { said, repeats })
+    }
+
+    /// The tokens of the answer whose log-probabilities are reported with its text.
+    pub fn likely_mut(&mut self) -> Option<&mut likely::Waiting> {
+        self.generation.as_mut()?.likely.as_mut()
     }
 
     /// Ends the answer's text and returns the rest of it.

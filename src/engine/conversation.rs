@@ -10,6 +10,7 @@ mod chains;
 mod halt;
 mod job;
 mod probe;
+mod said;
 mod slot;
 mod state;
 mod turn;
@@ -290,12 +291,12 @@ impl<B: Backend> Conversation<B> {
     /// Receives a token that was sampled for a chain, at row `row` of the step.
     pub fn take(&mut self, m: &mut Loaded<B>, number: Option<usize>, token: Token, row: usize) {
         match number {
-            Some(number) => self.chain_sampled(m, number, token),
+            Some(number) => self.chain_sampled(m, number, token, row),
             None => {
                 if let Err(error) = self.keep_logits(&mut m.runner, row) {
                     self.give_up_twin(&mut m.runner, &format!("the twin stopped: {error}"));
                 }
-                self.sampled(m, token);
+                self.sampled(m, token, row);
             }
         }
     }
@@ -308,11 +309,14 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    fn sampled(&mut self, m: &Loaded<B>, token: Token) {
+    fn sampled(&mut self, m: &mut Loaded<B>, token: Token, row: usize) {
         let Some(Job { events, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         self.forgotten.untold.take().into_iter().for_each(|text| events.notice(text));
-        let Pushed { said, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
-        said.into_iter().for_each(|said| events.event(said.event(turn.id)));
+        let Pushed { said, repeats } = match self.chain.push(token, row, &mut m.runner, &m.vocabulary) {
+            Ok(pushed) => pushed,
+            Err(error) => return self.halt(Halt::Error(error.to_string())),
+        };
+        said::send(events, turn.id, None, self.chain.likely_mut(), said);
         if repeats {
             events.event(Event::Repeats { turn: turn.id, chain: None });
         }

@@ -80,6 +80,10 @@ pub(super) struct Spoken {
     pub flat: String,
     /// The answer is complete, by its text.
     pub stops: bool,
+    /// Bytes of text that the token spells in the answer; `None` if it belongs to a thought.
+    pub spelled: Option<usize>,
+    /// The answer so far was a thought.
+    pub was_thought: bool,
 }
 
 impl Reply {
@@ -117,27 +121,29 @@ impl Reply {
         let flat = self.flat.push(token, tokenizer, is_end);
         let (was_open, was_undecided) = (self.splitter.is_thinking(), self.splitter.is_undecided());
         let had_thought = self.splitter.thought;
-        let mut said = Vec::new();
+        let (mut said, mut spelled) = (Vec::new(), 0);
         let (opens, closes) = vocabulary.think.tokens.map_or((false, false), |(o, c)| (o == token, c == token));
         if self.raw && (opens || closes) {
             let text = self.decoder.flush() + &tokenizer.literal(token);
+            spelled = text.len();
             self.splitter.push(&text, &mut said);
         } else if opens || closes {
             self.splitter.push(&self.decoder.flush(), &mut said);
             if opens { self.splitter.open(&mut said) } else { self.splitter.close(&mut said) }
         } else if !is_end && !tokenizer.is_hidden(token) {
-            self.splitter.push(&self.decoder.push(token), &mut said);
+            let text = self.decoder.push(token);
+            spelled = text.len();
+            self.splitter.push(&text, &mut said);
         }
         // A token that ends a thought is a part of it.
-        if was_open || self.splitter.is_thinking() || self.splitter.thought != had_thought {
-            self.reasoning_tokens += 1;
-            if was_undecided || said.contains(&Said::WasThought) {
-                self.reasoning_tokens += std::mem::take(&mut self.answer_tokens);
-            }
-        } else {
-            self.answer_tokens += 1;
+        let thinks = was_open || self.splitter.is_thinking() || self.splitter.thought != had_thought;
+        let was_thought = thinks && (was_undecided || said.contains(&Said::WasThought));
+        if was_thought {
+            self.reasoning_tokens += std::mem::take(&mut self.answer_tokens);
         }
-        Spoken { said, flat, stops: self.splitter.stop().is_some() }
+        *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += 1;
+        let spelled = (!thinks).then_some(spelled);
+        Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, was_thought }
     }
 
     /// The text of the request that has ended it.

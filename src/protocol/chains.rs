@@ -19,6 +19,8 @@ pub struct ChainsRequest {
     /// Whether the front end checks the answers: all chains end, and [`super::Command::Elect`] says
     /// which wins.
     pub checked: bool,
+    /// Whether chains of a greedy answer are greedy, too, and so equal. Else they sample.
+    pub may_equal: bool,
 }
 
 /// An answer and how many chains gave it.
@@ -39,8 +41,11 @@ pub struct ChainReport {
     pub extracted: Option<String>,
     /// `cancelled`: others decided before it had ended.
     pub stop_reason: StopReason,
-    /// Number of generated tokens.
+    /// Number of generated tokens, and of those of thoughts. Files of older versions lack the
+    /// second.
     pub tokens: usize,
+    #[serde(default)]
+    pub reasoning_tokens: usize,
     /// Slots that its steps attended to, per KV head and layer.
     #[serde(deserialize_with = "or_zero")]
     pub reads: f64,

@@ -4,7 +4,7 @@
 //! share one channel to the engine; every conversation has its own channel of events and its own
 //! snapshots.
 
-use super::{Ask, Command, Event, GenerateRequest, Snapshot};
+use super::{Ask, ChainsRequest, Command, Event, GenerateRequest, Snapshot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -150,11 +150,12 @@ impl CommandSender {
         self.request(command).is_some()
     }
 
-    /// Asks in a slot: see [`EngineMessage::Ask`]. The answer is turn 1 of the returned handle.
-    /// Dropping it ends the answer between two steps and frees the slot.
-    pub fn ask(&self, ask: Ask) -> EngineHandle {
+    /// Asks in a slot, where several chains may answer: see [`EngineMessage::Ask`]. The answer is
+    /// turn 1 of the returned handle. Dropping it ends the answer between two steps and frees the
+    /// slot.
+    pub fn ask(&self, ask: Ask, chains: Option<ChainsRequest>) -> EngineHandle {
         let (handle, outlet) = self.another();
-        let request = Box::new(GenerateRequest { turn: 1, ask, pin: None, chains: None });
+        let request = Box::new(GenerateRequest { turn: 1, ask, pin: None, chains });
         let id = RequestId(self.next_id());
         let _ = self.messages.send(EngineMessage::Ask { outlet, id, request });
         handle

@@ -6,7 +6,7 @@ use super::kv_stats::KvStats;
 use super::log::LogEntry;
 use super::model::{ModelInfo, Plan};
 use super::presence::{Presence, PresenceRequest};
-use super::probe::{Finding, Probe};
+use super::probe::{Finding, Probe, TokenChoice};
 use super::steering::{Dial, LogChange, Pinned, WhenFull};
 use super::terms::{Piece, TextKind, Token};
 use super::turn::{GenerateRequest, TurnReport};
@@ -129,6 +129,13 @@ pub enum Event {
         turn: u64,
         kind: TextKind,
         text: String,
+    },
+    /// Log-probabilities of the answer's tokens that begin in the next text of its turn, or of this
+    /// chain: [`Ask::logprobs`](super::Ask::logprobs).
+    Likely {
+        turn: u64,
+        chain: Option<usize>,
+        tokens: Vec<TokenChoice>,
     },
     /// The answer of this turn so far was a thought: its end came without a beginning.
     WasThought {

@@ -33,6 +33,9 @@ pub struct Ask {
     pub raw: bool,
     /// What is added to the logits of tokens before one is sampled.
     pub logit_bias: Vec<(Token, f32)>,
+    /// Whether the log-probability of each token of the answer is reported, with those of so many
+    /// others: [`Event::Likely`](super::Event::Likely).
+    pub logprobs: Option<usize>,
 }
 
 impl Ask {

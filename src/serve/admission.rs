@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub struct Admission {
     slots: Arc<Semaphore>,
     n_slots: usize,
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
     /// Most requests that wait.
     queue: usize,
 }
@@ -18,38 +18,60 @@ pub struct Admission {
 #[derive(Debug)]
 pub struct Permit(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
 
-/// Counts a request that waits.
-struct Waiting<'a>(&'a AtomicUsize);
+/// A request that was let in.
+#[derive(Debug)]
+pub enum Place {
+    /// A slot is free for it.
+    Slot(Permit),
+    Queue(Waiting),
+}
 
-impl Drop for Waiting<'_> {
+/// A place in the queue. Dropping it leaves the queue.
+#[derive(Debug)]
+pub struct Waiting {
+    waiting: Arc<AtomicUsize>,
+    slots: Arc<Semaphore>,
+}
+
+impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Place {
+    /// Waits for a slot, in the order of arrival.
+    pub async fn slot(self) -> Result<Permit, Refusal> {
+        match self {
+            Self::Slot(permit) => Ok(permit),
+            Self::Queue(waiting) => {
+                let permit = Arc::clone(&waiting.slots).acquire_owned().await;
+                permit.map(Permit).map_err(|_| Refusal::busy("the server is ending"))
+            }
+        }
     }
 }
 
 impl Admission {
     pub fn new(n_slots: usize, queue: usize) -> Self {
-        Self { slots: Arc::new(Semaphore::new(n_slots)), n_slots, waiting: AtomicUsize::new(0), queue }
+        Self { slots: Arc::new(Semaphore::new(n_slots)), n_slots, waiting: Arc::default(), queue }
     }
 
-    /// Waits for a slot, in the order of arrival. A queue that is full refuses.
-    pub async fn enter(&self) -> Result<Permit, Refusal> {
+    /// Takes a slot, or a place in the queue. A queue that is full refuses.
+    pub fn enter(&self) -> Result<Place, Refusal> {
         if let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
-            return Ok(Permit(permit));
+            return Ok(Place::Slot(Permit(permit)));
         }
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.queue {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            let queue = if self.queue == 0 { String::new() } else { format!(", and {} requests wait", self.queue) };
-            return Err(Refusal::busy(format!(
-                "the server is busy: {} {} answered{queue}; ask again later",
-                self.n_slots,
-                if self.n_slots == 1 { "request is" } else { "requests are" },
-            )));
+        let waiting = Waiting { waiting: Arc::clone(&self.waiting), slots: Arc::clone(&self.slots) };
+        if self.waiting.fetch_add(1, Ordering::Relaxed) < self.queue {
+            return Ok(Place::Queue(waiting));
         }
-        let waiting = Waiting(&self.waiting);
-        let permit = Arc::clone(&self.slots).acquire_owned().await;
-        drop(waiting);
-        permit.map(Permit).map_err(|_| Refusal::busy("the server is ending"))
+        let queue = if self.queue == 0 { String::new() } else { format!(", and {} requests wait", self.queue) };
+        Err(Refusal::busy(format!(
+            "the server is busy: {} {} answered{queue}; ask again later",
+            self.n_slots,
+            if self.n_slots == 1 { "request is" } else { "requests are" },
+        )))
     }
 
     /// Requests that are answered, and that wait.
@@ -70,25 +92,20 @@ mod tests {
     #[tokio::test]
     async fn one_waits_and_the_next_is_sent_away_until_a_slot_is_free() {
         let admission = Admission::new(1, 1);
-        let first = admission.enter().await.unwrap();
-        let (second, third) = tokio::join!(
-            async {
-                let permit = admission.enter().await;
-                assert_eq!(admission.load(), (1, 0));
-                permit
-            },
-            async {
-                assert_eq!(admission.load(), (1, 1));
-                let refused = admission.enter().await.unwrap_err();
-                drop(first);
-                refused
-            }
-        );
-        assert!(second.is_ok());
+        let first = admission.enter().unwrap().slot().await.unwrap();
+        let second = admission.enter().unwrap();
+        assert!(matches!(second, Place::Queue(_)));
+        assert_eq!(admission.load(), (1, 1));
+        let third = admission.enter().unwrap_err();
         assert_eq!((third.status, third.code), (StatusCode::SERVICE_UNAVAILABLE, Some("overloaded")));
-        // A client that hangs up while it waits leaves the queue.
-        let given_up = tokio::time::timeout(std::time::Duration::from_millis(1), admission.enter()).await;
-        assert!(given_up.is_err());
+        drop(first);
+        let second = second.slot().await.unwrap();
         assert_eq!(admission.load(), (1, 0));
+        // A client that hangs up while it waits leaves the queue.
+        let given_up = tokio::time::timeout(std::time::Duration::from_millis(1), admission.enter().unwrap().slot());
+        assert!(given_up.await.is_err());
+        assert_eq!(admission.load(), (1, 0));
+        drop(second);
+        assert_eq!(admission.load(), (0, 0));
     }
 }

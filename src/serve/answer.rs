@@ -6,7 +6,9 @@
 use super::admission::Permit;
 use super::metrics::seconds;
 use super::shared::Shared;
-use crate::protocol::{Ask, EngineHandle, Event, Phase, TextKind, TurnReport, count};
+use crate::protocol::{
+    Ask, ChainEvent, ChainReport, ChainsRequest, EngineHandle, Event, Phase, TextKind, TokenChoice, TurnReport, count,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -21,9 +23,17 @@ pub enum Part {
     },
     /// So many tokens of the prompt were read, beside those that were in the slot.
     Read(usize),
+    /// What follows is of this one of several answers.
+    Choice(usize),
+    /// Tokens that begin in the next text, with their log-probabilities.
+    Likely(Vec<TokenChoice>),
     Text(TextKind, String),
     /// The answer so far was a thought.
     WasThought,
+    /// One of several answers has ended.
+    Ended(Box<ChainReport>),
+    /// More answers were asked for than memory holds, which are these.
+    TooMany(usize),
     Done(Box<TurnReport>),
     /// The engine has failed.
     Failed(String),
@@ -60,10 +70,49 @@ fn line(report: &TurnReport) -> String {
     )
 }
 
+/// Several answers to one prompt.
+struct Several {
+    n: usize,
+    /// The one that the last part was of.
+    current: usize,
+    begun: bool,
+}
+
+impl Several {
+    /// The parts that an event is, if it is about one of them.
+    fn parts(&mut self, event: &Event) -> Option<Vec<Part>> {
+        let before = self.current;
+        let mut of = |choice: usize, part: Part| {
+            self.current = choice;
+            let changes = choice != before;
+            Some(changes.then_some(Part::Choice(choice)).into_iter().chain([part]).collect())
+        };
+        match event {
+            Event::Chain { event: ChainEvent::Started(n), .. } => {
+                self.begun = true;
+                Some((*n < self.n).then_some(Part::TooMany(*n)).into_iter().collect())
+            }
+            Event::Chain { event: ChainEvent::Text { chain, kind, text }, .. } => {
+                of(*chain, Part::Text(*kind, text.clone()))
+            }
+            Event::Chain { event: ChainEvent::Ended { chain, report, .. }, .. } => {
+                of(*chain, Part::Ended(report.clone()))
+            }
+            Event::Likely { chain: Some(chain), tokens, .. } => of(*chain, Part::Likely(tokens.clone())),
+            // The reply of the one that goes on the conversation was sent.
+            Event::Text { .. } | Event::WasThought { .. } if self.begun => Some(Vec::new()),
+            Event::Text { .. } | Event::WasThought { .. } => Some(vec![Part::TooMany(1)]),
+            _ => None,
+        }
+    }
+}
+
 impl Answer {
-    /// Asks the engine. `progress`: how much of the prompt was read is a part, too.
-    pub fn begin(shared: &Arc<Shared>, permit: Permit, ask: Ask, mut progress: bool) -> Self {
-        let slot = Slot { handle: shared.commands().ask(ask), permit };
+    /// Asks the engine for `n` answers. `progress`: how much of the prompt was read is a part, too.
+    pub fn begin(shared: &Arc<Shared>, permit: Permit, ask: Ask, n: usize, mut progress: bool) -> Self {
+        let chains = ChainsRequest { width: Some(n), early_stop: false, checked: false, may_equal: true };
+        let slot = Slot { handle: shared.commands().ask(ask, (n > 1).then_some(chains)), permit };
+        let mut several = (n > 1).then_some(Several { n, current: 0, begun: false });
         let (send, parts) = unbounded_channel();
         let shared = Arc::clone(shared);
         tokio::spawn(async move {
@@ -86,10 +135,20 @@ impl Answer {
                         continue;
                     }
                 };
+                if let (Some(several), Some(event)) = (&mut several, &event)
+                    && let Some(parts) = several.parts(event)
+                {
+                    let fails = parts.iter().any(|part| matches!(part, Part::TooMany(_)));
+                    if parts.into_iter().map(|part| send.send(part)).any(|sent| sent.is_err()) || fails {
+                        return;
+                    }
+                    continue;
+                }
                 let part = match event {
                     Some(Event::TurnStarted { prompt_tokens, reused, .. }) => {
                         Part::Started { prompt_tokens, cached: reused }
                     }
+                    Some(Event::Likely { tokens, .. }) => Part::Likely(tokens),
                     Some(Event::Text { kind, text, .. }) => Part::Text(kind, text),
                     Some(Event::WasThought { .. }) => Part::WasThought,
                     Some(Event::TurnDone(report)) => Part::Done(report),

@@ -2,35 +2,26 @@
 //! in one body. A [`Form`] writes it in the format of an API.
 
 use super::answer::{Answer, Part};
-use super::prompt::rendered;
+pub use super::choice::End;
+use super::choice::{Choice, Choices};
+use super::prompt::{check_fits, rendered};
 use super::refusal::Refusal;
 use super::request::Asked;
 use super::shared::Shared;
-use crate::chat::shown::Shown;
-use crate::protocol::{Piece, StopReason, TextKind, TurnReport};
+use crate::protocol::{Piece, StopReason, TextKind, TokenChoice, TurnReport};
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
-use axum::http::HeaderValue;
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-
-/// A stream sends its client something at least this often.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
-
-/// Why an answer is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The model or a stop text ended it ([`TurnReport::stop_text`]), or it was stopped.
-    Stop,
-    /// A limit on tokens or a full cache ended it.
-    Length,
-}
+use tokio::time::timeout;
 
 /// How much of a prompt has been read.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +34,45 @@ pub struct Progress {
     pub time: Duration,
 }
 
+/// The bytes of one event of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event(String);
+
+impl Event {
+    /// A server-sent event.
+    pub fn data(data: impl std::fmt::Display) -> Self {
+        Self(format!("data: {data}\n\n"))
+    }
+
+    /// A server-sent event with a name.
+    pub fn named(name: &str, data: &Value) -> Self {
+        Self(format!("event: {name}\ndata: {data}\n\n"))
+    }
+
+    /// White space, which has no meaning before JSON.
+    pub fn space() -> Self {
+        Self(" ".to_owned())
+    }
+
+    /// A server-sent event without a meaning.
+    pub fn comment() -> Self {
+        Self(":\n\n".to_owned())
+    }
+}
+
 /// Format of one answer in an API: the events of a stream, or the whole body.
 pub trait Form: Send + 'static {
+    /// The type of a stream.
+    const STREAM: &'static str = "text/event-stream";
+
     /// Whether newlines around an answer, and around a streamed thought, are left out. In a
     /// whole answer, the thought never has them.
     fn trims(&self) -> bool;
 
     /// Message that keeps a stream alive while there is nothing else to send.
-    fn keep_alive(&self) -> KeepAlive;
+    fn keep_alive(&self) -> Event {
+        Event::comment()
+    }
 
     /// First events, sent once the prompt is known to fit. `cached`: tokens of the prompt that are
     /// in the slot's cache.
@@ -58,88 +80,73 @@ pub trait Form: Send + 'static {
 
     fn progress(&mut self, progress: &Progress) -> Vec<Event>;
 
-    /// Events for the next text of the thought or of the answer.
-    fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event>;
+    /// What follows is of this answer of several.
+    fn choose(&mut self, _choice: usize) {}
 
+    /// Events for the next text of the thought or of the answer. `tokens`: those that begin in it, where
+    /// log-probabilities were asked for.
+    fn text(&mut self, kind: TextKind, text: &str, tokens: &[TokenChoice]) -> Vec<Event>;
+
+    /// The end of one answer of several.
+    fn ended(&mut self, _end: End) -> Vec<Event> {
+        Vec::new()
+    }
+
+    /// The end of the only answer, or the end after those of several.
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event>;
 
     /// Last event of an answer that fails.
     fn failed(&mut self, refusal: &Refusal) -> Event;
 
-    /// The whole answer as one body. `thought`: the thought before it, if there was one.
-    fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value;
+    /// The whole answer, of which there may be several.
+    fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value;
 }
 
-/// Answers a request. `render` makes the prompt, on a thread of its own, once a slot is free.
-pub async fn answer(
+/// Answers a request. `render` makes the prompt on a thread of its own.
+pub async fn answer<F: Form>(
     shared: &Arc<Shared>,
-    mut form: impl Form,
+    form: F,
     mut asked: Asked,
     render: impl FnOnce(&Shared) -> Anyhow<Vec<Piece>> + Send + 'static,
 ) -> Result<Response, Refusal> {
     shared.metrics.requests.fetch_add(1, Relaxed);
-    let permit = shared.admission.enter().await?;
+    let place = shared.admission.enter()?;
     asked.ask.prompt = rendered(shared, render).await?;
     // Texts lose the sentinels of control literals, so a prompt of nothing else is empty.
     if flatten(&asked.ask.prompt).is_empty() {
         return Err(Refusal::wrong("the prompt is empty"));
     }
-    let Asked { stream, return_progress, ask } = asked;
-    let mut answer = Answer::begin(shared, permit, ask, stream && return_progress);
-    // The HTTP status depends on whether the prompt fits, so wait for that.
-    let (total, cached) = loop {
-        match answer.next().await {
-            Part::Started { prompt_tokens, cached } => break (prompt_tokens, cached),
-            Part::Done(report) => {
-                end_of(shared, &report)?;
-                return Err(Refusal::failed("the answer ended before it began"));
-            }
-            Part::Failed(why) => return Err(failed(shared, &why)),
-            // Text comes after `Started`.
-            Part::Read(_) | Part::Text(..) | Part::WasThought => {}
-        }
-    };
-    if !stream {
-        return whole(shared, &form, answer).await.map(|whole| axum::Json(whole).into_response());
+    if let super::admission::Place::Queue(_) = place {
+        // While it waits, it may be sent a status. A prompt that is too long has another one.
+        check_fits(shared, asked.ask.prompt.clone()).await?;
     }
-    let keep_alive = form.keep_alive().interval(KEEP_ALIVE);
-    let state = Streaming {
-        ready: form.begin(total, cached).into(),
+    let Asked { stream, return_progress, n, ask } = asked;
+    let of = Arc::clone(shared);
+    let beginning = async move {
+        let permit = place.slot().await?;
+        Ok(Answer::begin(&of, permit, ask, n, stream && return_progress))
+    };
+    let mut sending = Sending {
         shared: Arc::clone(shared),
-        answer,
+        stage: Stage::Waits(Box::pin(beginning)),
         form,
-        shown: Default::default(),
-        prompt: (total, cached, Instant::now()),
-        ended: false,
+        stream,
+        sent: false,
+        choices: Choices::new(n),
+        ready: VecDeque::new(),
+        prompt: (0, 0, Instant::now()),
     };
-    let events = futures_util::stream::unfold(state, |mut state| async move {
-        let event = state.next().await?;
-        Some((Ok::<_, Infallible>(event), state))
-    });
-    let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
-    // Keeps proxies from buffering the stream.
-    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
-}
-
-async fn whole(shared: &Shared, form: &impl Form, mut answer: Answer) -> Result<Value, Refusal> {
-    let (mut reasoning, mut text) = (String::new(), String::new());
-    loop {
-        match answer.next().await {
-            Part::Started { .. } | Part::Read(_) => {}
-            Part::Text(TextKind::Reasoning, more) => reasoning += &more,
-            Part::Text(TextKind::Answer, more) => text += &more,
-            Part::WasThought => reasoning += &std::mem::take(&mut text),
-            Part::Failed(why) => return Err(failed(shared, &why)),
-            Part::Done(report) => {
-                let end = end_of(shared, &report)?;
-                let shown = if form.trims() { text.trim_matches('\n') } else { &text };
-                let thought = reasoning.trim_matches('\n');
-                let thought = Some(thought).filter(|thought| !thought.trim().is_empty());
-                return Ok(form.whole(thought, shown, end, &report));
-            }
+    let first = match timeout(shared.keep_alive, sending.next()).await {
+        Ok(Some(Ok(event))) if !stream => {
+            let json = HeaderValue::from_static("application/json");
+            return Ok(([(header::CONTENT_TYPE, json)], event.0).into_response());
         }
-    }
+        Ok(Some(event)) => event?,
+        Ok(None) => return Err(Refusal::failed("the answer ended before it began")),
+        Err(_) => sending.keep_alive(),
+    };
+    sending.sent = true;
+    Ok(sending.response(first))
 }
 
 fn failed(shared: &Shared, why: &str) -> Refusal {
@@ -147,7 +154,7 @@ fn failed(shared: &Shared, why: &str) -> Refusal {
     Refusal::failed(why)
 }
 
-/// How an answer ended, or the refusal of one that failed.
+/// The end of an answer, or why there is none.
 fn end_of(shared: &Shared, report: &TurnReport) -> Result<End, Refusal> {
     let detail = report.detail.as_deref();
     let answered = !report.generated.is_empty() && report.in_context;
@@ -167,69 +174,250 @@ fn end_of(shared: &Shared, report: &TurnReport) -> Result<End, Refusal> {
     }
 }
 
-/// A stream's state between two events.
-struct Streaming<F> {
-    shared: Arc<Shared>,
-    answer: Answer,
-    form: F,
-    /// Remove the newlines around the thought and around the answer.
-    shown: (Shown, Shown),
-    ready: VecDeque<Event>,
-    /// Tokens of the prompt, how many of them were in the slot's cache, and when prefill began.
-    prompt: (usize, usize, Instant),
-    ended: bool,
+enum Stage {
+    /// For a slot.
+    Waits(BoxFuture<'static, Result<Answer, Refusal>>),
+    Answers(Answer),
+    Ended,
 }
 
-impl<F: Form> Streaming<F> {
-    /// The next event; `None` after the last.
-    async fn next(&mut self) -> Option<Event> {
+/// What is sent for a request, from its place in the queue to its last event.
+struct Sending<F> {
+    shared: Arc<Shared>,
+    stage: Stage,
+    form: F,
+    stream: bool,
+    /// Whether the status was sent.
+    sent: bool,
+    choices: Choices,
+    ready: VecDeque<Event>,
+    /// Tokens of the prompt, those of them that were in the slot, and when its reading began.
+    prompt: (usize, usize, Instant),
+}
+
+impl<F: Form> Sending<F> {
+    /// The next event, of which a whole answer has one; `None` after the last. An error is the
+    /// last.
+    async fn next(&mut self) -> Option<Result<Event, Refusal>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Some(event);
+                return Some(Ok(event));
             }
-            if self.ended {
-                return None;
+            let part = match &mut self.stage {
+                Stage::Ended => return None,
+                Stage::Answers(answer) => answer.next().await,
+                Stage::Waits(beginning) => match beginning.await {
+                    Ok(answer) => {
+                        self.stage = Stage::Answers(answer);
+                        continue;
+                    }
+                    Err(refusal) => return Some(self.refuse(refusal)),
+                },
+            };
+            if let Err(refusal) = self.take(part) {
+                return Some(self.refuse(refusal));
             }
-            let part = self.answer.next().await;
-            self.receive(part);
         }
     }
 
-    /// Queues the events of a part of the answer.
-    fn receive(&mut self, part: Part) {
+    /// Ends an answer that is not complete. A stream says so in its form.
+    fn refuse(&mut self, refusal: Refusal) -> Result<Event, Refusal> {
+        self.stage = Stage::Ended;
+        if self.stream && self.sent { Ok(self.form.failed(&refusal)) } else { Err(refusal) }
+    }
+
+    fn take(&mut self, part: Part) -> Result<(), Refusal> {
         match part {
-            Part::WasThought | Part::Started { .. } => {}
+            Part::Started { prompt_tokens, cached } => {
+                self.prompt = (prompt_tokens, cached, Instant::now());
+                if self.stream {
+                    self.ready.extend(self.form.begin(prompt_tokens, cached));
+                }
+            }
             Part::Read(tokens) => {
                 let (total, cached, began) = self.prompt;
                 let progress = Progress { total, cached, processed: cached + tokens, time: began.elapsed() };
                 self.ready.extend(self.form.progress(&progress));
             }
-            Part::Text(kind, text) => self.text(kind, text),
-            Part::Failed(why) => self.end(Err(failed(&self.shared, &why))),
-            Part::Done(report) => {
-                let end = end_of(&self.shared, &report).map(|end| (end, report));
-                self.end(end);
+            Part::Choice(choice) => {
+                self.choices.choose(choice);
+                self.form.choose(choice);
             }
+            Part::Likely(tokens) => self.choices.current().likely(tokens),
+            Part::Text(kind, text) if self.stream => {
+                let (text, tokens) = self.choices.current().shown(kind, text, self.form.trims());
+                if !text.is_empty() {
+                    self.ready.extend(self.form.text(kind, &text, &tokens));
+                }
+            }
+            Part::Text(kind, text) => self.choices.current().push(kind, &text),
+            Part::WasThought => self.choices.current().was_thought(),
+            Part::Ended(report) => {
+                let end = self.choices.current().ended(&report);
+                if self.stream {
+                    self.ready.extend(self.form.ended(end));
+                }
+            }
+            Part::TooMany(n) => return Err(too_many(n)),
+            Part::Failed(why) => return Err(failed(&self.shared, &why)),
+            Part::Done(report) => self.done(&report)?,
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, report: &TurnReport) -> Result<(), Refusal> {
+        let end = end_of(&self.shared, report)?;
+        self.stage = Stage::Ended;
+        if self.stream {
+            self.ready.extend(self.form.end(end, report));
+            return Ok(());
+        }
+        let choices = std::mem::take(&mut self.choices).whole(end, self.form.trims());
+        self.ready.push_back(Event(self.form.whole(&choices, report).to_string()));
+        Ok(())
+    }
+
+    fn keep_alive(&self) -> Event {
+        if self.stream { self.form.keep_alive() } else { Event::space() }
+    }
+
+    /// The response that begins with `first`.
+    fn response(self, first: Event) -> Response {
+        let kind = if self.stream { F::STREAM } else { "application/json" };
+        let events = futures_util::stream::unfold((Some(first), self), |(first, mut sending)| async move {
+            let event = match first {
+                Some(event) => Ok(event),
+                None => match timeout(sending.shared.keep_alive, sending.next()).await {
+                    Ok(event) => event?,
+                    Err(_) => Ok(sending.keep_alive()),
+                },
+            };
+            // Without its end, an answer that is to be whole is not taken for one.
+            let bytes = event.map(|event| event.0).map_err(|refusal| io::Error::other(refusal.message));
+            Some((bytes, (None, sending)))
+        });
+        let headers = [
+            (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+            (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+            // Keeps proxies from buffering the stream.
+            (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        ];
+        (headers, Body::from_stream(events)).into_response()
+    }
+}
+
+fn too_many(n: usize) -> Refusal {
+    let message = format!("memory holds {n} answers at a time; ask for a smaller n, or start with more --slots");
+    Refusal::field("n", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Command, EngineHandle, EngineMessage, Event as Report, ModelInfo, Request};
+    use crate::serve::admission::Admission;
+    use crate::serve::shared::Defaults;
+    use futures_util::StreamExt;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    struct Plain;
+
+    impl Form for Plain {
+        fn trims(&self) -> bool {
+            true
+        }
+        fn begin(&mut self, _: usize, _: usize) -> Vec<Event> {
+            Vec::new()
+        }
+        fn progress(&mut self, _: &Progress) -> Vec<Event> {
+            Vec::new()
+        }
+        fn text(&mut self, _: TextKind, text: &str, _: &[TokenChoice]) -> Vec<Event> {
+            vec![Event::data(text)]
+        }
+        fn end(&mut self, _: End, _: &TurnReport) -> Vec<Event> {
+            Vec::new()
+        }
+        fn failed(&mut self, refusal: &Refusal) -> Event {
+            Event::data(&refusal.message)
+        }
+        fn whole(&mut self, _: &[Choice], _: &TurnReport) -> Value {
+            Value::Null
         }
     }
 
-    fn text(&mut self, kind: TextKind, text: String) {
-        let shown = match kind {
-            TextKind::Reasoning => &mut self.shown.0,
-            TextKind::Answer => &mut self.shown.1,
-        };
-        let text = if self.form.trims() { shown.push(&text) } else { text };
-        if !text.is_empty() {
-            self.ready.extend(self.form.text(kind, &text));
+    /// A server of one slot over an engine that encodes a text as `n` tokens, and whose answers
+    /// fail.
+    fn server(n: usize, keep_alive: Duration) -> Arc<Shared> {
+        let (handle, inbox, _) = EngineHandle::new();
+        let info = ModelInfo { context: 10, ..ModelInfo::default() };
+        let admission = Admission::new(1, 9);
+        let log = Box::new(|_: &str| {});
+        let mut shared = Shared::new(handle.commands.clone(), Arc::new(info), Defaults::default(), admission, log);
+        shared.keep_alive = keep_alive;
+        let shared = Arc::new(shared);
+        let of = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            let _handle = handle;
+            for message in inbox {
+                match message {
+                    EngineMessage::Request(Request { id, command: Command::Encode(_), .. }) => {
+                        of.on_event(Some(id), Report::Encoded(Ok(vec![0; n])));
+                    }
+                    EngineMessage::Ask { outlet, .. } => outlet.event(Report::Failed("lost".to_owned())),
+                    _ => {}
+                }
+            }
+        });
+        shared
+    }
+
+    fn asked(stream: bool) -> Asked {
+        Asked { stream, return_progress: false, n: 1, ask: Default::default() }
+    }
+
+    async fn answered(shared: &Arc<Shared>, stream: bool) -> Result<Response, Refusal> {
+        answer(shared, Plain, asked(stream), |_| Ok(vec![Piece::Text("x".to_owned())])).await
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_sent_something_and_a_whole_answer_that_fails_has_no_end() {
+        for (stream, while_waiting) in [(true, ":\n\n"), (false, " ")] {
+            let shared = server(3, Duration::from_millis(1));
+            let slot = shared.admission.enter().unwrap().slot().await.unwrap();
+            let response = answered(&shared, stream).await.unwrap();
+            assert_eq!(response.status(), 200);
+            let mut body = response.into_body().into_data_stream();
+            for _ in 0..3 {
+                assert_eq!(body.next().await.unwrap().unwrap(), while_waiting);
+            }
+            drop(slot);
+            let last = loop {
+                match body.next().await.unwrap() {
+                    Ok(bytes) if bytes == while_waiting => {}
+                    last => break last,
+                }
+            };
+            match stream {
+                true => assert_eq!(last.unwrap(), "data: lost\n\n"),
+                false => assert!(last.unwrap_err().to_string().contains("lost")),
+            }
+            assert!(body.next().await.is_none());
+            // Before anything was sent, the status says it.
+            let refused = answered(&server(3, PATIENCE), stream).await.unwrap_err();
+            assert_eq!((refused.status.as_u16(), &*refused.message), (500, "lost"));
         }
     }
 
-    fn end(&mut self, end: Result<(End, Box<TurnReport>), Refusal>) {
-        self.ended = true;
-        match end {
-            Ok((end, report)) => self.ready.extend(self.form.end(end, &report)),
-            // No event marks the end, because the answer is not complete.
-            Err(refusal) => self.ready.push_back(self.form.failed(&refusal)),
+    #[tokio::test]
+    async fn a_prompt_that_does_not_fit_is_refused_by_its_status_also_in_the_queue() {
+        let shared = server(10, PATIENCE);
+        let _slot = shared.admission.enter().unwrap().slot().await.unwrap();
+        for stream in [true, false] {
+            let refused = answered(&shared, stream).await.unwrap_err();
+            assert_eq!((refused.status.as_u16(), refused.code), (400, Some("context_length_exceeded")));
         }
+        assert_eq!(shared.admission.load(), (1, 0));
     }
 }

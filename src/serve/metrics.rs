@@ -1,6 +1,6 @@
 //! Counters of the server, in the text format of Prometheus.
 
-use crate::protocol::TurnReport;
+use crate::protocol::{ChainReport, TurnReport};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,15 +27,26 @@ pub fn seconds(report: &TurnReport) -> (f64, f64) {
     (prompt, report.decode_tok_s.map_or(0.0, |speed| generated / speed))
 }
 
+/// Tokens of the answer, of all if there are several, and those of them in thoughts.
+pub fn generated(report: &TurnReport) -> (usize, usize) {
+    match &report.chains {
+        Some(chains) => {
+            let sum = |of: fn(&ChainReport) -> usize| chains.chains.iter().map(of).sum();
+            (sum(|chain| chain.tokens), sum(|chain| chain.reasoning_tokens))
+        }
+        None => (report.generated.len(), report.reasoning_tokens),
+    }
+}
+
 impl Metrics {
     /// Counts an answer.
     pub fn answered(&self, report: &TurnReport) {
-        let (prompt, generated) = seconds(report);
+        let (prompt, seconds) = seconds(report);
         self.prompt_tokens.fetch_add(report.prompt_tokens as u64, Relaxed);
         self.cached_tokens.fetch_add(report.reused_tokens as u64, Relaxed);
-        self.generated_tokens.fetch_add(report.generated.len() as u64, Relaxed);
+        self.generated_tokens.fetch_add(generated(report).0 as u64, Relaxed);
         self.prompt_us.fetch_add((prompt * 1e6) as u64, Relaxed);
-        self.generated_us.fetch_add((generated * 1e6) as u64, Relaxed);
+        self.generated_us.fetch_add((seconds * 1e6) as u64, Relaxed);
     }
 
     /// `load`: requests that are answered, and that wait.

@@ -50,6 +50,16 @@ impl Chat {
     }
 }
 
+/// Refuses a prompt that the context does not hold, as the engine does.
+pub async fn check_fits(shared: &Arc<Shared>, prompt: Vec<Piece>) -> Result<(), Refusal> {
+    let (tokens, context) = (shared.encode(prompt).await.map_err(Refusal::failed)?.len(), shared.info.context);
+    if tokens < context {
+        return Ok(());
+    }
+    let message = format!("the prompt has {tokens} tokens, and the context holds {context} with the answer");
+    Err(Refusal::too_long(message, "messages", tokens, context))
+}
+
 /// Renders on a thread of its own.
 pub async fn rendered(
     shared: &Arc<Shared>,

@@ -56,6 +56,8 @@ pub struct Asked {
     pub stream: bool,
     /// A stream says how much of its prompt was read.
     pub return_progress: bool,
+    /// Number of answers.
+    pub n: usize,
     /// Without the prompt.
     pub ask: Ask,
 }
@@ -74,7 +76,7 @@ impl Asked {
             return Err(Refusal::unsupported(name, message));
         }
         let ask = Ask { seed: seed(fields)?.or(defaults.seed), ..ask };
-        Ok(Self { stream, return_progress, ask })
+        Ok(Self { stream, return_progress, n: 1, ask })
     }
 }
 

@@ -7,6 +7,7 @@ use crate::protocol::{Command, CommandSender, Event, ModelInfo, Piece, RequestId
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 /// How answers are generated where a request does not say.
@@ -25,6 +26,8 @@ pub struct Defaults {
 /// Receives lines for the log.
 pub type Log = Box<dyn Fn(&str) + Send + Sync>;
 
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
 type Encoded = Result<Vec<Token>, String>;
 
 pub struct Shared {
@@ -34,6 +37,8 @@ pub struct Shared {
     pub admission: Admission,
     pub metrics: Metrics,
     pub log: Log,
+    /// A client is sent something at least this often while its answer is worked on.
+    pub keep_alive: Duration,
     /// Texts that the engine is encoding.
     encoding: Mutex<HashMap<RequestId, oneshot::Sender<Encoded>>>,
     encodes: Semaphore,
@@ -51,7 +56,7 @@ impl Shared {
     ) -> Self {
         let (metrics, encoding, closed) = (Metrics::default(), Mutex::default(), AtomicBool::new(false));
         let encodes = Semaphore::new(1);
-        Self { commands, info, defaults, admission, metrics, log, encoding, encodes, closed }
+        Self { commands, info, defaults, admission, metrics, log, keep_alive: KEEP_ALIVE, encoding, encodes, closed }
     }
 
     pub fn commands(&self) -> &CommandSender {

@@ -27,7 +27,7 @@ fn session(tiny: &Tiny) -> Session<'_> {
 }
 
 fn width(width: usize) -> ChainsRequest {
-    ChainsRequest { width: Some(width), early_stop: false, checked: false }
+    ChainsRequest { width: Some(width), early_stop: false, checked: false, may_equal: false }
 }
 
 fn send(s: &mut Session, seed: u64, chains: Option<ChainsRequest>) {

@@ -304,12 +304,17 @@ fn ask(s: &mut Session, question: &str, drafts: bool, chains: Option<ChainsReque
     let mut request = s.request(prompt);
     request.ask.drafts = if drafts { MAX_DRAFTS } else { 0 };
     request.ask.max_think = Some(7);
+    request.ask.logprobs = Some(2);
     request.chains = chains;
     s.send(Command::Generate(Box::new(request)));
     let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
     s.log.truncate(report.log_base);
     s.log.extend_from_slice(&report.log);
-    let text = s.events.iter().filter_map(|e| if let Event::Text { text, .. } = e { Some(&**text) } else { None });
+    let text = s.events.iter().filter_map(|e| match e {
+        Event::Text { text, .. } => Some(text.clone()),
+        Event::Likely { chain, tokens, .. } if chain.is_none() => Some(format!("{tokens:?}")),
+        _ => None,
+    });
     let text = text.collect();
     if report.in_context {
         let (turn, reply) = (report.turn, report.generated.clone());
@@ -426,7 +431,12 @@ fn are_equal<'a>(mut drafted: Session<'a>, mut plain: Session<'a>) -> (u64, u64)
     assert!(drafted.info.most_drafts > 0 && plain.info.most_drafts == 0);
     let (mut full, mut twins) = (false, 0);
     for turn in 0..40 {
-        let chains = (turn % 9 == 4).then_some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+        let chains = (turn % 9 == 4).then_some(ChainsRequest {
+            width: Some(3),
+            early_stop: false,
+            checked: false,
+            may_equal: false,
+        });
         let question = format!("question {turn}, and some more words");
         let (a, said) = ask(&mut drafted, &question, true, chains);
         let (b, wanted) = ask(&mut plain, &question, false, chains);
@@ -490,7 +500,12 @@ fn a_replaced_answer_is_tried_again() {
         let questions = [format!("question {turn}, and some words"), format!("question {turn}: and some words")];
         // Asked, asked again with the same seed and with another one, and edited.
         for (n, (question, again)) in [(0, false), (0, true), (0, false), (1, false)].into_iter().enumerate() {
-            let chains = (n == 2).then_some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+            let chains = (n == 2).then_some(ChainsRequest {
+                width: Some(3),
+                early_stop: false,
+                checked: false,
+                may_equal: false,
+            });
             let answers = [&mut with, &mut lookup, &mut plain].map(|s| {
                 if n > 0 {
                     s.exchanges.pop();

@@ -173,7 +173,7 @@ fn the_first_of_several_chains_is_the_ordinary_answer() {
     });
     s.max_tokens = 50;
     let prompt = s.prompt(&question());
-    let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+    let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false, may_equal: false });
     let request = GenerateRequest { chains, ..s.request(prompt) };
     let report = answered(&mut s, request);
     let chains = report.chains.expect("several answered").chains;
@@ -197,7 +197,7 @@ fn figures_of_far_rows_are_of_the_mean_chain_too() {
     // A busy machine may look only when the answer has ended, and asks again.
     let look = |_| {
         let prompt = s.prompt(&question());
-        let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false });
+        let chains = Some(ChainsRequest { width: Some(3), early_stop: false, checked: false, may_equal: false });
         let request = GenerateRequest { chains, ..s.request(prompt) };
         s.events.clear();
         s.send(Command::Generate(Box::new(request)));

@@ -5,7 +5,7 @@ use crate::harness::{Session, text};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::protocol::{
     Ask, Command, Event, Finding, LogEntry, Probe, RecallRequest, Recalled, RestoreRequest, SamplingParams, StopReason,
-    TurnReport,
+    TokenChoice, TurnReport,
 };
 
 fn talker() -> Tiny {
@@ -219,7 +219,16 @@ fn the_log_probabilities_of_an_answer_are_those_of_the_reference() {
     let tiny = talker();
     let mut s = Session::new(&tiny);
     s.ask(SAID);
-    let answer = s.ask("and a second question of some length, so that something is dropped").generated;
+    let prompt = s.prompt("and a second question of some length, so that something is dropped");
+    let mut request = s.request(prompt);
+    request.ask.logprobs = Some(3);
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    s.log.truncate(report.log_base);
+    s.log.extend_from_slice(&report.log);
+    let tokens = |e: &Event| if let Event::Likely { tokens, .. } = e { tokens.clone() } else { Vec::new() };
+    let streamed: Vec<TokenChoice> = s.events.iter().flat_map(tokens).collect();
+    let answer = report.generated;
     let (stored, pages) = (s.stored(), s.watch.seen().pages);
     let read = |s: &mut Session<'_>, tokens: &[u32]| {
         s.send(Command::Probe(Probe::Logprobs(tokens.to_vec())));
@@ -227,6 +236,13 @@ fn the_log_probabilities_of_an_answer_are_those_of_the_reference() {
     };
     let found = read(&mut s, &answer).expect("it is in the cache");
     assert_eq!(found.len(), answer.len());
+    // While it was generated, they were the same.
+    assert!(streamed.len() + 1 >= answer.len(), "all but an end token");
+    for (token, found) in streamed.into_iter().zip(&found) {
+        assert!((token.said.logprob - found.said.logprob).abs() < 1e-3);
+        let others = |token: &TokenChoice| token.others.iter().map(|other| other.text.clone()).collect::<Vec<_>>();
+        assert_eq!(others(&token), others(found));
+    }
     let (wanted, tokens) = (s.wanted(), s.tokens());
     // The last token of the answer was not fed yet.
     let start = tokens.len() + 1 - answer.len();

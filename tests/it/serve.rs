@@ -1,5 +1,6 @@
 //! `dmschat serve` over loopback, with the built-in model: what clients of OpenAI's API rely on.
 
+mod choices;
 mod messages;
 mod remote;
 
@@ -233,8 +234,11 @@ fn what_is_not_answered_says_so_with_its_field_and_status() {
             "response_format",
             "not supported",
         ),
-        (with(question(), json!({ "logprobs": true })), 400, "logprobs", "not supported"),
-        (with(question(), json!({ "n": 2 })), 400, "n", "not supported"),
+        (with(question(), json!({ "logprobs": 1 })), 400, "logprobs", "true or false"),
+        (with(question(), json!({ "top_logprobs": 1 })), 400, "top_logprobs", "logprobs is not"),
+        (with(question(), json!({ "logprobs": true, "top_logprobs": 21 })), 400, "top_logprobs", "0 to 20"),
+        (with(question(), json!({ "n": 9 })), 400, "n", "may be 8"),
+        (with(question(), json!({ "n": 0 })), 400, "n", "from 1"),
         (with(question(), json!({ "temperature": 200 })), 400, "temperature", "expected 0 to 100"),
         (with(question(), json!({ "temperature": "hot" })), 400, "temperature", "expected a number"),
         (with(question(), json!({ "max_tokens": 0 })), 400, "max_tokens", "from 1"),

@@ -36,7 +36,7 @@ impl Server {
     }
 
     fn ask(&self, ask: Ask) -> EngineHandle {
-        self.handle.commands.ask(ask)
+        self.handle.commands.ask(ask, None)
     }
 
     /// Asks, and leaves after this number of steps of the engine.

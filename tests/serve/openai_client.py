@@ -60,8 +60,14 @@ chunks = [chunk.choices[0].text for chunk in CLIENT.completions.create(stream=Tr
 case("completions, whole and streamed", completion and "".join(chunks) == completion, repr(completion))
 refused("tools", BadRequestError, "unsupported_parameter", tools=[{"type": "function", "function": {"name": "f"}}])
 refused("response_format", BadRequestError, "unsupported_parameter", response_format={"type": "json_object"})
-refused("logprobs", BadRequestError, "unsupported_parameter", logprobs=True)
-refused("n", BadRequestError, "unsupported_parameter", n=2)
+likely = chat(logprobs=True, top_logprobs=3).choices[0].logprobs.content
+case("logprobs", "".join(token.token for token in likely).strip("\n") == text and len(likely[0].top_logprobs) == 3)
+chunks = list(chat(logprobs=True, top_logprobs=3, stream=True))
+streamed = [token for chunk in chunks for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+case("logprobs of a stream", streamed == likely)
+several = chat(n=3, max_tokens=8)
+case("n", [choice.index for choice in several.choices] == [0, 1, 2] and several.usage.completion_tokens == 24)
+refused("a great n", BadRequestError, "invalid_value", n=9)
 long = [{"role": "user", "content": "word " * 200_000}]
 refused("a prompt that is too long", BadRequestError, "context_length_exceeded", messages=long)
 try:

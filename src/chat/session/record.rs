@@ -322,6 +322,7 @@ mod tests {
             extracted: None,
             stop_reason: StopReason::End,
             tokens: 1,
+            reasoning_tokens: 0,
             reads: x,
             seed: 1,
         };

@@ -7,6 +7,7 @@ use super::super::snapshots::Worth;
 use super::asked::Asked;
 use super::halt::Halt;
 use super::job::{Job, Work};
+use super::said;
 use super::state::Conversation;
 use super::turn::{Base, Start, Turn, replaced};
 use crate::backend::Backend;
@@ -198,7 +199,8 @@ impl<B: Backend> Conversation<B> {
 
     /// Makes the generated answer a part of the conversation.
     fn end_text(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: &Turn) {
-        self.chain.finish_text().into_iter().for_each(|said| events.event(said.event(turn.id)));
+        let rest = self.chain.finish_text();
+        said::send(events, turn.id, None, self.chain.likely_mut(), rest);
         let Some(generation) = &mut self.chain.generation else { return };
         generation.stop.get_or_insert(StopReason::Cancelled);
         self.replies.insert(turn.id, generation.generated.clone());

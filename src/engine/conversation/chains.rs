@@ -153,6 +153,7 @@ impl Chains {
             reasoning: std::mem::take(&mut one.reasoning),
             stop_reason,
             tokens: generation.generated.len(),
+            reasoning_tokens: generation.reply.reasoning_tokens,
             reads: Figures::per_lane(m.runner.cache.geometry(), counted.0),
             seed: generation.seed,
         };

@@ -7,10 +7,10 @@ use super::super::report::Figures;
 use super::super::runner::NonFinite;
 use super::super::scheduler::Stage;
 use super::super::snapshots::Worth;
-use super::super::think::Said;
 use super::chains::{Chains, Ended, OneOfMany};
 use super::halt::Halt;
 use super::job::{Job, Work};
+use super::said;
 use super::state::Conversation;
 use super::turn::Turn;
 use crate::backend::{Backend, KvGeometry};
@@ -93,7 +93,7 @@ impl<B: Backend> Conversation<B> {
             return Ok(());
         };
         let ask = &mut turn.asked.ask;
-        if ask.sampling.temperature <= 0.0 {
+        if ask.sampling.temperature <= 0.0 && !request.may_equal {
             if !std::mem::replace(&mut m.said_that_chains_sample, true) {
                 events.event(Event::Info(format!(
                     "sampling at temperature {CHAINS_TEMPERATURE} (greedy chains would be identical)"
@@ -154,22 +154,21 @@ impl<B: Backend> Conversation<B> {
     }
 
     /// Adds a token that was sampled for a chain.
-    pub fn chain_sampled(&mut self, m: &mut Loaded<B>, number: usize, token: Token) {
+    pub fn chain_sampled(&mut self, m: &mut Loaded<B>, number: usize, token: Token, row: usize) {
         let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
             return;
         };
         let Some(chain) = chains.chain_mut(number) else { return };
-        let Pushed { said, repeats } = chain.push(token, &m.runner, &m.vocabulary);
+        let Pushed { said, repeats } = match chain.push(token, row, &mut m.runner, &m.vocabulary) {
+            Ok(pushed) => pushed,
+            Err(error) => return self.end_chain(m, number, error),
+        };
         if repeats && !std::mem::replace(&mut chains.repeats, true) {
             events.event(Event::Repeats { turn: turn.id, chain: Some(number) });
         }
-        for one in said {
-            chains.chains[number].push(&one);
-            if let Said::Text(kind, text) = one {
-                let event = ChainEvent::Text { chain: number, kind, text };
-                events.event(Event::Chain { turn: turn.id, event });
-            }
-        }
+        said.iter().for_each(|one| chains.chains[number].push(one));
+        let likely = chains.chain_mut(number).and_then(Chain::likely_mut);
+        said::send(events, turn.id, Some(number), likely, said);
         self.decode_tok_s = self.chains.as_ref().and_then(Chains::decode_tok_s);
     }
 
@@ -191,10 +190,9 @@ impl<B: Backend> Conversation<B> {
         let (turn, owner) = (turn.id, self.outlet.conversation());
         chains.note_pages(m, owner, &self.chain.context);
         for &number in numbers {
-            for said in chains.end(m, owner, number, why) {
-                if let Said::Text(kind, text) = said {
-                    events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
-                }
+            let rest = chains.end(m, owner, number, why);
+            if let Some(ended) = &mut chains.chains[number].ended {
+                said::send(events, turn, Some(number), ended.generation.likely.as_mut(), rest);
             }
             if let Some(ended) = &chains.chains[number].ended {
                 let (report, votes) = (Box::new(ended.report.clone()), chains.vote_counts());

@@ -2,11 +2,11 @@
 //! content each, and there is no block without a text.
 
 use super::error;
-use crate::protocol::{TextKind, TurnReport};
-use crate::serve::answering::{End, Form, Progress};
+use crate::protocol::{TextKind, TokenChoice, TurnReport};
+use crate::serve::answering::{End, Event, Form, Progress};
+use crate::serve::choice::Choice;
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::random_digits;
-use axum::response::sse::{Event, KeepAlive};
 use serde_json::{Value, json};
 
 pub struct Reply {
@@ -22,7 +22,7 @@ pub struct Reply {
 /// An event, which has its name in its data, too.
 fn event(name: &'static str, mut data: Value) -> Event {
     data["type"] = json!(name);
-    Event::default().event(name).data(data.to_string())
+    Event::named(name, &data)
 }
 
 fn block(kind: TextKind, text: &str) -> Value {
@@ -99,8 +99,8 @@ impl Form for Reply {
         true
     }
 
-    fn keep_alive(&self) -> KeepAlive {
-        KeepAlive::new().event(event("ping", json!({})))
+    fn keep_alive(&self) -> Event {
+        event("ping", json!({}))
     }
 
     fn begin(&mut self, prompt_tokens: usize, cached: usize) -> Vec<Event> {
@@ -112,7 +112,7 @@ impl Form for Reply {
         vec![event("ping", json!({}))]
     }
 
-    fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event> {
+    fn text(&mut self, kind: TextKind, text: &str, _: &[TokenChoice]) -> Vec<Event> {
         let mut events = Vec::new();
         if kind == TextKind::Reasoning && !self.shows_thought {
             return events;
@@ -147,12 +147,14 @@ impl Form for Reply {
         event("error", error::json(refusal))
     }
 
-    fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value {
-        let thought = thought.filter(|_| self.shows_thought).map(|thought| block(TextKind::Reasoning, thought));
+    fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
+        let Some(Choice { thought, text, end, .. }) = choices.first() else { return Value::Null };
+        let thought = thought.as_deref().filter(|_| self.shows_thought);
+        let thought = thought.map(|thought| block(TextKind::Reasoning, thought));
         let text = Some(text).filter(|text| !text.is_empty()).map(|text| block(TextKind::Answer, text));
         let content: Vec<Value> = thought.into_iter().chain(text).collect();
         let mut message = self.message(json!(content), usage_of(report));
-        let (reason, sequence) = stop(end, report);
+        let (reason, sequence) = stop(*end, report);
         (message["stop_reason"], message["stop_sequence"]) = (json!(reason), json!(sequence));
         message
     }

@@ -20,10 +20,11 @@ pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Re
     let given = fields.array("messages")?.ok_or_else(|| Refusal::field("messages", "messages is missing"))?;
     let messages = messages::read(given)?;
     let thought = thought(&mut fields, &shared)?;
-    let Common { asked, include_usage } = Common::take(&mut fields, &shared)?;
+    let common = Common::take(&mut fields, &shared, false)?;
     let chat = Chat::new(messages, thought.think, &shared)?;
+    let form = Reply::new(Kind::Chat, &shared.info.identity.name, &common);
+    let Common { asked, .. } = common;
     let asked = Asked { ask: Ask { max_think: thought.most, ..asked.ask }, ..asked };
-    let form = Reply::new(Kind::Chat, &shared.info.identity.name, include_usage);
     answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
 

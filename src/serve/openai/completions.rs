@@ -18,10 +18,11 @@ use std::sync::Arc;
 pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Refusal> {
     let mut fields = fields::read(request).await?;
     let prompt = prompt(fields.take("prompt"))?;
-    let Common { asked, include_usage } = Common::take(&mut fields, &shared)?;
+    let common = Common::take(&mut fields, &shared, true)?;
     shared.check_length("prompt", prompt.len())?;
+    let form = Reply::new(Kind::Text, &shared.info.identity.name, &common);
+    let Common { asked, .. } = common;
     let asked = Asked { ask: Ask { raw: true, ..asked.ask }, ..asked };
-    let form = Reply::new(Kind::Text, &shared.info.identity.name, include_usage);
     answer(&shared, form, asked, move |shared| Ok(with_controls(&prompt, &shared.info.template))).await
 }
 

@@ -1,11 +1,13 @@
 //! Answers as JSON: whole, in chunks, their usage and timings.
 
-use crate::protocol::{TextKind, TurnReport};
-use crate::serve::answering::{End, Form, Progress};
-use crate::serve::metrics::seconds;
+use super::request::Common;
+use crate::protocol::{TextKind, TokenChoice, TurnReport};
+use crate::serve::answering::{End, Event, Form, Progress};
+use crate::serve::choice::Choice;
+use crate::serve::logprobs;
+use crate::serve::metrics::{generated, seconds};
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::{now, random_digits};
-use axum::response::sse::{Event, KeepAlive};
 use serde_json::{Value, json};
 
 /// What an answer answers.
@@ -26,13 +28,20 @@ pub struct Reply {
     model: String,
     /// The client asked for usage in its stream, where it is null until the end.
     has_usage: bool,
+    /// Number of choices, and the one that is written.
+    n: usize,
+    choice: usize,
+    /// Tokens that are named beside each one, if log-probabilities were asked for.
+    logprobs: Option<usize>,
 }
 
 impl Reply {
-    pub fn new(kind: Kind, model: &str, has_usage: bool) -> Self {
+    pub fn new(kind: Kind, model: &str, asked: &Common) -> Self {
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", random_digits());
-        Self { kind, id, created: now(), model: model.to_owned(), has_usage }
+        let Common { include_usage: has_usage, asked } = asked;
+        let (n, logprobs) = (asked.n, asked.ask.logprobs);
+        Self { kind, id, created: now(), model: model.to_owned(), has_usage: *has_usage, n, choice: 0, logprobs }
     }
 
     fn object(&self, object: &str, choices: Value) -> Value {
@@ -55,20 +64,39 @@ impl Reply {
         chunk
     }
 
+    /// The choices of a chunk: one, of which `value` is the member `name`.
+    fn choice(&self, name: &str, value: Value, tokens: &[TokenChoice], end: Option<End>) -> Value {
+        json!([{
+            "index": self.choice,
+            name: value,
+            "logprobs": self.logprobs.map(|k| match self.kind {
+                Kind::Chat => json!({ "content": logprobs::entries(tokens, k), "refusal": null }),
+                Kind::Text => logprobs::of_text(tokens, k),
+            }),
+            "finish_reason": end.map(finish_reason),
+        }])
+    }
+
     /// A chunk of an answer's text.
-    fn delta(&self, text: &str) -> Value {
+    fn delta(&self, text: &str, tokens: &[TokenChoice]) -> Value {
         self.chunk(match self.kind {
-            Kind::Chat => {
-                json!([{ "index": 0, "delta": { "content": text }, "logprobs": null, "finish_reason": null }])
-            }
-            Kind::Text => json!([{ "index": 0, "text": text, "logprobs": null, "finish_reason": null }]),
+            Kind::Chat => self.choice("delta", json!({ "content": text }), tokens, None),
+            Kind::Text => self.choice("text", json!(text), tokens, None),
+        })
+    }
+
+    /// The last chunk of a choice.
+    fn last(&self, end: End) -> Value {
+        self.chunk(match self.kind {
+            Kind::Chat => self.choice("delta", json!({}), &[], Some(end)),
+            Kind::Text => self.choice("text", json!(""), &[], Some(end)),
         })
     }
 }
 
 /// An event of a stream.
 fn event(chunk: &Value) -> Event {
-    Event::default().data(chunk.to_string())
+    Event::data(chunk)
 }
 
 fn finish_reason(end: End) -> &'static str {
@@ -83,19 +111,27 @@ impl Form for Reply {
         self.kind == Kind::Chat
     }
 
-    fn keep_alive(&self) -> KeepAlive {
-        KeepAlive::new()
+    fn begin(&mut self, _prompt_tokens: usize, _cached: usize) -> Vec<Event> {
+        if self.kind == Kind::Text {
+            return Vec::new();
+        }
+        let mut events = Vec::with_capacity(self.n);
+        for choice in 0..self.n {
+            self.choice = choice;
+            let delta = json!({ "role": "assistant", "content": "" });
+            events.push(event(&self.chunk(self.choice("delta", delta, &[], None))));
+        }
+        self.choice = 0;
+        events
     }
 
-    fn begin(&mut self, _prompt_tokens: usize, _cached: usize) -> Vec<Event> {
-        let delta = json!({ "role": "assistant", "content": "" });
-        let choice = json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]);
-        (self.kind == Kind::Chat).then(|| event(&self.chunk(choice))).into_iter().collect()
+    fn choose(&mut self, choice: usize) {
+        self.choice = choice;
     }
 
     /// As llama.cpp's server does.
     fn progress(&mut self, progress: &Progress) -> Vec<Event> {
-        let mut chunk = self.delta("");
+        let mut chunk = self.delta("", &[]);
         chunk["prompt_progress"] = json!({
             "total": progress.total,
             "cache": progress.cached,
@@ -105,29 +141,30 @@ impl Form for Reply {
         vec![event(&chunk)]
     }
 
-    fn text(&mut self, kind: TextKind, text: &str) -> Vec<Event> {
+    fn text(&mut self, kind: TextKind, text: &str, tokens: &[TokenChoice]) -> Vec<Event> {
         vec![event(&match kind {
-            TextKind::Answer => self.delta(text),
-            TextKind::Reasoning => self.chunk(json!([{
-                "index": 0, "delta": { "reasoning_content": text }, "logprobs": null, "finish_reason": null
-            }])),
+            TextKind::Answer => self.delta(text, tokens),
+            TextKind::Reasoning => self.chunk(self.choice("delta", json!({ "reasoning_content": text }), &[], None)),
         })]
     }
 
+    fn ended(&mut self, end: End) -> Vec<Event> {
+        vec![event(&self.last(end))]
+    }
+
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
-        let reason = finish_reason(end);
-        let mut last = self.chunk(match self.kind {
-            Kind::Chat => json!([{ "index": 0, "delta": {}, "logprobs": null, "finish_reason": reason }]),
-            Kind::Text => json!([{ "index": 0, "text": "", "logprobs": null, "finish_reason": reason }]),
-        });
-        last["timings"] = timings(report);
-        let mut events = vec![event(&last)];
+        let mut events = Vec::new();
+        if self.n == 1 {
+            let mut last = self.last(end);
+            last["timings"] = timings(report);
+            events.push(event(&last));
+        }
         if self.has_usage {
             let mut chunk = self.chunk(json!([]));
             chunk["usage"] = usage(report);
             events.push(event(&chunk));
         }
-        events.push(Event::default().data("[DONE]"));
+        events.push(Event::data("[DONE]"));
         events
     }
 
@@ -135,22 +172,25 @@ impl Form for Reply {
         event(&refusal.json())
     }
 
-    fn whole(&self, thought: Option<&str>, text: &str, end: End, report: &TurnReport) -> Value {
-        let reason = finish_reason(end);
-        let mut whole = match self.kind {
-            Kind::Chat => {
-                let mut message = json!({ "role": "assistant", "content": text, "refusal": null, "annotations": [] });
-                if let Some(thought) = thought {
-                    message["reasoning_content"] = json!(thought);
+    fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
+        let mut all = Vec::new();
+        for (index, Choice { thought, text, end, tokens }) in choices.iter().enumerate() {
+            self.choice = index;
+            let choice = match self.kind {
+                Kind::Chat => {
+                    let mut message =
+                        json!({ "role": "assistant", "content": text, "refusal": null, "annotations": [] });
+                    if let Some(thought) = thought {
+                        message["reasoning_content"] = json!(thought);
+                    }
+                    self.choice("message", message, tokens, Some(*end))
                 }
-                let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": reason });
-                self.object("chat.completion", json!([choice]))
-            }
-            Kind::Text => {
-                let choice = json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": reason });
-                self.object("text_completion", json!([choice]))
-            }
-        };
+                Kind::Text => self.choice("text", json!(text), tokens, Some(*end)),
+            };
+            all.push(choice[0].clone());
+        }
+        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let mut whole = self.object(object, json!(all));
         whole["usage"] = usage(report);
         whole["timings"] = timings(report);
         whole
@@ -158,13 +198,13 @@ impl Form for Reply {
 }
 
 fn usage(report: &TurnReport) -> Value {
-    let generated = report.generated.len();
+    let (generated, thought) = generated(report);
     json!({
         "prompt_tokens": report.prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": report.prompt_tokens + generated,
         "prompt_tokens_details": { "cached_tokens": report.reused_tokens },
-        "completion_tokens_details": { "reasoning_tokens": report.reasoning_tokens },
+        "completion_tokens_details": { "reasoning_tokens": thought },
     })
 }
 

@@ -3,22 +3,23 @@
 
 use crate::protocol::Ask;
 use crate::serve::fields::{Fields, from_one};
+use crate::serve::logprobs;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, is_false, is_one, is_zero, refuse, stops};
 use crate::serve::shared::Shared;
 use serde_json::Value;
 
+/// Most answers of one request.
+const MOST_CHOICES: usize = 8;
+
 /// Fields with an effect that is not built, and the values that have none.
-const UNSUPPORTED: [Unsupported; 36] = [
+const UNSUPPORTED: [Unsupported; 33] = [
     ("tools", is_empty),
     ("tool_choice", |value| value == "none" || value == "auto"),
     ("functions", is_empty),
     ("function_call", |value| value == "none" || value == "auto"),
     ("response_format", |value| value["type"] == "text"),
-    ("logprobs", is_false),
-    ("top_logprobs", is_zero),
     ("n_probs", is_zero),
-    ("n", is_one),
     ("best_of", is_one),
     ("echo", is_false),
     ("suffix", is_empty),
@@ -57,8 +58,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// Takes the common fields.
-    pub fn take(fields: &mut Fields, shared: &Shared) -> Result<Self, Refusal> {
+    /// Takes the common fields. `continues`: a text is continued.
+    pub fn take(fields: &mut Fields, shared: &Shared, continues: bool) -> Result<Self, Refusal> {
         check_model(fields, shared)?;
         refuse(fields, &UNSUPPORTED)?;
         let asked = Asked::take(fields, shared)?;
@@ -70,7 +71,17 @@ impl Common {
             Some(Value::Array(all)) => stops("stop", all)?,
             Some(one) => stops("stop", vec![one])?,
         };
-        Ok(Self { asked: Asked { ask: Ask { max_tokens, stop, ..asked.ask }, ..asked }, include_usage })
+        let logprobs = logprobs::take(fields, continues)?;
+        let ask = Ask { max_tokens, stop, logprobs, ..asked.ask };
+        Ok(Self { asked: Asked { ask, n: n(fields)?, ..asked }, include_usage })
+    }
+}
+
+/// Number of answers.
+fn n(fields: &mut Fields) -> Result<usize, Refusal> {
+    match from_one("n", fields.whole("n")?.unwrap_or(1))? {
+        n if n > MOST_CHOICES => Err(Refusal::field("n", format!("n is {n}, and may be {MOST_CHOICES}"))),
+        n => Ok(n),
     }
 }
 

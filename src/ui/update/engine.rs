@@ -87,7 +87,7 @@ pub fn event(app: &mut App, event: Event) {
             let text = texts::repeats(app, chain);
             app.note(LocalKind::Note, text);
         }
-        Event::Repeats { .. } | Event::Encoded(_) => {}
+        Event::Repeats { .. } | Event::Encoded(_) | Event::Likely { .. } => {}
         Event::Notice(text) => {
             // A switch that was refused is answered by a notice.
             app.engine.eviction_asked = None;

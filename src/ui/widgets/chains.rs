@@ -132,6 +132,7 @@ mod tests {
             extracted: answer.map(str::to_owned),
             stop_reason: if answer.is_some() { StopReason::End } else { StopReason::MaxTokens },
             tokens: 120,
+            reasoning_tokens: 0,
             reads: 5_000.0,
             seed,
         }

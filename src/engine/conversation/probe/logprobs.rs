@@ -7,13 +7,12 @@ use crate::engine::chain::Chain;
 use crate::engine::context::Context;
 use crate::engine::conversation::halt::Halt;
 use crate::engine::conversation::state::Conversation;
+use crate::engine::likely::{choice, shown, weigh};
 use crate::engine::loaded::Loaded;
 use crate::engine::reply::flat_of;
 use crate::engine::runner::Runner;
-use crate::protocol::{EventSender, Finding, Likely, LogEntry, Token, TokenChoice};
-use crate::sampler::log_softmax;
+use crate::protocol::{EventSender, Finding, LogEntry, Token, TokenChoice};
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::flat::{CLOSE, OPEN};
 
 /// Other tokens that are named beside each one.
 const OTHERS: usize = 3;
@@ -36,17 +35,10 @@ impl Logprobs {
     }
 
     fn report(self, tokenizer: &Tokenizer) -> Vec<TokenChoice> {
-        let shown = |text: &str| text.replace([OPEN, CLOSE], "");
         let (text, ends) = flat_of(tokenizer, self.answer.iter().copied());
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let texts = starts.zip(&ends).map(|(start, &end)| shown(&text[start..end]));
-        let token = |(said, found): (String, Vec<(Token, f64)>)| {
-            let mut likely = found.into_iter();
-            let logprob = likely.next().map_or(f64::NEG_INFINITY, |(_, logprob)| logprob);
-            let other = |(token, logprob)| Likely { text: shown(&flat_of(tokenizer, [token]).0), logprob };
-            TokenChoice { said: Likely { text: said, logprob }, others: likely.map(other).collect() }
-        };
-        texts.zip(self.found).map(token).collect()
+        texts.zip(self.found).map(|(said, found)| choice(tokenizer, found, said)).collect()
     }
 }
 
@@ -60,7 +52,7 @@ impl<B: Backend> ProbeWork<B> for Logprobs {
         }
         let Self { answer, start, found } = self;
         let fed = end - n;
-        let score = |row: usize, logits: &[f32]| found.push(choice(logits, answer[fed + row + 1 - *start]));
+        let score = |row: usize, logits: &[f32]| found.push(weigh(logits, answer[fed + row + 1 - *start], OTHERS));
         Ok(runner.logits(first - fed..last - fed, score)?)
     }
 
@@ -74,19 +66,6 @@ impl<B: Backend> ProbeWork<B> for Logprobs {
     ) {
         of.end_with(Finding::Logprobs(self.result(m, halt)), m, events, chain);
     }
-}
-
-/// A token and the most probable others, with their log-probabilities.
-fn choice(logits: &[f32], said: Token) -> Vec<(Token, f64)> {
-    let logprobs = log_softmax(logits);
-    let logprob = |token: &Token| logprobs[*token as usize];
-    let mut others: Vec<Token> = (0..logits.len() as Token).filter(|&token| token != said).collect();
-    if others.len() > OTHERS {
-        others.select_nth_unstable_by(OTHERS, |a, b| logprob(b).total_cmp(&logprob(a)));
-        others.truncate(OTHERS);
-    }
-    others.sort_by(|a, b| logprob(b).total_cmp(&logprob(a)));
-    std::iter::once(said).chain(others).map(|token| (token, logprob(&token))).collect()
 }
 
 /// Where the log has an answer last: the entry before its first token, and that token's position.

@@ -60,7 +60,7 @@ impl<B: Backend> Running<B> {
                 // Without drafts, so that each chain has one token.
                 for sampled in chain::decode(&mut m.runner, &[&mut *chain])?.into_iter().flatten() {
                     chain.accept(&mut m.runner);
-                    let Pushed { said, .. } = chain.push(sampled?, &m.runner, &m.vocabulary);
+                    let Pushed { said, .. } = chain.push(sampled?, 0, &mut m.runner, &m.vocabulary)?;
                     for one in said {
                         let found = if let Said::Text(kind, text) = one { work.said(kind, text) } else { None };
                         found.into_iter().for_each(|found| events.event(Event::Found(found)));
