@@ -6,9 +6,10 @@
 //! | `access` | keys, and the checks of `Host` and `Origin` |
 //! | `admission` | the queue in front of the slots |
 //! | `answer`, `choice`, `answering` | an answer that is being generated, and its way to its client |
-//! | `openai`, `messages` | requests and answers in OpenAI's and in Anthropic's form |
+//! | `openai`, `responses`, `messages` | requests and answers in OpenAI's two forms and in Anthropic's |
 //! | `request`, `prompt`, `thought`, `logprobs` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
+//! | `stored` | answers that can be asked for again |
 //! | `fields`, `refusal`, `stamp` | bodies, errors, ids |
 //!
 //! It knows protocol, configuration and chat, and nothing of the engine: each answer is an
@@ -29,8 +30,10 @@ mod openai;
 mod prompt;
 mod refusal;
 mod request;
+mod responses;
 mod shared;
 mod stamp;
+mod stored;
 mod thought;
 mod tokenize;
 

@@ -4,7 +4,7 @@ use super::access::{Access, guard};
 use super::openai::{chat, completions};
 use super::refusal::Refusal;
 use super::shared::Shared;
-use super::{facts, messages, tokenize};
+use super::{facts, messages, responses, tokenize};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
@@ -45,7 +45,7 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
     let allowed = Arc::clone(&access);
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::predicate(move |origin, _| allowed.allows_origin(origin)))
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request());
     let mut router = Router::new()
         .route("/props", get(facts::props))
@@ -59,6 +59,12 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
             .route(&format!("{base}/models/{{*id}}"), get(facts::model_of))
             .route(&format!("{base}/chat/completions"), post(chat::complete))
             .route(&format!("{base}/completions"), post(completions::complete))
+            .route(&format!("{base}/responses"), post(responses::create))
+            .route(
+                &format!("{base}/responses/{{id}}"),
+                get(responses::retrieve).delete(responses::delete).post(not_found),
+            )
+            .route(&format!("{base}/responses/{{id}}/input_items"), get(responses::input_items))
             .route(&format!("{base}/messages"), post(messages::create))
             .route(&format!("{base}/messages/count_tokens"), post(messages::count_tokens));
     }
@@ -74,14 +80,18 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
 
 /// Counts refusals, wherever they were made, and gives them the form of the API that was asked.
 async fn in_form(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let is_messages = messages::owns(request.uri().path());
+    let path = request.uri().path();
+    let refused: fn(Refusal) -> Response = match () {
+        () if messages::owns(path) => messages::refused,
+        () => Refusal::into_response,
+    };
     let mut response = next.run(request).await;
     let Some(refusal) = response.extensions_mut().remove::<Refusal>() else { return response };
     // What failed is counted as such.
     if refusal.status != StatusCode::INTERNAL_SERVER_ERROR {
         shared.metrics.refused.fetch_add(1, Relaxed);
     }
-    if is_messages { messages::refused(refusal) } else { response }
+    refused(refusal)
 }
 
 async fn not_found(request: Request) -> Refusal {

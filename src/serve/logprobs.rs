@@ -30,6 +30,11 @@ pub fn take(fields: &mut Fields, continues: bool) -> Result<Option<usize>, Refus
     checked(name, n).map(Some)
 }
 
+/// Takes `top_logprobs`: the tokens to name beside each one.
+pub fn top(fields: &mut Fields) -> Result<usize, Refusal> {
+    checked("top_logprobs", fields.whole("top_logprobs")?.unwrap_or(0))
+}
+
 fn checked(name: &str, n: i64) -> Result<usize, Refusal> {
     let wrong = || Refusal::field(name, format!("{name} is {n}, expected 0 to {MOST}"));
     usize::try_from(n).ok().filter(|_| n <= MOST).ok_or_else(wrong)

@@ -6,4 +6,4 @@ mod messages;
 mod reply;
 mod request;
 
-pub use messages::read as read_messages;
+pub use messages::{join_systems, read as read_messages, read_one as read_message};

@@ -3,6 +3,7 @@
 use super::admission::Admission;
 use super::metrics::Metrics;
 use super::refusal::Refusal;
+use super::stored::Store;
 use crate::protocol::{Command, CommandSender, Event, ModelInfo, Piece, RequestId, SamplingParams, Token};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +37,8 @@ pub struct Shared {
     pub defaults: Defaults,
     pub admission: Admission,
     pub metrics: Metrics,
+    /// Answers in the form of Responses that can be asked for again.
+    pub responses: Store,
     pub log: Log,
     /// A client is sent something at least this often while its answer is worked on.
     pub keep_alive: Duration,
@@ -54,9 +57,22 @@ impl Shared {
         admission: Admission,
         log: Log,
     ) -> Self {
-        let (metrics, encoding, closed) = (Metrics::default(), Mutex::default(), AtomicBool::new(false));
+        let (metrics, responses) = (Metrics::default(), Store::default());
+        let (encoding, closed) = (Mutex::default(), AtomicBool::new(false));
         let encodes = Semaphore::new(1);
-        Self { commands, info, defaults, admission, metrics, log, keep_alive: KEEP_ALIVE, encoding, encodes, closed }
+        Self {
+            commands,
+            info,
+            defaults,
+            admission,
+            metrics,
+            responses,
+            log,
+            keep_alive: KEEP_ALIVE,
+            encoding,
+            encodes,
+            closed,
+        }
     }
 
     pub fn commands(&self) -> &CommandSender {

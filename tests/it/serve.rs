@@ -3,6 +3,7 @@
 mod choices;
 mod messages;
 mod remote;
+mod responses;
 
 use crate::program::{program, said};
 use serde_json::{Value, json};

@@ -4,6 +4,7 @@ import json
 import sys
 
 NOT_BUILT = {"chat-tool-calling": "tools", "chat-image-input": "images"}
+NOT_BUILT |= {"tool-calling": "tools", "image-input": "images"}
 NOT_BUILT |= {"anth-tool-calling": "tools", "anth-image-input": "images"}
 report = json.load(open(sys.argv[1]))
 wrong = []

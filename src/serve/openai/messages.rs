@@ -10,17 +10,22 @@ use serde_json::Value;
 /// only.
 pub fn read(given: Vec<Value>) -> Result<Vec<Given>, Refusal> {
     check_count(given.len())?;
+    let read = |(index, value)| read_one(&format!("messages[{index}]"), value);
+    Ok(join_systems(given.into_iter().enumerate().map(read).collect::<Result<_, _>>()?))
+}
+
+/// System messages that follow each other become one.
+pub fn join_systems(given: Vec<Given>) -> Vec<Given> {
     let mut messages: Vec<Given> = Vec::with_capacity(given.len());
-    for (index, value) in given.into_iter().enumerate() {
-        let message = read_one(&format!("messages[{index}]"), value)?;
+    for message in given {
         match messages.last_mut() {
-            Some(before) if index > 0 && messages_are_system(before, &message) => {
+            Some(before) if messages_are_system(before, &message) => {
                 before.text = format!("{}\n\n{}", before.text, message.text);
             }
             _ => messages.push(message),
         }
     }
-    Ok(messages)
+    messages
 }
 
 /// Whether both are messages of the system.
@@ -28,7 +33,8 @@ fn messages_are_system(a: &Given, b: &Given) -> bool {
     a.author == Author::System && b.author == Author::System
 }
 
-fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
+/// Reads the message that stands at `at`.
+pub fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
     let mut fields = Fields::at(at, value)?;
     let within = |refusal: Refusal| refusal.within(at);
     let role = fields.text("role").map_err(within)?;
