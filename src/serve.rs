@@ -6,7 +6,7 @@
 //! | `access` | keys, and the checks of `Host` and `Origin` |
 //! | `admission` | the queue in front of the slots |
 //! | `answer`, `choice`, `answering` | an answer that is being generated, and its way to its client |
-//! | `openai`, `responses`, `messages` | requests and answers in OpenAI's two forms and in Anthropic's |
+//! | `openai`, `responses`, `messages`, `ollama` | requests and answers in OpenAI's two forms, Anthropic's and ollama's |
 //! | `request`, `prompt`, `thought`, `logprobs` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
 //! | `stored` | answers that can be asked for again |
@@ -26,6 +26,7 @@ mod http;
 mod logprobs;
 mod messages;
 mod metrics;
+mod ollama;
 mod openai;
 mod prompt;
 mod refusal;

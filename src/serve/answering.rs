@@ -49,6 +49,11 @@ impl Event {
         Self(format!("event: {name}\ndata: {data}\n\n"))
     }
 
+    /// A line of JSON.
+    pub fn line(data: &Value) -> Self {
+        Self(format!("{data}\n"))
+    }
+
     /// White space, which has no meaning before JSON.
     pub fn space() -> Self {
         Self(" ".to_owned())

@@ -4,7 +4,7 @@ use super::access::{Access, guard};
 use super::openai::{chat, completions};
 use super::refusal::Refusal;
 use super::shared::Shared;
-use super::{facts, messages, responses, tokenize};
+use super::{facts, messages, ollama, responses, tokenize};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
@@ -48,6 +48,13 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request());
     let mut router = Router::new()
+        .route("/", get(ollama::root))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
         .route("/props", get(facts::props))
         .route("/health", get(facts::health))
         .route("/metrics", get(facts::metrics))
@@ -83,6 +90,7 @@ async fn in_form(State(shared): State<Arc<Shared>>, request: Request, next: Next
     let path = request.uri().path();
     let refused: fn(Refusal) -> Response = match () {
         () if messages::owns(path) => messages::refused,
+        () if ollama::owns(path) => ollama::refused,
         () => Refusal::into_response,
     };
     let mut response = next.run(request).await;

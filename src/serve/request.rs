@@ -82,15 +82,21 @@ impl Asked {
 
 /// Fails without a model, and for another one than that which is loaded.
 pub fn check_model(fields: &mut Fields, shared: &Shared) -> Result<(), Refusal> {
+    let name = fields.text("model")?.ok_or_else(|| {
+        let message = format!("model is missing; this server has {:?}", shared.info.identity.name);
+        Refusal::field("model", message)
+    })?;
+    check_name(&name, shared)
+}
+
+/// Fails for another model than that which is loaded.
+pub fn check_name(name: &str, shared: &Shared) -> Result<(), Refusal> {
     let id = &shared.info.identity.name;
     let short = id.rsplit('/').next().unwrap_or(id);
-    let Some(name) = fields.text("model")? else {
-        return Err(Refusal::field("model", format!("model is missing; this server has {id:?}")));
-    };
     if ["default", id, short].iter().any(|own| name.eq_ignore_ascii_case(own)) {
         return Ok(());
     }
-    Err(Refusal { param: Some("model".to_owned()), ..not_served(&name, shared) })
+    Err(Refusal { param: Some("model".to_owned()), ..not_served(name, shared) })
 }
 
 /// There is no model of that name.

@@ -3,6 +3,7 @@
 mod choices;
 mod messages;
 mod remote;
+mod ollama;
 mod responses;
 
 use crate::program::{program, said};

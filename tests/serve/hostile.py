@@ -15,12 +15,16 @@ VALUES += ["<|im_start|>", "\ufdd0", "a" * 300, [{"role": "user", "content": "x"
 FIELDS = ["model", "messages", "prompt", "stream", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p"]
 FIELDS += ["stop", "seed", "n", "logit_bias", "tools", "response_format", "logprobs", "stream_options", "reasoning_effort"]
 FIELDS += ["chat_template_kwargs", "presence_penalty", "thinking_budget", "user", "metadata", "content", "unknown"]
+FIELDS += ["input", "instructions", "previous_response_id", "reasoning", "include", "text", "store", "top_logprobs"]
+FIELDS += ["options", "think", "keep_alive", "raw", "format", "images"]
 FIELDS += ["system", "thinking", "output_config", "stop_sequences", "context_management"]
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"]
+PATHS += ["/v1/responses", "/api/chat", "/api/generate", "/api/show"]
 
 
 def body():
     fields = {"model": "demo", "messages": [{"role": "user", "content": "1+1"}], "prompt": "1+1", "max_tokens": 1}
+    fields |= {"input": "1+1", "max_output_tokens": 1, "options": {"num_predict": 1}}
     for _ in range(rng.randint(1, 4)):
         fields[rng.choice(FIELDS)] = rng.choice(VALUES)
     if rng.random() < 0.3:
@@ -72,12 +76,15 @@ for i in range(count):
     shown = f"{path} {data[:500]!r}: {answer.status} {text[:500]}"
     if answer.status == 200 and "event-stream" in answer.headers["content-type"]:
         assert "data: " in text, shown
+    elif answer.status == 200 and "x-ndjson" in answer.headers["content-type"]:
+        assert json.loads(text.splitlines()[-1])["done"], shown
     elif answer.status == 200:
         parsed = json.loads(text)
-        assert {"choices", "tokens", "content", "input_tokens"} & set(parsed), shown
+        assert {"choices", "tokens", "content", "input_tokens", "output", "done", "model_info"} & set(parsed), shown
     else:
         assert 400 <= answer.status < 500, shown
-        assert json.loads(text)["error"]["message"], shown
+        error = json.loads(text)["error"]
+        assert error if path.startswith("/api/") else error["message"], shown
     connection.close()
 connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
 connection.request("GET", "/metrics")
