@@ -10,6 +10,7 @@ mod check;
 pub mod client;
 pub mod completions;
 pub mod config;
+mod connect;
 pub mod devices;
 pub mod doctor;
 pub mod download;
@@ -113,6 +114,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Config(command)) => return config::run(command, common),
         Some(Command::Models(command)) => return models::run(command, common),
         Some(Command::Sessions(command)) => return sessions::run(command, common),
+        Some(Command::Connect(args)) => return connect::run(args),
         Some(Command::Doctor(args)) => return doctor::run(common, args),
         _ => {}
     }

@@ -81,7 +81,7 @@ impl serve::Ends for Ends {
 }
 
 /// Reads keys: one a line, without comments.
-fn keys(path: &Path) -> Result<Vec<String>> {
+pub fn keys(path: &Path) -> Result<Vec<String>> {
     let named = || format!("--api-key-file {}", path.display());
     let bytes = regular_file::read(path, KEYS_BYTES).with_context(named).map_err(output::as_wrong_use)?;
     let text = String::from_utf8(bytes).map_err(|_| wrong_use(format!("{}: it is not UTF-8", named())))?;

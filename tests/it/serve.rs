@@ -2,8 +2,8 @@
 
 mod choices;
 mod messages;
-mod remote;
 mod ollama;
+mod remote;
 mod responses;
 
 use crate::program::{program, said};

@@ -13,8 +13,10 @@ pub enum Command {
     Chat,
     /// Open a chat with a model, which is downloaded if it is missing
     Run(RunArgs),
-    /// Serve the model over HTTP: OpenAI's and Anthropic's API
+    /// Serve the model over HTTP: OpenAI's, Anthropic's, ollama's API
     Serve(ServeArgs),
+    /// Print another program's settings for a server
+    Connect(ConnectArgs),
     /// Draw a saved conversation with what the cache remembers of it
     Show(ShowArgs),
     /// List, download and delete models
@@ -99,6 +101,31 @@ pub struct ServeArgs {
     /// Origin of web pages that may ask, such as https://chat.example, or *
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct ConnectArgs {
+    /// codex, claude-code, opencode, aider, crush or openwebui
+    #[arg(value_name = "CLIENT")]
+    pub client: String,
+    /// Address of the server
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// Name of the model; each server knows "default"
+    #[arg(long, value_name = "MODEL", default_value = "default")]
+    pub name: String,
+    /// Tokens of the server's context, which it says when it starts
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<u64>,
+    /// File whose first key is used, as of dmschat serve
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub api_key_file: Option<PathBuf>,
+    /// Start the program with these settings
+    #[arg(long)]
+    pub run: bool,
+    /// With --run: arguments of the program, behind --
+    #[arg(value_name = "ARGS", last = true, requires = "run")]
+    pub rest: Vec<OsString>,
 }
 
 /// The arguments of a command that moved to `dmslab`.
