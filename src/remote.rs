@@ -121,7 +121,7 @@ impl Remotes {
         if request.chains.is_some() {
             events.refuse("width", format!("several chains are not available on {}", self.server.name()));
         }
-        let reading = Reading::new(&request, events);
+        let reading = Reading::new(&request, [self.info.n_layers, self.info.n_kv_heads], events);
         let body = chat::body(&request.ask, self.server.model());
         *lock(running) = Some(reading);
         let (server, outlet, running) = (Arc::clone(&self.server), Arc::clone(outlet), Arc::clone(running));

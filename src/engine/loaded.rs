@@ -170,6 +170,7 @@ fn model_info<B: Backend>(
 ) -> ModelInfo {
     let (c, g) = (&checkpoint.config, runner.cache.geometry());
     ModelInfo {
+        is_remote: false,
         identity: ModelIdentity {
             name: checkpoint.name.clone(),
             reference: options.reference.clone(),

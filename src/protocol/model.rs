@@ -170,6 +170,9 @@ pub struct ModelInfo {
     pub most_drafts: usize,
     /// Whether penalties of presence and frequency, and biases of tokens, are available.
     pub adjusts_logits: bool,
+    /// Whether a server runs it: its cache is there, and what is known of it are the figures that
+    /// the server reports.
+    pub is_remote: bool,
     /// From `generation_config.json`.
     pub default_sampling: SamplingParams,
 }

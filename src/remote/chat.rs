@@ -74,6 +74,7 @@ pub fn body(ask: &Ask, model: &str) -> Value {
         "model": model, "messages": messages, "stream": true, "stream_options": { "include_usage": true },
         "seed": ask.seed, "max_tokens": ask.max_tokens, "stop": Some(&ask.stop).filter(|stop| !stop.is_empty()), "thinking_budget": ask.max_think,
         "chat_template_kwargs": { "enable_thinking": think }, "return_progress": true,
+        "return_cache": true,
     });
     let Value::Object(fields) = fields else { unreachable!("an object was written") };
     body.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
@@ -89,7 +90,7 @@ mod tests {
         let ask = Ask { prompt: vec![Piece::Control(ANSWER.into())], ..Ask::default() };
         let wanted = json!({
             "model": "m", "messages": [], "stream": true, "stream_options": { "include_usage": true },
-            "chat_template_kwargs": { "enable_thinking": false }, "return_progress": true,
+            "chat_template_kwargs": { "enable_thinking": false }, "return_progress": true, "return_cache": true,
         });
         assert_eq!(body(&ask, "m"), wanted);
         let sampling = SamplingParams { temperature: 0.5, top_k: 20, ..SamplingParams::default() };

@@ -26,6 +26,9 @@ pub struct Reading {
     stop: Option<StopReason>,
     usage: Value,
     timings: Value,
+    /// Layers and KV heads of the model's cache, and its figures if the server reports them.
+    shape: [usize; 2],
+    kv: Option<KvStats>,
 }
 
 /// The answer that is being read, of one conversation. Whoever takes it reports its end.
@@ -49,8 +52,8 @@ pub fn read(server: &Server, body: &Value, outlet: &Outlet, running: &Running) {
         phase: Phase::Idle,
         tokens: report.prompt_tokens + report.answer_tokens + report.reasoning_tokens,
         pinned: 0,
-        eviction: false,
-        kv: KvStats::default(),
+        eviction: report.eviction,
+        kv: report.kv.clone(),
         checkpoint_bytes: 0,
         twin_bytes: 0,
         chain_bytes: 0,
@@ -66,7 +69,7 @@ pub fn read(server: &Server, body: &Value, outlet: &Outlet, running: &Running) {
 }
 
 impl Reading {
-    pub fn new(request: &GenerateRequest, events: EventSender) -> Self {
+    pub fn new(request: &GenerateRequest, shape: [usize; 2], events: EventSender) -> Self {
         Self {
             turn: request.turn,
             events,
@@ -81,6 +84,8 @@ impl Reading {
             stop: None,
             usage: Value::Null,
             timings: Value::Null,
+            shape,
+            kv: None,
         }
     }
 
@@ -98,6 +103,9 @@ impl Reading {
             if chunk[field].is_object() {
                 *to = chunk[field].clone();
             }
+        }
+        if let Some(kv) = figures(&chunk["cache"], self.shape) {
+            self.kv = Some(kv);
         }
         let choice = &chunk["choices"][0];
         let delta = &choice["delta"];
@@ -152,7 +160,16 @@ impl Reading {
                 .map(|first| ms(first, self.answered.or(self.latest).unwrap_or(first))),
             seed: self.seed,
             sampling: self.sampling,
+            eviction: self.kv.is_some(),
+            kv: self.kv.unwrap_or_default(),
             ..TurnReport::empty(self.turn)
         }
     }
+}
+
+/// The figures of a cache, if they are of that many layers and KV heads.
+fn figures(value: &Value, [layers, heads]: [usize; 2]) -> Option<KvStats> {
+    let kv: KvStats = serde_json::from_value(value.clone()).ok()?;
+    let fits = layers > 0 && kv.live.len() == layers && kv.live.iter().all(|lanes| lanes.len() == heads);
+    (fits && kv.dense.len() == layers).then_some(kv)
 }

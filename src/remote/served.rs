@@ -1,12 +1,16 @@
 //! What a server says about its models.
 
 use super::chat;
-use crate::policy::PolicyKind;
+use crate::policy::{LayerLanes, PolicyKind};
 use crate::protocol::{MAX_CONTEXT, ModelIdentity, ModelInfo};
 use serde_json::Value;
 
 /// Most bytes of a model's name.
 const MAX_NAME: usize = 1024;
+/// Most layers, KV heads, and bytes of a slot that are believed.
+const MAX_LAYERS: usize = 1024;
+const MAX_HEADS: usize = 1024;
+const MAX_SLOT_BYTES: usize = 1 << 20;
 
 /// The entry of the list of models that is meant: of that id, or whose last part it is; the first
 /// one if none is named.
@@ -42,7 +46,21 @@ pub fn info(entry: &Value, props: &Value, server: &str) -> ModelInfo {
         &entry["meta"]["n_ctx_train"],
     ];
     let context = sizes.into_iter().filter_map(Value::as_u64).find(|n| *n > 0).unwrap_or(MAX_CONTEXT as u64);
+    let (cache, rule) = (&entry["cache"], &entry["eviction"]);
+    let size = |value: &Value, most: usize| value.as_u64().map_or(0, |n| usize::try_from(n).unwrap_or(0).min(most));
+    let windows = cache["windows"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let tokens = |n: &Value| n.as_u64().map(|n| n.min(MAX_CONTEXT as u64) as usize);
+    let lanes: Vec<LayerLanes> =
+        windows.iter().take(MAX_LAYERS).map(|window| LayerLanes { window: tokens(window) }).collect();
     ModelInfo {
+        is_remote: true,
+        n_layers: lanes.len(),
+        n_kv_heads: size(&cache["kv_heads"], MAX_HEADS),
+        slot_bytes: size(&cache["slot_bytes"], MAX_SLOT_BYTES),
+        page_slots: size(&cache["page_slots"], MAX_HEADS),
+        lanes,
+        codec: rule["kv"].as_str().and_then(|name| name.parse().ok()).unwrap_or_default(),
+        window: tokens(&rule["window"]),
         identity: ModelIdentity {
             model_fingerprint: format!("{server} {name}"),
             name,
@@ -52,7 +70,7 @@ pub fn info(entry: &Value, props: &Value, server: &str) -> ModelInfo {
         family: entry["family"].as_str().unwrap_or("a server's model").to_owned(),
         n_params: entry["meta"]["n_params"].as_u64().unwrap_or(0),
         context: context.min(MAX_CONTEXT as u64) as usize,
-        policy: PolicyKind::Dense,
+        policy: rule["policy"].as_str().and_then(|name| name.parse().ok()).unwrap_or(PolicyKind::Dense),
         dms: "none".to_owned(),
         template: chat::template(),
         ..ModelInfo::default()

@@ -27,6 +27,12 @@ fn model(info: &ModelInfo) -> Value {
             "n_params": info.n_params,
             "size": info.weights.bytes,
         },
+        "cache": {
+            "windows": info.lanes.iter().map(|layer| layer.window).collect::<Vec<_>>(),
+            "kv_heads": info.n_kv_heads,
+            "slot_bytes": info.slot_bytes,
+            "page_slots": info.page_slots,
+        },
         "family": info.family,
         "weights": info.weights.format,
         "eviction": {

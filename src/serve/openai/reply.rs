@@ -28,6 +28,8 @@ pub struct Reply {
     model: String,
     /// The client asked for usage in its stream, where it is null until the end.
     has_usage: bool,
+    /// It asked for the figures of the cache.
+    has_cache: bool,
     /// Number of choices, and the one that is written.
     n: usize,
     choice: usize,
@@ -39,9 +41,9 @@ impl Reply {
     pub fn new(kind: Kind, model: &str, asked: &Common) -> Self {
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", random_digits());
-        let Common { include_usage: has_usage, asked } = asked;
-        let (n, logprobs) = (asked.n, asked.ask.logprobs);
-        Self { kind, id, created: now(), model: model.to_owned(), has_usage: *has_usage, n, choice: 0, logprobs }
+        let Common { include_usage: has_usage, return_cache: has_cache, asked } = asked;
+        let (n, logprobs, has_usage, has_cache) = (asked.n, asked.ask.logprobs, *has_usage, *has_cache);
+        Self { kind, id, created: now(), model: model.to_owned(), has_usage, has_cache, n, choice: 0, logprobs }
     }
 
     fn object(&self, object: &str, choices: Value) -> Value {
@@ -52,6 +54,13 @@ impl Reply {
             "model": self.model,
             "choices": choices,
         })
+    }
+
+    /// Adds the figures of the cache, if they were asked for.
+    fn add_cache(&self, last: &mut Value, report: &TurnReport) {
+        if self.has_cache {
+            last["cache"] = json!(report.kv);
+        }
     }
 
     /// A chunk with these choices.
@@ -157,6 +166,7 @@ impl Form for Reply {
         if self.n == 1 {
             let mut last = self.last(end);
             last["timings"] = timings(report);
+            self.add_cache(&mut last, report);
             events.push(event(&last));
         }
         if self.has_usage {
@@ -193,6 +203,7 @@ impl Form for Reply {
         let mut whole = self.object(object, json!(all));
         whole["usage"] = usage(report);
         whole["timings"] = timings(report);
+        self.add_cache(&mut whole, report);
         whole
     }
 }

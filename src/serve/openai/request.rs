@@ -55,6 +55,8 @@ pub struct Common {
     pub asked: Asked,
     /// A stream ends with its usage.
     pub include_usage: bool,
+    /// An answer ends with the figures of its cache.
+    pub return_cache: bool,
 }
 
 impl Common {
@@ -71,9 +73,10 @@ impl Common {
             Some(Value::Array(all)) => stops("stop", all)?,
             Some(one) => stops("stop", vec![one])?,
         };
+        let return_cache = fields.bool("return_cache")?.unwrap_or(false);
         let logprobs = logprobs::take(fields, continues)?;
         let ask = Ask { max_tokens, stop, logprobs, ..asked.ask };
-        Ok(Self { asked: Asked { ask, n: n(fields)?, ..asked }, include_usage })
+        Ok(Self { asked: Asked { ask, n: n(fields)?, ..asked }, include_usage, return_cache })
     }
 }
 

@@ -69,8 +69,8 @@ fn open_inspect(app: &mut App) {
     if app.engine.info.is_none() {
         return app.info(NO_MODEL);
     }
-    if app.engine.info.as_ref().is_some_and(|info| info.n_layers == 0) {
-        return app.info(format!("the cache is {NOT_REPORTED}"));
+    if app.engine.info.as_ref().is_some_and(|info| info.is_remote) {
+        return app.info(format!("which tokens are in the cache is {NOT_REPORTED}"));
     }
     app.open(Inspect::default());
     if app.has_to_refill() && !app.is_busy() {
