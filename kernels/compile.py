@@ -69,8 +69,8 @@ REGISTERS = {
     r"attend_128_(bytes|k8v4)": 128,
     # A page of bf16: one block of 256 threads on an SM.
     r"attend_(drafts_)?128_bf16": 178,
-    # A page, and which pages are chosen: likewise.
-    r"attend_choice_128_.*": 180,
+    # A page, and which pages are chosen or near: likewise.
+    r"attend_choice_128_.*": 184,
     # A page of twice as many channels: likewise.
     r"attend_256_.*": 255,
     # Columns of a state, and the next tokens' inputs: one block of 128 threads on an SM.
@@ -82,7 +82,7 @@ REGISTERS = {
 }
 
 # Files that convert to or from fp8, for which compute capability 8.9 has instructions. Attention's own loads shift bits instead.
-CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "pages", "rope"}
+CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "far", "pages", "rope"}
 
 # Static shared memory that any block has room for, and all of a block on Hopper.
 STATIC_BYTES = 48 << 10
