@@ -39,10 +39,15 @@ __device__ __forceinline__ int divide(int a, int b) {
 // of those that the GPU runs at once, and at least one per head. Every block computes the same
 // division. A head has at most pages / per + 1 splits, and the pages / per sum to at most the
 // share, so a grid of heads + share blocks has room for all splits.
-__device__ __forceinline__ Split split_of(const int* live, int heads, int lane) {
+template <class Mode>
+__device__ __forceinline__ Split split_of(Mode mode, const int* live, const int* near_rows, int heads, int lane) {
   // pages of all heads, which give the pages per split
   int total = 0, block = blockIdx.x;
-  for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
+  auto pages_of = [&](int h) {
+    int pages = (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
+    return mode.far ? pages + (near_rows[h] + PAGE_SLOTS - 1) / PAGE_SLOTS : pages;
+  };
+  for (int h = lane; h < heads; h += 32) total += pages_of(h);
   total = warp_sum(total);
   // Pages per warp. At least as many as make a head of mean length fastest, if reading a page takes
   // as long as merging about eight splits; and enough that there are no more blocks than the share.
@@ -55,7 +60,7 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   Split s = {-1, 0, 0, 0, 0, 0};
   // prefix sum of the heads' splits, 32 heads at a time, until it includes this block
   for (int h = lane, before = 0; h - lane < heads; h += 32) {
-    int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
+    int here = h < heads ? live[h] : 0, pages = h < heads ? pages_of(h) : 0;
     int splits = h >= heads ? 0 : pages <= UNSPLIT_PAGES ? 1 : max(1, divide(pages + more, per));
     int end = warp_prefix_sum(splits, lane) + before;
     before = __shfl_sync(FULL, end, 31);
@@ -151,13 +156,17 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   int position = kv.seq_len[span.seq] + before;
   const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
   bool some = mode.pages && reads_some(kv, live, position, lane);
-  Split split = some ? even_split(kv, live, position) : split_of(live, heads, lane);
+  const int* near_rows = mode.far ? kv.near_rows + lane_index(kv, p.layer, span.seq, 0) : nullptr;
+  Split split = some ? even_split(kv, live, position) : split_of(mode, live, near_rows, heads, lane);
   // Blocks without work end here; the kernel ends with the last working block.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
   int first_head = split.head * group;
   // Page numbers, or entries of the list of chosen pages.
   const int* pages = mode.pages ? (const int*)(p.chosen + (u64)(blockIdx.y * heads + split.head) * kv.max_pages) : slots.pages;
+  // Whether page i is one of near rows, which are read after the slots, and which of them it is.
+  auto is_near = [&](int i) { return mode.far && i * PAGE_SLOTS >= split.live; };
+  auto near_at = [&](int i) { return i - (int)((u32)(split.live + PAGE_SLOTS - 1) / PAGE_SLOTS); };
 
   // this warp's pages: consecutive ones, or every step-th of a list
   int at = split.first + warp, step = some ? split.count * WARPS : WARPS, number = 0;
@@ -168,7 +177,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       int2 page = ((const int2*)pages)[i];
       choice = page.x, number = page.y;
     } else {
-      number = pages[i];
+      // The tables of both have one shape.
+      number = is_near(i) ? pages[near_at(i) + (kv.near - kv.table)] : pages[i];
     }
   };
   // prefetches the page that was looked up last
@@ -177,6 +187,10 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     for (int j = 128 * lane; j < kv.meta_at; j += 128 * 32) prefetch(page_at(kv, number) + j);
   };
   auto first_slot = [&] { return (mode.pages ? chosen_entry(choice) : at) * PAGE_SLOTS; };
+  // Slots of this page and of those after it, or near rows.
+  auto slots_left = [&] {
+    return is_near(at) ? near_rows[split.head] - near_at(at) * PAGE_SLOTS : split.live - first_slot();
+  };
   Page<D, Codec> page;
   // loads the first page into registers and starts loading the second one
   auto load_first = [&] {
@@ -191,7 +205,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     if (at < split.last) {
       const u8* from = page_at(kv, number);
       page.load_k(kv, from, lane);
-      page.load_v(kv, from, split.live - first_slot(), lane);
+      page.load_v(kv, from, slots_left(), lane);
     }
     if (at + step < split.last) {
       look_up(at + step, next);
@@ -285,7 +299,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     if (decides || (!Mode::DRAFTS && assignment.needs_decision()))
       decision = decision_of(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head,
                              row_of_step, pinned, hidden, kv, lane);
-    if (!Mode::DRAFTS) s.unseen[0] = assignment.overwritten(dms, decision);
+    // What leaves and is kept is still read.
+    if (!Mode::DRAFTS) s.unseen[0] = mode.far ? -1 : assignment.overwritten(dms, decision);
     if (decides && lane == 0) {
       *(float*)meta_at(kv, staged, staged_row) = decision;
       if (head_params.borrowed || head_params.columns) p.decisions[row_of_step * heads + split.head] = decision;
@@ -297,6 +312,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     load_first();
   }
   __syncthreads();
+  if (mode.far && own && warp < group)
+    keep_query(kv, recent_at(kv, p.layer, span.seq, position) + (first_head + warp) * d, s.rows[warp], lane);
   int unseen = s.unseen[0];
   copy_wait<0>();
   __syncwarp();
@@ -329,7 +346,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
         for (u32 left = __ballot_sync(FULL, slot >= 0 && slot < PAGE_SLOTS); left; left &= left - 1)
           not_seen |= 1 << __shfl_sync(FULL, slot, __ffs(left) - 1);
       }
-      softmax.score(mode, codec, page, split.live - first, not_seen, by, lane, logits_of_page, stride, chosen_readers(choice));
+      softmax.score(mode, codec, page, slots_left(), not_seen, by, lane, logits_of_page, stride, chosen_readers(choice));
       // `select_pages` counted this slot as read, so subtract it
       if (mode.pages && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
         atomicAdd(kv.reads + p.spans[blockIdx.y].seq, ~(u64)0);
@@ -338,7 +355,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       const u8* from = number < 0 ? (const u8*)s.of[warp].page : page_at(kv, number);
       if (at < split.last) page.load_k(kv, from, lane);
       softmax.accumulate(codec, page);
-      if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
+      if (at < split.last) page.load_v(kv, from, slots_left(), lane);
       if (at + step < split.last) {
         look_up(at + step, next);
         prefetch_page();

@@ -1,9 +1,10 @@
 // Decode attention that chooses: attend.cuh, which under a policy with scores also writes the
 // logits of the stored slots, 4 bytes for each query head and slot, and otherwise reads the pages
 // that `select_pages` has chosen. There every query head of a group sees its own pages alone; those
-// of the group are read once. CPU twins: `backend::cpu::attention::in_order`, `paged`.
+// of the group are read once. Where rows that leave are kept, it reads the near ones after the
+// slots. One instance a codec, for heads of up to 128 channels. CPU twins:
+// `backend::cpu::attention::in_order`, `paged`.
 #include "attend.cuh"
 
-#define BY_HEAD_DIM(codec, Codec) \
-  ATTEND(attend_choice_64_##codec, 64, Codec, WithChoice) ATTEND(attend_choice_128_##codec, 128, Codec, WithChoice)
-FOR_EACH_CODEC(BY_HEAD_DIM)
+#define OF_CODEC(codec, Codec) ATTEND(attend_choice_128_##codec, 128, Codec, WithChoice)
+FOR_EACH_CODEC(OF_CODEC)

@@ -64,11 +64,15 @@ struct Stage {
   }
 };
 
+// Slots of the pages that `n` slots fill.
+__device__ __forceinline__ int whole_pages(int n) { return (n + PAGE_SLOTS - 1) / PAGE_SLOTS * PAGE_SLOTS; }
+
 // A producer thread: finds keys and loads them. Keys of pages that all rows see are copied by page,
 // other keys row by row. UNPACKED: keys are read from the step's unpacked copy.
 //
 // Candidates are numbered so that pages begin at multiples of PAGE_SLOTS: first the stored slots,
-// rounded up to whole pages, then the step's rows from the page in which the span begins.
+// rounded up to whole pages, then near rows, likewise, then the step's rows from the page in which
+// the span begins.
 template <class C, bool UNPACKED>
 struct Producer {
   static constexpr bool PACKED = C::PACKED && !UNPACKED;  // codes are decoded here
@@ -85,7 +89,7 @@ struct Producer {
   int first_page, pages;  // the same of the ring of pages
   int masked, done;       // keys of the list, and how many are attended to
   int next, end;          // candidates still to look at
-  int padded, lead;       // number of the first row of the step, and how many of them are before the span
+  int lived, padded, lead;  // number of the first near row and of the first row of the step; how many of the latter are before the span
   int page, meta, page_ahead;  // of candidate next + thread, and the page of the one PRODUCERS after it
   float decision;
 
@@ -94,8 +98,11 @@ struct Producer {
     int of_step = (t.span.start - lead + c - padded) / PAGE_SLOTS * kv.n_kv_heads + t.head;
     if (UNPACKED) return c >= padded ? first_staged + of_step : lane_page + c / PAGE_SLOTS;
     if (c >= padded) return -1 - of_step;
-    return c < t.live ? t.table[c / PAGE_SLOTS] : 0;
+    if (c < t.live) return t.table[c / PAGE_SLOTS];
+    return is_near(c) ? t.near[(c - lived) / PAGE_SLOTS] : 0;
   }
+  // Whether a candidate is a near row.
+  __device__ __forceinline__ bool is_near(int c) const { return c >= lived && c - lived < t.n_near; }
   __device__ __forceinline__ u8* address_of(int page) const {
     if (UNPACKED) return unpacked + (u64)page * UnpackedPage::BYTES;
     return page < 0 ? kv.staged + (u64)(-1 - page) * kv.stride : page_at(kv, page);
@@ -136,7 +143,7 @@ struct Producer {
     const Dms& dms = t.dms;
     bool stored = c < padded, marked = false;
     int row = stored ? 0 : c - padded - lead, first = row;
-    bool real = c < end && (stored ? c < t.live : row >= 0 && row <= t.last_row);
+    bool real = c < end && (stored ? c < t.live || is_near(c) : row >= 0 && row <= t.last_row);
     if (t.dms.eviction && real) {
       if (stored) marked = meta_marked(meta), row = meta_position(meta) - t.base;
       int decided = dms.decided_by(row);
@@ -363,7 +370,7 @@ struct Producer {
   __device__ __forceinline__ void run() {
     begin = unmasked = masked = done = first_page = pages = meta = 0;
     decision = 0.0f;
-    padded = (t.live + PAGE_SLOTS - 1) / PAGE_SLOTS * PAGE_SLOTS;
+    lived = whole_pages(t.live), padded = lived + whole_pages(t.n_near);
     lead = t.span.start % PAGE_SLOTS;
     page_ahead = next + thread < end ? page_of(next + thread) : 0;
     look();

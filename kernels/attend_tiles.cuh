@@ -52,19 +52,21 @@ struct Shared {
   bool last;
 };
 
-// Returns candidate c. Candidates are the stored slots, then the rows of the span. The rows that
-// see a key are consecutive: from row 0 (a stored slot) or the key's own row, to the last query of
-// its window if the key is marked, else to the end.
+// Returns candidate c. Candidates are the stored slots, then the near rows, then the rows of the
+// span. The rows that see a key are consecutive: from row 0 (a stored key) or the key's own row, to
+// the last query of its window if the key is marked, else to the end.
 template <class Codec>
 __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const float* decisions, int c) {
   const Dms& dms = t.dms;
   Key key;
   u8* page;
   int r, row;  // slot of the page; row of the span, negative for a token stored before it
-  bool stored = c < t.live, marked = false;
-  if (stored) {
-    page = page_at(kv, t.table[c / PAGE_SLOTS]);
-    r = c % PAGE_SLOTS;
+  bool marked = false;
+  int fed = c - t.live;
+  if (fed < t.n_near) {
+    int at = fed < 0 ? c : fed;
+    page = page_at(kv, (fed < 0 ? t.table : t.near)[at / PAGE_SLOTS]);
+    r = at % PAGE_SLOTS;
     row = key.first = 0;
     if (t.dms.eviction) {
       int meta = *meta_at(kv, page, r);
@@ -72,7 +74,7 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
       row = meta_position(meta) - t.base;
     }
   } else {
-    row = key.first = c - t.live;
+    row = key.first = fed - t.n_near;
     page = staged_at(kv, t.span.start + row, t.head);
     r = (t.span.start + row) % PAGE_SLOTS;
   }
@@ -367,7 +369,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   const Kv& kv = p.kv;
   const Codec codec(kv);
   Tile t = tile_of<TILE_QUERIES>(kv, p.layer, p.spans);
-  int total = t.live + t.last_row + 1;
+  int total = t.live + t.n_near + t.last_row + 1;
   int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS, MIN_SPLIT_KEYS);
   int splits = (total + per - 1) / per, split = blockIdx.x;
   if (split >= splits) return;

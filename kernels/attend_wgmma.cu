@@ -230,7 +230,7 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
   __syncthreads();
   const Kv& kv = p.kv;
   Tile t = tile_of<C::QUERIES>(kv, p.layer, p.spans);
-  int total = (t.live + PAGE_SLOTS - 1) / PAGE_SLOTS * PAGE_SLOTS + t.span.start % PAGE_SLOTS + t.last_row + 1;
+  int total = whole_pages(t.live) + whole_pages(t.n_near) + t.span.start % PAGE_SLOTS + t.last_row + 1;
   int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + C::BN - 1) / C::BN * C::BN, MIN_SPLIT_KEYS);
   int splits = (total + per - 1) / per, split = blockIdx.x;
   if (split >= splits) return;

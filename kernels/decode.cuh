@@ -28,26 +28,28 @@ struct DecodeParams {
   const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
   Kept kept;               // where the rows of a staged step go
 };
-static_assert(sizeof(DecodeParams) == 504 && OFFSET_OF(DecodeParams, heads) == 272 && OFFSET_OF(DecodeParams, out) == 376 &&
-                  OFFSET_OF(DecodeParams, layer) == 436 && OFFSET_OF(DecodeParams, logits) == 448,
+static_assert(sizeof(DecodeParams) == 528 && OFFSET_OF(DecodeParams, heads) == 296 && OFFSET_OF(DecodeParams, out) == 400 &&
+                  OFFSET_OF(DecodeParams, layer) == 460 && OFFSET_OF(DecodeParams, logits) == 472,
               "backend::cuda::abi::DecodeParams has another layout");
 
 // What attention does beside the ordinary step: instances of their own, so that the ordinary ones
 // lose nothing.
 struct Ordinary {
-  static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false;
+  static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false, far = false;
   __device__ explicit Ordinary(const DecodeParams&) {}
 };
 // Attention chooses: under a policy with scores, whose logits are kept, what is dropped
-// (place_scores.cu), else the pages that a token reads (pages.cu).
+// (place_scores.cu), or the pages that a token reads (pages.cu). Or near rows are read after the
+// slots (far.cuh), and the queries are kept, which choose among far pages.
 struct WithChoice {
   static constexpr bool CHOOSES = true, DRAFTS = false;
-  bool scores, pages;
-  __device__ explicit WithChoice(const DecodeParams& p) : scores(p.kv.policy & SCORES), pages(!scores) {}
+  bool scores, pages, far;
+  __device__ explicit WithChoice(const DecodeParams& p)
+      : scores(p.kv.policy & SCORES), pages(p.kv.policy & READS_PAGES), far(keeps_far(p.kv, p.layer)) {}
 };
 // Rows of a staged step, each with the ones before it in its span.
 struct WithDrafts {
-  static constexpr bool CHOOSES = false, DRAFTS = true, scores = false, pages = false;
+  static constexpr bool CHOOSES = false, DRAFTS = true, scores = false, pages = false, far = false;
   __device__ explicit WithDrafts(const DecodeParams&) {}
 };
 

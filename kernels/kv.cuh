@@ -52,11 +52,16 @@ struct Kv {
   // Codes of one byte, of K at least: see codec_bytes.cuh.
   u32 code_factor, code_shift, code_bits;
   int unused;
+  // Rows that have left their lanes, where they are kept: see far.cuh. Null where they are gone.
+  int* near;       // [n_layers, n_lanes, max_pages] page of every PAGE_SLOTS far rows that attention reads
+  int* near_rows;  // [n_layers, n_lanes] those rows
+  u16* recent;     // [n_layers, n_seqs, RECENT_QUERIES, n_q_heads, head_dim] newest queries in bf16, after RoPE
 };
-static_assert(sizeof(Kv) == 272 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+static_assert(sizeof(Kv) == 296 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
                   OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 128 && OFFSET_OF(Kv, n_layers) == 136 &&
                   OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196 &&
-                  OFFSET_OF(Kv, score) == 208 && OFFSET_OF(Kv, local) == 216 && OFFSET_OF(Kv, ring_len) == 252,
+                  OFFSET_OF(Kv, score) == 208 && OFFSET_OF(Kv, local) == 216 && OFFSET_OF(Kv, ring_len) == 252 &&
+                  OFFSET_OF(Kv, near) == 272,
               "backend::cuda::abi::View has another layout");
 
 // Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.

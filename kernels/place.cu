@@ -13,7 +13,7 @@
 // MAX_THREADS threads in whole warps. Moves a few words a token, and copies pages that are shared.
 KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   after_previous();
-  __shared__ int slot_of[MAX_THREADS], appended[MAX_THREADS / 32], top, shared;
+  __shared__ int slot_of[MAX_THREADS], appended[MAX_THREADS / 32], left[MAX_THREADS], top, shared, near_top;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
@@ -24,7 +24,7 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   // The first row's decision is about the newest stored token.
   if (base > 0 && dms.decided_by(-1) == 0 && warp == 0)
     set_meta(kv, l, l.ring[dms.ring_at(base - 1)], dms.decided(base - 1, decision[0]), lane);
-  bool to_last = dms.evicts && dms.window == 0 && dms.previous;
+  bool to_last = dms.evicts && dms.window == 0 && dms.previous, far = keeps_far(kv, layer);
   int chunk = dms.evicts && !to_last && ring_len < threads ? ring_len : threads;
   // Whether row `i` takes over the last slot, if `to_last`.
   auto joins = [&](int i) {
@@ -81,6 +81,40 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
     }
     __syncthreads();
 
+    // Rows that leave are kept in the order in which they leave, before their slots change. Those
+    // of this step are staged.
+    int leaving = min(chunk, span.len - first) - total;
+    if (far && leaving > 0) {
+      int n_near = kv.near_rows[l.row], *near = near_of(kv, l.row), entry = (n_near + size - 1) / size;
+      int more = (n_near + leaving + size - 1) / size - entry;
+      if (mine && overwrites) left[threadIdx.x - before] = threadIdx.x;
+      if (n_near % size && warp == 0) page_own(kv, near + entry - 1, lane);
+      if (threadIdx.x == 0 && more > 0) {
+        near_top = atomicAdd(&kv.counts[0], -more);
+        if (near_top < more) __trap();
+      }
+      __syncthreads();
+      for (int j = threadIdx.x; j < more; j += threads) {
+        int page = kv.free_list[near_top - 1 - j];
+        kv.refs[page] = 1;
+        near[entry + j] = page;
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (int k = warp; k < leaving; k += threads / 32) {
+        int row = first + left[k], from = row - (to_last ? 1 : ring_len), taken = slot_of[left[k]], to = n_near + k;
+        u8 *page = page_at(kv, l.pages[taken / size]), *kept = page_at(kv, near[to / size]);
+        int meta = *meta_at(kv, page, taken % size);
+        if (from < 0) copy_row(kv, kept, to % size, page, taken % size, lane);
+        else copy_row(kv, kept, to % size, staged_at(kv, span.start + from, l.head), (span.start + from) % size, lane);
+        // Where tokens take over the last slot, only the last of them has written its metadata.
+        if (to_last && from >= 0) meta = dms.decided(base + from, decision[row * heads]);
+        if (lane == 0) *meta_at(kv, kept, to % size) = meta;
+      }
+      __syncthreads();
+      if (threadIdx.x == 0) kv.near_rows[l.row] = n_near + leaving;
+    }
+
     // metadata, slot and ring entry; the last token of a slot writes them
     if (superseded) kv.slots[(span.start + i) * heads + l.head] = -1;
     if (mine && !superseded) {
@@ -117,15 +151,18 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans, u32* seen, const u32* toke
       u32 token = tokens[span.start + row];
       atomicOr(&seen[(u64)span.seq * words + token / 32], 1u << (token % 32));
     }
-    u32 live = 0;
-    for (int j = lane; j < kv.n_layers * kv.n_kv_heads; j += 32)
-      live += kv.live[lane_index(kv, j / kv.n_kv_heads, span.seq, j % kv.n_kv_heads)];
-    live = warp_sum(live);
+    u32 live = 0, near = 0;
+    for (int j = lane; j < kv.n_layers * kv.n_kv_heads; j += 32) {
+      int row = lane_index(kv, j / kv.n_kv_heads, span.seq, j % kv.n_kv_heads);
+      live += kv.live[row], near += kv.near ? kv.near_rows[row] : 0;
+    }
+    live = warp_sum(live), near = warp_sum(near);
     if (lane == 0) {
       kv.seq_len[span.seq] += span.len;
       kv.peak[span.seq] = max(kv.peak[span.seq], live);
-      // A decode token attends to exactly the slots that live once it has its own.
-      if (span.len == 1 && !attention_counts_reads(kv)) kv.reads[span.seq] += live;
+      // A decode token attends to exactly the slots that live once it has its own, and to near
+      // rows.
+      if (span.len == 1 && !attention_counts_reads(kv)) kv.reads[span.seq] += live + near;
     }
   }
   if (blockIdx.x > 0) return;
@@ -148,6 +185,14 @@ KERNEL fork(Kv kv, int from, int to) {
   for (int i = threadIdx.x; i < kv.ring_len; i += blockDim.x) b.ring[i] = a.ring[i];
   if (kv.score)
     for (int i = threadIdx.x; i < live; i += blockDim.x) b.scores[i] = a.scores[i];
+  if (kv.near) {
+    int rows = kv.near_rows[a.row], *from = near_of(kv, a.row), *near = near_of(kv, b.row);
+    for (int i = threadIdx.x; i * PAGE_SLOTS < rows; i += blockDim.x) {
+      near[i] = from[i];
+      atomicAdd(&kv.refs[from[i]], 1);
+    }
+    if (threadIdx.x == 0) kv.near_rows[b.row] = rows;
+  }
   if (threadIdx.x == 0) kv.live[b.row] = live;
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
     kv.seq_len[to] = kv.seq_len[from];
@@ -167,8 +212,13 @@ KERNEL release(Kv kv, int seq) {
     page_drop(kv, l.pages[i]);
     l.pages[i] = -1;
   }
+  if (kv.near)
+    for (int i = threadIdx.x; i * PAGE_SLOTS < kv.near_rows[l.row]; i += blockDim.x) page_drop(kv, near_of(kv, l.row)[i]);
   __syncthreads();
-  if (threadIdx.x == 0) kv.live[l.row] = 0;
+  if (threadIdx.x == 0) {
+    kv.live[l.row] = 0;
+    if (kv.near) kv.near_rows[l.row] = 0;
+  }
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
     kv.seq_len[seq] = 0;
     kv.reads[seq] = 0;
@@ -225,14 +275,43 @@ __device__ __forceinline__ void close_gaps(const Kv& kv, const Dms& dms, const L
   }
 }
 
-// Drops the slots outside the window that are marked or at least as strong as `threshold`.
-__device__ __forceinline__ void drop_marked(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane, int threshold) {
+// Keeps the rows that `drops` names, in the order of their positions, of which there are n. By a
+// warp. Reads the metadata of all slots once for every POSITIONS positions.
+#define POSITIONS 2048
+template <class Drops>
+__device__ __forceinline__ void keep_dropped(const Kv& kv, const Lane& l, int n, int live, int lane, const Drops& drops) {
+  __shared__ int slot_at[POSITIONS];
+  for (int first = 0; first < n; first += POSITIONS) {
+    for (int i = lane; i < POSITIONS; i += 32) slot_at[i] = -1;
+    __syncwarp();
+    for (int slot = lane; slot < live; slot += 32) {
+      int meta = slot_meta(kv, l, slot), at = meta_position(meta) - first;
+      if (at >= 0 && at < POSITIONS && drops(slot, meta)) slot_at[at] = slot;
+    }
+    __syncwarp();
+    for (int i = lane; i < POSITIONS; i += 32) {
+      int slot = slot_at[i];
+      for (u32 rest = __ballot_sync(FULL, slot >= 0); rest; rest &= rest - 1) {
+        int leaving = __shfl_sync(FULL, slot, __ffs(rest) - 1);
+        append_near(kv, l.row, page_at(kv, l.pages[leaving / PAGE_SLOTS]), leaving % PAGE_SLOTS, slot_meta(kv, l, leaving), lane);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// Drops the slots outside the window that are marked or at least as strong as `threshold`. If
+// `far`, their rows are kept.
+__device__ __forceinline__ void drop_marked(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane, int threshold,
+                                            bool far) {
   // anything to drop?
   int kept = 0;
   for (int slot = 0; slot < live; slot++) kept += !dms.drops(slot_meta(kv, l, slot), n - 1, threshold);
   if (kept == live) return;
   __syncwarp();
-  close_gaps(kv, dms, l, n, live, lane, [&](int, int meta) { return dms.drops(meta, n - 1, threshold); });
+  auto drops = [&](int, int meta) { return dms.drops(meta, n - 1, threshold); };
+  if (far) keep_dropped(kv, l, n, live, lane, drops);
+  close_gaps(kv, dms, l, n, live, lane, drops);
 }
 
 // Drops the slots with the least scores that exceed the budget: what dropping one token after the
@@ -258,15 +337,17 @@ __device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const L
   });
 }
 
-// Drops what a policy drops when eviction is switched on again, and closes the gaps. Grid
-// (n_kv_heads, n_layers), 32 threads.
-KERNEL compact(Kv kv, int seq, int threshold) {
+// Drops what a policy drops when eviction is switched on again, and closes the gaps, in the layers
+// from `first_layer` on. If `keep`, rows that can be kept are. Grid (n_kv_heads, layers), 32
+// threads.
+KERNEL compact(Kv kv, int seq, int threshold, int first_layer, int keep) {
   after_previous();
-  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int layer = first_layer + blockIdx.y;
+  Lane l = lane_of(kv, layer, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row];
-  Dms dms = dms_of(kv, blockIdx.y, seq);
+  Dms dms = dms_of(kv, layer, seq);
   if (kv.policy & SCORES) drop_least(kv, dms, l, n, live, lane);
-  else drop_marked(kv, dms, l, n, live, lane, threshold);
+  else drop_marked(kv, dms, l, n, live, lane, threshold, keep && keeps_far(kv, layer));
 }
 
 // Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is
@@ -284,11 +365,13 @@ KERNEL rate_slots(Kv kv, int seq, int from, int to, int rating) {
   }
 }
 
-// Copies the metadata of one lane's slots to out[live], in slot order. Grid covers the lane's
-// slots.
-KERNEL slot_metas(int* out, Kv kv, int layer, int seq, int head) {
+// Copies the metadata of one lane's slots to out[live], in slot order, or of its near rows from
+// row `near` on, if that is not below 0. Grid covers the rows.
+KERNEL slot_metas(int* out, Kv kv, int layer, int seq, int head, int near) {
   after_previous();
   Lane l = lane_of(kv, layer, seq, head);
-  int slot = blockIdx.x * blockDim.x + threadIdx.x;
-  if (slot < kv.live[l.row]) out[slot] = slot_meta(kv, l, slot);
+  int slot = blockIdx.x * blockDim.x + threadIdx.x, row = slot + near;
+  if (near < 0 && slot < kv.live[l.row]) out[slot] = slot_meta(kv, l, slot);
+  if (near >= 0 && row < kv.near_rows[l.row])
+    out[slot] = *meta_at(kv, page_at(kv, near_of(kv, l.row)[row / PAGE_SLOTS]), row % PAGE_SLOTS);
 }

@@ -1,6 +1,7 @@
 // Lanes and their slots, and how a decode token gets one. CPU twin: `backend::cpu::kv::place`, slot
 // for slot.
 #pragma once
+#include "far.cuh"
 #include "policy_dms.cuh"
 
 // One KV head of one sequence in one layer.
@@ -56,8 +57,9 @@ struct SlotAssignment {
     return dms.overwritten(leaving, marked || (needs_decision() && dms.marks(decision, n - 1)));
   }
 
-  // Takes the slot and returns it, and its page, which is the lane's own then.
-  __device__ __forceinline__ int assign(const Kv& kv, const Dms& dms, const Lane& l, float decision, int lane,
+  // Takes the slot and returns it, and its page, which is the lane's own then. If `far`, a row that
+  // leaves is kept.
+  __device__ __forceinline__ int assign(const Kv& kv, const Dms& dms, const Lane& l, float decision, bool far, int lane,
                                         int& page) const {
     if (newest >= 0) set_meta(kv, l, newest, dms.decided(n - 1, decision), lane);
     int slot = overwritten(dms, decision);
@@ -70,6 +72,7 @@ struct SlotAssignment {
     } else {
       page = page_own(kv, l.pages + entry, lane);
     }
+    if (far && !appends) append_near(kv, l.row, page_at(kv, page), r, *meta_at(kv, page_at(kv, page), r), lane);
     if (lane == 0) {
       *meta_at(kv, page_at(kv, page), r) = dms.decided_by(0) == 0 ? dms.decided(n, decision) : pack_meta(n, 0, false);
       if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
@@ -108,6 +111,7 @@ __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, i
   Dms dms = dms_of(kv, first_layer + blockIdx.z, span.seq);
   SlotAssignment assignment;
   int n = kept.at ? span.len : 1, base = kv.seq_len[span.seq], row = l.row % PAGE_SLOTS, page;
+  bool far = keeps_far(kv, first_layer + blockIdx.z);
   u64 lived = 0;
   assignment.load(kv, dms, l, base);
   wait_previous();
@@ -115,11 +119,11 @@ __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, i
   for (int i = 0; i < n; i++) {
     if (i > 0) assignment.load(kv, dms, l, base + i);
     u8* staged = kept.at ? kept.page(kv, span.start + i, l.row) : staged_token_at(kv, l.row);
-    int slot = assignment.assign(kv, dms, l, *(const float*)meta_at(kv, staged, row), lane, page);
+    int slot = assignment.assign(kv, dms, l, *(const float*)meta_at(kv, staged, row), far, lane, page);
     u8* to = page_at(kv, page);
     copy_row(kv, to, slot % PAGE_SLOTS, staged, row, lane);
     stored(AppendedSlot{l, span, to, staged, slot, row, assignment.live}, lane);
-    lived += max(assignment.live, slot + 1);
+    lived += max(assignment.live, slot + 1) + (far ? kv.near_rows[l.row] : 0);
     __syncwarp();
   }
   if (n > 1 && lane == 0) atomicAdd(kv.reads + span.seq, lived);

@@ -2,6 +2,7 @@
 // works on.
 #pragma once
 #include "codec.cuh"
+#include "far.cuh"
 #include "policy_dms.cuh"
 
 #define FOREVER 0x7fffffff
@@ -21,8 +22,8 @@ struct PrefillParams {
   u8* unpacked;            // pages of unpacked.cuh; null: none
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
 };
-static_assert(sizeof(PrefillParams) == 352 && OFFSET_OF(PrefillParams, out) == 272 && OFFSET_OF(PrefillParams, layer) == 324 &&
-                  OFFSET_OF(PrefillParams, unpacked) == 336,
+static_assert(sizeof(PrefillParams) == 376 && OFFSET_OF(PrefillParams, out) == 296 && OFFSET_OF(PrefillParams, layer) == 348 &&
+                  OFFSET_OF(PrefillParams, unpacked) == 360,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.
@@ -33,7 +34,8 @@ struct Tile {
   int index;                // tile of the step
   int lane;                 // of the step: one of its spans and a KV head
   Span span;
-  const int* table;
+  const int *table, *near;  // pages of the slots, and of the near rows that are read after them
+  int n_near;
 };
 
 // The softmax state of two rows of a tile, 8 apart, of which a warp lane holds channels 8 j + 2
@@ -138,5 +140,11 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   int lane_row = lane_index(kv, layer, t.span.seq, t.head);
   t.live = kv.live[lane_row];
   t.table = kv.table + (u64)lane_row * kv.max_pages;
+  t.near = nullptr, t.n_near = 0;
+  if (keeps_far(kv, layer)) {
+    t.near = near_of(kv, lane_row), t.n_near = kv.near_rows[lane_row];
+    // What leaves is kept and stays visible.
+    t.dms.eviction = 0;
+  }
   return t;
 }

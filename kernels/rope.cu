@@ -3,6 +3,7 @@
 // `Codec::round_trip`, bit for bit but for RoPE.
 #define MAX_HEAD_DIM 256
 #include "codec.cuh"
+#include "far.cuh"
 #include "heads.cuh"
 
 // How K and V are stored, as the host numbers it: `backend::cuda::kernels::Rows`.
@@ -19,8 +20,8 @@ struct RopeParams {
   int rows, layer;          // RowsNumber
   Kept kept;                // where rows are staged that are committed later
 };
-static_assert(sizeof(RopeParams) == 432 && OFFSET_OF(RopeParams, heads) == 272 && OFFSET_OF(RopeParams, qkv) == 376 &&
-                  OFFSET_OF(RopeParams, kept) == 416,
+static_assert(sizeof(RopeParams) == 456 && OFFSET_OF(RopeParams, heads) == 296 && OFFSET_OF(RopeParams, qkv) == 400 &&
+                  OFFSET_OF(RopeParams, kept) == 440,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -80,6 +81,9 @@ __device__ __forceinline__ void rope_rows(const RopeParams& p, Shared& shared, i
       if (kept) write_codes(kv, kept, own % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);
     }
     for (int i = lane; i < d; i += 32) at[i] = s[i];
+    // Queries of the newest rows, which choose among far pages.
+    if (is_q && keeps_far(kv, p.layer) && row >= span.start + span.len - RECENT_QUERIES)
+      keep_query(kv, recent_at(kv, p.layer, span.seq, kv.seq_len[span.seq] + row - span.start) + (head * group + warp) * d, s, lane);
   }
 }
 

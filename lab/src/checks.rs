@@ -98,6 +98,7 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     histories(history::all(), b, &cpu, report);
     histories(history::wide(), b, &cpu, report);
     histories(history::local(), b, &cpu, report);
+    histories(history::far(), b, &cpu, report);
     histories(history::scored(), b, &cpu, report);
     histories(history::merging(), b, &cpu, report);
     histories(history::paged(), b, &cpu, report);

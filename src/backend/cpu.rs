@@ -48,7 +48,6 @@ impl Report for Cpu {
             staged_rows: 16,
             own_experts: true,
             adjusts_logits: true,
-            far: true,
         }
     }
 }

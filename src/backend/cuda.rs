@@ -13,6 +13,8 @@ mod delta;
 mod driver;
 mod error;
 mod experts;
+mod far;
+mod far_rows;
 mod gemm;
 mod gemv;
 mod gpu;
@@ -247,7 +249,7 @@ impl Ops for Cuda {
 
     fn read_step(&self, _: &Buf<Token>, _: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {
         self.driver.wait();
-        let words = self.mailbox.words(n + 2);
+        let words = &self.mailbox.values()[..n + 2];
         kv.pool.free_now(words[1] as usize);
         StepResult {
             tokens: words[2..].iter().map(|&t| t as Token).collect(),

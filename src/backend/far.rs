@@ -7,8 +7,13 @@ use crate::policy::SlotMeta;
 /// Far pages of a cache whose geometry [keeps them](super::KvGeometry::far_of). Rows join them
 /// inside [`Ops::attention`](super::Ops::attention) and [`Ops::commit`](super::Ops::commit), or in
 /// [`Pages::compact`]; forks share them. Everything here runs between steps. The defaults are those
-/// of a backend without far pages, which [`About::far`](super::About::far) says.
+/// of a backend without far pages.
 pub trait FarPages: Pages {
+    /// Whether far rows that attention reads take pages of the pool, which the caller of a step
+    /// reserves: in a lane at most one page more than full ones. [`Pages::compact`] does so itself;
+    /// what it moves takes as many pages as before until the next choice.
+    const IN_POOL: bool = false;
+
     /// Chooses the pages that each lane of a sequence attends to from here on, by the newest
     /// `queries` queries, at most [`Far::QUERIES`](crate::policy::Far::QUERIES). Returns how many
     /// pages of all lanes were not near before.

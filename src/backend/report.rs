@@ -16,6 +16,8 @@ pub struct KernelNeeds {
     pub weights: Weights,
     /// Policy of the cache.
     pub policy: Policy,
+    /// Whether rows that leave the cache are kept.
+    pub far: bool,
     /// Whether layers are gated delta nets.
     pub delta_net: bool,
     /// Whether layers have experts.
@@ -43,8 +45,6 @@ pub struct About {
     pub own_experts: bool,
     /// Whether it takes [`SampleArgs::adjust`](super::SampleArgs::adjust).
     pub adjusts_logits: bool,
-    /// Whether rows that leave the cache can be kept: [`crate::policy::Far`].
-    pub far: bool,
 }
 
 /// Properties of a backend, for notices, the planner and the panel.

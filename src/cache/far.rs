@@ -11,7 +11,9 @@ impl<B: Backend> KvCache<B> {
     /// queries. Returns how many pages of all lanes were brought near; `None` if the cache keeps no
     /// far rows.
     pub fn choose(&mut self, b: &B, seq: SeqId, queries: usize) -> Option<u64> {
-        self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries))
+        let fetched = self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries))?;
+        self.used_upper_bound = self.pool_stats(b).used_pages;
+        Some(fetched)
     }
 
     /// Drops the full far pages of a sequence that hold only positions below `before`, for good.

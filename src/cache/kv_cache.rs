@@ -337,7 +337,8 @@ impl<B: Backend> KvCache<B> {
         let copied = if self.is_shared(span.seq) { written } else { 0 };
         let in_lane = |(live, _): (usize, usize)| {
             let held = live.div_ceil(g.page_slots);
-            ((live + span.len).div_ceil(g.page_slots) - held + copied.min(held)).min(most)
+            let appended = (live + span.len).div_ceil(g.page_slots) - held;
+            (appended + self.far_pages(2) + copied.min(held)).min(most)
         };
         self.live_rows(b, span.seq).map(in_lane).sum()
     }
@@ -346,11 +347,19 @@ impl<B: Backend> KvCache<B> {
     /// pages, or one page per token's slot if pages may be shared, plus one page copied to mark the
     /// newest stored token.
     pub(super) fn most_taken(&self, span: &Span) -> usize {
+        let pages = span.len.div_ceil(self.geometry().page_slots);
+        // A token appends a slot, or one leaves and appends a near row.
+        let near = self.far_pages(1);
         if !self.is_shared(span.seq) {
-            return span.len.div_ceil(self.geometry().page_slots);
+            return (pages + near).min(span.len);
         }
         let marks = self.geometry().policy.marks_stored() && !self.seqs[span.seq].owns_newest;
-        span.len + usize::from(marks)
+        span.len + usize::from(marks) + near * (pages + 1)
+    }
+
+    /// `pages` where rows that leave a lane take pages of the pool, else 0.
+    fn far_pages(&self, pages: usize) -> usize {
+        if B::IN_POOL && self.geometry().keeps_far() { pages } else { 0 }
     }
 
     pub(super) fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {

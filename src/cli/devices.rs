@@ -180,16 +180,6 @@ impl Target {
         Err(wrong_use(format!("--kv {format} is not offered on CUDA: use --kv {stored}, or --device cpu")))
     }
 
-    /// Refuses `--far` where the device cannot keep rows that leave the cache.
-    pub fn check_far(self) -> Result<()> {
-        match self {
-            Self::Cpu => Ok(()),
-            Self::Cuda(_) => {
-                Err(wrong_use("--far is not built for CUDA yet: use --far off, or --device cpu".to_owned()))
-            }
-        }
-    }
-
     /// Fails with the reason where this device's kernels do not support the model.
     pub fn check_model(self, c: &ModelConfig) -> Result<()> {
         let has = |d: &DeltaNet| cuda::has_delta_net(d.kernel, d.key_dim, d.value_dim);

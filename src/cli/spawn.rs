@@ -59,7 +59,7 @@ pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool
         let options = options(&settings, &checkpoint, target)?;
         let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
         let options = EngineOptions {
-            far: far(&settings, target)?,
+            far: far(&settings),
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
             max_seqs: options.max_seqs * (1 + slots)
@@ -148,7 +148,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob<Outpu
 
 /// Like [`with_model`], with far pages where the settings have them.
 pub fn with_far(settings: &Settings, max_step: usize, job: impl ModelJob<Output = u8>) -> Result<u8> {
-    let far = if settings.far.is_some() { far(settings, Target::new(settings)?)? } else { None };
+    let far = far(settings);
     with_options(settings, |options, _| EngineOptions { max_step: Some(max_step), far, ..options }, job)
 }
 
@@ -278,11 +278,10 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
     })
 }
 
-/// How rows that leave the cache are kept. Refused where the device cannot keep them.
-pub fn far(settings: &Settings, target: Target) -> Result<Option<FarOptions>> {
-    let Some(limit_bytes) = settings.far else { return Ok(None) };
-    target.check_far()?;
-    Ok(Some(FarOptions { rule: Far { pages: settings.far_pages }, limit_bytes }))
+/// How rows that leave the cache are kept.
+fn far(settings: &Settings) -> Option<FarOptions> {
+    let rule = Far { pages: settings.far_pages };
+    settings.far.map(|limit_bytes| FarOptions { rule, limit_bytes })
 }
 
 /// Reads the dictionary of a codec that needs one, and checks that it is the model's.

@@ -106,11 +106,13 @@ impl EngineOptions {
     /// it was not trained for.
     pub(super) fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
+        let policy = config.policy(self.policy)?;
         Ok(KernelNeeds {
             head_dim: config.head_dim,
             codec: self.codec,
             weights,
-            policy: config.policy(self.policy)?,
+            policy,
+            far: self.far.is_some() && policy.keeps_far(),
             delta_net: config.spec.delta_net.is_some(),
             experts: config.spec.experts.is_some(),
             drafts: self.drafts.rows > 0,

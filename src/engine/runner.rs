@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::policy::Policy;
 use crate::protocol::{SamplingParams, Token};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use std::time::{Duration, Instant};
 
 /// A value was not finite: an overflow, or broken weights. The sampled token is meaningless.
@@ -117,11 +117,6 @@ impl<B: Backend> Allocations<B> {
         let max_step = wanted.min(context).max(1);
         let policy = c.policy(options.policy)?;
         let about = b.about();
-        ensure!(
-            options.far.is_none() || about.far,
-            "--far is not built for {} yet: use --far off, or --device cpu",
-            about.name
-        );
         let geometry = KvGeometry {
             delta: planner::delta_geometry(c),
             staged_rows: if policy.stages() { options.drafts.rows.min(about.staged_rows) } else { 0 },

@@ -7,7 +7,7 @@ use super::loaded::Loaded;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
-use crate::policy::{Dms, Policy, SINKS, STRENGTHS};
+use crate::policy::{Dms, Far, Policy, SINKS, STRENGTHS};
 use crate::protocol::{Dial, Event, EventSender, LogChange, LogEntry, WhenFull, count};
 
 /// Denominator of the share of a sequence's pages that are freed at once when memory runs out.
@@ -108,6 +108,10 @@ impl<B: Backend> Conversation<B> {
                 percent(dropped as f64 / live.max(1) as f64),
                 count(dropped as usize)
             ));
+        }
+        if B::IN_POOL && m.runner.keeps_far() {
+            // What was moved frees pages at a choice.
+            self.chain.context.choose(&mut m.runner, Far::QUERIES);
         }
         self.forgotten.times += 1;
         self.forgotten.slots += dropped;

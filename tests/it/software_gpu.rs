@@ -6,6 +6,7 @@ use crate::emulator::{Said, run, software_gpu};
 use crate::families;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::checkpoint::Checkpoint;
+use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -55,6 +56,33 @@ fn each_family_answers_as_on_the_cpu() {
         for model in [Some(&folder), Some(&file).filter(|_| name == "qwen3_moe")].into_iter().flatten() {
             assert_eq!(answer("cuda", model), wanted, "{}", model.display());
         }
+    }
+}
+
+/// Far pages are chosen in the prompt and in the answer, single tokens and drafts attend to them.
+#[test]
+fn an_answer_with_far_pages_is_that_of_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let spec = Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) };
+    let tiny = Tiny::new(spec, 703);
+    let question = "a long story, ".repeat(16);
+    let answer = |device, draft| {
+        let args = ["-p", &question, "--temperature", "0", "--max-tokens", "40", "--json", "--device", device];
+        let far = ["--far", "1GiB", "--far-pages", "1", "--draft", draft, "--kv", "bf16", "-m"];
+        dmschat(gpu, &[], &[&args[..], &far, &[tiny.folder.path().to_str().unwrap()]].concat()).json()
+    };
+    let (plain, got, drafted) = (answer("cpu", "off"), answer("cuda", "off"), answer("cuda", "lookup"));
+    let far = |said: &Value, key: &str| said["kv"]["far"][key].as_u64().unwrap();
+    let [rows, near] = ["rows", "near"].map(|key| far(&plain, key));
+    assert!(near > 0 && 2 * near < rows, "{plain}");
+    assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &plain["answer"]));
+    // Decisions near their threshold depend on rounding.
+    let apart = ["rows", "near"].map(|key| far(&got, key).abs_diff(far(&plain, key)));
+    assert!(apart.iter().all(|apart| 50 * apart < near), "{got} instead of {plain}");
+    assert!(drafted["draft"]["rounds"].as_u64() > Some(0), "{drafted}");
+    assert_eq!((&drafted["answer"], &drafted["kv"]["far"]), (&got["answer"], &got["kv"]["far"]));
+    for key in ["live", "live_slots", "dense_slots", "reads"] {
+        assert_eq!(drafted["kv"][key], got["kv"][key], "{key}");
     }
 }
 

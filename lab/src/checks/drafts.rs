@@ -9,8 +9,8 @@ use dmschat::backend::Measure;
 use dmschat::cache::{SeqId, SeqStats};
 use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::codec::Codec;
-use dmschat::engine::{Decode, Drafts, EngineOptions, Runner, Verify};
-use dmschat::policy::{Budget, PolicyKind, PolicyRequest, SlotMeta};
+use dmschat::engine::{Decode, Drafts, EngineOptions, FarOptions, Runner, Verify};
+use dmschat::policy::{Budget, Far, PolicyKind, PolicyRequest, SlotMeta};
 use dmschat::protocol::{MAX_DRAFTS, SamplingParams, Token};
 use std::time::Instant;
 
@@ -33,7 +33,15 @@ const OFF: usize = 2;
 const FORK: usize = 3;
 const ON: usize = 5;
 const RELEASE: usize = 8;
+/// Rounds before which far pages are chosen, where rows that leave are kept.
+const CHOOSE: [usize; 3] = [1, 4, 7];
 const PROMPT: usize = 30;
+/// Tokens of a prompt some of whose far pages are full.
+const FAR_PROMPT: usize = 180;
+/// Most tokens of a step.
+const CHUNK: usize = 64;
+/// Tokens beside those of the prompt.
+const ROOM: usize = 66;
 /// A small window, so that short sequences evict tokens.
 const WINDOW: usize = 8;
 
@@ -54,10 +62,11 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
     let (own, dense): (PolicyRequest, _) = (PolicyRequest::default(), PolicyKind::Dense.into());
     let plain: fn(&mut ModelConfig) = |_| {};
     let usual = CODECS.iter().map(|&codec| (own, codec)).chain([(window, Codec::Bf16), (dense, Codec::Int8)]);
-    let others: [(_, _, _, fn(&mut ModelConfig)); 3] = [
+    let others: [(_, _, _, fn(&mut ModelConfig)); 4] = [
         (own, Codec::Bf16, " of a hybrid", mix),
         (own, Codec::Bf16, " of local layers", vary),
         (dense, Codec::Bf16, " of short windows", short_windows),
+        (own, Codec::Fp8, FAR, plain),
     ];
     for (policy, codec, kind, adapt) in usual.map(|(policy, codec)| (policy, codec, "", plain)).chain(others) {
         if !report.takes() {
@@ -71,14 +80,22 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
             dms.rule.window = WINDOW;
         }
         widen(&mut checkpoint);
-        let plain = trace(open()?, &checkpoint, policy, codec, None)?;
+        let far = (kind == FAR).then_some(FarOptions { rule: Far { pages: 1 }, limit_bytes: u64::MAX });
+        let room = ROOM + if far.is_some() { FAR_PROMPT } else { PROMPT };
+        let drafts = Drafts { rows: 1 + MAX_DRAFTS, ..Drafts::default() };
+        let (context, max_step) = (Some(room), Some(CHUNK));
+        let options = EngineOptions { context, max_step, policy, drafts, far, ..EngineOptions::new(codec) };
+        let plain = trace(open()?, &checkpoint, &options, None)?;
         let started = Instant::now();
-        let got = trace(open()?, &checkpoint, policy, codec, Some(&plain.tokens))?;
+        let got = trace(open()?, &checkpoint, &options, Some(&plain.tokens))?;
         let name = format!("drafts{kind}, {} {}", policy.kind, codec.name());
         report.add(finding(name, &got, &plain, started));
     }
     Ok(())
 }
+
+/// Where rows that leave are kept.
+const FAR: &str = " with far pages";
 
 /// Local layers that do not see all rows of a step.
 fn short_windows(config: &mut ModelConfig) {
@@ -88,21 +105,16 @@ fn short_windows(config: &mut ModelConfig) {
 
 /// Decodes from a prompt: in rounds with drafts if the next tokens are `known`, else in single
 /// steps.
-fn trace<B: Measure>(
-    b: B,
-    checkpoint: &Checkpoint,
-    policy: PolicyRequest,
-    codec: Codec,
-    known: Option<&[Token]>,
-) -> Result<Trace> {
-    let drafts = Drafts { rows: 1 + MAX_DRAFTS, ..Drafts::default() };
-    let options = EngineOptions { context: Some(96), max_step: Some(64), policy, drafts, ..EngineOptions::new(codec) };
-    let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
+fn trace<B: Measure>(b: B, checkpoint: &Checkpoint, options: &EngineOptions, known: Option<&[Token]>) -> Result<Trace> {
+    let mut runner = Runner::new(b, checkpoint, options, |_, _| true)?;
     let vocab = checkpoint.config.vocab;
     let sampling = SamplingParams { temperature: 1.0, top_k: 40, repetition_penalty: 1.2, ..SamplingParams::default() };
     let seq = runner.create(true)?;
-    let prompt: Vec<Token> = (0..PROMPT).map(|at| (at * 7919 % vocab) as Token).collect();
-    runner.feed(seq, &prompt)?;
+    let n = options.context.unwrap_or_default() - ROOM;
+    let prompt: Vec<Token> = (0..n).map(|at| (at * 7919 % vocab) as Token).collect();
+    for chunk in prompt.chunks(CHUNK) {
+        runner.feed(seq, chunk)?;
+    }
     let (mut tokens, mut fork): (Vec<Token>, Option<SeqId>) = (vec![3], None);
     for (round, [tried, right, taken]) in ROUNDS.into_iter().enumerate() {
         match round {
@@ -111,6 +123,9 @@ fn trace<B: Measure>(
             ON => drop(runner.set_eviction(seq, true)?),
             RELEASE => fork.take().into_iter().for_each(|fork| runner.release(fork)),
             _ => {}
+        }
+        if CHOOSE.contains(&round) {
+            let _ = runner.choose(seq, Far::QUERIES);
         }
         let last = tokens.last().copied().unwrap_or_default();
         let decode = Decode { seq, token: last, sampling: &sampling, seed: 40 };
@@ -153,6 +168,6 @@ mod tests {
     #[test]
     fn drafts_change_nothing() {
         let open = || Ok::<_, std::fmt::Error>(Cpu::new(2));
-        assert_eq!(all_fine(Part::ALL, |report| run_all(open, report).unwrap()), [CODECS.len() + 5; 2]);
+        assert_eq!(all_fine(Part::ALL, |report| run_all(open, report).unwrap()), [CODECS.len() + 6; 2]);
     }
 }

@@ -9,7 +9,7 @@ use super::{
 use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs, SampleArgs, SamplingState, Use};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
-use dmschat::policy::{Budget, Dmc, Dms, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
+use dmschat::policy::{Budget, Dmc, Dms, Far, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
 use dmschat::protocol::{LaneFilter, SamplingParams};
 
 /// Tolerance of the logits that each step samples from.
@@ -38,6 +38,8 @@ pub struct History {
     policy: Policy,
     /// Tokens that the first layer sees, which is local; 0: it is as the others.
     local: usize,
+    /// Pages that a choice brings near, where rows that leave are kept.
+    far: Option<usize>,
     codec: Codec,
     head_dim: usize,
     heads: usize,
@@ -53,8 +55,8 @@ pub struct History {
 impl History {
     /// [`EVENTS`] events over two layers of `heads` KV heads of `group` query heads.
     fn new(policy: Policy, codec: Codec, [head_dim, heads, group]: [usize; 3], seed: u64) -> Self {
-        let (local, layers, events, wide, noise) = (0, 2, EVENTS, false, 0.0);
-        Self { policy, local, codec, head_dim, heads, group, layers, events, wide, seed, noise }
+        let (local, far, layers, events, wide, noise) = (0, None, 2, EVENTS, false, 0.0);
+        Self { policy, local, far, codec, head_dim, heads, group, layers, events, wide, seed, noise }
     }
 
     /// The same with [`WIDE_EVENTS`] long chunks.
@@ -153,6 +155,30 @@ pub fn local() -> Vec<History> {
     shapes.into_iter().enumerate().map(case).chain(wide).collect()
 }
 
+/// Caches that keep what leaves them, with every codec, in every attention kernel; also chunks
+/// longer than the window, and a model with local layers. Queries are bf16, so that scores have the
+/// CPU's bits.
+pub fn far() -> Vec<History> {
+    let [_, previous, same, merging, usual, short, window] = policies();
+    let shapes = [
+        (previous, Codec::Bf16, [32, 2, 2], 2),
+        (same, Codec::Fp8, [64, 1, 4], 1),
+        (merging, Codec::Int8, [128, 2, 1], 3),
+        (window, Codec::K8V4, [128, 1, 8], 1),
+        (usual, Codec::Bf16, [256, 2, 2], 2),
+        (short, Codec::Int8, [8, 3, 3], 0),
+        (usual, Codec::Fp8, [128, 1, 2], 1000),
+    ];
+    let case = |(i, (policy, codec, shape, far)): (usize, (_, _, _, usize))| History {
+        far: Some(far),
+        events: 2 * EVENTS,
+        local: if i == 5 { 12 } else { 0 },
+        ..History::new(policy, codec, shape, 600 + i as u64)
+    };
+    let wide = History { far: Some(2), ..History::new(short, Codec::Bf16, [128, 1, 2], 620).wide() };
+    shapes.into_iter().enumerate().map(case).chain([wide]).collect()
+}
+
 /// Policies with scores. The seeds give histories in which every victim has less attention than the
 /// other slots by a margin, so that rounding on a device cannot change the choice.
 pub fn scored() -> Vec<History> {
@@ -249,9 +275,10 @@ impl Case for History {
         let policy = policy_name(self.policy);
         let many = if self.events > EVENTS { format!(", {} events", self.events) } else { String::new() };
         let wide = if self.wide { ", long chunks" } else { "" };
+        let far = self.far.map_or(String::new(), |far| format!(", {far} far pages near"));
         let local = if self.local > 0 { format!(" beside a window of {}", self.local) } else { String::new() };
         format!(
-            "cache {policy}{local} {} {} of {} x {}{many}{wide}",
+            "cache {policy}{local} {} {} of {} x {}{many}{wide}{far}",
             self.codec.name(),
             self.head_dim,
             self.heads,
@@ -268,6 +295,7 @@ impl Case for History {
         let mut geometry =
             geometry(self.policy, self.codec, [self.head_dim, self.heads, self.group], [self.layers, N_SEQS]);
         geometry.vocab = VOCAB;
+        geometry.far = self.far.map(|pages| Far { pages });
         geometry.local = LocalLayers::new(self.local, (self.local > 0).then_some(0).into_iter());
         let cache = KvCache::new(b, geometry, self.context(), self.max_step()).expect("memory for a check");
         let random = Random::new(1000 + self.seed);
@@ -314,7 +342,7 @@ impl<B: Measure> Run<'_, B> {
                 let positions = from..from + 1 + self.random.below(20);
                 self.cache.pin(self.b, self.seqs[seq], positions).expect("memory for a check");
             }
-            (9, Some(seq)) if self.seqs.len() < N_SEQS => self.import(seq),
+            (9, Some(seq)) if self.seqs.len() < N_SEQS && self.case.far.is_none() => self.import(seq),
             (10, Some(seq)) => {
                 let from = self.random.below(self.cache.len(self.seqs[seq]) + 1);
                 let positions = from..from + 1 + self.random.below(40);
@@ -327,6 +355,15 @@ impl<B: Measure> Run<'_, B> {
                 let positions = from..from + 1 + self.random.below(20);
                 let dropped = self.cache.drop_positions(self.b, self.seqs[seq], positions).expect("memory for a check");
                 self.output.exact.push(dropped as i64);
+            }
+            (12..=14, Some(seq)) if self.case.far.is_some() => {
+                let queries = 1 + self.random.below(Far::QUERIES);
+                let fetched = self.cache.choose(self.b, self.seqs[seq], queries);
+                self.output.exact.push(fetched.map_or(-1, |pages| pages as i64));
+            }
+            (15, Some(seq)) if self.case.far.is_some() && self.random.below(3) == 0 => {
+                let before = self.random.below(self.cache.len(self.seqs[seq]) + 1);
+                self.output.exact.push(self.cache.drop_far(self.b, self.seqs[seq], before) as i64);
             }
             _ => self.step(),
         }
@@ -465,16 +502,25 @@ impl<B: Measure> Run<'_, B> {
         }
     }
 
+    /// Records the far rows of a lane, and which of them are read.
+    fn look_at_far(&mut self, seq: SeqId, layer: usize, head: usize) {
+        let rows = self.cache.far_rows(self.b, seq, layer, head);
+        self.output.exact.extend(rows.iter().map(|(meta, near)| i64::from(meta.0) << 1 | i64::from(*near)));
+    }
+
     /// Records every slot of every lane in order, the pages in use, and the counters.
     fn look(&mut self) {
         for seq in self.seqs.clone() {
             let stats = self.cache.stats(self.b, seq);
+            let far = &stats.far;
             self.output.exact.extend([stats.len as i64, stats.pages as i64]);
+            self.output.exact.extend([far.rows, far.near, far.dropped].map(|rows| rows as i64));
             for layer in 0..self.case.layers {
                 for head in 0..self.case.heads {
                     let metas = self.cache.slot_metas(self.b, seq, layer, head);
                     self.output.exact.extend(metas.iter().map(|m| m.0 as i64));
                     self.look_at_scores(seq, layer, head, metas.len());
+                    self.look_at_far(seq, layer, head);
                 }
             }
             self.look_at_presence(seq, stats.len);
@@ -484,7 +530,9 @@ impl<B: Measure> Run<'_, B> {
         self.b.read(&self.cache.tables().reads, 0, &mut reads);
         self.b.read(&self.cache.tables().peak, 0, &mut peak);
         self.output.exact.extend(reads.iter().map(|&n| n as i64).chain(peak.map(i64::from)));
-        let used = self.cache.pool_stats(self.b).used_pages;
+        // A backend may keep far rows in pages, but not those of sequences that were released.
+        let some_far = self.case.far.is_some() && !self.seqs.is_empty();
+        let used = if some_far { 0 } else { self.cache.pool_stats(self.b).used_pages };
         let counted = self.cache.audit(self.b).map_or(-1, |pages| pages as i64);
         self.output.exact.extend([used as i64, counted]);
     }

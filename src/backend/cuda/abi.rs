@@ -159,8 +159,13 @@ pub struct Kv {
     pub code_shift: u32,
     pub code_bits: u32,
     pub unused: i32,
+    /// Rows that have left their lanes, and the newest queries: `far.cuh`. All 0 where those rows
+    /// are gone.
+    pub near: u64,
+    pub near_rows: u64,
+    pub recent: u64,
 }
-layout!(Kv: 272 {
+layout!(Kv: 296 {
     table: 8,
     staged: 88,
     reads: 96,
@@ -172,6 +177,7 @@ layout!(Kv: 272 {
     score: 208,
     local: 216,
     ring_len: 252,
+    near: 272,
 });
 
 /// Behaviour of a policy other than the eviction rule: `PolicyBits` in `kv.cuh`.
@@ -238,7 +244,7 @@ pub struct DecodeParams {
     pub span_of_row: u64,
     pub kept: Kept,
 }
-layout!(DecodeParams: 504 { heads: 272, out: 376, layer: 436, logits: 448 });
+layout!(DecodeParams: 528 { heads: 296, out: 400, layer: 460, logits: 472 });
 
 /// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -259,7 +265,7 @@ pub struct PrefillParams {
     pub lane_pages: i32,
     pub first_staged: i32,
 }
-layout!(PrefillParams: 352 { out: 272, layer: 324, unpacked: 336 });
+layout!(PrefillParams: 376 { out: 296, layer: 348, unpacked: 360 });
 
 /// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -276,7 +282,7 @@ pub struct RopeParams {
     pub layer: i32,
     pub kept: Kept,
 }
-layout!(RopeParams: 432 { heads: 272, qkv: 376, kept: 416 });
+layout!(RopeParams: 456 { heads: 296, qkv: 400, kept: 440 });
 
 /// Where rows are staged until they are committed: `Kept` in `kv.cuh`. The default is nowhere.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]

@@ -9,7 +9,7 @@ use super::graph::Graphs;
 use super::kernels::Kernel;
 use super::memory::Acts;
 use super::nvml::Counter;
-use super::pinned::Mailbox;
+use super::pinned::Mapped;
 use super::scratch::{Sampling, Unpacked};
 use super::spans::{Shape, Spans};
 use std::cell::{Cell, RefCell};
@@ -31,7 +31,7 @@ pub(super) const MAILBOX_WORDS: usize = 1024;
 pub struct Cuda {
     pub(super) graphs: Graphs,
     /// Results that the last step copied to the host.
-    pub(super) mailbox: Mailbox,
+    pub(super) mailbox: Mapped<i32>,
     pub(super) spans: RefCell<Spans>,
     pub(super) cublaslt: Option<CublasLt>,
     pub(super) sampling: RefCell<Sampling>,
@@ -55,7 +55,7 @@ impl Cuda {
         Ok(Self {
             // A capture forbids to synchronize after every launch.
             graphs: Graphs::new(!options.no_graphs && !options.wait_always),
-            mailbox: Mailbox::new(driver.context(), MAILBOX_WORDS)?,
+            mailbox: Mapped::new(driver.context(), MAILBOX_WORDS)?,
             spans: RefCell::default(),
             cublaslt: cublaslt.ok(),
             sampling: RefCell::default(),

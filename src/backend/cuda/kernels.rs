@@ -109,7 +109,7 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute
     /// capability. Files that only other shapes need are loaded at their first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, weights, policy, delta_net, experts, drafts } = *needs;
+        let KernelNeeds { head_dim, codec, weights, policy, far, delta_net, experts, drafts } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && Rows::of(codec).has_wgmma(), head_dim > USUAL_HEAD_DIM);
@@ -120,10 +120,11 @@ impl Source {
             "delta_net" => delta_net,
             "experts" => experts,
             // As `kv::decode_kernel` chooses them.
-            "attend" => !scored && !paged && !wide,
-            "attend_drafts" => drafts && policy.stages() && !wide,
+            "attend" => !scored && !paged && !far && !wide,
+            "attend_drafts" => drafts && policy.stages() && !far && !wide,
             "attend_256" | "attend_tiles_256" => wide,
-            "attend_choice" => scored || paged,
+            "attend_choice" => scored || paged || far && !wide,
+            "far" => far,
             "place_scores" => scored,
             "pages" => paged,
             "merge" => policy.merging().is_some(),
@@ -306,6 +307,10 @@ kernels! {
     Compact "compact"
     RateSlots "rate_slots"
     SlotMetas "slot_metas"
+    /// Far pages: those that go to the host, the choice, and the near ones after it.
+    FarSend "far_send"
+    FarChoose "far_choose"
+    FarNear "far_near"
     Presence "presence"
     /// For training a predictor.
     ImportanceRows "importance_rows"
@@ -384,10 +389,9 @@ impl Kernel {
         }
         all.extend(WGMMA_ROWS.map(AttendWgmma));
         for rows in Rows::ALL {
-            all.push(Attend(Mode::Drafts, USUAL_HEAD_DIM, rows));
+            all.extend([Mode::Choice, Mode::Drafts].map(|mode| Attend(mode, USUAL_HEAD_DIM, rows)));
             for head_dim in HEAD_DIMS {
                 all.extend([AttendTiles(head_dim, rows), Attend(Mode::Ordinary, head_dim, rows)]);
-                all.extend((head_dim <= USUAL_HEAD_DIM).then_some(Attend(Mode::Choice, head_dim, rows)));
             }
         }
         all

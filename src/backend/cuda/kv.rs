@@ -1,11 +1,10 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{
-    AttentionArgs, FarPages, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span,
-};
+use super::super::{AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::delta;
+use super::far_rows::FarRows;
 use super::gpu::Cuda;
 use super::kernels::{BLOCK, Kernel, Mode, Rows, USUAL_HEAD_DIM, padded};
 use super::memory::{Acts, Buf};
@@ -35,11 +34,12 @@ const PLACE_THREADS: usize = 1024;
 const UNPACK_THREADS: usize = 256;
 const UNPACK_BLOCKS_PER_SM: usize = 4;
 
-fn view(kv: &KvTables<Cuda>) -> abi::Kv {
+pub(super) fn view(kv: &KvTables<Cuda>) -> abi::Kv {
     let (local, local_window) = kv.geometry.local.bits();
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
     let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
     let [code_factor, code_shift, code_bits] = g.codec.byte_codes();
+    let [near, near_rows, recent] = kv.pool.far.as_ref().map_or([0; 3], FarRows::tables);
     abi::Kv {
         pages: kv.pool.base(),
         table: kv.page_table.ptr(),
@@ -84,6 +84,9 @@ fn view(kv: &KvTables<Cuda>) -> abi::Kv {
         code_shift,
         code_bits,
         unused: 0,
+        near,
+        near_rows,
+        recent,
     }
 }
 
@@ -113,7 +116,10 @@ fn budget(policy: &Policy) -> i32 {
 /// Attention of any step, but for the output gate.
 pub(super) fn attention(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     let AttentionArgs { kv: KvTables { geometry: g, .. }, layer, spans, rope, .. } = args;
-    if !rope.staged && spans.iter().all(|s| s.len == 1) || g.policy.scored().is_some() {
+    // Wide heads have no instance that reads near rows; their tokens are tiles of one row, in all
+    // layers, because appending is of all layers.
+    let reads_near = !g.keeps_far() || g.head_dim <= USUAL_HEAD_DIM;
+    if !rope.staged && reads_near && spans.iter().all(|s| s.len == 1) || g.policy.scored().is_some() {
         return decode(cuda, out, args);
     }
     if g.policy.quest().is_some() {
@@ -143,7 +149,7 @@ fn of_spans<'a>(args: &'a mut AttentionArgs<'_, Cuda>, spans: &'a [Span]) -> Att
 /// rows before it in its span.
 fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
     let sees_all = g.policy_of(layer).rule().is_none_or(|rule| rule.window >= g.staged_rows);
-    sees_all && g.head_dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots
+    sees_all && g.head_dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots && g.far_of(layer).is_none()
 }
 
 /// Fused attention of a staged step. Rows attend like decode tokens, to stored slots and to the
@@ -293,8 +299,11 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     let blocks = if wgmma.is_some() { driver.sm_count } else { pool.max_blocks };
     let splits = (blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
     let lanes = shape.n_spans * g.n_kv_heads;
-    let unpacked =
-        if unpacks(driver, g, shape.n_rows) { pool.unpacked_pages(g, lanes, shape.n_rows) } else { Default::default() };
+    let unpacked = if unpacks(driver, g, shape.n_rows) && !g.keeps_far() {
+        pool.unpacked_pages(g, lanes, shape.n_rows)
+    } else {
+        Default::default()
+    };
     let params = PrefillParams {
         kv: view(kv),
         out: out.ptr(),
@@ -382,8 +391,30 @@ fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, nu
     cuda.driver.launch(kernel, [kv.geometry.n_kv_heads, kv.geometry.n_layers, 1], block, &args);
 }
 
+/// Compacts the lanes of a sequence. Where rows are kept, one layer after the other: what moves
+/// in a layer needs pages before it frees as many. Without memory for them it is gone.
+fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshold: usize) {
+    let (g, view) = (kv.geometry, view(kv));
+    let launch = |first: usize, layers: usize, keep: bool| {
+        let numbers = [seq, threshold, first, usize::from(keep)].map(|n| I32(n as i32));
+        let args = [&[Arg::of(&view)], &numbers[..]].concat();
+        cuda.driver.launch(Kernel::Compact, [g.n_kv_heads, layers, 1], 32, &args);
+    };
+    if !g.keeps_far() {
+        return launch(0, g.n_layers, false);
+    }
+    let mut live = vec![0; g.n_layers * g.n_lanes()];
+    kv.live.read(0, &mut live);
+    for layer in 0..g.n_layers {
+        let slots = live[g.row(layer, seq, 0)..][..g.n_kv_heads].iter().map(|&n: &i32| n as usize);
+        let pages = slots.map(|n| n.div_ceil(g.page_slots) + 1).sum();
+        launch(layer, 1, kv.pool.reserve(pages).is_ok());
+        reclaim(cuda, kv);
+    }
+}
+
 /// Lets freed pages join the free list: the end of a step of no spans.
-fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
+pub(super) fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
     let (view, none) = (view(kv), Ptr(0));
     let args = [Arg::of(&view), none, I32(0), none, none, I32(0)];
     cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &args);
@@ -398,8 +429,26 @@ fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, pages: &[i32], back: bool) 
     cuda.driver.launch(Kernel::StagePages, [pages.len(), 1, 1], BLOCK, &args);
 }
 
-/// It has no far pages yet: [`crate::backend::About::far`].
-impl FarPages for Cuda {}
+/// Metadata of `n` slots of a lane (layer, sequence, head), in slot order, or of its near rows from
+/// row `near` on.
+pub(super) fn metas_of(
+    cuda: &Cuda,
+    kv: &KvTables<Cuda>,
+    lane: [usize; 3],
+    near: Option<usize>,
+    n: usize,
+) -> Vec<SlotMeta> {
+    let mut metas = vec![0; n];
+    if n == 0 {
+        return Vec::new();
+    }
+    let (view, out, [layer, seq, head]) = (view(kv), &kv.pool.metas, lane.map(|n| I32(n as i32)));
+    let near = I32(near.map_or(-1, |row| row as i32));
+    let args = [Ptr(out.ptr()), Arg::of(&view), layer, seq, head, near];
+    cuda.driver.launch(Kernel::SlotMetas, [n.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    out.read(0, &mut metas);
+    metas.into_iter().map(|meta: i32| SlotMeta(meta as u32)).collect()
+}
 
 impl Pages for Cuda {
     type Pool = Pool;
@@ -421,6 +470,11 @@ impl Pages for Cuda {
             let entries = kv.page_table.len();
             let args = [Arg::of(&view), Ptr(moved), I32(first as i32), I32(n as i32), U64(entries as u64)];
             self.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+            if view.near != 0 {
+                let near = abi::Kv { table: view.near, ..view };
+                let args = [&[Arg::of(&near)], &args[1..]].concat();
+                self.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+            }
         }
         kv.pool.trim();
     }
@@ -435,6 +489,8 @@ impl Pages for Cuda {
         assert_eq!(len[0], 0, "fork into a sequence that is not empty");
         over_lanes(self, kv, Kernel::Fork, BLOCK, &[from, to]);
         merge::fork(kv, from, to);
+        let g = kv.geometry;
+        kv.pool.far.iter_mut().for_each(|far| far.fork(&g, from, to));
         delta::fork(kv, from, to);
         let words = kv.geometry.seen_words();
         kv.seen.copy(from * words, to * words, words);
@@ -442,11 +498,13 @@ impl Pages for Cuda {
 
     fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
         over_lanes(self, kv, Kernel::Release, BLOCK, &[seq]);
+        let g = kv.geometry;
+        kv.pool.far.iter_mut().for_each(|far| far.clear(&g, seq));
         reclaim(self, kv);
     }
 
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
-        over_lanes(self, kv, Kernel::Compact, 32, &[seq, threshold]);
+        compact(self, kv, seq, threshold);
         if kv.geometry.policy.quest().is_some() {
             over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq]);
         }
@@ -511,14 +569,6 @@ impl Pages for Cuda {
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         let mut live = [0];
         kv.live.read(kv.geometry.row(layer, seq, head), &mut live);
-        let mut metas = vec![0; live[0] as usize];
-        if metas.is_empty() {
-            return Vec::new();
-        }
-        let (view, out) = (view(kv), &kv.pool.metas);
-        let args = [Ptr(out.ptr()), Arg::of(&view), I32(layer as i32), I32(seq as i32), I32(head as i32)];
-        self.driver.launch(Kernel::SlotMetas, [metas.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
-        out.read(0, &mut metas);
-        metas.into_iter().map(|meta: i32| SlotMeta(meta as u32)).collect()
+        metas_of(self, kv, [layer, seq, head], None, live[0] as usize)
     }
 }

@@ -1,11 +1,11 @@
 //! Page-locked host memory that the GPU reads and writes: the staging buffer of copies to the GPU,
-//! which nobody waits for, and of large copies from it, and the words that the last kernel of a
-//! step writes for the host.
+//! which nobody waits for, and of large copies from it, the words that the last kernel of a step
+//! writes for the host, and far pages.
 
 use super::super::cpu::thread_pool::{ThreadPool, Tile};
 use super::error::{NoCuda, must, ready};
 use crate::cores;
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, PinnedHostSlice, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DeviceRepr, PinnedHostSlice, ValidAsZeroBits, result};
 use std::cell::OnceCell;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const ALIGN: usize = 64;
 /// `len` values of page-locked memory, zero at first. Not write-combined: the host reads it.
 fn pinned<T>(context: &Arc<CudaContext>, len: usize) -> Result<PinnedHostSlice<T>, NoCuda>
 where
-    T: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZeroBits + Default + Copy,
+    T: DeviceRepr + ValidAsZeroBits + Default + Copy,
 {
     // SAFETY: uninitialized until the next line fills it with numbers.
     let mut memory = ready(unsafe { context.alloc_pinned_with_flags(len, 0) }, "allocating page-locked memory")?;
@@ -31,17 +31,17 @@ where
     Ok(memory)
 }
 
-/// Results that the last kernel of a step writes for the host.
-pub(super) struct Mailbox {
-    memory: PinnedHostSlice<i32>,
+/// Host memory that kernels read and write: results of a step, far pages.
+pub(super) struct Mapped<T> {
+    memory: PinnedHostSlice<T>,
     /// Taken once: asking for it synchronizes, which a capture forbids.
     at: u64,
 }
 
-impl Mailbox {
-    /// Room for `len` words.
+impl<T: DeviceRepr + ValidAsZeroBits + Default + Copy> Mapped<T> {
+    /// Room for `len` values.
     pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, NoCuda> {
-        let memory: PinnedHostSlice<i32> = pinned(context, len)?;
+        let memory: PinnedHostSlice<T> = pinned(context, len)?;
         let at = ready(memory.as_ptr(), "allocating page-locked memory")?.expose_provenance() as u64;
         Ok(Self { memory, at })
     }
@@ -51,9 +51,9 @@ impl Mailbox {
         self.at
     }
 
-    /// The first `n` words. The caller has synchronized with the kernel that wrote them.
-    pub fn words(&self, n: usize) -> &[i32] {
-        &must(self.memory.as_slice(), "reading page-locked memory")[..n]
+    /// The values. The caller has synchronized with the kernels that wrote those that it reads.
+    pub fn values(&self) -> &[T] {
+        must(self.memory.as_slice(), "reading page-locked memory")
     }
 }
 

@@ -6,6 +6,7 @@
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::abi::{Kept, TensorMap};
 use super::driver::{Driver, out_of_memory};
+use super::far_rows::FarRows;
 use super::kernels::{Rows, USUAL_HEAD_DIM, padded};
 use super::memory::Buf;
 use super::pages::Choices;
@@ -86,6 +87,8 @@ pub struct Pool {
     pub(super) metas: Buf<i32>,
     /// Pages that decode tokens read, where the policy reads pages.
     pub(super) choices: Option<Choices>,
+    /// Rows that have left their lanes, if they are kept.
+    pub(super) far: Option<FarRows>,
     /// Pages of the unpacked copy that a prefill step attends to; empty if the kernels do not need
     /// it.
     unpacked: Option<Buf<u8>>,
@@ -108,7 +111,10 @@ impl Pool {
     ) -> Result<Self, OutOfMemory> {
         assert_eq!(g.page_slots, PAGE_SLOTS, "slots of a page");
         let stride = g.page_bytes().next_multiple_of(PAGE_ALIGN);
-        // No lists for pages that the GPU cannot hold.
+        // Slots and near rows of a lane may both have a page that is filling. No lists for pages
+        // that the GPU cannot hold.
+        let near_pages = if g.keeps_far() { g.n_layers * g.n_lanes() } else { 0 };
+        let table_pages = table_pages + near_pages;
         let max_pages = table_pages.min(driver.memory().1 as usize / stride);
         let granule_bytes = GRANULE_BYTES.next_multiple_of(granularity(driver)).max(stride);
         let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(granule_bytes);
@@ -137,6 +143,7 @@ impl Pool {
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.seq_lanes())?;
         let choices = g.policy.quest().map(|_| Choices::new(driver, g)).transpose()?;
+        let far = g.keeps_far().then(|| FarRows::new(driver, g, stride)).transpose()?;
         let unpacked = match unpacks(driver, g, max_step) {
             true => {
                 let stored = (g.n_seqs * g.n_kv_heads * g.max_pages).min(MOST_UNPACKED_BYTES / UNPACKED_BYTES);
@@ -180,6 +187,7 @@ impl Pool {
             decode_blocks,
             metas,
             choices,
+            far,
             unpacked,
         })
     }

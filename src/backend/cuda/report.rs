@@ -34,7 +34,6 @@ impl Report for Cuda {
             staged_rows: 1 + MAX_DRAFTS,
             own_experts: false,
             adjusts_logits: false,
-            far: false,
         }
     }
 
@@ -69,7 +68,10 @@ impl Measure for Cuda {
     }
 
     fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
-        kv.pool.refs()
+        // Those of the page tables: near rows hold pages too.
+        let refs = kv.pool.refs();
+        let holds = kv.pool.far.as_ref().map(|far| far.holds(refs.len())).unwrap_or_else(|| vec![0; refs.len()]);
+        refs.iter().zip(holds).map(|(refs, holds)| refs - holds).collect()
     }
 
     fn importance(

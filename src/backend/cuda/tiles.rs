@@ -13,9 +13,11 @@ pub(super) const UNPACK_ROWS: usize = 256;
 /// Attention of decode steps: the ordinary kernel, and kernels for policies by which attention
 /// chooses the slots to drop or to read.
 pub(super) fn decode_kernel(g: &KvGeometry) -> Kernel {
-    let chooses = g.policy.scored().is_some() || g.policy.quest().is_some();
-    let mode = if chooses { Mode::Choice } else { Mode::Ordinary };
-    Kernel::Attend(mode, padded(g.head_dim), Rows::of(g.codec))
+    let reads_near = g.keeps_far() && g.head_dim <= USUAL_HEAD_DIM;
+    if g.policy.scored().is_some() || g.policy.quest().is_some() || reads_near {
+        return Kernel::Attend(Mode::Choice, USUAL_HEAD_DIM, Rows::of(g.codec));
+    }
+    Kernel::Attend(Mode::Ordinary, padded(g.head_dim), Rows::of(g.codec))
 }
 
 /// Whether the codes that a step of `rows` rows attends to are unpacked first.

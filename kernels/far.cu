@@ -1,0 +1,175 @@
+// Far pages between steps: full pages go to page-locked host memory, the newest queries choose
+// pages, and the chosen ones come back. CPU twin: `backend::cpu::far`.
+#define MAX_HEAD_DIM 256
+#include "codec.cuh"
+#include "far.cuh"
+#include "select.cuh"
+
+#define BLOCKS (FAR_ROWS / PAGE_SLOTS)  // pages of the pool that a far page has
+#define TILE_QUERIES 32                 // query rows in shared memory at once
+#define LANES 8                         // partial sums of a dot product: as in `policy::far::score`
+#define AT_ONCE (SELECT_THREADS / LANES)  // far pages that a block scores at once
+
+// Where a far page lies: its rows in host memory, its index in memory of the GPU. The high bits of
+// its number are those of an allocation, of which `homes` has both addresses.
+struct FarPage {
+  u8* rows;
+  float* mean;
+  __device__ __forceinline__ FarPage(const Kv& kv, const u64* homes, int number) {
+    u64 of = number >> 16, at = number & 0xffff;
+    rows = (u8*)homes[2 * of] + at * BLOCKS * kv.stride;
+    mean = (float*)homes[2 * of + 1] + at * kv.head_dim;
+  }
+};
+
+// By a whole block.
+__device__ __forceinline__ void copy_block(const Kv& kv, u8* to, const u8* from) {
+  for (int i = threadIdx.x; i < (int)(kv.stride / 16); i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
+}
+
+// Channel `channel` of a stored row of K.
+__device__ __forceinline__ float stored_key(const Kv& kv, u8* page, int r, int channel) {
+  const u8* row = row_at(kv, page, r, 0);
+  if (!kv.code_bits) return bf16_to_f32(((const u16*)row)[channel]);
+  const ByteRows rows(kv);
+  return __fmul_rn(rows.value(row[channel]), rows.affine(*side_at(kv, page, r, 0)).x);
+}
+
+// Copies full near pages to the host and computes their means. A block for each of `jobs`: the
+// lane, which of its near pages it is, the number of the far page, and its place in numbers
+// [n_layers, n_lanes, most]. Reads a far page twice, and writes it over the bus.
+KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* homes) {
+  after_previous();
+  int4 job = jobs[blockIdx.x];
+  const int* pages = near_of(kv, job.x) + job.y * BLOCKS;
+  FarPage to(kv, homes, job.z);
+  if (threadIdx.x == 0) numbers[(u64)job.x * most + job.w] = job.z;
+  for (int i = 0; i < BLOCKS; i++) copy_block(kv, to.rows + i * kv.stride, page_at(kv, pages[i]));
+  for (int channel = threadIdx.x; channel < kv.head_dim; channel += blockDim.x) {
+    float sum = 0.0f;
+    for (int row = 0; row < FAR_ROWS; row++)
+      sum = __fadd_rn(sum, stored_key(kv, page_at(kv, pages[row / PAGE_SLOTS]), row % PAGE_SLOTS, channel));
+    to.mean[channel] = sum * (1.0f / FAR_ROWS);
+  }
+}
+
+// The scores of a lane's pages with a tile of queries: the greatest of both is left in `scores`.
+// Eight threads to a page. The order of a sum is that of the CPU.
+__device__ __forceinline__ void score_pages(const Kv& kv, const u16 (*tile)[MAX_HEAD_DIM], int queries, const int* numbers, int n,
+                                            const u64* homes, float* scores, bool first_tile) {
+  int at = threadIdx.x % LANES, lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int first = 0; first < n; first += AT_ONCE) {
+    int page = first + threadIdx.x / LANES;
+    bool real = page < n;
+    const float* from = real ? FarPage(kv, homes, numbers[page]).mean : nullptr;
+    float mean[MAX_HEAD_DIM / LANES], best = real && !first_tile ? scores[page] : NEG_INFINITY;
+#pragma unroll
+    for (int i = 0; i < MAX_HEAD_DIM / LANES; i++) mean[i] = real && LANES * i < kv.head_dim ? from[LANES * i + at] : 0.0f;
+#pragma unroll 1
+    for (int q = 0; q < queries; q++) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < MAX_HEAD_DIM / LANES; i++)
+        if (LANES * i < kv.head_dim) sum = __fadd_rn(sum, __fmul_rn(bf16_to_f32(tile[q][LANES * i + at]), mean[i]));
+      float all = 0.0f;
+#pragma unroll
+      for (int i = 0; i < LANES; i++) all = __fadd_rn(all, __shfl_sync(FULL, sum, lane / LANES * LANES + i));
+      best = fmaxf(best, all);
+    }
+    if (real && at == 0) scores[page] = best;
+  }
+}
+
+// Scores the full far pages of the lanes of a sequence, of which there are counts [n_layers,
+// n_kv_heads] with the numbers [n_layers, n_lanes, most], with the newest `queries` queries, and
+// writes the k pages with the greatest scores to picks [n_layers, n_kv_heads, k], ascending; of a
+// lane with no more than k pages nothing. scores [n_layers, n_kv_heads, most]. Grid (n_kv_heads,
+// n_layers), SELECT_THREADS threads. Reads the means once for every TILE_QUERIES query rows.
+KERNEL __launch_bounds__(SELECT_THREADS)
+    far_choose(Kv kv, int seq, int queries, const int* counts, const int* numbers, int most, const u64* homes, float* scores, int k, int* picks) {
+  after_previous();
+  __shared__ union {
+    __align__(16) u16 tile[TILE_QUERIES][MAX_HEAD_DIM];
+    Search search;
+  } s;
+  __shared__ int sums[SELECT_WARPS];
+  int head = blockIdx.x, layer = blockIdx.y, group = kv.n_q_heads / kv.n_kv_heads, d = kv.head_dim;
+  int of_seq = layer * kv.n_kv_heads + head, full = counts[of_seq], tokens = kv.seq_len[seq];
+  if (full <= k || k == 0) return;
+  int n = min(queries, tokens) * group;
+  numbers += (u64)lane_index(kv, layer, seq, head) * most, scores += (u64)of_seq * most, picks += (u64)of_seq * k;
+#pragma unroll 1
+  for (int first = 0; first < n; first += TILE_QUERIES) {
+    int rows = min(n - first, TILE_QUERIES);
+    __syncthreads();
+    for (int i = threadIdx.x; i < rows * d; i += SELECT_THREADS) {
+      int row = first + i / d;
+      s.tile[i / d][i % d] = recent_at(kv, layer, seq, tokens - 1 - row / group)[(head * group + row % group) * d + i % d];
+    }
+    __syncthreads();
+    score_pages(kv, s.tile, rows, numbers, full, homes, scores, first == 0);
+  }
+  __syncthreads();
+  s.search.init();
+  __syncthreads();
+  Keys keys;
+  keys.load(scores, full);
+  Least least = least_of(s.search, keys, k);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, before = 0;
+#pragma unroll 1
+  for (int first = 0; first < full; first += SELECT_THREADS) {
+    int page = first + threadIdx.x;
+    bool chosen = page < full && least.admits(key_of(scores[page]), page);
+    u32 here = __ballot_sync(FULL, chosen);
+    __syncthreads();
+    if (lane == 0) sums[warp] = __popc(here);
+    __syncthreads();
+    int at = before + __popc(here & ((1u << lane) - 1));
+    for (int w = 0; w < SELECT_WARPS; w++) {
+      at += w < warp ? sums[w] : 0;
+      before += sums[w];
+    }
+    if (chosen) picks[at] = page;
+  }
+}
+
+// Makes the near pages of a sequence's lanes those of lists [n_layers, n_kv_heads, most], of which
+// there are counts [n_layers, n_kv_heads]: below 0 the far page -1 - entry, else one that is near,
+// by its place among the near ones. In two launches: the first drops the pages that are no longer
+// near, for which old [n_layers, n_kv_heads, max_pages] is scratch; then, once what it dropped is
+// free, `bring` takes pages for the far ones and copies them over the bus. Grid (n_kv_heads,
+// n_layers), any whole warps.
+KERNEL far_near(Kv kv, int seq, const int* lists, const int* counts, int most, const u64* homes, int* old, int bring) {
+  after_previous();
+  int head = blockIdx.x, layer = blockIdx.y, of_seq = layer * kv.n_kv_heads + head, row = lane_index(kv, layer, seq, head);
+  if (!keeps_far(kv, layer)) return;
+  int n = counts[of_seq], *near = near_of(kv, row);
+  lists += (u64)of_seq * most, old += (u64)of_seq * kv.max_pages;
+  if (bring) {
+    int lane = threadIdx.x % 32;
+    for (int i = threadIdx.x / 32; i < n * BLOCKS; i += blockDim.x / 32) {
+      if (lists[i / BLOCKS] >= 0) continue;
+      int page = page_take(kv, lane);
+      const uint4* from = (const uint4*)(FarPage(kv, homes, -1 - lists[i / BLOCKS]).rows + i % BLOCKS * kv.stride);
+      uint4* to = (uint4*)page_at(kv, page);
+      for (int j = lane; j < (int)(kv.stride / 16); j += 32) to[j] = from[j];
+      if (lane == 0) near[i] = page;
+    }
+    return;
+  }
+  int rows = kv.near_rows[row], held = rows / FAR_ROWS * BLOCKS, all = (rows + PAGE_SLOTS - 1) / PAGE_SLOTS;
+  for (int i = threadIdx.x; i < all; i += blockDim.x) old[i] = near[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < n * BLOCKS; i += blockDim.x) {
+    int entry = lists[i / BLOCKS], at = entry * BLOCKS + i % BLOCKS;
+    near[i] = entry < 0 ? -1 : old[at];
+    if (entry >= 0) old[at] = -1;
+  }
+  // the page that is filling
+  for (int i = threadIdx.x; i < all - held; i += blockDim.x) near[n * BLOCKS + i] = old[held + i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < held; i += blockDim.x)
+    if (old[i] >= 0) page_drop(kv, old[i]);
+  if (threadIdx.x == 0) kv.near_rows[row] = n * FAR_ROWS + rows % FAR_ROWS;
+}

@@ -1,0 +1,197 @@
+//! Far rows on a GPU. What leaves a lane inside a step is appended to its near rows, which lie in
+//! pages of the pool and are attended to like slots (`kernels/far.cuh`). Full pages are far: at
+//! each choice those that have filled since the last one are copied to page-locked host memory, and
+//! their means, the index, stay on the GPU. Then pages are chosen, those that are no longer near
+//! give their pages of the pool back, and those that were not near are copied into it
+//! (`kernels/far.cu`). Which far pages there are and who holds them the host knows
+//! (`far_rows`).
+
+use super::super::{FarCounts, FarPages, KvGeometry, KvTables, Lane};
+use super::abi::Arg::{self, I32, Ptr};
+use super::far_rows::{FarLane, FarRows, LOST, MOST_JOBS, Page};
+use super::gpu::Cuda;
+use super::kernels::{BLOCK, Kernel};
+use super::kv::{metas_of, reclaim, view};
+use crate::policy::{Far, SlotMeta};
+use std::rc::Rc;
+
+/// Rows of the tables that keep far rows of a sequence, by their place among its lanes.
+fn far_lanes(g: &KvGeometry, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let g = *g;
+    let keeps = move |(_, lane): &(usize, Lane)| g.far_of(lane.layer).is_some();
+    g.lanes().enumerate().filter(keeps).map(move |(at, lane)| (at, g.row(lane.layer, seq, lane.head)))
+}
+
+/// Sends the pages of a sequence that have filled since the last choice to the host.
+fn send_full(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
+    let (view, g) = (view(kv), kv.geometry);
+    let Some(far) = &mut kv.pool.far else { return };
+    let (rows, mut jobs, mut fails) = (far.read_rows(), Vec::new(), false);
+    for (_, row) in far_lanes(&g, seq) {
+        for at in far.lanes[row].near.len()..rows[row] / Far::ROWS {
+            let page = if fails { None } else { far.take() };
+            let lane = &mut far.lanes[row];
+            let Some(page) = page else {
+                fails = true;
+                lane.near.push(LOST);
+                lane.dropped += Far::ROWS;
+                continue;
+            };
+            jobs.push([row, at, page.number, lane.full.len()].map(|n| n as i32));
+            lane.near.push(lane.full.len());
+            lane.full.push(page);
+        }
+    }
+    for jobs in jobs.chunks(MOST_JOBS) {
+        far.jobs.write(0, jobs);
+        let [list, numbers, homes] = [far.jobs.ptr(), far.numbers.ptr(), far.addresses.ptr()].map(Ptr);
+        let args = [Arg::of(&view), list, numbers, I32(far.most as i32), homes];
+        cuda.driver.launch(Kernel::FarSend, [jobs.len(), 1, 1], BLOCK, &args);
+    }
+}
+
+/// Makes the near pages of a sequence's lanes those of `lists`, one for each lane of the sequence:
+/// places among the pages that are near now, and -1 - number of far pages. Returns whether there
+/// was memory for the latter; if not, only the former are near.
+fn set_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, lists: &[Vec<i32>]) -> bool {
+    launch_near(cuda, kv, seq, lists, false);
+    reclaim(cuda, kv);
+    let blocks = kv.pool.far.as_ref().map_or(0, FarRows::blocks);
+    let brought = lists.iter().flatten().filter(|entry| **entry < 0).count();
+    let fits = brought == 0 || kv.pool.reserve(brought * blocks).is_ok();
+    if brought > 0 && fits {
+        launch_near(cuda, kv, seq, lists, true);
+    } else if !fits {
+        let places = |list: &Vec<i32>| (0..).zip(list).filter(|(_, entry)| **entry >= 0).map(|(at, _)| at).collect();
+        launch_near(cuda, kv, seq, &lists.iter().map(places).collect::<Vec<_>>(), false);
+    }
+    fits
+}
+
+fn launch_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, lists: &[Vec<i32>], bring: bool) {
+    let (view, g) = (view(kv), kv.geometry);
+    let Some(far) = &mut kv.pool.far else { return };
+    let stride = lists.iter().map(Vec::len).max().unwrap_or(0);
+    if !bring {
+        let padded = lists.iter().flat_map(|list| (0..stride).map(|at| list.get(at).copied().unwrap_or(0)));
+        far.lists.write(0, &padded.collect::<Vec<_>>());
+        far.counts.write(0, &lists.iter().map(|list| list.len() as i32).collect::<Vec<_>>());
+    }
+    let [lists, counts, homes, old] = [far.lists.ptr(), far.counts.ptr(), far.addresses.ptr(), far.old.ptr()].map(Ptr);
+    let args = [Arg::of(&view), I32(seq as i32), lists, counts, I32(stride as i32), homes, old, I32(bring as i32)];
+    cuda.driver.launch(Kernel::FarNear, [g.n_kv_heads, g.n_layers, 1], BLOCK, &args);
+}
+
+/// The pages of each lane of a sequence that its newest `queries` queries choose, ascending.
+fn picks(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, queries: usize) -> Vec<Vec<usize>> {
+    let (view, g) = (view(kv), kv.geometry);
+    let (Some(far), Some(rule)) = (&mut kv.pool.far, g.far) else { return Vec::new() };
+    let mut counts = vec![0; g.seq_lanes()];
+    far_lanes(&g, seq).for_each(|(at, row)| counts[at] = far.lanes[row].full.len());
+    let k = rule.pages.min(far.most);
+    let mut picks = vec![0; counts.len() * k];
+    if k > 0 && counts.iter().any(|&full| full > k) {
+        far.counts.write(0, &counts.iter().map(|&full| full as i32).collect::<Vec<_>>());
+        let [counts, numbers, homes, scores, chosen] =
+            [far.counts.ptr(), far.numbers.ptr(), far.addresses.ptr(), far.scores.ptr(), far.picks.ptr()].map(Ptr);
+        let [seq, queries, most, k] = [seq, queries, far.most, k].map(|n| I32(n as i32));
+        let args = [Arg::of(&view), seq, queries, counts, numbers, most, homes, scores, k, chosen];
+        cuda.driver.launch(Kernel::FarChoose, [g.n_kv_heads, g.n_layers, 1], BLOCK, &args);
+        far.picks.read(0, &mut picks);
+    }
+    let of_lane = |(at, &full): (usize, &usize)| match full <= k {
+        true => (0..full).collect(),
+        false => picks[at * k..(at + 1) * k].iter().map(|&page: &i32| page as usize).collect(),
+    };
+    counts.iter().enumerate().map(of_lane).collect()
+}
+
+impl FarPages for Cuda {
+    const IN_POOL: bool = true;
+
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize) -> u64 {
+        let g = kv.geometry;
+        if queries == 0 || kv.pool.far.is_none() {
+            return 0;
+        }
+        send_full(self, kv, seq);
+        let chosen = picks(self, kv, seq, queries.min(Far::QUERIES));
+        let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], 0);
+        let Some(far) = &mut kv.pool.far else { return 0 };
+        for (at, row) in far_lanes(&g, seq) {
+            let FarLane { full, near, .. } = &mut far.lanes[row];
+            let entry = |page: &usize| match near.binary_search(page) {
+                Ok(place) => place as i32,
+                Err(_) => -1 - full[*page].number as i32,
+            };
+            lists[at] = chosen[at].iter().map(entry).collect();
+            fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;
+            near.clone_from(&chosen[at]);
+        }
+        if set_near(self, kv, seq, &lists) {
+            return fetched;
+        }
+        let Some(far) = &mut kv.pool.far else { return 0 };
+        for (at, row) in far_lanes(&g, seq) {
+            let entries = lists[at].iter();
+            far.lanes[row].near =
+                entries.zip(&chosen[at]).filter(|(entry, _)| **entry >= 0).map(|(_, page)| *page).collect();
+        }
+        0
+    }
+
+    fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {
+        let g = kv.geometry;
+        send_full(self, kv, seq);
+        self.driver.wait();
+        let (mut lists, mut dropped) = (vec![Vec::new(); g.seq_lanes()], 0);
+        let Some(far) = &mut kv.pool.far else { return 0 };
+        for (at, row) in far_lanes(&g, seq) {
+            let FarLane { full, near, dropped: earlier } = std::mem::take(&mut far.lanes[row]);
+            let goes = |page: &Page| far.metas(&g, page).all(|meta| meta.position() < before);
+            let stays: Vec<usize> = (0..full.len()).filter(|&page| !goes(&full[page])).collect();
+            let place = |page: &usize| near.binary_search(page).ok();
+            lists[at] = stays.iter().filter_map(place).map(|place| place as i32).collect();
+            let rows = (full.len() - stays.len()) * Far::ROWS;
+            let is_near = |(_, page): &(usize, &usize)| place(page).is_some();
+            far.lanes[row] = FarLane {
+                near: stays.iter().enumerate().filter(is_near).map(|(index, _)| index).collect(),
+                full: stays.iter().map(|&page| Rc::clone(&full[page])).collect(),
+                dropped: earlier + rows,
+            };
+            dropped += rows as u64;
+            let numbers: Vec<i32> = far.lanes[row].full.iter().map(|page| page.number as i32).collect();
+            far.numbers.write(row * far.most, &numbers);
+        }
+        set_near(self, kv, seq, &lists);
+        dropped
+    }
+
+    fn far_counts(&self, kv: &KvTables<Self>, seq: usize) -> FarCounts {
+        let Some(far) = &kv.pool.far else { return FarCounts::default() };
+        let (rows, mut counts) = (far.read_rows(), FarCounts { all_bytes: far.bytes(), ..FarCounts::default() });
+        for (_, row) in far_lanes(&kv.geometry, seq) {
+            let lane = &far.lanes[row];
+            counts.near += rows[row] as u64;
+            counts.rows += (lane.full.len() * Far::ROWS + rows[row] - lane.near.len() * Far::ROWS) as u64;
+            counts.dropped += lane.dropped as u64;
+            counts.bytes += (lane.full.len() * far.page_bytes) as u64;
+        }
+        counts
+    }
+
+    fn far_rows(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<(SlotMeta, bool)> {
+        let g = &kv.geometry;
+        let (Some(far), Some(_)) = (&kv.pool.far, g.far_of(layer)) else { return Vec::new() };
+        let row = g.row(layer, seq, head);
+        let (lane, rows) = (&far.lanes[row], far.read_rows()[row]);
+        let full = lane.full.iter().enumerate().flat_map(|(index, page)| {
+            let near = lane.near.binary_search(&index).is_ok();
+            far.metas(g, page).map(move |meta| (meta, near))
+        });
+        // Those that have left since the last choice are on the GPU.
+        let first = lane.near.len() * Far::ROWS;
+        let since = metas_of(self, kv, [layer, seq, head], Some(first), rows - first);
+        full.chain(since.into_iter().map(|meta| (meta, true))).collect()
+    }
+}

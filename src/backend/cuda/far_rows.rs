@@ -1,0 +1,211 @@
+//! The far rows of a cache: the tables of the kernels, host memory, and which far pages there are
+//! and who holds them. [`far`](super::far) says what happens to them.
+
+use super::super::{KvGeometry, OutOfMemory};
+use super::driver::Driver;
+use super::memory::Buf;
+use super::pinned::Mapped;
+use crate::policy::{Far, SlotMeta};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Queries that are kept of a sequence: `RECENT_QUERIES` in `far.cuh`.
+const RECENT_QUERIES: usize = 48;
+/// Bytes of the first allocation of host memory, and of the largest: each has twice those of the
+/// one before.
+const FIRST_BYTES: usize = 4 << 20;
+const MOST_BYTES: usize = 64 << 20;
+/// Bits of a far page's number within its allocation: `FarPage` in `far.cu`.
+const NUMBER_BITS: usize = 16;
+/// Most allocations, 256 GiB of the largest.
+const MOST_HOMES: usize = 4096;
+/// Pages that one launch sends to the host.
+pub(super) const MOST_JOBS: usize = 4096;
+
+/// Host memory of some far pages, and memory of the GPU for their means.
+struct Home {
+    rows: Mapped<u8>,
+    _means: Buf<f32>,
+}
+
+/// A far page by its number, which is free once nobody holds it.
+pub(super) struct Page {
+    pub number: usize,
+    free: Rc<RefCell<Vec<usize>>>,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.free.borrow_mut().push(self.number);
+    }
+}
+
+/// The far rows of one lane, as the last choice left them.
+#[derive(Clone, Default)]
+pub(super) struct FarLane {
+    /// Full pages in host memory, oldest first.
+    pub full: Vec<Rc<Page>>,
+    /// Indices of those that attention reads, ascending; [`LOST`] is a page without host memory.
+    pub near: Vec<usize>,
+    /// Rows of pages that were dropped for good.
+    pub dropped: usize,
+}
+
+pub(super) const LOST: usize = usize::MAX;
+
+/// The far rows of all lanes.
+pub(super) struct FarRows {
+    driver: Rc<Driver>,
+    /// `[n_layers, n_lanes, max_pages]` pages of the pool with the near rows of a lane.
+    near: Buf<i32>,
+    /// `[n_layers, n_lanes]` near rows.
+    near_rows: Buf<i32>,
+    /// `[n_layers, n_seqs, RECENT_QUERIES, n_q_heads, head_dim]` newest queries in bf16.
+    recent: Buf<u16>,
+    /// `[n_layers, n_lanes, most]` numbers of the full pages.
+    pub numbers: Buf<i32>,
+    /// Most full pages of a lane.
+    pub most: usize,
+    /// Addresses of the host memory and of the means of each allocation.
+    pub addresses: Buf<u64>,
+    /// Scratch for the lanes of one sequence: scores, chosen pages, lists of near pages and their
+    /// lengths, the lists before; and the pages that are sent.
+    pub scores: Buf<f32>,
+    pub picks: Buf<i32>,
+    pub lists: Buf<i32>,
+    pub counts: Buf<i32>,
+    pub old: Buf<i32>,
+    pub jobs: Buf<[i32; 4]>,
+    pub lanes: Vec<FarLane>,
+    homes: Vec<Home>,
+    free: Rc<RefCell<Vec<usize>>>,
+    /// Pages of all allocations, and bytes of a page and of a pool page.
+    n_pages: usize,
+    pub page_bytes: usize,
+    stride: usize,
+    head_dim: usize,
+}
+
+impl FarRows {
+    pub fn new(driver: &Rc<Driver>, g: &KvGeometry, stride: usize) -> Result<Self, OutOfMemory> {
+        let (lanes, of_seq) = (g.n_layers * g.n_lanes(), g.seq_lanes());
+        let most = (g.max_pages * g.page_slots).div_ceil(Far::ROWS);
+        let k = g.far.map_or(0, |far| far.pages).min(most);
+        let recent = g.n_layers * g.n_seqs * RECENT_QUERIES * g.n_q_heads * g.head_dim;
+        driver.allocating("far rows", || {
+            Ok(Self {
+                driver: driver.clone(),
+                near: Buf::new(driver, lanes * g.max_pages)?,
+                near_rows: Buf::new(driver, lanes)?,
+                recent: Buf::new(driver, recent)?,
+                numbers: Buf::new(driver, lanes * most)?,
+                most,
+                addresses: Buf::new(driver, 2 * MOST_HOMES)?,
+                scores: Buf::new(driver, of_seq * most)?,
+                picks: Buf::new(driver, of_seq * k)?,
+                lists: Buf::new(driver, of_seq * most)?,
+                counts: Buf::new(driver, of_seq)?,
+                old: Buf::new(driver, of_seq * g.max_pages)?,
+                jobs: Buf::new(driver, MOST_JOBS)?,
+                lanes: vec![FarLane::default(); lanes],
+                homes: Vec::new(),
+                free: Rc::default(),
+                n_pages: 0,
+                page_bytes: Far::ROWS / g.page_slots * stride,
+                stride,
+                head_dim: g.head_dim,
+            })
+        })
+    }
+
+    /// Addresses of the near rows' pages, their numbers and the newest queries.
+    pub fn tables(&self) -> [u64; 3] {
+        [self.near.ptr(), self.near_rows.ptr(), self.recent.ptr()]
+    }
+
+    /// Takes host memory for a page; `None` if there is none.
+    pub fn take(&mut self) -> Option<Rc<Page>> {
+        if self.free.borrow().is_empty() {
+            self.grow()?;
+        }
+        let number = self.free.borrow_mut().pop()?;
+        Some(Rc::new(Page { number, free: Rc::clone(&self.free) }))
+    }
+
+    fn grow(&mut self) -> Option<()> {
+        let at = self.homes.len();
+        let bytes = (FIRST_BYTES << at.min(usize::BITS as usize / 4)).min(MOST_BYTES);
+        let pages = (bytes / self.page_bytes).clamp(1, 1 << NUMBER_BITS);
+        if at == MOST_HOMES {
+            return None;
+        }
+        let rows = Mapped::new(self.driver.context(), pages * self.page_bytes).ok()?;
+        let means = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.head_dim)).ok()?;
+        self.addresses.write(2 * at, &[rows.ptr(), means.ptr()]);
+        self.free.borrow_mut().extend((0..pages).rev().map(|i| at << NUMBER_BITS | i));
+        self.homes.push(Home { rows, _means: means });
+        self.n_pages += pages;
+        Some(())
+    }
+
+    /// Near rows of all lanes. Waits for the device.
+    pub fn read_rows(&self) -> Vec<usize> {
+        let mut rows = vec![0; self.near_rows.len()];
+        self.near_rows.read(0, &mut rows);
+        rows.into_iter().map(|n: i32| n as usize).collect()
+    }
+
+    /// Metadata of a far page's rows. What was sent has arrived.
+    pub fn metas(&self, g: &KvGeometry, page: &Page) -> impl Iterator<Item = SlotMeta> {
+        let home = &self.homes[page.number >> NUMBER_BITS];
+        let at = (page.number & ((1 << NUMBER_BITS) - 1)) * self.page_bytes;
+        let (bytes, layout) = (&home.rows.values()[at..at + self.page_bytes], g.page());
+        let stride = self.stride;
+        (0..Far::ROWS).map(move |row| layout.meta(&bytes[row / layout.page_slots * stride..], row % layout.page_slots))
+    }
+
+    pub fn fork(&mut self, g: &KvGeometry, from: usize, to: usize) {
+        let (of_lanes, of_queries) = (g.n_kv_heads * self.most, RECENT_QUERIES * g.n_q_heads * g.head_dim);
+        for layer in 0..g.n_layers {
+            let row = |seq| g.row(layer, seq, 0);
+            self.numbers.copy(row(from) * self.most, row(to) * self.most, of_lanes);
+            let recent = |seq| (layer * g.n_seqs + seq) * of_queries;
+            self.recent.copy(recent(from), recent(to), of_queries);
+            for head in 0..g.n_kv_heads {
+                self.lanes[row(to) + head] = self.lanes[row(from) + head].clone();
+            }
+        }
+    }
+
+    pub fn clear(&mut self, g: &KvGeometry, seq: usize) {
+        g.lanes().for_each(|lane| self.lanes[g.row(lane.layer, seq, lane.head)] = FarLane::default());
+    }
+
+    /// How often the near rows hold each of `n` pages of the pool.
+    pub fn holds(&self, n: usize) -> Vec<u32> {
+        let (mut near, mut holds) = (vec![0; self.near.len()], vec![0; n]);
+        self.near.read(0, &mut near);
+        let rows = self.read_rows();
+        let of_lane = near.len() / rows.len().max(1);
+        for (lane, &rows) in near.chunks_exact(of_lane.max(1)).zip(&rows) {
+            lane[..rows.div_ceil(Far::ROWS / self.blocks())].iter().for_each(|&page: &i32| holds[page as usize] += 1);
+        }
+        holds
+    }
+
+    /// Pages of the pool that a far page has.
+    pub fn blocks(&self) -> usize {
+        self.page_bytes / self.stride
+    }
+
+    pub fn bytes(&self) -> u64 {
+        ((self.n_pages - self.free.borrow().len()) * self.page_bytes) as u64
+    }
+}
+
+impl Drop for FarRows {
+    fn drop(&mut self) {
+        // The host memory is freed next.
+        self.driver.wait_ignoring_errors();
+    }
+}
