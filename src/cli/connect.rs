@@ -57,7 +57,7 @@ const CLIENTS: [Client; 6] = [
         start: Some(|server| {
             let set = codex_settings(server).into_iter();
             let args = set.flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]);
-            (vec![(CODEX_KEY, server.key().to_owned())], args.collect())
+            (server.key.iter().map(|key| (CODEX_KEY, key.clone())).collect(), args.collect())
         }),
     },
     Client {
@@ -130,9 +130,9 @@ fn codex_settings(server: &Server) -> Vec<(&'static str, String)> {
         ("model_provider", text("dmschat")),
         ("model_providers.dmschat.name", text("dmschat")),
         ("model_providers.dmschat.base_url", text(&server.base())),
-        ("model_providers.dmschat.env_key", text(CODEX_KEY)),
         ("model_providers.dmschat.wire_api", text("responses")),
     ];
+    set.extend(server.key.is_some().then(|| ("model_providers.dmschat.env_key", text(CODEX_KEY))));
     set.extend(server.context.map(|context| ("model_context_window", context.to_string())));
     set
 }

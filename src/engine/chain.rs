@@ -291,11 +291,11 @@ impl Chain {
         let was_thinking = reply.is_thinking();
         let spoken = reply.push(token, vocabulary);
         match (likely, spoken.spelled) {
+            (Some(likely), _) if spoken.thinks => likely.drop_thought(&spoken),
             (Some(likely), Some(spelled)) => runner.logits([row], |_, logits| {
                 likely.push(logits, token, spelled, &vocabulary.tokenizer);
             })?,
-            (Some(likely), None) => likely.drop_thought(&spoken),
-            (None, _) => {}
+            _ => {}
         }
         let Spoken { said, flat, stops, .. } = spoken;
         if was_thinking && !reply.is_thinking() {

@@ -80,8 +80,10 @@ pub(super) struct Spoken {
     pub flat: String,
     /// The answer is complete, by its text.
     pub stops: bool,
-    /// Bytes of text that the token spells in the answer; `None` if it belongs to a thought.
+    /// Bytes of text that the token spells; `None` if it is a tag, hidden, or an end.
     pub spelled: Option<usize>,
+    /// Whether it belongs to a thought.
+    pub thinks: bool,
     /// The answer so far was a thought.
     pub was_thought: bool,
 }
@@ -121,18 +123,18 @@ impl Reply {
         let flat = self.flat.push(token, tokenizer, is_end);
         let (was_open, was_undecided) = (self.splitter.is_thinking(), self.splitter.is_undecided());
         let had_thought = self.splitter.thought;
-        let (mut said, mut spelled) = (Vec::new(), 0);
+        let (mut said, mut spelled) = (Vec::new(), None);
         let (opens, closes) = vocabulary.think.tokens.map_or((false, false), |(o, c)| (o == token, c == token));
         if self.raw && (opens || closes) {
             let text = self.decoder.flush() + &tokenizer.literal(token);
-            spelled = text.len();
+            spelled = Some(text.len());
             self.splitter.push(&text, &mut said);
         } else if opens || closes {
             self.splitter.push(&self.decoder.flush(), &mut said);
             if opens { self.splitter.open(&mut said) } else { self.splitter.close(&mut said) }
         } else if !is_end && !tokenizer.is_hidden(token) {
             let text = self.decoder.push(token);
-            spelled = text.len();
+            spelled = Some(text.len());
             self.splitter.push(&text, &mut said);
         }
         // A token that ends a thought is a part of it.
@@ -142,8 +144,7 @@ impl Reply {
             self.reasoning_tokens += std::mem::take(&mut self.answer_tokens);
         }
         *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += 1;
-        let spelled = (!thinks).then_some(spelled);
-        Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, was_thought }
+        Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, thinks, was_thought }
     }
 
     /// The text of the request that has ended it.

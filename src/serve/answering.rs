@@ -88,8 +88,8 @@ pub trait Form: Send + 'static {
     /// What follows is of this answer of several.
     fn choose(&mut self, _choice: usize) {}
 
-    /// Events for the next text of the thought or of the answer. `tokens`: those that begin in it, where
-    /// log-probabilities were asked for.
+    /// Events for the next text of the thought or of the answer. `tokens`: those that begin in it,
+    /// where log-probabilities were asked for.
     fn text(&mut self, kind: TextKind, text: &str, tokens: &[TokenChoice]) -> Vec<Event>;
 
     /// The end of one answer of several.
