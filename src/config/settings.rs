@@ -329,7 +329,7 @@ sampling_table!(settings {
         #[arg(long, value_name = "N", hide_short_help = true, help_heading = "Cache")]
         far_pages: usize = Far::DEFAULT_PAGES;
 
-        /// Compression ratio, from 1 on [default: as trained]
+        /// Compression ratio, from 1 on [default: trained]
         ///
         /// For models trained to evict. 2 keeps about one token in two of a long conversation.
         /// /forget changes it in a chat.

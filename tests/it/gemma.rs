@@ -23,21 +23,15 @@ const MODEL: &str = "gemma-3-270m.Q4_K_M";
 const WINDOW: usize = 512;
 const GLOBAL: [usize; 3] = [5, 11, 17];
 const TEXT: &str = include_str!("../texts/chat.txt");
-/// The texts that the predictor is fitted to and measured on, and the bytes of each: the fewest
-/// that are learned from.
+/// The text that the predictor is fitted to.
 const LEARNED: &str = include_str!("../texts/fidelity.txt");
-const LEARNED_BYTES: usize = 6400;
 /// Bytes of the first message, which is longer than the window.
 const FIRST: usize = 3 << 10;
 
-/// About `len` bytes of a text from byte `from` on.
-fn part_of(text: &str, from: usize, len: usize) -> &str {
-    let boundary = |at: usize| (at..).find(|&at| text.is_char_boundary(at)).expect("the end is one");
-    &text[boundary(from)..boundary(from + len)]
-}
-
+/// About `len` bytes of the text from byte `from` on.
 fn part(from: usize, len: usize) -> &'static str {
-    part_of(TEXT, from, len)
+    let boundary = |at: usize| (at..).find(|&at| TEXT.is_char_boundary(at)).expect("the end is one");
+    &TEXT[boundary(from)..boundary(from + len)]
 }
 
 struct Talk {
@@ -156,15 +150,11 @@ impl Talk {
 }
 
 fn trained(model: &Path, home: &tempfile::TempDir) -> PathBuf {
-    let out = home.path().join("predictor.safetensors");
+    let (text, out) = (home.path().join("text.txt"), home.path().join("predictor.safetensors"));
+    std::fs::write(&text, LEARNED).unwrap();
     let mut command = program(env!("CARGO_BIN_EXE_dmschat"), home);
-    command.args(["adapter", "train", "--device", "cpu", "-m"]).arg(model).arg("--out").arg(&out);
-    for (i, name) in ["fitted.txt", "measured.txt"].into_iter().enumerate() {
-        let text = home.path().join(name);
-        std::fs::write(&text, part_of(LEARNED, i * LEARNED_BYTES, LEARNED_BYTES)).unwrap();
-        command.arg("--text").arg(text);
-    }
-    let (code, _, stderr) = said(&command.output().unwrap());
+    command.args(["adapter", "train", "--device", "cpu", "-m"]).arg(model).arg("--text").arg(text);
+    let (code, _, stderr) = said(&command.arg("--out").arg(&out).output().unwrap());
     assert_eq!(code, 0, "{stderr}");
     out
 }

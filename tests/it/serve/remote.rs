@@ -47,8 +47,9 @@ fn an_answer_is_that_of_the_engine_and_the_second_turn_reads_what_is_new() {
     assert!(first.contains(alone["answer"].as_str().unwrap().trim()), "{first}");
     chat.say("Solve 3*x + 3 = 12 for x.");
     answer(&chat, 2);
-    // The panel has the figures of another dmschat; which tokens they are it does not say.
-    chat.until_shows("dense ");
+    // Another dmschat reports its figures, and not which tokens they are.
+    chat.say("/stats");
+    chat.until_shows(" live, ");
     chat.keys("\x1bOR");
     chat.until_shows("not reported by this server");
 }
