@@ -51,7 +51,7 @@ fn an_answer_is_that_of_the_engine_and_the_second_turn_reads_what_is_new() {
     chat.say("/stats");
     chat.until_shows(" live, ");
     chat.keys("\x1bOR");
-    chat.until_shows("not reported by this server");
+    chat.until_shows("which tokens are in the cache");
 }
 
 #[test]
