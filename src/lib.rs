@@ -19,8 +19,8 @@
 //! | [`predictor`] | fits a predictor of tokens' importance to a model, and finds its threshold | engine, model, checkpoint, tokenizer, policy, protocol, sampler, codec, cores, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, web, words |
 //! | [`serve`] | the server: HTTP endpoints for other programs, the queue in front of the engine | protocol, config, chat, tokenizer |
-//! | [`remote`] | a server with OpenAI's API in the place of an engine's thread: the same commands and events | protocol, policy |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
+//! | [`remote`] | a server with OpenAI's API in the place of an engine's thread: the same commands and events | protocol, policy, random, unicode |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, random, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, cores, the backend trait |
 //! | [`backend`] | traits `Device`, `Ops`, `Pages`, `FarPages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores, random |
@@ -38,7 +38,7 @@
 //! | [`protocol`] | plain data between front ends and the engine | policy, codec, words |
 //! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words, random |
 //! | [`vote`] | which of several answers most of them agree on | unicode |
-//! | [`regular_file`], [`unicode`], [`words`], [`cores`], [`random`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form; work on several threads; seeded random numbers | nothing of ours |
+//! | [`regular_file`], [`unicode`], [`words`], [`cores`], [`random`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form; work on several threads; seeded random numbers, and a seed | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!

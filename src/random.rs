@@ -10,6 +10,15 @@ pub fn mix64(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// A seed from the system: 32 bits, easy to type again and exact in JSON.
+pub fn fresh_seed() -> u64 {
+    let mut bytes = [0; 4];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u32::from_le_bytes(bytes) as u64,
+        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u32 as u64),
+    }
+}
+
 /// A stream of numbers. The value inside is its state, at first the seed.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);

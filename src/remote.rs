@@ -10,14 +10,15 @@ mod served;
 pub use http::Remote;
 
 use crate::protocol::{
-    Command, ConversationId, EngineHandle, EngineMessage, Event, EventSender, GenerateRequest, ModelInfo, Outlet,
-    Request, RequestId,
+    Ask, Command, ConversationId, EngineHandle, EngineMessage, Event, EventSender, GenerateRequest, ModelInfo, Outlet,
+    Request, Snapshot,
 };
+use crate::random;
 use http::Server;
 use reading::{Reading, Running, lock};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 
 /// Starts the thread that speaks to the server. [`Event::Ready`] follows once it has said which
 /// model it has, or [`Event::LoadFailed`].
@@ -70,12 +71,15 @@ impl Remotes {
     }
 
     fn take(&mut self, Request { conversation, id, command }: Request) {
-        let Some((outlet, running)) = self.open.get(&conversation) else { return };
+        let Some((outlet, running)) = self.open.get(&conversation).cloned() else { return };
         let events = outlet.sender(Some(id));
         match command {
-            Command::Generate(request) => self.generate(outlet, running, id, *request),
+            Command::Generate(request) => {
+                let running = self.generate(Arc::clone(&outlet), events, *request);
+                self.open.insert(conversation, (outlet, running));
+            }
             Command::Cancel => {
-                if let Some(reading) = lock(running).take() {
+                if let Some(reading) = lock(&running).take() {
                     events.event(Event::TurnDone(Box::new(reading.cancelled())));
                 }
             }
@@ -89,8 +93,10 @@ impl Remotes {
                     }
                 });
             }
-            // The messages that follow are sent whole.
-            Command::Rewind(_) | Command::Clear | Command::KeepCache(_) | Command::Elect(_) => {}
+            // The messages that follow are sent whole. What the server holds then it says with the
+            // next answer.
+            Command::Rewind(_) | Command::Clear => outlet.snapshot(Snapshot::default()),
+            Command::KeepCache(_) | Command::Elect(_) => {}
             // What is shown stays empty.
             Command::Inspect { .. } | Command::Presence(_) => {}
             Command::Probe(probe) => events.event(Event::Found(probe.refused(&self.why()))),
@@ -116,15 +122,19 @@ impl Remotes {
         events.refuse(name, self.why());
     }
 
-    fn generate(&self, outlet: &Arc<Outlet>, running: &Running, id: RequestId, request: GenerateRequest) {
-        let events = outlet.sender(Some(id));
+    /// Begins to read an answer. A reading of its own: the thread of one that was stopped ends
+    /// with the next object that it receives.
+    fn generate(&self, outlet: Arc<Outlet>, events: EventSender, request: GenerateRequest) -> Running {
         if request.chains.is_some() {
             events.refuse("width", format!("several chains are not available on {}", self.server.name()));
         }
+        let seed = request.ask.seed.unwrap_or_else(random::fresh_seed);
+        let request = GenerateRequest { ask: Ask { seed: Some(seed), ..request.ask }, ..request };
         let reading = Reading::new(&request, [self.info.n_layers, self.info.n_kv_heads], events);
         let body = chat::body(&request.ask, self.server.model());
-        *lock(running) = Some(reading);
-        let (server, outlet, running) = (Arc::clone(&self.server), Arc::clone(outlet), Arc::clone(running));
-        std::thread::spawn(move || reading::read(&server, &body, &outlet, &running));
+        let running = Arc::new(Mutex::new(Some(reading)));
+        let (server, of) = (Arc::clone(&self.server), Arc::clone(&running));
+        std::thread::spawn(move || reading::read(&server, &body, &outlet, &of));
+        running
     }
 }

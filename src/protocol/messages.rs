@@ -246,7 +246,7 @@ pub enum Phase {
 }
 
 /// The numbers of the panels after a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Default)]
 pub struct Snapshot {
     pub phase: Phase,
     /// Number of tokens fed.

@@ -72,7 +72,8 @@ pub fn body(ask: &Ask, model: &str) -> Value {
     body.entry("top_k").and_modify(|k| *k = json!(k.as_f64().unwrap_or(0.0) as u64));
     let fields = json!({
         "model": model, "messages": messages, "stream": true, "stream_options": { "include_usage": true },
-        "seed": ask.seed, "max_tokens": ask.max_tokens, "stop": Some(&ask.stop).filter(|stop| !stop.is_empty()), "thinking_budget": ask.max_think,
+        "seed": ask.seed, "max_tokens": ask.max_tokens, "thinking_budget": ask.max_think,
+        "stop": Some(&ask.stop).filter(|stop| !stop.is_empty()),
         "chat_template_kwargs": { "enable_thinking": think }, "return_progress": true,
         "return_cache": true,
     });

@@ -2,11 +2,12 @@
 
 use super::served;
 use crate::protocol::ModelInfo;
+use crate::unicode::one_line;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 use ureq::http::Response;
-use ureq::{Agent, Body, Error};
+use ureq::{Agent, Body, Error, RequestBuilder};
 
 const CONNECT: Duration = Duration::from_secs(15);
 /// How long a server may say nothing before the head of its answer, and in one that is not
@@ -74,19 +75,19 @@ impl Server {
     }
 
     fn get_at(&self, base: &str, path: &str) -> Result<Value, String> {
-        let mut request = self.agent.get(format!("{base}{path}"));
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        json_of(request.call().map_err(said)?)
+        json_of(self.with_key(self.agent.get(format!("{base}{path}"))).call().map_err(said)?)
     }
 
     fn post(&self, url: &str, body: &Value) -> Result<Response<Body>, String> {
-        let mut request = self.agent.post(url).header("content-type", "application/json");
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
+        let request = self.agent.post(url).header("content-type", "application/json");
+        self.with_key(request).send(body.to_string()).map_err(said)
+    }
+
+    fn with_key<T>(&self, request: RequestBuilder<T>) -> RequestBuilder<T> {
+        match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
         }
-        request.send(body.to_string()).map_err(said)
     }
 
     /// Number of tokens of a text, if the server counts them.
@@ -139,11 +140,11 @@ fn base(url: &str) -> Result<String, String> {
     Ok(if host.contains('/') { url.to_owned() } else { format!("{url}/v1") })
 }
 
-/// What an answer's error says, whatever the dialect.
+/// What an answer's error says in one line, whatever the dialect.
 fn refusal(answer: &Value) -> Option<String> {
     let error = answer.get("error").filter(|error| !error.is_null())?;
     let message = error["message"].as_str().or_else(|| error.as_str());
-    Some(message.map_or_else(|| error.to_string(), str::to_owned))
+    Some(one_line(&message.map_or_else(|| error.to_string(), str::to_owned)))
 }
 
 fn json_of(answer: Response<Body>) -> Result<Value, String> {
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn errors_are_read_in_every_form() {
         assert_eq!(refusal(&json!({ "error": { "message": "full", "type": "x" } })).as_deref(), Some("full"));
-        assert_eq!(refusal(&json!({ "error": "full" })).as_deref(), Some("full"));
+        assert_eq!(refusal(&json!({ "error": "full\nof\r\n it" })).as_deref(), Some("full of it"));
         assert_eq!(refusal(&json!({ "error": null, "choices": [] })), None);
     }
 }

@@ -2,9 +2,9 @@
 
 use super::http::Server;
 use crate::protocol::{
-    Event, EventSender, GenerateRequest, KvStats, Outlet, Phase, SamplingParams, Snapshot, StopReason, TextKind,
-    TurnReport,
+    Event, EventSender, GenerateRequest, KvStats, Outlet, SamplingParams, Snapshot, StopReason, TextKind, TurnReport,
 };
+use serde::Deserialize;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -31,7 +31,7 @@ pub struct Reading {
     kv: Option<KvStats>,
 }
 
-/// The answer that is being read, of one conversation. Whoever takes it reports its end.
+/// An answer that is being read. Whoever takes it reports its end.
 pub type Running = Arc<Mutex<Option<Reading>>>;
 
 pub fn lock(running: &Running) -> MutexGuard<'_, Option<Reading>> {
@@ -49,21 +49,11 @@ pub fn read(server: &Server, body: &Value, outlet: &Outlet, running: &Running) {
         Err(why) => reading.report(StopReason::Error, Some(format!("{}: {why}", server.name()))),
     };
     outlet.snapshot(Snapshot {
-        phase: Phase::Idle,
         tokens: report.prompt_tokens + report.answer_tokens + report.reasoning_tokens,
-        pinned: 0,
         eviction: report.eviction,
         kv: report.kv.clone(),
-        checkpoint_bytes: 0,
-        twin_bytes: 0,
-        chain_bytes: 0,
-        mapped_bytes: 0,
         decode_tok_s: report.decode_tok_s,
-        draft_gain: None,
-        chains: Vec::new(),
-        device_bytes: None,
-        kept: Vec::new(),
-        unread: 0,
+        ..Snapshot::default()
     });
     events.event(Event::TurnDone(Box::new(report)));
 }
@@ -91,11 +81,10 @@ impl Reading {
 
     /// Takes the next object of the stream.
     fn take(&mut self, chunk: &Value) {
-        let number = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
         let progress = &chunk["prompt_progress"];
         if !self.started {
             self.started = true;
-            let [prompt_tokens, reused] = [number(&progress["total"]), number(&progress["cache"])];
+            let [prompt_tokens, reused] = ["total", "cache"].map(|name| count(&progress[name]).unwrap_or(0));
             let todo = prompt_tokens.saturating_sub(reused);
             self.events.event(Event::TurnStarted { turn: self.turn, prompt_tokens, reused, todo });
         }
@@ -134,7 +123,6 @@ impl Reading {
     /// The report of the turn. `end`: why the reading ended; where the server has said why the
     /// answer did, that counts.
     fn report(self, end: StopReason, detail: Option<String>) -> TurnReport {
-        let count = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
         let [thought, answer] = self.chunks;
         let all = count(&self.usage["completion_tokens"]).unwrap_or(thought + answer);
         let details = &self.usage["completion_tokens_details"]["reasoning_tokens"];
@@ -167,9 +155,13 @@ impl Reading {
     }
 }
 
+fn count(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|n| usize::try_from(n).ok())
+}
+
 /// The figures of a cache, if they are of that many layers and KV heads.
 fn figures(value: &Value, [layers, heads]: [usize; 2]) -> Option<KvStats> {
-    let kv: KvStats = serde_json::from_value(value.clone()).ok()?;
+    let kv = KvStats::deserialize(value).ok()?;
     let fits = layers > 0 && kv.live.len() == layers && kv.live.iter().all(|lanes| lanes.len() == heads);
     (fits && kv.dense.len() == layers).then_some(kv)
 }

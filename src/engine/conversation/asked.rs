@@ -9,6 +9,7 @@ use crate::engine::reply::Reply;
 use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
 use crate::protocol::{Ask, Phase, StopReason, Token, TurnReport, count};
+use crate::random::fresh_seed;
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::flatten;
@@ -38,7 +39,7 @@ pub(in crate::engine) struct Asked {
 impl Asked {
     pub fn new(ask: Ask) -> Self {
         Self {
-            seed: ask.seed.unwrap_or_else(random_seed),
+            seed: ask.seed.unwrap_or_else(fresh_seed),
             flat: flatten(&ask.prompt),
             ask,
             encoding: None,
@@ -202,13 +203,4 @@ impl Asked {
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
-}
-
-/// 32 bits: easy to type again, and exact in JSON.
-fn random_seed() -> u64 {
-    let mut bytes = [0; 4];
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => u32::from_le_bytes(bytes) as u64,
-        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u32 as u64),
-    }
 }

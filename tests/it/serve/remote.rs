@@ -3,9 +3,11 @@
 use super::{QUESTION, Server};
 use crate::program::{program, said};
 use crate::pty::{Chat, answer};
+use dmschat::protocol::{Ask, Command as ToEngine, EngineHandle, Event, GenerateRequest, StopReason, TurnReport};
+use dmschat::remote::{Remote, spawn};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -70,37 +72,43 @@ fn who_does_not_answer_or_has_another_model_is_said_in_a_line() {
     assert!(code == 2 && stderr.contains("--server is for a chat"), "{stderr}");
 }
 
+/// The path and the body of a request.
+fn read_request(stream: &TcpStream) -> (String, Value) {
+    let mut lines = BufReader::new(stream.try_clone().unwrap());
+    let (mut first, mut length) = (String::new(), 0);
+    lines.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        if let Some(n) = line.to_lowercase().strip_prefix("content-length:") {
+            length = n.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    lines.read_exact(&mut body).unwrap();
+    (first.split(' ').nth(1).unwrap().to_owned(), serde_json::from_slice(&body).unwrap_or_default())
+}
+
 /// A server that gives one answer to each kind of request, and tells what it was asked.
 fn scripted(models: &'static str, answer: &'static str) -> (String, std::thread::JoinHandle<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let serve = move || loop {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap());
-        let (mut first, mut length) = (String::new(), 0);
-        lines.read_line(&mut first).unwrap();
-        loop {
-            let mut line = String::new();
-            lines.read_line(&mut line).unwrap();
-            if let Some(n) = line.to_lowercase().strip_prefix("content-length:") {
-                length = n.trim().parse().unwrap();
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-        }
-        let mut body = vec![0; length];
-        lines.read_exact(&mut body).unwrap();
+        let (path, body) = read_request(&stream);
         let head = |status, kind| format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n");
-        let text = match first.split(' ').nth(1).unwrap() {
+        let text = match &*path {
             "/v1/models" => head("200 OK", "application/json") + models,
             "/v1/chat/completions" => head("200 OK", "text/event-stream") + answer,
             _ => head("404 Not Found", "text/plain") + "no",
         };
         stream.write_all(text.as_bytes()).unwrap();
         drop(stream);
-        if first.contains("/chat/") {
-            return serde_json::from_slice(&body).unwrap();
+        if path.contains("/chat/") {
+            return body;
         }
     };
     (url, std::thread::spawn(serve))
@@ -148,6 +156,68 @@ fn servers_that_say_less_are_understood_and_a_broken_line_keeps_the_beginning() 
         assert!(got["detail"].as_str().unwrap_or(&stderr).contains(words), "{got} {stderr}");
         seen.join().unwrap();
     }
+}
+
+/// The text of a turn until its report.
+fn turn_of(handle: &mut EngineHandle, seen: &mut dyn FnMut(&str)) -> (String, TurnReport) {
+    let mut text = String::new();
+    loop {
+        match handle.events.blocking_recv().expect("the thread is there").event {
+            Event::Text { text: more, .. } => {
+                seen(&more);
+                text += &more;
+            }
+            Event::TurnDone(report) => return (text, *report),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn what_comes_of_a_stopped_answer_is_not_a_part_of_the_next_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let (go_on, next_begins) = std::sync::mpsc::channel::<()>();
+    let chunk = |text: &str| format!("data: {}\n\n", json!({ "choices": [{ "delta": { "content": text } }] }));
+    let server = std::thread::spawn(move || {
+        let mut streams = Vec::new();
+        while streams.len() < 2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (path, body) = read_request(&stream);
+            let head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+            if path == "/v1/models" {
+                write!(stream, "{head}{{\"data\": [{{\"id\": \"m\"}}]}}").unwrap();
+            } else if path.contains("chat") {
+                write!(stream, "{head}{}", chunk("first ")).unwrap();
+                streams.push((stream, body));
+            }
+        }
+        next_begins.recv().unwrap();
+        let [(mut old, body), (mut new, _)] = <[_; 2]>::try_from(streams).unwrap();
+        // The client lets go of it, and nothing of it is read any more.
+        let _ = write!(old, "{}", chunk("late ")).and_then(|()| old.shutdown(std::net::Shutdown::Write));
+        let _ = old.read(&mut [0]);
+        write!(new, "{}data: [DONE]\n\n", chunk("second")).unwrap();
+        body
+    });
+    let mut handle = spawn(Remote { url, model: None, key: None }).unwrap();
+    let ask = |turn| {
+        let request = GenerateRequest { turn, ask: Ask::default(), pin: None, chains: None };
+        ToEngine::Generate(Box::new(request))
+    };
+    handle.send(ask(1));
+    let commands = handle.commands.clone();
+    let (text, stopped) = turn_of(&mut handle, &mut |_| assert!(commands.send(ToEngine::Cancel)));
+    assert_eq!((&*text, stopped.stop_reason), ("first ", StopReason::Cancelled));
+    handle.send(ask(2));
+    let (text, report) = turn_of(&mut handle, &mut |more| {
+        if more == "first " {
+            go_on.send(()).unwrap();
+        }
+    });
+    assert_eq!((&*text, report.turn, report.stop_reason), ("first second", 2, StopReason::End));
+    // A seed that nobody gave is chosen here, sent and reported.
+    assert_eq!(server.join().unwrap()["seed"], stopped.seed);
 }
 
 #[test]
