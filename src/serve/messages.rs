@@ -47,7 +47,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
         Some(n) => Some(from_one("max_tokens", n)?),
         None => return Err(Refusal::field("max_tokens", "max_tokens is missing")),
     };
-    let stop = stops("stop_sequences", fields.array("stop_sequences")?.unwrap_or_default())?;
+    let stop = stops("stop_sequences", fields.array("stop_sequences")?.map(Value::Array))?;
     let asked = Asked { ask: Ask { max_tokens, max_think: thought.most, stop, ..asked.ask }, ..asked };
     let form = Reply::new(&shared.info.identity.name, shows_thought);
     answer(&shared, form, asked, move |shared| chat.render(shared)).await

@@ -72,11 +72,7 @@ impl Common {
             Some(-1 | -2) => None,
             Some(n) => Some(from_one("num_predict", n).map_err(within)?),
         };
-        let stop = match options.take("stop") {
-            None => Vec::new(),
-            Some(Value::Array(all)) => stops("options.stop", all)?,
-            Some(one) => stops("options.stop", vec![one])?,
-        };
+        let stop = stops("options.stop", options.take("stop"))?;
         let thought = thought(fields, shared)?;
         let logprobs = logprobs::take(fields, false)?;
         let unloads = fields.take("keep_alive").is_some_and(|time| is_zero(&time) || time == "0");

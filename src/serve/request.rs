@@ -150,7 +150,12 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, Refusal> {
 }
 
 /// The stop texts in the field `name`.
-pub fn stops(name: &str, given: Vec<Value>) -> Result<Vec<String>, Refusal> {
+pub fn stops(name: &str, given: Option<Value>) -> Result<Vec<String>, Refusal> {
+    let given = match given {
+        None => Vec::new(),
+        Some(Value::Array(all)) => all,
+        Some(one) => vec![one],
+    };
     if given.len() > MOST_STOPS {
         return Err(Refusal::field(name, format!("{name} has {} texts, and may have {MOST_STOPS}", given.len())));
     }

@@ -7,7 +7,6 @@ use crate::serve::logprobs;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, is_false, is_one, is_zero, refuse, stops};
 use crate::serve::shared::Shared;
-use serde_json::Value;
 
 /// Most answers of one request.
 const MOST_CHOICES: usize = 8;
@@ -68,11 +67,7 @@ impl Common {
         let mut options = fields.object("stream_options")?.unwrap_or_default();
         let include_usage = options.bool("include_usage")?.unwrap_or(false) && asked.stream;
         let max_tokens = max_tokens(fields)?.unwrap_or(shared.defaults.max_tokens);
-        let stop = match fields.take("stop") {
-            None => Vec::new(),
-            Some(Value::Array(all)) => stops("stop", all)?,
-            Some(one) => stops("stop", vec![one])?,
-        };
+        let stop = stops("stop", fields.take("stop"))?;
         let return_cache = fields.bool("return_cache")?.unwrap_or(false);
         let logprobs = logprobs::take(fields, continues)?;
         let ask = Ask { max_tokens, stop, logprobs, ..asked.ask };
