@@ -111,7 +111,7 @@ pub fn cache_settings(app: &App) -> Vec<String> {
     parts.extend(layers_with_window(info));
     parts.extend((!info.policy.keeps_all()).then(|| format!("eviction {}", eviction_word(app))));
     parts.extend(app.engine.twin.then(|| "twin on".to_owned()));
-    parts.push(format!("weights {}", weights(info)));
+    parts.extend(weights(info).map(|weights| format!("weights {weights}")));
     parts
 }
 
@@ -142,9 +142,9 @@ fn short_name(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-/// `int4 4.7 GB`
-fn weights(info: &ModelInfo) -> String {
-    format!("{} {}", clean_line(&info.weights.format), bytes(info.weights.bytes))
+/// `int4 4.7 GB`, where they are on this machine.
+fn weights(info: &ModelInfo) -> Option<String> {
+    (!info.is_remote).then(|| format!("{} {}", clean_line(&info.weights.format), bytes(info.weights.bytes)))
 }
 
 /// `12,480 rows in 2.1 MB of 2 GB, 512 read`
@@ -195,7 +195,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         rows.extend(layers_with_window(info).map(|layers| ("local", layers)));
         let state = |layers| ("state", format!("{} in each sequence: {layers}", bytes(info.state_bytes)));
         rows.extend(state_layers(info).map(state));
-        rows.push(("weights", weights(info)));
+        rows.extend(weights(info).map(|weights| ("weights", weights)));
         rows.push(("codec", info.codec.to_string()));
         rows.push(("eviction", eviction_word(app).to_owned()));
         rows.extend(app.engine.dial.map(|keep| ("kept", kept(keep))));
