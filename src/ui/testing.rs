@@ -158,11 +158,8 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
 
 pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
     TurnReport {
-        turn,
         stop_reason,
-        detail: None,
         prompt_tokens: 40,
-        reused_tokens: 0,
         answer_tokens: 20,
         reasoning_tokens: 412,
         ttft_ms: Some(20.0),
@@ -170,24 +167,11 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         decode_tok_s: Some(312.4),
         reasoning_ms: Some(3200.0),
         seed: 7,
-        sampling: SamplingParams::default(),
         eviction: true,
-        forgotten_slots: 0,
-        draft: None,
         kv: snapshot(472, 8, 4).kv,
-        device_bytes: None,
-        joules: None,
-        twin: None,
-        chains: None,
-        log_base: 0,
-        log: Vec::new(),
-        stop_text: None,
-        thought_closed_at: None,
-        repeats_at: None,
         generated: vec![1, 2],
         pending: Some(None),
-        in_context: true,
-        presence: None,
+        ..TurnReport::empty(turn)
     }
 }
 

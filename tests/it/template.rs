@@ -4,7 +4,7 @@
 use dmschat::chat::template::{Author, Given, render_given, with_controls};
 use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::codec::Codec;
-use dmschat::protocol::{KvStats, Piece, SamplingParams, StopReason, TemplateSpec, TextKind, TextLimit, TurnReport};
+use dmschat::protocol::{KvStats, Piece, StopReason, TemplateSpec, TextKind, TextLimit, TurnReport};
 use std::time::{Duration, Instant};
 
 const CHATML: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] \
@@ -112,36 +112,18 @@ fn opts(think: bool, keep: Option<bool>) -> RenderOptions {
 
 pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
     TurnReport {
-        turn,
         stop_reason: StopReason::End,
-        detail: None,
         prompt_tokens: 10,
-        reused_tokens: 0,
         answer_tokens: 3,
         reasoning_tokens,
         ttft_ms: Some(1.5),
         prefill_tok_s: Some(100.0),
-        decode_tok_s: None,
-        reasoning_ms: None,
         seed: u64::MAX,
-        sampling: SamplingParams::default(),
         eviction: true,
-        forgotten_slots: 0,
         kv: KvStats::empty(Codec::F32, 2, 2),
-        device_bytes: None,
-        joules: None,
-        draft: None,
-        twin: None,
-        chains: None,
-        log_base: 0,
-        log: Vec::new(),
-        stop_text: None,
-        thought_closed_at: None,
-        repeats_at: None,
         generated: vec![1, 2],
         pending: Some(None),
-        in_context: true,
-        presence: None,
+        ..TurnReport::empty(turn)
     }
 }
 
