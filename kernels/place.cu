@@ -11,7 +11,7 @@
 // is in the last slot and each token knows from its own decision whether it takes that over, so
 // that any number is placed at once: that is how tokens merge. Grid (n_kv_heads, spans), up to
 // MAX_THREADS threads in whole warps. Moves a few words a token, and copies pages that are shared.
-KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
+KERNEL __launch_bounds__(MAX_THREADS) place(Kv kv, const float* decisions, int layer, const Span* spans) {
   after_previous();
   __shared__ int slot_of[MAX_THREADS], appended[MAX_THREADS / 32], left[MAX_THREADS], top, shared, near_top;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
@@ -340,7 +340,7 @@ __device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const L
 // Drops what a policy drops when eviction is switched on again, and closes the gaps, in the layers
 // from `first_layer` on. If `keep`, rows that can be kept are. Grid (n_kv_heads, layers), 32
 // threads.
-KERNEL compact(Kv kv, int seq, int threshold, int first_layer, int keep) {
+KERNEL __launch_bounds__(32) compact(Kv kv, int seq, int threshold, int first_layer, int keep) {
   after_previous();
   int layer = first_layer + blockIdx.y;
   Lane l = lane_of(kv, layer, seq, blockIdx.x);
