@@ -18,7 +18,7 @@ pub use resume::Resume;
 use crate::backend::{About, Measure};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
-use crate::engine::{Drafts, EngineOptions, Runner};
+use crate::engine::{Drafts, EngineOptions, FarOptions, Runner};
 use crate::policy::PolicyRequest;
 use anyhow::{Result, bail};
 
@@ -27,6 +27,8 @@ pub struct Bench<'a> {
     pub checkpoint: &'a Checkpoint,
     pub codecs: Vec<Codec>,
     pub policy: PolicyRequest,
+    /// How rows that leave the cache are kept.
+    pub far: Option<FarOptions>,
     pub cases: Vec<Case>,
     /// Measured runs of each case, after one run that warms up.
     pub runs: usize,
@@ -64,7 +66,8 @@ impl Bench<'_> {
             let (context, max_seqs) = (Some(self.context), self.max_seqs());
             let drafts =
                 Drafts { rows: self.cases.iter().map(Case::draft_rows).max().unwrap_or(0), ..Drafts::default() };
-            let options = EngineOptions { context, max_seqs, policy: self.policy, drafts, ..EngineOptions::new(codec) };
+            let (policy, far) = (self.policy, self.far);
+            let options = EngineOptions { context, max_seqs, policy, far, drafts, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
             if runner.most_rows() < drafts.rows {
                 let most = runner.most_rows();
@@ -90,6 +93,7 @@ mod tests {
     use super::measure::Spread;
     use super::*;
     use crate::backend::cpu::Cpu;
+    use crate::policy::Far;
     use crate::protocol::SamplingParams;
 
     #[test]
@@ -116,6 +120,36 @@ mod tests {
             assert!(line.kv_bytes as f64 >= page_slots && line.bytes_per_token > weights);
         }
         assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0, "a run releases its pages");
+    }
+
+    #[test]
+    fn far_rows_are_counted_and_chosen_among() {
+        let mut checkpoint = Checkpoint::random("demo").unwrap();
+        set_kept_share(&mut checkpoint, 0.3, || Cpu::new(2)).unwrap();
+        let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
+        let options = EngineOptions { context: Some(900), far, ..EngineOptions::new(Codec::Bf16) };
+        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
+        let (sampling, n) = (SamplingParams { temperature: 1.0, ..SamplingParams::default() }, 33);
+        let case = |eviction, drafts| {
+            let sampling = sampling.clone();
+            Case { ctx: 800, n, parallel: 1, forks: false, eviction, sampling, presence: false, drafts, accept: 0.7 }
+        };
+        for drafts in [0, 3] {
+            let line = Line::measure(&mut runner, &checkpoint, &case(true, drafts), 1, 1e9)
+                .unwrap()
+                .json(&crate::engine::weights_info(&checkpoint), Codec::Bf16);
+            let figure = |name: &str| line["far"][name].as_f64().unwrap();
+            let lanes = (checkpoint.config.n_layers * checkpoint.config.n_kv_heads) as f64;
+            let stored = line["live_slots"].as_f64().unwrap() / lanes;
+            // The prompt's last token is fed by the first step, whose sampled token is not yet.
+            assert_eq!((figure("rows") + stored).round(), (800 + n) as f64, "{line}");
+            // Two whole pages, what has left since the choice and the page that is filling.
+            assert!((64.0..64.0 + 32.0 + 16.0).contains(&figure("near")), "{line}");
+            assert!(figure("fetched") > 0.0 && figure("fetched") <= 2.0, "{line}");
+        }
+        let line = Line::measure(&mut runner, &checkpoint, &case(false, 0), 1, 1e9).unwrap();
+        let line = line.json(&crate::engine::weights_info(&checkpoint), Codec::Bf16);
+        assert_eq!((line["far"]["rows"].as_f64(), line["far"]["bytes"].as_u64()), (Some(0.0), Some(0)));
     }
 
     #[test]

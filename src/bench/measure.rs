@@ -6,6 +6,7 @@ use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, Runner, Verify};
+use crate::policy::Far;
 use crate::protocol::{LaneFilter, SamplingParams, Token, WeightsInfo};
 use crate::quant::Weights;
 use crate::sampler::uniform;
@@ -62,6 +63,22 @@ pub struct Line {
     of_one: Option<f64>,
     /// Mean tokens of a sequence in a step.
     tokens_per_step: f64,
+    far: Option<FarFigures>,
+}
+
+/// What far pages cost while decoding, of one run. Means are over lanes that keep far rows.
+#[derive(Clone, Copy, Serialize)]
+struct FarFigures {
+    /// Pages that a lane reads again.
+    pages: usize,
+    /// Rows of a lane that lie far, and those of them that are read.
+    rows: f64,
+    near: f64,
+    bytes: u64,
+    /// Pages that a lane was brought for each token.
+    fetched: f64,
+    /// Mean time of a choice for one sequence, in milliseconds.
+    choice_ms: f64,
 }
 
 impl Case {
@@ -113,6 +130,7 @@ impl Line {
             device_bytes: runs.iter().filter_map(|r| r.device_bytes).max(),
             of_one: None,
             tokens_per_step: case.n as f64 / last.steps as f64,
+            far: last.far,
             case: case.clone(),
         })
     }
@@ -137,7 +155,7 @@ impl Line {
 
     /// One row of the table under [`HEADER`].
     pub fn text(&self, weights: Weights, codec: Codec) -> String {
-        format!(
+        let row = format!(
             "{:<7}  {:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}  {:>6}  {:>6}  {:>11.2}\n",
             weights.name(),
             codec.name(),
@@ -157,7 +175,14 @@ impl Line {
             self.of_one.map_or("-".to_owned(), |times| format!("{times:.2}x")),
             self.case.drafts,
             self.tokens_per_step,
-        )
+        );
+        let far = self.far.map_or_else(String::new, |far| {
+            let FarFigures { pages, rows, near, fetched, choice_ms, .. } = far;
+            format!(
+                "         far: {pages} pages; at the end {near:.0} of {rows:.0} far rows a head are read; {fetched:.3} pages fetched a head and token; {choice_ms:.2} ms a choice\n"
+            )
+        });
+        row + &far
     }
 
     /// One object of `bench --json`'s `results`.
@@ -170,6 +195,7 @@ impl Line {
             "kv_bytes": self.kv_bytes, "live_slots": self.live_slots, "dense_slots": self.dense_slots,
             "ratio": self.ratio(), "host_us_between_steps": self.host_us, "device_bytes": self.device_bytes,
             "drafts": self.case.drafts, "accept": self.case.accept, "tokens_per_step": self.tokens_per_step,
+            "far": self.far,
         })
     }
 }
@@ -186,6 +212,7 @@ struct Run {
     host_us: f64,
     steps: usize,
     device_bytes: Option<u64>,
+    far: Option<FarFigures>,
 }
 
 /// One run: prefills every sequence with its own `ctx` tokens, or forks a prefilled one, then
@@ -199,9 +226,7 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let prompts: Vec<Vec<Token>> = (0..seqs.len()).map(|i| prompt(case.ctx.max(1), vocab, i as u64)).collect();
     let start = Instant::now();
     for (&seq, prompt) in seqs.iter().zip(&prompts) {
-        for step in prompt[..prompt.len() - 1].chunks(runner.max_step()) {
-            runner.feed(seq, step)?;
-        }
+        feed(runner, seq, &prompt[..prompt.len() - 1])?;
     }
     while seqs.len() < case.parallel {
         seqs.push(runner.fork(seqs[0])?);
@@ -219,24 +244,28 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let (start, mut host) = (Instant::now(), Vec::with_capacity(case.n));
     let mut read = start;
     let (mut steps, mut left) = (0, case.n);
+    let mut choices = Choices::default();
     while left > 0 {
         if case.presence && read.elapsed() >= PRESENCE_EVERY {
             read = Instant::now();
             runner.cache.presence(runner.backend(), seqs[0], LaneFilter::default(), 0);
         }
         let began = Instant::now();
-        // The same number in every sequence.
-        let right =
-            (0..case.drafts.min(left - 1)).take_while(|i| uniform(SEED, (steps << 8 | i) as u64) < case.accept as f32);
+        // The same number in every sequence. Steps do not cross the end of a block that chooses.
+        let most = if runner.keeps_far() { Far::ANSWER_BLOCK - 1 - (case.n - left) % Far::ANSWER_BLOCK } else { left };
+        let right = (0..case.drafts.min(left - 1).min(most))
+            .take_while(|i| uniform(SEED, (steps << 8 | i) as u64) < case.accept as f32);
         let accepted;
         (tokens, accepted) = step(runner, case, &seqs, &tokens, right.count())?;
         (steps, left) = (steps + 1, left - accepted);
+        choices.after(runner, &seqs, case.n - left);
         host.push((began.elapsed() - runner.waited()).as_secs_f64() * 1e6);
     }
     let decode = start.elapsed();
     let live_slots = live(runner);
     let pages = runner.cache.pool_stats(runner.backend()).used_pages;
     let device_bytes = runner.backend().device_bytes();
+    let far = choices.figures(runner, &seqs, case.n);
     seqs.into_iter().for_each(|seq| runner.release(seq));
     Ok(Run {
         prefill,
@@ -248,7 +277,60 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
         host_us: Spread::of(host.into_iter()).median,
         device_bytes,
         steps,
+        far,
     })
+}
+
+/// Feeds a prompt. Where rows that leave are kept, its queries choose after each block and at its
+/// end, as in a conversation.
+fn feed<B: Measure>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<()> {
+    let chunk = if runner.keeps_far() { Far::PROMPT_BLOCK } else { runner.max_step() };
+    for step in tokens.chunks(chunk) {
+        runner.feed(seq, step)?;
+        runner.choose(seq, Far::QUERIES);
+    }
+    Ok(())
+}
+
+/// Choices of far pages while decoding.
+#[derive(Default)]
+struct Choices {
+    /// Tokens of each sequence that have chosen.
+    chosen: usize,
+    fetched: u64,
+    number: usize,
+    time: Duration,
+}
+
+impl Choices {
+    /// Lets the sequences choose, if `fed` tokens complete a block.
+    fn after<B: Measure>(&mut self, runner: &mut Runner<B>, seqs: &[SeqId], fed: usize) {
+        if !runner.keeps_far() || fed < self.chosen + Far::ANSWER_BLOCK {
+            return;
+        }
+        self.chosen += Far::ANSWER_BLOCK;
+        let start = Instant::now();
+        for &seq in seqs {
+            self.fetched += runner.choose(seq, Far::ANSWER_BLOCK).unwrap_or(0);
+            self.number += 1;
+        }
+        self.time += start.elapsed();
+    }
+
+    fn figures<B: Measure>(&self, runner: &Runner<B>, seqs: &[SeqId], tokens: usize) -> Option<FarFigures> {
+        let geometry = runner.cache.geometry();
+        let pages = geometry.far.filter(|_| geometry.keeps_far())?.pages;
+        let counts: Vec<_> = seqs.iter().map(|&seq| runner.far_counts(seq)).collect();
+        let lanes = (geometry.deciding_lanes().count() * seqs.len()) as f64;
+        Some(FarFigures {
+            pages,
+            rows: counts.iter().map(|c| c.rows).sum::<u64>() as f64 / lanes,
+            near: counts.iter().map(|c| c.near).sum::<u64>() as f64 / lanes,
+            bytes: runner.far_bytes(),
+            fetched: self.fetched as f64 / lanes / tokens as f64,
+            choice_ms: self.time.as_secs_f64() * 1e3 / self.number.max(1) as f64,
+        })
+    }
 }
 
 /// Runs a step in which the first `right` drafts count as correct, whatever the model says. Returns

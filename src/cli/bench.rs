@@ -85,6 +85,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             cases: lists.cases(args),
             codecs: lists.codecs.clone(),
             policy: lists.policy,
+            far: spawn::far(settings),
             runs: args.runs,
             context: longest,
         };

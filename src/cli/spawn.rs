@@ -279,7 +279,7 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
 }
 
 /// How rows that leave the cache are kept.
-fn far(settings: &Settings) -> Option<FarOptions> {
+pub fn far(settings: &Settings) -> Option<FarOptions> {
     let rule = Far { pages: settings.far_pages };
     settings.far.map(|limit_bytes| FarOptions { rule, limit_bytes })
 }

@@ -19,7 +19,7 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
             &["when_full", "keep_ratio", "max_tokens", "max_think", "draft", "seed", "think", "system"],
             &["config", "profile"],
         ],
-        "bench" => &[model, cache, &["config", "profile", "keep_ratio", "width", "json"]],
+        "bench" => &[model, cache, &["config", "profile", "keep_ratio", "width", "far", "far_pages", "json"]],
         "doctor" => &[model, cache, &["config", "profile", "json", "theme"]],
         "models list" => &[&["model", "device", "json", "config"]],
         "models pull" => &[&["device", "json", "config"]],
