@@ -237,7 +237,7 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
 
   if (threadIdx.x >= 2 * C::QUERIES) {
     fewer_registers<PRODUCER_REGISTERS>();
-    if (C::PACKED && lane_is_unpacked(p, t.live)) produce<C, true>(s, p, t, stored_pages, staged_pages, split * per, min(split * per + per, total));
+    if (C::PACKED && lane_is_unpacked(p, t.live, t.n_near)) produce<C, true>(s, p, t, stored_pages, staged_pages, split * per, min(split * per + per, total));
     else produce<C, false>(s, p, t, stored_pages, staged_pages, split * per, min(split * per + per, total));
     return;
   }

@@ -44,7 +44,7 @@ SPILLS = {
     # Leaves room for blocks of attention beside it. ptxas 13 needs none.
     r"packed_gemv_q8_norm": 28,
     # What a thread keeps from before its pages until after them.
-    r"attend_128_(bytes|k8v4)": 16,
+    r"attend_(far_)?128_(bytes|k8v4)": 16,
     # The same, and its place in the span.
     r"attend_drafts_128_(bytes|k8v4)": 44,
     # What a tile keeps beside its fragments, once for 64 keys.
@@ -68,11 +68,11 @@ REGISTERS = {
     # Sums of four strips: one block of 256 threads on an SM.
     r"packed_gemm_q[48]_32": 200,
     # Two blocks of 256 threads on an SM.
-    r"attend_128_(bytes|k8v4)": 128,
+    r"attend_(far_)?128_(bytes|k8v4)": 128,
     # A page of bf16: one block of 256 threads on an SM.
-    r"attend_(drafts_)?128_bf16": 178,
-    # A page, and which pages are chosen or near: likewise.
-    r"attend_choice_128_.*": 184,
+    r"attend_((drafts|far)_)?128_bf16": 178,
+    # A page, and which pages are chosen: likewise.
+    r"attend_choice_128_.*": 180,
     # A page of twice as many channels: likewise.
     r"attend_256_.*": 255,
     # Columns of a state, and the next tokens' inputs: one block of 128 threads on an SM.
@@ -84,7 +84,7 @@ REGISTERS = {
 }
 
 # Files that convert to or from fp8, for which compute capability 8.9 has instructions. Attention's own loads shift bits instead.
-CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "far", "pages", "rope"}
+CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "attend_far", "far", "pages", "rope"}
 
 # Static shared memory that any block has room for, and all of a block on Hopper.
 STATIC_BYTES = 48 << 10

@@ -39,13 +39,17 @@ struct Ordinary {
   __device__ explicit Ordinary(const DecodeParams&) {}
 };
 // Attention chooses: under a policy with scores, whose logits are kept, what is dropped
-// (place_scores.cu), or the pages that a token reads (pages.cu). Or near rows are read after the
-// slots (far.cuh), and the queries are kept, which choose among far pages.
+// (place_scores.cu), or the pages that a token reads (pages.cu).
 struct WithChoice {
-  static constexpr bool CHOOSES = true, DRAFTS = false;
-  bool scores, pages, far;
-  __device__ explicit WithChoice(const DecodeParams& p)
-      : scores(p.kv.policy & SCORES), pages(p.kv.policy & READS_PAGES), far(keeps_far(p.kv, p.layer)) {}
+  static constexpr bool CHOOSES = true, DRAFTS = false, far = false;
+  bool scores, pages;
+  __device__ explicit WithChoice(const DecodeParams& p) : scores(p.kv.policy & SCORES), pages(p.kv.policy & READS_PAGES) {}
+};
+// Near rows are read after the slots (far.cuh), and the queries are kept, which choose among far
+// pages.
+struct WithFar {
+  static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false, far = true;
+  __device__ explicit WithFar(const DecodeParams&) {}
 };
 // Rows of a staged step, each with the ones before it in its span.
 struct WithDrafts {

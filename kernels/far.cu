@@ -9,6 +9,10 @@
 #define TILE_QUERIES 32                 // query rows in shared memory at once
 #define LANES 8                         // partial sums of a dot product: as in `policy::far::score`
 #define AT_ONCE (SELECT_THREADS / LANES)  // far pages that a block scores at once
+#define LANE_CHANNELS (MAX_HEAD_DIM / LANES)  // channels of a partial sum
+// Query rows in f32, the channels of a partial sum side by side. Four words more between them: the
+// eight lanes of a page read 16 bytes each from different banks.
+typedef float QueryTile[TILE_QUERIES][LANES][LANE_CHANNELS + 4];
 
 // Where a far page lies: its rows in host memory, its index in memory of the GPU. The high bits of
 // its number are those of an allocation, of which `homes` has both addresses.
@@ -53,25 +57,33 @@ KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* home
   }
 }
 
-// The scores of a lane's pages with a tile of queries: the greatest of both is left in `scores`.
+// The scores of the block's pages of a lane with a tile of queries: the greatest of both is left in
+// `scores`.
 // Eight threads to a page. The order of a sum is that of the CPU.
-__device__ __forceinline__ void score_pages(const Kv& kv, const u16 (*tile)[MAX_HEAD_DIM], int queries, const int* numbers, int n,
+__device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile, int queries, const int* numbers, int n,
                                             const u64* homes, float* scores, bool first_tile) {
   int at = threadIdx.x % LANES, lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int first = 0; first < n; first += AT_ONCE) {
+  for (int first = blockIdx.z * AT_ONCE; first < n; first += gridDim.z * AT_ONCE) {
     int page = first + threadIdx.x / LANES;
     bool real = page < n;
     const float* from = real ? FarPage(kv, homes, numbers[page]).mean : nullptr;
-    float mean[MAX_HEAD_DIM / LANES], best = real && !first_tile ? scores[page] : NEG_INFINITY;
+    float mean[LANE_CHANNELS], best = real && !first_tile ? scores[page] : NEG_INFINITY;
 #pragma unroll
-    for (int i = 0; i < MAX_HEAD_DIM / LANES; i++) mean[i] = real && LANES * i < kv.head_dim ? from[LANES * i + at] : 0.0f;
+    for (int i = 0; i < LANE_CHANNELS; i++) mean[i] = real && LANES * i < kv.head_dim ? from[LANES * i + at] : 0.0f;
 #pragma unroll 1
     for (int q = 0; q < queries; q++) {
       float sum = 0.0f;
+      const float4* query = (const float4*)tile[q][at];
 #pragma unroll
-      for (int i = 0; i < MAX_HEAD_DIM / LANES; i++)
-        if (LANES * i < kv.head_dim) sum = __fadd_rn(sum, __fmul_rn(bf16_to_f32(tile[q][LANES * i + at]), mean[i]));
+      for (int i = 0; i < LANE_CHANNELS; i += 4) {
+        if (LANES * i >= kv.head_dim) break;
+        float4 x = query[i / 4];
+        sum = __fadd_rn(sum, __fmul_rn(x.x, mean[i]));
+        sum = __fadd_rn(sum, __fmul_rn(x.y, mean[i + 1]));
+        sum = __fadd_rn(sum, __fmul_rn(x.z, mean[i + 2]));
+        sum = __fadd_rn(sum, __fmul_rn(x.w, mean[i + 3]));
+      }
       float all = 0.0f;
 #pragma unroll
       for (int i = 0; i < LANES; i++) all = __fadd_rn(all, __shfl_sync(FULL, sum, lane / LANES * LANES + i));
@@ -82,40 +94,48 @@ __device__ __forceinline__ void score_pages(const Kv& kv, const u16 (*tile)[MAX_
 }
 
 // Scores the full far pages of the lanes of a sequence, of which there are counts [n_layers,
-// n_kv_heads] with the numbers [n_layers, n_lanes, most], with the newest `queries` queries, and
-// writes the k pages with the greatest scores to picks [n_layers, n_kv_heads, k], ascending; of a
-// lane with no more than k pages nothing. scores [n_layers, n_kv_heads, most]. Grid (n_kv_heads,
-// n_layers), SELECT_THREADS threads. Reads the means once for every TILE_QUERIES query rows.
-KERNEL __launch_bounds__(SELECT_THREADS)
-    far_choose(Kv kv, int seq, int queries, const int* counts, const int* numbers, int most, const u64* homes, float* scores, int k, int* picks) {
+// n_kv_heads] with the numbers [n_layers, n_lanes, most], with the newest `queries` queries; of a
+// lane with no more than k pages none. scores [n_layers, n_kv_heads, most]. Grid (n_kv_heads,
+// n_layers, any), SELECT_THREADS threads: blocks of a lane take its pages in turns. Reads the means
+// once for every TILE_QUERIES query rows.
+KERNEL __launch_bounds__(SELECT_THREADS, 3)
+    far_score(Kv kv, int seq, int queries, const int* counts, const int* numbers, int most, const u64* homes, float* scores, int k) {
   after_previous();
-  __shared__ union {
-    __align__(16) u16 tile[TILE_QUERIES][MAX_HEAD_DIM];
-    Search search;
-  } s;
-  __shared__ int sums[SELECT_WARPS];
+  __shared__ __align__(16) QueryTile tile;
   int head = blockIdx.x, layer = blockIdx.y, group = kv.n_q_heads / kv.n_kv_heads, d = kv.head_dim;
   int of_seq = layer * kv.n_kv_heads + head, full = counts[of_seq], tokens = kv.seq_len[seq];
-  if (full <= k || k == 0) return;
+  if (full <= k || k == 0 || blockIdx.z * AT_ONCE >= full) return;
   int n = min(queries, tokens) * group;
-  numbers += (u64)lane_index(kv, layer, seq, head) * most, scores += (u64)of_seq * most, picks += (u64)of_seq * k;
+  numbers += (u64)lane_index(kv, layer, seq, head) * most, scores += (u64)of_seq * most;
 #pragma unroll 1
   for (int first = 0; first < n; first += TILE_QUERIES) {
     int rows = min(n - first, TILE_QUERIES);
     __syncthreads();
-    for (int i = threadIdx.x; i < rows * d; i += SELECT_THREADS) {
-      int row = first + i / d;
-      s.tile[i / d][i % d] = recent_at(kv, layer, seq, tokens - 1 - row / group)[(head * group + row % group) * d + i % d];
+    for (int i = threadIdx.x; i < rows * MAX_HEAD_DIM; i += SELECT_THREADS) {
+      int row = first + i / MAX_HEAD_DIM, channel = i % MAX_HEAD_DIM;
+      const u16* query = recent_at(kv, layer, seq, tokens - 1 - row / group) + (head * group + row % group) * d;
+      tile[i / MAX_HEAD_DIM][channel % LANES][channel / LANES] = channel < d ? bf16_to_f32(query[channel]) : 0.0f;
     }
     __syncthreads();
-    score_pages(kv, s.tile, rows, numbers, full, homes, scores, first == 0);
+    score_pages(kv, tile, rows, numbers, full, homes, scores, first == 0);
   }
-  __syncthreads();
-  s.search.init();
+}
+
+// Writes the k pages with the greatest scores of each lane to picks [n_layers, n_kv_heads, k],
+// ascending; of a lane with no more than k pages nothing. Grid (n_kv_heads, n_layers),
+// SELECT_THREADS threads.
+KERNEL __launch_bounds__(SELECT_THREADS) far_choose(Kv kv, const int* counts, int most, const float* scores, int k, int* picks) {
+  after_previous();
+  __shared__ Search search;
+  __shared__ int sums[SELECT_WARPS];
+  int of_seq = blockIdx.y * kv.n_kv_heads + blockIdx.x, full = counts[of_seq];
+  if (full <= k || k == 0) return;
+  scores += (u64)of_seq * most, picks += (u64)of_seq * k;
+  search.init();
   __syncthreads();
   Keys keys;
   keys.load(scores, full);
-  Least least = least_of(s.search, keys, k);
+  Least least = least_of(search, keys, k);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, before = 0;
 #pragma unroll 1
   for (int first = 0; first < full; first += SELECT_THREADS) {

@@ -8,17 +8,17 @@
 
 // A page: PAGE_SLOTS rows of K and of V of 128 channels, their scales, and the metadata of stored
 // slots, padded to a multiple of 128 bytes. Lane i of the step, i = span * n_kv_heads + head, has
-// its stored slots in lane_pages pages from i * lane_pages on; a lane that needs more pages is not
-// unpacked. The pages of the step's own rows begin at first_staged, in the order of `staged_at`.
+// its stored slots and then its near rows in lane_pages pages from i * lane_pages on; a lane that
+// needs more pages is not unpacked. The pages of the step's own rows begin at first_staged, in the order of `staged_at`.
 struct UnpackedPage {
   static constexpr int ROW = 128 * 2, V_AT = PAGE_SLOTS * ROW, SCALES_AT = 2 * V_AT, V_SCALES_AT = SCALES_AT + 4 * PAGE_SLOTS;
   static constexpr int META_AT = V_SCALES_AT + 4 * PAGE_SLOTS, BYTES = META_AT + 8 * PAGE_SLOTS;
 };
 static_assert(UnpackedPage::BYTES == 8448, "backend::cuda::pool::UNPACKED_BYTES");
 
-// Whether the stored slots of a lane, `live` of them, are unpacked.
-__device__ __forceinline__ bool lane_is_unpacked(const PrefillParams& p, int live) {
-  return p.unpacked && (live + PAGE_SLOTS - 1) / PAGE_SLOTS <= p.lane_pages;
+// Whether the stored slots of a lane, `live` of them, and its near rows are unpacked.
+__device__ __forceinline__ bool lane_is_unpacked(const PrefillParams& p, int live, int n_near) {
+  return p.unpacked && (live + PAGE_SLOTS - 1) / PAGE_SLOTS + (n_near + PAGE_SLOTS - 1) / PAGE_SLOTS <= p.lane_pages;
 }
 
 // Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; each warp fills one
@@ -31,13 +31,14 @@ __device__ __forceinline__ void unpack_pages(const PrefillParams& p) {
   Span span = p.spans[blockIdx.z];
   int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int lane_row = lane_index(kv, p.layer, span.seq, head), live = kv.live[lane_row];
-  const int* table = kv.table + (u64)lane_row * kv.max_pages;
-  int stored = lane_is_unpacked(p, live) ? (live + PAGE_SLOTS - 1) / PAGE_SLOTS : 0;
+  int n_near = keeps_far(kv, p.layer) ? kv.near_rows[lane_row] : 0, slots = (live + PAGE_SLOTS - 1) / PAGE_SLOTS;
+  const int *table = kv.table + (u64)lane_row * kv.max_pages, *near = near_of(kv, lane_row);
+  int stored = lane_is_unpacked(p, live, n_near) ? slots + (n_near + PAGE_SLOTS - 1) / PAGE_SLOTS : 0;
   int first = (blockIdx.z * kv.n_kv_heads + head) * p.lane_pages;
   int staged = span.start / PAGE_SLOTS, end = stored + (span.start + span.len - 1) / PAGE_SLOTS - staged + 1;
   for (int i = blockIdx.x * UNPACK_WARPS + warp; i < end; i += gridDim.x * UNPACK_WARPS) {
     int of_step = staged + i - stored;
-    u8* from = i < stored ? page_at(kv, table[i]) : staged_at(kv, of_step * PAGE_SLOTS, head);
+    u8* from = i < stored ? page_at(kv, i < slots ? table[i] : near[i - slots]) : staged_at(kv, of_step * PAGE_SLOTS, head);
     int page = i < stored ? first + i : p.first_staged + of_step * kv.n_kv_heads + head;
     u8* to = p.unpacked + (u64)page * UnpackedPage::BYTES;
     ByteRows::Eight k[EIGHTS], v[EIGHTS];

@@ -15,6 +15,10 @@ use super::kv::{metas_of, reclaim, view};
 use crate::policy::{Far, SlotMeta};
 use std::rc::Rc;
 
+/// Pages of a lane that are worth a block of `far_score`, and most blocks of a lane.
+const PAGES_OF_BLOCK: usize = 128;
+const MOST_BLOCKS: usize = 16;
+
 /// Rows of the tables that keep far rows of a sequence, by their place among its lanes.
 fn far_lanes(g: &KvGeometry, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
     let g = *g;
@@ -92,10 +96,14 @@ fn picks(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, queries: usize) -> Ve
     let mut picks = vec![0; counts.len() * k];
     if k > 0 && counts.iter().any(|&full| full > k) {
         far.counts.write(0, &counts.iter().map(|&full| full as i32).collect::<Vec<_>>());
-        let [counts, numbers, homes, scores, chosen] =
+        let [of_lanes, numbers, homes, scores, chosen] =
             [far.counts.ptr(), far.numbers.ptr(), far.addresses.ptr(), far.scores.ptr(), far.picks.ptr()].map(Ptr);
-        let [seq, queries, most, k] = [seq, queries, far.most, k].map(|n| I32(n as i32));
-        let args = [Arg::of(&view), seq, queries, counts, numbers, most, homes, scores, k, chosen];
+        let [seq, queries, most, most_picks] = [seq, queries, far.most, k].map(|n| I32(n as i32));
+        let longest = counts.iter().max().copied().unwrap_or(0);
+        let blocks = longest.div_ceil(PAGES_OF_BLOCK).clamp(1, MOST_BLOCKS);
+        let args = [Arg::of(&view), seq, queries, of_lanes, numbers, most, homes, scores, most_picks];
+        cuda.driver.launch(Kernel::FarScore, [g.n_kv_heads, g.n_layers, blocks], BLOCK, &args);
+        let args = [Arg::of(&view), of_lanes, most, scores, most_picks, chosen];
         cuda.driver.launch(Kernel::FarChoose, [g.n_kv_heads, g.n_layers, 1], BLOCK, &args);
         far.picks.read(0, &mut picks);
     }
@@ -120,9 +128,11 @@ impl FarPages for Cuda {
         let Some(far) = &mut kv.pool.far else { return 0 };
         for (at, row) in far_lanes(&g, seq) {
             let FarLane { full, near, .. } = &mut far.lanes[row];
-            let entry = |page: &usize| match near.binary_search(page) {
-                Ok(place) => place as i32,
-                Err(_) => -1 - full[*page].number as i32,
+            let mut place = 0;
+            // Both ascend.
+            let entry = |page: &usize| {
+                place += near[place..].iter().take_while(|near| *near < page).count();
+                if near.get(place) == Some(page) { place as i32 } else { -1 - full[*page].number as i32 }
             };
             lists[at] = chosen[at].iter().map(entry).collect();
             fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;

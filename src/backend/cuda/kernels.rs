@@ -123,7 +123,8 @@ impl Source {
             "attend" => !scored && !paged && !far && !wide,
             "attend_drafts" => drafts && policy.stages() && !far && !wide,
             "attend_256" | "attend_tiles_256" => wide,
-            "attend_choice" => scored || paged || far && !wide,
+            "attend_choice" => scored || paged,
+            "attend_far" => far && !wide,
             "far" => far,
             "place_scores" => scored,
             "pages" => paged,
@@ -247,6 +248,7 @@ pub enum Mode {
     Ordinary,
     Choice,
     Drafts,
+    Far,
 }
 
 /// Rows that prefill attention with `wgmma` has instances for.
@@ -310,6 +312,7 @@ kernels! {
     /// Far pages: those that go to the host, the choice, and the near ones after it.
     FarSend "far_send"
     FarChoose "far_choose"
+    FarScore "far_score"
     FarNear "far_near"
     Presence "presence"
     /// For training a predictor.
@@ -389,7 +392,7 @@ impl Kernel {
         }
         all.extend(WGMMA_ROWS.map(AttendWgmma));
         for rows in Rows::ALL {
-            all.extend([Mode::Choice, Mode::Drafts].map(|mode| Attend(mode, USUAL_HEAD_DIM, rows)));
+            all.extend([Mode::Choice, Mode::Drafts, Mode::Far].map(|mode| Attend(mode, USUAL_HEAD_DIM, rows)));
             for head_dim in HEAD_DIMS {
                 all.extend([AttendTiles(head_dim, rows), Attend(Mode::Ordinary, head_dim, rows)]);
             }
@@ -412,7 +415,7 @@ impl Kernel {
             PackedResident(code, m) => format!("packed_resident_{}_{m}", code.name()),
             PackedWgmma(code, form) => format!("packed_wgmma_{}_{form}", code.name()),
             Attend(mode, head_dim, rows) => {
-                let mode = ["", "choice_", "drafts_"][mode as usize];
+                let mode = ["", "choice_", "drafts_", "far_"][mode as usize];
                 format!("attend_{mode}{head_dim}_{}", rows.name())
             }
             AttendTiles(head_dim, rows) => format!("attend_tiles_{head_dim}_{}", rows.name()),

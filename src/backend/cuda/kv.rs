@@ -202,7 +202,7 @@ fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     out.fills(shape.n_rows);
     let mut params = decode_params(args, heads, out, &shape);
     let (g, pool, spans) = (&args.kv.geometry, &args.kv.pool, args.spans);
-    let kernel = decode_kernel(g);
+    let kernel = decode_kernel(g, args.layer);
     let scored = g.policy.scored().is_some();
     let launch = |params: &DecodeParams, n: usize| {
         let args = [Arg::of(params)];
@@ -299,11 +299,8 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     let blocks = if wgmma.is_some() { driver.sm_count } else { pool.max_blocks };
     let splits = (blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
     let lanes = shape.n_spans * g.n_kv_heads;
-    let unpacked = if unpacks(driver, g, shape.n_rows) && !g.keeps_far() {
-        pool.unpacked_pages(g, lanes, shape.n_rows)
-    } else {
-        Default::default()
-    };
+    let unpacked =
+        if unpacks(driver, g, shape.n_rows) { pool.unpacked_pages(g, lanes, shape.n_rows) } else { Default::default() };
     let params = PrefillParams {
         kv: view(kv),
         out: out.ptr(),

@@ -10,14 +10,17 @@ pub(super) const DECODE_THREADS: usize = 256;
 /// share the copy.
 pub(super) const UNPACK_ROWS: usize = 256;
 
-/// Attention of decode steps: the ordinary kernel, and kernels for policies by which attention
-/// chooses the slots to drop or to read.
-pub(super) fn decode_kernel(g: &KvGeometry) -> Kernel {
-    let reads_near = g.keeps_far() && g.head_dim <= USUAL_HEAD_DIM;
-    if g.policy.scored().is_some() || g.policy.quest().is_some() || reads_near {
-        return Kernel::Attend(Mode::Choice, USUAL_HEAD_DIM, Rows::of(g.codec));
+/// Attention of decode steps in a layer: the ordinary kernel, and kernels for policies by which
+/// attention chooses the slots to drop or to read, and for rows that are kept when they leave.
+pub(super) fn decode_kernel(g: &KvGeometry, layer: usize) -> Kernel {
+    let of = |mode, head_dim| Kernel::Attend(mode, head_dim, Rows::of(g.codec));
+    if g.policy.scored().is_some() || g.policy.quest().is_some() {
+        return of(Mode::Choice, USUAL_HEAD_DIM);
     }
-    Kernel::Attend(Mode::Ordinary, padded(g.head_dim), Rows::of(g.codec))
+    if g.far_of(layer).is_some() && g.head_dim <= USUAL_HEAD_DIM {
+        return of(Mode::Far, USUAL_HEAD_DIM);
+    }
+    of(Mode::Ordinary, padded(g.head_dim))
 }
 
 /// Whether the codes that a step of `rows` rows attends to are unpacked first.
@@ -37,7 +40,7 @@ pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
     let group = g.n_q_heads / g.n_kv_heads;
     assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
     assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
-    driver.blocks_per_sm(decode_kernel(g), DECODE_THREADS)
+    (0..g.n_layers).map(|layer| driver.blocks_per_sm(decode_kernel(g, layer), DECODE_THREADS)).max().unwrap_or(1)
 }
 
 /// Prefill attention with `wgmma`, if the GPU runs it and there is an instance.
