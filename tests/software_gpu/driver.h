@@ -7,6 +7,7 @@
 #include <mutex>
 #include <stdint.h>
 #include <string>
+#include <thread>
 #include <vector>
 
 #define DRIVER extern "C" __attribute__((visibility("default"))) Result
@@ -45,6 +46,7 @@ typedef std::shared_ptr<std::vector<Work>> WorkList;
 struct Stream {
   WorkList capture;  // null unless a capture is in progress
   bool capture_broken = false;
+  std::thread::id capturer;
 };
 
 struct Device {

@@ -215,6 +215,23 @@ DRIVER cuMemHostAlloc(void** at, size_t bytes, unsigned) {
   return OK;
 }
 
+DRIVER cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
+  ENTER
+  if (Result no = forbidden_in_capture("cuMemHostRegister")) return no;
+  if (!at || !bytes || the_gpu().pinned.count((Address)at)) return INVALID_VALUE;
+  the_gpu().pinned[(Address)at] = bytes;
+  return OK;
+}
+
+DRIVER cuMemHostUnregister(void* at) {
+  ENTER
+  if (Result no = forbidden_in_capture("cuMemHostUnregister")) return no;
+  if (!the_gpu().pinned.count((Address)at)) return INVALID_VALUE;
+  Result done = flush();
+  the_gpu().pinned.erase((Address)at);
+  return done;
+}
+
 DRIVER cuMemFreeHost(void* at) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemFreeHost")) return no;

@@ -14,10 +14,12 @@ bool capturing() {
 }
 
 Result forbidden_in_capture(const char* call) {
-  if (!capturing()) return OK;
-  say(std::string(call) + " while a stream is captured");
+  // Captures are begun for their own thread alone (thread local); others may call what they like.
+  bool forbidden = false;
   for (Stream* s : the_gpu().streams)
-    if (s->capture) s->capture_broken = true;
+    if (s->capture && s->capturer == std::this_thread::get_id()) forbidden = s->capture_broken = true;
+  if (!forbidden) return OK;
+  say(std::string(call) + " while a stream is captured");
   return CAPTURE_UNSUPPORTED;
 }
 
@@ -173,12 +175,15 @@ struct Graph {
   WorkList work;
 };
 
-DRIVER cuStreamBeginCapture_v2(Stream* stream, int) {
+DRIVER cuStreamBeginCapture_v2(Stream* stream, int mode) {
   ENTER
+  const int THREAD_LOCAL = 1;
+  if (mode != THREAD_LOCAL) return CAPTURE_UNSUPPORTED;
   if (!stream || !known(stream)) return stream ? INVALID_HANDLE : CAPTURE_UNSUPPORTED;
   if (stream->capture) return INVALID_VALUE;
   stream->capture = std::make_shared<std::vector<Work>>();
   stream->capture_broken = false;
+  stream->capturer = std::this_thread::get_id();
   return OK;
 }
 

@@ -4,10 +4,11 @@
 use super::super::{KvGeometry, OutOfMemory};
 use super::driver::Driver;
 use super::memory::Buf;
-use super::pinned::Mapped;
+use super::pinned::Registered;
 use crate::policy::{Far, SlotMeta};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::thread::{self, JoinHandle};
 
 /// Queries that are kept of a sequence: `RECENT_QUERIES` in `far.cuh`.
 const RECENT_QUERIES: usize = 48;
@@ -24,7 +25,7 @@ pub(super) const MOST_JOBS: usize = 4096;
 
 /// Host memory of some far pages, and memory of the GPU for their means.
 struct Home {
-    rows: Mapped<u8>,
+    rows: Registered,
     _means: Buf<f32>,
 }
 
@@ -78,6 +79,8 @@ pub(super) struct FarRows {
     pub jobs: Buf<[i32; 4]>,
     pub lanes: Vec<FarLane>,
     homes: Vec<Home>,
+    /// Host memory for the next of `homes`, which a thread allocates beside the steps.
+    next: Option<JoinHandle<Option<Registered>>>,
     free: Rc<RefCell<Vec<usize>>>,
     /// Pages of all allocations, and bytes of a page and of a pool page.
     n_pages: usize,
@@ -109,6 +112,7 @@ impl FarRows {
                 jobs: Buf::new(driver, MOST_JOBS)?,
                 lanes: vec![FarLane::default(); lanes],
                 homes: Vec::new(),
+                next: None,
                 free: Rc::default(),
                 n_pages: 0,
                 page_bytes: Far::ROWS / g.page_slots * stride,
@@ -133,19 +137,32 @@ impl FarRows {
     }
 
     fn grow(&mut self) -> Option<()> {
-        let at = self.homes.len();
-        let bytes = (FIRST_BYTES << at.min(usize::BITS as usize / 4)).min(MOST_BYTES);
-        let pages = (bytes / self.page_bytes).clamp(1, 1 << NUMBER_BITS);
+        let (at, pages) = (self.homes.len(), self.pages_of(self.homes.len()));
         if at == MOST_HOMES {
             return None;
         }
-        let rows = Mapped::new(self.driver.context(), pages * self.page_bytes).ok()?;
+        let next = self.next.take().unwrap_or_else(|| self.allocate(at));
+        let rows = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let means = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.head_dim)).ok()?;
         self.addresses.write(2 * at, &[rows.ptr(), means.ptr()]);
         self.free.borrow_mut().extend((0..pages).rev().map(|i| at << NUMBER_BITS | i));
         self.homes.push(Home { rows, _means: means });
         self.n_pages += pages;
+        self.next = Some(self.allocate(at + 1));
         Some(())
+    }
+
+    /// Far pages of an allocation.
+    fn pages_of(&self, home: usize) -> usize {
+        let bytes = (FIRST_BYTES << home.min(usize::BITS as usize / 4)).min(MOST_BYTES);
+        (bytes / self.page_bytes).clamp(1, 1 << NUMBER_BITS)
+    }
+
+    /// Allocates host memory beside the steps. Captures of steps do not forbid it: they are of one
+    /// thread.
+    fn allocate(&self, home: usize) -> JoinHandle<Option<Registered>> {
+        let (context, bytes) = (self.driver.context().clone(), self.pages_of(home) * self.page_bytes);
+        thread::spawn(move || Registered::new(&context, bytes))
     }
 
     /// Near rows of all lanes. Waits for the device.
@@ -159,7 +176,7 @@ impl FarRows {
     pub fn metas(&self, g: &KvGeometry, page: &Page) -> impl Iterator<Item = SlotMeta> {
         let home = &self.homes[page.number >> NUMBER_BITS];
         let at = (page.number & ((1 << NUMBER_BITS) - 1)) * self.page_bytes;
-        let (bytes, layout) = (&home.rows.values()[at..at + self.page_bytes], g.page());
+        let (bytes, layout) = (&home.rows.bytes()[at..at + self.page_bytes], g.page());
         let stride = self.stride;
         (0..Far::ROWS).map(move |row| layout.meta(&bytes[row / layout.page_slots * stride..], row % layout.page_slots))
     }
@@ -207,5 +224,6 @@ impl Drop for FarRows {
     fn drop(&mut self) {
         // The host memory is freed next.
         self.driver.wait_ignoring_errors();
+        drop(self.next.take().map(JoinHandle::join));
     }
 }

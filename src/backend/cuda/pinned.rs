@@ -5,9 +5,11 @@
 use super::super::cpu::thread_pool::{ThreadPool, Tile};
 use super::error::{NoCuda, must, ready};
 use crate::cores;
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DeviceRepr, PinnedHostSlice, ValidAsZeroBits, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DeviceRepr, PinnedHostSlice, ValidAsZeroBits, result, sys};
+use memmap2::MmapMut;
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::thread;
 
 /// Bytes of each half of the staging memory.
 const HALF_BYTES: usize = 4 << 20;
@@ -17,6 +19,8 @@ const COPY_THREADS: usize = 4;
 /// Bytes that a thread copies at a time, and bytes from which several do.
 const PART_BYTES: usize = 256 << 10;
 const SHARED_BYTES: usize = 1 << 20;
+/// Bytes of the smallest page of memory.
+const FEWEST_PAGE_BYTES: usize = 4096;
 /// Copies begin at multiples of this.
 const ALIGN: usize = 64;
 
@@ -31,7 +35,7 @@ where
     Ok(memory)
 }
 
-/// Host memory that kernels read and write: results of a step, far pages.
+/// Host memory that kernels read and write: results of a step.
 pub(super) struct Mapped<T> {
     memory: PinnedHostSlice<T>,
     /// Taken once: asking for it synchronizes, which a capture forbids.
@@ -54,6 +58,55 @@ impl<T: DeviceRepr + ValidAsZeroBits + Default + Copy> Mapped<T> {
     /// The values. The caller has synchronized with the kernels that wrote those that it reads.
     pub fn values(&self) -> &[T] {
         must(self.memory.as_slice(), "reading page-locked memory")
+    }
+}
+
+/// Host memory that kernels read and write, much of it at once: far pages. It is allocated here and
+/// then page-locked, because the driver's own allocations are cleared by one thread: 2 GB a second.
+pub(super) struct Registered {
+    memory: MmapMut,
+    context: Arc<CudaContext>,
+}
+
+impl Registered {
+    /// `len` bytes, zero at first; `None` if there are none, or they cannot be page-locked.
+    pub fn new(context: &Arc<CudaContext>, len: usize) -> Option<Self> {
+        let mut memory = MmapMut::map_anon(len).ok()?;
+        // Only a hint.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        thread::scope(|scope| {
+            for part in memory.chunks_mut(len.div_ceil(COPY_THREADS).max(1)) {
+                // The first write to a page makes the system clear it.
+                scope.spawn(|| part.iter_mut().step_by(FEWEST_PAGE_BYTES).for_each(|byte| *byte = 0));
+            }
+        });
+        context.bind_to_thread().ok()?;
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: the range is mapped, and stays so until `drop` has unregistered it.
+        let locked = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), len, flags) };
+        locked.result().ok()?;
+        Some(Self { memory, context: context.clone() })
+    }
+
+    /// The address for kernels, which equals the host's address.
+    pub fn ptr(&self) -> u64 {
+        self.memory.as_ptr().expose_provenance() as u64
+    }
+
+    /// The bytes. The caller has synchronized with the kernels that wrote those that it reads.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // On a lost GPU neither succeeds, and the process ends.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: registered by `new`; whoever frees far pages has waited for the kernels.
+            let _ = unsafe { sys::cuMemHostUnregister(self.memory.as_mut_ptr().cast()) };
+        }
     }
 }
 

@@ -44,6 +44,8 @@ const SYMBOLS: &[&str] = &[
     "cuMemGetAllocationGranularity",
     "cuMemGetInfo_v2",
     "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     "cuMemMap",
     "cuMemRelease",
     "cuMemSetAccess",
