@@ -6,7 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{Budget, LayerLanes, POSITION_BITS, Policy};
+use crate::policy::{Budget, Far, LayerLanes, POSITION_BITS, Policy};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use crate::quant::Weights;
 use std::ops::RangeInclusive;
@@ -196,12 +196,25 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     match evicts && policy.evicts() {
         true if policy.is_learned() => {
             let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, None, options.memory_bytes);
-            let fits = whole_pages(c, options.codec, budget, ratio(c, options, context) / MARGIN, context);
+            let slots = slots_budget(c, options.codec, far(c, options), budget, context);
+            let fits = whole_pages(c, options.codec, slots, ratio(c, options, context) / MARGIN, context);
             fits.max(plan.certain_context)
         }
         true => plan.expected_context,
         false => plan.certain_context,
     }
+}
+
+/// How rows that leave the cache are kept, if its policy lets rows leave that can be.
+fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
+    options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
+}
+
+/// What of a budget is left to slots. The rest is for one sequence's near rows: the pages that a
+/// choice brings, and what leaves until the next one.
+fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
+    let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
+    budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec)))
 }
 
 /// Tokens of `context` that fit into a budget at a compression ratio, in whole pages of all lanes.
@@ -226,18 +239,19 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64 + local,
         ..Plan::default()
     };
-    with_budget(plan, c, (options.codec, &policy(c, options)), context, budget)
+    with_budget(plan, c, (options.codec, &policy(c, options), far(c, options)), context, budget)
 }
 
 /// The plan with this many bytes for the cache.
 pub fn with_budget(
     plan: Plan,
     c: &ModelConfig,
-    (codec, policy): (Codec, &Policy),
+    (codec, policy, far): (Codec, &Policy, Option<Far>),
     context: usize,
     budget: Option<u64>,
 ) -> Plan {
-    let fits = |ratio: f64| whole_pages(c, codec, budget, ratio, context);
+    let slots = slots_budget(c, codec, far, budget, context);
+    let fits = |ratio: f64| whole_pages(c, codec, slots, ratio, context);
     Plan {
         kv_budget_bytes: budget,
         certain_context: fits(1.0),
@@ -287,6 +301,7 @@ pub fn estimate(c: &ModelConfig, formats: &[(Weights, u64)], codecs: &[Codec], m
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::FarOptions;
 
     /// The estimate makes the choices of a start, and leaves no more room than one.
     #[test]
@@ -315,6 +330,11 @@ mod tests {
         let options = EngineOptions::new(Codec::F32);
         // 32 lanes x 16 slots x 516 bytes are 264,192 bytes: three times in 1 MiB.
         assert_eq!(plan(&checkpoint, &options, 8192, Some(1 << 20)).certain_context, 48);
+        // Near rows come first: two far pages, the page that is filling, and a block of a prompt.
+        let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
+        let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32);
+        let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
+        assert_eq!((plan.certain_context, plan.kv_budget_bytes), (48, Some((1 << 20) + near)));
     }
 
     #[test]
