@@ -41,7 +41,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "MODEL,...")]
     pub other: Option<List<String>>,
 
-    /// With --far: choose pages as in a prompt, every 128 tokens; else as in an answer, every 16
+    /// With --far: choose pages as in a prompt, every 2,048 tokens; else as in an answer, every 16
     #[arg(long)]
     pub as_prompt: bool,
 }

@@ -76,7 +76,7 @@ fn flags_of(command: &str) -> Option<Vec<&'static str>> {
         "compare" => &[model, cache, &["config", "json", "far", "far_pages"]],
         "eval" => &[
             model,
-            &["config", "policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"],
+            &["config", "policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "far", "far_pages", "json"],
             sampling,
             answer,
         ],

@@ -226,7 +226,7 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let prompts: Vec<Vec<Token>> = (0..seqs.len()).map(|i| prompt(case.ctx.max(1), vocab, i as u64)).collect();
     let start = Instant::now();
     for (&seq, prompt) in seqs.iter().zip(&prompts) {
-        feed(runner, seq, &prompt[..prompt.len() - 1])?;
+        runner.feed_prompt(seq, &prompt[..prompt.len() - 1])?;
     }
     while seqs.len() < case.parallel {
         seqs.push(runner.fork(seqs[0])?);
@@ -279,17 +279,6 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
         steps,
         far,
     })
-}
-
-/// Feeds a prompt. Where rows that leave are kept, its queries choose after each block and at its
-/// end, as in a conversation.
-fn feed<B: Measure>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<()> {
-    let chunk = if runner.keeps_far() { Far::PROMPT_BLOCK } else { runner.max_step() };
-    for step in tokens.chunks(chunk) {
-        runner.feed(seq, step)?;
-        runner.choose(seq, Far::QUERIES);
-    }
-    Ok(())
 }
 
 /// Choices of far pages while decoding.

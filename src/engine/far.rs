@@ -5,12 +5,13 @@
 use super::chain::Chain;
 use super::conversation::Conversation;
 use super::loaded::Loaded;
-use super::runner::Runner;
+use super::runner::{Runner, StepError};
 use super::scheduler::Id;
 use super::worker::Worker;
 use crate::backend::{Backend, FarCounts};
 use crate::cache::SeqId;
-use crate::protocol::{Event, LogEntry, bytes};
+use crate::policy::Far;
+use crate::protocol::{Event, LogEntry, Token, bytes};
 
 /// A drop frees 1 / SPARE_SHARE of the limit beyond the excess, so that not every step drops.
 const SPARE_SHARE: u64 = 8;
@@ -28,6 +29,19 @@ impl<B: Backend> Runner<B> {
     /// far rows.
     pub fn choose(&mut self, seq: SeqId, queries: usize) -> Option<u64> {
         self.cache.choose(&self.b, seq, queries)
+    }
+
+    /// Feeds tokens as a prompt: in the longest steps, with a choice after each block and at the
+    /// end.
+    pub fn feed_prompt(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
+        let block = if self.keeps_far() { Far::PROMPT_BLOCK } else { tokens.len().max(1) };
+        for block in tokens.chunks(block) {
+            for step in block.chunks(self.max_step()) {
+                self.feed(seq, step)?;
+            }
+            self.choose(seq, Far::QUERIES);
+        }
+        Ok(())
     }
 
     /// Drops the full far pages of a sequence that hold only positions below `before`, for good.

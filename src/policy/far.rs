@@ -31,8 +31,10 @@ impl Far {
     pub const QUERIES: usize = 32;
     /// Generated tokens between two choices. Their queries choose.
     pub const ANSWER_BLOCK: usize = 16;
-    /// Prompt tokens between two choices. The newest [`Self::QUERIES`] queries choose.
-    pub const PROMPT_BLOCK: usize = 128;
+    /// Prompt tokens between two choices. The newest [`Self::QUERIES`] queries choose. What leaves
+    /// between two choices is read until the next one, so a longer block reads more, diverges less
+    /// and lets steps be as long as those without far pages.
+    pub const PROMPT_BLOCK: usize = 2048;
     /// Default of [`Self::pages`].
     pub const DEFAULT_PAGES: usize = 16;
     /// Maximum of [`Self::pages`].

@@ -50,15 +50,16 @@ fn choices(log: &[LogEntry]) -> Vec<(usize, u16)> {
 
 #[test]
 fn choices_follow_from_the_tokens_alone() {
-    let tiny = talker(700);
+    let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 4096, ..Spec::new(true, Form::Borrowed) }, 700);
+    let question = || question().repeat(6);
     let mut s = Session::with(&tiny, far);
     s.max_tokens = 60;
     let report = ask(&mut s, &question());
     let prompt = report.prompt_tokens - 1;
-    let wanted = (1..).map(|i| 128 * i).take_while(|at| *at < prompt).chain([prompt]).map(|at| (at, 32));
+    let wanted = (1..).map(|i| Far::PROMPT_BLOCK * i).take_while(|at| *at < prompt).chain([prompt]).map(|at| (at, 32));
     let answer = (1..).map(|i| prompt + 16 * i).take_while(|at| *at < prompt + 60).map(|at| (at, 16));
     assert_eq!(choices(&s.log), wanted.chain(answer).collect::<Vec<_>>());
-    assert!(prompt > 300 && report.generated.len() == 60);
+    assert!(prompt > Far::PROMPT_BLOCK && report.generated.len() == 60);
     let stats = report.kv.far.expect("rows are kept");
     assert!(stats.rows > 32 * 5 && stats.near < stats.rows && stats.bytes > 0 && stats.dropped == 0, "{stats:?}");
     let presence = report.presence.as_ref().expect("it was read");

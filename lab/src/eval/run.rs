@@ -201,6 +201,9 @@ impl Run {
             "width": self.axes.widths, "seed": self.axes.seed, "sampling": self.sampling, "think": settings.think,
             "system": settings.system, "ctx_size": settings.ctx_size,
         });
+        if settings.far.is_some() {
+            run["far_pages"] = json!(settings.far_pages);
+        }
         if let Target::Cuda(_) = self.target {
             // Near ties may fall otherwise in steps of other sizes.
             run["device"] = json!("cuda");

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use dmschat::backend::Measure;
 use dmschat::cache::SeqId;
 use dmschat::engine::{Decode, Runner};
+use dmschat::policy::Far;
 use dmschat::protocol::{SamplingParams, Token};
 use dmschat::sampler::chain_seed;
 use std::time::Instant;
@@ -125,9 +126,7 @@ impl<B: Measure> Sampling<'_, B> {
             };
             open.push(running(0, seq));
             runner.set_dial(seq, options.dial);
-            for step in before_it.chunks(runner.max_step()) {
-                runner.feed(seq, step)?;
-            }
+            runner.feed_prompt(seq, before_it)?;
             runner.check_finite()?;
             for number in 1..options.width {
                 let fork = runner.fork(seq)?;
@@ -141,7 +140,7 @@ impl<B: Measure> Sampling<'_, B> {
 
     /// Decodes until every chain is done.
     fn decode(&mut self, on_step: &mut impl FnMut(usize)) -> Result<()> {
-        let mut step = 0;
+        let mut step = 0_usize;
         let started = Instant::now();
         while self.open.iter().any(|r| !r.done) {
             step += 1;
@@ -150,6 +149,11 @@ impl<B: Measure> Sampling<'_, B> {
             let batch: Vec<Decode<'_>> = running.map(one).collect();
             on_step(batch.len());
             let sampled = self.runner.decode_each(&batch)?;
+            if step.is_multiple_of(Far::ANSWER_BLOCK) {
+                for running in self.open.iter().filter(|r| !r.done) {
+                    self.runner.choose(running.seq, Far::ANSWER_BLOCK);
+                }
+            }
             for (running, token) in self.open.iter_mut().filter(|r| !r.done).zip(sampled) {
                 let token = token?;
                 running.chain.tokens.push(token);

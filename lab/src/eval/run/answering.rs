@@ -14,7 +14,7 @@ use dmschat::cache::CacheError;
 use dmschat::checkpoint::{Checkpoint, ModelConfig};
 use dmschat::cli::interrupts;
 use dmschat::cli::output::{self, notice, wrong_use};
-use dmschat::cli::spawn::{ModelJob, with_options};
+use dmschat::cli::spawn::{ModelJob, far, with_options};
 use dmschat::config::Settings;
 use dmschat::engine::{EngineOptions, Runner, StepError, measure_dials};
 use dmschat::policy::{DialTable, Policy, PolicyKind};
@@ -55,7 +55,7 @@ pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store)
     let context = run.longest.max(DIAL_CONTEXT);
     let adjust = |options: EngineOptions, _: &ModelConfig| {
         let context = Some(options.context.map_or(context, |most| most.min(context)));
-        EngineOptions { max_seqs: rows, context, ..options }
+        EngineOptions { max_seqs: rows, context, far: far(settings), ..options }
     };
     let mut settings = settings.clone();
     settings.policy = PolicyKind::Auto;
