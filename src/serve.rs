@@ -10,6 +10,7 @@
 //! | `request`, `prompt`, `thought`, `logprobs` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
 //! | `stored` | answers that can be asked for again |
+//! | `tools` | calls of tools, in the format of the model |
 //! | `fields`, `refusal`, `stamp` | bodies, errors, ids |
 //!
 //! It knows protocol, configuration and chat, and nothing of the engine: each answer is an
@@ -37,6 +38,7 @@ mod stamp;
 mod stored;
 mod thought;
 mod tokenize;
+pub mod tools;
 
 pub use access::Access;
 pub use admission::Admission;

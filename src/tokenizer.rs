@@ -11,8 +11,9 @@ mod encoder;
 pub mod flat;
 mod guard;
 mod parts;
-pub mod stages;
+mod stages;
 
 pub use decoder::Decoder;
 pub use encoder::Tokenizer;
 pub use flat::{flatten, unflatten};
+pub use stages::begun;

@@ -11,8 +11,10 @@
 //! | [`speed`] | `speed` | time of every op alone, at the shapes of a model |
 //! | [`train`] | `train` | time of making a predictor for a model of a known shape |
 //! | [`dictionary`] | `dictionary` | learns the dictionary of `--kv csr:N` from texts |
+//! | [`calls`] | `calls` | the calls of tools in outputs, by the server's parser |
 //! | [`importance`] | `importance` | which columns of a model's matrices matter, for `--importance` |
 
+mod calls;
 mod check;
 mod checks;
 mod compare;
@@ -66,6 +68,9 @@ enum Command {
     /// Measure how long `dmschat adapter train` takes, on random weights in the shape of a known
     /// model
     Train(train::TrainArgs),
+    /// Find the calls of tools in outputs, for tests
+    #[command(hide = true)]
+    Calls(calls::CallsArgs),
 }
 
 /// The ids of dmschat's flags that a command uses.
@@ -113,6 +118,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         wrong_use("--keep-ratio is for conversations, bench and eval; compare takes --dial")
     );
     match command {
+        Command::Calls(args) => calls::run(&args),
         Command::Score(args) => score::run(&settings(&common)?, &args, common.json),
         Command::Compare(args) => compare::run(&settings(&common)?, &args, &common),
         Command::Train(args) => train::run(&settings(&common)?, &args),

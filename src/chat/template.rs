@@ -7,15 +7,17 @@
 //! replaces by the tokens that it generated. Knows nothing of tokenizers.
 
 mod filters;
+mod given;
 mod guard;
 mod jinja;
 mod python;
 mod rewrite;
 mod sandbox;
 
+pub use given::{Author, Given, GivenCall, Tools};
 pub use sandbox::child_main;
 
-use crate::chat::conversation::{Message, MessageId, Role};
+use crate::chat::conversation::{Message, Role};
 use crate::protocol::{Piece, TemplateSpec};
 use anyhow::{Context, Result, bail};
 use guard::Guard;
@@ -72,31 +74,29 @@ pub fn render(
     })
 }
 
-/// Author of a [`Given`] message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Author {
-    System,
-    User,
-    Assistant,
-}
-
-/// A message of a conversation that another program keeps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
-    pub author: Author,
-    pub text: String,
-    /// The thought before an answer; the template decides whether it stays.
-    pub reasoning: Option<String>,
-}
-
 /// Renders given messages, among which those of the system may stand anywhere, and the beginning of
 /// the next reply. Errors as those of [`render`].
 pub fn render_given(messages: &[Given], spec: &TemplateSpec, opts: &RenderOptions) -> Result<Vec<Piece>> {
+    render_with_tools(messages, &Tools::default(), spec, opts)
+}
+
+/// The same with tools. Answers whose text is known as the model wrote it have that text, if the
+/// template takes them so; else the template writes their calls.
+pub fn render_with_tools(
+    messages: &[Given],
+    tools: &Tools,
+    spec: &TemplateSpec,
+    opts: &RenderOptions,
+) -> Result<Vec<Piece>> {
     let rendering = Rendering::new(spec, opts);
-    rendering.render_given(messages).map_err(|error| {
+    let has_sampled = messages.iter().any(|message| message.as_sampled.is_some());
+    if has_sampled && let Ok(pieces) = rendering.render_given(messages, tools, true) {
+        return Ok(pieces);
+    }
+    rendering.render_given(messages, tools, false).map_err(|error| {
         let others: Vec<Given> = messages.iter().filter(|m| m.author != Author::System).cloned().collect();
         // Many templates have no place for them.
-        match others.len() < messages.len() && rendering.render_given(&others).is_ok() {
+        match others.len() < messages.len() && rendering.render_given(&others, tools, false).is_ok() {
             true => error.context("the model's template takes no system message here"),
             false => error,
         }
@@ -106,7 +106,11 @@ pub fn render_given(messages: &[Given], spec: &TemplateSpec, opts: &RenderOption
 /// The pieces of a text in which its author wrote control tokens by their literals, as a template
 /// does.
 pub fn with_controls(text: &str, spec: &TemplateSpec) -> Vec<Piece> {
-    let mut pieces = merge(Guard::new(&spec.control).split(text));
+    with_bos(merge(Guard::new(&spec.control).split(text)), spec)
+}
+
+/// The pieces after a BOS, if a prompt begins with one.
+fn with_bos(mut pieces: Vec<Piece>, spec: &TemplateSpec) -> Vec<Piece> {
     let bos = Piece::Control(spec.bos_token.clone());
     if spec.prompt_bos && spec.has_control(&spec.bos_token) && pieces.first() != Some(&bos) {
         pieces.insert(0, bos);
@@ -176,22 +180,42 @@ impl<'a> Rendering<'a> {
         self.pieces(&kept, path, Some(&opening))
     }
 
-    fn render_given(&self, given: &[Given]) -> Result<Vec<Piece>> {
+    /// `as_sampled`: answers have the texts that the model wrote, with their calls.
+    fn render_given(&self, given: &[Given], tools: &Tools, as_sampled: bool) -> Result<Vec<Piece>> {
         self.check_bytes("the conversation", given.iter().map(|m| m.text.len()).sum())?;
-        let (mut messages, mut path) = (Vec::new(), Vec::new());
-        for (index, one) in given.iter().enumerate() {
-            let (name, role, content) = match one.author {
-                Author::System => ("system", Role::User, self.guard.protect(&one.text)),
-                Author::User => ("user", Role::User, self.guard.protect(&one.text)),
-                Author::Assistant => ("assistant", Role::Assistant, guard::placeholder(index)),
-            };
-            let reasoning_content = one.reasoning.as_ref().map(|text| self.guard.protect(text));
-            messages.push(JinjaMessage { reasoning_content, ..JinjaMessage::new(name, content) });
-            path.push(Message::new(MessageId::default(), None, role, one.text.clone()));
-        }
-        let texts = self.texts(&[self.job_of(messages, true, self.opts.think)])?;
+        let message = |(index, one): (usize, &Given)| one.message(index, &self.guard, tools, as_sampled);
+        let mut messages: Vec<JinjaMessage> = given.iter().enumerate().map(message).collect();
+        tools.add_to_system(&mut messages, &self.guard);
+        let job = Job { tools: tools.of_template(&self.guard), ..self.job_of(messages, true, self.opts.think) };
+        let texts = self.texts(&[job])?;
         let text = texts.first().context("chat template: a rendering is missing")?;
-        self.pieces(text, &path.iter().collect::<Vec<_>>(), None)
+        self.given_pieces(text, given, tools, as_sampled)
+    }
+
+    /// Splits a rendering into pieces and replaces placeholders by the answers. In texts that the
+    /// model wrote, the marks of calls are its control tokens again.
+    fn given_pieces(&self, text: &str, given: &[Given], tools: &Tools, as_sampled: bool) -> Result<Vec<Piece>> {
+        let known = |mark: &&&str| self.spec.has_control(mark);
+        let marks: Vec<String> = tools.marks.iter().filter(known).map(|mark| (*mark).to_owned()).collect();
+        let marks = Guard::new(&marks);
+        let (mut out, mut bytes) = (Vec::new(), 0);
+        for part in guard::parts(text) {
+            let before = out.len();
+            match part {
+                guard::Part::Text(text) => out.extend(self.guard.split(text)),
+                guard::Part::Placeholder(index) => {
+                    let Some(one) = given.get(index) else { continue };
+                    match one.as_sampled.as_ref().filter(|_| as_sampled) {
+                        Some(text) => out.extend(marks.split(text.trim_start_matches('\n'))),
+                        None => out.push(Piece::Text(one.text.trim_start_matches('\n').to_owned())),
+                    }
+                }
+            }
+            // A template may repeat an answer many times.
+            bytes += out[before..].iter().map(bytes_of).sum::<usize>();
+            self.check_bytes("the rendered conversation", bytes)?;
+        }
+        Ok(with_bos(merge(out), self.spec))
     }
 
     /// Runs the template.
@@ -272,6 +296,7 @@ impl<'a> Rendering<'a> {
             enable_thinking,
             special_tokens: self.special_tokens(),
             date: self.opts.date.to_string(),
+            tools: None,
         }
     }
 
@@ -340,12 +365,7 @@ impl<'a> Rendering<'a> {
             counted = out.len();
             self.check_bytes("the rendered conversation", bytes)?;
         }
-        let mut out = merge(out);
-        let bos = Piece::Control(self.spec.bos_token.clone());
-        if self.spec.prompt_bos && self.spec.has_control(&self.spec.bos_token) && out.first() != Some(&bos) {
-            out.insert(0, bos);
-        }
-        Ok(out)
+        Ok(with_bos(merge(out), self.spec))
     }
 
     fn reply(&self, out: &mut Vec<Piece>, message: &Message, keep: Option<&Opening>) {

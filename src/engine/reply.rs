@@ -49,8 +49,10 @@ struct FlatText {
 }
 
 impl FlatText {
-    fn push(&mut self, token: Token, tokenizer: &Tokenizer, is_end: bool) -> String {
+    /// `is_mark`: the next prompt has it as a control token, although the reply shows it.
+    fn push(&mut self, token: Token, tokenizer: &Tokenizer, is_end: bool, is_mark: bool) -> String {
         let is_text = match self.of_reply {
+            _ if is_mark => false,
             true => !is_end && !tokenizer.is_hidden(token),
             false => !tokenizer.is_control(token),
         };
@@ -68,6 +70,8 @@ pub(super) struct Reply {
     splitter: Splitter,
     /// Whether it has no thoughts: tags are text.
     raw: bool,
+    /// Control tokens that are shown.
+    marks: Vec<Token>,
     /// Tokens of each kind, tags and end token included.
     pub reasoning_tokens: usize,
     pub answer_tokens: usize,
@@ -102,7 +106,10 @@ impl Reply {
             return Self { raw: true, ..Self::split_by(Splitter::plain(asked.collect()), vocabulary) };
         }
         let stops = asked.chain(vocabulary.stop.map(Stop::of_template)).collect();
-        Self::split_by(Splitter::new(&vocabulary.think, vocabulary.think.end(&ask.prompt), stops), vocabulary)
+        let splitter = Splitter::new(&vocabulary.think, vocabulary.think.end(&ask.prompt), stops);
+        let token = |mark: &String| vocabulary.tokenizer.token_for(mark);
+        let marks = ask.marks.iter().filter_map(token).filter(|token| !vocabulary.eos.contains(token)).collect();
+        Self { marks, ..Self::split_by(splitter, vocabulary) }
     }
 
     fn split_by(splitter: Splitter, vocabulary: &Vocabulary) -> Self {
@@ -112,6 +119,7 @@ impl Reply {
             flat: FlatText { decoder: decoder(), of_reply: true },
             splitter,
             raw: false,
+            marks: Vec::new(),
             reasoning_tokens: 0,
             answer_tokens: 0,
         }
@@ -120,12 +128,13 @@ impl Reply {
     pub fn push(&mut self, token: Token, vocabulary: &Vocabulary) -> Spoken {
         let tokenizer = &vocabulary.tokenizer;
         let is_end = vocabulary.eos.contains(&token);
-        let flat = self.flat.push(token, tokenizer, is_end);
+        let is_mark = self.marks.contains(&token);
+        let flat = self.flat.push(token, tokenizer, is_end, is_mark);
         let (was_open, was_undecided) = (self.splitter.is_thinking(), self.splitter.is_undecided());
         let had_thought = self.splitter.thought;
         let (mut said, mut spelled) = (Vec::new(), None);
         let (opens, closes) = vocabulary.think.tokens.map_or((false, false), |(o, c)| (o == token, c == token));
-        if self.raw && (opens || closes) {
+        if is_mark || (self.raw && (opens || closes)) {
             let text = self.decoder.flush() + &tokenizer.literal(token);
             spelled = Some(text.len());
             self.splitter.push(&text, &mut said);
@@ -174,7 +183,7 @@ fn flat_text(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = Token>, of_
     let mut text = FlatText { decoder: tokenizer.decoder(), of_reply };
     let (mut flat, mut ends) = (String::new(), Vec::new());
     for token in tokens {
-        flat += &text.push(token, tokenizer, false);
+        flat += &text.push(token, tokenizer, false, false);
         ends.push(flat.len());
     }
     flat += &text.decoder.flush();

@@ -3,7 +3,7 @@
 
 use crate::protocol::{Event, Piece, TextKind, Token};
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::stages::begun;
+use crate::tokenizer::begun;
 
 /// Tags in ordinary text, if the model's template names them: the tags of models that have tokens
 /// for them, and Granite's.

@@ -31,6 +31,8 @@ pub struct Ask {
     pub stop: Vec<String>,
     /// Whether the answer continues a text: all of it is the answer, with the tags of thoughts.
     pub raw: bool,
+    /// Literals of control tokens that are a part of the answer's text, such as the marks of calls.
+    pub marks: Vec<String>,
     /// What is added to the logits of tokens before one is sampled.
     pub logit_bias: Vec<(Token, f32)>,
     /// Whether the log-probability of each token of the answer is reported, with those of so many

@@ -3,11 +3,12 @@
 
 use super::answer::{Answer, Part};
 pub use super::choice::End;
-use super::choice::{Choice, Choices};
+use super::choice::{Choice, Choices, Next};
 use super::prompt::{check_fits, rendered};
 use super::refusal::Refusal;
 use super::request::Asked;
 use super::shared::Shared;
+use super::tools::Sent;
 use crate::protocol::{Piece, StopReason, TextKind, TokenChoice, TurnReport};
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
@@ -92,6 +93,11 @@ pub trait Form: Send + 'static {
     /// where log-probabilities were asked for.
     fn text(&mut self, kind: TextKind, text: &str, tokens: &[TokenChoice]) -> Vec<Event>;
 
+    /// Events for a call of a tool, the answer's `index`th.
+    fn call(&mut self, _index: usize, _call: &Sent) -> Vec<Event> {
+        Vec::new()
+    }
+
     /// The end of one answer of several.
     fn ended(&mut self, _end: End) -> Vec<Event> {
         Vec::new()
@@ -125,7 +131,7 @@ pub async fn answer<F: Form>(
         // While it waits, it may be sent a status. A prompt that is too long has another one.
         check_fits(shared, asked.ask.prompt.clone()).await?;
     }
-    let Asked { stream, return_progress, n, ask } = asked;
+    let Asked { stream, return_progress, n, ask, tools } = asked;
     let of = Arc::clone(shared);
     let beginning = async move {
         let permit = place.slot().await?;
@@ -137,7 +143,7 @@ pub async fn answer<F: Form>(
         form,
         stream,
         sent: false,
-        choices: Choices::new(n),
+        choices: Choices::new(n, tools.as_ref()),
         ready: VecDeque::new(),
         prompt: (0, 0, Instant::now()),
     };
@@ -250,14 +256,15 @@ impl<F: Form> Sending<F> {
             }
             Part::Likely(tokens) => self.choices.current().likely(tokens),
             Part::Text(kind, text) if self.stream => {
-                let (text, tokens) = self.choices.current().shown(kind, text, self.form.trims());
-                if !text.is_empty() {
-                    self.ready.extend(self.form.text(kind, &text, &tokens));
-                }
+                let next = self.choices.current().shown(kind, text, self.form.trims());
+                self.show(kind, next);
             }
             Part::Text(kind, text) => self.choices.current().push(kind, &text),
             Part::WasThought => self.choices.current().was_thought(),
             Part::Ended(report) => {
+                if self.stream {
+                    self.finish();
+                }
                 let end = self.choices.current().ended(&report);
                 if self.stream {
                     self.ready.extend(self.form.ended(end));
@@ -270,14 +277,32 @@ impl<F: Form> Sending<F> {
         Ok(())
     }
 
+    /// Sends what a stream shows next.
+    fn show(&mut self, kind: TextKind, next: Vec<Next>) {
+        for one in next {
+            self.ready.extend(match one {
+                Next::Text(text, tokens) => self.form.text(kind, &text, &tokens),
+                Next::Call(index, call) => self.form.call(index, &call),
+            });
+        }
+    }
+
+    /// Sends what was held back of an answer's text.
+    fn finish(&mut self) {
+        let next = self.choices.current().finish(self.form.trims(), &self.shared.said);
+        self.show(TextKind::Answer, next);
+    }
+
     fn done(&mut self, report: &TurnReport) -> Result<(), Refusal> {
         let end = end_of(&self.shared, report)?;
         self.stage = Stage::Ended;
         if self.stream {
+            self.finish();
+            let end = self.choices.current().end(end);
             self.ready.extend(self.form.end(end, report));
             return Ok(());
         }
-        let choices = std::mem::take(&mut self.choices).whole(end, self.form.trims());
+        let choices = std::mem::take(&mut self.choices).whole(end, self.form.trims(), &self.shared.said);
         self.ready.push_back(Event(self.form.whole(&choices, report).to_string()));
         Ok(())
     }
@@ -379,7 +404,7 @@ mod tests {
     }
 
     fn asked(stream: bool) -> Asked {
-        Asked { stream, return_progress: false, n: 1, ask: Default::default() }
+        Asked { stream, return_progress: false, n: 1, ask: Default::default(), tools: None }
     }
 
     async fn answered(shared: &Arc<Shared>, stream: bool) -> Result<Response, Refusal> {

@@ -4,6 +4,7 @@ use super::refusal::Refusal;
 use super::request::not_served;
 use super::shared::Shared;
 use super::stamp::now;
+use super::tools::format_of;
 use crate::protocol::ModelInfo;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -63,6 +64,7 @@ pub async fn props(State(shared): State<Arc<Shared>>) -> Json<Value> {
     let (info, template) = (&shared.info, &shared.info.template);
     let params: serde_json::Map<String, Value> =
         shared.defaults.sampling.values().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let tools = format_of(template).is_some();
     Json(json!({
         "default_generation_settings": { "n_ctx": info.context, "params": params },
         "total_slots": shared.admission.n_slots(),
@@ -72,7 +74,7 @@ pub async fn props(State(shared): State<Arc<Shared>>) -> Json<Value> {
         "bos_token": template.bos_token,
         "eos_token": template.eos_token,
         "modalities": { "vision": false, "audio": false },
-        "chat_template_caps": { "supports_tools": false, "supports_tool_calls": false },
+        "chat_template_caps": { "supports_tools": tools, "supports_tool_calls": tools, "supports_parallel_tool_calls": tools },
         "build_info": concat!("dmschat ", env!("CARGO_PKG_VERSION")),
     }))
 }

@@ -3,6 +3,7 @@
 mod content;
 mod error;
 mod reply;
+mod tools;
 
 pub use error::refused;
 
@@ -14,6 +15,7 @@ use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, refuse, stops};
 use crate::serve::shared::Shared;
 use crate::serve::thought::Thought;
+use crate::serve::tools::Offered;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -22,9 +24,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields with an effect that is not built, and the values that have none.
-const UNSUPPORTED: [Unsupported; 7] = [
-    ("tools", is_empty),
-    ("tool_choice", |value| value["type"] == "auto" || value["type"] == "none"),
+const UNSUPPORTED: [Unsupported; 5] = [
     ("mcp_servers", is_empty),
     ("container", is_empty),
     ("output_format", is_empty),
@@ -41,7 +41,7 @@ pub fn owns(path: &str) -> bool {
 /// `POST /v1/messages`
 pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Refusal> {
     let mut fields = fields::read(request).await?;
-    let Conversation { chat, thought, shows_thought } = Conversation::take(&mut fields, &shared)?;
+    let Conversation { chat, thought, shows_thought, tools } = Conversation::take(&mut fields, &shared)?;
     let asked = Asked::take(&mut fields, &shared)?;
     let max_tokens = match fields.whole("max_tokens")? {
         Some(n) => Some(from_one("max_tokens", n)?),
@@ -49,6 +49,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     };
     let stop = stops("stop_sequences", fields.array("stop_sequences")?.map(Value::Array))?;
     let asked = Asked { ask: Ask { max_tokens, max_think: thought.most, stop, ..asked.ask }, ..asked };
+    let asked = asked.with_tools(tools);
     let form = Reply::new(&shared.info.identity.name, shows_thought);
     answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
@@ -66,6 +67,7 @@ struct Conversation {
     thought: Thought,
     /// Whether the thought is sent.
     shows_thought: bool,
+    tools: Option<Offered>,
 }
 
 impl Conversation {
@@ -74,7 +76,9 @@ impl Conversation {
         refuse(fields, &UNSUPPORTED)?;
         let messages = content::messages(fields)?;
         let (thought, shows_thought) = thought(fields, shared)?;
-        Ok(Self { chat: Chat::new(messages, thought.think, shared)?, thought, shows_thought })
+        let tools = tools::take(fields, shared)?;
+        let chat = Chat::new(messages, thought.think, shared)?.with_tools(tools.as_ref(), shared);
+        Ok(Self { chat, thought, shows_thought, tools })
     }
 }
 

@@ -147,7 +147,7 @@ pub async fn generate(State(shared): State<Arc<Shared>>, request: Request) -> Re
         let render = move |shared: &Shared| Ok(with_controls(&prompt, &shared.info.template));
         return answer(&shared, form, common.asked, render).await;
     }
-    let given = |author, text| Given { author, text, reasoning: None };
+    let given = |author, text: String| Given::new(author, text);
     let system = system.map(|text| given(Author::System, text));
     let messages = system.into_iter().chain([given(Author::User, prompt)]).collect();
     let chat = Chat::new(messages, common.thought.think, &shared)?;

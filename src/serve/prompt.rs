@@ -2,8 +2,10 @@
 
 use super::refusal::Refusal;
 use super::shared::Shared;
-use crate::chat::template::{Author, Given, RenderOptions, render_given};
+use super::tools::{Offered, format_of};
+use crate::chat::template::{Author, Given, RenderOptions, Tools, render_with_tools};
 use crate::protocol::{Piece, Token};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Most messages of a request.
@@ -22,6 +24,7 @@ pub fn check_count(n: usize) -> Result<(), Refusal> {
 pub struct Chat {
     messages: Vec<Given>,
     think: bool,
+    tools: Tools,
 }
 
 impl Chat {
@@ -30,17 +33,38 @@ impl Chat {
     pub fn new(mut messages: Vec<Given>, think: bool, shared: &Shared) -> Result<Self, Refusal> {
         let has_system = messages.first().is_some_and(|first| first.author == Author::System);
         if let Some(system) = shared.defaults.system.as_ref().filter(|_| !has_system) {
-            messages.insert(0, Given { author: Author::System, text: system.clone(), reasoning: None });
+            messages.insert(0, Given::new(Author::System, system.as_str()));
         }
         shared.check_length("messages", messages.iter().map(|message| message.text.len()).sum())?;
-        Ok(Self { messages, think })
+        Ok(Self { messages, think, tools: Tools::default() })
+    }
+
+    /// The same with tools. Calls that were sampled here are in the prompt as they were sampled.
+    pub fn with_tools(self, offered: Option<&Offered>, shared: &Shared) -> Self {
+        // Without tools, messages may still have calls and results.
+        let Some(format) = offered.map(|offered| offered.format).or_else(|| format_of(&shared.info.template)) else {
+            return self;
+        };
+        let mut messages = self.messages;
+        if let Some(offered) = offered {
+            for message in messages.iter_mut().filter(|message| !message.calls.is_empty()) {
+                message.as_sampled = shared.said.find(format, &offered.tools, &message.text, &message.calls);
+            }
+        }
+        let tools = Tools {
+            json: offered.map_or(Value::Null, |offered| offered.json.clone()),
+            marks: format.marks(),
+            in_system: format.tools_in_system(),
+            id: Some(Arc::new(|id: &str| format.id_for_template(id))),
+        };
+        Self { messages, tools, ..self }
     }
 
     /// The pieces of the prompt.
     pub fn render(&self, shared: &Shared) -> anyhow::Result<Vec<Piece>> {
         let opts =
             RenderOptions { think: self.think, think_tags: shared.info.think_tags.clone(), ..RenderOptions::default() };
-        render_given(&self.messages, &shared.info.template, &opts)
+        render_with_tools(&self.messages, &self.tools, &shared.info.template, &opts)
     }
 
     /// The tokens of the prompt.

@@ -4,6 +4,7 @@
 use super::fields::Fields;
 use super::refusal::Refusal;
 use super::shared::Shared;
+use super::tools::Offered;
 use crate::protocol::{Ask, SamplingOverrides, Token};
 use axum::http::StatusCode;
 use serde_json::Value;
@@ -51,7 +52,6 @@ pub fn refuse(fields: &mut Fields, unsupported: &[Unsupported]) -> Result<(), Re
 }
 
 /// How a request is answered.
-#[derive(Debug)]
 pub struct Asked {
     pub stream: bool,
     /// A stream says how much of its prompt was read.
@@ -60,6 +60,8 @@ pub struct Asked {
     pub n: usize,
     /// Without the prompt.
     pub ask: Ask,
+    /// The tools that the model may call.
+    pub tools: Option<Offered>,
 }
 
 impl Asked {
@@ -76,7 +78,13 @@ impl Asked {
             return Err(Refusal::unsupported(name, message));
         }
         let ask = Ask { seed: seed(fields)?.or(defaults.seed), ..ask };
-        Ok(Self { stream, return_progress, n: 1, ask })
+        Ok(Self { stream, return_progress, n: 1, ask, tools: None })
+    }
+
+    /// The same with tools, whose calls are a part of the answer's text.
+    pub fn with_tools(self, tools: Option<Offered>) -> Self {
+        let marks = tools.iter().flat_map(|tools| tools.format.marks()).map(|mark| (*mark).to_owned()).collect();
+        Self { tools, ask: Ask { marks, ..self.ask }, ..self }
     }
 }
 

@@ -4,6 +4,7 @@ use super::admission::Admission;
 use super::metrics::Metrics;
 use super::refusal::Refusal;
 use super::stored::Store;
+use super::tools::Said;
 use crate::protocol::{Command, CommandSender, Event, ModelInfo, Piece, RequestId, SamplingParams, Token};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +40,8 @@ pub struct Shared {
     pub metrics: Metrics,
     /// Answers in the form of Responses that can be asked for again.
     pub responses: Store,
+    /// Answers with calls of tools, as the model wrote them.
+    pub said: Said,
     pub log: Log,
     /// A client is sent something at least this often while its answer is worked on.
     pub keep_alive: Duration,
@@ -67,6 +70,7 @@ impl Shared {
             admission,
             metrics,
             responses,
+            said: Said::default(),
             log,
             keep_alive: KEEP_ALIVE,
             encoding,

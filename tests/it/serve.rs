@@ -229,7 +229,7 @@ fn what_is_not_answered_says_so_with_its_field_and_status() {
         (json!({ "model": "demo" }), 400, "messages", "missing"),
         (with(question(), json!({ "model": null })), 400, "model", "missing"),
         (with(question(), json!({ "model": "gpt-4o" })), 404, "model", "\"demo\""),
-        (with(question(), json!({ "tools": [{ "type": "function" }] })), 400, "tools", "not supported"),
+        (with(question(), json!({ "tools": [{ "type": "function" }] })), 400, "tools[0]", "no other tools"),
         (
             with(question(), json!({ "response_format": { "type": "json_object" } })),
             400,
@@ -383,4 +383,22 @@ fn an_answer_goes_on_to_its_end_after_the_server_is_told_to_end() {
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]"), "{rest}");
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_model_without_tools_refuses_them_by_name() {
+    let server = Server::start(&[]);
+    let tool = json!({ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } });
+    let (status, refused) = server.post("/v1/chat/completions", &with(asked(QUESTION), json!({ "tools": [tool] })));
+    assert_eq!(
+        (status, &refused["error"]["param"], &refused["error"]["code"]),
+        (400, &json!("tools"), &json!("unsupported_parameter"))
+    );
+    let (status, _) = server.post(
+        "/v1/chat/completions",
+        &with(asked(QUESTION), json!({ "tools": [tool], "tool_choice": "none", "max_tokens": 1 })),
+    );
+    assert_eq!(status, 200, "without a choice, there are none");
+    let (_, _, props) = server.call("GET", "/props", &[], "");
+    assert_eq!(serde_json::from_str::<Value>(&props).unwrap()["chat_template_caps"]["supports_tools"], json!(false));
 }

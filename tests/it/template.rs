@@ -1,6 +1,8 @@
 //! Chat templates as they are published: ChatML, Llama 3 and Qwen3 style, rendered as transformers
 //! renders them, and hostile ones.
 
+mod tools;
+
 use dmschat::chat::template::{Author, Given, render_given, with_controls};
 use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::codec::Codec;
@@ -227,7 +229,7 @@ fn turns_out_of_context_leave_with_their_question() {
 
 /// Messages of these authors and texts.
 fn given(messages: &[(Author, &str)]) -> Vec<Given> {
-    let message = |&(author, text): &(Author, &str)| Given { author, text: text.to_owned(), reasoning: None };
+    let message = |&(author, text): &(Author, &str)| Given::new(author, text);
     messages.iter().map(message).collect()
 }
 

@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow, ensure};
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
 /// Instructions that one set of renderings may execute; a long chat needs a few hundred thousand.
@@ -19,11 +20,29 @@ pub struct JinjaMessage {
     pub content: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reasoning_content: Option<String>,
+    /// In OpenAI's form, but with arguments as objects.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tool_calls: Option<Json>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tool_call_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Of a system message, where the template has the tools there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tools: Option<String>,
 }
 
 impl JinjaMessage {
     pub fn new(role: &str, content: String) -> Self {
-        Self { role: role.to_owned(), content, reasoning_content: None }
+        Self {
+            role: role.to_owned(),
+            content,
+            reasoning_content: None,
+            tool_calls: None,
+            tool_call_id: None,
+            name: None,
+            tools: None,
+        }
     }
 }
 
@@ -37,6 +56,9 @@ pub struct Job {
     pub special_tokens: BTreeMap<String, String>,
     /// `2026-11-21T04:00:00`, for `strftime_now`.
     pub date: String,
+    /// The tools that the model may call, in OpenAI's form.
+    #[serde(default)]
+    pub tools: Option<Json>,
 }
 
 /// Longest message of a template, such as the text of an exception.
@@ -52,9 +74,12 @@ pub fn render(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<Strin
     let template = env.get_template("chat").map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
     jobs.iter()
         .map(|job| {
+            let tools = job.tools.as_ref().map_or(Value::from(()), |tools| Value::from(Serde(tools)));
             let context = minijinja::context! {
                 messages => Value::from(Serde(&job.messages)),
-                tools => Value::from(()),
+                tools => tools.clone(),
+                // SmolLM3's name.
+                xml_tools => tools,
                 documents => Value::from(()),
                 add_generation_prompt => job.add_generation_prompt,
                 enable_thinking => job.enable_thinking,

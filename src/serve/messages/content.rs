@@ -1,10 +1,11 @@
 //! The conversation of a request: the system prompt and the messages, as strings or as blocks.
 
-use crate::chat::template::{Author, Given};
+use crate::chat::template::{Author, Given, GivenCall};
 use crate::serve::fields::{Fields, kind};
 use crate::serve::prompt::check_count;
 use crate::serve::refusal::Refusal;
-use serde_json::Value;
+use crate::serve::tools::arguments;
+use serde_json::{Value, json};
 
 /// Begins a line about the client that a system prompt may begin with. It differs from request to
 /// request, and nothing behind it would be found in the cache.
@@ -17,13 +18,16 @@ pub fn messages(fields: &mut Fields) -> Result<Vec<Given>, Refusal> {
     check_count(given.len())?;
     let mut all: Vec<Given> = Vec::with_capacity(given.len() + 1);
     if let Some(value) = fields.take("system") {
-        all.push(content("system", Author::System, value)?);
+        all.extend(content("system", Author::System, value)?);
     }
     for (index, value) in given.into_iter().enumerate() {
-        let message = message(&format!("messages[{index}]"), value)?;
-        match all.last_mut() {
-            Some(before) if before.author == message.author => append(before, message),
-            _ => all.push(message),
+        for message in message(&format!("messages[{index}]"), value)? {
+            match all.last_mut() {
+                Some(before) if before.author == message.author && message.author != Author::Tool => {
+                    append(before, message);
+                }
+                _ => all.push(message),
+            }
         }
     }
     if all.last().is_some_and(|last| last.author == Author::Assistant) {
@@ -43,6 +47,7 @@ fn between(author: Author) -> &'static str {
 fn append(before: &mut Given, message: Given) {
     let texts = [std::mem::take(&mut before.text), message.text];
     before.text = join(texts, between(before.author));
+    before.calls.extend(message.calls);
     let thoughts = before.reasoning.take().into_iter().chain(message.reasoning);
     before.reasoning = Some(join(thoughts, "\n\n")).filter(|thought| !thought.is_empty());
 }
@@ -51,7 +56,8 @@ fn join(texts: impl IntoIterator<Item = String>, between: &str) -> String {
     texts.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(between)
 }
 
-fn message(at: &str, value: Value) -> Result<Given, Refusal> {
+/// One message, or the results of calls and the text behind them.
+fn message(at: &str, value: Value) -> Result<Vec<Given>, Refusal> {
     let mut fields = Fields::at(at, value)?;
     let author = match fields.text("role").map_err(|refusal| refusal.within(at))?.as_deref() {
         Some("user") => Author::User,
@@ -69,9 +75,9 @@ fn message(at: &str, value: Value) -> Result<Given, Refusal> {
 }
 
 /// The texts of a string or of blocks.
-fn content(at: &str, author: Author, value: Value) -> Result<Given, Refusal> {
+fn content(at: &str, author: Author, value: Value) -> Result<Vec<Given>, Refusal> {
     let blocks = match value {
-        Value::String(text) => return Ok(Given { author, text: without_billing(author, text), reasoning: None }),
+        Value::String(text) => return Ok(vec![Given::new(author, without_billing(author, text))]),
         Value::Array(blocks) => blocks,
         other => {
             let message = format!("{at} is {}, expected a string or an array of blocks", kind(&other));
@@ -79,6 +85,7 @@ fn content(at: &str, author: Author, value: Value) -> Result<Given, Refusal> {
         }
     };
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
+    let (mut calls, mut results) = (Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
         let at = format!("{at}[{index}]");
         let mut fields = Fields::at(&at, block)?;
@@ -91,6 +98,17 @@ fn content(at: &str, author: Author, value: Value) -> Result<Given, Refusal> {
         match (name.as_deref(), author) {
             (Some("text"), _) => texts.push(without_billing(author, text("text")?)),
             (Some("thinking"), Author::Assistant) => thoughts.push(text("thinking")?),
+            (Some("tool_use"), Author::Assistant) => {
+                let (id, name) = (text("id")?, text("name")?);
+                calls.push(GivenCall { id, name, arguments: arguments(fields.take("input")) });
+            }
+            (Some("tool_result"), Author::User) => {
+                let id = text("tool_use_id")?;
+                let said = fields.take("content").unwrap_or_else(|| json!(""));
+                let at = format!("{at}.content");
+                let text = join(content(&at, Author::Tool, said)?.into_iter().map(|one| one.text), "");
+                results.push(Given { call_id: Some(id), ..Given::new(Author::Tool, text) });
+            }
             // A thought that only its own server can read.
             (Some("redacted_thinking"), Author::Assistant) => {}
             (Some(name), _) => {
@@ -101,7 +119,10 @@ fn content(at: &str, author: Author, value: Value) -> Result<Given, Refusal> {
         }
     }
     let reasoning = Some(join(thoughts, "\n\n")).filter(|thought| !thought.trim().is_empty());
-    Ok(Given { author, text: join(texts, between(author)), reasoning })
+    let has_text = !texts.is_empty() || results.is_empty();
+    let message = Given { reasoning, calls, ..Given::new(author, join(texts, between(author))) };
+    results.extend(has_text.then_some(message));
+    Ok(results)
 }
 
 /// A system prompt's text without its first line if that is about the client.
@@ -143,7 +164,7 @@ mod tests {
                 ],
             })
         };
-        let said = |author, text: &str| Given { author, text: text.to_owned(), reasoning: None };
+        let said = |author, text: &str| Given::new(author, text);
         let answer = Given { reasoning: Some("ponder".to_owned()), ..said(Author::Assistant, "cd") };
         let wanted = [
             said(Author::System, "Be brief.\n\nBe kind."),
@@ -176,7 +197,8 @@ mod tests {
             (one(json!([{ "text": "x" }])), "messages[0].content[0].type", "has no type"),
             (one(json!([{ "type": "image", "source": {} }])), "messages[0].content[0].type", "\"image\""),
             (one(json!([{ "type": "document", "source": {} }])), "messages[0].content[0].type", "\"document\""),
-            (one(json!([{ "type": "tool_result" }])), "messages[0].content[0].type", "\"tool_result\""),
+            (one(json!([{ "type": "tool_result" }])), "messages[0].content[0].tool_use_id", "has no tool_use_id"),
+            (one(json!([{ "type": "tool_use", "id": "x" }])), "messages[0].content[0].type", "\"tool_use\""),
             (one(json!([{ "type": "thinking", "thinking": "x" }])), "messages[0].content[0].type", "\"thinking\""),
             (json!([{ "role": "user", "content": "x" }, { "role": "assistant", "content": "y" }]), "messages", "last"),
         ] {

@@ -7,6 +7,7 @@ use crate::serve::answering::{End, Event, Form, Progress};
 use crate::serve::choice::Choice;
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::random_digits;
+use crate::serve::tools::{Sent, fragments};
 use serde_json::{Value, json};
 
 pub struct Reply {
@@ -56,6 +57,7 @@ fn stop(end: End, report: &TurnReport) -> (&'static str, Option<&str>) {
     match (end, report.stop_text.as_deref()) {
         (End::Stop, Some(text)) => ("stop_sequence", Some(text)),
         (End::Stop, None) => ("end_turn", None),
+        (End::Calls, _) => ("tool_use", None),
         (End::Length, _) => ("max_tokens", None),
     }
 }
@@ -131,6 +133,21 @@ impl Form for Reply {
         events
     }
 
+    fn call(&mut self, _: usize, Sent { id, call }: &Sent) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.close(&mut events);
+        let index = self.n_ended;
+        let block = json!({ "type": "tool_use", "id": id, "name": call.name, "input": {}, "caller": null });
+        events.push(event("content_block_start", json!({ "index": index, "content_block": block })));
+        for fragment in std::iter::once("").chain(fragments(&call.arguments)) {
+            let delta = json!({ "type": "input_json_delta", "partial_json": fragment });
+            events.push(event("content_block_delta", json!({ "index": index, "delta": delta })));
+        }
+        events.push(event("content_block_stop", json!({ "index": index })));
+        self.n_ended += 1;
+        events
+    }
+
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
         let mut events = Vec::new();
         self.close(&mut events);
@@ -148,11 +165,15 @@ impl Form for Reply {
     }
 
     fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
-        let Some(Choice { thought, text, end, .. }) = choices.first() else { return Value::Null };
+        let Some(Choice { thought, text, calls, end, .. }) = choices.first() else { return Value::Null };
         let thought = thought.as_deref().filter(|_| self.shows_thought);
         let thought = thought.map(|thought| block(TextKind::Reasoning, thought));
         let text = Some(text).filter(|text| !text.is_empty()).map(|text| block(TextKind::Answer, text));
-        let content: Vec<Value> = thought.into_iter().chain(text).collect();
+        let calls = calls.iter().map(|Sent { id, call }| {
+            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+            json!({ "type": "tool_use", "id": id, "name": call.name, "input": input, "caller": null })
+        });
+        let content: Vec<Value> = thought.into_iter().chain(text).chain(calls).collect();
         let mut message = self.message(json!(content), usage_of(report));
         let (reason, sequence) = stop(*end, report);
         (message["stop_reason"], message["stop_sequence"]) = (json!(reason), json!(sequence));

@@ -117,7 +117,7 @@ impl Form for Reply {
     }
 
     fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
-        let Some(Choice { thought, text, end, tokens }) = choices.first() else { return Value::Null };
+        let Some(Choice { thought, text, end, tokens, .. }) = choices.first() else { return Value::Null };
         self.finish(self.object(thought.as_deref(), text, tokens), *end, report)
     }
 }

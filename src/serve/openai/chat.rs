@@ -11,6 +11,7 @@ use crate::serve::refusal::Refusal;
 use crate::serve::request::Asked;
 use crate::serve::shared::Shared;
 use crate::serve::thought::Thought;
+use crate::serve::tools::read_tools;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use std::sync::Arc;
@@ -19,12 +20,13 @@ pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Re
     let mut fields = fields::read(request).await?;
     let given = fields.array("messages")?.ok_or_else(|| Refusal::field("messages", "messages is missing"))?;
     let messages = messages::read(given)?;
+    let tools = read_tools(&mut fields, &shared)?;
     let thought = thought(&mut fields, &shared)?;
     let common = Common::take(&mut fields, &shared, false)?;
-    let chat = Chat::new(messages, thought.think, &shared)?;
+    let chat = Chat::new(messages, thought.think, &shared)?.with_tools(tools.as_ref(), &shared);
     let form = Reply::new(Kind::Chat, &shared.info.identity.name, &common);
     let Common { asked, .. } = common;
-    let asked = Asked { ask: Ask { max_think: thought.most, ..asked.ask }, ..asked };
+    let asked = Asked { ask: Ask { max_think: thought.most, ..asked.ask }, ..asked }.with_tools(tools);
     answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
 

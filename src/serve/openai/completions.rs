@@ -8,7 +8,7 @@ use crate::protocol::Ask;
 use crate::serve::answering::answer;
 use crate::serve::fields;
 use crate::serve::refusal::Refusal;
-use crate::serve::request::Asked;
+use crate::serve::request::{Asked, is_empty, refuse};
 use crate::serve::shared::Shared;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Refusal> {
     let mut fields = fields::read(request).await?;
     let prompt = prompt(fields.take("prompt"))?;
+    refuse(&mut fields, &[("tools", is_empty)])?;
     let common = Common::take(&mut fields, &shared, true)?;
     shared.check_length("prompt", prompt.len())?;
     let form = Reply::new(Kind::Text, &shared.info.identity.name, &common);

@@ -1,9 +1,10 @@
 //! Messages of a chat, as many clients spell them.
 
-use crate::chat::template::{Author, Given};
+use crate::chat::template::{Author, Given, GivenCall};
 use crate::serve::fields::{Fields, kind};
 use crate::serve::prompt::check_count;
 use crate::serve::refusal::Refusal;
+use crate::serve::tools::read_call;
 use serde_json::Value;
 
 /// Reads the messages. System messages at the beginning become one, because many templates take one
@@ -42,17 +43,15 @@ pub fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
         Some("system" | "developer") => Author::System,
         Some("user") => Author::User,
         Some("assistant") => Author::Assistant,
-        Some(role @ ("tool" | "function")) => {
-            let message = format!("{at}: messages of the role {role} are not supported by this server");
-            return Err(Refusal::unsupported(format!("{at}.role"), message));
-        }
+        Some("tool" | "function") => Author::Tool,
         Some(role) => {
-            let message = format!("{at}: {role:?} is not a role (expected system, developer, user or assistant)");
+            let message = format!("{at}: {role:?} is not a role (expected system, developer, user, assistant or tool)");
             return Err(Refusal::field(format!("{at}.role"), message));
         }
         None => return Err(Refusal::field(format!("{at}.role"), format!("{at} has no role"))),
     };
-    for name in ["tool_calls", "function_call", "audio"] {
+    let calls = calls(at, author, &mut fields)?;
+    for name in ["function_call", "audio"] {
         let has_one = fields.take(name).is_some_and(|value| value.as_array().is_none_or(|all| !all.is_empty()));
         if has_one {
             let message = format!("{at}: {name} is not supported by this server");
@@ -65,7 +64,20 @@ pub fn read_one(at: &str, value: Value) -> Result<Given, Refusal> {
     };
     let text = content(&format!("{at}.content"), fields.take("content"))?;
     let reasoning = reasoning.filter(|text| author == Author::Assistant && !text.trim().is_empty());
-    Ok(Given { author, text, reasoning })
+    let mut of_tool = |name| Ok::<_, Refusal>(fields.text(name).map_err(within)?.filter(|_| author == Author::Tool));
+    let (call_id, tool_name) = (of_tool("tool_call_id")?, of_tool("name")?);
+    Ok(Given { reasoning, calls, call_id, tool_name, ..Given::new(author, text) })
+}
+
+/// The calls of an assistant's message.
+fn calls(at: &str, author: Author, fields: &mut Fields) -> Result<Vec<GivenCall>, Refusal> {
+    let given = fields.array("tool_calls").map_err(|refusal| refusal.within(at))?.unwrap_or_default();
+    if author != Author::Assistant && !given.is_empty() {
+        let message = format!("{at}: only an assistant has tool_calls");
+        return Err(Refusal::field(format!("{at}.tool_calls"), message));
+    }
+    let read = |(index, value)| read_call(&format!("{at}.tool_calls[{index}]"), value);
+    given.into_iter().enumerate().map(read).collect()
 }
 
 /// The text of a content: a string, or an array of parts.
@@ -142,8 +154,12 @@ mod tests {
             (json!(["hi"]), "messages[0]", "a string"),
             (json!([{ "content": "x" }]), "messages[0].role", "no role"),
             (json!([{ "role": "user" }, { "role": "king", "content": "x" }]), "messages[1].role", "\"king\""),
-            (json!([{ "role": "tool", "content": "x" }]), "messages[0].role", "not supported"),
-            (json!([{ "role": "assistant", "tool_calls": [{}] }]), "messages[0].tool_calls", "not supported"),
+            (json!([{ "role": "user", "tool_calls": [{}] }]), "messages[0].tool_calls", "only an assistant"),
+            (
+                json!([{ "role": "assistant", "tool_calls": [{}] }]),
+                "messages[0].tool_calls[0].function",
+                "has no function",
+            ),
             (json!([{ "role": "user", "content": 7 }]), "messages[0].content", "a number"),
             (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "messages[0].content", "image_url"),
             (json!([{ "role": "user", "content": [{}] }]), "messages[0].content", "without a type"),

@@ -8,6 +8,7 @@ use crate::serve::logprobs;
 use crate::serve::metrics::{generated, seconds};
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::{now, random_digits};
+use crate::serve::tools::{Sent, fragments};
 use serde_json::{Value, json};
 
 /// What an answer answers.
@@ -108,9 +109,15 @@ fn event(chunk: &Value) -> Event {
     Event::data(chunk)
 }
 
+/// A call in a whole answer.
+fn call(Sent { id, call }: &Sent) -> Value {
+    json!({ "id": id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
+}
+
 fn finish_reason(end: End) -> &'static str {
     match end {
         End::Stop => "stop",
+        End::Calls => "tool_calls",
         End::Length => "length",
     }
 }
@@ -157,6 +164,20 @@ impl Form for Reply {
         })]
     }
 
+    /// The first chunk names the call, and its arguments follow.
+    fn call(&mut self, index: usize, Sent { id, call }: &Sent) -> Vec<Event> {
+        let chunk = |delta: Value| {
+            let delta = json!({ "tool_calls": [delta] });
+            event(&self.chunk(self.choice("delta", delta, &[], None)))
+        };
+        let function = json!({ "name": call.name, "arguments": "" });
+        let mut events = vec![chunk(json!({ "index": index, "id": id, "type": "function", "function": function }))];
+        for fragment in fragments(&call.arguments) {
+            events.push(chunk(json!({ "index": index, "function": { "arguments": fragment } })));
+        }
+        events
+    }
+
     fn ended(&mut self, end: End) -> Vec<Event> {
         vec![event(&self.last(end))]
     }
@@ -184,12 +205,18 @@ impl Form for Reply {
 
     fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
         let mut all = Vec::new();
-        for (index, Choice { thought, text, end, tokens }) in choices.iter().enumerate() {
+        for (index, Choice { thought, text, calls, end, tokens }) in choices.iter().enumerate() {
             self.choice = index;
             let choice = match self.kind {
                 Kind::Chat => {
                     let mut message =
                         json!({ "role": "assistant", "content": text, "refusal": null, "annotations": [] });
+                    if !calls.is_empty() {
+                        message["tool_calls"] = calls.iter().map(call).collect();
+                        if text.is_empty() {
+                            message["content"] = Value::Null;
+                        }
+                    }
                     if let Some(thought) = thought {
                         message["reasoning_content"] = json!(thought);
                     }

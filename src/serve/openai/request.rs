@@ -12,9 +12,7 @@ use crate::serve::shared::Shared;
 const MOST_CHOICES: usize = 8;
 
 /// Fields with an effect that is not built, and the values that have none.
-const UNSUPPORTED: [Unsupported; 33] = [
-    ("tools", is_empty),
-    ("tool_choice", |value| value == "none" || value == "auto"),
+const UNSUPPORTED: [Unsupported; 31] = [
     ("functions", is_empty),
     ("function_call", |value| value == "none" || value == "auto"),
     ("response_format", |value| value["type"] == "text"),
@@ -49,7 +47,6 @@ const UNSUPPORTED: [Unsupported; 33] = [
 ];
 
 /// How a request is answered, beside its prompt.
-#[derive(Debug)]
 pub struct Common {
     pub asked: Asked,
     /// A stream ends with its usage.

@@ -70,7 +70,7 @@ fn thought(item: &Value) -> Option<String> {
 
 /// The messages that the items are. A thought belongs to the message of the assistant behind it.
 pub fn messages<'a>(instructions: Option<&str>, items: impl Iterator<Item = &'a Value>) -> Result<Vec<Given>, Refusal> {
-    let system = |text: &str| Given { author: Author::System, text: text.to_owned(), reasoning: None };
+    let system = |text: &str| Given::new(Author::System, text);
     let mut all: Vec<Given> = instructions.filter(|text| !text.is_empty()).map(system).into_iter().collect();
     let mut reasoning = None;
     for item in items {
@@ -116,7 +116,7 @@ mod tests {
         ]));
         let items = items.unwrap();
         assert_eq!(items[3]["id"], "msg_1");
-        let said = |author, text: &str| Given { author, text: text.to_owned(), reasoning: None };
+        let said = |author, text: &str| Given::new(author, text);
         let thought = |text: &str, reasoning: &str| Given {
             reasoning: Some(reasoning.to_owned()),
             ..said(Author::Assistant, text)

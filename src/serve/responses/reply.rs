@@ -209,7 +209,7 @@ impl Form for Reply {
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
         let mut events = Vec::new();
         let (status, name) = match end {
-            End::Stop => ("completed", "response.completed"),
+            End::Stop | End::Calls => ("completed", "response.completed"),
             End::Length => ("incomplete", "response.incomplete"),
         };
         if end == End::Stop {
@@ -222,7 +222,7 @@ impl Form for Reply {
             self.set(name, value);
         }
         match end {
-            End::Stop => self.set("completed_at", json!(now())),
+            End::Stop | End::Calls => self.set("completed_at", json!(now())),
             End::Length => self.set("incomplete_details", json!({ "reason": "max_output_tokens" })),
         }
         self.store();
@@ -240,7 +240,7 @@ impl Form for Reply {
     }
 
     fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
-        let Some(Choice { thought, text, end, tokens }) = choices.first() else { return Value::Null };
+        let Some(Choice { thought, text, end, tokens, .. }) = choices.first() else { return Value::Null };
         for (kind, text) in [(TextKind::Reasoning, thought.as_deref()), (TextKind::Answer, Some(&**text))] {
             if let Some(text) = text.filter(|text| !text.is_empty()) {
                 self.text(kind, text, tokens);

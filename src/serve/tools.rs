@@ -1,0 +1,33 @@
+//! Calls of tools in the text of an answer: which format a model writes them in, and a parser that
+//! finds them while the text arrives.
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `format`, `known` | what a format is; which ones there are |
+//! | `parser` | the text that is held back, and the bounds |
+//! | `json`, `schema` | values and members in a text that may go on; types of parameters |
+//! | `hermes`, `xml`, `llama`, `mistral`, `granite`, `phi` | one format each |
+//! | `offered`, `said` | the fields of a request; calls that were sampled here, by their ids |
+//!
+//! A call is sent when its text is complete and valid. Until then it may turn out to be text, and
+//! a client that has been sent half of a call cannot give it back.
+
+mod format;
+mod granite;
+mod hermes;
+mod json;
+mod known;
+mod llama;
+mod mistral;
+mod offered;
+mod parser;
+mod phi;
+mod said;
+mod schema;
+mod xml;
+
+pub use format::{Call, Sent, Tool, fragments};
+pub use known::{FORMATS, format_of};
+pub use offered::{Offered, arguments, read_call, read_tools, required};
+pub use parser::{Heard, Parser, whole};
+pub use said::Said;

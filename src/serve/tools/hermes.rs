@@ -1,0 +1,40 @@
+//! JSON between tags: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`. Qwen 2.5, Qwen 3 and
+//! SmolLM3.
+
+use super::format::{At, Format, Step, Tool};
+use super::json::{self, Scan, spaces};
+use super::parser::{before_mark, closed_by};
+
+pub struct Hermes;
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+impl Format for Hermes {
+    fn name(&self) -> &'static str {
+        "hermes"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        template.contains(OPEN)
+    }
+
+    fn marks(&self) -> &'static [&'static str] {
+        &[OPEN, CLOSE]
+    }
+
+    fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {
+        if !text.starts_with(OPEN) {
+            return before_mark(text, &[OPEN], at);
+        }
+        let start = OPEN.len() + spaces(&text[OPEN.len()..]);
+        match json::object(&text[start..]) {
+            Scan::Open => Step::Open(start),
+            Scan::Not => Step::Text(OPEN.len()),
+            Scan::Ends(end) => match json::call(&text[start..start + end], false) {
+                Some(call) => closed_by(text, start + end, CLOSE, at, vec![call]),
+                None => Step::Text(OPEN.len()),
+            },
+        }
+    }
+}

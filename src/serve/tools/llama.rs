@@ -1,0 +1,57 @@
+//! JSON as the whole answer, or behind a mark: `{"name": "f", "parameters": {}}`,
+//! `<|python_tag|>{...}`. Several are separated by semicolons. Llama 3.
+//!
+//! An answer that is JSON without being a call is an answer: without the mark, the name has to be
+//! that of a tool.
+
+use super::format::{At, Format, Step, Tool};
+use super::json::{self, Scan, spaces};
+use super::parser::before_mark;
+
+pub struct Llama;
+
+const OPEN: &str = "<|python_tag|>";
+
+impl Format for Llama {
+    fn name(&self) -> &'static str {
+        "llama3"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        template.contains("<|start_header_id|>") && template.contains("\"parameters\": ")
+    }
+
+    fn marks(&self) -> &'static [&'static str] {
+        &[OPEN]
+    }
+
+    fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step {
+        let has_mark = text.starts_with(OPEN);
+        let mut start = if has_mark { OPEN.len() } else { 0 };
+        start += spaces(&text[start..]);
+        // Between two calls.
+        if at.first && !has_mark && text[start..].starts_with(';') {
+            start += 1 + spaces(&text[start + 1..]);
+        }
+        let has_object = at.first && text[start..].starts_with('{');
+        if !has_mark && !has_object {
+            return match at.first && !at.ended && start == text.len() {
+                true => Step::Text(0),
+                false => before_mark(text, &[OPEN], at),
+            };
+        }
+        let not = Step::Text(if has_mark { OPEN.len() } else { start + 1 });
+        match json::object(&text[start..]) {
+            Scan::Open if has_mark => Step::Open(start),
+            // Without a mark, all of it is text if it does not become a call.
+            Scan::Open => Step::Open(0),
+            Scan::Not => not,
+            Scan::Ends(end) => match json::call(&text[start..start + end], true) {
+                Some(call) if has_mark || tools.iter().any(|tool| tool.name == call.name) => {
+                    Step::Calls(start + end, vec![call])
+                }
+                _ => not,
+            },
+        }
+    }
+}

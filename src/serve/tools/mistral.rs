@@ -1,0 +1,89 @@
+//! Behind a mark: `[TOOL_CALLS][{"name": "f", "arguments": {}}]` up to the third version of
+//! Mistral's tokenizers, and `[TOOL_CALLS]f[ARGS]{}` from the eleventh on, with `[CALL_ID]id` in
+//! some models.
+
+use super::format::{At, Call, Format, Step, Tool};
+use super::json::{self, Scan, spaces};
+use super::parser::before_mark;
+use crate::serve::stamp::random_digits;
+
+pub struct Mistral;
+
+const OPEN: &str = "[TOOL_CALLS]";
+const ID: &str = "[CALL_ID]";
+const ARGS: &str = "[ARGS]";
+
+/// Templates take ids of this many letters and digits.
+const ID_CHARS: usize = 9;
+
+/// Longest name of a tool, and of the id behind it.
+const NAME_BYTES: usize = 512;
+
+impl Format for Mistral {
+    fn name(&self) -> &'static str {
+        "mistral"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        template.contains(OPEN)
+    }
+
+    fn marks(&self) -> &'static [&'static str] {
+        &[OPEN, ID, ARGS]
+    }
+
+    fn new_id(&self) -> String {
+        random_digits()[..ID_CHARS].to_owned()
+    }
+
+    fn id_for_template(&self, id: &str) -> String {
+        if id.len() == ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return id.to_owned();
+        }
+        // FNV-1a: calls and results of another server's ids still belong together.
+        let hash = id
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        format!("{hash:016x}")[..ID_CHARS].to_owned()
+    }
+
+    fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {
+        if !text.starts_with(OPEN) {
+            return before_mark(text, &[OPEN], at);
+        }
+        let start = OPEN.len() + spaces(&text[OPEN.len()..]);
+        let not = Step::Text(OPEN.len());
+        if text[start..].starts_with('[') {
+            return match json::array(&text[start..]) {
+                Scan::Open => Step::Open(start),
+                Scan::Not => not,
+                Scan::Ends(end) => match json::calls(&text[start..start + end]) {
+                    Some(calls) => Step::Calls(start + end, calls),
+                    None => not,
+                },
+            };
+        }
+        let Some(brace) = text[start..].find('{').map(|at| start + at) else {
+            // A name does not have these.
+            let is_name = |c: char| !c.is_whitespace() && !matches!(c, '"' | '}' | '(');
+            return match text[start..].trim_end().chars().all(is_name) && text.len() - start <= NAME_BYTES {
+                true => Step::Open(start),
+                false => not,
+            };
+        };
+        let head = text[start..brace].trim_end();
+        let head = head.strip_suffix(ARGS).unwrap_or(head);
+        let name = head.split_once(ID).map_or(head, |(name, _)| name).trim();
+        if name.is_empty() || name.contains(char::is_whitespace) || brace - start > NAME_BYTES {
+            return not;
+        }
+        match json::object(&text[brace..]) {
+            Scan::Open => Step::Open(start),
+            Scan::Not => not,
+            Scan::Ends(end) => match json::arguments(&text[brace..brace + end]) {
+                Some(arguments) => Step::Calls(brace + end, vec![Call { name: name.to_owned(), arguments }]),
+                None => not,
+            },
+        }
+    }
+}
