@@ -17,6 +17,7 @@
 
 mod adjust;
 mod chain;
+mod constrain;
 mod context;
 mod conversation;
 mod dials;

@@ -20,12 +20,13 @@
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode, web, words |
 //! | [`serve`] | the server: HTTP endpoints for other programs, the queue in front of the engine | protocol, config, chat, tokenizer |
 //! | [`remote`] | a server with OpenAI's API in the place of an engine's thread: the same commands and events | protocol, policy, random, unicode |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, tokenizer, policy, codec, quant, system, unicode, vote, random, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, quantize, sampler, grammar, tokenizer, policy, codec, quant, system, unicode, vote, random, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, cores, the backend trait |
 //! | [`backend`] | traits `Device`, `Ops`, `Pages`, `FarPages`, `Report`, together `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor, system, cores, random |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, system, unicode, words |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
+//! | [`grammar`] | which tokens may follow in an answer by a schema or a grammar | protocol, tokenizer |
 //! | [`sampler`] | logits row to token, seeded | protocol, random |
 //! | [`quantize`] | weights in fewer bits: conversion, its cache, importance of columns | checkpoint, hub, quant, tensor, regular_file, unicode, cores |
 //! | [`checkpoint`] | models: folders, GGUF files, the built-in one: config, tensors, adapters, templates; which files of a repository one needs | hub, protocol, policy, quant, tensor, regular_file, unicode, cores |
@@ -141,6 +142,7 @@ pub mod codec;
 pub mod config;
 pub mod cores;
 pub mod engine;
+pub mod grammar;
 pub mod hub;
 pub mod model;
 pub mod policy;

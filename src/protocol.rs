@@ -6,6 +6,7 @@
 mod chains;
 mod download;
 mod draft;
+mod grammar;
 mod handle;
 mod kv_stats;
 mod log;
@@ -35,6 +36,7 @@ pub use chains::{
 };
 pub use download::Download;
 pub use draft::{DraftReport, DraftSource, MAX_DRAFTS};
+pub use grammar::{GRAMMAR_REFUSED, Grammar, GrammarPart};
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };

@@ -7,7 +7,7 @@
 //! | `admission` | the queue in front of the slots |
 //! | `answer`, `choice`, `answering` | an answer that is being generated, and its way to its client |
 //! | `openai`, `responses`, `messages`, `ollama` | requests and answers in OpenAI's two forms, Anthropic's and ollama's |
-//! | `request`, `prompt`, `thought`, `logprobs` | what requests of all forms have |
+//! | `request`, `prompt`, `thought`, `logprobs`, `structured` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
 //! | `stored` | answers that can be asked for again |
 //! | `tools` | calls of tools, in the format of the model |
@@ -36,6 +36,7 @@ mod responses;
 mod shared;
 mod stamp;
 mod stored;
+mod structured;
 mod thought;
 mod tokenize;
 pub mod tools;

@@ -4,6 +4,7 @@
 //! scheduler chooses which.
 
 use super::adjust::Adjust;
+use super::constrain::Constrained;
 use super::context::Context;
 use super::draft::{Drafting, Drafts, Price};
 use super::likely;
@@ -14,6 +15,7 @@ use super::scheduler::Stage;
 use super::think::Said;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
+use crate::grammar::Constraint;
 use crate::policy::Far;
 use crate::protocol::{Ask, LogEntry, Piece, SamplingParams, StopReason, Token};
 use crate::system;
@@ -60,6 +62,9 @@ pub(super) struct Generation {
     pub timings: Timings,
     repetition: Repetition,
     adjust: Option<Adjust>,
+    constrained: Option<Constrained>,
+    /// Why no token continues an answer under its grammar.
+    pub dead_end: Option<String>,
     /// Where log-probabilities are reported.
     pub likely: Option<likely::Waiting>,
     /// `None` where none are wanted.
@@ -99,11 +104,29 @@ impl Generation {
             timings: Timings::default(),
             repetition: Repetition::default(),
             adjust: Adjust::of(ask),
+            constrained: None,
+            dead_end: None,
             likely: ask.logprobs.map(likely::Waiting::new),
-            drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts, head)),
+            // The masks of drafts would need the grammar's state after each of them.
+            drafting: (ask.drafts > 0 && ask.grammar.is_none()).then(|| Drafting::new(drafts, ask.drafts, head)),
             repeats_at: None,
             thought_closed_at: None,
         }
+    }
+
+    /// Lets a grammar decide which tokens may follow.
+    /// `opens`: the token that may begin a thought before the answer.
+    pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>, vocab: usize) {
+        match Constrained::new(constraint, vocab, opens, self.reply.is_thinking()) {
+            Ok(constrained) => self.constrained = Some(constrained),
+            Err(why) => self.end_dead(&why),
+        }
+    }
+
+    /// Ends an answer that no token continues.
+    fn end_dead(&mut self, why: &str) {
+        self.dead_end = Some(format!("the grammar lets no token follow: {why}"));
+        self.stop = Some(StopReason::Error);
     }
 
     /// Returns the token that takes the place of the sampled one: the end of a thought that has
@@ -297,7 +320,7 @@ impl Chain {
             })?,
             _ => {}
         }
-        let Spoken { said, flat, stops, .. } = spoken;
+        let Spoken { said, flat, stops, thinks, .. } = spoken;
         if was_thinking && !reply.is_thinking() {
             timings.reasoning_end = Some(now);
         }
@@ -312,6 +335,11 @@ impl Chain {
         } else {
             None
         };
+        if let Some(constrained) = generation.constrained.as_mut().filter(|_| generation.stop.is_none())
+            && let Err(why) = constrained.push(token, thinks, generation.reply.is_thinking())
+        {
+            generation.end_dead(&why);
+        }
         Ok(Pushed { said, repeats })
     }
 
@@ -356,7 +384,7 @@ pub(super) fn decode<B: Backend>(
 ) -> Result<Vec<Vec<Result<Token, NonFinite>>>, StepError> {
     let batch: Vec<Verify<'_>> = chains.iter().filter_map(|chain| chain.next_decode()).collect();
     assert_eq!(batch.len(), chains.len(), "only decoding chains are in a batch");
-    if chains.iter().any(|chain| chain.adjust().is_some()) {
+    if chains.iter().any(|chain| chain.adjust().is_some() || !chain.masked().is_empty()) {
         runner.adjust_next(chains.iter().flat_map(|chain| chain.adjust_rows()).collect());
     }
     if batch.iter().any(|row| !row.drafts.is_empty()) {
@@ -377,10 +405,20 @@ impl Chain {
         self.generation.as_ref()?.adjust.as_ref()
     }
 
+    /// What the answer's grammar adds to the logits of the next token.
+    fn masked(&self) -> &[(Token, f32)] {
+        let constrained = self.generation.as_ref().and_then(|generation| generation.constrained.as_ref());
+        constrained.map_or(&[], Constrained::row)
+    }
+
     /// What is added to the logits of each row of the next step.
     fn adjust_rows(&self) -> impl Iterator<Item = Vec<(Token, f32)>> + '_ {
         let drafts = self.drafts();
-        let row = move |n| self.adjust().map_or_else(Vec::new, |adjust| adjust.row(&drafts[..n]));
+        let row = move |n| {
+            let mut row = self.adjust().map_or_else(Vec::new, |adjust| adjust.row(&drafts[..n]));
+            row.extend_from_slice(self.masked());
+            row
+        };
         (0..=drafts.len()).map(row)
     }
 

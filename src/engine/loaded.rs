@@ -67,6 +67,7 @@ impl<B: Backend> Loaded<B> {
                 eos: checkpoint.generation.eos.clone(),
                 stop: info.template.is_plain().then_some(NEXT_QUESTION),
                 think,
+                compiler: Default::default(),
             },
             eviction: options.eviction.unwrap_or(!disabled) || window_is_models,
             dial: 0.0,

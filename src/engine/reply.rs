@@ -1,6 +1,7 @@
 //! From generated tokens to streamed text: whole characters, thoughts apart from the answer, and
 //! the canonical text that the next rendering is compared with.
 
+use super::constrain::Compilers;
 use super::think::{Said, Splitter, Stop, ThinkTags};
 use crate::protocol::{Ask, Piece, Token};
 use crate::tokenizer::{Decoder, Tokenizer, flatten, unflatten};
@@ -14,6 +15,8 @@ pub(super) struct Vocabulary {
     pub think: ThinkTags,
     /// Text that ends an answer: a model that only continues text would answer as the user next.
     pub stop: Option<&'static str>,
+    /// Compiles grammars for these tokens.
+    pub compiler: Compilers,
 }
 
 /// Bytes of a draft that are encoded to count its tokens: some tens of milliseconds.
@@ -230,7 +233,13 @@ mod tests {
         let file = if think { file } else { file.replace("think>", "idle>") };
         let tokenizer = Tokenizer::new(file.as_bytes(), 1000).unwrap();
         let eos = tokenizer.token_for("<|im_end|>").into_iter().collect();
-        Vocabulary { think: ThinkTags::of(&tokenizer, Some(template)), tokenizer: Arc::new(tokenizer), eos, stop }
+        Vocabulary {
+            think: ThinkTags::of(&tokenizer, Some(template)),
+            tokenizer: Arc::new(tokenizer),
+            eos,
+            stop,
+            compiler: Default::default(),
+        }
     }
 
     /// Thought, answer and counts of both.

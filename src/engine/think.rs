@@ -49,6 +49,13 @@ impl ThinkTags {
         if self.tokens.is_some() { Piece::Control(close) } else { Piece::Text(close) }
     }
 
+    /// The token that may begin a thought after a prompt, if the prompt has not ended one.
+    pub fn may_open(&self, prompt: &[Piece]) -> Option<Token> {
+        let last = prompt.iter().rev().find(|piece| !matches!(piece, Piece::Text(_)));
+        let is_over = matches!(last, Some(Piece::Control(literal)) if *literal == self.close);
+        self.tokens.map(|(open, _)| open).filter(|_| !is_over)
+    }
+
     /// Whether a prompt ends in an open thought.
     pub fn end(&self, prompt: &[Piece]) -> bool {
         let opens = |piece: &Piece| match piece {

@@ -2,6 +2,7 @@
 
 use super::chains::{ChainsReport, ChainsRequest};
 use super::draft::DraftReport;
+use super::grammar::Grammar;
 use super::kv_stats::KvStats;
 use super::log::LogEntry;
 use super::presence::Presence;
@@ -33,6 +34,8 @@ pub struct Ask {
     pub raw: bool,
     /// Literals of control tokens that are a part of the answer's text, such as the marks of calls.
     pub marks: Vec<String>,
+    /// What the answer has to be, outside of its thought. Without drafts.
+    pub grammar: Option<Grammar>,
     /// What is added to the logits of tokens before one is sampled.
     pub logit_bias: Vec<(Token, f32)>,
     /// Whether the log-probability of each token of the answer is reported, with those of so many
@@ -49,6 +52,7 @@ impl Ask {
             ("presence_penalty", presence_penalty != 0.0),
             ("frequency_penalty", frequency_penalty != 0.0),
             ("logit_bias", !self.logit_bias.is_empty()),
+            ("grammar", self.grammar.is_some()),
         ];
         set.into_iter().filter_map(|(name, is_set)| is_set.then_some(name))
     }

@@ -9,7 +9,7 @@ use super::refusal::Refusal;
 use super::request::Asked;
 use super::shared::Shared;
 use super::tools::Sent;
-use crate::protocol::{Piece, StopReason, TextKind, TokenChoice, TurnReport};
+use crate::protocol::{GRAMMAR_REFUSED, Piece, StopReason, TextKind, TokenChoice, TurnReport};
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
 use axum::body::Body;
@@ -180,6 +180,9 @@ fn end_of(shared: &Shared, report: &TurnReport) -> Result<End, Refusal> {
         StopReason::CacheFull => {
             let why = detail.unwrap_or("the cache is full");
             Err(Refusal::wrong(format!("the prompt does not fit into the cache's memory: {why}")).code("cache_full"))
+        }
+        StopReason::Error if detail.is_some_and(|why| why.starts_with(GRAMMAR_REFUSED)) => {
+            Err(Refusal::field("response_format", detail.unwrap_or_default()))
         }
         StopReason::Error => Err(failed(shared, detail.unwrap_or("the answer failed"))),
     }

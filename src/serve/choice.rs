@@ -223,7 +223,7 @@ mod tests {
     fn offered(parallel: bool) -> Offered {
         let format = FORMATS.into_iter().find(|format| format.name() == "hermes").unwrap();
         let tools = [Tool { name: "f".to_owned(), parameters: Value::Null }].into();
-        Offered { format, tools, json: Value::Null, parallel }
+        Offered { format, tools, json: Value::Null, parallel, forced: None }
     }
 
     /// The text and the calls of an answer as a stream shows it, and as a whole.

@@ -7,13 +7,14 @@ mod tools;
 
 pub use error::refused;
 
-use crate::protocol::Ask;
+use crate::protocol::{Ask, Grammar};
 use crate::serve::answering::answer;
 use crate::serve::fields::{self, Fields, from_one};
 use crate::serve::prompt::Chat;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, refuse, stops};
 use crate::serve::shared::Shared;
+use crate::serve::structured;
 use crate::serve::thought::Thought;
 use crate::serve::tools::Offered;
 use axum::Json;
@@ -41,15 +42,15 @@ pub fn owns(path: &str) -> bool {
 /// `POST /v1/messages`
 pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Refusal> {
     let mut fields = fields::read(request).await?;
-    let Conversation { chat, thought, shows_thought, tools } = Conversation::take(&mut fields, &shared)?;
+    let Conversation { chat, thought, shows_thought, tools, grammar } = Conversation::take(&mut fields, &shared)?;
     let asked = Asked::take(&mut fields, &shared)?;
     let max_tokens = match fields.whole("max_tokens")? {
         Some(n) => Some(from_one("max_tokens", n)?),
         None => return Err(Refusal::field("max_tokens", "max_tokens is missing")),
     };
     let stop = stops("stop_sequences", fields.array("stop_sequences")?.map(Value::Array))?;
-    let asked = Asked { ask: Ask { max_tokens, max_think: thought.most, stop, ..asked.ask }, ..asked };
-    let asked = asked.with_tools(tools);
+    let asked = Asked { ask: Ask { max_tokens, max_think: thought.most, stop, grammar, ..asked.ask }, ..asked };
+    let asked = asked.with_tools(tools)?;
     let form = Reply::new(&shared.info.identity.name, shows_thought);
     answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
@@ -68,6 +69,7 @@ struct Conversation {
     /// Whether the thought is sent.
     shows_thought: bool,
     tools: Option<Offered>,
+    grammar: Option<Grammar>,
 }
 
 impl Conversation {
@@ -75,26 +77,24 @@ impl Conversation {
         check_model(fields, shared)?;
         refuse(fields, &UNSUPPORTED)?;
         let messages = content::messages(fields)?;
-        let (thought, shows_thought) = thought(fields, shared)?;
+        let (thought, shows_thought, grammar) = thought(fields, shared)?;
         let tools = tools::take(fields, shared)?;
         let chat = Chat::new(messages, thought.think, shared)?.with_tools(tools.as_ref(), shared);
-        Ok(Self { chat, thought, shows_thought, tools })
+        Ok(Self { chat, thought, shows_thought, tools, grammar })
     }
 }
 
-/// Whether and how long the model thinks, and whether its thought is sent.
-fn thought(fields: &mut Fields, shared: &Shared) -> Result<(Thought, bool), Refusal> {
-    let mut thought = Thought::default_of(shared);
+/// Whether and how long the model thinks, whether its thought is sent, and what the answer has to
+/// be.
+fn thought(fields: &mut Fields, shared: &Shared) -> Result<(Thought, bool, Option<Grammar>), Refusal> {
+    let (mut thought, mut grammar) = (Thought::default_of(shared), None);
     if let Some(mut output) = fields.object("output_config")? {
         if let Some(effort) = output.text("effort").map_err(|refusal| refusal.within("output_config"))? {
             thought.set_effort("output_config.effort", &effort)?;
         }
-        if output.take("format").is_some() {
-            let name = "output_config.format";
-            return Err(Refusal::unsupported(name, format!("{name} is not supported by this server")));
-        }
+        grammar = structured::take("output_config.format", &mut output, shared)?;
     }
-    let Some(mut thinking) = fields.object("thinking")? else { return Ok((thought, true)) };
+    let Some(mut thinking) = fields.object("thinking")? else { return Ok((thought, true, grammar)) };
     let within = |refusal: Refusal| refusal.within("thinking");
     let kind = thinking.text("type").map_err(within)?;
     let budget = thinking.whole("budget_tokens").map_err(within)?;
@@ -115,8 +115,8 @@ fn thought(fields: &mut Fields, shared: &Shared) -> Result<(Thought, bool), Refu
         None => return Err(Refusal::field("thinking.type", "thinking has no type")),
     }
     match display.as_deref() {
-        None | Some("summarized") => Ok((thought, true)),
-        Some("omitted") => Ok((thought, false)),
+        None | Some("summarized") => Ok((thought, true, grammar)),
+        Some("omitted") => Ok((thought, false, grammar)),
         Some(other) => {
             let message = format!("thinking.display is {other:?}, expected summarized or omitted");
             Err(Refusal::field("thinking.display", message))

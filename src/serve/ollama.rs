@@ -8,7 +8,7 @@ pub use facts::{ps, show, tags, version};
 pub use form::refused;
 
 use crate::chat::template::{Author, Given, with_controls};
-use crate::protocol::Ask;
+use crate::protocol::{Ask, Grammar};
 use crate::serve::answering::answer;
 use crate::serve::fields::{self, Fields, from_one};
 use crate::serve::logprobs;
@@ -17,7 +17,9 @@ use crate::serve::prompt::{Chat, check_count};
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, is_empty, is_one, is_zero, refuse, stops};
 use crate::serve::shared::Shared;
+use crate::serve::structured::{any_object, by_schema};
 use crate::serve::thought::Thought;
+use crate::serve::tools::read_tools;
 use axum::extract::{Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -27,15 +29,8 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Fields with an effect that is not built, and the values that have none.
-const UNSUPPORTED: [Unsupported; 7] = [
-    ("tools", is_empty),
-    ("format", is_empty),
-    ("suffix", is_empty),
-    ("template", is_empty),
-    ("context", is_empty),
-    ("images", is_empty),
-    ("steps", is_zero),
-];
+const UNSUPPORTED: [Unsupported; 5] =
+    [("suffix", is_empty), ("template", is_empty), ("context", is_empty), ("images", is_empty), ("steps", is_zero)];
 
 /// The same of `options`. What is about memory and speed has no effect on an answer.
 const UNSUPPORTED_OPTIONS: [Unsupported; 3] = [("mirostat", is_zero), ("tfs_z", is_one), ("typical_p", is_one)];
@@ -76,7 +71,8 @@ impl Common {
         let thought = thought(fields, shared)?;
         let logprobs = logprobs::take(fields, false)?;
         let unloads = fields.take("keep_alive").is_some_and(|time| is_zero(&time) || time == "0");
-        let ask = Ask { max_tokens, max_think: thought.most, stop, logprobs, ..asked.ask };
+        let grammar = format(fields, shared)?;
+        let ask = Ask { max_tokens, max_think: thought.most, stop, logprobs, grammar, ..asked.ask };
         Ok(Self { asked: Asked { stream, ask, ..asked }, thought, unloads })
     }
 
@@ -85,6 +81,17 @@ impl Common {
         let line = form.without_prompt(if self.unloads { "unload" } else { "load" });
         let kind = if self.asked.stream { LINES } else { "application/json" };
         ([(header::CONTENT_TYPE, kind)], format!("{line}\n")).into_response()
+    }
+}
+
+/// `format`: JSON, or JSON by a schema.
+fn format(fields: &mut Fields, shared: &Shared) -> Result<Option<Grammar>, Refusal> {
+    match fields.take("format") {
+        None => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text == "json" => by_schema("format", &any_object(), shared).map(Some),
+        Some(schema @ Value::Object(_)) => by_schema("format", &schema, shared).map(Some),
+        Some(_) => Err(Refusal::field("format", "format is neither \"json\" nor a schema")),
     }
 }
 
@@ -100,7 +107,7 @@ fn thought(fields: &mut Fields, shared: &Shared) -> Result<Thought, Refusal> {
     Ok(thought)
 }
 
-/// A message, whose thought is called `thinking` here.
+/// A message, whose thought is called `thinking` here, and a tool's name `tool_name`.
 fn message(at: &str, mut value: Value) -> Result<Given, Refusal> {
     if let Some(fields) = value.as_object_mut() {
         if fields.get("images").is_some_and(|images| !images.is_null() && !is_empty(images)) {
@@ -111,13 +118,17 @@ fn message(at: &str, mut value: Value) -> Result<Given, Refusal> {
             fields.insert("reasoning_content".to_owned(), thinking);
         }
     }
+    if let Some(name) = value.as_object_mut().and_then(|fields| fields.remove("tool_name")) {
+        value["name"] = name;
+    }
     read_message(at, value)
 }
 
 /// `POST /api/chat`
 pub async fn chat(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, Refusal> {
     let mut fields = fields::read(request).await?;
-    let common = Common::take(&mut fields, &shared)?;
+    let mut common = Common::take(&mut fields, &shared)?;
+    let tools = read_tools(&mut fields, &shared)?;
     let form = Reply::new(Said::Message, &shared.info.identity.name, common.asked.ask.logprobs);
     let given = fields.array("messages")?.unwrap_or_default();
     if given.is_empty() {
@@ -126,7 +137,8 @@ pub async fn chat(State(shared): State<Arc<Shared>>, request: Request) -> Result
     check_count(given.len())?;
     let read = |(index, value)| message(&format!("messages[{index}]"), value);
     let messages = given.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
-    let chat = Chat::new(join_systems(messages), common.thought.think, &shared)?;
+    let chat = Chat::new(join_systems(messages), common.thought.think, &shared)?.with_tools(tools.as_ref(), &shared);
+    common.asked = common.asked.with_tools(tools)?;
     answer(&shared, form, common.asked, move |shared| chat.render(shared)).await
 }
 

@@ -82,9 +82,14 @@ impl Asked {
     }
 
     /// The same with tools, whose calls are a part of the answer's text.
-    pub fn with_tools(self, tools: Option<Offered>) -> Self {
+    pub fn with_tools(self, tools: Option<Offered>) -> Result<Self, Refusal> {
+        if tools.is_some() && self.ask.grammar.is_some() {
+            let message = "tools and a format of the answer exclude each other on this server; leave out one of them";
+            return Err(Refusal::unsupported("tools", message));
+        }
+        let grammar = tools.as_ref().and_then(|tools| tools.forced.clone()).or(self.ask.grammar);
         let marks = tools.iter().flat_map(|tools| tools.format.marks()).map(|mark| (*mark).to_owned()).collect();
-        Self { tools, ask: Ask { marks, ..self.ask }, ..self }
+        Ok(Self { tools, ask: Ask { marks, grammar, ..self.ask }, ..self })
     }
 }
 

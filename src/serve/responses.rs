@@ -2,8 +2,9 @@
 
 mod input;
 mod reply;
+mod tools;
 
-use crate::protocol::Ask;
+use crate::protocol::{Ask, Grammar};
 use crate::serve::answering::answer;
 use crate::serve::fields::{self, Fields, from_one};
 use crate::serve::logprobs;
@@ -11,6 +12,7 @@ use crate::serve::prompt::Chat;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, is_false, refuse};
 use crate::serve::shared::Shared;
+use crate::serve::structured;
 use crate::serve::thought::Thought;
 use axum::Json;
 use axum::extract::{Path, Query, Request, State};
@@ -21,9 +23,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Fields with an effect that is not built, and the values that have none.
-const UNSUPPORTED: [Unsupported; 10] = [
-    ("tools", is_empty),
-    ("tool_choice", |value| value == "none" || value == "auto"),
+const UNSUPPORTED: [Unsupported; 8] = [
     ("background", is_false),
     ("truncation", |value| value == "disabled"),
     ("conversation", is_empty),
@@ -35,8 +35,7 @@ const UNSUPPORTED: [Unsupported; 10] = [
 ];
 
 /// Fields without an effect here that an answer has again.
-const ECHOED: [&str; 6] =
-    ["metadata", "user", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "service_tier"];
+const ECHOED: [&str; 5] = ["metadata", "user", "safety_identifier", "prompt_cache_key", "service_tier"];
 
 /// Most items of one page of a list, and their number where a request does not say.
 const MOST_LISTED: usize = 100;
@@ -47,8 +46,9 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     let mut fields = fields::read(request).await?;
     check_model(&mut fields, &shared)?;
     refuse(&mut fields, &UNSUPPORTED)?;
-    check_text(&mut fields)?;
     let mut response = Map::new();
+    let grammar = text(&mut fields, &shared, &mut response)?;
+    let tools = tools::take(&mut fields, &shared, &mut response)?;
     for name in ECHOED {
         response.extend(fields.take(name).map(|value| (name.to_owned(), value)));
     }
@@ -58,7 +58,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     let before = previous.as_ref().map(|id| shared.responses.conversation(id)).transpose()?.unwrap_or_default();
     let messages = input::messages(instructions.as_deref(), before.iter().map(|item| &**item).chain(&new))?;
     let (thought, reasoning) = thought(&mut fields, &shared)?;
-    let chat = Chat::new(messages, thought.think, &shared)?;
+    let chat = Chat::new(messages, thought.think, &shared)?.with_tools(tools.as_ref(), &shared);
     let included = fields.array("include")?.unwrap_or_default();
     let includes = |name: &str| included.iter().any(|value| value == name);
     let top = logprobs::top(&mut fields)?;
@@ -68,6 +68,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     let ask = Ask {
         max_tokens: limit.or(shared.defaults.max_tokens),
         max_think: thought.most,
+        grammar,
         logprobs: includes("message.output_text.logprobs").then_some(top),
         ..asked.ask
     };
@@ -88,20 +89,22 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     let store = fields.bool("store")?.unwrap_or(true);
     let kept = store.then(|| Kept { shared: Arc::clone(&shared), before, new });
     let form = Reply::new(response, kept, includes("reasoning.encrypted_content"), ask.logprobs);
-    answer(&shared, form, Asked { ask, ..asked }, move |shared| chat.render(shared)).await
+    let asked = Asked { ask, ..asked }.with_tools(tools)?;
+    answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
 
-/// Takes `text`, whose format is plain text.
-fn check_text(fields: &mut Fields) -> Result<(), Refusal> {
-    let Some(mut text) = fields.object("text")? else { return Ok(()) };
-    let format = text.take("format").filter(|format| format["type"] != "text");
-    let verbosity = text.take("verbosity").filter(|verbosity| verbosity != "medium");
-    for (name, value) in [("text.format", format), ("text.verbosity", verbosity)] {
-        if value.is_some() {
-            return Err(Refusal::unsupported(name, format!("{name} is not supported by this server")));
-        }
+/// Takes `text`: what the answer has to be. The answer has it, too.
+fn text(fields: &mut Fields, shared: &Shared, response: &mut Map<String, Value>) -> Result<Option<Grammar>, Refusal> {
+    let Some(mut text) = fields.object("text")? else { return Ok(None) };
+    if text.take("verbosity").is_some_and(|verbosity| verbosity != "medium") {
+        return Err(Refusal::unsupported("text.verbosity", "text.verbosity is not supported by this server"));
     }
-    Ok(())
+    let format = text.iter().find(|(name, _)| *name == "format").map(|(_, format)| format.clone());
+    let grammar = structured::take("text.format", &mut text, shared)?;
+    if let Some(format) = format {
+        response.insert("text".to_owned(), json!({ "format": format, "verbosity": "medium" }));
+    }
+    Ok(grammar)
 }
 
 /// Whether and how long the model thinks, and the member `reasoning` of the answer.

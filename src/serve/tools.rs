@@ -28,6 +28,6 @@ mod xml;
 
 pub use format::{Call, Sent, Tool, fragments};
 pub use known::{FORMATS, format_of};
-pub use offered::{Offered, arguments, read_call, read_tools, required};
+pub use offered::{Choice, Offered, arguments, read_call, read_choice, read_tools};
 pub use parser::{Heard, Parser, whole};
 pub use said::Said;

@@ -323,6 +323,16 @@ impl Tokenizer {
         &self.inner.fingerprint
     }
 
+    /// The bytes of a token inside a text. `None` for control tokens, and for ids without one.
+    pub fn bytes_of(&self, token: Token) -> Option<Vec<u8>> {
+        if self.is_control(token) || self.is_hidden(token) {
+            return None;
+        }
+        let spelling = self.spelling(token)?;
+        let as_is = self.inner.added.get(&token).is_some_and(|added| added.content == spelling);
+        Some(stages::bytes_of(&self.inner.stages, spelling, as_is))
+    }
+
     /// The spelling that the decoder of tokenizer.json reads.
     pub(super) fn spelling(&self, token: Token) -> Option<String> {
         let added = self.inner.whole.get_added_vocabulary().simple_id_to_token(token);

@@ -234,6 +234,35 @@ pub(super) fn stripped(text: &str, sign: char, start: usize, stop: usize) -> &st
     rest
 }
 
+/// The bytes of a token inside a text. `as_is`: it is not spelled in the byte alphabet.
+pub(super) fn bytes_of(stages: &[Stage], spelling: String, as_is: bool) -> Vec<u8> {
+    let mut text = spelling;
+    for stage in stages {
+        match &stage.kind {
+            Kind::ByteLevel => {
+                let mut bytes = Vec::new();
+                match as_is {
+                    true => bytes.extend_from_slice(text.as_bytes()),
+                    false => extend_bytes(&mut bytes, &text),
+                }
+                return bytes;
+            }
+            Kind::ByteFallback => {
+                if let Some(byte) = byte_of(&text) {
+                    return vec![byte];
+                }
+            }
+            Kind::Spaces => text.insert(0, ' '),
+            Kind::Replace { pattern, content } => text = text.replace(pattern, content),
+            Kind::Metaspace { replacement, .. } => text = text.replace(*replacement, " "),
+            Kind::Suffix(end) => text = text.replace(end, " "),
+            // Only the ends of a text.
+            Kind::Strip { .. } => {}
+        }
+    }
+    text.into_bytes()
+}
+
 /// Bytes at the end of `text` that begin `pattern` without completing it.
 pub fn begun(text: &str, pattern: &str) -> usize {
     let most = text.len().min(pattern.len().saturating_sub(1));

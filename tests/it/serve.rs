@@ -5,6 +5,7 @@ mod messages;
 mod ollama;
 mod remote;
 mod responses;
+mod tools;
 
 use crate::program::{program, said};
 use serde_json::{Value, json};
@@ -231,10 +232,10 @@ fn what_is_not_answered_says_so_with_its_field_and_status() {
         (with(question(), json!({ "model": "gpt-4o" })), 404, "model", "\"demo\""),
         (with(question(), json!({ "tools": [{ "type": "function" }] })), 400, "tools[0]", "no other tools"),
         (
-            with(question(), json!({ "response_format": { "type": "json_object" } })),
+            with(question(), json!({ "response_format": { "type": "json_schema" } })),
             400,
-            "response_format",
-            "not supported",
+            "response_format.schema",
+            "no schema",
         ),
         (with(question(), json!({ "logprobs": 1 })), 400, "logprobs", "true or false"),
         (with(question(), json!({ "top_logprobs": 1 })), 400, "top_logprobs", "logprobs is not"),

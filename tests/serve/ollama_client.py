@@ -1,5 +1,6 @@
 """What the client of ollama (PyPI ollama) gets from a server: ollama_client.py URL."""
 
+import json
 import sys
 
 from ollama import Client, ResponseError
@@ -50,6 +51,7 @@ case("logprobs", "".join(token.token for token in likely).strip("\n") == text an
 case("load", CLIENT.generate(model="demo").done_reason == "load")
 refused("another model", 404, "is not served here", model="llama3.2")
 refused("tools", 400, "tools", tools=[{"type": "function", "function": {"name": "f"}}])
-refused("format", 400, "format", format="json")
+fixed = client.chat("demo", QUESTION, format={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+case("format", isinstance(json.loads(fixed.message.content)["x"], int), fixed.message.content)
 refused("a prompt that is too long", 400, "the context holds", messages=[{"role": "user", "content": "word " * 200_000}])
 finish()

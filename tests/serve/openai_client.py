@@ -1,5 +1,6 @@
 """What the client of OpenAI (PyPI openai) gets from a server: openai_client.py URL."""
 
+import json
 import sys
 import time
 import urllib.request
@@ -59,7 +60,9 @@ completion = CLIENT.completions.create(**more).choices[0].text
 chunks = [chunk.choices[0].text for chunk in CLIENT.completions.create(stream=True, **more)]
 case("completions, whole and streamed", completion and "".join(chunks) == completion, repr(completion))
 refused("tools", BadRequestError, "unsupported_parameter", tools=[{"type": "function", "function": {"name": "f"}}])
-refused("response_format", BadRequestError, "unsupported_parameter", response_format={"type": "json_object"})
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+fixed = chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}})
+case("response_format", isinstance(json.loads(fixed.choices[0].message.content)["x"], int), fixed.choices[0].message.content)
 likely = chat(logprobs=True, top_logprobs=3).choices[0].logprobs.content
 case("logprobs", "".join(token.token for token in likely).strip("\n") == text and len(likely[0].top_logprobs) == 3)
 chunks = list(chat(logprobs=True, top_logprobs=3, stream=True))

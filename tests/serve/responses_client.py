@@ -1,5 +1,6 @@
 """What the client of OpenAI (PyPI openai) gets from Responses: responses_client.py URL."""
 
+import json
 import sys
 
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -59,7 +60,9 @@ except NotFoundError as error:
 CLIENT.responses.delete(whole.id)
 refused("delete", NotFoundError, "previous_response_id", previous_response_id=whole.id)
 refused("tools", BadRequestError, "tools", tools=[{"type": "function", "name": "f", "parameters": {}}])
-refused("a format", BadRequestError, "text.format", text={"format": {"type": "json_object"}})
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+fixed = client.responses.create(model="default", input="2+2", text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}})
+case("a format", isinstance(json.loads(fixed.output_text)["x"], int), fixed.output_text)
 refused("background", BadRequestError, "background", background=True)
 refused("a prompt that is too long", BadRequestError, "messages", input="word " * 200_000)
 finish()

@@ -3,17 +3,20 @@
 use super::halt::Halt;
 use crate::backend::Backend;
 use crate::engine::chain::{Chain, Generation};
+use crate::engine::constrain::Compiling;
 use crate::engine::loaded::Loaded;
 use crate::engine::prompt::{Encoding, stretches};
-use crate::engine::reply::Reply;
+use crate::engine::reply::{Reply, Vocabulary};
 use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
-use crate::protocol::{Ask, Phase, StopReason, Token, TurnReport, count};
+use crate::grammar::Constraint;
+use crate::protocol::{Ask, GRAMMAR_REFUSED, Phase, StopReason, Token, TurnReport, count};
 use crate::random::fresh_seed;
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::flatten;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(in crate::engine) struct Asked {
@@ -22,6 +25,8 @@ pub(in crate::engine) struct Asked {
     /// Canonical text of the prompt.
     pub flat: String,
     encoding: Option<Encoding>,
+    compiling: Option<Compiling>,
+    constraint: Option<Constraint>,
     /// Tokens that the answer replaces ([`Drafter::replaces`](crate::engine::Drafter::replaces)).
     pub replaced: Vec<Token>,
     pub prompt_tokens: usize,
@@ -43,6 +48,8 @@ impl Asked {
             flat: flatten(&ask.prompt),
             ask,
             encoding: None,
+            compiling: None,
+            constraint: None,
             replaced: Vec::new(),
             prompt_tokens: 0,
             reused: 0,
@@ -81,15 +88,26 @@ impl Asked {
         let tokenizer = &m.vocabulary.tokenizer;
         let stretches = stretches(tokenizer, &self.ask.prompt, skip, replies);
         self.encoding = Some(Encoding::start(tokenizer, stretches));
+        if let Some(grammar) = self.ask.grammar.as_ref().filter(|_| self.constraint.is_none()) {
+            let Vocabulary { tokenizer, eos, compiler, .. } = &m.vocabulary;
+            let (compilers, tokenizer) = (Arc::clone(compiler), Arc::clone(tokenizer));
+            self.compiling = Some(Compiling::start(grammar.clone(), compilers, tokenizer, m.info.vocab, eos.clone()));
+        }
     }
 
     /// Whether it waits for the tokens of its prompt.
     pub fn is_encoding(&self) -> bool {
-        self.encoding.is_some()
+        self.encoding.is_some() || self.compiling.is_some()
     }
 
     /// Returns the tokens once they are available.
     pub fn encoded(&mut self) -> Result<Option<Vec<Token>>, Halt> {
+        if let Some(compiling) = &self.compiling {
+            let Some(compiled) = compiling.poll() else { return Ok(None) };
+            self.compiling = None;
+            let constraint = compiled.map_err(|why| Halt::Error(format!("{GRAMMAR_REFUSED}: {why}")))?;
+            self.constraint = Some(constraint);
+        }
         let tokens = self.encoding.as_ref().and_then(Encoding::poll);
         self.encoding.take_if(|_| tokens.is_some());
         tokens.transpose().map_err(|error| Halt::Error(format!("{error:#}")))
@@ -97,7 +115,7 @@ impl Asked {
 
     /// Drops the encoding.
     pub fn stop_encoding(&mut self) {
-        self.encoding = None;
+        (self.encoding, self.compiling) = (None, None);
     }
 
     /// Records the lengths of a prompt in which `todo` follows `reused` tokens, and removes its
@@ -135,6 +153,10 @@ impl Asked {
         let reply = Reply::to(&self.ask, &m.vocabulary);
         let mut answer = Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head());
         answer.drafting.iter_mut().for_each(|drafting| drafting.replaces(&self.replaced));
+        if let Some(constraint) = &self.constraint {
+            let opens = m.vocabulary.think.may_open(&self.ask.prompt);
+            answer.constrain(constraint.clone(), opens, m.info.vocab);
+        }
         chain.begin_answer(&m.runner, answer);
     }
 
@@ -158,7 +180,7 @@ impl Asked {
     pub fn report(self, eviction: bool, figures: &Figures, halt: Option<Halt>) -> TurnReport {
         let g = self.generation.as_ref();
         let (stop_reason, detail) = match halt {
-            None => (g.and_then(|g| g.stop).unwrap_or(StopReason::End), None),
+            None => (g.and_then(|g| g.stop).unwrap_or(StopReason::End), g.and_then(|g| g.dead_end.clone())),
             Some(Halt::Cancelled) => (StopReason::Cancelled, None),
             Some(Halt::CacheFull(why)) => (StopReason::CacheFull, Some(why)),
             Some(Halt::ContextFull(why)) => (StopReason::ContextFull, Some(why)),

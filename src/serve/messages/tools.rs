@@ -3,7 +3,7 @@
 use crate::serve::fields::Fields;
 use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
-use crate::serve::tools::{Offered, required};
+use crate::serve::tools::{Choice, Offered};
 use serde_json::{Value, json};
 
 /// Takes `tools` and `tool_choice`.
@@ -17,16 +17,19 @@ pub fn take(fields: &mut Fields, shared: &Shared) -> Result<Option<Offered>, Ref
     let mut choice = fields.object("tool_choice")?.unwrap_or_default();
     let within = |refusal: Refusal| refusal.within("tool_choice");
     let parallel = !choice.bool("disable_parallel_tool_use").map_err(within)?.unwrap_or(false);
-    match choice.text("type").map_err(within)?.as_deref() {
-        None | Some("auto") => {}
-        Some("none") => return Ok(None),
-        Some("any" | "tool") => return Err(required("tool_choice")),
-        Some(other) => {
-            let message = format!("tool_choice.type is {other:?}, expected auto or none");
+    let name = choice.text("name").map_err(within)?;
+    let choice = match (choice.text("type").map_err(within)?.as_deref(), name) {
+        (None | Some("auto"), _) => Choice::Auto,
+        (Some("none"), _) => Choice::None,
+        (Some("any"), _) => Choice::Required,
+        (Some("tool"), Some(name)) => Choice::Named(vec![name]),
+        (Some("tool"), None) => return Err(Refusal::field("tool_choice.name", "tool_choice has no name")),
+        (Some(other), _) => {
+            let message = format!("tool_choice.type is {other:?}, expected auto, any, tool or none");
             return Err(Refusal::field("tool_choice.type", message));
         }
-    }
-    Offered::new(given, parallel, shared)
+    };
+    Offered::new(given, &choice, parallel, shared)
 }
 
 /// A tool in OpenAI's form.

@@ -7,6 +7,7 @@ use crate::serve::choice::Choice;
 use crate::serve::logprobs;
 use crate::serve::metrics::seconds;
 use crate::serve::refusal::Refusal;
+use crate::serve::tools::Sent;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -63,7 +64,7 @@ impl Reply {
         let (prompt, generated) = seconds(report);
         let nanoseconds = |seconds: f64| json!((seconds * 1e9) as u64);
         object["done"] = json!(true);
-        object["done_reason"] = json!(if end == End::Stop { "stop" } else { "length" });
+        object["done_reason"] = json!(if end == End::Length { "length" } else { "stop" });
         object["total_duration"] = nanoseconds(self.began.elapsed().as_secs_f64());
         object["load_duration"] = json!(0);
         object["prompt_eval_count"] = json!(report.prompt_tokens);
@@ -79,6 +80,12 @@ impl Reply {
         (object["done"], object["done_reason"]) = (json!(true), json!(reason));
         object
     }
+}
+
+/// A call. Its arguments are an object here.
+fn call(index: usize, Sent { id, call }: &Sent) -> Value {
+    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+    json!({ "id": id, "function": { "index": index, "name": call.name, "arguments": arguments } })
 }
 
 impl Form for Reply {
@@ -108,6 +115,12 @@ impl Form for Reply {
         })]
     }
 
+    fn call(&mut self, index: usize, sent: &Sent) -> Vec<Event> {
+        let mut object = self.object(None, "", &[]);
+        object["message"]["tool_calls"] = json!([call(index, sent)]);
+        vec![Event::line(&object)]
+    }
+
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
         vec![Event::line(&self.finish(self.object(None, "", &[]), end, report))]
     }
@@ -117,7 +130,11 @@ impl Form for Reply {
     }
 
     fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
-        let Some(Choice { thought, text, end, tokens, .. }) = choices.first() else { return Value::Null };
-        self.finish(self.object(thought.as_deref(), text, tokens), *end, report)
+        let Some(Choice { thought, text, calls, end, tokens }) = choices.first() else { return Value::Null };
+        let mut object = self.object(thought.as_deref(), text, tokens);
+        if !calls.is_empty() {
+            object["message"]["tool_calls"] = calls.iter().enumerate().map(|(index, sent)| call(index, sent)).collect();
+        }
+        self.finish(object, *end, report)
     }
 }

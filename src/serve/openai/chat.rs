@@ -26,7 +26,7 @@ pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Re
     let chat = Chat::new(messages, thought.think, &shared)?.with_tools(tools.as_ref(), &shared);
     let form = Reply::new(Kind::Chat, &shared.info.identity.name, &common);
     let Common { asked, .. } = common;
-    let asked = Asked { ask: Ask { max_think: thought.most, ..asked.ask }, ..asked }.with_tools(tools);
+    let asked = Asked { ask: Ask { max_think: thought.most, ..asked.ask }, ..asked }.with_tools(tools)?;
     answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
 

@@ -7,15 +7,15 @@ use crate::serve::logprobs;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, check_model, is_empty, is_false, is_one, is_zero, refuse, stops};
 use crate::serve::shared::Shared;
+use crate::serve::structured;
 
 /// Most answers of one request.
 const MOST_CHOICES: usize = 8;
 
 /// Fields with an effect that is not built, and the values that have none.
-const UNSUPPORTED: [Unsupported; 31] = [
+const UNSUPPORTED: [Unsupported; 30] = [
     ("functions", is_empty),
     ("function_call", |value| value == "none" || value == "auto"),
-    ("response_format", |value| value["type"] == "text"),
     ("n_probs", is_zero),
     ("best_of", is_one),
     ("echo", is_false),
@@ -67,7 +67,8 @@ impl Common {
         let stop = stops("stop", fields.take("stop"))?;
         let return_cache = fields.bool("return_cache")?.unwrap_or(false);
         let logprobs = logprobs::take(fields, continues)?;
-        let ask = Ask { max_tokens, stop, logprobs, ..asked.ask };
+        let grammar = structured::take("response_format", fields, shared)?;
+        let ask = Ask { max_tokens, stop, logprobs, grammar, ..asked.ask };
         Ok(Self { asked: Asked { ask, n: n(fields)?, ..asked }, include_usage, return_cache })
     }
 }

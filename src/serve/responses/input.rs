@@ -1,11 +1,12 @@
 //! The input of a request: a string, or items, and the conversation that they are.
 
-use crate::chat::template::{Author, Given};
+use crate::chat::template::{Author, Given, GivenCall};
 use crate::serve::fields::{Fields, kind};
 use crate::serve::openai::{join_systems, read_message};
 use crate::serve::prompt::check_count;
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::random_digits;
+use crate::serve::tools::arguments;
 use serde_json::{Value, json};
 
 /// Takes `input` as items, each with a type and an id.
@@ -34,6 +35,8 @@ fn complete(at: &str, mut item: Value) -> Result<Value, Refusal> {
     let prefix = match item["type"].as_str() {
         Some("message") => "msg",
         Some("reasoning") => "rs",
+        Some("function_call") => "fc",
+        Some("function_call_output") => "fco",
         Some(name) => {
             let message = format!("{at}: items of the type {name:?} are not supported by this server");
             return Err(Refusal::unsupported(format!("{at}.type"), message));
@@ -51,10 +54,36 @@ fn complete(at: &str, mut item: Value) -> Result<Value, Refusal> {
             item["status"] = json!("completed");
         }
     }
+    // Refused here, so that nothing wrong is stored.
+    if let Some(message) = of_tool(at, &item) {
+        message?;
+    }
     if !item["id"].is_string() {
         item["id"] = json!(format!("{prefix}_{}", random_digits()));
     }
     Ok(item)
+}
+
+/// The message that a call or its result is, if the item is one.
+fn of_tool(at: &str, item: &Value) -> Option<Result<Given, Refusal>> {
+    let text = |name: &str| {
+        let missing = || Refusal::field(format!("{at}.{name}"), format!("{at} has no {name}"));
+        item[name].as_str().map(str::to_owned).ok_or_else(missing)
+    };
+    let call = || {
+        let arguments = arguments(Some(item["arguments"].clone()).filter(|given| !given.is_null()));
+        let call = GivenCall { id: text("call_id")?, name: text("name")?, arguments };
+        Ok(Given { calls: vec![call], ..Given::new(Author::Assistant, "") })
+    };
+    let result = || {
+        let said = json!({ "role": "tool", "content": item["output"], "tool_call_id": text("call_id")? });
+        read_message(at, said)
+    };
+    match item["type"].as_str() {
+        Some("function_call") => Some(call()),
+        Some("function_call_output") => Some(result()),
+        _ => None,
+    }
 }
 
 /// The text of a thought, which an item has as its content, as we sent it to clients that keep only
@@ -78,8 +107,14 @@ pub fn messages<'a>(instructions: Option<&str>, items: impl Iterator<Item = &'a 
             reasoning = thought(item);
             continue;
         }
-        let mut message = read_message("input", item.clone())?;
+        let mut message = of_tool("input", item).unwrap_or_else(|| read_message("input", item.clone()))?;
         let thought = reasoning.take();
+        // The calls of an answer belong to its text.
+        let before = all.last_mut().filter(|before| before.author == Author::Assistant);
+        if let (Some(before), false, None) = (before, message.calls.is_empty(), &thought) {
+            before.calls.extend(message.calls);
+            continue;
+        }
         if message.author == Author::Assistant {
             message.reasoning = thought.or(message.reasoning);
         }
@@ -140,7 +175,8 @@ mod tests {
             (json!(["x"]), "input[0]", "a string"),
             (json!([{}]), "input[0].type", "neither"),
             (json!([{ "role": "king", "content": "x" }]), "input[0].role", "\"king\""),
-            (json!([{ "type": "function_call_output", "output": "x" }]), "input[0].type", "not supported"),
+            (json!([{ "type": "function_call_output", "output": "x" }]), "input[0].call_id", "no call_id"),
+            (json!([{ "type": "web_search_call" }]), "input[0].type", "not supported"),
             (json!([{ "type": "item_reference", "id": "x" }]), "input[0].type", "not supported"),
             (json!([{ "role": "user", "content": [{ "type": "input_image" }] }]), "input[0].content", "input_image"),
         ] {

@@ -9,6 +9,7 @@ use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
 use crate::serve::stamp::{now, random_digits};
 use crate::serve::stored::Stored;
+use crate::serve::tools::{Sent, fragments};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -206,6 +207,31 @@ impl Form for Reply {
         events
     }
 
+    fn call(&mut self, _: usize, Sent { id: call_id, call }: &Sent) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.end_item(&mut events, "completed");
+        let (id, index) = (format!("fc_{}", random_digits()), self.output.len());
+        let item = |arguments: &str, status: &str| {
+            json!({
+                "id": id, "type": "function_call", "call_id": call_id, "name": call.name,
+                "arguments": arguments, "status": status,
+            })
+        };
+        let whole = &call.arguments;
+        let added = json!({ "output_index": index, "item": item("", "in_progress") });
+        events.push(self.event("response.output_item.added", added));
+        for fragment in fragments(whole) {
+            let delta = json!({ "item_id": id, "output_index": index, "delta": fragment });
+            events.push(self.event("response.function_call_arguments.delta", delta));
+        }
+        let done = json!({ "item_id": id, "output_index": index, "name": call.name, "arguments": whole });
+        events.push(self.event("response.function_call_arguments.done", done));
+        let item = item(whole, "completed");
+        events.push(self.event("response.output_item.done", json!({ "output_index": index, "item": item })));
+        self.output.push(item);
+        events
+    }
+
     fn end(&mut self, end: End, report: &TurnReport) -> Vec<Event> {
         let mut events = Vec::new();
         let (status, name) = match end {
@@ -240,12 +266,13 @@ impl Form for Reply {
     }
 
     fn whole(&mut self, choices: &[Choice], report: &TurnReport) -> Value {
-        let Some(Choice { thought, text, end, tokens, .. }) = choices.first() else { return Value::Null };
+        let Some(Choice { thought, text, calls, end, tokens }) = choices.first() else { return Value::Null };
         for (kind, text) in [(TextKind::Reasoning, thought.as_deref()), (TextKind::Answer, Some(&**text))] {
             if let Some(text) = text.filter(|text| !text.is_empty()) {
                 self.text(kind, text, tokens);
             }
         }
+        calls.iter().enumerate().for_each(|(index, sent)| drop(self.call(index, sent)));
         self.end(*end, report);
         self.response()
     }

@@ -1,5 +1,6 @@
 //! What a format of calls is.
 
+use crate::protocol::GrammarPart;
 use crate::serve::stamp::random_digits;
 use serde_json::Value;
 
@@ -73,6 +74,9 @@ pub trait Format: Sync {
 
     /// Reads the beginning of a text. What it finds does not depend on the text that follows later.
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step;
+
+    /// What an answer is that has to call one of these tools. `None` where that cannot be said.
+    fn grammar(&self, tools: &[&Tool], template: &str) -> Option<Vec<GrammarPart>>;
 
     /// A new id of a call.
     fn new_id(&self) -> String {

@@ -3,6 +3,8 @@
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
+use super::schema;
+use crate::protocol::GrammarPart;
 
 pub struct Granite;
 
@@ -19,6 +21,10 @@ impl Format for Granite {
 
     fn marks(&self) -> &'static [&'static str] {
         &[OPEN]
+    }
+
+    fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
+        Some(vec![GrammarPart::Mark(OPEN.to_owned()), GrammarPart::Json(schema::of_list(tools).to_string())])
     }
 
     fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {

@@ -4,6 +4,8 @@
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::{before_mark, closed_by};
+use super::schema;
+use crate::protocol::GrammarPart;
 
 pub struct Hermes;
 
@@ -21,6 +23,13 @@ impl Format for Hermes {
 
     fn marks(&self) -> &'static [&'static str] {
         &[OPEN, CLOSE]
+    }
+
+    fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
+        let [open, close] = [OPEN, CLOSE].map(|mark| GrammarPart::Mark(mark.to_owned()));
+        let line = || GrammarPart::Text("\n".to_owned());
+        let call = GrammarPart::Json(schema::of_calls(tools, "arguments").to_string());
+        Some(vec![open, line(), call, line(), close])
     }
 
     fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {

@@ -7,6 +7,8 @@
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
+use super::schema;
+use crate::protocol::GrammarPart;
 
 pub struct Llama;
 
@@ -23,6 +25,10 @@ impl Format for Llama {
 
     fn marks(&self) -> &'static [&'static str] {
         &[OPEN]
+    }
+
+    fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
+        Some(vec![GrammarPart::Json(schema::of_calls(tools, "parameters").to_string())])
     }
 
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step {

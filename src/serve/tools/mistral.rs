@@ -5,6 +5,8 @@
 use super::format::{At, Call, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
+use super::schema;
+use crate::protocol::GrammarPart;
 use crate::serve::stamp::random_digits;
 
 pub struct Mistral;
@@ -45,6 +47,18 @@ impl Format for Mistral {
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         format!("{hash:016x}")[..ID_CHARS].to_owned()
+    }
+
+    fn grammar(&self, tools: &[&Tool], template: &str) -> Option<Vec<GrammarPart>> {
+        let mark = |mark: &str| GrammarPart::Mark(mark.to_owned());
+        if !template.contains(ARGS) {
+            return Some(vec![mark(OPEN), GrammarPart::Json(schema::of_list(tools).to_string())]);
+        }
+        let one = |tool: &&Tool| {
+            let arguments = GrammarPart::Json(schema::of_arguments(tool).to_string());
+            vec![GrammarPart::Text(tool.name.clone()), mark(ARGS), arguments]
+        };
+        Some(vec![mark(OPEN), GrammarPart::Either(tools.iter().map(one).collect())])
     }
 
     fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {

@@ -4,9 +4,11 @@ use super::format::{Format, Tool};
 use super::known::format_of;
 use super::parser::Parser;
 use crate::chat::template::GivenCall;
+use crate::protocol::Grammar;
 use crate::serve::fields::{Fields, kind};
 use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
+use crate::serve::structured::grammar;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -24,6 +26,21 @@ pub struct Offered {
     pub json: Value,
     /// Whether an answer may have several calls.
     pub parallel: bool,
+    /// What an answer is that has to call a tool.
+    pub forced: Option<Grammar>,
+}
+
+/// Which tools an answer has to call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The model decides.
+    Auto,
+    /// There are no tools.
+    None,
+    /// One of them.
+    Required,
+    /// One of these names.
+    Named(Vec<String>),
 }
 
 impl Offered {
@@ -34,9 +51,19 @@ impl Offered {
 
     /// Of tools in OpenAI's form, each with its place in the request. `None` where there are none.
     /// Fails for a model whose template takes none.
-    pub fn new(given: Vec<(String, Value)>, parallel: bool, shared: &Shared) -> Result<Option<Self>, Refusal> {
-        if given.is_empty() {
-            return Ok(None);
+    pub fn new(
+        given: Vec<(String, Value)>,
+        choice: &Choice,
+        parallel: bool,
+        shared: &Shared,
+    ) -> Result<Option<Self>, Refusal> {
+        match choice {
+            Choice::Auto if given.is_empty() => return Ok(None),
+            Choice::None => return Ok(None),
+            _ if given.is_empty() => {
+                return Err(Refusal::field("tool_choice", "tool_choice demands a call, and there are no tools"));
+            }
+            _ => {}
         }
         if given.len() > MOST {
             let message = format!("there are {} tools, and there may be {MOST}", given.len());
@@ -70,7 +97,8 @@ impl Offered {
             json.push(tool);
         }
         shared.check_length("tools", json.iter().map(|tool| tool.to_string().len()).sum())?;
-        Ok(Some(Self { format, tools: tools.into(), json: Value::Array(json), parallel }))
+        let forced = forced(format, &tools, choice, shared)?;
+        Ok(Some(Self { format, tools: tools.into(), json: Value::Array(json), parallel, forced }))
     }
 }
 
@@ -86,23 +114,61 @@ pub fn read_tools(fields: &mut Fields, shared: &Shared) -> Result<Option<Offered
         given.push((at, value));
     }
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let has_tools = !given.is_empty();
-    match fields.take("tool_choice") {
-        None => {}
-        Some(Value::String(choice)) if choice == "auto" => {}
-        Some(Value::String(choice)) if choice == "none" => return Ok(None),
-        Some(_) if !has_tools => {
-            return Err(Refusal::field("tool_choice", "tool_choice demands a call, and there are no tools"));
-        }
-        Some(_) => return Err(required("tool_choice")),
-    }
-    Offered::new(given, parallel, shared)
+    let choice = read_choice(fields.take("tool_choice"))?;
+    Offered::new(given, &choice, parallel, shared)
 }
 
-/// A call cannot be demanded yet.
-pub fn required(name: &str) -> Refusal {
-    let message = format!("{name}: this server cannot force a call (expected auto or none)");
-    Refusal::unsupported(name, message)
+/// A `tool_choice` of OpenAI's forms.
+pub fn read_choice(given: Option<Value>) -> Result<Choice, Refusal> {
+    let wrong = || Refusal::field("tool_choice", "tool_choice is none of auto, none, required or a function");
+    let Some(given) = given else { return Ok(Choice::Auto) };
+    match given.as_str() {
+        Some("auto") => return Ok(Choice::Auto),
+        Some("none") => return Ok(Choice::None),
+        Some("required" | "any") => return Ok(Choice::Required),
+        Some(_) => return Err(wrong()),
+        None => {}
+    }
+    let name = |of: &Value| of["function"]["name"].as_str().or(of["name"].as_str()).map(str::to_owned);
+    match given["type"].as_str() {
+        Some("function") => name(&given).map(|name| Choice::Named(vec![name])).ok_or_else(wrong),
+        Some("allowed_tools") => {
+            let allowed = if given["allowed_tools"].is_object() { &given["allowed_tools"] } else { &given };
+            let names = allowed["tools"].as_array().map(|all| all.iter().filter_map(name).collect::<Vec<_>>());
+            match (allowed["mode"].as_str(), names) {
+                (Some("required"), Some(names)) if !names.is_empty() => Ok(Choice::Named(names)),
+                // Which of its tools a model calls is not restricted without a grammar.
+                (_, Some(_)) => Err(Refusal::unsupported("tool_choice", "allowed_tools need the mode required here")),
+                _ => Err(wrong()),
+            }
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// The grammar of an answer that has to call a tool.
+fn forced(
+    format: &'static dyn Format,
+    tools: &[Tool],
+    choice: &Choice,
+    shared: &Shared,
+) -> Result<Option<Grammar>, Refusal> {
+    let chosen: Vec<&Tool> = match choice {
+        Choice::Auto | Choice::None => return Ok(None),
+        Choice::Required => tools.iter().collect(),
+        Choice::Named(names) => {
+            let known = |name: &String| tools.iter().any(|tool| tool.name == *name);
+            if let Some(name) = names.iter().find(|name| !known(name)) {
+                let message = format!("tool_choice: there is no tool of the name {name:?}");
+                return Err(Refusal::field("tool_choice", message));
+            }
+            tools.iter().filter(|tool| names.contains(&tool.name)).collect()
+        }
+    };
+    let template = shared.info.template.source.as_deref().unwrap_or_default();
+    let cannot = || Refusal::unsupported("tool_choice", "tool_choice: no call can be forced in this model's format");
+    let parts = format.grammar(&chosen, template).ok_or_else(cannot)?;
+    grammar("tool_choice", parts, shared).map(Some)
 }
 
 /// A call of an assistant's message that stands at `at`.

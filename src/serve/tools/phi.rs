@@ -4,6 +4,8 @@
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::{before_mark, closed_by};
+use super::schema;
+use crate::protocol::GrammarPart;
 
 pub struct Phi;
 
@@ -27,6 +29,11 @@ impl Format for Phi {
 
     fn tools_in_system(&self) -> bool {
         true
+    }
+
+    fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
+        let [open, close] = [OPEN, CLOSE].map(|mark| GrammarPart::Mark(mark.to_owned()));
+        Some(vec![open, GrammarPart::Json(schema::of_list(tools).to_string()), close])
     }
 
     fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {

@@ -8,7 +8,8 @@ use super::format::{At, Call, Format, Step, Tool};
 use super::json::spaces;
 use super::parser::{before_mark, closed_by};
 use super::schema;
-use serde_json::{Map, Value};
+use crate::protocol::GrammarPart;
+use serde_json::{Map, Value, json};
 
 pub struct Xml;
 
@@ -33,6 +34,30 @@ impl Format for Xml {
 
     fn marks(&self) -> &'static [&'static str] {
         &[OPEN, CLOSE]
+    }
+
+    fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
+        let text = |text: String| GrammarPart::Text(text);
+        let end = format!("\n{END_PARAMETER}\n");
+        let one = |tool: &&Tool| {
+            let mut parts = vec![text(format!("\n{FUNCTION}{}>\n", tool.name))];
+            for (name, schema) in tool.parameters["properties"].as_object().into_iter().flatten() {
+                let mut value = vec![text(format!("{PARAMETER}{name}>\n"))];
+                match schema::is_text(tool, name) {
+                    true => value.push(GrammarPart::Until(end.clone())),
+                    false => value.extend([GrammarPart::Json(schema::within(tool, schema)), text(end.clone())]),
+                }
+                let is_required = tool.parameters["required"].as_array().is_some_and(|all| all.contains(&json!(name)));
+                match is_required {
+                    true => parts.extend(value),
+                    false => parts.push(GrammarPart::Either(vec![value, Vec::new()])),
+                }
+            }
+            parts.push(text(format!("{END_FUNCTION}\n")));
+            parts
+        };
+        let [open, close] = [OPEN, CLOSE].map(|mark| GrammarPart::Mark(mark.to_owned()));
+        Some(vec![open, GrammarPart::Either(tools.iter().map(one).collect()), close])
     }
 
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step {

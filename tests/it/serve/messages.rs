@@ -197,7 +197,7 @@ fn errors_have_the_form_of_this_api_wherever_they_are_made() {
         (json!({ "max_tokens": null }), 400, "max_tokens is missing"),
         (json!({ "max_tokens": 0 }), 400, "from 1"),
         (json!({ "tools": tool }), 400, "has no tools"),
-        (json!({ "tool_choice": { "type": "any" } }), 400, "cannot force a call"),
+        (json!({ "tool_choice": { "type": "any" } }), 400, "there are no tools"),
         (json!({ "output_config": { "format": { "type": "json_schema" } } }), 400, "output_config.format"),
         (json!({ "output_config": { "effort": 7 } }), 400, "output_config: effort is a number"),
         (json!({ "thinking": { "type": "on" } }), 400, "\"on\" is not a type of thinking"),

@@ -82,8 +82,8 @@ fn facts_and_errors_have_the_form_of_this_api() {
     for (more, status, part) in [
         (json!({ "model": "llama3.2" }), 404, "\"demo\""),
         (json!({ "model": null }), 400, "model is missing"),
-        (json!({ "tools": [{ "type": "function" }] }), 400, "tools is not supported"),
-        (json!({ "format": "json" }), 400, "format is not supported"),
+        (json!({ "tools": [{ "type": "function" }] }), 400, "tools[0] is not a function"),
+        (json!({ "format": "xml" }), 400, "format is neither"),
         (json!({ "messages": image }), 400, "messages[0].images is not supported"),
         (json!({ "messages": [{ "role": "king", "content": "x" }] }), 400, "\"king\""),
         (json!({ "options": { "mirostat": 2 } }), 400, "options: mirostat"),

@@ -164,12 +164,12 @@ fn a_stored_response_is_gone_on_from_and_asked_for_again_until_it_is_deleted() {
     for (more, status, param, part) in [
         (json!({ "model": "gpt-5" }), 404, "model", "\"demo\""),
         (json!({ "input": null }), 400, "input", "missing"),
-        (json!({ "tools": [{ "type": "function", "name": "f" }] }), 400, "tools", "not supported"),
+        (json!({ "tools": [{ "type": "function", "name": "f" }] }), 400, "tools", "has no tools"),
         (json!({ "background": true }), 400, "background", "not supported"),
-        (json!({ "text": { "format": { "type": "json_schema" } } }), 400, "text.format", "not supported"),
+        (json!({ "text": { "format": { "type": "json_schema" } } }), 400, "text.format.schema", "no schema"),
         (json!({ "reasoning": { "effort": "huge" } }), 400, "reasoning.effort", "huge"),
         (json!({ "max_output_tokens": 0 }), 400, "max_output_tokens", "from 1"),
-        (json!({ "input": [{ "type": "function_call_output" }] }), 400, "input[0].type", "not supported"),
+        (json!({ "input": [{ "type": "function_call_output" }] }), 400, "input[0].call_id", "no call_id"),
     ] {
         let (is, answer) = server.post(PATH, &question(more));
         assert_eq!((is, answer["error"]["param"].as_str()), (status, Some(param)), "{answer}");

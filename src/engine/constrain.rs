@@ -1,0 +1,89 @@
+//! An answer under a grammar: what it adds to logits, and where it begins. It holds in the answer
+//! and not in its thought.
+
+use crate::grammar::{Compiler, Constraint};
+use crate::protocol::{Grammar, Token};
+use crate::tokenizer::Tokenizer;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
+
+/// The compiler of a vocabulary, which the first grammar makes.
+pub(super) type Compilers = Arc<OnceLock<Result<Compiler, String>>>;
+
+/// A grammar that is being compiled on a thread of its own.
+pub(super) struct Compiling(Receiver<Result<Constraint, String>>);
+
+impl Compiling {
+    /// For `vocab` rows of logits, of which `eos` end an answer.
+    pub fn start(
+        grammar: Grammar,
+        compilers: Compilers,
+        tokenizer: Arc<Tokenizer>,
+        vocab: usize,
+        eos: Vec<Token>,
+    ) -> Self {
+        let (send, result) = channel();
+        let compile = move || {
+            let compiler = compilers.get_or_init(|| Compiler::new(tokenizer, vocab, &eos));
+            let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(&grammar));
+            let _ = send.send(compiled);
+        };
+        // Without a thread, the sender is dropped, which is an error below.
+        let _ = std::thread::Builder::new().name("grammar".into()).spawn(compile);
+        Self(result)
+    }
+
+    /// Returns the constraint once it is available.
+    pub fn poll(&self) -> Option<Result<Constraint, String>> {
+        match self.0.try_recv() {
+            Ok(result) => Some(result),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err("its compiler failed".to_owned())),
+        }
+    }
+}
+
+/// The grammar of one answer while it is generated.
+pub(super) struct Constrained {
+    constraint: Constraint,
+    vocab: usize,
+    /// The token that may begin a thought in front of the answer.
+    opens: Option<Token>,
+    /// What is added to the logits of the next token.
+    row: Vec<(Token, f32)>,
+}
+
+impl Constrained {
+    /// `thinks`: the prompt ends in an open thought. Fails where no token may begin the answer.
+    pub fn new(constraint: Constraint, vocab: usize, opens: Option<Token>, thinks: bool) -> Result<Self, String> {
+        let mut new = Self { constraint, vocab, opens, row: Vec::new() };
+        new.prepare(thinks)?;
+        Ok(new)
+    }
+
+    /// The answer has another token, which belongs to its thought or not. `thinks`: the next one
+    /// belongs to a thought. Fails where nothing may follow.
+    pub fn push(&mut self, token: Token, is_thought: bool, thinks: bool) -> Result<(), String> {
+        // A thought stands at the beginning only.
+        self.opens = None;
+        if !is_thought {
+            self.constraint.push(token)?;
+        }
+        self.prepare(thinks)
+    }
+
+    fn prepare(&mut self, thinks: bool) -> Result<(), String> {
+        self.row.clear();
+        if !thinks {
+            let forbidden = self.constraint.forbidden(self.vocab)?;
+            let forbidden = forbidden.into_iter().filter(|token| Some(*token) != self.opens);
+            self.row.extend(forbidden.map(|token| (token, f32::NEG_INFINITY)));
+        }
+        Ok(())
+    }
+
+    /// What is added to the logits of the next token.
+    pub fn row(&self) -> &[(Token, f32)] {
+        &self.row
+    }
+}

@@ -1,0 +1,200 @@
+//! Grammars over a model's tokens: which tokens may follow in an answer that has to be JSON by a
+//! schema, or a call of a tool. llguidance does the work; its memory and time are bounded here.
+//!
+//! A [`Compiler`] belongs to a vocabulary, and a [`Constraint`] to one answer.
+
+mod lark;
+mod vocabulary;
+
+use crate::protocol::{Grammar, Token};
+use crate::tokenizer::Tokenizer;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::{Matcher, ParserFactory};
+use std::sync::Arc;
+
+/// Makes constraints for the tokens of a model.
+pub struct Compiler {
+    factory: ParserFactory,
+    tokenizer: Arc<Tokenizer>,
+    /// Tokens that end an answer.
+    eos: Arc<[Token]>,
+}
+
+/// The state of one answer under a grammar.
+pub struct Constraint {
+    matcher: Matcher,
+    eos: Arc<[Token]>,
+}
+
+fn limits() -> ParserLimits {
+    ParserLimits {
+        // About 1 to 2 kB each.
+        max_lexer_states: 50_000,
+        max_grammar_size: 200_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// An error in one line.
+fn line(error: impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().chars().take(400).collect()
+}
+
+impl Compiler {
+    /// For `vocab` rows of logits. Takes some tenths of a second for large vocabularies.
+    pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, eos: &[Token]) -> Result<Self, String> {
+        let environment = vocabulary::environment(&tokenizer, vocab, eos)?;
+        let mut factory = ParserFactory::new_simple(&environment).map_err(line)?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(Self { factory, tokenizer, eos: eos.into() })
+    }
+
+    /// Fails if the grammar is too large, or has a schema with something that cannot be followed.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, String> {
+        let text = lark::written(grammar, &self.tokenizer)?;
+        let parser = self.factory.create_parser(TopLevelGrammar::from_lark(text)).map_err(line)?;
+        let mut matcher = Matcher::new(Ok(parser));
+        if let Some(error) = matcher.get_error() {
+            return Err(line(error));
+        }
+        // What only warns would not hold.
+        match matcher.grammar_warnings().first() {
+            Some(warning) => Err(line(warning)),
+            None => Ok(Constraint { matcher, eos: Arc::clone(&self.eos) }),
+        }
+    }
+}
+
+impl Clone for Constraint {
+    fn clone(&self) -> Self {
+        Self { matcher: self.matcher.deep_clone(), eos: Arc::clone(&self.eos) }
+    }
+}
+
+impl Constraint {
+    /// The tokens below `vocab` that may not follow. Fails where none may.
+    pub fn forbidden(&mut self, vocab: usize) -> Result<Vec<Token>, String> {
+        if self.matcher.is_stopped() && !self.matcher.is_error() {
+            // It is complete.
+            return Ok((0..vocab as Token).filter(|token| !self.eos.contains(token)).collect());
+        }
+        let allowed = self.matcher.compute_mask().map_err(line)?;
+        let ends = self.eos.iter().any(|&token| allowed.is_allowed(token));
+        let is_allowed = |token: &Token| match self.eos.contains(token) {
+            true => ends,
+            false => (*token as usize) < allowed.len() && allowed.is_allowed(*token),
+        };
+        let forbidden: Vec<Token> = (0..vocab as Token).filter(|token| !is_allowed(token)).collect();
+        match forbidden.len() == vocab {
+            true => Err("no token continues it".to_owned()),
+            false => Ok(forbidden),
+        }
+    }
+
+    /// The answer has another token. Fails if it is none of those that may follow.
+    pub fn push(&mut self, token: Token) -> Result<(), String> {
+        if self.eos.contains(&token) || (self.matcher.is_stopped() && !self.matcher.is_error()) {
+            return Ok(());
+        }
+        self.matcher.consume_token(token).map_err(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::GrammarPart;
+    use serde_json::{Value, json};
+
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tokenizer/tokenizer.json");
+    const VOCAB: usize = 405;
+    const EOS: Token = 402;
+
+    fn compiler() -> Compiler {
+        let tokenizer = Tokenizer::new(&std::fs::read(FILE).unwrap(), 1000).unwrap();
+        Compiler::new(Arc::new(tokenizer), VOCAB, &[EOS]).unwrap()
+    }
+
+    fn json(schema: Value) -> Grammar {
+        Grammar(vec![GrammarPart::Json(schema.to_string())])
+    }
+
+    /// Whether an answer of these tokens is one of the grammar.
+    fn takes(compiler: &Compiler, grammar: &Grammar, text: &str) -> bool {
+        let mut constraint = compiler.compile(grammar).unwrap();
+        let tokens = compiler.tokenizer.encode_pieces(&crate::tokenizer::unflatten(text)).unwrap();
+        tokens.into_iter().chain([EOS]).all(|token| {
+            let allowed = constraint.forbidden(VOCAB).is_ok_and(|forbidden| !forbidden.contains(&token));
+            allowed && constraint.push(token).is_ok()
+        })
+    }
+
+    #[test]
+    fn tokens_that_a_schema_does_not_allow_are_forbidden_and_the_end_with_them() {
+        let compiler = compiler();
+        let schema = json!({ "type": "object", "properties": { "é": { "type": "integer" } }, "required": ["é"] });
+        let grammar = json(schema);
+        for (text, good) in [
+            ("{\"é\": 12}", true),
+            ("{ \"é\" : -3 }", true),
+            ("{\"é\": 12", false),
+            ("{\"é\": 1.5}", false),
+            ("{}", false),
+            ("{\"é\": 1} x", false),
+            ("Sure: {\"é\": 12}", false),
+        ] {
+            assert_eq!(takes(&compiler, &grammar, text), good, "{text}");
+        }
+        // White space is bounded, so that an answer ends.
+        assert!(!takes(&compiler, &grammar, &format!("{{{}\"é\": 1}}", " ".repeat(41))));
+    }
+
+    #[test]
+    fn marks_are_tokens_and_texts_are_not() {
+        let compiler = compiler();
+        let part = |text: &str| GrammarPart::Text(text.to_owned());
+        let grammar = Grammar(vec![
+            GrammarPart::Mark("<think>".to_owned()),
+            GrammarPart::Either(vec![vec![part("a"), GrammarPart::Until("</x>\n".to_owned())], vec![part("b")]]),
+            GrammarPart::Mark("[END]".to_owned()),
+        ]);
+        let mark = crate::tokenizer::flatten(&[crate::protocol::Piece::Control("<think>".to_owned())]);
+        for (text, good) in [
+            (format!("{mark}b[END]"), true),
+            (format!("{mark}a any < text\n</x>\n[END]"), true),
+            ("<think>b[END]".to_owned(), false),
+            (format!("{mark}a any text[END]"), false),
+        ] {
+            assert_eq!(takes(&compiler, &grammar, &text), good, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_refused_and_costs_little() {
+        let compiler = compiler();
+        let mut deep = json!({});
+        for _ in 0..50 {
+            deep = json!({ "items": deep });
+        }
+        deep = json!({ "anyOf": [deep] });
+        for _ in 0..20 {
+            deep = json!({ "items": deep });
+        }
+        let wide = json!({ "enum": (0..60_000).map(|n| format!("{n:08}")).collect::<Vec<_>>() });
+        for (schema, part) in [
+            (json!({ "type": "nosuch" }), "nosuch"),
+            (json!({ "uniqueItems": true, "type": "array" }), "uniqueItems"),
+            (json!({ "type": "string", "pattern": "(" }), ""),
+            (json!({ "$ref": "https://example.com/x.json" }), "$ref"),
+            (deep, "deeper"),
+            (wide, "bytes"),
+            (json!(false), "expected an object"),
+        ] {
+            let refused = compiler.compile(&json(schema)).err().unwrap_or_default();
+            assert!(!refused.is_empty() && refused.contains(part) && !refused.contains('\n'), "{part}: {refused}");
+        }
+    }
+}

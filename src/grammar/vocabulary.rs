@@ -1,0 +1,35 @@
+//! The tokens of a model as llguidance takes them: a trie of their bytes.
+
+use crate::protocol::Token;
+use crate::tokenizer::Tokenizer;
+use std::sync::Arc;
+use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+
+struct Environment(TokTrie);
+
+impl TokenizerEnv for Environment {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    /// No token is forced.
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}
+
+/// Fails for a vocabulary without a token that ends an answer.
+pub fn environment(tokenizer: &Tokenizer, vocab: usize, eos: &[Token]) -> Result<TokEnv, String> {
+    let end = *eos.first().ok_or("the model has no token that ends an answer")?;
+    let word = |token| match tokenizer.bytes_of(token) {
+        Some(bytes) => bytes,
+        // Control tokens are no text. Their mark is a byte that no text has.
+        None => [&[TokTrie::SPECIAL_TOKEN_MARKER], tokenizer.literal(token).as_bytes()].concat(),
+    };
+    let words: Vec<Vec<u8>> = (0..vocab as Token).map(word).collect();
+    Ok(Arc::new(Environment(TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words))))
+}

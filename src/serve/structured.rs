@@ -1,0 +1,54 @@
+//! Structured output: the schemas of a request as a grammar.
+
+use super::fields::Fields;
+use super::refusal::Refusal;
+use super::shared::Shared;
+use crate::protocol::{Grammar, GrammarPart};
+use serde_json::{Value, json};
+
+/// Any object.
+pub fn any_object() -> Value {
+    json!({ "type": "object" })
+}
+
+/// The grammar of JSON by a schema, which the field `name` demands. Fails on a device without
+/// grammars, and for what is no schema.
+pub fn by_schema(name: &str, schema: &Value, shared: &Shared) -> Result<Grammar, Refusal> {
+    if !schema.is_object() {
+        return Err(Refusal::field(name, format!("{name}: the schema is not an object")));
+    }
+    grammar(name, vec![GrammarPart::Json(schema.to_string())], shared)
+}
+
+/// A grammar that the field `name` demands. Fails on a device without grammars.
+pub fn grammar(name: &str, parts: Vec<GrammarPart>, shared: &Shared) -> Result<Grammar, Refusal> {
+    match shared.info.adjusts_logits {
+        true => Ok(Grammar(parts)),
+        false => {
+            let message = format!("{name} is not available on {}", shared.info.identity.device);
+            Err(Refusal::unsupported(name, message))
+        }
+    }
+}
+
+/// Takes a format such as `{"type": "json_schema", "schema": {}}` from the field `name`; the schema
+/// may be within `json_schema`.
+pub fn take(name: &str, fields: &mut Fields, shared: &Shared) -> Result<Option<Grammar>, Refusal> {
+    let Some(mut format) = fields.object(name.rsplit('.').next().unwrap_or(name))? else { return Ok(None) };
+    let within = |refusal: Refusal| refusal.within(name);
+    match format.text("type").map_err(within)?.as_deref() {
+        Some("text") => Ok(None),
+        Some("json_object") => by_schema(name, &any_object(), shared).map(Some),
+        Some("json_schema") => {
+            let inner = format.object("json_schema").map_err(within)?;
+            let schema = inner.unwrap_or(format).take("schema");
+            let missing = || Refusal::field(format!("{name}.schema"), format!("{name} has no schema"));
+            by_schema(name, &schema.ok_or_else(missing)?, shared).map(Some)
+        }
+        Some(other) => {
+            let message = format!("{name}: {other:?} is not a type of it (expected text, json_object or json_schema)");
+            Err(Refusal::unsupported(format!("{name}.type"), message))
+        }
+        None => Err(Refusal::field(format!("{name}.type"), format!("{name} has no type"))),
+    }
+}

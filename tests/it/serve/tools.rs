@@ -1,0 +1,165 @@
+//! Calls that a request demands, and answers by a schema, of a random model: whatever it would say,
+//! the grammar holds.
+
+use super::{Server, with};
+use crate::tiny::{Form, Spec, Tiny};
+use serde_json::{Value, json};
+
+/// Calls as Qwen writes them, and no thoughts.
+const TEMPLATE: &str = "{%- if tools %}{{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}\
+{{- '\nCalls: <tool_call>{}</tool_call><|im_end|>\n' }}{%- endif %}{%- for m in messages %}\
+{{- '<|im_start|>' + m.role + '\n' }}\
+{%- if m.role == 'assistant' %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{{- m.content }}{%- for call in m.tool_calls or [] %}\
+{{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}{%- endif %}";
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": { "city": { "$ref": "#/$defs/city" }, "n": { "type": "integer", "minimum": 3, "maximum": 42 } },
+        "required": ["city", "n"],
+        "additionalProperties": false,
+        "$defs": { "city": { "enum": ["Bern", "Zürich", "<tool_call>"] } },
+    })
+}
+
+/// Fails unless a value is as the schema says.
+fn check(value: &Value) {
+    assert!(["Bern", "Zürich", "<tool_call>"].contains(&value["city"].as_str().unwrap()), "{value}");
+    assert!((3..=42).contains(&value["n"].as_i64().unwrap()) && value.as_object().unwrap().len() == 2, "{value}");
+}
+
+fn parsed(text: &Value) -> Value {
+    serde_json::from_str(text.as_str().unwrap()).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A random model with this template, and its server.
+fn server() -> (Tiny, Server) {
+    let model = Tiny::new(Spec { context: 2048, ..Spec::new(true, Form::Plain) }, 7);
+    model.folder.json("tokenizer_config.json", &json!({ "chat_template": TEMPLATE }));
+    let server = Server::start(&["-m", model.folder.path().to_str().unwrap(), "--slots", "1"]);
+    (model, server)
+}
+
+fn tools() -> Value {
+    let function = |name: &str| json!({ "name": name, "description": "x", "parameters": schema() });
+    json!(["f", "g"].map(|name| json!({ "type": "function", "function": function(name) })))
+}
+
+fn body(more: Value) -> Value {
+    let question = json!([{ "role": "user", "content": "hi" }]);
+    with(json!({ "model": "default", "messages": question, "temperature": 1, "seed": 3, "max_tokens": 900 }), more)
+}
+
+#[test]
+fn a_call_is_demanded_streamed_and_taken_back_as_it_was_sampled() {
+    const PATH: &str = "/v1/chat/completions";
+    let (_model, server) = server();
+    let asked = body(json!({ "tools": tools(), "tool_choice": "required" }));
+    let (status, whole) = server.post(PATH, &asked);
+    assert_eq!(status, 200, "{whole}");
+    let choice = &whole["choices"][0];
+    let (message, call) = (&choice["message"], &choice["message"]["tool_calls"][0]);
+    assert_eq!((&choice["finish_reason"], &message["content"]), (&json!("tool_calls"), &Value::Null), "{whole}");
+    check(&parsed(&call["function"]["arguments"]));
+
+    let chunks = server.chunks(PATH, &with(asked.clone(), json!({ "stream": true })));
+    let deltas: Vec<&Value> =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"].get("tool_calls")).collect();
+    let first = &deltas[0][0];
+    assert_eq!((&first["index"], &first["type"]), (&json!(0), &json!("function")));
+    assert_eq!((&first["function"]["name"], first["id"] == call["id"]), (&call["function"]["name"], false));
+    let arguments: String = deltas.iter().map(|delta| delta[0]["function"]["arguments"].as_str().unwrap()).collect();
+    assert_eq!(json!(arguments), call["function"]["arguments"], "the same seed");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    // The second turn reads what is new alone: spaces that the model chose are in the prompt again.
+    let streamed = json!({
+        "id": first["id"], "type": "function",
+        "function": { "name": first["function"]["name"], "arguments": arguments },
+    });
+    let messages = json!([
+        { "role": "user", "content": "hi" },
+        { "role": "assistant", "content": null, "tool_calls": [streamed] },
+        { "role": "tool", "tool_call_id": first["id"], "content": "20 degrees" },
+    ]);
+    let again = with(asked, json!({ "messages": messages, "tool_choice": "auto", "max_tokens": 1 }));
+    let (status, second) = server.post(PATH, &again);
+    assert_eq!(status, 200, "{second}");
+    let held = whole["usage"]["total_tokens"].as_u64().unwrap() - 1;
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached >= held, "{cached} of {held}: {second}");
+
+    let named = json!({ "type": "function", "function": { "name": "g" } });
+    let (_, whole) = server.post(PATH, &body(json!({ "tools": tools(), "tool_choice": named })));
+    assert_eq!(whole["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "g");
+    for (more, param) in [
+        (
+            json!({ "tools": tools(), "tool_choice": { "type": "function", "function": { "name": "h" } } }),
+            "tool_choice",
+        ),
+        (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
+        (json!({ "tools": tools(), "response_format": { "type": "json_object" } }), "tools"),
+        (json!({ "response_format": { "type": "json_schema", "json_schema": {} } }), "response_format.schema"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": 7 } } } }),
+            "response_format",
+        ),
+        (json!({ "response_format": { "type": "grammar" } }), "response_format.type"),
+    ] {
+        let (status, refused) = server.post(PATH, &body(more));
+        assert_eq!((status, &refused["error"]["param"]), (400, &json!(param)), "{refused}");
+    }
+}
+
+#[test]
+fn each_api_has_calls_and_answers_by_a_schema() {
+    let (_model, server) = server();
+    let text = json!({ "type": "json_schema", "name": "x", "schema": schema() });
+    let format = json!({ "type": "json_schema", "json_schema": { "schema": schema() } });
+    let (_, whole) = server.post("/v1/chat/completions", &body(json!({ "response_format": format, "n": 2 })));
+    whole["choices"].as_array().unwrap().iter().for_each(|choice| check(&parsed(&choice["message"]["content"])));
+
+    let flat = json!([{ "type": "function", "name": "f", "parameters": schema(), "strict": true }]);
+    let asked = json!({ "model": "default", "input": "hi", "temperature": 1, "seed": 3, "max_output_tokens": 900 });
+    let (status, whole) =
+        server.post("/v1/responses", &with(asked.clone(), json!({ "tools": flat, "tool_choice": "required" })));
+    assert_eq!(status, 200, "{whole}");
+    let call = &whole["output"][0];
+    assert_eq!((&call["type"], &whole["status"]), (&json!("function_call"), &json!("completed")), "{whole}");
+    check(&parsed(&call["arguments"]));
+    let result = json!([{ "type": "function_call_output", "call_id": call["call_id"], "output": "20" }]);
+    let next = json!({ "input": result, "previous_response_id": whole["id"], "tools": flat, "max_output_tokens": 1 });
+    let (status, second) = server.post("/v1/responses", &with(asked.clone(), next));
+    assert_eq!(status, 200, "{second}");
+    let (_, whole) = server.post("/v1/responses", &with(asked, json!({ "text": { "format": text } })));
+    check(&parsed(&whole["output"][0]["content"][0]["text"]));
+
+    let tool = json!([{ "name": "f", "input_schema": schema() }]);
+    let (_, whole) =
+        server.post("/v1/messages", &body(json!({ "tools": tool, "tool_choice": { "type": "tool", "name": "f" } })));
+    let call = &whole["content"][0];
+    assert_eq!((&call["type"], &whole["stop_reason"]), (&json!("tool_use"), &json!("tool_use")), "{whole}");
+    check(&call["input"]);
+    let messages = json!([
+        { "role": "user", "content": "hi" },
+        { "role": "assistant", "content": whole["content"] },
+        { "role": "user", "content": [
+            { "type": "tool_result", "tool_use_id": call["id"], "content": [{ "type": "text", "text": "20" }] },
+            { "type": "text", "text": "Well?" },
+        ] },
+    ]);
+    let (status, second) =
+        server.post("/v1/messages", &body(json!({ "tools": tool, "messages": messages, "max_tokens": 1 })));
+    assert_eq!(status, 200, "{second}");
+    let (_, whole) = server.post("/v1/messages", &body(json!({ "output_config": { "format": text } })));
+    check(&parsed(&whole["content"][0]["text"]));
+
+    let options = json!({ "temperature": 1, "seed": 3, "num_predict": 900 });
+    let asked = body(json!({ "stream": false, "options": options, "format": schema() }));
+    let (_, whole) = server.post("/api/chat", &asked);
+    check(&parsed(&whole["message"]["content"]));
+    let asked = body(json!({ "stream": false, "options": options, "tools": tools(), "tool_choice": "required" }));
+    let (_, whole) = server.post("/api/chat", &asked);
+    check(&whole["message"]["tool_calls"][0]["function"]["arguments"]);
+}
