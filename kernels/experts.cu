@@ -32,12 +32,16 @@ KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, cons
 }
 
 // The k most probable experts of a row by the softmax of its logits [experts], of equal ones those
-// of lower numbers, and their weights. Grid n, a warp.
-KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized) {
+// of lower numbers, and their weights; if `shared`, then the one behind them, weighted by the
+// sigmoid of its logit, the last of the row. Grid n, a warp.
+KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized, int shared) {
   __shared__ float p[MOST_EXPERTS];
   after_previous();
   int lane = threadIdx.x;
-  for (int e = lane; e < experts; e += 32) p[e] = logits[(u64)blockIdx.x * experts + e];
+  logits += (u64)blockIdx.x * (experts + shared);
+  chosen += blockIdx.x * (k + shared), weights += blockIdx.x * (k + shared);
+  if (shared && lane == 0) chosen[k] = experts, weights[k] = 1.0f / (1.0f + expf(-logits[experts]));
+  for (int e = lane; e < experts; e += 32) p[e] = logits[e];
   float most = NEG_INFINITY, all = 0.0f, taken = 0.0f;
   for (int e = lane; e < experts; e += 32) most = fmaxf(most, p[e]);
   most = warp_max(most);
@@ -57,11 +61,11 @@ KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const f
     }
     at = __shfl_sync(FULL, at, 0), best = __shfl_sync(FULL, best, 0);
     taken += best / all;
-    if (lane == 0) chosen[blockIdx.x * k + j] = at, weights[blockIdx.x * k + j] = best / all;
+    if (lane == 0) chosen[j] = at, weights[j] = best / all;
     if (lane == at % 32) p[at] = -1.0f;
     __syncwarp();
   }
-  for (int j = lane; normalized && j < k; j += 32) weights[blockIdx.x * k + j] /= taken;
+  for (int j = lane; normalized && j < k; j += 32) weights[j] /= taken;
 }
 
 // Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and starts [experts + 1]

@@ -145,14 +145,18 @@ pub struct ExpertsArgs<'a, B: Device> {
     pub gate_up: &'a B::Weight,
     /// `[experts * hidden, width]`
     pub down: &'a B::Weight,
+    /// Experts that the router chooses for a token.
     pub per_token: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+    /// Whether the last expert is not chosen, but every token's, weighted by the sigmoid of its
+    /// logit.
+    pub shared: bool,
     pub rows: &'a mut ExpertRows<B>,
 }
 
-/// Scratch of [`Ops::experts`] for steps of `n` tokens with `k` experts each; undefined after the
-/// op.
+/// Scratch of [`Ops::experts`] for steps of `n` tokens with `k` experts each, a shared one among
+/// them; undefined after the op.
 pub struct ExpertRows<B: Device> {
     /// Logits of the router `[n, experts]`.
     pub logits: B::Acts,
@@ -331,7 +335,8 @@ pub trait Ops: Pages {
     /// Mixture of experts: `x += sum over j of weight[j] * down(silu(gate(h)) * up(h))` for the
     /// experts j that the router chooses for each row of `h`. These are the `per_token` most
     /// probable experts by the softmax of `router h`; equal ones are chosen by lower number. The
-    /// sum begins with the most probable expert.
+    /// sum begins with the most probable expert and ends with a shared one, whose logit is not in
+    /// the softmax.
     fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize);
     /// Ends the layers of a step: `seq_len += len` for every span; `seen` gets the step's tokens if
     /// they are given; `peak` counts the live slots, and `reads` counts them for spans of one

@@ -29,6 +29,8 @@ pub struct Family {
     pub hybrid: bool,
     /// Whether layers have experts.
     pub experts: bool,
+    /// Whether one more expert is every token's.
+    pub shared_expert: bool,
     /// Whether it is Gemma 3: norms store their weights minus 1 and also follow blocks, most layers
     /// are local, gates are GELU, embeddings are multiplied by the root of their size, and the
     /// factor of the scores is stated.
@@ -65,12 +67,13 @@ const PLAIN: Family = Family {
     scaled: false,
     hybrid: false,
     experts: false,
+    shared_expert: false,
     gemma: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 11] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
@@ -86,12 +89,27 @@ const FAMILIES: [Family; 10] = [
     },
     Family { name: "qwen3_5_text", qk_norm: true, hybrid: true, partial_rope: true, yarn: true, ..PLAIN },
     Family { name: "qwen3_moe", qk_norm: true, window: WindowIn::AllIfUsed, yarn: true, experts: true, ..PLAIN },
+    Family {
+        name: "qwen3_5_moe_text",
+        qk_norm: true,
+        hybrid: true,
+        experts: true,
+        shared_expert: true,
+        partial_rope: true,
+        yarn: true,
+        ..PLAIN
+    },
     Family { name: "gemma3_text", qk_norm: true, gemma: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
 /// Families with another name in GGUF files, and that.
-const GGUF_NAMES: [[&str; 2]; 3] = [["qwen3_5_text", "qwen35"], ["qwen3_moe", "qwen3moe"], ["gemma3_text", "gemma3"]];
+const GGUF_NAMES: [[&str; 2]; 4] = [
+    ["qwen3_5_text", "qwen35"],
+    ["qwen3_5_moe_text", "qwen35moe"],
+    ["qwen3_moe", "qwen3moe"],
+    ["gemma3_text", "gemma3"],
+];
 
 impl Family {
     /// Defaults of transformers' classes (4.57 and 5.24) for keys that a `config.json` omits. Sizes
@@ -121,6 +139,14 @@ impl Family {
                 "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256,
                 "max_position_embeddings": 32_768, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
                 "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            }),
+            "qwen3_5_moe_text" => json!({
+                "vocab_size": 248_320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+                "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32_768,
+                "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+                "linear_num_key_heads": 16, "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
+                "norm_topk_prob": true,
             }),
             "gemma3_text" => json!({
                 "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

@@ -29,7 +29,7 @@ pub use tokenizer::PROMPT_BOS;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 32] = [
+const LAYER_NAMES: [(&str, &str); 36] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -49,6 +49,10 @@ const LAYER_NAMES: [(&str, &str); 32] = [
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
     ("linear_attn.in_proj_b", "ssm_beta"),
@@ -249,6 +253,15 @@ impl Gguf {
     pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
         if let [channels, 1, kernel] = spec.shape[..] {
             let mut tensor = self.tensor(&TensorSpec { name: spec.name.clone(), shape: vec![channels, kernel] })?;
+            tensor.shape.clone_from(&spec.shape);
+            return Ok(tensor);
+        }
+        let entry = gguf_name(&spec.name).and_then(|name| self.header.tensors.get(&name));
+        if let ([1, cols], Some(Entry { shape, .. })) = (&spec.shape[..], entry)
+            && shape.len() == 1
+        {
+            // A matrix of one row may be a vector.
+            let mut tensor = self.tensor(&TensorSpec { name: spec.name.clone(), shape: vec![*cols] })?;
             tensor.shape.clone_from(&spec.shape);
             return Ok(tensor);
         }

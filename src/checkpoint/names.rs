@@ -55,9 +55,9 @@ pub struct LayerSpec {
 
 /// The tensors of a feed-forward block: dense, or experts.
 pub struct MlpSpec {
-    /// `[experts, hidden]`; `None` of a dense one.
-    pub router: Option<LinearSpec>,
-    /// Gate and up of each expert, or the one pair `[ffn, hidden]`.
+    /// `[experts, hidden]`, then `[1, hidden]` of a shared expert; none of a dense block.
+    pub router: Vec<LinearSpec>,
+    /// Gate and up of each expert, the shared one last, or the one pair `[ffn, hidden]`.
     pub gate_up: Vec<LinearSpec>,
     /// `[hidden, ffn]`
     pub down: Vec<LinearSpec>,
@@ -124,6 +124,11 @@ pub fn is_value(name: &str) -> bool {
     name.ends_with(".self_attn.v_proj.weight")
 }
 
+/// Whether a matrix is an expert's, shared or not: all experts of a layer have the same code.
+pub fn is_expert(name: &str) -> bool {
+    name.contains(".mlp.experts.") || name.contains(".mlp.shared_expert.")
+}
+
 /// The norm after the last layer.
 pub fn final_norm(c: &ModelConfig) -> TensorSpec {
     tensor("model.norm.weight", &[c.hidden])
@@ -179,10 +184,14 @@ impl MlpSpec {
     fn new(c: &ModelConfig, layer: usize, name: &str) -> Self {
         let (names, width, router) = match (c.layer(layer).mlp, &c.spec.experts) {
             (Mlp::Experts, Some(experts)) => {
-                let names = (0..experts.count).map(|expert| format!("{name}.experts.{expert}")).collect();
-                (names, experts.width, Some(linear(&format!("{name}.gate"), experts.count, c.hidden, false)))
+                let names = (0..experts.count).map(|expert| format!("{name}.experts.{expert}"));
+                let shared = experts.shared.then(|| format!("{name}.shared_expert"));
+                let row = |part: &str, rows| linear(&format!("{name}.{part}"), rows, c.hidden, false);
+                let mut router = vec![row("gate", experts.count)];
+                router.extend(experts.shared.then(|| row("shared_expert_gate", 1)));
+                (names.chain(shared).collect(), experts.width, router)
             }
-            _ => (vec![name.to_owned()], c.ffn, None),
+            _ => (vec![name.to_owned()], c.ffn, Vec::new()),
         };
         let part = |name: &str, part, out, from| linear(&format!("{name}.{part}"), out, from, c.spec.mlp_bias);
         let gate_up = |name: &String| ["gate_proj", "up_proj"].map(|of| part(name, of, width, c.hidden));

@@ -29,7 +29,7 @@ const FOREIGN_KEYS: [&str; 7] = [
 /// with the keys beside it.
 pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if !matches!(&*kind, "qwen3_5" | "gemma3") {
+    if !matches!(&*kind, "qwen3_5" | "qwen3_5_moe" | "gemma3") {
         return with_gemmas_defaults(config);
     }
     let Some(Value::Object(mut text)) = config.remove("text_config") else { return config };
@@ -115,7 +115,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         n_q_heads,
         n_kv_heads,
         head_dim,
-        ffn: config.size_to("intermediate_size", bounds::FFN)?,
+        ffn: ffn(config, family)?,
         vocab: config.size_to("vocab_size", bounds::VOCAB)?,
         rms_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
@@ -159,8 +159,8 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
         spec.layers = mixers(config)?;
     }
     if family.experts {
-        spec.experts = Some(experts(config)?);
-        spec.layers = mlps(config)?;
+        spec.experts = Some(experts(config, family)?);
+        spec.layers = with_experts(config, &spec.layers)?;
     }
     if family.gemma {
         gemma(config, &mut spec)?;
@@ -221,19 +221,31 @@ fn delta_net(config: &Fields) -> Result<DeltaNet> {
     Ok(sizes)
 }
 
+/// Channels of a dense feed-forward block. Families in which none need be dense may state experts'
+/// alone.
+fn ffn(config: &Fields, family: &Family) -> Result<usize> {
+    let omitted = family.experts && config.get("intermediate_size").is_none();
+    config.size_to(if omitted { "moe_intermediate_size" } else { "intermediate_size" }, bounds::FFN)
+}
+
 /// Sizes of the layers with experts. transformers has two names for their number.
-fn experts(config: &Fields) -> Result<Experts> {
+fn experts(config: &Fields, family: &Family) -> Result<Experts> {
     let place = config.place();
     let named = if config.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
     let count = config.size_to(named, bounds::EXPERTS)?;
     let per_token = config.size_to("num_experts_per_tok", bounds::EXPERTS)?;
     ensure!(per_token <= count, "{place}: a token has {per_token} of {count} experts");
     let width = config.size_to("moe_intermediate_size", bounds::FFN)?;
-    Ok(Experts { count, per_token, width, normalized: config.bool_or("norm_topk_prob", false)? })
+    let shared = family.shared_expert;
+    if shared {
+        let own = config.size_to("shared_expert_intermediate_size", bounds::FFN)?;
+        ensure!(own == width, "{place}: a shared expert of {own} channels is not supported (others have {width})");
+    }
+    Ok(Experts { count, per_token, width, normalized: config.bool_or("norm_topk_prob", false)?, shared })
 }
 
-/// Layers with experts: one in `decoder_sparse_step`, but for `mlp_only_layers`.
-fn mlps(config: &Fields) -> Result<Vec<LayerKind>> {
+/// The layers with experts in some: one in `decoder_sparse_step`, but for `mlp_only_layers`.
+fn with_experts(config: &Fields, layers: &[LayerKind]) -> Result<Vec<LayerKind>> {
     let (n, place) = (config.size_to("num_hidden_layers", bounds::LAYERS)?, config.place());
     let step = config.opt_size("decoder_sparse_step")?.unwrap_or(1).max(1);
     let dense = match config.get("mlp_only_layers") {
@@ -250,7 +262,7 @@ fn mlps(config: &Fields) -> Result<Vec<LayerKind>> {
         true => Mlp::Experts,
         false => Mlp::Dense,
     };
-    Ok((0..n).map(|layer| LayerKind { mlp: of(layer), ..LayerKind::ATTENTION }).collect())
+    Ok((0..n).map(|layer| LayerKind { mlp: of(layer), ..layers[layer % layers.len()] }).collect())
 }
 
 /// Layers of attention and of gated delta nets: `layer_types`, or attention in every fourth.

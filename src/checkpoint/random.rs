@@ -267,7 +267,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         // The same sizes with half as many heads, twice as wide.
         "qwen3-8b-wide" => ModelConfig { n_q_heads: 16, n_kv_heads: 4, head_dim: 256, ..shape_config("qwen3-8b")? },
         "qwen3-30b-a3b" => {
-            let experts = Experts { count: 128, per_token: 8, width: 768, normalized: true };
+            let experts = Experts { count: 128, per_token: 8, width: 768, normalized: true, shared: false };
             ModelConfig {
                 family: family("qwen3_moe"),
                 n_kv_heads: 4,

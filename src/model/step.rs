@@ -6,7 +6,7 @@ use super::weights::{Attention, DeltaNet, Layer, Mixer};
 use super::workspace::Workspace;
 use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
-use crate::checkpoint::Activation;
+use crate::checkpoint::{Activation, Experts};
 
 /// One forward pass of some rows, with its inputs and outputs. The caller has reserved its pages
 /// ([`KvCache::reserve_step`]), so nothing here can fail.
@@ -164,9 +164,9 @@ impl<B: Backend> Step<'_, B> {
         let norm = model.norm(l, &layer.post_norm, &mut ws.non_finite);
         if let (Some(router), Some(sizes), Some(rows)) = (&layer.router, &model.config.spec.experts, &mut ws.experts) {
             b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
-            let (per_token, normalized) = (sizes.per_token, sizes.normalized);
+            let &Experts { per_token, normalized, shared, .. } = sizes;
             let (gate_up, down) = (&layer.gate_up, &layer.down);
-            let args = ExpertsArgs { router, gate_up, down, per_token, normalized, rows };
+            let args = ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows };
             return b.experts(&mut ws.x, &ws.h, args, n);
         }
         let gate_up = Linear {

@@ -40,8 +40,8 @@ pub(super) struct Layer<B: Backend> {
     pub behind: Option<[B::Buf<f32>; 2]>,
     /// Norm before the MLP.
     pub post_norm: B::Buf<f32>,
-    /// Router `[experts, hidden]`; the matrices below then hold all experts. `None` for a dense
-    /// layer.
+    /// Router `[experts, hidden]` with the row of a shared expert; the matrices below then hold all
+    /// experts. `None` for a dense layer.
     pub router: Option<B::Weight>,
     /// Stacked gate and up projections `[2 ffn, hidden]`.
     pub gate_up: B::Weight,
@@ -261,7 +261,10 @@ impl<B: Backend> Loader<'_, B> {
                 None => None,
             },
             post_norm: self.norm(&t.post_norm, 1.0)?,
-            router: t.mlp.router.as_ref().map(|router| self.matrix(&[router])).transpose()?,
+            router: match &t.mlp.router[..] {
+                [] => None,
+                router => Some(self.matrix(&router.iter().collect::<Vec<_>>())?),
+            },
             gate_up: self.matrix(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
             gate_up_bias: self.bias(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
             down: self.matrix(&t.mlp.down.iter().collect::<Vec<_>>())?,

@@ -84,7 +84,7 @@ fn constant<B: Backend>(b: &B, len: usize) -> Result<B::Buf<f32>, OutOfMemory> {
 pub fn step_token_bytes(c: &ModelConfig) -> usize {
     let heads = c.n_q_heads * c.head_dim;
     let delta = c.spec.delta_net.map_or(0, |d| d.channels() + 2 * d.value_width() + 2 * d.value_heads);
-    let of_experts = |e: Experts| e.count + e.per_token * (4 + 3 * e.width + c.hidden);
+    let of_experts = |e: Experts| e.all() + e.passed() * (4 + 3 * e.width + c.hidden);
     let experts = c.spec.experts.map_or(0, of_experts);
     size_of::<f32>() * (4 * c.hidden + c.qkv_width() + heads + delta + experts + 3 * c.dense_ffn())
 }
@@ -204,12 +204,12 @@ impl<B: Backend> Workspace<B> {
 
 /// Allocates scratch for `rows` tokens in layers with experts.
 fn expert_rows<B: Backend>(b: &B, model: &Model<B>, sizes: Experts, rows: usize) -> Result<ExpertRows<B>, OutOfMemory> {
-    let pairs = rows * sizes.per_token;
+    let (pairs, all) = (rows * sizes.passed(), sizes.all());
     Ok(ExpertRows {
-        logits: b.acts(rows, sizes.count, Use::Any)?,
+        logits: b.acts(rows, all, Use::Any)?,
         chosen: b.alloc(pairs)?,
         weights: b.alloc(pairs)?,
-        order: b.alloc(2 * pairs + sizes.count + 1)?,
+        order: b.alloc(2 * pairs + all + 1)?,
         gate_up: b.acts(pairs, 2 * sizes.width, Use::Any)?,
         act: b.acts(pairs, sizes.width, Use::Input(&model.each(true, |l| &l.down)))?,
         out: b.acts(pairs, model.config.hidden, Use::Any)?,

@@ -35,7 +35,7 @@ pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
         true => weights.embedding_code(),
         false if names::is_value(name) => weights.value_code(),
         // No kernel of a GPU multiplies experts by codes of files.
-        false if name.contains(".mlp.experts.") => weights.code().map(Code::for_experts),
+        false if names::is_expert(name) => weights.code().map(Code::for_experts),
         false => weights.code(),
     };
     let named = |(name, is_end): (String, bool)| code(&name, is_end).map(|code| (name, code));
@@ -48,10 +48,12 @@ pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code>
 }
 
 /// Codes for the matrices of a checkpoint's files. Formats without a code of ours become 8 bits.
-/// Plain matrices stay plain, and so does a stack that has one.
+/// Plain matrices stay plain, and so does a stack that has one; but a shared expert follows those
+/// that it is stacked with.
 pub fn own_codes(source: &Checkpoint) -> BTreeMap<String, Code> {
     let own = |name: &str| match &source.tensors.get(name)?.format {
         Format::Rows(rows) => Some(rows.own_code().unwrap_or(Code::Q8)),
+        Format::Plain(_) if name.contains(".mlp.shared_expert.") => Some(Code::Q8),
         _ => None,
     };
     let mut out = packable(&source.config);
@@ -248,11 +250,12 @@ mod tests {
         assert_eq!(of(&config, "layers.1.self_attn.q_proj"), file);
         assert_eq!([of(&config, "layers.1.self_attn.v_proj"), of(&config, "embed_tokens")], [Code::Q8; 2]);
         assert!(loaded_bytes(&config, Weights::Q4k, 2) < loaded_bytes(&config, Weights::Int8, 2) * 4 / 5);
-        config.spec.experts = Some(Experts { count: 9, per_token: 2, width: 64, normalized: true });
+        config.spec.experts = Some(Experts { count: 9, per_token: 2, width: 64, normalized: true, shared: true });
         config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }];
         assert_eq!(
-            [of(&config, "layers.0.self_attn.o_proj"), of(&config, "layers.0.mlp.experts.3.up_proj")],
-            [file, Code::Q4]
+            ["self_attn.o_proj", "mlp.experts.3.up_proj", "mlp.shared_expert.up_proj"]
+                .map(|part| of(&config, &format!("layers.0.{part}"))),
+            [file, Code::Q4, Code::Q4]
         );
         let source = checkpoint();
         let made = convert(source, Weights::Q4k, &Importance::new(), 2, |_, _| true).unwrap();

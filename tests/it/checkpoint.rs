@@ -236,7 +236,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
     let cases = [
         (
             json!({"model_type": "gemma2"}),
-            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, qwen3_moe, gemma3_text, granite are)",
+            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, granite are)",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -391,6 +391,9 @@ fn keys_that_a_config_leaves_out_have_their_class_defaults() {
         if family == "qwen3_moe" {
             sizes["num_experts"] = 4.into();
         }
+        if family == "qwen3_5_moe_text" {
+            sizes["shared_expert_intermediate_size"] = 8.into();
+        }
         ModelConfig::from_json("x", sizes.to_string().as_bytes()).unwrap_or_else(|e| panic!("{family}: {e:#}"))
     };
     for (family, tied, context, kv, head, eps, theta) in [
@@ -403,6 +406,7 @@ fn keys_that_a_config_leaves_out_have_their_class_defaults() {
         ("qwen3", false, 32_768, 32, 128, 1e-6, 1e4),
         ("qwen3_moe", false, 32_768, 4, 128, 1e-6, 1e4),
         ("qwen3_5_text", false, 32_768, 4, 256, 1e-6, 1e4),
+        ("qwen3_5_moe_text", false, 32_768, 2, 256, 1e-6, 1e4),
         ("gemma3_text", true, 131_072, 4, 256, 1e-6, 1e6),
     ] {
         let c = read(family);

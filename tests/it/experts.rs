@@ -113,6 +113,26 @@ fn matrices_of_all_experts_of_a_layer_have_one_code() {
 }
 
 #[test]
+fn a_shared_expert_is_the_last_one_of_its_layer() {
+    let place = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3_5_moe/config.json");
+    let text: Value = serde_json::from_slice(&std::fs::read(place).unwrap()).unwrap();
+    let whole = |changes: Value| {
+        let text = crate::folder::merged(text.clone(), changes);
+        let config = json!({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+            "text_config": text, "vision_config": {"depth": 2}});
+        ModelConfig::from_json("config.json", config.to_string().as_bytes())
+    };
+    let config = whole(json!({})).unwrap();
+    let experts = config.spec.experts.unwrap();
+    assert_eq!((experts.all(), experts.passed(), config.dense_ffn()), (11, 4, 0));
+    let packed = codes(&whole(json!({"hidden_size": 64})).unwrap(), Weights::Int4);
+    let code = |part: &str| packed.get(&format!("model.layers.0.mlp.{part}.up_proj.weight"));
+    assert!(code("experts.9").is_some() && code("experts.9") == code("shared_expert"), "{packed:?}");
+    let error = whole(json!({"shared_expert_intermediate_size": 32})).unwrap_err().to_string();
+    assert_eq!(error, "config.json: a shared expert of 32 channels is not supported (others have 16)");
+}
+
+#[test]
 fn layers_and_sizes_of_experts_are_checked() {
     let layers = |changes| {
         let config = config(changes).unwrap();

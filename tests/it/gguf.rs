@@ -45,7 +45,11 @@ pub fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
     said
 }
 
-const NAMES: [(&str, &str); 15] = [
+const NAMES: [(&str, &str); 19] = [
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.gate", "ffn_gate_inp"),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
@@ -67,7 +71,11 @@ const NAMES: [(&str, &str); 15] = [
 pub fn converted(c: &Checkpoint) -> GgufFile {
     let hybrid = c.config.spec.delta_net;
     let (m, experts) = (&c.config, c.config.spec.experts);
-    let own_name = if hybrid.is_some() { Some("qwen35") } else { experts.map(|_| "qwen3moe") };
+    let own_name = match (hybrid, experts) {
+        (Some(_), Some(_)) => Some("qwen35moe"),
+        (Some(_), None) => Some("qwen35"),
+        (None, of) => of.map(|_| "qwen3moe"),
+    };
     let arch = own_name.unwrap_or(m.family.name);
     let mut file = GgufFile::default();
     let key = |name: &str| format!("{arch}.{name}");
@@ -173,7 +181,8 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
         }
         let theirs = NAMES.iter().find(|n| n.0 == part).map_or(part, |n| n.1);
         let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
-        let f32s = ["mlp.gate", "ssm_conv1d"].contains(&part) || tensor.format.name() != "bf16";
+        let f32s =
+            ["mlp.gate", "mlp.shared_expert_gate", "ssm_conv1d"].contains(&part) || tensor.format.name() != "bf16";
         let element = if dims.len() == 2 && !f32s { BF16 } else { F32 };
         file.tensor(&format!("{prefix}{theirs}{kind}"), &dims, element, &values);
     }
@@ -386,7 +395,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma2")),
-        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, gemma3, granite are)"
+        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

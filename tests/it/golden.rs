@@ -163,6 +163,11 @@ fn qwen3_moe_with_experts_in_all_layers_but_one() {
     holds("qwen3_moe");
 }
 
+#[test]
+fn qwen3_5_moe_with_delta_nets_experts_and_a_shared_one() {
+    holds("qwen3_5_moe");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,

@@ -352,7 +352,7 @@ impl Ops for Spy {
     }
 
     fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize) {
-        let ExpertsArgs { router, gate_up, down, per_token, normalized, rows } = args;
+        let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows } = args;
         let take = |acts: &mut Self::Acts| std::mem::replace(acts, self.cpu.acts(0, 0, Use::Any).expect("nothing"));
         let mut own = ExpertRows {
             logits: take(&mut rows.logits),
@@ -363,7 +363,7 @@ impl Ops for Spy {
             act: take(&mut rows.act),
             out: take(&mut rows.out),
         };
-        self.cpu.experts(x, h, ExpertsArgs { router, gate_up, down, per_token, normalized, rows: &mut own }, n);
+        self.cpu.experts(x, h, ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows: &mut own }, n);
         let ExpertRows { logits, chosen, weights, order, gate_up, act, out } = own;
         (rows.logits, rows.gate_up, rows.act, rows.out) = (logits, gate_up, act, out);
         rows.chosen.replace(chosen);

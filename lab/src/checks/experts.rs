@@ -10,19 +10,23 @@ pub struct Mixture {
     stored: Stored,
     count: usize,
     per_token: usize,
+    /// Whether the last one is every token's.
+    shared: bool,
     n: usize,
 }
 
 pub fn all() -> Vec<Mixture> {
     let plain = [DType::F32, DType::F16, DType::Bf16].map(Stored::Plain);
     let formats = plain.into_iter().chain(Code::ALL.map(Stored::Packed));
-    let sizes = [(1, 37, 5), (3, 5, 5), (40, 9, 4), (90, 2, 1)];
-    formats.flat_map(|stored| sizes.map(|(n, count, per_token)| Mixture { stored, count, per_token, n })).collect()
+    let sizes = [(1, 37, 5, true), (3, 5, 5, false), (40, 9, 4, true), (90, 2, 1, false)];
+    let of = |stored, (n, count, per_token, shared)| Mixture { stored, count, per_token, shared, n };
+    formats.flat_map(|stored| sizes.map(|sizes| of(stored, sizes))).collect()
 }
 
 impl Case for Mixture {
     fn name(&self) -> String {
-        format!("{} of {} experts {}, {} rows", self.per_token, self.count, self.stored.name(), self.n)
+        let shared = if self.shared { ", one of them shared" } else { "" };
+        format!("{} of {} experts {}{shared}, {} rows", self.per_token, self.count, self.stored.name(), self.n)
     }
     fn limit(&self) -> f32 {
         match self.stored {
@@ -57,8 +61,9 @@ impl Case for Mixture {
             router: &router,
             gate_up: &gate_up,
             down: &down,
-            per_token: self.per_token,
+            per_token: self.per_token - usize::from(self.shared),
             normalized: self.count % 2 == 1,
+            shared: self.shared,
             rows: &mut rows,
         };
         b.experts(&mut x, &h, args, n);

@@ -78,7 +78,7 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         }
         if other == Other::Experts {
             // All are chosen: if two are almost equally good, backends may choose different ones.
-            config.spec.experts = Some(Experts { count: 3, per_token: 3, width: 80, normalized: true });
+            config.spec.experts = Some(Experts { count: 3, per_token: 3, width: 80, normalized: true, shared: true });
             config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }, LayerKind::ATTENTION];
         }
         let mut checkpoint = Checkpoint::random_of(shape, config)?;

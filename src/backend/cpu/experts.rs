@@ -11,12 +11,19 @@ use std::ops::Range;
 
 /// [`Ops::experts`](super::super::Ops::experts)
 pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cpu>, n: usize) {
-    let ExpertsArgs { router, gate_up, down, per_token: k, normalized, rows } = args;
-    let (count, pairs) = (router.rows(), n * k);
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows } = args;
+    let (count, k) = (router.rows(), per_token + usize::from(shared));
+    let pairs = n * k;
     cpu.multiply(&mut rows.logits, h, router, None, n);
     for i in 0..n {
         let (chosen, weights) = (&mut rows.chosen[i * k..][..k], &mut rows.weights[i * k..][..k]);
-        choose(rows.logits.row_mut(i), chosen, weights, normalized);
+        let mut logits = rows.logits.row_mut(i);
+        if shared {
+            let (last, others) = logits.split_last_mut().expect("a router has rows");
+            (chosen[per_token], weights[per_token]) = (count as i32 - 1, 1.0 / (1.0 + (-*last).exp()));
+            logits = others;
+        }
+        choose(logits, &mut chosen[..per_token], &mut weights[..per_token], normalized);
     }
     let (order, rest) = rows.order.split_at_mut(pairs);
     let (place, rest) = rest.split_at_mut(pairs);

@@ -28,8 +28,9 @@ pub fn has_experts(hidden: usize, width: usize) -> bool {
 /// [`Ops::experts`](super::Ops::experts)
 pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cuda>, n: usize) {
     cuda.settle();
-    let ExpertsArgs { router, gate_up, down, per_token: k, normalized, rows } = args;
-    let (count, pairs) = (router.rows, n * k);
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows } = args;
+    let (count, k) = (router.rows, per_token + usize::from(shared));
+    let pairs = n * k;
     assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");
     assert!(has_experts(gate_up.cols, down.cols), "experts of {} columns have no kernels", down.cols);
     [(&*x, n), (&rows.logits, n), (&rows.gate_up, pairs), (&rows.out, pairs)]
@@ -44,7 +45,8 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     let sizes = [I32(dtype_number(dtype)), int(count), int(router.cols)];
     let blocks = count.div_ceil(ROUTE_THREADS / 32);
     cuda.driver.launch(Kernel::Route, [blocks, n, 1], ROUTE_THREADS, &[&from[..], &sizes].concat());
-    let choice = [Ptr(chosen), Ptr(weights), Ptr(rows.logits.ptr()), int(count), int(k), I32(normalized as i32)];
+    let chosen_of = [int(count - usize::from(shared)), int(per_token), I32(normalized as i32), I32(shared as i32)];
+    let choice = [&[Ptr(chosen), Ptr(weights), Ptr(rows.logits.ptr())][..], &chosen_of].concat();
     cuda.driver.launch(Kernel::ChooseExperts, [n, 1, 1], CHOOSE_THREADS, &choice);
     let sort = [Ptr(order), Ptr(place), Ptr(starts), Ptr(chosen), int(count), int(pairs)];
     cuda.driver.launch(Kernel::SortExperts, [1, 1, 1], SORT_THREADS, &sort);

@@ -84,7 +84,10 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         "model_type": family.name,
         "num_hidden_layers": layers,
         "hidden_size": need("embedding_length")?,
-        "intermediate_size": need("feed_forward_length")?,
+        "intermediate_size": match h.opt_size(&key("feed_forward_length"))? {
+            None if !family.experts => Some(need("feed_forward_length")?),
+            stated => stated,
+        },
         "num_attention_heads": heads,
         "num_key_value_heads": h.opt_size(&key("attention.head_count_kv"))?.unwrap_or(heads),
         "head_dim": head_dim,
@@ -124,6 +127,10 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         // llama.cpp's architecture says it; files of ollama may say no.
         let stated = h.flag(&key("norm_top_k_prob"))?.or(h.flag(&key("expert_weights_norm"))?);
         out["norm_topk_prob"] = stated.unwrap_or(true).into();
+        if family.shared_expert {
+            let shared = h.opt_size(&key("expert_shared_feed_forward_length"))?;
+            out["shared_expert_intermediate_size"] = shared.unwrap_or(need("expert_feed_forward_length")?).into();
+        }
         let dense = |layer: &usize| !h.tensors.contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
         out["mlp_only_layers"] = (0..layers.min(bounds::LAYERS)).filter(dense).collect::<Vec<_>>().into();
     }

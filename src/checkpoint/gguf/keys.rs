@@ -134,6 +134,7 @@ fn model(
     let window = family.gemma || family.window == WindowIn::AllLayers;
     let read = READ.contains(&name)
         || name == "attention.sliding_window" && window
+        || name.starts_with("expert_shared_") && family.shared_expert
         || name == "attention.scale" && (family.gemma || family.scaled)
         || family.scaled && SCALES.contains(&name);
     if name == "attention.causal" && number(value) == Some(0.0) {

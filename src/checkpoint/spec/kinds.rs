@@ -66,6 +66,21 @@ pub struct Experts {
     pub width: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+    /// Whether there is one more expert that every token passes, weighted by the sigmoid of its
+    /// logit. It is the last one.
+    pub shared: bool,
+}
+
+impl Experts {
+    /// Experts with the shared one.
+    pub fn all(&self) -> usize {
+        self.count + usize::from(self.shared)
+    }
+
+    /// Experts that a token passes, with the shared one.
+    pub fn passed(&self) -> usize {
+        self.per_token + usize::from(self.shared)
+    }
 }
 
 /// Attention of local layers.

@@ -30,6 +30,7 @@ FAMILIES = [
     ("qwen3_moe", "qwen3moe", False, "qwen2"),
     ("gemma3", "gemma3", False, "default"),
     ("qwen3_5", "qwen35", False, "qwen35"),
+    ("qwen3_5_moe", "qwen35moe", False, "qwen35"),
 ]
 ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
 PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
@@ -86,7 +87,8 @@ def parameters(w, c, arch):
     w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
-    w.add_feed_forward_length(c["intermediate_size"])
+    if "intermediate_size" in c:
+        w.add_feed_forward_length(c["intermediate_size"])
     w.add_head_count(c["num_attention_heads"])
     w.add_head_count_kv(c["num_key_value_heads"])
     w.add_rope_freq_base(rope["rope_theta"])
@@ -98,11 +100,13 @@ def parameters(w, c, arch):
     if arch in ("llama", "smollm3", "granite"):
         w.add_vocab_size(c["vocab_size"])
         w.add_rope_dimension_count(head_dim or c["hidden_size"] // c["num_attention_heads"])
-    if arch == "qwen3moe":
-        w.add_expert_count(c["num_local_experts"])
+    if arch in ("qwen3moe", "qwen35moe"):
+        w.add_expert_count(c.get("num_local_experts") or c["num_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    if arch == "qwen35":
+    if arch == "qwen35moe":
+        w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+    if arch in ("qwen35", "qwen35moe"):
         width = c["linear_num_value_heads"] * c["linear_value_head_dim"]
         w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
         w.add_ssm_state_size(c["linear_key_head_dim"])
@@ -207,8 +211,11 @@ def make(name, arch, permuted, pre, work):
                 t = t.reshape(heads, 2, t.shape[0] // heads // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
         if "linear_attn" in ours:
             t = delta_net(c, ours, t)
-        elif arch in ("gemma3", "qwen35") and "norm" in ours:
+        elif arch in ("gemma3", "qwen35", "qwen35moe") and "norm" in ours:
             t = (t.astype(np.uint32) << 16).view(np.float32) + np.float32(1)
+        # llama.cpp reads this row as a vector.
+        if "shared_expert_gate" in ours:
+            t = t[0]
         # Routers and convolutions stay f32.
         if t.ndim >= 2 and not any(part in theirs for part in ("ffn_gate_inp", "conv1d")):
             w.add_tensor(theirs, np.ascontiguousarray(t).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
