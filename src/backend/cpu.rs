@@ -179,10 +179,11 @@ impl Ops for Cpu {
         let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
         rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
         kv::round_trip(self, qkv, kv, layer, spans);
+        let sinks = rope.sinks.map_or(&[][..], |sinks| sinks);
         if kv.geometry.policy.scored().is_some() {
-            attention::attend_in_order(self, out, qkv, kv, layer, spans);
+            attention::attend_in_order(self, out, qkv, kv, layer, spans, sinks);
         } else {
-            attention::attend(self, out, qkv, decisions, kv, layer, spans);
+            attention::attend(self, out, qkv, decisions, kv, layer, spans, sinks);
             attention::count_reads(self, kv, spans);
             if !rope.staged {
                 kv::append(kv, qkv, decisions, layer, spans);

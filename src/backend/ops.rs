@@ -23,6 +23,8 @@ pub struct QkvRopeArgs<'a, B: Device> {
     /// Whether the `n_q_heads * head_dim` columns directly after v are a gate of the output
     /// (Qwen3.5).
     pub gated: bool,
+    /// Logits `[n_q_heads]` that join the softmax of each head without a value (gpt-oss).
+    pub sinks: Option<&'a B::Buf<f32>>,
     /// Whether the cache stays as it is until [`Ops::commit`].
     pub staged: bool,
 }
@@ -38,6 +40,7 @@ impl<'a, B: Device> QkvRopeArgs<'a, B> {
             borrowed: None,
             predictor: None,
             gated: false,
+            sinks: None,
             staged: false,
         }
     }
@@ -141,6 +144,10 @@ pub struct DeltaNetArgs<'a, B: Device> {
 pub struct ExpertsArgs<'a, B: Device> {
     /// `[experts, hidden]`
     pub router: &'a B::Weight,
+    /// `[experts]`, `[experts * 2 width]` and `[experts * hidden]`.
+    pub router_bias: Option<&'a B::Buf<f32>>,
+    pub gate_up_bias: Option<&'a B::Buf<f32>>,
+    pub down_bias: Option<&'a B::Buf<f32>>,
     /// Gate and up of each expert, stacked by rows `[experts * 2 width, hidden]`.
     pub gate_up: &'a B::Weight,
     /// `[experts * hidden, width]`
@@ -152,6 +159,9 @@ pub struct ExpertsArgs<'a, B: Device> {
     /// Whether the last expert is not chosen, but every token's, weighted by the sigmoid of its
     /// logit.
     pub shared: bool,
+    /// Whether `(up + 1) * gate * sigmoid(1.702 gate)` takes the place of SwiGLU, of a gate of at
+    /// most 7 and an up between -7 and 7.
+    pub clamped: bool,
     pub rows: &'a mut ExpertRows<B>,
 }
 
@@ -281,6 +291,9 @@ pub trait Ops: Pages {
     ///    encoded into the slots.
     ///
     /// 4. Where rows are [gated](QkvRopeArgs::gated), `out *= sigmoid(gate)`.
+    ///
+    /// Where there are [sinks](QkvRopeArgs::sinks), each head's softmax has one more score, whose
+    /// value is zero and which no policy counts.
     ///
     /// Under a policy whose victims depend on attention weights, 2 and 3 run row after row: each
     /// row attends to itself and to the slots that the row before it left. Its weights change

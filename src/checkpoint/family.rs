@@ -35,6 +35,9 @@ pub struct Family {
     /// are local, gates are GELU, embeddings are multiplied by the root of their size, and the
     /// factor of the scores is stated.
     pub gemma: bool,
+    /// Whether it is gpt-oss: attention has sinks, every other layer is local, experts have biases
+    /// and clamped activations, and their tensors have forms of their own.
+    pub oss: bool,
     /// Whether rows of q and k are interleaved in GGUF files. llama.cpp rotates neighbouring
     /// channels of such models, and channels half a head apart, as Hugging Face does, of later
     /// architectures; its converter permutes the rows to match.
@@ -69,11 +72,12 @@ const PLAIN: Family = Family {
     experts: false,
     shared_expert: false,
     gemma: false,
+    oss: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 12] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
@@ -100,15 +104,17 @@ const FAMILIES: [Family; 11] = [
         ..PLAIN
     },
     Family { name: "gemma3_text", qk_norm: true, gemma: true, ..PLAIN },
+    Family { name: "gpt_oss", experts: true, oss: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
 /// Families with another name in GGUF files, and that.
-const GGUF_NAMES: [[&str; 2]; 4] = [
+const GGUF_NAMES: [[&str; 2]; 5] = [
     ["qwen3_5_text", "qwen35"],
     ["qwen3_5_moe_text", "qwen35moe"],
     ["qwen3_moe", "qwen3moe"],
     ["gemma3_text", "gemma3"],
+    ["gpt_oss", "gpt-oss"],
 ];
 
 impl Family {
@@ -148,6 +154,12 @@ impl Family {
                 "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
                 "norm_topk_prob": true,
             }),
+            "gpt_oss" => json!({
+                "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+                "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "attention_bias": true,
+                "num_local_experts": 128, "num_experts_per_tok": 4, "norm_topk_prob": true,
+            }),
             "gemma3_text" => json!({
                 "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -165,7 +177,16 @@ impl Family {
 
     /// `rope_theta` of configurations that state none, as in transformers.
     pub fn rope_theta(&self) -> f64 {
-        if self.no_rope { 2_000_000.0 } else { 10_000.0 }
+        match self {
+            Self { no_rope: true, .. } => 2_000_000.0,
+            Self { oss: true, .. } => 150_000.0,
+            _ => 10_000.0,
+        }
+    }
+
+    /// Whether some layers may be local.
+    pub fn has_local(&self) -> bool {
+        self.gemma || self.oss
     }
 
     pub fn named(name: &str) -> Option<&'static Self> {

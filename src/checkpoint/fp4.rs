@@ -6,6 +6,7 @@
 //! | modelopt | `weight` | `weight_scale` | `weight_scale_2` | `scale * scale_2` |
 //! | compressed-tensors | `weight_packed` | `weight_scale` | `weight_global_scale` | `scale / global_scale` |
 
+use super::e2m1::E2M1;
 use super::fp8::E4M3;
 use super::names::TensorSpec;
 use super::safetensors::RawTensor;
@@ -17,9 +18,6 @@ use std::sync::Arc;
 
 /// Columns that share a scale.
 pub const GROUP: usize = 16;
-
-/// Value of each code: a sign, two bits of exponent and one of mantissa.
-const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// Program that wrote the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

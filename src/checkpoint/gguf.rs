@@ -29,7 +29,7 @@ pub use tokenizer::PROMPT_BOS;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 36] = [
+const LAYER_NAMES: [(&str, &str); 38] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -46,6 +46,8 @@ const LAYER_NAMES: [(&str, &str); 36] = [
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("self_attn.sinks", "attn_sinks"),
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
@@ -372,6 +374,7 @@ pub fn gguf_name(name: &str) -> Option<String> {
     let (stem, kind) = match name.rsplit_once('.')? {
         (_, "A_log") => (name, ""),
         (_, "dt_bias") => (name, ".bias"),
+        (_, "sinks") => (name, ".weight"),
         (stem, kind) => (stem, &name[name.len() - kind.len() - 1..]),
     };
     let (layer, names, stem) = match stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {

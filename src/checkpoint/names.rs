@@ -78,6 +78,8 @@ pub struct AttentionSpec {
     pub o: LinearSpec,
     /// Norms of q and of k, each `[head_dim]`.
     pub qk_norm: Option<[TensorSpec; 2]>,
+    /// A logit for each query head that joins the softmax.
+    pub sinks: Option<TensorSpec>,
     /// Tensors that compute eviction decisions, if the model has its own.
     pub decisions: Option<DecisionSpec>,
 }
@@ -182,18 +184,18 @@ impl LayerSpec {
 
 impl MlpSpec {
     fn new(c: &ModelConfig, layer: usize, name: &str) -> Self {
-        let (names, width, router) = match (c.layer(layer).mlp, &c.spec.experts) {
+        let (names, width, router, bias) = match (c.layer(layer).mlp, &c.spec.experts) {
             (Mlp::Experts, Some(experts)) => {
                 let names = (0..experts.count).map(|expert| format!("{name}.experts.{expert}"));
                 let shared = experts.shared.then(|| format!("{name}.shared_expert"));
-                let row = |part: &str, rows| linear(&format!("{name}.{part}"), rows, c.hidden, false);
-                let mut router = vec![row("gate", experts.count)];
+                let row = |part: &str, rows| linear(&format!("{name}.{part}"), rows, c.hidden, experts.bias);
+                let mut router = vec![row(if c.family.oss { "router" } else { "gate" }, experts.count)];
                 router.extend(experts.shared.then(|| row("shared_expert_gate", 1)));
-                (names.chain(shared).collect(), experts.width, router)
+                (names.chain(shared).collect(), experts.width, router, experts.bias)
             }
-            _ => (vec![name.to_owned()], c.ffn, Vec::new()),
+            _ => (vec![name.to_owned()], c.ffn, Vec::new(), c.spec.mlp_bias),
         };
-        let part = |name: &str, part, out, from| linear(&format!("{name}.{part}"), out, from, c.spec.mlp_bias);
+        let part = |name: &str, part, out, from| linear(&format!("{name}.{part}"), out, from, bias);
         let gate_up = |name: &String| ["gate_proj", "up_proj"].map(|of| part(name, of, width, c.hidden));
         Self {
             router,
@@ -216,6 +218,7 @@ impl AttentionSpec {
             gate: spec.output_gate.then(|| rows("q_gate", q)),
             o: linear(&name("o_proj"), c.hidden, q, spec.o_bias),
             qk_norm: spec.qk_norm.then(|| ["q_norm", "k_norm"].map(norm)),
+            sinks: spec.sinks.then(|| tensor(&name("sinks"), &[c.n_q_heads])),
             decisions: DecisionSpec::new(c, layer),
         }
     }
@@ -227,7 +230,8 @@ impl AttentionSpec {
 
     fn into_tensors(self) -> (Vec<TensorSpec>, Option<DecisionSpec>) {
         let linears = [self.q, self.k, self.v, self.o].into_iter().chain(self.gate);
-        let tensors = linears.flat_map(LinearSpec::into_tensors).chain(self.qk_norm.into_iter().flatten());
+        let norms = self.qk_norm.into_iter().flatten();
+        let tensors = linears.flat_map(LinearSpec::into_tensors).chain(norms).chain(self.sinks);
         (tensors.collect(), self.decisions)
     }
 }
@@ -340,7 +344,12 @@ pub fn of_experts(c: &ModelConfig, spec: &TensorSpec) -> Vec<(TensorSpec, RowRun
     let place = spec.name.split_once(".mlp.experts.").zip(c.spec.experts.as_ref());
     let Some(((layer, rest), experts)) = place else { return Vec::new() };
     let part = rest.split_once('.').and_then(|(expert, part)| Some((expert.parse::<usize>().ok()?, part)));
-    let (Some((expert, part)), &[rows, cols]) = (part, &spec.shape[..]) else { return Vec::new() };
+    let Some((expert, part)) = part else { return Vec::new() };
+    let &[rows, cols] = &spec.shape[..] else {
+        // A bias, as in GGUF files: a row for each expert.
+        let whole = tensor(&format!("{layer}.mlp.experts.{part}"), &[experts.count, spec.shape[0]]);
+        return vec![(whole, RowRuns::one(expert, 1))];
+    };
     let whole = |part: &str, all: usize, at: usize| {
         let spec = tensor(&format!("{layer}.mlp.experts.{part}"), &[experts.count, all, cols]);
         (spec, RowRuns::one(expert * all + at, rows))

@@ -158,6 +158,16 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
         spec.delta_net = Some(delta_net(config)?);
         spec.layers = mixers(config)?;
     }
+    if family.oss {
+        spec.sinks = true;
+        let is_global = full_layers(
+            config,
+            Spec::MOST_WITH_WINDOWS,
+            |kind| kind != "sliding_attention",
+            ("sliding_window_pattern", 2),
+        )?;
+        spec.set_local(&is_global, || Ok(Local { window: local_window(config)?, theta: None }))?;
+    }
     if family.experts {
         spec.experts = Some(experts(config, family)?);
         spec.layers = with_experts(config, &spec.layers)?;
@@ -193,10 +203,12 @@ fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
         |kind| kind != "sliding_attention",
         ("sliding_window_pattern", 6),
     )?;
-    spec.set_local(&is_global, || {
-        let window = config.size_to("sliding_window", bounds::CONTEXT)?.min(bounds::POSITIONS);
-        Ok(Local { window, theta: rope::local_theta(config)? })
-    })
+    spec.set_local(&is_global, || Ok(Local { window: local_window(config)?, theta: Some(rope::local_theta(config)?) }))
+}
+
+/// Tokens that local layers see.
+fn local_window(config: &Fields) -> Result<usize> {
+    Ok(config.size_to("sliding_window", bounds::CONTEXT)?.min(bounds::POSITIONS))
 }
 
 /// Sizes of the layers that are a gated delta net.
@@ -235,13 +247,18 @@ fn experts(config: &Fields, family: &Family) -> Result<Experts> {
     let count = config.size_to(named, bounds::EXPERTS)?;
     let per_token = config.size_to("num_experts_per_tok", bounds::EXPERTS)?;
     ensure!(per_token <= count, "{place}: a token has {per_token} of {count} experts");
-    let width = config.size_to("moe_intermediate_size", bounds::FFN)?;
+    let width = config.size_to(if family.oss { "intermediate_size" } else { "moe_intermediate_size" }, bounds::FFN)?;
+    if family.oss {
+        let limit = config.opt_f64("swiglu_limit")?.unwrap_or(7.0);
+        ensure!(limit == 7.0, "{place}: swiglu_limit {limit} is not supported (7 is)");
+    }
     let shared = family.shared_expert;
     if shared {
         let own = config.size_to("shared_expert_intermediate_size", bounds::FFN)?;
         ensure!(own == width, "{place}: a shared expert of {own} channels is not supported (others have {width})");
     }
-    Ok(Experts { count, per_token, width, normalized: config.bool_or("norm_topk_prob", false)?, shared })
+    let normalized = config.bool_or("norm_topk_prob", false)?;
+    Ok(Experts { count, per_token, width, normalized, shared, bias: family.oss, clamped: family.oss })
 }
 
 /// The layers with experts in some: one in `decoder_sparse_step`, but for `mlp_only_layers`.
@@ -302,7 +319,7 @@ fn all_slide(config: &Fields) -> bool {
 /// The newest tokens that every layer sees. A window as long as the context hides nothing.
 fn window(config: &Fields, family: &Family) -> Result<Option<usize>> {
     let (place, all_listed) = (config.place(), all_slide(config));
-    if family.gemma || config.get("sliding_window").is_none() && !all_listed {
+    if family.has_local() || config.get("sliding_window").is_none() && !all_listed {
         return Ok(None);
     }
     let window = config.size_to("sliding_window", bounds::CONTEXT)?;
@@ -391,12 +408,14 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     }
     let layer_types = config.get("layer_types").and_then(Value::as_array).filter(|_| !all_slide(config));
     let is_known = |t: &Value| {
-        t == "full_attention" || family.hybrid && t == "linear_attention" || family.gemma && t == "sliding_attention"
+        t == "full_attention"
+            || family.hybrid && t == "linear_attention"
+            || family.has_local() && t == "sliding_attention"
     };
     if let Some(other) = layer_types.into_iter().flatten().find(|t| !is_known(t)) {
         let known = match family {
             Family { hybrid: true, .. } => "full_attention and linear_attention are",
-            Family { gemma: true, .. } => "full_attention and sliding_attention are",
+            other if other.has_local() => "full_attention and sliding_attention are",
             _ => "full_attention is",
         };
         bail!("{place}: layer type {other} is not supported ({known})");

@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
-const READ: &str = "fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, \
+const READ: &str = "fp8, gptq, awq, modelopt (NVFP4, FP8), mxfp4 and compressed-tensors (pack-quantized, float-quantized, \
                     nvfp4-pack-quantized) are read";
 
 /// How the matrices of a folder are stored, where they are not plain.
@@ -23,6 +23,8 @@ pub enum Quantization {
     Fp8 { block: Option<[usize; 2]> },
     /// E2M1 with one scale per 16 columns and one per matrix.
     Nvfp4(fp4::Writer),
+    /// Experts in MXFP4, which [`oss`](super::oss) reads; other matrices are plain.
+    Mxfp4,
     /// Integer codes with a scale and a zero point per group of columns.
     Packed { layout: Layout, bits: usize, group: Grouping },
 }
@@ -41,6 +43,7 @@ impl Quantization {
             "gptq" => Self::gptq(&q).map(Some),
             "awq" => Self::awq(&q).map(Some),
             "modelopt" | "modelopt_fp4" => Self::modelopt(&q).map(Some),
+            "mxfp4" => Ok(Some(Self::Mxfp4)),
             "compressed-tensors" => Self::compressed(&q).map(Some),
             other => bail!("{place}: quant_method {other:?} is not supported ({READ})"),
         }
@@ -143,6 +146,7 @@ impl Quantization {
         let Some(stem) = spec.name.strip_suffix(".weight").filter(|_| spec.shape.len() == 2) else { return Ok(None) };
         match self {
             Self::Fp8 { block } => fp8::tensor(shards, spec, stem, *block),
+            Self::Mxfp4 => Ok(None),
             Self::Nvfp4(writer) => fp4::tensor(shards, spec, stem, *writer),
             Self::Packed { layout, bits, group } => packed::tensor(shards, spec, stem, (*layout, *bits, *group)),
         }

@@ -267,7 +267,15 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         // The same sizes with half as many heads, twice as wide.
         "qwen3-8b-wide" => ModelConfig { n_q_heads: 16, n_kv_heads: 4, head_dim: 256, ..shape_config("qwen3-8b")? },
         "qwen3-30b-a3b" => {
-            let experts = Experts { count: 128, per_token: 8, width: 768, normalized: true, shared: false };
+            let experts = Experts {
+                count: 128,
+                per_token: 8,
+                width: 768,
+                normalized: true,
+                shared: false,
+                bias: false,
+                clamped: false,
+            };
             ModelConfig {
                 family: family("qwen3_moe"),
                 n_kv_heads: 4,
@@ -312,7 +320,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
                     norms_behind: true,
                     activation: Activation::GeluTanh,
                     embedding_scale: 2560f32.sqrt(),
-                    local: Some(Local { window: 1024, theta: 1e4 }),
+                    local: Some(Local { window: 1024, theta: Some(1e4) }),
                     layers: vec![local, local, local, local, local, LayerKind::ATTENTION],
                     ..Spec::default()
                 },

@@ -5,6 +5,7 @@ use super::files::Files;
 use super::gguf::Gguf;
 use super::json::{self, Fields};
 use super::names::{self, TensorSpec};
+use super::oss;
 use super::quantized::Quantization;
 use super::safetensors::SourceFile;
 use super::shards::Shards;
@@ -62,6 +63,11 @@ impl Source {
 
     /// A tensor, which may be some rows of one in the files. `stored` tells the name there.
     fn get(&self, config: &ModelConfig, spec: &TensorSpec, stored: impl Fn(&str) -> String) -> Result<Option<Tensor>> {
+        if let (true, Self::Safetensors { shards, .. }) = (config.family.oss, self)
+            && let Some(tensor) = oss::tensor(shards, config, spec)?
+        {
+            return Ok(Some(tensor));
+        }
         let stored = |spec: &TensorSpec| TensorSpec { name: stored(&spec.name), shape: spec.shape.clone() };
         let of_experts = || names::of_experts(config, spec).into_iter().find(|(w, _)| self.has(&stored(w).name));
         let Some((whole, runs)) = names::fused(config, spec).or_else(of_experts) else {
@@ -70,7 +76,13 @@ impl Source {
         };
         let whole = stored(&whole);
         let tensor = self.whole(&whole)?.map(|tensor| whole.check(Some(tensor), self.label())).transpose()?;
-        Ok(tensor.map(|tensor| tensor.as_matrix().rows(&spec.name, spec.shape[0], runs)))
+        // A vector may be a row of a matrix.
+        let n = if whole.shape.len() == spec.shape.len() + 1 && runs.run == 1 { 1 } else { spec.shape[0] };
+        Ok(tensor.map(|tensor| {
+            let mut rows = tensor.as_matrix().rows(&spec.name, n, runs);
+            rows.shape.clone_from(&spec.shape);
+            rows
+        }))
     }
 
     /// Whether a layer for multi-token prediction has a tensor of this name: see [`Self::mtp`].

@@ -235,7 +235,15 @@ mod tests {
     #[test]
     fn experts_have_the_importance_of_the_tokens_that_reach_them() {
         let mut config = checkpoint().config;
-        config.spec.experts = Some(Experts { count: 9, per_token: 2, width: 64, normalized: true, shared: false });
+        config.spec.experts = Some(Experts {
+            count: 9,
+            per_token: 2,
+            width: 64,
+            normalized: true,
+            shared: false,
+            bias: false,
+            clamped: false,
+        });
         config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }];
         let source = Checkpoint::random_of("experts", config).unwrap();
         let one = importance(&source, &[3], 1, &mut |_| true).unwrap();

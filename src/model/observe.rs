@@ -58,6 +58,7 @@ pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl Fn
             rms_eps: c.rms_eps,
             rope_scale,
             borrowed: model.borrowed(None),
+            sinks: mixer.sinks.as_ref(),
             ..QkvRopeArgs::plain(inv_freq)
         };
         let queries = Queries { rows: text.queries.clone(), factors: &factors };

@@ -125,6 +125,7 @@ impl<B: Backend> Step<'_, B> {
             borrowed: model.borrowed(policy.constant_decision()),
             predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
             gated: model.config.spec.output_gate,
+            sinks: mixer.sinks.as_ref(),
             staged,
         };
         let (rows, decisions) = match &mut ws.staged[..] {
@@ -164,9 +165,20 @@ impl<B: Backend> Step<'_, B> {
         let norm = model.norm(l, &layer.post_norm, &mut ws.non_finite);
         if let (Some(router), Some(sizes), Some(rows)) = (&layer.router, &model.config.spec.experts, &mut ws.experts) {
             b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
-            let &Experts { per_token, normalized, shared, .. } = sizes;
-            let (gate_up, down) = (&layer.gate_up, &layer.down);
-            let args = ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows };
+            let &Experts { per_token, normalized, shared, clamped, .. } = sizes;
+            let args = ExpertsArgs {
+                router,
+                router_bias: layer.router_bias.as_ref(),
+                gate_up: &layer.gate_up,
+                gate_up_bias: layer.gate_up_bias.as_ref(),
+                down: &layer.down,
+                down_bias: layer.down_bias.as_ref(),
+                per_token,
+                normalized,
+                shared,
+                clamped,
+                rows,
+            };
             return b.experts(&mut ws.x, &ws.h, args, n);
         }
         let gate_up = Linear {

@@ -27,7 +27,9 @@ pub struct Model<B: Backend> {
     inv_freq: B::Buf<f32>,
     local_freq: B::Buf<f32>,
     no_rope: B::Buf<f32>,
+    /// Factors of cos and sin, of the model and of local layers.
     rope_scale: f32,
+    local_scale: f32,
     /// Inputs of the draft head, if there is one.
     pub(super) taps: Option<Taps<B>>,
 }
@@ -43,6 +45,7 @@ pub(super) struct Layer<B: Backend> {
     /// Router `[experts, hidden]` with the row of a shared expert; the matrices below then hold all
     /// experts. `None` for a dense layer.
     pub router: Option<B::Weight>,
+    pub router_bias: Option<B::Buf<f32>>,
     /// Stacked gate and up projections `[2 ffn, hidden]`.
     pub gate_up: B::Weight,
     pub gate_up_bias: Option<B::Buf<f32>>,
@@ -79,6 +82,8 @@ pub(super) struct Attention<B: Backend> {
     /// Output projection `[hidden, n_q_heads * head_dim]`.
     pub o: B::Weight,
     pub o_bias: Option<B::Buf<f32>>,
+    /// Logits `[n_q_heads]` that join the softmax.
+    pub sinks: Option<B::Buf<f32>>,
     pub decisions: Decisions<B>,
 }
 
@@ -179,9 +184,11 @@ impl<B: Backend> Model<B> {
         let (inv_freq, rope_scale) = c.rotation(LayerKind::ATTENTION);
         let inv_freq = loader.upload(&inv_freq)?;
         let local = LayerKind { local: true, ..LayerKind::ATTENTION };
-        let local_freq = loader.upload(&c.rotation(local).0)?;
+        let (local_freq, local_scale) = c.rotation(local);
+        let local_freq = loader.upload(&local_freq)?;
         let no_rope = b.alloc(0)?;
-        Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, taps })
+        let config = c.clone();
+        Ok(Self { config, embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, local_scale, taps })
     }
 
     /// Arguments of a norm in layer `layer`.
@@ -202,7 +209,7 @@ impl<B: Backend> Model<B> {
     pub(super) fn rope(&self, layer: &Attention<B>) -> (&B::Buf<f32>, f32) {
         match layer.kind {
             LayerKind { rotates: false, .. } => (&self.no_rope, self.rope_scale),
-            LayerKind { local: true, .. } => (&self.local_freq, 1.0),
+            LayerKind { local: true, .. } => (&self.local_freq, self.local_scale),
             _ => (&self.inv_freq, self.rope_scale),
         }
     }
@@ -265,6 +272,7 @@ impl<B: Backend> Loader<'_, B> {
                 [] => None,
                 router => Some(self.matrix(&router.iter().collect::<Vec<_>>())?),
             },
+            router_bias: self.bias(&t.mlp.router.iter().collect::<Vec<_>>())?,
             gate_up: self.matrix(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
             gate_up_bias: self.bias(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
             down: self.matrix(&t.mlp.down.iter().collect::<Vec<_>>())?,
@@ -286,6 +294,7 @@ impl<B: Backend> Loader<'_, B> {
             },
             o: self.matrix(&[&t.o])?,
             o_bias: self.bias(&[&t.o])?,
+            sinks: t.sinks.as_ref().map(|sinks| self.vector(sinks)).transpose()?,
             decisions,
         })
     }

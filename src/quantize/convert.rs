@@ -250,7 +250,15 @@ mod tests {
         assert_eq!(of(&config, "layers.1.self_attn.q_proj"), file);
         assert_eq!([of(&config, "layers.1.self_attn.v_proj"), of(&config, "embed_tokens")], [Code::Q8; 2]);
         assert!(loaded_bytes(&config, Weights::Q4k, 2) < loaded_bytes(&config, Weights::Int8, 2) * 4 / 5);
-        config.spec.experts = Some(Experts { count: 9, per_token: 2, width: 64, normalized: true, shared: true });
+        config.spec.experts = Some(Experts {
+            count: 9,
+            per_token: 2,
+            width: 64,
+            normalized: true,
+            shared: true,
+            bias: false,
+            clamped: false,
+        });
         config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }];
         assert_eq!(
             ["self_attn.o_proj", "mlp.experts.3.up_proj", "mlp.shared_expert.up_proj"]

@@ -20,7 +20,7 @@ import sys
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
+from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GptOssConfig, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
                           Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
 N_TOKENS = 80
@@ -29,6 +29,13 @@ N_GREEDY = 24
 MIN_GAP = 2e-3
 
 COMMON = dict(num_hidden_layers=3, vocab_size=128, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+
+OSS = dict(
+    hidden_size=64, intermediate_size=32, num_local_experts=6, num_experts_per_tok=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=512, sliding_window=24, rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+    rope_parameters={"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                     "truncate": False, "original_max_position_embeddings": 64}, **COMMON)
 
 # name, configuration, stored dtype, max_shard_size
 MODELS = [
@@ -114,6 +121,9 @@ MODELS = [
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         **COMMON), torch.bfloat16, None),
+    # Local layers that rotate as the others, and sinks; with experts as they are in memory, and in MXFP4.
+    ("gpt_oss", GptOssConfig(**OSS), torch.bfloat16, None),
+    ("gpt_oss_mxfp4", GptOssConfig(**OSS), torch.bfloat16, None),
 ]
 
 # Seeds other than the number in the list: of some the model makes much of rounding.
@@ -169,8 +179,10 @@ def fill(model, seed):
                 p.copy_(noise - 2.0)
             elif "conv1d" in name:
                 p.copy_(0.6 * noise)
-            elif name.endswith(".bias"):
-                p.copy_(0.3 * noise)
+            elif name.endswith(("bias", "sinks")):
+                p.copy_((1.5 if name.endswith("sinks") else 0.3) * noise)
+            elif "mlp.experts" in name and "gpt_oss" in model.config.model_type:
+                p.copy_(1.4 * noise / math.sqrt(p.shape[-2]))
             elif "embed" in name or "lm_head" in name:
                 scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0) if "embed" in name else 1.0
                 p.copy_(0.8 / scale * noise)
@@ -194,6 +206,31 @@ def greedy(model, tokens):
     return ids[len(tokens):], gap
 
 
+def in_mxfp4(folder, seed):
+    """Random codes and scales in place of the experts of a folder, and those experts as transformers decodes them."""
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    path = os.path.join(folder, "model.safetensors")
+    g, tensors, decoded = torch.Generator().manual_seed(seed), load_file(path), {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, cols, rows = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, rows, cols // 32, 16), generator=g, dtype=torch.uint8)
+        # Values up to 6 times 2^-7 to 2^-4.
+        scales = torch.randint(120, 124, blocks.shape[:-1], generator=g, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        decoded[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = os.path.join(folder, "config.json")
+    with open(config) as f:
+        whole = json.load(f) | {"quantization_config": {
+            "quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                                                "model.embed_tokens", "lm_head"]}}
+    with open(config, "w") as f:
+        json.dump(whole, f, indent=2)
+    return decoded
+
+
 def make_model(out, name, config, dtype, shard, seed):
     folder = os.path.join(out, name)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -203,6 +240,10 @@ def make_model(out, name, config, dtype, shard, seed):
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     # What is recorded comes from the file as any reader finds it.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    if name.endswith("mxfp4"):
+        with torch.no_grad():
+            for part, values in in_mxfp4(folder, seed).items():
+                model.get_parameter(part).copy_(values)
     assert next(model.parameters()).dtype == torch.float32
     for attempt in range(50):
         g = torch.Generator().manual_seed(seed * 1000 + attempt)

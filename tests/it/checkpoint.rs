@@ -236,7 +236,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
     let cases = [
         (
             json!({"model_type": "gemma2"}),
-            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, granite are)",
+            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, gpt_oss, granite are)",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -262,11 +262,11 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported in llama"),
         (
             json!({"quantization_config": {}}),
-            "quantization_config names no quant_method (fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, nvfp4-pack-quantized) are read)",
+            "quantization_config names no quant_method (fp8, gptq, awq, modelopt (NVFP4, FP8), mxfp4 and compressed-tensors (pack-quantized, float-quantized, nvfp4-pack-quantized) are read)",
         ),
         (
             json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
-            "quantization_config: quant_method \"bitsandbytes\" is not supported (fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, nvfp4-pack-quantized) are read)",
+            "quantization_config: quant_method \"bitsandbytes\" is not supported (fp8, gptq, awq, modelopt (NVFP4, FP8), mxfp4 and compressed-tensors (pack-quantized, float-quantized, nvfp4-pack-quantized) are read)",
         ),
         (json!({"num_key_value_heads": 3}), "2 attention heads do not share 3 key-value heads evenly"),
         (json!({"head_dim": 5}), "head_dim 5 is odd, so it cannot be rotated"),
@@ -407,6 +407,7 @@ fn keys_that_a_config_leaves_out_have_their_class_defaults() {
         ("qwen3_moe", false, 32_768, 4, 128, 1e-6, 1e4),
         ("qwen3_5_text", false, 32_768, 4, 256, 1e-6, 1e4),
         ("qwen3_5_moe_text", false, 32_768, 2, 256, 1e-6, 1e4),
+        ("gpt_oss", false, 131_072, 8, 64, 1e-5, 1.5e5),
         ("gemma3_text", true, 131_072, 4, 256, 1e-6, 1e6),
     ] {
         let c = read(family);

@@ -132,6 +132,46 @@ fn a_shared_expert_is_the_last_one_of_its_layer() {
     assert_eq!(error, "config.json: a shared expert of 32 channels is not supported (others have 16)");
 }
 
+/// Codes and scales of MXFP4 in other shapes than the configuration's, and scales that are no
+/// numbers.
+#[test]
+fn experts_in_mxfp4_are_checked() {
+    let place = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gpt_oss_mxfp4");
+    let [config, file] = ["config.json", "model.safetensors"].map(|name| std::fs::read(place.join(name)).unwrap());
+    let start = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(file[8..start].to_vec()).unwrap();
+    let open = |header: &str, data: &[u8]| {
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+        let files = [("config.json", config.clone()), ("model.safetensors", file)];
+        let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_owned(), Arc::new(bytes) as SharedBytes);
+        Checkpoint::from_memory("m", files.map(shared).into(), &AdapterChoice::None)
+    };
+    let refused = |from: &str, to: &str| {
+        let edited = crate::harness::edited(&header, &[(from, to)]);
+        format!("{:#}", open(&edited, &file[start..]).err().expect("refused"))
+    };
+    let wanted = "down_proj_blocks has shape [6, 32, 2, 16], expected [6, 64, 1, 16]";
+    assert!(refused("[6,64,1,16]", "[6,32,2,16]").contains(wanted), "{}", refused("[6,64,1,16]", "[6,32,2,16]"));
+    assert!(
+        refused("[6,64,2]", "[6,128,1]").contains("gate_up_proj_scales has shape [6, 128, 1], expected [6, 64, 2]")
+    );
+    assert!(refused("down_proj_scales", "down_proj_scalez").contains("down_proj_scales is missing"));
+    let healthy = open(&header, &file[start..]).unwrap();
+    let name = "model.layers.0.mlp.experts.0.gate_proj.weight";
+    assert_eq!(healthy.tensors[name].format.name(), "MXFP4");
+    let told: Value = serde_json::from_str(&header).unwrap();
+    let at = told["model.layers.0.mlp.experts.gate_up_proj_scales"]["data_offsets"][0].as_u64().unwrap() as usize;
+    let mut data = file[start..].to_vec();
+    data[at] = 255;
+    let broken = open(&header, &data).unwrap();
+    let error = convert(broken, Weights::Int8, &Importance::new(), 1, |_, _| true).err().map(|e| format!("{e:#}"));
+    let error = error.or_else(|| {
+        let broken = open(&header, &data).unwrap();
+        dmschat::quantize::convert::check_scales(&broken).err().map(|e| format!("{e:#}"))
+    });
+    assert!(error.as_ref().is_some_and(|error| error.contains(name)), "{error:?}");
+}
+
 #[test]
 fn layers_and_sizes_of_experts_are_checked() {
     let layers = |changes| {

@@ -22,8 +22,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub const FAMILIES: [&str; 9] =
-    ["qwen2", "mistral", "phi3_longrope", "smollm3", "granite", "qwen3_moe", "gemma3", "qwen3_5", "qwen3_5_moe"];
+pub const FAMILIES: [&str; 10] = [
+    "qwen2",
+    "mistral",
+    "phi3_longrope",
+    "smollm3",
+    "granite",
+    "qwen3_moe",
+    "gemma3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "gpt_oss",
+];
 
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
@@ -186,7 +196,7 @@ fn other_architectures_are_named_in_one_line() {
         assert!(code == 2 && stdout.is_empty() && stderr.lines().count() == 1, "{code} {stdout} {stderr}");
         assert!(stderr.contains(wanted), "{stderr}");
     };
-    let names = "gpt_oss olmo2 olmo3 deepseek_v3 gemma2 gemma3n gemma4 mixtral mistral3 qwen3_next glm4_moe \
+    let names = "olmo2 olmo3 deepseek_v3 gemma2 gemma3n gemma4 mixtral mistral3 qwen3_next glm4_moe \
                  cohere2 llama4 falcon_h1 mamba2 granitemoehybrid lfm2 starcoder2 bert";
     for name in names.split_whitespace() {
         let folder = home.path().join(name);
@@ -196,7 +206,7 @@ fn other_architectures_are_named_in_one_line() {
         fs::write(folder.join("config.json"), config.to_string()).unwrap();
         refused(&folder, &format!("model_type \"{name}\" is not supported ("));
     }
-    let names = "gpt-oss olmo2 deepseek2 gemma2 gemma3n gemma4 mistral3 qwen3next glm4moe cohere2 llama4 falcon-h1 \
+    let names = "olmo2 deepseek2 gemma2 gemma3n gemma4 mistral3 qwen3next glm4moe cohere2 llama4 falcon-h1 \
                  mamba2 granitehybrid lfm2 phi2 starcoder2 bert";
     let file = home.path().join("model.gguf");
     for name in names.split_whitespace() {

@@ -45,7 +45,9 @@ pub fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
     said
 }
 
-const NAMES: [(&str, &str); 19] = [
+const NAMES: [(&str, &str); 21] = [
+    ("mlp.router", "ffn_gate_inp"),
+    ("self_attn", "attn_sinks"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
@@ -74,7 +76,7 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
     let own_name = match (hybrid, experts) {
         (Some(_), Some(_)) => Some("qwen35moe"),
         (Some(_), None) => Some("qwen35"),
-        (None, of) => of.map(|_| "qwen3moe"),
+        (None, of) => of.map(|of| if of.bias { "gpt-oss" } else { "qwen3moe" }),
     };
     let arch = own_name.unwrap_or(m.family.name);
     let mut file = GgufFile::default();
@@ -169,20 +171,24 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
                 };
                 (name, format!(".{kind}"))
             }
+            None if kind == "sinks" => (part, ".weight".to_owned()),
+            None if arch == "gpt-oss" && part.starts_with("post") => ("post_attention_norm", format!(".{kind}")),
             None => (part, format!(".{kind}")),
         };
         if let Some((expert, part)) = part.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) {
             let theirs = format!("{prefix}ffn_{}_exps{kind}", part.strip_suffix("_proj").unwrap());
             let before = file.tensors.remove(&theirs).filter(|_| expert != "0");
-            file.tensor(&theirs, &[spec.shape[1], spec.shape[0], 1], BF16, &values);
+            let last = spec.shape.len();
+            let dims: Vec<usize> = spec.shape.iter().rev().copied().chain([1]).collect();
+            file.tensor(&theirs, &dims, if last == 1 { F32 } else { BF16 }, &values);
             let all = file.tensors.get_mut(&theirs).unwrap();
-            before.into_iter().for_each(|b| (all.dims[2], _) = (b.dims[2] + 1, all.bytes.splice(0..0, b.bytes)));
+            before.into_iter().for_each(|b| (all.dims[last], _) = (b.dims[last] + 1, all.bytes.splice(0..0, b.bytes)));
             continue;
         }
         let theirs = NAMES.iter().find(|n| n.0 == part).map_or(part, |n| n.1);
         let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
-        let f32s =
-            ["mlp.gate", "mlp.shared_expert_gate", "ssm_conv1d"].contains(&part) || tensor.format.name() != "bf16";
+        let f32s = ["mlp.gate", "mlp.router", "mlp.shared_expert_gate", "ssm_conv1d"].contains(&part)
+            || tensor.format.name() != "bf16";
         let element = if dims.len() == 2 && !f32s { BF16 } else { F32 };
         file.tensor(&format!("{prefix}{theirs}{kind}"), &dims, element, &values);
     }
@@ -395,7 +401,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma2")),
-        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, granite are)"
+        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, gpt-oss, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

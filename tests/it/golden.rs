@@ -168,6 +168,16 @@ fn qwen3_5_moe_with_delta_nets_experts_and_a_shared_one() {
     holds("qwen3_5_moe");
 }
 
+#[test]
+fn gpt_oss_with_sinks_and_experts_with_biases() {
+    holds("gpt_oss");
+}
+
+#[test]
+fn gpt_oss_with_experts_in_mxfp4() {
+    holds("gpt_oss_mxfp4");
+}
+
 #[derive(Deserialize)]
 struct RopeCase {
     name: String,

@@ -422,9 +422,9 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
         config(json!({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"})),
         ": quant_algo \"NVFP4_AWQ\" is not supported (NVFP4, FP8 are)"
     );
-    let all = "(fp8, gptq, awq, modelopt (NVFP4, FP8) and compressed-tensors (pack-quantized, float-quantized, \
+    let all = "(fp8, gptq, awq, modelopt (NVFP4, FP8), mxfp4 and compressed-tensors (pack-quantized, float-quantized, \
                nvfp4-pack-quantized) are read)";
-    assert_eq!(config(json!({"quant_method": "mxfp4"})), format!(": quant_method \"mxfp4\" is not supported {all}"));
+    assert_eq!(config(json!({"quant_method": "bitnet"})), format!(": quant_method \"bitnet\" is not supported {all}"));
 }
 
 /// Values that published configurations do not have, or those of formats that are not read.
@@ -456,7 +456,7 @@ fn odd_values_in_configurations_are_refused_by_name() {
     for name in ["int-quantized", "marlin-24", "nvfp4-pack-quantized", "naive-quantized", ""] {
         cases.push((format(name), "format", format!("{name:?}")));
     }
-    for method in ["bitsandbytes", "hqq", "quanto", "mxfp4", ""] {
+    for method in ["bitsandbytes", "hqq", "quanto", "bitnet", ""] {
         cases.push((json!({"quant_method": method, "bits": 4}), "quant_method", format!("{method:?}")));
     }
     for (config, key, value) in cases {

@@ -310,6 +310,7 @@ impl Ops for Spy {
         let predictor = rope.predictor.as_ref();
         let mlp = predictor.and_then(|p| p.mlp.as_ref()).map(|mlp| [mlp.weight.borrow(), mlp.bias.borrow()]);
         let mlp = mlp.as_ref().map(|[weight, bias]| Mlp { weight: &**weight, bias: &**bias });
+        let sinks = rope.sinks.map(|sinks| sinks.borrow());
         let predictor = predictor.map(|p| Predictor { own: p.own, columns: p.columns, mlp, alpha: p.alpha });
         let rope = QkvRopeArgs {
             qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
@@ -319,6 +320,7 @@ impl Ops for Spy {
             borrowed: rope.borrowed,
             predictor,
             gated: rope.gated,
+            sinks: sinks.as_deref(),
             staged: rope.staged,
         };
         self.lent(kv, |kv| {
@@ -352,7 +354,9 @@ impl Ops for Spy {
     }
 
     fn experts(&self, x: &mut Self::Acts, h: &Self::Acts, args: ExpertsArgs<'_, Self>, n: usize) {
-        let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows } = args;
+        let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, rows, .. } = args;
+        let [router_bias, gate_up_bias, down_bias] =
+            [args.router_bias, args.gate_up_bias, args.down_bias].map(|bias| bias.map(|bias| bias.borrow()));
         let take = |acts: &mut Self::Acts| std::mem::replace(acts, self.cpu.acts(0, 0, Use::Any).expect("nothing"));
         let mut own = ExpertRows {
             logits: take(&mut rows.logits),
@@ -363,7 +367,20 @@ impl Ops for Spy {
             act: take(&mut rows.act),
             out: take(&mut rows.out),
         };
-        self.cpu.experts(x, h, ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows: &mut own }, n);
+        let args = ExpertsArgs {
+            router,
+            router_bias: router_bias.as_deref(),
+            gate_up,
+            gate_up_bias: gate_up_bias.as_deref(),
+            down,
+            down_bias: down_bias.as_deref(),
+            per_token,
+            normalized,
+            shared,
+            clamped,
+            rows: &mut own,
+        };
+        self.cpu.experts(x, h, args, n);
         let ExpertRows { logits, chosen, weights, order, gate_up, act, out } = own;
         (rows.logits, rows.gate_up, rows.act, rows.out) = (logits, gate_up, act, out);
         rows.chosen.replace(chosen);

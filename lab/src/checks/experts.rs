@@ -59,6 +59,10 @@ impl Case for Mixture {
         };
         let args = ExpertsArgs {
             router: &router,
+            router_bias: None,
+            gate_up_bias: None,
+            down_bias: None,
+            clamped: false,
             gate_up: &gate_up,
             down: &down,
             per_token: self.per_token - usize::from(self.shared),

@@ -78,7 +78,10 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         }
         if other == Other::Experts {
             // All are chosen: if two are almost equally good, backends may choose different ones.
-            config.spec.experts = Some(Experts { count: 3, per_token: 3, width: 80, normalized: true, shared: true });
+            let (bias, clamped) = (false, false);
+            let (count, per_token, width) = (3, 3, 80);
+            config.spec.experts =
+                Some(Experts { count, per_token, width, normalized: true, shared: true, bias, clamped });
             config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }, LayerKind::ATTENTION];
         }
         let mut checkpoint = Checkpoint::random_of(shape, config)?;
@@ -124,7 +127,7 @@ pub(super) fn vary(config: &mut ModelConfig) {
     config.rope.share = 0.5;
     let spec = &mut config.spec;
     spec.layers = [true, false].map(|local| LayerKind { local, rotates: local, ..LayerKind::ATTENTION }).to_vec();
-    spec.local = Some(Local { window: 40, theta: 3e3 });
+    spec.local = Some(Local { window: 40, theta: Some(3e3) });
     (spec.norms_behind, spec.activation) = (true, Activation::GeluTanh);
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());

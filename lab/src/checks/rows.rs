@@ -214,6 +214,7 @@ impl Case for Rope {
             borrowed,
             predictor,
             gated: self.group % 4 == 2,
+            sinks: None,
             staged: false,
         };
         // Spans need not be in the order of their sequences.

@@ -40,6 +40,8 @@ pub(super) use in_order::attend_in_order;
 pub(super) use paged::count_reads;
 use plan::{FEW_TOKENS, Plan, finish};
 
+/// `sinks`: scores `[n_q_heads]` that join the softmax, or none.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn attend(
     cpu: &Cpu,
     out: &mut Acts,
@@ -48,6 +50,7 @@ pub(super) fn attend(
     kv: &mut KvTables<Cpu>,
     layer: usize,
     spans: &[Span],
+    sinks: &[f32],
 ) {
     spans.iter().for_each(|span| kv::order_slots(kv, layer, span.seq));
     let kv = &*kv;
@@ -58,7 +61,8 @@ pub(super) fn attend(
     fill(&mut plan, kv, layer, spans);
     let Plan { groups, spans: groups_of_spans, own, orders, scores, out: results } = &mut *plan;
     encode(own, cpu, qkv, kv, layer, spans);
-    let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans, own, orders };
+    let (isa, layout) = (cpu.isa, g.page());
+    let call = Call { isa, qkv, decisions, kv, geometry: g, layout, layer, spans, own, sinks, orders };
     paged::choose(cpu, &call, groups);
     let rows = groups.iter().map(|group| group.tokens.len() * q_heads).max().unwrap_or(0);
     results.resize(results.len().max(groups.len() * rows * d), 0.0);

@@ -11,10 +11,10 @@ use std::ops::Range;
 
 /// [`Ops::experts`](super::super::Ops::experts)
 pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cpu>, n: usize) {
-    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows } = args;
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, rows, .. } = args;
     let (count, k) = (router.rows(), per_token + usize::from(shared));
     let pairs = n * k;
-    cpu.multiply(&mut rows.logits, h, router, None, n);
+    cpu.multiply(&mut rows.logits, h, router, args.router_bias, n);
     for i in 0..n {
         let (chosen, weights) = (&mut rows.chosen[i * k..][..k], &mut rows.weights[i * k..][..k]);
         let mut logits = rows.logits.row_mut(i);
@@ -34,16 +34,22 @@ pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, C
 
     // The inputs are where the outputs will be.
     cpu.rows(&mut rows.out, pairs, |out, at| out.copy_from_slice(h.row(order[at] as usize / k)));
-    let multiply = |out: &mut Acts, x: &Acts, weight: linear::Stack<'_>, pairs: Range<usize>| {
-        let (to, from) = (pairs.start * out.width..pairs.end * out.width, pairs.start * x.width..pairs.end * x.width);
-        linear::linear(cpu, &mut out.data[to], &x.data[from], weight, None, pairs.len());
-    };
-    used().for_each(|(e, pairs)| multiply(&mut rows.gate_up, &rows.out, gate_up.share(e, count), pairs));
+    let multiply =
+        |out: &mut Acts, x: &Acts, weight: &linear::Weight, bias: Option<&Vec<f32>>, e, pairs: Range<usize>| {
+            let (to, from) =
+                (pairs.start * out.width..pairs.end * out.width, pairs.start * x.width..pairs.end * x.width);
+            let bias = bias.map(|all| &all[e * out.width..][..out.width]);
+            linear::linear(cpu, &mut out.data[to], &x.data[from], weight.share(e, count), bias, pairs.len());
+        };
+    used().for_each(|(e, pairs)| multiply(&mut rows.gate_up, &rows.out, gate_up, args.gate_up_bias, e, pairs));
     cpu.rows(&mut rows.act, pairs, |out, at| {
         let (gate, up) = rows.gate_up.row(at).split_at(out.len());
-        maths::swiglu(cpu.isa, out, gate, up);
+        match clamped {
+            true => clamped_swiglu(out, gate, up),
+            false => maths::swiglu(cpu.isa, out, gate, up),
+        }
     });
-    used().for_each(|(e, pairs)| multiply(&mut rows.out, &rows.act, down.share(e, count), pairs));
+    used().for_each(|(e, pairs)| multiply(&mut rows.out, &rows.act, down, args.down_bias, e, pairs));
     cpu.rows(x, n, |x, i| {
         let of_row = i * k..(i + 1) * k;
         for (weight, &place) in rows.weights[of_row.clone()].iter().zip(&place[of_row]) {
@@ -51,6 +57,18 @@ pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, C
             x.iter_mut().zip(y).for_each(|(x, y)| *x += weight * y);
         }
     });
+}
+
+/// [`ExpertsArgs::clamped`]
+fn clamped_swiglu(out: &mut [f32], gate: &[f32], up: &[f32]) {
+    const ALPHA: f32 = 1.702;
+    const LIMIT: f32 = 7.0;
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        // Unlike `min`, these keep what is no number.
+        let gate = if gate > LIMIT { LIMIT } else { gate };
+        let up = up.clamp(-LIMIT, LIMIT);
+        *out = (up + 1.0) * gate / (1.0 + (-ALPHA * gate).exp());
+    }
 }
 
 /// The most probable experts by the softmax of `logits`, which it overwrites, and their weights.

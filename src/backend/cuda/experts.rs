@@ -28,7 +28,9 @@ pub fn has_experts(hidden: usize, width: usize) -> bool {
 /// [`Ops::experts`](super::Ops::experts)
 pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cuda>, n: usize) {
     cuda.settle();
-    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows } = args;
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows, .. } = args;
+    let biases = [args.router_bias, args.gate_up_bias, args.down_bias];
+    assert!(!args.clamped && biases.iter().all(Option::is_none), "experts with biases have no kernels");
     let (count, k) = (router.rows, per_token + usize::from(shared));
     let pairs = n * k;
     assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");

@@ -1,6 +1,7 @@
 //! Element types of GGUF files, and how their blocks decode to f32. Pure arithmetic in the order of
 //! ggml's `dequantize_row_*`, so that the values are the same bit for bit.
 
+use super::super::e2m1::{E2M1, MOST_E8M0, e8m0};
 use crate::quant::file::FileCode;
 use half::{bf16, f16};
 
@@ -22,13 +23,14 @@ pub enum Kind {
     Q6K,
     Iq4Nl,
     Iq4Xs,
+    Mxfp4,
 }
 
 /// Number in a file, type, name, values and bytes of a block, offsets of its f16 scales, decoding
 /// function, and the code that keeps it.
 type Row = (u32, Kind, &'static str, usize, usize, &'static [usize], fn(&[u8], &mut [f32]), Option<FileCode>);
 
-const KINDS: [Row; 15] = [
+const KINDS: [Row; 16] = [
     (0, Kind::F32, "F32", 1, 4, &[], |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]), None),
     (1, Kind::F16, "F16", 1, 2, &[], |b, y| y[0] = half(b, 0), None),
     (30, Kind::Bf16, "BF16", 1, 2, &[], |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(), None),
@@ -44,10 +46,11 @@ const KINDS: [Row; 15] = [
     (14, Kind::Q6K, "Q6_K", 256, 210, &[208], q6_k, Some(FileCode::Q6K)),
     (20, Kind::Iq4Nl, "IQ4_NL", 32, 18, &[0], iq4_nl, None),
     (23, Kind::Iq4Xs, "IQ4_XS", 256, 136, &[0], iq4_xs, None),
+    (39, Kind::Mxfp4, "MXFP4", 32, 17, &[], mxfp4, None),
 ];
 
 /// Types of ggml that are not supported, for messages.
-const OTHERS: [(u32, &str); 20] = [
+const OTHERS: [(u32, &str); 19] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
@@ -64,7 +67,6 @@ const OTHERS: [(u32, &str); 20] = [
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -108,7 +110,8 @@ impl Kind {
     /// Whether all scales of whole blocks are finite numbers.
     pub fn has_finite_scales(self, raw: &[u8]) -> bool {
         let &(_, _, _, _, bytes, scales, ..) = self.row();
-        raw.chunks_exact(bytes).all(|block| scales.iter().all(|&at| half(block, at).is_finite()))
+        let is_power = |block: &[u8]| self != Self::Mxfp4 || block[0] <= MOST_E8M0;
+        raw.chunks_exact(bytes).all(|b| is_power(b) && scales.iter().all(|&at| half(b, at).is_finite()))
     }
 }
 
@@ -251,6 +254,11 @@ fn q6_k(b: &[u8], y: &mut [f32]) {
 fn iq4_nl(b: &[u8], y: &mut [f32]) {
     let d = half(b, 0);
     nibbles(&b[2..], y, |q, _| d * f32::from(IQ4_LEVELS[usize::from(q)]));
+}
+
+fn mxfp4(b: &[u8], y: &mut [f32]) {
+    let scale = e8m0(b[0]);
+    nibbles(&b[1..], y, |q, _| E2M1[usize::from(q)] * scale);
 }
 
 fn iq4_xs(b: &[u8], y: &mut [f32]) {

@@ -134,6 +134,10 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         let dense = |layer: &usize| !h.tensors.contains_key(&format!("blk.{layer}.ffn_gate_inp.weight"));
         out["mlp_only_layers"] = (0..layers.min(bounds::LAYERS)).filter(dense).collect::<Vec<_>>().into();
     }
+    if family.oss {
+        out["intermediate_size"] = need("expert_feed_forward_length")?.into();
+        out["sliding_window"] = need("attention.sliding_window")?.into();
+    }
     if family.gemma {
         let window = need("attention.sliding_window")?;
         out["sliding_window"] = window.into();
@@ -182,6 +186,10 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         }
     }
     out["rope_scaling"] = rope_scaling(h, arch, rotated, &out["rope_theta"], data)?;
+    if family.oss && !out["rope_scaling"].is_null() {
+        // As the model was trained; files do not state it.
+        out["rope_scaling"]["truncate"] = false.into();
+    }
     let stretched = family.gemma && GEMMA_STRETCHED.contains(&layers);
     if stretched && !h.metadata.contains_key(&key("rope.scaling.factor")) && out["rope_scaling"].is_null() {
         out["rope_scaling"] = json!({"rope_type": "linear", "factor": GEMMA_FACTOR});

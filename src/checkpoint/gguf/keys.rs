@@ -131,7 +131,7 @@ fn model(
     (key, name): (&str, &str),
     value: &Meta,
 ) -> Result<()> {
-    let window = family.gemma || family.window == WindowIn::AllLayers;
+    let window = family.has_local() || family.window == WindowIn::AllLayers;
     let read = READ.contains(&name)
         || name == "attention.sliding_window" && window
         || name.starts_with("expert_shared_") && family.shared_expert

@@ -29,6 +29,22 @@ fn every_type_decodes_to_the_bits_of_llama_cpp() {
     }
 }
 
+/// Values of gguf 0.19's `dequantize`; a scale of 2^128 is no number.
+#[test]
+fn mxfp4_has_the_values_of_llama_cpp() {
+    let hex = "7dc2becf931aed15f5d3ef2d059d9f3c36016d2ec75220cd240786de399208950e0f";
+    let mut raw: Vec<u8> = (0..34).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let (mut out, kind) = (vec![0.0; 64], Kind::from_id(39).unwrap());
+    kind.decode(&raw, &mut out);
+    assert_eq!(out[..8], [0.25, -1.0, -1.5, 0.375, -0.25, -0.75, 0.75, 0.75]);
+    assert_eq!(out[16..24], [-0.5, -0.375, -0.5, -0.125, 0.125, -1.0, 0.125, -1.5]);
+    let small = [-3.0, -4.0, 6.0, 1.0].map(|x| x * 2f32.powi(-126));
+    assert_eq!(out[32..36], small);
+    assert!(kind.has_finite_scales(&raw));
+    raw[17] = 255;
+    assert!(!kind.has_finite_scales(&raw));
+}
+
 /// Packed and unpacked again, in several strips and with rows that do not fill the last.
 #[test]
 fn codes_of_a_file_keep_the_bits_of_llama_cpp() {

@@ -20,6 +20,9 @@ pub struct Spec {
     /// Whether attention's output is multiplied by the sigmoid of a gate. Each head's rows of q are
     /// followed by as many rows of its gate.
     pub output_gate: bool,
+    /// Whether each query head has a logit of its own, a sink, that joins the softmax and takes its
+    /// share of the weights from the keys.
+    pub sinks: bool,
     /// Factors of embedding rows, of what a block adds to the residual stream, and of logits.
     pub embedding_scale: f32,
     pub residual_scale: f32,
@@ -45,7 +48,7 @@ pub struct LayerKind {
     /// Whether q and k are rotated by their positions.
     pub rotates: bool,
     pub mlp: Mlp,
-    /// Whether attention sees a window of tokens, and rotates by other angles than elsewhere.
+    /// Whether attention sees a window of tokens, and may rotate by other angles than elsewhere.
     pub local: bool,
 }
 
@@ -69,6 +72,11 @@ pub struct Experts {
     /// Whether there is one more expert that every token passes, weighted by the sigmoid of its
     /// logit. It is the last one.
     pub shared: bool,
+    /// Whether the router and the projections have biases.
+    pub bias: bool,
+    /// Whether the activation is `(up + 1) * gate * sigmoid(1.702 gate)`, of a gate of at most 7
+    /// and an up between -7 and 7.
+    pub clamped: bool,
 }
 
 impl Experts {
@@ -88,8 +96,8 @@ impl Experts {
 pub struct Local {
     /// The newest tokens that it sees.
     pub window: usize,
-    /// Base of its RoPE, which is not scaled.
-    pub theta: f64,
+    /// Base of its RoPE, which is not scaled; `None`: it rotates as other layers do.
+    pub theta: Option<f64>,
 }
 
 /// The function of the gate in an MLP.
@@ -169,9 +177,9 @@ impl Spec {
         self.local.iter_mut().map(|local| &mut local.window).chain(&mut self.window)
     }
 
-    /// Base of the RoPE of layers that see a window, which is not scaled.
+    /// Base of the RoPE of layers that see a window, which is not scaled, if it is not the others'.
     pub fn local_theta(&self) -> Option<f64> {
-        self.local.map(|local| local.theta)
+        self.local.and_then(|local| local.theta)
     }
 }
 
@@ -187,6 +195,7 @@ impl Default for Spec {
             norms_behind: false,
             activation: Activation::Silu,
             output_gate: false,
+            sinks: false,
             embedding_scale: 1.0,
             residual_scale: 1.0,
             logit_scale: 1.0,

@@ -43,8 +43,8 @@ impl ModelConfig {
     pub fn rotation(&self, kind: LayerKind) -> (Vec<f32>, f32) {
         let (frequencies, factor) = match (kind.local, self.spec.local_theta()) {
             (true, Some(theta)) => Rope::plain(theta).frequencies(self.head_dim),
-            (true, None) => (Vec::new(), 1.0),
-            (false, _) => {
+            (true, None) if self.spec.local.is_none() => (Vec::new(), 1.0),
+            _ => {
                 // The score factor is part of the norm of q. Without such a norm, its root scales
                 // cos and sin of q and of k.
                 let (frequencies, scale) = self.rope.frequencies(self.head_dim);

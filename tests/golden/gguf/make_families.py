@@ -31,6 +31,7 @@ FAMILIES = [
     ("gemma3", "gemma3", False, "default"),
     ("qwen3_5", "qwen35", False, "qwen35"),
     ("qwen3_5_moe", "qwen35moe", False, "qwen35"),
+    ("gpt_oss", "gpt-oss", False, "gpt-4o"),
 ]
 ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
 PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
@@ -70,6 +71,14 @@ def merged(tensors):
 
     out, experts = {}, {}
     for name, t in tensors.items():
+        if "experts.gate_up_proj" in name or "experts.down_proj" in name:
+            # gpt-oss: transposed, gate and up in turn.
+            stem, _, bias = name.partition("_bias") if name.endswith("_bias") else (name, "", "")
+            kind, t = ("bias", t) if name.endswith("_bias") else ("weight", t.swapaxes(1, 2))
+            parts = {"gate_proj": t[:, ::2], "up_proj": t[:, 1::2]} if "gate_up" in stem else {"down_proj": t}
+            layer = stem.rpartition(".")[0]
+            out |= {f"{layer}.{part}.{kind}": np.ascontiguousarray(t) for part, t in parts.items()}
+            continue
         layer, _, rest = name.partition(".experts.")
         if rest:
             expert, part = rest.split(".", 1)
@@ -100,6 +109,14 @@ def parameters(w, c, arch):
     if arch in ("llama", "smollm3", "granite"):
         w.add_vocab_size(c["vocab_size"])
         w.add_rope_dimension_count(head_dim or c["hidden_size"] // c["num_attention_heads"])
+    if arch == "gpt-oss":
+        w.add_expert_count(c["num_local_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(c["intermediate_size"])
+        w.add_sliding_window(c["sliding_window"])
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(rope["factor"])
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if arch in ("qwen3moe", "qwen35moe"):
         w.add_expert_count(c.get("num_local_experts") or c["num_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
@@ -198,7 +215,7 @@ def make(name, arch, permuted, pre, work):
     # llama.cpp's architecture has experts in all layers; one without them has the names of other architectures.
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, c["num_hidden_layers"])
     suffixes = (".weight", ".bias")
-    plain = lambda n: n.replace(".dt_bias", ".dt_proj.bias")
+    plain = lambda n: n.replace(".dt_bias", ".dt_proj.bias").replace(".sinks", ".sinks.weight")
     named = lambda n: next(filter(None, (of.get_name(plain(n), try_suffixes=suffixes) for of in (names, dense))))
     tensors = {named(n): (n, t) for n, t in merged(stored(folder)).items()}
     for key in ("long", "short") if arch == "phi3" else ():
@@ -216,8 +233,8 @@ def make(name, arch, permuted, pre, work):
         # llama.cpp reads this row as a vector.
         if "shared_expert_gate" in ours:
             t = t[0]
-        # Routers and convolutions stay f32.
-        if t.ndim >= 2 and not any(part in theirs for part in ("ffn_gate_inp", "conv1d")):
+        # Routers, convolutions and biases stay f32.
+        if t.ndim >= 2 and not theirs.endswith(".bias") and not any(part in theirs for part in ("ffn_gate_inp", "conv1d")):
             w.add_tensor(theirs, np.ascontiguousarray(t).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
         elif t.dtype == np.float32:
             w.add_tensor(theirs, t)

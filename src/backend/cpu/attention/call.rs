@@ -25,6 +25,8 @@ pub(super) struct Call<'a> {
     pub(super) layer: usize,
     pub(super) spans: &'a [Span],
     pub(super) own: &'a OwnRows,
+    /// Scores of all query heads that join the softmax; empty: none.
+    pub(super) sinks: &'a [f32],
     /// See [`Plan::orders`].
     pub(super) orders: &'a [Vec<u32>],
 }
@@ -48,6 +50,12 @@ impl Call<'_> {
     pub(super) fn queries(&self, group: &Group, token: usize) -> &[f32] {
         let width = self.geometry.head_dim * self.geometry.n_q_heads / self.geometry.n_kv_heads;
         &self.qkv.row(self.spans[group.span].start + token)[group.head * width..][..width]
+    }
+
+    /// Scores that join the softmax of a group's heads.
+    pub(super) fn sinks_of(&self, group: &Group) -> &[f32] {
+        let heads = self.geometry.n_q_heads / self.geometry.n_kv_heads;
+        self.sinks.get(group.head * heads..(group.head + 1) * heads).unwrap_or_default()
     }
 
     /// Index of a group's lane in the tables.

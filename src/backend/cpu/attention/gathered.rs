@@ -52,7 +52,7 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
             (0..from).chain(to..rows).for_each(|r| scores.row_mut(r)[column] = f32::NEG_INFINITY);
         }
     }
-    softmax(isa, &mut tile, n);
+    softmax(isa, &mut tile, n, call.sinks_of(group));
     if call.layout.has_sides() {
         scale(isa, g.codec, &mut tile, sides, 0..n);
     }

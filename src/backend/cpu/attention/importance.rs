@@ -36,8 +36,10 @@ pub(in super::super) fn importance(
             for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(rows.end)) {
                 let weights = &mut scores[..=row];
                 maths::scale(cpu.isa, weights, scale);
-                let max = maths::max(cpu.isa, weights);
+                let sink = args.sinks.map(|sinks| sinks[head]);
+                let max = maths::max(cpu.isa, weights).max(sink.unwrap_or(f32::NEG_INFINITY));
                 let sum = maths::exp_minus(cpu.isa, weights, max);
+                let sum = sum + sink.map_or(0.0, |sink| f64::from(sink - max).exp());
                 let factor = (f64::from(queries.factors[row - queries.rows.start]) / sum) as f32;
                 let most = tile.row_mut(0).iter_mut().zip(weights);
                 most.for_each(|(most, weight)| *most = most.max(*weight * factor));

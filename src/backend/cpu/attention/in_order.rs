@@ -18,6 +18,7 @@ pub(in super::super) fn attend_in_order(
     kv: &mut KvTables<Cpu>,
     layer: usize,
     spans: &[Span],
+    sinks: &[f32],
 ) {
     let Some(rule) = kv.geometry.policy.scored() else { return };
     let (g, heads) = (kv.geometry, kv.geometry.n_kv_heads);
@@ -32,7 +33,7 @@ pub(in super::super) fn attend_in_order(
         rows.clear();
         let row = |s: &Span| Span { seq: s.seq, start: s.start + token, len: 1 };
         rows.extend(spans.iter().filter(|s| token < s.len).map(row));
-        step(cpu, out, qkv, kv, layer, &rows, token, &rule);
+        step(cpu, out, qkv, kv, layer, &rows, token, &rule, sinks);
     }
 }
 
@@ -47,6 +48,7 @@ fn step(
     rows: &[Span],
     token: usize,
     rule: &Scored,
+    sinks: &[f32],
 ) {
     let g = kv.geometry;
     let (d, heads, q_heads) = (g.head_dim, g.n_kv_heads, g.n_q_heads / g.n_kv_heads);
@@ -59,7 +61,7 @@ fn step(
     let n = rows.len() * heads;
     results.resize(results.len().max(n * width), 0.0);
     let (isa, layout) = (cpu.isa, g.page());
-    let call = Call { isa, qkv, decisions: &[], kv, geometry: &g, layout, layer, spans: rows, own, orders: &[] };
+    let call = Call { isa, qkv, decisions: &[], kv, geometry: &g, layout, layer, spans: rows, own, sinks, orders: &[] };
     cpu.thread_pool.tiles(&mut Tile::new(results, n, width), 1, width, |worker, tile| {
         let lane = tile.row_range().start;
         let group = Group { span: lane / heads, head: lane % heads, tokens: 0..1, chosen: Chosen::default() };
@@ -91,7 +93,7 @@ fn attend_with_weights(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, weigh
     scores.resize(rows * (n + EXTRA), 0.0);
     let mut tile = Tile::new(scores, rows, n + EXTRA);
     in_place::score(call, group, 0..n, queries, &mut tile.narrow(0..n));
-    softmax(call.isa, &mut tile, n);
+    softmax(call.isa, &mut tile, n, call.sinks_of(group));
     totals(&mut tile, &mut weights[..n]);
     in_place::add_values(call, group, out, scratch);
 }

@@ -26,7 +26,7 @@ pub(super) fn attend(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, scratch
     scores.resize(rows * (n + EXTRA), 0.0);
     let mut tile = Tile::new(scores, rows, n + EXTRA);
     score(call, group, 0..n, queries, &mut tile.narrow(0..n));
-    softmax(call.isa, &mut tile, n);
+    softmax(call.isa, &mut tile, n, call.sinks_of(group));
     add_values(call, group, out, scratch);
 }
 
@@ -85,7 +85,7 @@ pub(super) fn attend_together(
     cpu.thread_pool.tiles(&mut all, rows, width, |worker, tile| {
         let group = &groups[tile.row_range().start / rows];
         let mut tile = tile.first_rows(rows_of(group));
-        softmax(call.isa, &mut tile, keys(call, group));
+        softmax(call.isa, &mut tile, keys(call, group), call.sinks_of(group));
         scale_weights(call, group, &mut tile, &mut cpu.scratch(worker).attention.sides);
     });
     cpu.thread_pool.tiles(out, rows, TASK_COLS, |worker, tile| {

@@ -90,8 +90,8 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         round_trip(&cpu, &mut qkv, &kv, 0, &spans);
         let acts = |poison: f32| Acts { data: vec![poison; n * q_heads * head_dim], width: q_heads * head_dim };
         let (mut got, mut again, mut want) = (acts(f32::NAN), acts(1.0), acts(0.0));
-        attend(&cpu, &mut got, &qkv, &decisions, &mut kv, 0, &spans);
-        attend(&cpu, &mut again, &qkv, &decisions, &mut kv, 0, &spans);
+        attend(&cpu, &mut got, &qkv, &decisions, &mut kv, 0, &spans, &[]);
+        attend(&cpu, &mut again, &qkv, &decisions, &mut kv, 0, &spans, &[]);
         reference::attend(&mut want, &qkv, &decisions, &kv, 0, &spans);
         for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
             assert!((g - w).abs() < 2e-5, "{name}, step {step}, row {}: {g} {w}", i / got.width);
@@ -201,13 +201,13 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
             cpu.advance(kv, None, &[span]);
         };
         let mut out = Acts { data: vec![0.0; n * out_width], width: out_width };
-        attend(&prefill, &mut out, &qkv, &decisions, &mut chunks, 0, &[span]);
+        attend(&prefill, &mut out, &qkv, &decisions, &mut chunks, 0, &[span], &[]);
         put(&prefill, &mut chunks, &qkv, &decisions, span);
         for i in 0..n {
             let one = Acts { data: qkv.row(i).to_vec(), width };
             let (decisions, span) = (&decisions[i * heads..(i + 1) * heads], Span { seq: 0, start: 0, len: 1 });
             let mut alone = Acts { data: vec![0.0; out_width], width: out_width };
-            attend(&decode, &mut alone, &one, decisions, &mut steps, 0, &[span]);
+            attend(&decode, &mut alone, &one, decisions, &mut steps, 0, &[span], &[]);
             put(&decode, &mut steps, &one, decisions, span);
             let same = alone.data.iter().zip(out.row(i)).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{policy:?} {codec:?} {head_dim}, step {step}, row {i}");

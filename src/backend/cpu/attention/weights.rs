@@ -36,12 +36,15 @@ impl Sides {
 }
 
 /// Replaces the scores of `n` keys in each row by their weights `exp(score - largest)`. Every row
-/// sees a key.
-pub(super) fn softmax(isa: Isa, scores: &mut Tile<'_>, n: usize) {
+/// sees a key. `sinks`: scores of the heads of each token's rows that join the sum, or none.
+pub(super) fn softmax(isa: Isa, scores: &mut Tile<'_>, n: usize, sinks: &[f32]) {
     for r in 0..scores.rows() {
         let row = scores.row_mut(r);
-        let max = maths::max(isa, &row[..n]);
-        let sum = maths::exp_minus(isa, &mut row[..n], max);
+        let mut max = maths::max(isa, &row[..n]);
+        let sink = (!sinks.is_empty()).then(|| sinks[r % sinks.len()]);
+        max = sink.map_or(max, |sink| max.max(sink));
+        let mut sum = maths::exp_minus(isa, &mut row[..n], max);
+        sum += sink.map_or(0.0, |sink| f64::from(sink - max).exp());
         let width = row.len();
         row[width - FACTOR] = (1.0 / sum) as f32;
         row[width - OFFSET] = 0.0;

@@ -51,7 +51,7 @@ fn step(cpu: &Cpu, kv: &mut KvTables<Cpu>, n: usize, seed: u64) {
     round_trip(cpu, &mut qkv, kv, 0, &[span]);
     let acts = || Acts { data: vec![0.0; n * HEADS * GROUP * D], width: HEADS * GROUP * D };
     let (mut got, mut want, before) = (acts(), acts(), kv.reads[0]);
-    attend(cpu, &mut got, &qkv, &decisions, kv, 0, &[span]);
+    attend(cpu, &mut got, &qkv, &decisions, kv, 0, &[span], &[]);
     count_reads(cpu, kv, &[span]);
     let mut reads = 0;
     for head in 0..HEADS {
