@@ -17,6 +17,7 @@
 
 mod adjust;
 mod chain;
+mod channels;
 mod constrain;
 mod context;
 mod conversation;

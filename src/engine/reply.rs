@@ -1,6 +1,7 @@
 //! From generated tokens to streamed text: whole characters, thoughts apart from the answer, and
 //! the canonical text that the next rendering is compared with.
 
+use super::channels::Header;
 use super::constrain::Compilers;
 use super::think::{Said, Splitter, Stop, ThinkTags};
 use crate::protocol::{Ask, Piece, Token};
@@ -71,6 +72,8 @@ pub(super) struct Reply {
     decoder: Decoder,
     flat: FlatText,
     splitter: Splitter,
+    /// Of a reply in channels.
+    header: Header,
     /// Whether it has no thoughts: tags are text.
     raw: bool,
     /// Control tokens that are shown.
@@ -121,6 +124,7 @@ impl Reply {
             decoder: decoder(),
             flat: FlatText { decoder: decoder(), of_reply: true },
             splitter,
+            header: Header::default(),
             raw: false,
             marks: Vec::new(),
             reasoning_tokens: 0,
@@ -144,6 +148,17 @@ impl Reply {
         } else if opens || closes {
             self.splitter.push(&self.decoder.flush(), &mut said);
             if opens { self.splitter.open(&mut said) } else { self.splitter.close(&mut said) }
+        } else if let Some(channels) = vocabulary.think.channels.filter(|c| !self.raw && c.has(token)) {
+            let text = self.decoder.flush();
+            let before = if self.header.is_open() { "" } else { &*text };
+            self.splitter.push(before, &mut said);
+            match self.header.take(&channels, token, &text) {
+                Some(true) => self.splitter.open(&mut said),
+                Some(false) if self.splitter.is_thinking() => self.splitter.close(&mut said),
+                _ => {}
+            }
+        } else if self.header.is_open() && !is_end {
+            self.header.push(&self.decoder.push(token));
         } else if !is_end && !tokenizer.is_hidden(token) {
             let text = self.decoder.push(token);
             spelled = Some(text.len());
@@ -155,7 +170,10 @@ impl Reply {
         if was_thought {
             self.reasoning_tokens += std::mem::take(&mut self.answer_tokens);
         }
-        *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += 1;
+        // A header's tokens are those of its message.
+        let of_header = self.header.is_open();
+        let tokens = if of_header { 0 } else { self.header.take_tokens().max(1) };
+        *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += tokens;
         Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, thinks, was_thought }
     }
 
@@ -173,6 +191,8 @@ impl Reply {
         let mut said = Vec::new();
         self.splitter.push(&self.decoder.flush(), &mut said);
         self.splitter.finish(&mut said);
+        let of_header = self.header.take_tokens();
+        *(if self.is_thinking() { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += of_header;
         (said, self.flat.decoder.flush())
     }
 }
@@ -291,6 +311,33 @@ mod tests {
         let tokens = [encode("ponder"), vec![close], encode("Done"), v.eos.clone()].concat();
         let (reasoning, answer, n_thought, _) = read(&v, &tokens);
         assert_eq!((&*reasoning, &*answer, n_thought), ("ponder", "Done", encode("ponder").len() + 1));
+    }
+
+    /// Forms of a reply in the documentation of Harmony; of its texts, white space is a part.
+    #[test]
+    fn channels_but_the_final_one_are_thoughts() {
+        let file = std::fs::read_to_string(FILE).unwrap();
+        let file = file.replace("<|im_start|>", "<|start|>").replace("<|im_end|>", "<|return|>");
+        let file = file.replace("<|endoftext|>", "<|end|>").replace("</think>", "<|message|>");
+        let tokenizer = Tokenizer::new(file.replace("<think>", "<|channel|>").as_bytes(), 1000).unwrap();
+        let eos = tokenizer.token_for("<|return|>").into_iter().collect();
+        let think = ThinkTags::of(&tokenizer, None);
+        let v = Vocabulary { think, tokenizer: Arc::new(tokenizer), eos, stop: None, compiler: Default::default() };
+        assert!(v.think.channels.is_some() && v.think.literals().is_none());
+        let read = |text: &str| {
+            let tokens = v.tokenizer.encode_text(text).unwrap();
+            let (thought, answer, n_thought, n_answer) = read(&v, &tokens);
+            assert_eq!(n_thought + n_answer, tokens.len());
+            (thought, answer, n_thought > 0, n_answer > 0)
+        };
+        let of = |thought: &str, answer: &str| (thought.into(), answer.into(), !thought.is_empty(), !answer.is_empty());
+        let both = "<|channel|>analysis<|message|>It is 2 + 2.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>";
+        assert_eq!(read(both), of("It is 2 + 2.", "2 + 2 = 4."));
+        assert_eq!(read("<|channel|>final<|message|>the dog<|return|>"), of("", "the dog"));
+        let call = "<|channel|>analysis<|message|>a fox<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}";
+        assert_eq!(read(call), of("a fox{}", ""));
+        assert_eq!(read("<|channel|>analysis<|message|>the fox runs"), of("the fox runs", ""));
+        assert_eq!(read("plain"), of("", "plain"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Marks of a model's thoughts: tokens where the vocabulary has them, else the same tags in
 //! ordinary text. [`Splitter`] separates thoughts from answers in streamed text.
 
+use super::channels::Channels;
 use crate::protocol::{Event, Piece, TextKind, Token};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::begun;
@@ -25,17 +26,21 @@ pub struct ThinkTags {
     /// The vocabulary or the template has them. Else a reply that begins with `<think>` is split,
     /// and nothing else changes.
     pub named: bool,
+    /// Set where replies are in channels, which the tags are no part of.
+    pub channels: Option<Channels>,
 }
 
 impl ThinkTags {
     pub fn of(tokenizer: &Tokenizer, template: Option<&str>) -> Self {
         let tokens = tokenizer.think_tags();
         if let Some((open, close)) = tokens {
-            return Self { open: tokenizer.literal(open), close: tokenizer.literal(close), tokens, named: true };
+            let [open, close] = [open, close].map(|tag| tokenizer.literal(tag));
+            return Self { open, close, tokens, named: true, channels: None };
         }
+        let channels = Channels::of(tokenizer);
         let named = NAMED.iter().find(|(_, close)| template.is_some_and(|source| source.contains(close)));
         let (open, close) = named.unwrap_or(&NAMED[0]);
-        Self { open: (*open).to_owned(), close: (*close).to_owned(), tokens, named: named.is_some() }
+        Self { open: (*open).to_owned(), close: (*close).to_owned(), tokens, named: named.is_some(), channels }
     }
 
     /// The literals for the template, if the model is known to think.
@@ -135,7 +140,7 @@ impl Splitter {
 
     /// `thinks`: the prompt ends in an open thought. `stops`: texts that end the answer.
     pub fn new(tags: &ThinkTags, thinks: bool, stops: Vec<Stop>) -> Self {
-        let in_text = tags.tokens.is_none();
+        let in_text = tags.tokens.is_none() && tags.channels.is_none();
         Self {
             state: match thinks {
                 true if in_text => State::Opened,
@@ -292,7 +297,7 @@ mod tests {
     use super::*;
 
     fn tags(named: bool) -> ThinkTags {
-        ThinkTags { open: "<think>".into(), close: "</think>".into(), tokens: None, named }
+        ThinkTags { open: "<think>".into(), close: "</think>".into(), tokens: None, named, channels: None }
     }
 
     /// The parts of a reply that comes in pieces of every size.
