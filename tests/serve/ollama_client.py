@@ -51,7 +51,7 @@ case("logprobs", "".join(token.token for token in likely).strip("\n") == text an
 case("load", CLIENT.generate(model="demo").done_reason == "load")
 refused("another model", 404, "is not served here", model="llama3.2")
 refused("tools", 400, "tools", tools=[{"type": "function", "function": {"name": "f"}}])
-fixed = client.chat("demo", QUESTION, format={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+fixed = chat(format={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
 case("format", isinstance(json.loads(fixed.message.content)["x"], int), fixed.message.content)
 refused("a prompt that is too long", 400, "the context holds", messages=[{"role": "user", "content": "word " * 200_000}])
 finish()

@@ -61,7 +61,7 @@ CLIENT.responses.delete(whole.id)
 refused("delete", NotFoundError, "previous_response_id", previous_response_id=whole.id)
 refused("tools", BadRequestError, "tools", tools=[{"type": "function", "name": "f", "parameters": {}}])
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
-fixed = client.responses.create(model="default", input="2+2", text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}})
+fixed = create(text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}})
 case("a format", isinstance(json.loads(fixed.output_text)["x"], int), fixed.output_text)
 refused("background", BadRequestError, "background", background=True)
 refused("a prompt that is too long", BadRequestError, "messages", input="word " * 200_000)

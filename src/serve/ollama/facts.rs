@@ -5,6 +5,7 @@ use crate::protocol::{ModelInfo, Thinking};
 use crate::serve::fields;
 use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
+use crate::serve::tools::format_of;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
@@ -76,7 +77,8 @@ pub async fn show(State(shared): State<Arc<Shared>>, request: Request) -> Result
     let parameters: Vec<String> =
         shared.defaults.sampling.values().map(|(name, value)| format!("{name} {value}")).collect();
     let thinks = (info.thinking() != Thinking::None).then_some("thinking");
-    let capabilities: Vec<&str> = std::iter::once("completion").chain(thinks).collect();
+    let tools = format_of(&info.template).map(|_| "tools");
+    let capabilities: Vec<&str> = std::iter::once("completion").chain(thinks).chain(tools).collect();
     let mut facts = json!({
         "general.architecture": info.family,
         "general.parameter_count": info.n_params,
