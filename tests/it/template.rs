@@ -180,6 +180,47 @@ fn chatml_and_llama3_render_as_transformers_does() {
     assert_eq!(flat(&pieces(&chat, LLAMA3, &opts(true, None))), want);
 }
 
+/// By the constructs that the template of gpt-oss uses: the date, a macro, a part of the messages.
+#[test]
+fn a_template_of_channels_gives_answers_their_channel() {
+    let source = "{%- macro system() -%}
+    {{- 'Current date: ' + strftime_now('%Y-%m-%d') + '\\n\\n' }}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}
+    {{- 'Reasoning: ' + reasoning_effort }}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>' }}{{- system() }}{{- '<|end|>' }}
+{%- if messages[0].role == 'developer' or messages[0].role == 'system' %}
+    {{- '<|start|>developer<|message|># Instructions\\n\\n' + messages[0].content + '<|end|>' }}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- for message in loop_messages -%}
+    {%- if message.role == 'assistant' -%}
+        {%- if 'thinking' in message and '<|channel|>' in message.thinking %}{{- raise_exception('tags') }}{%- endif %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}";
+    let chat = two_turns(true, None);
+    let tags = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"].map(str::to_owned).to_vec();
+    let spec = TemplateSpec { control: [spec(source).control, tags].concat(), ..spec(source) };
+    let options = RenderOptions { think_tags: None, ..opts(true, None) };
+    let rendered = render(chat.system(), &chat.context_path(), &spec, &options).unwrap();
+    let message = |header: &str, text: &str| format!("[<|start|>]{header}[<|message|>]{text}[<|end|>]");
+    let want = [
+        message("system", "Current date: 2026-11-21\n\nReasoning: medium"),
+        message("developer", "# Instructions\n\nbe brief"),
+        message("user", "2+2?"),
+        message("assistant[<|channel|>]final", "{1:4}"),
+        message("user", EVIL),
+        "[<|start|>]assistant".to_owned(),
+    ];
+    assert_eq!(flat(&rendered), want.concat());
+}
+
 #[test]
 fn qwen3_drops_or_keeps_think_blocks() {
     let start =
