@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Writes small random models whose layers differ, for the walks: standard library only, the same bytes every time.
 
-usage: tests/campaign/models.py FOLDER      # FOLDER/gemma3, FOLDER/qwen3_5 and a predictor for each, FOLDER/NAME-predictor
+usage: tests/campaign/models.py FOLDER      # FOLDER/NAME of each and a predictor for it, FOLDER/NAME-predictor
 
-gemma3    12 layers, all but two of which see the newest 64 tokens
-qwen3_5   4 layers, two of which are gated delta nets
+gemma3        12 layers, all but two of which see the newest 64 tokens
+qwen3_5       4 layers, two of which are gated delta nets
+qwen3_5_moe   the same with 6 experts and a shared one in place of an MLP
+gpt_oss       4 layers with sinks, two of which see the newest 64 tokens, and experts with biases
 The tokenizer and the chat template are those of the built-in model. Weights are random: the models write nonsense, which
 does for what a walk looks at. The predictors are in the form of KVzap, and mark about half of the tokens.
 """
@@ -18,6 +20,7 @@ import sys
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "assets" / "demo"
 VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 1536, 64, 96, 4, 2, 32
+EXPERTS, EXPERT_FFN = 6, 32
 COMMON = {
     "hidden_size": HIDDEN, "intermediate_size": FFN, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD_DIM, "vocab_size": VOCAB, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -39,6 +42,16 @@ CONFIGS = {
         "linear_key_head_dim": DELTA["key_dim"], "linear_value_head_dim": DELTA["value_dim"],
         "linear_conv_kernel_dim": DELTA["kernel"],
     },
+    "gpt_oss": COMMON | {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": 4, "attention_bias": True,
+        "layer_types": ["full_attention" if n % 2 else "sliding_attention" for n in range(4)], "sliding_window": 64,
+        "intermediate_size": EXPERT_FFN, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "hidden_act": "silu",
+        "rope_theta": 150000.0,
+    },
+}
+CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_5"] | {
+    "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": EXPERTS,
+    "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT_FFN, "shared_expert_intermediate_size": EXPERT_FFN,
 }
 
 
@@ -67,22 +80,48 @@ def shapes(config):
             yield delta + "out_proj.weight", [HIDDEN, values]
         else:
             # A gate beside each head of q.
-            gates = 2 if config["model_type"] == "qwen3_5_text" else 1
+            gates = 2 if config["model_type"].startswith("qwen3_5") else 1
             attention = layer + "self_attn."
             yield attention + "q_proj.weight", [HEADS * HEAD_DIM * gates, HIDDEN]
             yield attention + "k_proj.weight", [KV_HEADS * HEAD_DIM, HIDDEN]
             yield attention + "v_proj.weight", [KV_HEADS * HEAD_DIM, HIDDEN]
             yield attention + "o_proj.weight", [HIDDEN, HEADS * HEAD_DIM]
-            yield attention + "q_norm.weight", [HEAD_DIM]
-            yield attention + "k_norm.weight", [HEAD_DIM]
-        yield layer + "mlp.gate_proj.weight", [FFN, HIDDEN]
-        yield layer + "mlp.up_proj.weight", [FFN, HIDDEN]
-        yield layer + "mlp.down_proj.weight", [HIDDEN, FFN]
+            if config["model_type"] == "gpt_oss":
+                yield attention + "q_proj.bias", [HEADS * HEAD_DIM]
+                yield attention + "k_proj.bias", [KV_HEADS * HEAD_DIM]
+                yield attention + "v_proj.bias", [KV_HEADS * HEAD_DIM]
+                yield attention + "o_proj.bias", [HIDDEN]
+                yield attention + "sinks", [HEADS]
+            else:
+                yield attention + "q_norm.weight", [HEAD_DIM]
+                yield attention + "k_norm.weight", [HEAD_DIM]
+        yield from mlp(config, layer + "mlp.")
     yield "model.norm.weight", [HIDDEN]
     yield "lm_head.weight", [VOCAB, HIDDEN]
 
 
-def values(rng, name, shape):
+def mlp(config, at):
+    """The same of a layer's MLP or experts."""
+    if config["model_type"] == "gpt_oss":
+        yield at + "router.weight", [EXPERTS, HIDDEN]
+        yield at + "router.bias", [EXPERTS]
+        yield at + "experts.gate_up_proj", [EXPERTS, HIDDEN, 2 * EXPERT_FFN]
+        yield at + "experts.gate_up_proj_bias", [EXPERTS, 2 * EXPERT_FFN]
+        yield at + "experts.down_proj", [EXPERTS, EXPERT_FFN, HIDDEN]
+        yield at + "experts.down_proj_bias", [EXPERTS, HIDDEN]
+        return
+    names = {"": FFN}
+    if "num_experts" in config:
+        yield at + "gate.weight", [EXPERTS, HIDDEN]
+        yield at + "shared_expert_gate.weight", [1, HIDDEN]
+        names = {f"experts.{n}.": EXPERT_FFN for n in range(EXPERTS)} | {"shared_expert.": EXPERT_FFN}
+    for name, width in names.items():
+        yield at + name + "gate_proj.weight", [width, HIDDEN]
+        yield at + name + "up_proj.weight", [width, HIDDEN]
+        yield at + name + "down_proj.weight", [HIDDEN, width]
+
+
+def values(rng, name, shape, plain_norms):
     """Values of a tensor: norms about what leaves a row as it is, matrices of variance 1 / inputs."""
     n = math.prod(shape)
     if name.endswith("dt_bias"):
@@ -90,8 +129,9 @@ def values(rng, name, shape):
     if name.endswith("A_log"):
         return [rng.gauss(0, 0.7) for _ in range(n)]
     if len(shape) == 1:
-        # All norms but those inside a delta net have 1 added to their weights.
-        mean = 1.0 if name.endswith("linear_attn.norm.weight") else 0.0
+        # All norms but those inside a delta net and of gpt-oss have 1 added to their weights.
+        plain = name.endswith("linear_attn.norm.weight") or plain_norms and name.endswith("norm.weight")
+        mean = 1.0 if plain else 0.0
         return [mean + rng.gauss(0, 0.1) for _ in range(n)]
     scale = {"model.embed_tokens.weight": 1.0, "lm_head.weight": 3.0 / math.sqrt(HIDDEN)}
     scale = scale.get(name, 1.4 / math.sqrt(shape[-1]))
@@ -119,7 +159,8 @@ def write_safetensors(path, tensors, dtype):
 def write_model(folder, config):
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(7)
-    tensors = {name: (shape, values(rng, name, shape)) for name, shape in shapes(config)}
+    plain_norms = config["model_type"] == "gpt_oss"
+    tensors = {name: (shape, values(rng, name, shape, plain_norms)) for name, shape in shapes(config)}
     write_safetensors(folder / "model.safetensors", tensors, "BF16")
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):

@@ -2,7 +2,7 @@
 """Walks at random through messages, slash commands and keys of chats, and compares their saved sessions.
 
 usage: tests/campaign/walk.py [--binary target/debug/dmschat] [--settings all|NAME,...] [--steps 1000] [--seed 1]
-                              [--play FILE] [--model M|gemma3|qwen3_5] [--jobs N] [--tolerate-replay] [--out FILE]
+                              [--play FILE] [--model M|gemma3|qwen3_5|qwen3_5_moe|gpt_oss] [--jobs N] [--tolerate-replay] [--out FILE]
 
 A walk types STEPS random steps into a terminal of its own under one of the SETTINGS: messages, pastes, every slash
 command with good and bad arguments, keys in and after answers and on every page, other sizes of the terminal.
@@ -13,7 +13,7 @@ file that contradict each other. At the end each saved session is
 - continued with its cache and, in a copy of the data folder, twice without it: the answer to one question, live
   slots and reads must be the same. Differences from a replay are counted apart; with --tolerate-replay they do
   not fail the walk.
---model gemma3 and qwen3_5 are small random models whose layers differ (models.py), with a predictor; settings that such a
+--model gemma3, qwen3_5, qwen3_5_moe and gpt_oss are small random models whose layers differ (models.py), with a predictor; settings that such a
 model refuses are left out.
 Each finding is one line of JSON in --out with its setting, seed and last steps. The folder of a walk with findings is
 kept: its walk.json has all steps, and --play FILE types them again. Times vary, so that a walk may differ from
@@ -63,7 +63,8 @@ SETTINGS = {
     "off": ["--eviction", "off", "--ctx-size", "900", "--pin", "system", "--system", "Answer briefly."],
 }
 # Of models with layers that see a window of their own.
-REFUSED = {"gemma3": {"tova", "h2o", "pool", "weights"}, "qwen3_5": {"weights"}}
+REFUSED = {"gemma3": {"tova", "h2o", "pool", "weights"}, "gpt_oss": {"tova", "h2o", "pool", "weights"}}
+REFUSED |= {"qwen3_5": {"weights"}, "qwen3_5_moe": {"weights"}}
 REACTION = 20.0
 # Longest time for an end: it waits for the answer to stop, for the disk, and for copies of what the disk refuses.
 LEAVING = 8.0
