@@ -127,7 +127,8 @@ mod tests {
         let mut checkpoint = Checkpoint::random("demo").unwrap();
         set_kept_share(&mut checkpoint, 0.3, || Cpu::new(2)).unwrap();
         let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
-        let options = EngineOptions { context: Some(900), far, ..EngineOptions::new(Codec::Bf16) };
+        let drafts = Drafts { rows: 4, ..Drafts::default() };
+        let options = EngineOptions { context: Some(900), far, drafts, ..EngineOptions::new(Codec::Bf16) };
         let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
         let (sampling, n) = (SamplingParams { temperature: 1.0, ..SamplingParams::default() }, 33);
         let case = |eviction, drafts| {
