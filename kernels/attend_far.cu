@@ -1,5 +1,6 @@
-// Decode attention of a layer whose leaving rows are kept: attend.cuh, which reads the near rows
-// after the slots and keeps the queries. One instance a codec, for heads of up to 128 channels.
+// Decode attention of a layer that keeps the rows which leave it: attend.cuh, which reads the near
+// rows after the slots and stores the queries. One instance a codec, for heads of up to 128
+// channels.
 // CPU twin: `backend::cpu::attention`.
 #include "attend.cuh"
 

@@ -45,7 +45,7 @@ struct WithChoice {
   bool scores, pages;
   __device__ explicit WithChoice(const DecodeParams& p) : scores(p.kv.policy & SCORES), pages(p.kv.policy & READS_PAGES) {}
 };
-// Near rows are read after the slots (far.cuh), and the queries are kept, which choose among far
+// Near rows are read after the slots (far.cuh), and the queries are stored: they choose among far
 // pages.
 struct WithFar {
   static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false, far = true;

@@ -32,8 +32,9 @@ KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, cons
 }
 
 // The k most probable experts of a row by the softmax of its logits [experts], of equal ones those
-// of lower numbers, and their weights; if `shared`, then the one behind them, weighted by the
-// sigmoid of its logit, the last of the row. Grid n, a warp.
+// of lower numbers, and their weights. If `shared`, the expert after them (number `experts`) comes
+// last, weighted by the sigmoid of its logit, the last of the row. Logits [experts + shared],
+// chosen and weights [k + shared] per row. Grid n, a warp.
 KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized, int shared) {
   __shared__ float p[MOST_EXPERTS];
   after_previous();

@@ -10,8 +10,8 @@
 #define LANES 8                         // partial sums of a dot product: as in `policy::far::score`
 #define AT_ONCE (SELECT_THREADS / LANES)  // far pages that a block scores at once
 #define LANE_CHANNELS (MAX_HEAD_DIM / LANES)  // channels of a partial sum
-// Query rows in f32, the channels of a partial sum side by side. Four words more between them: the
-// eight lanes of a page read 16 bytes each from different banks.
+// Query rows in f32, the channels of a partial sum contiguous. Padded by four words, so that the
+// eight threads of a page read 16 bytes each without bank conflicts.
 typedef float QueryTile[TILE_QUERIES][LANES][LANE_CHANNELS + 4];
 
 // Where a far page lies: its rows in host memory, its index in memory of the GPU. The high bits of
@@ -57,9 +57,8 @@ KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* home
   }
 }
 
-// The scores of the block's pages of a lane with a tile of queries: the greatest of both is left in
-// `scores`.
-// Eight threads to a page. The order of a sum is that of the CPU.
+// Scores the block's pages of a lane with a tile of queries and keeps the maximum over tiles in
+// `scores`. Eight threads per page. Sums run in the order of the CPU.
 __device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile, int queries, const int* numbers, int n,
                                             const u64* homes, float* scores, bool first_tile) {
   int at = threadIdx.x % LANES, lane = threadIdx.x % 32;
@@ -94,10 +93,10 @@ __device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile,
 }
 
 // Scores the full far pages of the lanes of a sequence, of which there are counts [n_layers,
-// n_kv_heads] with the numbers [n_layers, n_lanes, most], with the newest `queries` queries; of a
-// lane with no more than k pages none. scores [n_layers, n_kv_heads, most]. Grid (n_kv_heads,
-// n_layers, any), SELECT_THREADS threads: blocks of a lane take its pages in turns. Reads the means
-// once for every TILE_QUERIES query rows.
+// n_kv_heads] with the numbers [n_layers, n_lanes, most], with the newest `queries` queries. Skips
+// lanes with at most k pages. scores [n_layers, n_kv_heads, most]. Grid (n_kv_heads, n_layers,
+// any), SELECT_THREADS threads: the blocks of a lane stride over its pages. Reads the means once
+// per TILE_QUERIES query rows.
 KERNEL __launch_bounds__(SELECT_THREADS, 3)
     far_score(Kv kv, int seq, int queries, const int* counts, const int* numbers, int most, const u64* homes, float* scores, int k) {
   after_previous();
@@ -122,8 +121,7 @@ KERNEL __launch_bounds__(SELECT_THREADS, 3)
 }
 
 // Writes the k pages with the greatest scores of each lane to picks [n_layers, n_kv_heads, k],
-// ascending; of a lane with no more than k pages nothing. Grid (n_kv_heads, n_layers),
-// SELECT_THREADS threads.
+// ascending. Skips lanes with at most k pages. Grid (n_kv_heads, n_layers), SELECT_THREADS threads.
 KERNEL __launch_bounds__(SELECT_THREADS) far_choose(Kv kv, const int* counts, int most, const float* scores, int k, int* picks) {
   after_previous();
   __shared__ Search search;

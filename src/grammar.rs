@@ -1,7 +1,7 @@
-//! Grammars over a model's tokens: which tokens may follow in an answer that has to be JSON by a
-//! schema, or a call of a tool. llguidance does the work; its memory and time are bounded here.
+//! Grammars over a model's tokens: which tokens may follow in an answer that must be JSON by a
+//! schema, or a tool call. Wraps llguidance and bounds its memory and time.
 //!
-//! A [`Compiler`] belongs to a vocabulary, and a [`Constraint`] to one answer.
+//! There is one [`Compiler`] per vocabulary, and one [`Constraint`] per answer.
 
 mod lark;
 mod vocabulary;
@@ -12,7 +12,7 @@ use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 use std::sync::Arc;
 
-/// Makes constraints for the tokens of a model.
+/// Compiles grammars for the tokens of a model.
 pub struct Compiler {
     factory: ParserFactory,
     tokenizer: Arc<Tokenizer>,
@@ -36,14 +36,14 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// An error in one line.
+/// Returns the first line of an error.
 fn line(error: impl std::fmt::Display) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().chars().take(400).collect()
 }
 
 impl Compiler {
-    /// For `vocab` rows of logits. Takes some tenths of a second for large vocabularies.
+    /// `vocab`: number of logits. Takes a few tenths of a second for large vocabularies.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab: usize, eos: &[Token]) -> Result<Self, String> {
         let environment = vocabulary::environment(&tokenizer, vocab, eos)?;
         let mut factory = ParserFactory::new_simple(&environment).map_err(line)?;
@@ -52,7 +52,7 @@ impl Compiler {
         Ok(Self { factory, tokenizer, eos: eos.into() })
     }
 
-    /// Fails if the grammar is too large, or has a schema with something that cannot be followed.
+    /// Fails if the grammar is too large, or has a schema with an unsupported keyword.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, String> {
         let text = lark::written(grammar, &self.tokenizer)?;
         let parser = self.factory.create_parser(TopLevelGrammar::from_lark(text)).map_err(line)?;
@@ -60,7 +60,7 @@ impl Compiler {
         if let Some(error) = matcher.get_error() {
             return Err(line(error));
         }
-        // What only warns would not hold.
+        // A warning names a part of the schema that would not be enforced.
         match matcher.grammar_warnings().first() {
             Some(warning) => Err(line(warning)),
             None => Ok(Constraint { matcher, eos: Arc::clone(&self.eos) }),
@@ -75,10 +75,10 @@ impl Clone for Constraint {
 }
 
 impl Constraint {
-    /// The tokens below `vocab` that may not follow. Fails where none may.
+    /// Returns the tokens below `vocab` that may not follow. Fails if no token may.
     pub fn forbidden(&mut self, vocab: usize) -> Result<Vec<Token>, String> {
         if self.matcher.is_stopped() && !self.matcher.is_error() {
-            // It is complete.
+            // The answer is complete.
             return Ok((0..vocab as Token).filter(|token| !self.eos.contains(token)).collect());
         }
         let allowed = self.matcher.compute_mask().map_err(line)?;
@@ -94,7 +94,7 @@ impl Constraint {
         }
     }
 
-    /// The answer has another token. Fails if it is none of those that may follow.
+    /// Appends a token of the answer. Fails if the grammar does not allow it.
     pub fn push(&mut self, token: Token) -> Result<(), String> {
         if self.eos.contains(&token) || (self.matcher.is_stopped() && !self.matcher.is_error()) {
             return Ok(());

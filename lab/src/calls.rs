@@ -1,5 +1,5 @@
-//! Reads outputs of models, one JSON object a line, and writes the calls of tools that the server
-//! finds in them. `tests/serve/recorded_calls.py` compares them with those of others.
+//! Reads outputs of models, one JSON object per line, and writes the tool calls that the server's
+//! parser finds in them. `tests/serve/recorded_calls.py` compares them with the recorded calls.
 
 use anyhow::{Context, Result};
 use clap::Args;

@@ -23,7 +23,8 @@ pub struct QkvRopeArgs<'a, B: Device> {
     /// Whether the `n_q_heads * head_dim` columns directly after v are a gate of the output
     /// (Qwen3.5).
     pub gated: bool,
-    /// Logits `[n_q_heads]` that join the softmax of each head without a value (gpt-oss).
+    /// Attention sinks `[n_q_heads]`: one more logit in the softmax of each head, without a value
+    /// (gpt-oss).
     pub sinks: Option<&'a B::Buf<f32>>,
     /// Whether the cache stays as it is until [`Ops::commit`].
     pub staged: bool,
@@ -144,7 +145,7 @@ pub struct DeltaNetArgs<'a, B: Device> {
 pub struct ExpertsArgs<'a, B: Device> {
     /// `[experts, hidden]`
     pub router: &'a B::Weight,
-    /// `[experts]`, `[experts * 2 width]` and `[experts * hidden]`.
+    /// Biases: `[experts]`, `[experts * 2 width]` and `[experts * hidden]`.
     pub router_bias: Option<&'a B::Buf<f32>>,
     pub gate_up_bias: Option<&'a B::Buf<f32>>,
     pub down_bias: Option<&'a B::Buf<f32>>,
@@ -156,11 +157,11 @@ pub struct ExpertsArgs<'a, B: Device> {
     pub per_token: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
-    /// Whether the last expert is not chosen, but every token's, weighted by the sigmoid of its
+    /// Whether the last expert is shared: every token passes it, weighted by the sigmoid of its
     /// logit.
     pub shared: bool,
-    /// Whether `(up + 1) * gate * sigmoid(1.702 gate)` takes the place of SwiGLU, of a gate of at
-    /// most 7 and an up between -7 and 7.
+    /// Whether the activation is `(up + 1) * gate * sigmoid(1.702 gate)` instead of SwiGLU, with
+    /// the gate clamped to at most 7 and up to [-7, 7].
     pub clamped: bool,
     pub rows: &'a mut ExpertRows<B>,
 }

@@ -66,16 +66,16 @@ pub struct Line {
     far: Option<FarFigures>,
 }
 
-/// What far pages cost while decoding, of one run. Means are over lanes that keep far rows.
+/// Cost of far pages while decoding, in one run. Means are over lanes that keep far rows.
 #[derive(Clone, Copy, Serialize)]
 struct FarFigures {
     /// Pages that a lane reads again.
     pages: usize,
-    /// Rows of a lane that lie far, and those of them that are read.
+    /// Far rows of a lane, and how many of them are near, which attention reads.
     rows: f64,
     near: f64,
     bytes: u64,
-    /// Pages that a lane was brought for each token.
+    /// Pages fetched per lane and token.
     fetched: f64,
     /// Mean time of a choice for one sequence, in milliseconds.
     choice_ms: f64,
@@ -251,7 +251,8 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
             runner.cache.presence(runner.backend(), seqs[0], LaneFilter::default(), 0);
         }
         let began = Instant::now();
-        // The same number in every sequence. Steps do not cross the end of a block that chooses.
+        // The same number in every sequence. A step does not cross a block's end, where pages are
+        // chosen.
         let most = if runner.keeps_far() { Far::ANSWER_BLOCK - 1 - (case.n - left) % Far::ANSWER_BLOCK } else { left };
         let right = (0..case.drafts.min(left - 1).min(most))
             .take_while(|i| uniform(SEED, (steps << 8 | i) as u64) < case.accept as f32);
@@ -281,10 +282,10 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     })
 }
 
-/// Choices of far pages while decoding.
+/// Chooses far pages while decoding, and counts the cost.
 #[derive(Default)]
 struct Choices {
-    /// Tokens of each sequence that have chosen.
+    /// Tokens of each sequence up to its last choice.
     chosen: usize,
     fetched: u64,
     number: usize,
@@ -292,7 +293,7 @@ struct Choices {
 }
 
 impl Choices {
-    /// Lets the sequences choose, if `fed` tokens complete a block.
+    /// Lets the sequences choose once `fed` tokens complete a block.
     fn after<B: Measure>(&mut self, runner: &mut Runner<B>, seqs: &[SeqId], fed: usize) {
         if !runner.keeps_far() || fed < self.chosen + Far::ANSWER_BLOCK {
             return;

@@ -80,8 +80,8 @@ pub fn render_given(messages: &[Given], spec: &TemplateSpec, opts: &RenderOption
     render_with_tools(messages, &Tools::default(), spec, opts)
 }
 
-/// The same with tools. Answers whose text is known as the model wrote it have that text, if the
-/// template takes them so; else the template writes their calls.
+/// Renders messages as [`render_given`] does, with tools. An answer whose sampled text is known is
+/// rendered with that text if the template accepts it; else the template writes its calls.
 pub fn render_with_tools(
     messages: &[Given],
     tools: &Tools,
@@ -109,7 +109,7 @@ pub fn with_controls(text: &str, spec: &TemplateSpec) -> Vec<Piece> {
     with_bos(merge(Guard::new(&spec.control).split(text)), spec)
 }
 
-/// The pieces after a BOS, if a prompt begins with one.
+/// Prepends a BOS if prompts begin with one and the pieces do not.
 fn with_bos(mut pieces: Vec<Piece>, spec: &TemplateSpec) -> Vec<Piece> {
     let bos = Piece::Control(spec.bos_token.clone());
     if spec.prompt_bos && spec.has_control(&spec.bos_token) && pieces.first() != Some(&bos) {
@@ -180,7 +180,7 @@ impl<'a> Rendering<'a> {
         self.pieces(&kept, path, Some(&opening))
     }
 
-    /// `as_sampled`: answers have the texts that the model wrote, with their calls.
+    /// `as_sampled`: answers are rendered as the model wrote them, calls included.
     fn render_given(&self, given: &[Given], tools: &Tools, as_sampled: bool) -> Result<Vec<Piece>> {
         self.check_bytes("the conversation", given.iter().map(|m| m.text.len()).sum())?;
         let message = |(index, one): (usize, &Given)| one.message(index, &self.guard, tools, as_sampled);
@@ -193,7 +193,7 @@ impl<'a> Rendering<'a> {
     }
 
     /// Splits a rendering into pieces and replaces placeholders by the answers. In texts that the
-    /// model wrote, the marks of calls are its control tokens again.
+    /// model wrote, the marks of calls become control tokens again.
     fn given_pieces(&self, text: &str, given: &[Given], tools: &Tools, as_sampled: bool) -> Result<Vec<Piece>> {
         let known = |mark: &&&str| self.spec.has_control(mark);
         let marks: Vec<String> = tools.marks.iter().filter(known).map(|mark| (*mark).to_owned()).collect();

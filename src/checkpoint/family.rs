@@ -29,14 +29,14 @@ pub struct Family {
     pub hybrid: bool,
     /// Whether layers have experts.
     pub experts: bool,
-    /// Whether one more expert is every token's.
+    /// Whether every token also passes a shared expert.
     pub shared_expert: bool,
     /// Whether it is Gemma 3: norms store their weights minus 1 and also follow blocks, most layers
     /// are local, gates are GELU, embeddings are multiplied by the root of their size, and the
     /// factor of the scores is stated.
     pub gemma: bool,
     /// Whether it is gpt-oss: attention has sinks, every other layer is local, experts have biases
-    /// and clamped activations, and their tensors have forms of their own.
+    /// and clamped activations, and folders store them as [`oss`](super::oss) describes.
     pub oss: bool,
     /// Whether rows of q and k are interleaved in GGUF files. llama.cpp rotates neighbouring
     /// channels of such models, and channels half a head apart, as Hugging Face does, of later

@@ -262,7 +262,7 @@ impl Gguf {
         if let ([1, cols], Some(Entry { shape, .. })) = (&spec.shape[..], entry)
             && shape.len() == 1
         {
-            // A matrix of one row may be a vector.
+            // A matrix of one row may be stored as a vector.
             let mut tensor = self.tensor(&TensorSpec { name: spec.name.clone(), shape: vec![*cols] })?;
             tensor.shape.clone_from(&spec.shape);
             return Ok(tensor);

@@ -126,7 +126,7 @@ pub fn is_value(name: &str) -> bool {
     name.ends_with(".self_attn.v_proj.weight")
 }
 
-/// Whether a matrix is an expert's, shared or not: all experts of a layer have the same code.
+/// Whether a matrix belongs to an expert, shared or not. All experts of a layer have one code.
 pub fn is_expert(name: &str) -> bool {
     name.contains(".mlp.experts.") || name.contains(".mlp.shared_expert.")
 }
@@ -346,7 +346,7 @@ pub fn of_experts(c: &ModelConfig, spec: &TensorSpec) -> Vec<(TensorSpec, RowRun
     let part = rest.split_once('.').and_then(|(expert, part)| Some((expert.parse::<usize>().ok()?, part)));
     let Some((expert, part)) = part else { return Vec::new() };
     let &[rows, cols] = &spec.shape[..] else {
-        // A bias, as in GGUF files: a row for each expert.
+        // Biases in GGUF files: one row per expert.
         let whole = tensor(&format!("{layer}.mlp.experts.{part}"), &[experts.count, spec.shape[0]]);
         return vec![(whole, RowRuns::one(expert, 1))];
     };

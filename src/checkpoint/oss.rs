@@ -1,6 +1,6 @@
-//! Experts as folders of gpt-oss have them: all of a layer in one tensor, rows of gate and up in
-//! turn. Matrices are transposed, or rows of MXFP4: codes of 4 bits (E2M1), two to a byte, the even
-//! column in the low bits, and a power of two (E8M0) for 32 columns.
+//! Experts in folders of gpt-oss: all experts of a layer in one tensor, rows of gate and up
+//! interleaved. Matrices are stored transposed, or as rows of MXFP4: 4-bit codes (E2M1), two per
+//! byte, the even column in the low bits, and one scale (E8M0) per 32 columns.
 //!
 //! | | matrices | MXFP4, U8 | biases |
 //! | --- | --- | --- | --- |
@@ -17,20 +17,20 @@ use ::safetensors::tensor::Dtype;
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
 
-/// Columns that share a scale, and the bytes of their codes.
+/// Columns that share a scale, and bytes of their codes.
 const GROUP: usize = 32;
 const GROUP_BYTES: usize = GROUP / 2;
 
-/// Place of an expert's rows in the tensor of all.
+/// Position of an expert's rows in the tensor of all experts.
 #[derive(Clone, Copy)]
 struct Place {
     expert: usize,
-    /// The first of its rows in the expert's, and their distance.
+    /// Its first row among those of the expert, and the distance between its rows.
     first: usize,
     stride: usize,
 }
 
-/// A matrix or bias of an expert; `None` for other tensors.
+/// Returns a matrix or bias of an expert; `None` for other tensors.
 pub fn tensor(shards: &Shards, config: &ModelConfig, spec: &TensorSpec) -> Result<Option<Tensor>> {
     let place = spec.name.split_once(".mlp.experts.").zip(config.spec.experts.as_ref());
     let Some(((layer, rest), experts)) = place else { return Ok(None) };
@@ -88,7 +88,7 @@ impl Mxfp4 {
 }
 
 impl Place {
-    /// A row of the expert's matrix in the tensor of all.
+    /// Index of a row of the expert's matrix in the tensor of all experts.
     fn row(self, row: usize, all: usize) -> usize {
         self.expert * all + self.first + row * self.stride
     }
@@ -121,7 +121,7 @@ impl Rows for Mxfp4 {
     }
 }
 
-/// A matrix whose columns are rows in the file.
+/// A matrix that is stored transposed.
 struct Transposed {
     /// `[experts, cols, all]`
     stored: Tensor,
@@ -143,7 +143,7 @@ impl Rows for Transposed {
         let Place { expert, first, stride } = self.place;
         for (col, out) in out.iter_mut().enumerate() {
             let at = (expert * self.cols + col) * self.all + first + row * stride;
-            // As rows of one value.
+            // Rows of one value each.
             self.stored.decode_row(at, std::slice::from_mut(out));
         }
     }

@@ -233,8 +233,8 @@ fn delta_net(config: &Fields) -> Result<DeltaNet> {
     Ok(sizes)
 }
 
-/// Channels of a dense feed-forward block. Families in which none need be dense may state experts'
-/// alone.
+/// Channels of a dense feed-forward block. Configurations of families with experts may omit them
+/// and state only those of an expert.
 fn ffn(config: &Fields, family: &Family) -> Result<usize> {
     let omitted = family.experts && config.get("intermediate_size").is_none();
     config.size_to(if omitted { "moe_intermediate_size" } else { "intermediate_size" }, bounds::FFN)
@@ -261,7 +261,7 @@ fn experts(config: &Fields, family: &Family) -> Result<Experts> {
     Ok(Experts { count, per_token, width, normalized, shared, bias: family.oss, clamped: family.oss })
 }
 
-/// The layers with experts in some: one in `decoder_sparse_step`, but for `mlp_only_layers`.
+/// Puts experts into layers: one in `decoder_sparse_step`, except `mlp_only_layers`.
 fn with_experts(config: &Fields, layers: &[LayerKind]) -> Result<Vec<LayerKind>> {
     let (n, place) = (config.size_to("num_hidden_layers", bounds::LAYERS)?, config.place());
     let step = config.opt_size("decoder_sparse_step")?.unwrap_or(1).max(1);

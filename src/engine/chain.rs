@@ -114,8 +114,8 @@ impl Generation {
         }
     }
 
-    /// Lets a grammar decide which tokens may follow.
-    /// `opens`: the token that may begin a thought before the answer.
+    /// Puts the answer under a grammar. `opens`: the token that may begin a thought before the
+    /// answer.
     pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>, vocab: usize) {
         match Constrained::new(constraint, vocab, opens, self.reply.is_thinking()) {
             Ok(constrained) => self.constrained = Some(constrained),
@@ -405,7 +405,7 @@ impl Chain {
         self.generation.as_ref()?.adjust.as_ref()
     }
 
-    /// What the answer's grammar adds to the logits of the next token.
+    /// Terms that the answer's grammar adds to the logits of the next token.
     fn masked(&self) -> &[(Token, f32)] {
         let constrained = self.generation.as_ref().and_then(|generation| generation.constrained.as_ref());
         constrained.map_or(&[], Constrained::row)

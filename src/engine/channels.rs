@@ -1,14 +1,15 @@
 //! Replies in channels, as gpt-oss writes them (Harmony): a message is
 //! `<|channel|>NAME<|message|>TEXT`, and `<|end|><|start|>ROLE` comes before the next one. The text
-//! of the channel `final` is the answer, that of others is a thought.
+//! of the channels `final` and `commentary` is the answer, that of others is a thought.
 
 use crate::protocol::Token;
 use crate::tokenizer::Tokenizer;
 
-/// Channels for the reader of an answer. A message in `commentary` with a recipient is a call.
+/// Channels whose text is the answer. `commentary` with a recipient in its header is a tool call,
+/// does not match, and counts as a thought.
 const ANSWERS: [&str; 2] = ["final", "commentary"];
 
-/// Tokens around the header of a message.
+/// Control tokens of a message's header.
 #[derive(Clone, Copy, Debug)]
 pub struct Channels {
     start: Token,
@@ -17,7 +18,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// `None` where the vocabulary lacks one of them.
+    /// Returns `None` if the vocabulary lacks one of them.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let [start, channel, message] = ["<|start|>", "<|channel|>", "<|message|>"].map(|t| tokenizer.token_for(t));
         Some(Self { start: start?, channel: channel?, message: message? })
@@ -29,13 +30,13 @@ impl Channels {
     }
 }
 
-/// The header of a message while it comes.
+/// The header of a message while it is generated.
 #[derive(Debug, Default)]
 pub struct Header {
     open: bool,
     /// The channel so far; `None` before its token.
     channel: Option<String>,
-    /// Tokens of the header.
+    /// Tokens of headers that were not counted yet.
     tokens: usize,
 }
 
@@ -44,7 +45,7 @@ impl Header {
         self.open
     }
 
-    /// Text of the header.
+    /// Appends the text of a token inside the header.
     pub fn push(&mut self, text: &str) {
         self.tokens += 1;
         if let Some(channel) = &mut self.channel {
@@ -52,8 +53,8 @@ impl Header {
         }
     }
 
-    /// Takes one of the tokens, before which `text` came. If the text of the message begins then,
-    /// returns whether it is a thought.
+    /// Takes a control token and the `text` before it. If the message's text begins after it,
+    /// returns whether that is a thought.
     pub fn take(&mut self, channels: &Channels, token: Token, text: &str) -> Option<bool> {
         if let Some(channel) = self.channel.as_mut().filter(|_| self.open) {
             *channel += text;
@@ -68,7 +69,7 @@ impl Header {
         Some(channel.is_some_and(|channel| !ANSWERS.contains(&channel.trim())))
     }
 
-    /// Tokens of headers that were not counted yet.
+    /// Returns the number of header tokens since the last call.
     pub fn take_tokens(&mut self) -> usize {
         std::mem::take(&mut self.tokens)
     }

@@ -1,5 +1,5 @@
-//! An answer under a grammar: what it adds to logits, and where it begins. It holds in the answer
-//! and not in its thought.
+//! An answer under a grammar: compiles the grammar, and masks the logits of tokens that may not
+//! follow. The grammar applies to the answer and not to its thought.
 
 use crate::grammar::{Compiler, Constraint};
 use crate::protocol::{Grammar, Token};
@@ -7,14 +7,14 @@ use crate::tokenizer::Tokenizer;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
 
-/// The compiler of a vocabulary, which the first grammar makes.
+/// The compiler of a vocabulary, created by the first grammar.
 pub(super) type Compilers = Arc<OnceLock<Result<Compiler, String>>>;
 
-/// A grammar that is being compiled on a thread of its own.
+/// A grammar that is compiled on its own thread.
 pub(super) struct Compiling(Receiver<Result<Constraint, String>>);
 
 impl Compiling {
-    /// For `vocab` rows of logits, of which `eos` end an answer.
+    /// Starts the thread. `vocab`: number of logits. `eos`: tokens that end an answer.
     pub fn start(
         grammar: Grammar,
         compilers: Compilers,
@@ -28,7 +28,7 @@ impl Compiling {
             let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(&grammar));
             let _ = send.send(compiled);
         };
-        // Without a thread, the sender is dropped, which is an error below.
+        // If no thread starts, the sender is dropped, and `poll` returns an error.
         let _ = std::thread::Builder::new().name("grammar".into()).spawn(compile);
         Self(result)
     }
@@ -47,24 +47,24 @@ impl Compiling {
 pub(super) struct Constrained {
     constraint: Constraint,
     vocab: usize,
-    /// The token that may begin a thought in front of the answer.
+    /// The token that may begin a thought before the answer.
     opens: Option<Token>,
-    /// What is added to the logits of the next token.
+    /// Negative infinity for each token that may not be next.
     row: Vec<(Token, f32)>,
 }
 
 impl Constrained {
-    /// `thinks`: the prompt ends in an open thought. Fails where no token may begin the answer.
+    /// `thinks`: the prompt ends in an open thought. Fails if no token may begin the answer.
     pub fn new(constraint: Constraint, vocab: usize, opens: Option<Token>, thinks: bool) -> Result<Self, String> {
         let mut new = Self { constraint, vocab, opens, row: Vec::new() };
         new.prepare(thinks)?;
         Ok(new)
     }
 
-    /// The answer has another token, which belongs to its thought or not. `thinks`: the next one
-    /// belongs to a thought. Fails where nothing may follow.
+    /// Appends a token. `is_thought`: it belongs to the thought. `thinks`: so does the next one.
+    /// Fails if the grammar does not allow the token, or lets none follow.
     pub fn push(&mut self, token: Token, is_thought: bool, thinks: bool) -> Result<(), String> {
-        // A thought stands at the beginning only.
+        // A thought may only come first.
         self.opens = None;
         if !is_thought {
             self.constraint.push(token)?;
@@ -82,7 +82,7 @@ impl Constrained {
         Ok(())
     }
 
-    /// What is added to the logits of the next token.
+    /// Terms that are added to the logits of the next token.
     pub fn row(&self) -> &[(Token, f32)] {
         &self.row
     }

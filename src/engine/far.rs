@@ -31,8 +31,8 @@ impl<B: Backend> Runner<B> {
         self.cache.choose(&self.b, seq, queries)
     }
 
-    /// Feeds tokens as a prompt: in the longest steps, with a choice after each block and at the
-    /// end.
+    /// Feeds tokens as a prompt: in steps as long as possible, with a choice after each block and
+    /// at the end.
     pub fn feed_prompt(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
         let block = if self.keeps_far() { Far::PROMPT_BLOCK } else { tokens.len().max(1) };
         for block in tokens.chunks(block) {

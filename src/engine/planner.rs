@@ -205,13 +205,13 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     }
 }
 
-/// How rows that leave the cache are kept, if its policy lets rows leave that can be.
+/// The rule of far rows, if the options set one and the policy keeps rows that leave.
 fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
     options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
 }
 
-/// What of a budget is left to slots. The rest is for one sequence's near rows: the pages that a
-/// choice brings, and what leaves until the next one.
+/// The part of a budget that is left for slots. The rest is for the near rows of one sequence: the
+/// pages that a choice brings, and the rows that leave until the next one.
 fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
     let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
     budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec)))

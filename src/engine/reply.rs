@@ -53,7 +53,7 @@ struct FlatText {
 }
 
 impl FlatText {
-    /// `is_mark`: the next prompt has it as a control token, although the reply shows it.
+    /// `is_mark`: a control token in the next prompt, although the reply shows it.
     fn push(&mut self, token: Token, tokenizer: &Tokenizer, is_end: bool, is_mark: bool) -> String {
         let is_text = match self.of_reply {
             _ if is_mark => false,
@@ -72,11 +72,11 @@ pub(super) struct Reply {
     decoder: Decoder,
     flat: FlatText,
     splitter: Splitter,
-    /// Of a reply in channels.
+    /// Header of the current message, in a reply in channels.
     header: Header,
     /// Whether it has no thoughts: tags are text.
     raw: bool,
-    /// Control tokens that are shown.
+    /// Control tokens that the reply shows: marks of calls.
     marks: Vec<Token>,
     /// Tokens of each kind, tags and end token included.
     pub reasoning_tokens: usize,
@@ -170,7 +170,7 @@ impl Reply {
         if was_thought {
             self.reasoning_tokens += std::mem::take(&mut self.answer_tokens);
         }
-        // A header's tokens are those of its message.
+        // The tokens of a header count for its message.
         let of_header = self.header.is_open();
         let tokens = if of_header { 0 } else { self.header.take_tokens().max(1) };
         *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += tokens;

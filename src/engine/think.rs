@@ -26,7 +26,7 @@ pub struct ThinkTags {
     /// The vocabulary or the template has them. Else a reply that begins with `<think>` is split,
     /// and nothing else changes.
     pub named: bool,
-    /// Set where replies are in channels, which the tags are no part of.
+    /// Set if replies are in channels. Tags then have no meaning.
     pub channels: Option<Channels>,
 }
 

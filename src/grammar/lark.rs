@@ -1,18 +1,18 @@
-//! A grammar as a text that llguidance reads: Lark with JSON schemas.
+//! Writes a grammar in llguidance's dialect of Lark, with JSON schemas in it.
 
 use crate::protocol::{Grammar, GrammarPart};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// Most bytes of a schema.
+/// Maximum bytes of a schema; all rules of a grammar have four times as many.
 const MOST_BYTES: usize = 256 << 10;
-/// Deepest schema.
+/// Maximum nesting of a schema.
 const DEPTH: usize = 64;
-/// White space between parts of JSON. Without a bound, a model may write nothing else for ever.
+/// White space between parts of JSON. Without a bound, a model may write nothing else.
 const SPACE: &str = r"[ \n\t]{0,40}";
 
-/// The text of a grammar. Fails if it is too large or too deep.
+/// Returns the text of a grammar. Fails if it is too large or too deep.
 pub fn written(grammar: &Grammar, tokenizer: &Tokenizer) -> Result<String, String> {
     let mut writer = Writer { tokenizer, rules: String::new(), n: 0 };
     let start = writer.sequence(&grammar.0)?;
@@ -30,7 +30,7 @@ impl Writer<'_> {
     fn sequence(&mut self, parts: &[GrammarPart]) -> Result<String, String> {
         let parts: Vec<String> = parts.iter().map(|part| self.part(part)).collect::<Result<_, _>>()?;
         if self.rules.len() > 4 * MOST_BYTES {
-            return Err(format!("it has more than {MOST_BYTES} bytes"));
+            return Err(format!("all of it has more than {} bytes", 4 * MOST_BYTES));
         }
         Ok(if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") })
     }
@@ -66,7 +66,7 @@ impl Writer<'_> {
     }
 }
 
-/// A schema within its bounds, with bounded white space in what it describes.
+/// Parses a schema, checks its bounds, and bounds the white space of the JSON that it describes.
 fn checked(schema: &str) -> Result<Value, String> {
     if schema.len() > MOST_BYTES {
         return Err(format!("it has {} bytes, and may have {MOST_BYTES}", schema.len()));

@@ -1,4 +1,4 @@
-//! The tokens of a model as llguidance takes them: a trie of their bytes.
+//! The tokens of a model for llguidance: a trie of their bytes.
 
 use crate::protocol::Token;
 use crate::tokenizer::Tokenizer;
@@ -16,18 +16,18 @@ impl TokenizerEnv for Environment {
         self.0.greedy_tokenize(bytes)
     }
 
-    /// No token is forced.
+    /// `false`: llguidance forces no tokens.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }
 }
 
-/// Fails for a vocabulary without a token that ends an answer.
+/// Builds the trie of `vocab` tokens. Fails if no token ends an answer.
 pub fn environment(tokenizer: &Tokenizer, vocab: usize, eos: &[Token]) -> Result<TokEnv, String> {
     let end = *eos.first().ok_or("the model has no token that ends an answer")?;
     let word = |token| match tokenizer.bytes_of(token) {
         Some(bytes) => bytes,
-        // Control tokens are no text. Their mark is a byte that no text has.
+        // A control token is not text. It is marked by a byte that UTF-8 does not have.
         None => [&[TokTrie::SPECIAL_TOKEN_MARKER], tokenizer.literal(token).as_bytes()].concat(),
     };
     let words: Vec<Vec<u8>> = (0..vocab as Token).map(word).collect();

@@ -32,9 +32,9 @@ pub struct Ask {
     pub stop: Vec<String>,
     /// Whether the answer continues a text: all of it is the answer, with the tags of thoughts.
     pub raw: bool,
-    /// Literals of control tokens that are a part of the answer's text, such as the marks of calls.
+    /// Literals of control tokens that appear in the answer's text, such as the marks of calls.
     pub marks: Vec<String>,
-    /// What the answer has to be, outside of its thought. Without drafts.
+    /// Grammar that the answer must follow, outside of its thought. Turns drafts off.
     pub grammar: Option<Grammar>,
     /// What is added to the logits of tokens before one is sampled.
     pub logit_bias: Vec<(Token, f32)>,

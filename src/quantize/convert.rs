@@ -48,8 +48,8 @@ pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code>
 }
 
 /// Codes for the matrices of a checkpoint's files. Formats without a code of ours become 8 bits.
-/// Plain matrices stay plain, and so does a stack that has one; but a shared expert follows those
-/// that it is stacked with.
+/// Plain matrices stay plain, and so does a stack that has one; but a plain shared expert becomes
+/// 8 bits, because it is stacked with the other experts.
 pub fn own_codes(source: &Checkpoint) -> BTreeMap<String, Code> {
     let own = |name: &str| match &source.tensors.get(name)?.format {
         Format::Rows(rows) => Some(rows.own_code().unwrap_or(Code::Q8)),

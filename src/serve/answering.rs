@@ -93,7 +93,7 @@ pub trait Form: Send + 'static {
     /// where log-probabilities were asked for.
     fn text(&mut self, kind: TextKind, text: &str, tokens: &[TokenChoice]) -> Vec<Event>;
 
-    /// Events for a call of a tool, the answer's `index`th.
+    /// Events for a tool call, the answer's `index`th.
     fn call(&mut self, _index: usize, _call: &Sent) -> Vec<Event> {
         Vec::new()
     }
@@ -280,7 +280,7 @@ impl<F: Form> Sending<F> {
         Ok(())
     }
 
-    /// Sends what a stream shows next.
+    /// Queues the next parts of a stream.
     fn show(&mut self, kind: TextKind, next: Vec<Next>) {
         for one in next {
             self.ready.extend(match one {
@@ -290,7 +290,7 @@ impl<F: Form> Sending<F> {
         }
     }
 
-    /// Sends what was held back of an answer's text.
+    /// Queues the text that was held back as a possible call.
     fn finish(&mut self) {
         let next = self.choices.current().finish(self.form.trims(), &self.shared.said);
         self.show(TextKind::Answer, next);

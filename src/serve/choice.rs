@@ -9,7 +9,7 @@ use crate::protocol::{ChainReport, StopReason, TextKind, TokenChoice};
 pub enum End {
     /// The model ended it, or a stop text did.
     Stop,
-    /// The model ended it, and it has calls of tools.
+    /// The model ended it, or a stop text did, and it has tool calls.
     Calls,
     /// A limit of tokens did.
     Length,
@@ -27,7 +27,7 @@ pub struct Choice {
     pub tokens: Vec<TokenChoice>,
 }
 
-/// What a stream shows next of an answer.
+/// The next part of an answer in a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     /// A text with its tokens.
@@ -43,7 +43,7 @@ pub struct Growing {
     /// The answer as it was sampled, with the text of its calls.
     text: String,
     tools: Option<Offered>,
-    /// Of a stream with tools.
+    /// Finds the calls, if there are tools. A whole answer is parsed at its end instead.
     parser: Option<Parser>,
     calls: Vec<Sent>,
     tokens: Vec<TokenChoice>,
@@ -91,7 +91,7 @@ impl Growing {
         self.waiting.extend(tokens);
     }
 
-    /// What a stream shows of the next text.
+    /// Returns what a stream shows of the next text.
     pub fn shown(&mut self, kind: TextKind, text: String, trims: bool) -> Vec<Next> {
         if kind == TextKind::Reasoning {
             let text = if trims { self.shown.0.push(&text) } else { text };
@@ -104,7 +104,7 @@ impl Growing {
         self.heard(heard, trims)
     }
 
-    /// What a stream shows at the end of the answer's text.
+    /// Returns what a stream shows at the end of the answer, and keeps its sampled text.
     pub fn finish(&mut self, trims: bool, said: &Said) -> Vec<Next> {
         let mut heard = Vec::new();
         if let Some(mut parser) = self.parser.take() {
@@ -139,7 +139,7 @@ impl Growing {
         next
     }
 
-    /// Whether it has its only call. What follows is left out.
+    /// Whether the only allowed call was found. A stream leaves out the rest.
     fn is_over(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.parallel) && !self.calls.is_empty()
     }
@@ -148,7 +148,7 @@ impl Growing {
         Sent { id: self.tools.as_ref().map_or_else(String::new, |tools| tools.format.new_id()), call }
     }
 
-    /// Why it is complete, if nothing but the model or this has ended it.
+    /// Returns `end`, or [`End::Calls`] if the answer has calls and no limit ended it.
     pub fn end(&self, end: End) -> End {
         if end == End::Stop && !self.calls.is_empty() { End::Calls } else { end }
     }

@@ -84,8 +84,8 @@ impl Conversation {
     }
 }
 
-/// Whether and how long the model thinks, whether its thought is sent, and what the answer has to
-/// be.
+/// Whether and how long the model thinks, whether its thought is sent, and the grammar of the
+/// answer.
 fn thought(fields: &mut Fields, shared: &Shared) -> Result<(Thought, bool, Option<Grammar>), Refusal> {
     let (mut thought, mut grammar) = (Thought::default_of(shared), None);
     if let Some(mut output) = fields.object("output_config")? {

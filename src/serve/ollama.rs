@@ -84,7 +84,7 @@ impl Common {
     }
 }
 
-/// `format`: JSON, or JSON by a schema.
+/// Takes `format`: `"json"`, or a schema.
 fn format(fields: &mut Fields, shared: &Shared) -> Result<Option<Grammar>, Refusal> {
     match fields.take("format") {
         None => Ok(None),
@@ -107,7 +107,7 @@ fn thought(fields: &mut Fields, shared: &Shared) -> Result<Thought, Refusal> {
     Ok(thought)
 }
 
-/// A message, whose thought is called `thinking` here, and a tool's name `tool_name`.
+/// Reads a message. Its thought is called `thinking` in this API, and a tool's name `tool_name`.
 fn message(at: &str, mut value: Value) -> Result<Given, Refusal> {
     if let Some(fields) = value.as_object_mut() {
         if fields.get("images").is_some_and(|images| !images.is_null() && !is_empty(images)) {

@@ -39,7 +39,7 @@ impl Chat {
         Ok(Self { messages, think, tools: Tools::default() })
     }
 
-    /// The same with tools. Calls that were sampled here are in the prompt as they were sampled.
+    /// Adds tools. Answers with calls that were sampled here are rendered as they were sampled.
     pub fn with_tools(self, offered: Option<&Offered>, shared: &Shared) -> Self {
         // Without tools, messages may still have calls and results.
         let Some(format) = offered.map(|offered| offered.format).or_else(|| format_of(&shared.info.template)) else {

@@ -81,7 +81,8 @@ impl Asked {
         Ok(Self { stream, return_progress, n: 1, ask, tools: None })
     }
 
-    /// The same with tools, whose calls are a part of the answer's text.
+    /// Adds tools. The marks of their calls become a part of the answer's text. Fails if the
+    /// request also has a format of the answer.
     pub fn with_tools(self, tools: Option<Offered>) -> Result<Self, Refusal> {
         if tools.is_some() && self.ask.grammar.is_some() {
             let message = "tools and a format of the answer exclude each other on this server; leave out one of them";

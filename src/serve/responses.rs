@@ -93,7 +93,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     answer(&shared, form, asked, move |shared| chat.render(shared)).await
 }
 
-/// Takes `text`: what the answer has to be. The answer has it, too.
+/// Takes `text`, returns the grammar of its format, and copies it to the response.
 fn text(fields: &mut Fields, shared: &Shared, response: &mut Map<String, Value>) -> Result<Option<Grammar>, Refusal> {
     let Some(mut text) = fields.object("text")? else { return Ok(None) };
     if text.take("verbosity").is_some_and(|verbosity| verbosity != "medium") {

@@ -40,7 +40,7 @@ pub struct Shared {
     pub metrics: Metrics,
     /// Answers in the form of Responses that can be asked for again.
     pub responses: Store,
-    /// Answers with calls of tools, as the model wrote them.
+    /// Answers with tool calls, as the model wrote them.
     pub said: Said,
     pub log: Log,
     /// A client is sent something at least this often while its answer is worked on.

@@ -1,4 +1,4 @@
-//! Structured output: the schemas of a request as a grammar.
+//! Structured output: turns the schema of a request into a grammar.
 
 use super::fields::Fields;
 use super::refusal::Refusal;
@@ -6,13 +6,13 @@ use super::shared::Shared;
 use crate::protocol::{Grammar, GrammarPart};
 use serde_json::{Value, json};
 
-/// Any object.
+/// The schema of any object.
 pub fn any_object() -> Value {
     json!({ "type": "object" })
 }
 
-/// The grammar of JSON by a schema, which the field `name` demands. Fails on a device without
-/// grammars, and for what is no schema.
+/// Returns the grammar of JSON by a schema from the field `name`. Fails on a device without
+/// grammars, and if the schema is not an object.
 pub fn by_schema(name: &str, schema: &Value, shared: &Shared) -> Result<Grammar, Refusal> {
     if !schema.is_object() {
         return Err(Refusal::field(name, format!("{name}: the schema is not an object")));
@@ -20,7 +20,7 @@ pub fn by_schema(name: &str, schema: &Value, shared: &Shared) -> Result<Grammar,
     grammar(name, vec![GrammarPart::Json(schema.to_string())], shared)
 }
 
-/// A grammar that the field `name` demands. Fails on a device without grammars.
+/// Returns the grammar that the field `name` demands. Fails on a device without grammars.
 pub fn grammar(name: &str, parts: Vec<GrammarPart>, shared: &Shared) -> Result<Grammar, Refusal> {
     match shared.info.adjusts_logits {
         true => Ok(Grammar(parts)),
@@ -31,8 +31,8 @@ pub fn grammar(name: &str, parts: Vec<GrammarPart>, shared: &Shared) -> Result<G
     }
 }
 
-/// Takes a format such as `{"type": "json_schema", "schema": {}}` from the field `name`; the schema
-/// may be within `json_schema`.
+/// Takes a format such as `{"type": "json_schema", "schema": {}}` from the field `name`. The schema
+/// may be nested in a member `json_schema`.
 pub fn take(name: &str, fields: &mut Fields, shared: &Shared) -> Result<Option<Grammar>, Refusal> {
     let Some(mut format) = fields.object(name.rsplit('.').next().unwrap_or(name))? else { return Ok(None) };
     let within = |refusal: Refusal| refusal.within(name);
@@ -46,7 +46,8 @@ pub fn take(name: &str, fields: &mut Fields, shared: &Shared) -> Result<Option<G
             by_schema(name, &schema.ok_or_else(missing)?, shared).map(Some)
         }
         Some(other) => {
-            let message = format!("{name}: {other:?} is not a type of it (expected text, json_object or json_schema)");
+            let message =
+                format!("{name}: the type {other:?} is not supported (expected text, json_object or json_schema)");
             Err(Refusal::unsupported(format!("{name}.type"), message))
         }
         None => Err(Refusal::field(format!("{name}.type"), format!("{name} has no type"))),

@@ -1,13 +1,13 @@
-//! Calls of tools in the text of an answer: which format a model writes them in, and a parser that
+//! Tool calls in the text of an answer: the format in which a model writes them, and a parser that
 //! finds them while the text arrives.
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `format`, `known` | what a format is; which ones there are |
-//! | `parser` | the text that is held back, and the bounds |
-//! | `json`, `schema` | values and members in a text that may go on; types of parameters |
+//! | `format`, `known` | the trait of a format; the list of formats, and the choice by template |
+//! | `parser` | the text that is held back, and its bounds |
+//! | `json`, `schema` | JSON values at the start of a text; types and schemas of parameters |
 //! | `hermes`, `xml`, `llama`, `mistral`, `granite`, `phi` | one format each |
-//! | `offered`, `said` | the fields of a request; calls that were sampled here, by their ids |
+//! | `offered`, `said` | the fields of a request; texts of sampled answers, by the ids of calls |
 //!
 //! A call is sent when its text is complete and valid. Until then it may turn out to be text, and
 //! a client that has been sent half of a call cannot give it back.

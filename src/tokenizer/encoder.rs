@@ -323,7 +323,8 @@ impl Tokenizer {
         &self.inner.fingerprint
     }
 
-    /// The bytes of a token inside a text. `None` for control tokens, and for ids without one.
+    /// Returns the bytes of a token inside a text. `None` for control and hidden tokens, and for
+    /// ids without a token.
     pub fn bytes_of(&self, token: Token) -> Option<Vec<u8>> {
         if self.is_control(token) || self.is_hidden(token) {
             return None;

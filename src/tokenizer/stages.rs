@@ -234,7 +234,8 @@ pub(super) fn stripped(text: &str, sign: char, start: usize, stop: usize) -> &st
     rest
 }
 
-/// The bytes of a token inside a text. `as_is`: it is not spelled in the byte alphabet.
+/// Returns the bytes of a token inside a text. `as_is`: the spelling is plain text, not the byte
+/// alphabet.
 pub(super) fn bytes_of(stages: &[Stage], spelling: String, as_is: bool) -> Vec<u8> {
     let mut text = spelling;
     for stage in stages {
@@ -256,7 +257,7 @@ pub(super) fn bytes_of(stages: &[Stage], spelling: String, as_is: bool) -> Vec<u
             Kind::Replace { pattern, content } => text = text.replace(pattern, content),
             Kind::Metaspace { replacement, .. } => text = text.replace(*replacement, " "),
             Kind::Suffix(end) => text = text.replace(end, " "),
-            // Only the ends of a text.
+            // Applies only to the ends of a text.
             Kind::Strip { .. } => {}
         }
     }

@@ -64,7 +64,7 @@ fn clamped_swiglu(out: &mut [f32], gate: &[f32], up: &[f32]) {
     const ALPHA: f32 = 1.702;
     const LIMIT: f32 = 7.0;
     for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-        // Unlike `min`, these keep what is no number.
+        // Unlike `f32::min`, this keeps NaN.
         let gate = if gate > LIMIT { LIMIT } else { gate };
         let up = up.clamp(-LIMIT, LIMIT);
         *out = (up + 1.0) * gate / (1.0 + (-ALPHA * gate).exp());

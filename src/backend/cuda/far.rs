@@ -15,7 +15,7 @@ use super::kv::{metas_of, reclaim, view};
 use crate::policy::{Far, SlotMeta};
 use std::rc::Rc;
 
-/// Pages of a lane that are worth a block of `far_score`, and most blocks of a lane.
+/// Pages of a lane per block of `far_score`, and maximum blocks per lane.
 const PAGES_OF_BLOCK: usize = 128;
 const MOST_BLOCKS: usize = 16;
 

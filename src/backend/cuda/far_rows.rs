@@ -79,7 +79,7 @@ pub(super) struct FarRows {
     pub jobs: Buf<[i32; 4]>,
     pub lanes: Vec<FarLane>,
     homes: Vec<Home>,
-    /// Host memory for the next of `homes`, which a thread allocates beside the steps.
+    /// Host memory for the next of `homes`, which a thread allocates while steps run.
     next: Option<JoinHandle<Option<Registered>>>,
     free: Rc<RefCell<Vec<usize>>>,
     /// Pages of all allocations, and bytes of a page and of a pool page.
@@ -152,14 +152,14 @@ impl FarRows {
         Some(())
     }
 
-    /// Far pages of an allocation.
+    /// Number of far pages in an allocation.
     fn pages_of(&self, home: usize) -> usize {
         let bytes = (FIRST_BYTES << home.min(usize::BITS as usize / 4)).min(MOST_BYTES);
         (bytes / self.page_bytes).clamp(1, 1 << NUMBER_BITS)
     }
 
-    /// Allocates host memory beside the steps. Captures of steps do not forbid it: they are of one
-    /// thread.
+    /// Allocates host memory on a thread while steps run. A capture of a step only restricts the
+    /// thread that captures.
     fn allocate(&self, home: usize) -> JoinHandle<Option<Registered>> {
         let (context, bytes) = (self.driver.context().clone(), self.pages_of(home) * self.page_bytes);
         thread::spawn(move || Registered::new(&context, bytes))

@@ -61,15 +61,15 @@ impl<T: DeviceRepr + ValidAsZeroBits + Default + Copy> Mapped<T> {
     }
 }
 
-/// Host memory that kernels read and write, much of it at once: far pages. It is allocated here and
-/// then page-locked, because the driver's own allocations are cleared by one thread: 2 GB a second.
+/// Large host memory that kernels read and write: far pages. It is mapped and cleared here, then
+/// page-locked, because the driver clears its own allocations by one thread, at 2 GB/s.
 pub(super) struct Registered {
     memory: MmapMut,
     context: Arc<CudaContext>,
 }
 
 impl Registered {
-    /// `len` bytes, zero at first; `None` if there are none, or they cannot be page-locked.
+    /// Allocates `len` bytes of zeros. `None` if that fails or they cannot be page-locked.
     pub fn new(context: &Arc<CudaContext>, len: usize) -> Option<Self> {
         let mut memory = MmapMut::map_anon(len).ok()?;
         // Only a hint.
@@ -77,7 +77,7 @@ impl Registered {
         let _ = memory.advise(memmap2::Advice::HugePage);
         thread::scope(|scope| {
             for part in memory.chunks_mut(len.div_ceil(COPY_THREADS).max(1)) {
-                // The first write to a page makes the system clear it.
+                // The first write to a page makes the kernel clear it.
                 scope.spawn(|| part.iter_mut().step_by(FEWEST_PAGE_BYTES).for_each(|byte| *byte = 0));
             }
         });
@@ -102,7 +102,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // On a lost GPU neither succeeds, and the process ends.
+        // After a GPU is lost neither succeeds, and the process ends.
         if self.context.bind_to_thread().is_ok() {
             // SAFETY: registered by `new`; whoever frees far pages has waited for the kernels.
             let _ = unsafe { sys::cuMemHostUnregister(self.memory.as_mut_ptr().cast()) };

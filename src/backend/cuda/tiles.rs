@@ -10,8 +10,8 @@ pub(super) const DECODE_THREADS: usize = 256;
 /// share the copy.
 pub(super) const UNPACK_ROWS: usize = 256;
 
-/// Attention of decode steps in a layer: the ordinary kernel, and kernels for policies by which
-/// attention chooses the slots to drop or to read, and for rows that are kept when they leave.
+/// Kernel of decode attention in a layer: the ordinary one, one for policies by which attention
+/// chooses the slots to drop or to read, or one for layers with far rows.
 pub(super) fn decode_kernel(g: &KvGeometry, layer: usize) -> Kernel {
     let of = |mode, head_dim| Kernel::Attend(mode, head_dim, Rows::of(g.codec));
     if g.policy.scored().is_some() || g.policy.quest().is_some() {

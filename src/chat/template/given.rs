@@ -1,4 +1,4 @@
-//! Messages that another program keeps, with tools, calls and their results.
+//! Messages of a conversation that another program keeps, with tools, calls and their results.
 
 use super::guard::{Guard, placeholder};
 use super::jinja::JinjaMessage;
@@ -37,7 +37,7 @@ pub struct Given {
 pub struct GivenCall {
     pub id: String,
     pub name: String,
-    /// An object, or text that is none.
+    /// An object, or a text that is not one.
     pub arguments: Value,
 }
 
@@ -57,20 +57,20 @@ impl Given {
 
 type MakeId = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
-/// The tools of a conversation, and what their format says about the template.
+/// The tools of a conversation, and how the template takes them.
 #[derive(Clone, Default)]
 pub struct Tools {
-    /// In OpenAI's form. Null: nself.
+    /// In OpenAI's form. Null: no tools.
     pub json: Value,
     /// Literals of the control tokens in calls.
     pub marks: &'static [&'static str],
-    /// Whether the template reads them as text in the system message.
+    /// Whether the template reads the tools from the system message, as text.
     pub in_system: bool,
-    /// Makes the id that the template takes of any.
+    /// Converts an id to one that the template accepts.
     pub id: Option<MakeId>,
 }
 
-/// Names of a schema that templates look for. They are no control tokens.
+/// Words of schemas that templates compare with, so they stay unguarded. None is a control token.
 const NAMES: [&str; 24] = [
     "additionalProperties",
     "allOf",
@@ -98,7 +98,7 @@ const NAMES: [&str; 24] = [
     "type",
 ];
 
-/// A value in whose texts no control token stands.
+/// Guards the control literals in all texts of a value.
 fn protected(guard: &Guard<'_>, value: &Value) -> Value {
     let text = |text: &str| if NAMES.contains(&text) { text.to_owned() } else { guard.protect(text) };
     match value {
@@ -112,7 +112,7 @@ fn protected(guard: &Guard<'_>, value: &Value) -> Value {
 }
 
 impl Tools {
-    /// The value of the template's variable.
+    /// Returns the value of the template's variable `tools`.
     pub(super) fn of_template(&self, guard: &Guard<'_>) -> Option<Value> {
         (!self.json.is_null()).then(|| protected(guard, &self.json))
     }
@@ -123,14 +123,14 @@ impl Tools {
         if messages.first().is_none_or(|first| first.role != "system") {
             messages.insert(0, JinjaMessage::new("system", String::new()));
         }
-        // As the functions themselves: Phi's form.
+        // Phi's form: the functions without their wrappers.
         let functions: Value = json.as_array().into_iter().flatten().map(|tool| tool["function"].clone()).collect();
         messages[0].tools = Some(functions.to_string());
     }
 }
 
 impl Given {
-    /// The message as templates read it, the `index`th.
+    /// Converts the message, the `index`th, to what templates read.
     pub(super) fn message(&self, index: usize, guard: &Guard<'_>, tools: &Tools, as_sampled: bool) -> JinjaMessage {
         let calls = if as_sampled && self.as_sampled.is_some() { &[] } else { &self.calls[..] };
         let text = || guard.protect(&self.text);
@@ -138,7 +138,7 @@ impl Given {
             Author::System => ("system", text()),
             Author::User => ("user", text()),
             Author::Tool => ("tool", text()),
-            // Templates ask whether there is a content.
+            // Templates test whether the content is empty; a placeholder is not.
             Author::Assistant if !calls.is_empty() && self.text.is_empty() => ("assistant", String::new()),
             Author::Assistant => ("assistant", placeholder(index)),
         };

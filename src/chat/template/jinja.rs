@@ -27,7 +27,7 @@ pub struct JinjaMessage {
     pub tool_call_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
-    /// Of a system message, where the template has the tools there.
+    /// Tools in a system message, where the template reads them there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tools: Option<String>,
 }

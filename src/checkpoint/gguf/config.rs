@@ -187,7 +187,7 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
     }
     out["rope_scaling"] = rope_scaling(h, arch, rotated, &out["rope_theta"], data)?;
     if family.oss && !out["rope_scaling"].is_null() {
-        // As the model was trained; files do not state it.
+        // The model was trained without truncation; files do not state it.
         out["rope_scaling"]["truncate"] = false.into();
     }
     let stretched = family.gemma && GEMMA_STRETCHED.contains(&layers);

@@ -69,8 +69,8 @@ pub struct Experts {
     pub width: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
-    /// Whether there is one more expert that every token passes, weighted by the sigmoid of its
-    /// logit. It is the last one.
+    /// Whether every token also passes a shared expert, the last one, weighted by the sigmoid of
+    /// its logit.
     pub shared: bool,
     /// Whether the router and the projections have biases.
     pub bias: bool,
@@ -80,12 +80,12 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Experts with the shared one.
+    /// Number of experts, the shared one included.
     pub fn all(&self) -> usize {
         self.count + usize::from(self.shared)
     }
 
-    /// Experts that a token passes, with the shared one.
+    /// Experts that a token passes, the shared one included.
     pub fn passed(&self) -> usize {
         self.per_token + usize::from(self.shared)
     }

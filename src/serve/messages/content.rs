@@ -56,7 +56,7 @@ fn join(texts: impl IntoIterator<Item = String>, between: &str) -> String {
     texts.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(between)
 }
 
-/// One message, or the results of calls and the text behind them.
+/// Reads one message, or the results of calls followed by a message with the text.
 fn message(at: &str, value: Value) -> Result<Vec<Given>, Refusal> {
     let mut fields = Fields::at(at, value)?;
     let author = match fields.text("role").map_err(|refusal| refusal.within(at))?.as_deref() {

@@ -1,4 +1,4 @@
-//! Tools of a request.
+//! Reads the tools of a request in Anthropic's form.
 
 use crate::serve::fields::Fields;
 use crate::serve::refusal::Refusal;
@@ -32,7 +32,7 @@ pub fn take(fields: &mut Fields, shared: &Shared) -> Result<Option<Offered>, Ref
     Offered::new(given, &choice, parallel, shared)
 }
 
-/// A tool in OpenAI's form.
+/// Converts a tool to OpenAI's form.
 fn tool(at: &str, value: Value) -> Result<Value, Refusal> {
     let mut fields = Fields::at(at, value)?;
     let within = |refusal: Refusal| refusal.within(at);

@@ -82,7 +82,7 @@ impl Reply {
     }
 }
 
-/// A call. Its arguments are an object here.
+/// Returns a call. In this API its arguments are an object.
 fn call(index: usize, Sent { id, call }: &Sent) -> Value {
     let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
     json!({ "id": id, "function": { "index": index, "name": call.name, "arguments": arguments } })

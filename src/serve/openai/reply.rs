@@ -109,7 +109,7 @@ fn event(chunk: &Value) -> Event {
     Event::data(chunk)
 }
 
-/// A call in a whole answer.
+/// Returns a call of a whole answer.
 fn call(Sent { id, call }: &Sent) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
 }
@@ -164,7 +164,7 @@ impl Form for Reply {
         })]
     }
 
-    /// The first chunk names the call, and its arguments follow.
+    /// The first chunk has the id and the name; the arguments follow in fragments.
     fn call(&mut self, index: usize, Sent { id, call }: &Sent) -> Vec<Event> {
         let chunk = |delta: Value| {
             let delta = json!({ "tool_calls": [delta] });

@@ -44,7 +44,7 @@ fn complete(at: &str, mut item: Value) -> Result<Value, Refusal> {
         None => return Err(Refusal::field(format!("{at}.type"), format!("{at} has neither a type nor a role"))),
     };
     if item["type"] == "message" {
-        // Refused here, so that nothing wrong is stored.
+        // Check now, so that nothing invalid is stored.
         read_message(at, item.clone())?;
         let part = if item["role"] == "assistant" { "output_text" } else { "input_text" };
         if let Some(text) = item["content"].as_str() {
@@ -54,7 +54,7 @@ fn complete(at: &str, mut item: Value) -> Result<Value, Refusal> {
             item["status"] = json!("completed");
         }
     }
-    // Refused here, so that nothing wrong is stored.
+    // Check now, so that nothing invalid is stored.
     if let Some(message) = of_tool(at, &item) {
         message?;
     }
@@ -64,7 +64,7 @@ fn complete(at: &str, mut item: Value) -> Result<Value, Refusal> {
     Ok(item)
 }
 
-/// The message that a call or its result is, if the item is one.
+/// Converts a call, or the result of one, to a message. `None` for other items.
 fn of_tool(at: &str, item: &Value) -> Option<Result<Given, Refusal>> {
     let text = |name: &str| {
         let missing = || Refusal::field(format!("{at}.{name}"), format!("{at} has no {name}"));
@@ -109,7 +109,7 @@ pub fn messages<'a>(instructions: Option<&str>, items: impl Iterator<Item = &'a 
         }
         let mut message = of_tool("input", item).unwrap_or_else(|| read_message("input", item.clone()))?;
         let thought = reasoning.take();
-        // The calls of an answer belong to its text.
+        // Calls join the assistant's message before them.
         let before = all.last_mut().filter(|before| before.author == Author::Assistant);
         if let (Some(before), false, None) = (before, message.calls.is_empty(), &thought) {
             before.calls.extend(message.calls);

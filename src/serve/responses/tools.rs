@@ -1,4 +1,4 @@
-//! Tools of a request.
+//! Reads the tools of a request in the form of Responses.
 
 use crate::serve::fields::Fields;
 use crate::serve::refusal::Refusal;
@@ -6,7 +6,7 @@ use crate::serve::shared::Shared;
 use crate::serve::tools::{Offered, read_choice};
 use serde_json::{Map, Value, json};
 
-/// Takes `tools`, `tool_choice` and `parallel_tool_calls`, which the answer has, too.
+/// Takes `tools`, `tool_choice` and `parallel_tool_calls`, and copies them to the response.
 pub fn take(
     fields: &mut Fields,
     shared: &Shared,

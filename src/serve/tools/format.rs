@@ -1,4 +1,4 @@
-//! What a format of calls is.
+//! The trait of a tool-call format, and the types of tools and calls.
 
 use crate::protocol::GrammarPart;
 use crate::serve::stamp::random_digits;
@@ -12,25 +12,25 @@ pub struct Tool {
     pub parameters: Value,
 }
 
-/// A call as it is sent.
+/// A call with the id under which it is sent to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub id: String,
     pub call: Call,
 }
 
-/// Bytes of arguments in one event of a stream.
+/// Bytes of arguments in one event of a stream; up to three more complete a character.
 const FRAGMENT_BYTES: usize = 512;
 
-/// A call in an answer.
+/// A call of a tool in an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub name: String,
-    /// JSON, an object.
+    /// A JSON object, spelled as the model wrote it where the format is JSON.
     pub arguments: String,
 }
 
-/// Arguments in parts of a few hundred bytes.
+/// Splits arguments into fragments of about [`FRAGMENT_BYTES`].
 pub fn fragments(arguments: &str) -> impl Iterator<Item = &str> {
     let mut rest = arguments;
     std::iter::from_fn(move || {
@@ -41,18 +41,18 @@ pub fn fragments(arguments: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The beginning of a text in which calls are looked for.
+/// Result of reading the start of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// So many bytes are text. At 0, more text has to arrive first.
+    /// The first bytes, this many, are text. 0: undecided until more text arrives.
     Text(usize),
-    /// So many bytes are these calls.
+    /// The first bytes, this many, are these calls.
     Calls(usize, Vec<Call>),
-    /// All of it may be the beginning of a call, of whose text so many bytes are only marks.
+    /// The whole text may be an incomplete call. Its first bytes, this many, are only marks.
     Open(usize),
 }
 
-/// Where a text stands in its answer.
+/// Position of a text in its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// Nothing but white space and calls precedes it.
@@ -61,34 +61,34 @@ pub struct At {
     pub ended: bool,
 }
 
-/// The way in which a model writes calls.
+/// A format in which models write calls.
 pub trait Format: Sync {
-    /// The word of `dmslab calls --format`.
+    /// Name for `dmslab calls --format`.
     fn name(&self) -> &'static str;
 
-    /// Whether a template has calls of this format.
+    /// Whether a chat template writes calls in this format.
     fn is_of(&self, template: &str) -> bool;
 
     /// Literals of the tokens that mark a call.
     fn marks(&self) -> &'static [&'static str];
 
-    /// Reads the beginning of a text. What it finds does not depend on the text that follows later.
+    /// Reads the start of a text. The result must not change when more text arrives.
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step;
 
-    /// What an answer is that has to call one of these tools. `None` where that cannot be said.
+    /// Grammar of an answer that must call one of these tools. `None`: the format has none.
     fn grammar(&self, tools: &[&Tool], template: &str) -> Option<Vec<GrammarPart>>;
 
-    /// A new id of a call.
+    /// Creates the id of a call.
     fn new_id(&self) -> String {
         format!("call_{}", random_digits())
     }
 
-    /// The id of a call as the template takes it.
+    /// Converts the id of a call to one that the template accepts.
     fn id_for_template(&self, id: &str) -> String {
         id.to_owned()
     }
 
-    /// Whether the template has the tools in the system message, as a text.
+    /// Whether the template reads the tools from the system message, as text.
     fn tools_in_system(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A list behind a mark: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 3.
+//! A JSON array after a mark: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 3.
 
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};

@@ -1,22 +1,22 @@
-//! JSON at the beginning of a text that may go on.
+//! JSON at the start of a text that may continue.
 
 use super::format::Call;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Deserializer, Value};
 
-/// A value at the beginning of a text.
+/// Result of looking for a JSON value at the start of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// It ends at this byte.
+    /// There is one; it ends at this byte.
     Ends(usize),
-    /// The text may be the beginning of one.
+    /// The text may be the start of one.
     Open,
-    /// It is none.
+    /// There is none.
     Not,
 }
 
-/// Bytes of white space at the beginning.
+/// Bytes of leading white space.
 pub fn spaces(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }
@@ -31,7 +31,7 @@ fn scan_as<'a, T: Deserialize<'a>>(text: &'a str) -> (Scan, Option<T>) {
     }
 }
 
-/// Whether an error is about the last character, such as that of `1.`, which is no number yet.
+/// Whether an error is at the end of an incomplete number, such as `1.`.
 fn is_at_end(error: &serde_json::Error, text: &str) -> bool {
     let last = text.rsplit('\n').next().unwrap_or_default();
     error.line() > text.matches('\n').count()
@@ -39,7 +39,7 @@ fn is_at_end(error: &serde_json::Error, text: &str) -> bool {
         && last.ends_with(['.', 'e', 'E', '+', '-'])
 }
 
-/// An object at the beginning of a text.
+/// Looks for an object at the start of a text.
 pub fn object(text: &str) -> Scan {
     if text.is_empty() {
         return Scan::Open;
@@ -47,7 +47,7 @@ pub fn object(text: &str) -> Scan {
     if text.starts_with('{') { scan_as::<IgnoredAny>(text).0 } else { Scan::Not }
 }
 
-/// An array at the beginning of a text.
+/// Looks for an array at the start of a text.
 pub fn array(text: &str) -> Scan {
     if text.is_empty() {
         return Scan::Open;
@@ -55,7 +55,7 @@ pub fn array(text: &str) -> Scan {
     if text.starts_with('[') { scan_as::<IgnoredAny>(text).0 } else { Scan::Not }
 }
 
-/// The members of a complete object, with the text of each value. `None` if it has a name twice.
+/// Returns the members of a complete object with the text of each value. `None` if a name repeats.
 fn members(object: &str) -> Option<Vec<(String, &str)>> {
     let mut out: Vec<(String, &str)> = Vec::new();
     let mut rest = object.strip_prefix('{')?.trim_start();
@@ -73,7 +73,7 @@ fn members(object: &str) -> Option<Vec<(String, &str)>> {
     Some(out)
 }
 
-/// The elements of a complete array.
+/// Returns the texts of a complete array's elements.
 pub fn elements(array: &str) -> Option<Vec<&str>> {
     let mut out = Vec::new();
     let mut rest = array.strip_prefix('[')?.trim_start();
@@ -86,11 +86,12 @@ pub fn elements(array: &str) -> Option<Vec<&str>> {
     Some(out)
 }
 
-/// Arguments as they are sent: an object, which may have been written into a string.
+/// Returns arguments as they are sent: the text of an object, which may be inside a JSON string.
+/// `null` counts as `{}`.
 pub fn arguments(text: &str) -> Option<String> {
     match serde_json::from_str(text).ok()? {
         Value::Object(_) => {
-            // Fails on a name that is there twice.
+            // Fails if a name repeats.
             members(text)?;
             Some(text.to_owned())
         }
@@ -100,7 +101,8 @@ pub fn arguments(text: &str) -> Option<String> {
     }
 }
 
-/// A call that is an object with a name and arguments. `needs_arguments`: without them it is none.
+/// Reads a call from an object with a name and `arguments` or `parameters`. `needs_arguments`: an
+/// object without them is not a call.
 pub fn call(object: &str, needs_arguments: bool) -> Option<Call> {
     let members = members(object)?;
     let find = |name: &str| members.iter().find(|(known, _)| known == name).map(|(_, text)| *text);
@@ -113,7 +115,7 @@ pub fn call(object: &str, needs_arguments: bool) -> Option<Call> {
     Some(Call { name, arguments })
 }
 
-/// The calls of an array. All of them are valid, or none.
+/// Reads the calls of an array. `None` if any element is not a call.
 pub fn calls(array: &str) -> Option<Vec<Call>> {
     elements(array)?.into_iter().map(|element| call(element, false)).collect()
 }
@@ -139,7 +141,7 @@ mod tests {
             assert_eq!(call(wrong, false), None, "{wrong}");
         }
         let deep = "[".repeat(100_000);
-        // It costs no stack, and is no call once it has ended.
+        // Scanning does not recurse. A nesting this deep is not read as arguments.
         assert_eq!(
             (object(&format!("{{\"a\": {deep}")), object("{\"a\": "), object("{'a'")),
             (Scan::Open, Scan::Open, Scan::Not)

@@ -1,14 +1,14 @@
-//! The formats that are known, and which one a model has.
+//! The list of formats, and the choice of one by the template of a model.
 
 use super::format::Format;
 use super::{granite, hermes, llama, mistral, phi, xml};
 use crate::protocol::TemplateSpec;
 
-/// All formats. The first whose marks a template has is that of its model.
+/// All formats. A model has the first one whose [`Format::is_of`] accepts its template.
 pub const FORMATS: [&dyn Format; 6] =
     [&xml::Xml, &mistral::Mistral, &phi::Phi, &granite::Granite, &hermes::Hermes, &llama::Llama];
 
-/// The format of a model's calls, if its template takes tools.
+/// Returns the format of a model's calls, if its template takes tools.
 pub fn format_of(template: &TemplateSpec) -> Option<&'static dyn Format> {
     let source = template.source.as_deref()?;
     takes_tools(source).then(|| FORMATS.into_iter().find(|format| format.is_of(source)))?

@@ -1,8 +1,7 @@
-//! JSON as the whole answer, or behind a mark: `{"name": "f", "parameters": {}}`,
+//! JSON as the whole answer, or after a mark: `{"name": "f", "parameters": {}}`,
 //! `<|python_tag|>{...}`. Several are separated by semicolons. Llama 3.
 //!
-//! An answer that is JSON without being a call is an answer: without the mark, the name has to be
-//! that of a tool.
+//! An answer may be JSON without being a call, so without the mark the name must be a tool's.
 
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};

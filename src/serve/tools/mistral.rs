@@ -1,4 +1,4 @@
-//! Behind a mark: `[TOOL_CALLS][{"name": "f", "arguments": {}}]` up to the third version of
+//! Calls after a mark: `[TOOL_CALLS][{"name": "f", "arguments": {}}]` up to the third version of
 //! Mistral's tokenizers, and `[TOOL_CALLS]f[ARGS]{}` from the eleventh on, with `[CALL_ID]id` in
 //! some models.
 
@@ -15,10 +15,10 @@ const OPEN: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
 
-/// Templates take ids of this many letters and digits.
+/// Length of an id in letters and digits. Templates reject others.
 const ID_CHARS: usize = 9;
 
-/// Longest name of a tool, and of the id behind it.
+/// Maximum bytes between the mark and the arguments: a name, and perhaps an id.
 const NAME_BYTES: usize = 512;
 
 impl Format for Mistral {
@@ -42,7 +42,7 @@ impl Format for Mistral {
         if id.len() == ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return id.to_owned();
         }
-        // FNV-1a: calls and results of another server's ids still belong together.
+        // FNV-1a, so that a call and its result keep equal ids if another server made them.
         let hash = id
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -78,7 +78,7 @@ impl Format for Mistral {
             };
         }
         let Some(brace) = text[start..].find('{').map(|at| start + at) else {
-            // A name does not have these.
+            // Characters that no name has.
             let is_name = |c: char| !c.is_whitespace() && !matches!(c, '"' | '}' | '(');
             return match text[start..].trim_end().chars().all(is_name) && text.len() - start <= NAME_BYTES {
                 true => Step::Open(start),

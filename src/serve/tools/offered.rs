@@ -1,4 +1,4 @@
-//! Tools and calls as OpenAI's chat completions have them in a request.
+//! Tools, `tool_choice` and calls of a request, in the form of OpenAI's chat completions.
 
 use super::format::{Format, Tool};
 use super::known::format_of;
@@ -12,9 +12,9 @@ use crate::serve::structured::grammar;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Most tools of a request.
+/// Maximum tools of a request.
 const MOST: usize = 512;
-/// Longest name of a tool.
+/// Maximum bytes of a tool's name.
 const NAME_BYTES: usize = 256;
 
 /// The tools of a request.
@@ -22,35 +22,35 @@ const NAME_BYTES: usize = 256;
 pub struct Offered {
     pub format: &'static dyn Format,
     pub tools: Arc<[Tool]>,
-    /// As templates take them: OpenAI's form.
+    /// The array for the template, in OpenAI's form.
     pub json: Value,
     /// Whether an answer may have several calls.
     pub parallel: bool,
-    /// What an answer is that has to call a tool.
+    /// Grammar of the answer where `tool_choice` demands a call.
     pub forced: Option<Grammar>,
 }
 
-/// Which tools an answer has to call.
+/// A `tool_choice`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The model decides.
     Auto,
-    /// There are no tools.
+    /// The tools are left out of the prompt.
     None,
-    /// One of them.
+    /// The answer must call a tool.
     Required,
-    /// One of these names.
+    /// The answer must call one of these tools.
     Named(Vec<String>),
 }
 
 impl Offered {
-    /// A parser of one answer.
+    /// Creates the parser of one answer.
     pub fn parser(&self) -> Parser {
         Parser::new(self.format, Arc::clone(&self.tools))
     }
 
-    /// Of tools in OpenAI's form, each with its place in the request. `None` where there are none.
-    /// Fails for a model whose template takes none.
+    /// Checks tools in OpenAI's form, each with its place in the request. Returns `None` if there
+    /// are none or `choice` leaves them out. Fails for a model whose template takes none.
     pub fn new(
         given: Vec<(String, Value)>,
         choice: &Choice,
@@ -70,7 +70,10 @@ impl Offered {
             return Err(Refusal::field("tools", message));
         }
         let format = format_of(&shared.info.template).ok_or_else(|| {
-            let message = format!("the template of {} has no tools; leave out tools", shared.info.identity.name);
+            let message = format!(
+                "{} has no tools: its template takes none, or writes calls in an unknown format; leave out tools",
+                shared.info.identity.name
+            );
             Refusal::unsupported("tools", message)
         })?;
         let mut tools: Vec<Tool> = Vec::with_capacity(given.len());
@@ -118,7 +121,7 @@ pub fn read_tools(fields: &mut Fields, shared: &Shared) -> Result<Option<Offered
     Offered::new(given, &choice, parallel, shared)
 }
 
-/// A `tool_choice` of OpenAI's forms.
+/// Reads a `tool_choice` in OpenAI's forms.
 pub fn read_choice(given: Option<Value>) -> Result<Choice, Refusal> {
     let wrong = || Refusal::field("tool_choice", "tool_choice is none of auto, none, required or a function");
     let Some(given) = given else { return Ok(Choice::Auto) };
@@ -137,7 +140,7 @@ pub fn read_choice(given: Option<Value>) -> Result<Choice, Refusal> {
             let names = allowed["tools"].as_array().map(|all| all.iter().filter_map(name).collect::<Vec<_>>());
             match (allowed["mode"].as_str(), names) {
                 (Some("required"), Some(names)) if !names.is_empty() => Ok(Choice::Named(names)),
-                // Which of its tools a model calls is not restricted without a grammar.
+                // With `auto` there is no grammar that could restrict the names.
                 (_, Some(_)) => Err(Refusal::unsupported("tool_choice", "allowed_tools need the mode required here")),
                 _ => Err(wrong()),
             }
@@ -146,7 +149,7 @@ pub fn read_choice(given: Option<Value>) -> Result<Choice, Refusal> {
     }
 }
 
-/// The grammar of an answer that has to call a tool.
+/// Returns the grammar of an answer that must call a tool.
 fn forced(
     format: &'static dyn Format,
     tools: &[Tool],
@@ -171,7 +174,7 @@ fn forced(
     grammar("tool_choice", parts, shared).map(Some)
 }
 
-/// A call of an assistant's message that stands at `at`.
+/// Reads a call of an assistant's message. `at`: its place in the request, for errors.
 pub fn read_call(at: &str, value: Value) -> Result<GivenCall, Refusal> {
     let mut fields = Fields::at(at, value)?;
     let within = |refusal: Refusal| refusal.within(at);
@@ -190,7 +193,7 @@ pub fn read_call(at: &str, value: Value) -> Result<GivenCall, Refusal> {
     Ok(GivenCall { id, name, arguments: arguments(function.take("arguments")) })
 }
 
-/// Arguments as templates take them: the object that a text has, or the text.
+/// Returns arguments for the template: the object that a text parses to, or else the text itself.
 pub fn arguments(given: Option<Value>) -> Value {
     match given {
         None => json!({}),

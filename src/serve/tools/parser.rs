@@ -1,14 +1,16 @@
-//! The text of an answer while it arrives, and the calls in it.
+//! Finds the calls in the text of an answer while it arrives.
 
 use super::format::{At, Call, Format, Step, Tool};
 use crate::tokenizer::begun;
 use std::sync::Arc;
 
-/// Most calls of an answer. What looks like further ones is text.
+/// Maximum calls of an answer: once reached, the rest is text. One array is not cut and may exceed
+/// it.
 const MOST_CALLS: usize = 128;
-/// Most bytes of one call. What goes on longer is text.
+/// Maximum bytes of an incomplete call. A longer one is text.
 const CALL_BYTES: usize = 1 << 20;
-/// Bytes that have to arrive, as a part of those that are held, before a call is read again.
+/// A call is read again once the held text has grown by 1 / `AGAIN`, so that total work stays
+/// linear; a bracket that may end the call also triggers it.
 const AGAIN: usize = 64;
 
 /// A part of an answer, in order.
@@ -24,7 +26,7 @@ pub struct Parser {
     tools: Arc<[Tool]>,
     /// Text that may be a call.
     held: String,
-    /// Held bytes at which it is read again.
+    /// Number of held bytes at which they are read again.
     next: usize,
     /// Whether there is nothing but white space and calls so far.
     first: bool,
@@ -36,7 +38,7 @@ impl Parser {
         Self { format, tools, held: String::new(), next: 0, first: true, n_calls: 0 }
     }
 
-    /// Takes the next part.
+    /// Takes the next part of the text and appends what is decided to `out`.
     pub fn push(&mut self, text: &str, out: &mut Vec<Heard>) {
         self.held += text;
         if self.held.len() >= self.next || text.contains(['}', ']', '>']) {
@@ -44,7 +46,7 @@ impl Parser {
         }
     }
 
-    /// Takes the end. A call that has no end is text, or left out behind complete ones.
+    /// Ends the text. An incomplete call becomes text, or is dropped if complete ones precede it.
     pub fn finish(&mut self, out: &mut Vec<Heard>) {
         self.read(true, out);
         let rest = std::mem::take(&mut self.held);
@@ -91,7 +93,7 @@ impl Parser {
         }
     }
 
-    /// The end of the character that `n` bytes reach into.
+    /// Returns the first character boundary at or after byte `n`.
     fn char_end(&self, n: usize) -> usize {
         (n..=self.held.len()).find(|&end| self.held.is_char_boundary(end)).unwrap_or(self.held.len())
     }
@@ -108,7 +110,7 @@ impl Parser {
     }
 }
 
-/// The text and the calls of a whole answer.
+/// Returns the text and the calls of a whole answer.
 pub fn whole(format: &'static dyn Format, tools: &Arc<[Tool]>, text: &str) -> (String, Vec<Call>) {
     let (mut parser, mut heard) = (Parser::new(format, Arc::clone(tools)), Vec::new());
     parser.push(text, &mut heard);
@@ -123,7 +125,7 @@ pub fn whole(format: &'static dyn Format, tools: &Arc<[Tool]>, text: &str) -> (S
     (text, calls)
 }
 
-/// The text before the first of `marks`, or what cannot be the beginning of one.
+/// Text up to the first of `marks`, or up to an end that may begin one.
 pub fn before_mark(text: &str, marks: &[&str], at: At) -> Step {
     if let Some(first) = marks.iter().filter_map(|mark| text.find(mark)).min() {
         return Step::Text(first);
@@ -132,13 +134,13 @@ pub fn before_mark(text: &str, marks: &[&str], at: At) -> Step {
     Step::Text(text.len() - held.unwrap_or(0))
 }
 
-/// Calls that end at `end`, or behind the closing mark if it follows.
+/// Calls that end at `end`, or after the closing mark if it follows.
 pub fn closed_by(text: &str, end: usize, close: &str, at: At, calls: Vec<Call>) -> Step {
     let rest = text[end..].trim_start();
     if rest.starts_with(close) {
         return Step::Calls(text.len() - rest.len() + close.len(), calls);
     }
-    // A mark that may follow is waited for.
+    // The mark may still arrive.
     match close.starts_with(rest) && !at.ended {
         true => Step::Open(0),
         false => Step::Calls(end, calls),
@@ -177,7 +179,7 @@ mod tests {
         (text, calls)
     }
 
-    /// The text and the calls, the same for every place to cut and for single characters.
+    /// Returns the text and the calls. Checks that every cut, and single characters, give the same.
     fn read(name: &str, text: &str) -> (String, Vec<(String, Value)>) {
         let whole = in_parts(name, &[text]);
         for (at, _) in text.char_indices() {
@@ -242,7 +244,7 @@ mod tests {
         ] {
             assert_eq!(read(name, text), (text.to_owned(), Vec::new()), "{name}");
         }
-        // Behind a complete call, one that was cut off is left out.
+        // An incomplete call after a complete one is dropped.
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let (text, calls) = read("hermes", &format!("{call}<tool_call>{{\"name\": \"f\", \"argu"));
         assert_eq!((&*text, calls.len()), ("", 1));

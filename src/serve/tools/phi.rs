@@ -1,5 +1,5 @@
-//! A list between marks, `<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>`, or behind
-//! the word `functools`. Phi-4-mini.
+//! A JSON array between marks, `<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>`, or
+//! after the word `functools`. Phi-4-mini.
 
 use super::format::{At, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
@@ -11,7 +11,7 @@ pub struct Phi;
 
 const OPEN: &str = "<|tool_call|>";
 const CLOSE: &str = "<|/tool_call|>";
-/// Begins a list of calls without marks, at the beginning of an answer only.
+/// Starts an array of calls without marks, only at the start of an answer.
 const WORD: &str = "functools[";
 
 impl Format for Phi {

@@ -1,6 +1,6 @@
-//! Calls as they were sampled, by their ids. A client returns a call in OpenAI's form; what the
-//! template would write for it may differ from what the model wrote, by a space, and then the cache
-//! would hold nothing of what follows.
+//! Texts of answers with calls as they were sampled, by the id of the first call. A client returns
+//! calls in OpenAI's form, and the template may spell them differently from the model, if only by
+//! a space. The cache would then miss from there on.
 
 use super::format::{Call, Format, Sent, Tool};
 use super::parser::whole;
@@ -9,13 +9,13 @@ use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most answers that are kept, and most bytes of their texts.
+/// Maximum number of answers that are kept, and maximum bytes of their texts.
 const MOST: usize = 4096;
 const MOST_BYTES: usize = 16 << 20;
 
 #[derive(Default)]
 struct Kept {
-    /// The texts of answers, by the first id of their calls.
+    /// Texts of answers, by the id of their first call.
     texts: HashMap<String, Arc<str>>,
     /// The ids, the oldest first.
     order: VecDeque<String>,
@@ -44,8 +44,8 @@ impl Said {
         }
     }
 
-    /// The text of the answer that had these calls and this content, if it was given here and
-    /// nothing of it has changed since.
+    /// Returns the sampled text of the answer with these calls and this content. `None` if this
+    /// server did not give it, has dropped it, or the client has changed it.
     pub fn find(
         &self,
         format: &'static dyn Format,

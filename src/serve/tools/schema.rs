@@ -1,9 +1,10 @@
-//! The types of a tool's parameters, by which the text of a value becomes JSON.
+//! JSON schemas of tools: the types by which a value written as text becomes JSON, and the schemas
+//! of calls for grammars.
 
 use super::format::Tool;
 use serde_json::{Map, Value, json};
 
-/// Deepest schema that is looked into.
+/// Maximum depth of alternatives and references that are followed.
 const DEPTH: usize = 8;
 
 /// Adds the names of the types that a schema allows.
@@ -33,7 +34,7 @@ fn types_of<'a>(root: &'a Value, schema: &'a Value, depth: usize, out: &mut Vec<
     target.into_iter().for_each(|one| types_of(root, one, depth - 1, out));
 }
 
-/// The JSON of a parameter's value that a model has written as text.
+/// Converts a parameter's value that the model wrote as text to JSON.
 pub fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
     let mut types = Vec::new();
     if let Some(tool) = tool {
@@ -44,7 +45,7 @@ pub fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
     let trimmed = text.trim();
     match serde_json::from_str::<Value>(trimmed) {
         Ok(Value::Null) if allows("null") || !allows("string") => Value::Null,
-        // Where a text is allowed, everything is one.
+        // Where strings are allowed, any text is one.
         _ if allows("string") => string(),
         Ok(value) => value,
         Err(_) if allows("boolean") && trimmed.eq_ignore_ascii_case("true") => Value::Bool(true),
@@ -54,7 +55,7 @@ pub fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
     }
 }
 
-/// A schema in which references point below `at`.
+/// Returns a schema whose local references are prefixed by `at`, where it is moved to.
 fn moved(schema: &Value, at: &str) -> Value {
     match schema {
         Value::Array(all) => all.iter().map(|one| moved(one, at)).collect(),
@@ -69,12 +70,12 @@ fn moved(schema: &Value, at: &str) -> Value {
     }
 }
 
-/// The schema of a tool's arguments.
+/// Returns the schema of a tool's arguments.
 pub fn of_arguments(tool: &Tool) -> Value {
     if tool.parameters.is_object() { tool.parameters.clone() } else { json!({ "type": "object", "properties": {} }) }
 }
 
-/// The schema of a call of one of these tools, as an object with a name and arguments.
+/// Returns the schema of a call of one of these tools: an object with a name and arguments.
 pub fn of_calls(tools: &[&Tool], arguments: &str) -> Value {
     let (mut all, mut each) = (Map::new(), Vec::new());
     for (index, tool) in tools.iter().enumerate() {
@@ -90,21 +91,21 @@ pub fn of_calls(tools: &[&Tool], arguments: &str) -> Value {
     json!({ "$defs": all, "anyOf": each })
 }
 
-/// The schema of a list of such calls.
+/// Returns the schema of an array of one such call.
 pub fn of_list(tools: &[&Tool]) -> Value {
     let mut one = of_calls(tools, "arguments");
     let all = one["$defs"].take();
     json!({ "$defs": all, "type": "array", "minItems": 1, "maxItems": 1, "items": { "anyOf": one["anyOf"] } })
 }
 
-/// Whether the value of a parameter may be any text.
+/// Whether a parameter may be a string, which is then written as it is, without quotes.
 pub fn is_text(tool: &Tool, name: &str) -> bool {
     let mut types = Vec::new();
     types_of(&tool.parameters, &tool.parameters["properties"][name], DEPTH, &mut types);
     types.is_empty() || types.contains(&"string")
 }
 
-/// The schema of a parameter alone, with what it refers to.
+/// Returns the schema of one parameter, with the definitions that it may refer to.
 pub fn within(tool: &Tool, schema: &Value) -> String {
     let mut schema = schema.clone();
     for name in ["$defs", "definitions"] {

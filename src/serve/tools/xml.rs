@@ -1,8 +1,8 @@
 //! Tags for each parameter: `<tool_call><function=f><parameter=p>value</parameter></function>
 //! </tool_call>`. Qwen3-Coder and Qwen 3.5.
 //!
-//! Values are texts in which the same tags may stand. A closing tag ends a value if a tag of the
-//! call follows it.
+//! A value may itself contain such tags. A closing tag ends a value only if another tag of the call
+//! follows it.
 
 use super::format::{At, Call, Format, Step, Tool};
 use super::json::spaces;
@@ -20,7 +20,7 @@ const END_FUNCTION: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
 
-/// Longest name of a tool or a parameter.
+/// Maximum bytes of the name of a tool or a parameter.
 const NAME_BYTES: usize = 256;
 
 impl Format for Xml {
@@ -82,7 +82,7 @@ enum Found<T> {
     Not,
 }
 
-/// Whether a text begins with a literal, or `None` if it may.
+/// Whether a text begins with a literal. `None`: undecided until more text arrives.
 fn begins(text: &str, literal: &str) -> Option<bool> {
     match text.len() < literal.len() && literal.starts_with(text) {
         true => None,
@@ -90,7 +90,8 @@ fn begins(text: &str, literal: &str) -> Option<bool> {
     }
 }
 
-/// The name in a tag such as `<function=NAME>` at the beginning of a text, and where the tag ends.
+/// Reads the name in a tag such as `<function=NAME>` at the start of a text, and finds the end of
+/// the tag.
 fn named<'a>(text: &'a str, tag: &str) -> Found<&'a str> {
     match begins(text, tag) {
         None => return Found::Open,
@@ -108,7 +109,7 @@ fn named<'a>(text: &'a str, tag: &str) -> Found<&'a str> {
     }
 }
 
-/// A function with its parameters. `ended`: no text follows.
+/// Reads a function with its parameters. `ended`: no text follows.
 fn function(text: &str, ended: bool, tools: &[Tool]) -> Found<Call> {
     let (mut at, name) = match named(text, FUNCTION) {
         Found::Is(end, name) => (end, name),
@@ -147,8 +148,8 @@ fn function(text: &str, ended: bool, tools: &[Tool]) -> Found<Call> {
     }
 }
 
-/// The end of a value at the beginning of a text, and where the call goes on. `is_next`: whether a
-/// name is that of a parameter that may follow, so that its tag ends a value without closing tag.
+/// Finds the end of a value at the start of a text, and where the call continues. `is_next`:
+/// whether a parameter of this name may follow; its tag then ends a value that was not closed.
 fn value(text: &str, ended: bool, is_next: impl Fn(&str) -> bool) -> Found<usize> {
     for (at, _) in text.match_indices('<') {
         let (tag, starts_line) = (&text[at..], text[..at].ends_with('\n'));

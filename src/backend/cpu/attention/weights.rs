@@ -36,7 +36,7 @@ impl Sides {
 }
 
 /// Replaces the scores of `n` keys in each row by their weights `exp(score - largest)`. Every row
-/// sees a key. `sinks`: scores of the heads of each token's rows that join the sum, or none.
+/// sees a key. `sinks`: one more score for each head of a token, which joins the sum; empty: none.
 pub(super) fn softmax(isa: Isa, scores: &mut Tile<'_>, n: usize, sinks: &[f32]) {
     for r in 0..scores.rows() {
         let row = scores.row_mut(r);
