@@ -9,7 +9,8 @@
 // A page: PAGE_SLOTS rows of K and of V of 128 channels, their scales, and the metadata of stored
 // slots, padded to a multiple of 128 bytes. Lane i of the step, i = span * n_kv_heads + head, has
 // its stored slots and then its near rows in lane_pages pages from i * lane_pages on; a lane that
-// needs more pages is not unpacked. The pages of the step's own rows begin at first_staged, in the order of `staged_at`.
+// needs more pages is not unpacked. The pages of the step's own rows begin at first_staged, in the
+// order of `staged_at`.
 struct UnpackedPage {
   static constexpr int ROW = 128 * 2, V_AT = PAGE_SLOTS * ROW, SCALES_AT = 2 * V_AT, V_SCALES_AT = SCALES_AT + 4 * PAGE_SLOTS;
   static constexpr int META_AT = V_SCALES_AT + 4 * PAGE_SLOTS, BYTES = META_AT + 8 * PAGE_SLOTS;
