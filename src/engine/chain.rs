@@ -17,7 +17,7 @@ use crate::backend::Backend;
 use crate::cache::SeqStats;
 use crate::grammar::Constraint;
 use crate::policy::Far;
-use crate::protocol::{Ask, LogEntry, Piece, SamplingParams, StopReason, Token};
+use crate::protocol::{Ask, LogEntry, SamplingParams, StopReason, Token};
 use crate::system;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -137,9 +137,7 @@ impl Generation {
         if is_due && self.reply.is_thinking() && self.forced.is_empty() {
             self.forced = match tags.tokens {
                 Some((_, close)) => [close].into(),
-                None => {
-                    vocabulary.tokenizer.encode_pieces(&[Piece::Text(tags.close.clone())]).unwrap_or_default().into()
-                }
+                None => vocabulary.tokenizer.encode_pieces(&tags.end_of_thought()).unwrap_or_default().into(),
             };
         }
         self.forced.pop_front()

@@ -4,6 +4,7 @@
 use crate::grammar::{Compiler, Constraint};
 use crate::protocol::{Grammar, Token};
 use crate::tokenizer::Tokenizer;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +13,31 @@ pub(super) type Compilers = Arc<OnceLock<Result<Compiler, String>>>;
 
 /// A grammar that is compiled on its own thread.
 pub(super) struct Compiling(Receiver<Result<Constraint, String>>);
+
+/// Most grammars that are compiled at once. Those of clients that have hung up count.
+const MOST_COMPILING: usize = 4;
+
+/// A compilation that runs.
+struct Running;
+
+impl Running {
+    fn count() -> &'static AtomicUsize {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        &COUNT
+    }
+
+    /// `None` if too many run.
+    fn start() -> Option<Self> {
+        let more = |running| (running < MOST_COMPILING).then_some(running + 1);
+        Self::count().fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        Self::count().fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl Compiling {
     /// Starts the thread. `vocab`: number of logits. `eos`: tokens that end an answer.
@@ -23,7 +49,12 @@ impl Compiling {
         eos: Vec<Token>,
     ) -> Self {
         let (send, result) = channel();
+        let Some(running) = Running::start() else {
+            let _ = send.send(Err("too many grammars are being compiled; try again later".to_owned()));
+            return Self(result);
+        };
         let compile = move || {
+            let _running = running;
             let compiler = compilers.get_or_init(|| Compiler::new(tokenizer, vocab, &eos));
             let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(&grammar));
             let _ = send.send(compiled);

@@ -334,6 +334,12 @@ mod tests {
         let both = "<|channel|>analysis<|message|>It is 2 + 2.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>";
         assert_eq!(read(both), of("It is 2 + 2.", "2 + 2 = 4."));
         assert_eq!(read("<|channel|>final<|message|>the dog<|return|>"), of("", "the dog"));
+        // A thought that is closed for the model.
+        let end = v.tokenizer.encode_pieces(&v.think.end_of_thought()).unwrap();
+        let thought = v.tokenizer.encode_text("<|channel|>analysis<|message|>It is").unwrap();
+        let tokens = [thought, end, v.tokenizer.encode_text("4.<|return|>").unwrap()].concat();
+        let (reasoning, answer, ..) = super::tests::read(&v, &tokens);
+        assert_eq!((&*reasoning, &*answer), ("It is", "4."));
         let call = "<|channel|>analysis<|message|>a fox<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}";
         assert_eq!(read(call), of("a fox{}", ""));
         assert_eq!(read("<|channel|>analysis<|message|>the fox runs"), of("the fox runs", ""));

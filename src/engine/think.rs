@@ -61,6 +61,17 @@ impl ThinkTags {
         self.tokens.map(|(open, _)| open).filter(|_| !is_over)
     }
 
+    /// What ends a thought and begins the answer, where no token does.
+    pub fn end_of_thought(&self) -> Vec<Piece> {
+        if self.channels.is_none() {
+            return vec![Piece::Text(self.close.clone())];
+        }
+        let control = |literal: &str| Piece::Control(literal.to_owned());
+        let text = |text: &str| Piece::Text(text.to_owned());
+        let [end, start, channel, message] = ["<|end|>", "<|start|>", "<|channel|>", "<|message|>"].map(control);
+        vec![end, start, text("assistant"), channel, text("final"), message]
+    }
+
     /// Whether a prompt ends in an open thought.
     pub fn end(&self, prompt: &[Piece]) -> bool {
         let opens = |piece: &Piece| match piece {

@@ -264,6 +264,10 @@ impl<F: Form> Sending<F> {
             }
             Part::Text(kind, text) => self.choices.current().push(kind, &text),
             Part::WasThought => self.choices.current().was_thought(),
+            // A choice has no place for an error, so it is the request's.
+            Part::Ended(report) if report.stop_reason == StopReason::Error => {
+                return Err(failed(&self.shared, "one of the answers failed"));
+            }
             Part::Ended(report) => {
                 if self.stream {
                     self.finish();

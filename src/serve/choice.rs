@@ -106,10 +106,10 @@ impl Growing {
 
     /// Returns what a stream shows at the end of the answer, and keeps its sampled text.
     pub fn finish(&mut self, trims: bool, said: &Said) -> Vec<Next> {
+        // An answer ends once, and so does the request, after the last answer.
+        let Some(mut parser) = self.parser.take() else { return Vec::new() };
         let mut heard = Vec::new();
-        if let Some(mut parser) = self.parser.take() {
-            parser.finish(&mut heard);
-        }
+        parser.finish(&mut heard);
         let next = self.heard(heard, trims);
         said.keep(&self.calls, &self.text);
         next

@@ -77,6 +77,10 @@ impl Asked {
             let device = &m.info.identity.device;
             return Err(Halt::Error(format!("{name} is not available on {device}; leave it out, or use --device cpu")));
         }
+        if self.ask.grammar.is_some() && m.vocabulary.think.channels.is_some() {
+            let why = "a model that replies in channels, such as gpt-oss, cannot be constrained yet";
+            return Err(Halt::Error(format!("{GRAMMAR_REFUSED}: {why}")));
+        }
         match self.ask.logit_bias.iter().find(|(token, _)| *token as usize >= m.info.vocab) {
             Some((token, _)) => Err(Halt::Error(format!("logit_bias: {token} is not a token of the model"))),
             None => Ok(()),
@@ -154,7 +158,7 @@ impl Asked {
         let mut answer = Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head());
         answer.drafting.iter_mut().for_each(|drafting| drafting.replaces(&self.replaced));
         if let Some(constraint) = &self.constraint {
-            let opens = m.vocabulary.think.may_open(&self.ask.prompt);
+            let opens = m.vocabulary.think.may_open(&self.ask.prompt).filter(|_| !self.ask.raw);
             answer.constrain(constraint.clone(), opens, m.info.vocab);
         }
         chain.begin_answer(&m.runner, answer);

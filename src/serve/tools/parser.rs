@@ -64,8 +64,9 @@ impl Parser {
                     let text = std::mem::replace(&mut self.held, rest);
                     self.text(text, out);
                 }
-                Step::Calls(n, calls) => {
+                Step::Calls(n, mut calls) => {
                     self.held.drain(..n);
+                    calls.truncate(MOST_CALLS - self.n_calls);
                     self.n_calls += calls.len();
                     out.extend(calls.into_iter().map(Heard::Call));
                 }

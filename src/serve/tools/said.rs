@@ -36,8 +36,10 @@ impl Said {
         let Some(first) = calls.first() else { return };
         let mut kept = self.lock();
         kept.bytes += text.len();
-        kept.texts.insert(first.id.clone(), text.into());
-        kept.order.push_back(first.id.clone());
+        match kept.texts.insert(first.id.clone(), text.into()) {
+            Some(before) => kept.bytes -= before.len(),
+            None => kept.order.push_back(first.id.clone()),
+        }
         while kept.order.len() > MOST || kept.bytes > MOST_BYTES {
             let Some(id) = kept.order.pop_front() else { return };
             kept.bytes -= kept.texts.remove(&id).map_or(0, |text| text.len());
@@ -61,5 +63,22 @@ impl Said {
         };
         let is_whole = found.len() == calls.len() && calls.iter().zip(&found).all(is_same);
         (is_whole && said.trim() == content.trim()).then(|| text.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_kept_again_counts_once() {
+        let said = Said::default();
+        let sent = |id: &str| [Sent { id: id.into(), call: Call { name: "f".into(), arguments: "{}".into() } }];
+        let text = "x".repeat(MOST_BYTES / 3);
+        for id in ["a", "a", "a", "b"] {
+            said.keep(&sent(id), &text);
+        }
+        let kept = said.lock();
+        assert_eq!((kept.texts.len(), kept.order.len(), kept.bytes), (2, 2, 2 * text.len()));
     }
 }

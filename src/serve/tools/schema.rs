@@ -3,44 +3,64 @@
 
 use super::format::Tool;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// Maximum depth of alternatives and references that are followed.
 const DEPTH: usize = 8;
 
-/// Adds the names of the types that a schema allows.
-fn types_of<'a>(root: &'a Value, schema: &'a Value, depth: usize, out: &mut Vec<&'a str>) {
-    if depth == 0 {
-        return;
+/// The names of the types that a schema allows.
+struct Types<'a> {
+    root: &'a Value,
+    /// Schemas that were looked into: references may lead to one along many ways.
+    seen: HashSet<*const Value>,
+    names: HashSet<&'a str>,
+}
+
+impl<'a> Types<'a> {
+    /// Those of a parameter.
+    fn of(tool: &'a Tool, name: &str) -> HashSet<&'a str> {
+        let mut types = Types { root: &tool.parameters, seen: HashSet::new(), names: HashSet::new() };
+        types.add(&tool.parameters["properties"][name], DEPTH);
+        types.names
     }
-    match &schema["type"] {
-        Value::String(one) => out.push(one),
-        Value::Array(all) => out.extend(all.iter().filter_map(Value::as_str)),
-        _ => {}
+
+    fn add(&mut self, schema: &'a Value, depth: usize) {
+        if depth == 0 || !self.seen.insert(schema) {
+            return;
+        }
+        match &schema["type"] {
+            Value::String(one) => self.names.extend([one.as_str()]),
+            Value::Array(all) => self.names.extend(all.iter().filter_map(Value::as_str)),
+            _ => {}
+        }
+        let values = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
+        for value in values {
+            self.names.insert(type_of(value));
+        }
+        for name in ["anyOf", "oneOf", "allOf"] {
+            schema[name].as_array().into_iter().flatten().for_each(|one| self.add(one, depth - 1));
+        }
+        let root = self.root;
+        let target = schema["$ref"].as_str().and_then(|at| root.pointer(at.strip_prefix('#')?));
+        target.into_iter().for_each(|one| self.add(one, depth - 1));
     }
-    for value in schema["enum"].as_array().into_iter().flatten().chain(schema.get("const")) {
-        out.push(match value {
-            Value::String(_) => "string",
-            Value::Null => "null",
-            Value::Bool(_) => "boolean",
-            Value::Number(_) => "number",
-            Value::Array(_) => "array",
-            Value::Object(_) => "object",
-        });
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "string",
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
-    for name in ["anyOf", "oneOf", "allOf"] {
-        schema[name].as_array().into_iter().flatten().for_each(|one| types_of(root, one, depth - 1, out));
-    }
-    let target = schema["$ref"].as_str().and_then(|at| root.pointer(at.strip_prefix('#')?));
-    target.into_iter().for_each(|one| types_of(root, one, depth - 1, out));
 }
 
 /// Converts a parameter's value that the model wrote as text to JSON.
 pub fn value(tool: Option<&Tool>, name: &str, text: &str) -> Value {
-    let mut types = Vec::new();
-    if let Some(tool) = tool {
-        types_of(&tool.parameters, &tool.parameters["properties"][name], DEPTH, &mut types);
-    }
-    let allows = |kind: &str| types.contains(&kind);
+    let types = tool.map(|tool| Types::of(tool, name)).unwrap_or_default();
+    let allows = |kind: &str| types.contains(kind);
     let string = || Value::String(text.to_owned());
     let trimmed = text.trim();
     match serde_json::from_str::<Value>(trimmed) {
@@ -100,9 +120,8 @@ pub fn of_list(tools: &[&Tool]) -> Value {
 
 /// Whether a parameter may be a string, which is then written as it is, without quotes.
 pub fn is_text(tool: &Tool, name: &str) -> bool {
-    let mut types = Vec::new();
-    types_of(&tool.parameters, &tool.parameters["properties"][name], DEPTH, &mut types);
-    types.is_empty() || types.contains(&"string")
+    let types = Types::of(tool, name);
+    types.is_empty() || types.contains("string")
 }
 
 /// Returns the schema of one parameter, with the definitions that it may refer to.
@@ -114,4 +133,23 @@ pub fn within(tool: &Tool, schema: &Value) -> String {
         }
     }
     schema.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alternatives_that_lead_to_each_other_are_looked_into_once() {
+        let all = ["a", "b", "c"].map(|name| json!({ "$ref": format!("#/properties/{name}") }));
+        let each = json!({ "anyOf": all.iter().cycle().take(3000).collect::<Vec<_>>() });
+        let mut parameters = json!({ "properties": { "a": each, "b": each, "c": each } });
+        let tool = |parameters: &Value| Tool { name: "f".into(), parameters: parameters.clone() };
+        assert!(is_text(&tool(&parameters), "a"), "nothing says its type");
+        parameters["properties"]["c"] = json!({ "type": ["integer", "null"] });
+        assert!(!is_text(&tool(&parameters), "a"));
+        assert_eq!(value(Some(&tool(&parameters)), "a", "7"), json!(7));
+        parameters["properties"]["b"] = json!({ "enum": ["x"] });
+        assert!(is_text(&tool(&parameters), "a"));
+    }
 }

@@ -102,7 +102,10 @@ fn named<'a>(text: &'a str, tag: &str) -> Found<&'a str> {
     let end = rest.find(['>', '<', '\n']);
     match end {
         Some(end) if rest[end..].starts_with('>') && end > 0 && end <= NAME_BYTES => {
-            Found::Is(tag.len() + end + 1, rest[..end].trim().trim_matches('"'))
+            match rest[..end].trim().trim_matches('"') {
+                "" => Found::Not,
+                name => Found::Is(tag.len() + end + 1, name),
+            }
         }
         None if rest.len() <= NAME_BYTES => Found::Open,
         _ => Found::Not,
