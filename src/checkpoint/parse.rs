@@ -253,6 +253,12 @@ fn experts(config: &Fields, family: &Family) -> Result<Experts> {
         ensure!(limit == 7.0, "{place}: swiglu_limit {limit} is not supported (7 is)");
     }
     let shared = family.shared_expert;
+    // A shared expert is one more in the stack.
+    ensure!(
+        count + usize::from(shared) <= bounds::EXPERTS,
+        "{place}: {count} experts and a shared one are more than {}",
+        bounds::EXPERTS
+    );
     if shared {
         let own = config.size_to("shared_expert_intermediate_size", bounds::FFN)?;
         ensure!(own == width, "{place}: a shared expert of {own} channels is not supported (others have {width})");

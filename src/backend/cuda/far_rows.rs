@@ -138,17 +138,14 @@ impl FarRows {
 
     fn grow(&mut self) -> Option<()> {
         let (at, pages) = (self.homes.len(), self.pages_of(self.homes.len()));
-        if at == MOST_HOMES {
-            return None;
-        }
-        let next = self.next.take().unwrap_or_else(|| self.allocate(at));
+        let next = self.next.take().or_else(|| self.allocate(at))?;
         let rows = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let means = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.head_dim)).ok()?;
         self.addresses.write(2 * at, &[rows.ptr(), means.ptr()]);
         self.free.borrow_mut().extend((0..pages).rev().map(|i| at << NUMBER_BITS | i));
         self.homes.push(Home { rows, _means: means });
         self.n_pages += pages;
-        self.next = Some(self.allocate(at + 1));
+        self.next = self.allocate(at + 1);
         Some(())
     }
 
@@ -158,11 +155,15 @@ impl FarRows {
         (bytes / self.page_bytes).clamp(1, 1 << NUMBER_BITS)
     }
 
-    /// Allocates host memory on a thread while steps run. A capture of a step only restricts the
+    /// Allocates host memory on a thread while steps run; `None` if there is no thread, or no more
+    /// memory is allowed. A capture of a step only restricts the
     /// thread that captures.
-    fn allocate(&self, home: usize) -> JoinHandle<Option<Registered>> {
+    fn allocate(&self, home: usize) -> Option<JoinHandle<Option<Registered>>> {
+        if home == MOST_HOMES {
+            return None;
+        }
         let (context, bytes) = (self.driver.context().clone(), self.pages_of(home) * self.page_bytes);
-        thread::spawn(move || Registered::new(&context, bytes))
+        thread::Builder::new().name("far rows".into()).spawn(move || Registered::new(&context, bytes)).ok()
     }
 
     /// Near rows of all lanes. Waits for the device.
