@@ -1,6 +1,7 @@
 //! Who may ask: keys, and, against web pages that reach for a server on loopback (DNS rebinding and
 //! requests of foreign pages), the headers `Host` and `Origin`.
 
+use super::fields::unread;
 use super::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
@@ -114,7 +115,10 @@ impl Access {
 pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     match access.check(&request) {
         Ok(()) => next.run(request).await,
-        Err(refusal) => refusal.into_response(),
+        Err(refusal) => {
+            unread(request).await;
+            refusal.into_response()
+        }
     }
 }
 

@@ -15,6 +15,10 @@ const MAX_BYTES: usize = 32 << 20;
 const IDLE: Duration = Duration::from_secs(10);
 const WHOLE: Duration = Duration::from_secs(120);
 
+/// Most bytes, and longest time, of a body that nobody reads.
+const MOST_UNREAD: usize = 4 << 20;
+const UNREAD: Duration = Duration::from_secs(5);
+
 /// The fields of a JSON object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fields(Map<String, Value>);
@@ -50,6 +54,23 @@ async fn bytes(body: Body, late: impl Fn() -> Refusal) -> Result<Vec<u8>, Refusa
         bytes.extend_from_slice(&part);
     }
     Ok(bytes)
+}
+
+/// Reads what a client still sends of a request that is refused whatever its body has, and forgets
+/// it. A connection is closed behind an unread body, and the client would find that instead of the
+/// answer.
+pub async fn unread(request: Request) {
+    let mut stream = request.into_body().into_data_stream();
+    let mut left = MOST_UNREAD;
+    let all = async {
+        while let Some(Ok(part)) = stream.next().await
+            && part.len() <= left
+        {
+            left -= part.len();
+        }
+    };
+    // Whoever sends slowly finds the connection closed.
+    let _ = tokio::time::timeout(UNREAD, all).await;
 }
 
 /// The kind of a value, for messages.

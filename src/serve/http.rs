@@ -1,6 +1,7 @@
 //! Connections: which requests go where, and the bounds of a connection.
 
 use super::access::{Access, guard};
+use super::fields::unread;
 use super::openai::{chat, completions};
 use super::refusal::Refusal;
 use super::shared::Shared;
@@ -104,11 +105,13 @@ async fn in_form(State(shared): State<Arc<Shared>>, request: Request, next: Next
 
 async fn not_found(request: Request) -> Refusal {
     let message = format!("there is no {} on this server", request.uri().path());
+    unread(request).await;
     Refusal::new(StatusCode::NOT_FOUND, message).code("unknown_url")
 }
 
 async fn not_allowed(request: Request) -> Refusal {
     let message = format!("{} is not answered to {}", request.uri().path(), request.method());
+    unread(request).await;
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
 }
 

@@ -107,6 +107,26 @@ fn read_answer(mut stream: TcpStream) -> (u16, String, String) {
     (status, head.to_owned(), body)
 }
 
+/// A connection is closed behind a body that nobody has read, and a client that still writes then
+/// finds a broken pipe.
+#[test]
+fn a_refusal_arrives_although_its_body_comes_late() {
+    let server = Server::start(&[]);
+    let cases = [
+        ("POST", "/v1/responses/compact", server.address.clone(), 404),
+        ("PUT", "/v1/chat/completions", server.address.clone(), 405),
+        ("POST", "/v1/chat/completions", "evil.example".to_owned(), 403),
+    ];
+    for (method, path, host, status) in cases {
+        let (length, half) = (200_000, "x".repeat(100_000));
+        let headers = [("Host", &*host), ("Content-Length", &*length.to_string())];
+        let mut stream = server.request(method, path, &headers, &half);
+        std::thread::sleep(Duration::from_millis(200));
+        stream.write_all(half.as_bytes()).unwrap();
+        assert_eq!(read_answer(stream).0, status, "{path}");
+    }
+}
+
 fn chat(messages: Value) -> Value {
     json!({ "model": "demo", "messages": messages, "temperature": 0, "seed": 1 })
 }
