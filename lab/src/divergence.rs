@@ -227,7 +227,7 @@ impl Compressed {
         runner.release(self.seq);
         self.kl.sort_by(f64::total_cmp);
         let lanes = geometry.deciding_lanes().count() as f64;
-        let far = geometry.far.filter(|_| geometry.keeps_far()).map(|far| FarRow {
+        let far = geometry.kept_far().map(|far| FarRow {
             pages: far.pages,
             block: self.block.tokens(),
             near: counts.near as f64 / lanes,

@@ -173,9 +173,14 @@ impl KvGeometry {
         self.layer(layer).policy(self.policy)
     }
 
+    /// How rows that leave are kept; `None` if they are in no layer.
+    pub fn kept_far(&self) -> Option<Far> {
+        (0..self.n_layers).find_map(|layer| self.far_of(layer))
+    }
+
     /// Whether rows that leave are kept in some layers.
     pub fn keeps_far(&self) -> bool {
-        (0..self.n_layers).any(|layer| self.far_of(layer).is_some())
+        self.kept_far().is_some()
     }
 
     /// How rows that leave the lanes of a layer are kept; `None`: they are gone. Local layers and

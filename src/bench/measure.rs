@@ -309,7 +309,7 @@ impl Choices {
 
     fn figures<B: Measure>(&self, runner: &Runner<B>, seqs: &[SeqId], tokens: usize) -> Option<FarFigures> {
         let geometry = runner.cache.geometry();
-        let pages = geometry.far.filter(|_| geometry.keeps_far())?.pages;
+        let pages = geometry.kept_far()?.pages;
         let counts: Vec<_> = seqs.iter().map(|&seq| runner.far_counts(seq)).collect();
         let lanes = (geometry.deciding_lanes().count() * seqs.len()) as f64;
         Some(FarFigures {

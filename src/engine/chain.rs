@@ -135,10 +135,7 @@ impl Generation {
         let tags = &vocabulary.think;
         let is_due = self.max_think.is_some_and(|limit| self.reply.reasoning_tokens >= limit);
         if is_due && self.reply.is_thinking() && self.forced.is_empty() {
-            self.forced = match tags.tokens {
-                Some((_, close)) => [close].into(),
-                None => vocabulary.tokenizer.encode_pieces(&tags.end_of_thought()).unwrap_or_default().into(),
-            };
+            self.forced = vocabulary.tokenizer.encode_pieces(&tags.end_of_thought()).unwrap_or_default().into();
         }
         self.forced.pop_front()
     }

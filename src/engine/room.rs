@@ -57,13 +57,8 @@ impl<B: Backend> Worker<B> {
         let (over, runner) = (self.over(budget), &self.model.runner);
         let g = runner.cache.geometry();
         let plan = self.model.info.plan.clone();
-        let plan = with_budget(
-            plan,
-            runner.config(),
-            (g.codec, &g.policy, g.far.filter(|_| g.keeps_far())),
-            runner.context(),
-            budget,
-        );
+        let of_cache = (g.codec, &g.policy, g.kept_far());
+        let plan = with_budget(plan, runner.config(), of_cache, runner.context(), budget);
         let Some(conversation) = self.conversations.get(&id) else { return };
         conversation.outlet.event(Event::Planned(Box::new(plan)));
         if let Some([held, budget]) = over {

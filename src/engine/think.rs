@@ -61,10 +61,10 @@ impl ThinkTags {
         self.tokens.map(|(open, _)| open).filter(|_| !is_over)
     }
 
-    /// What ends a thought and begins the answer, where no token does.
+    /// What ends a thought and begins the answer.
     pub fn end_of_thought(&self) -> Vec<Piece> {
         if self.channels.is_none() {
-            return vec![Piece::Text(self.close.clone())];
+            return vec![self.closing()];
         }
         let control = |literal: &str| Piece::Control(literal.to_owned());
         let text = |text: &str| Piece::Text(text.to_owned());

@@ -36,8 +36,8 @@ impl Format for Granite {
             Scan::Open => Step::Open(start),
             Scan::Not => Step::Text(OPEN.len()),
             Scan::Ends(end) => match json::calls(&text[start..start + end]) {
-                Some(calls) if !calls.is_empty() => Step::Calls(start + end, calls),
-                _ => Step::Text(OPEN.len()),
+                Some(calls) => Step::Calls(start + end, calls),
+                None => Step::Text(OPEN.len()),
             },
         }
     }

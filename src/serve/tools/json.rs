@@ -115,9 +115,10 @@ pub fn call(object: &str, needs_arguments: bool) -> Option<Call> {
     Some(Call { name, arguments })
 }
 
-/// Reads the calls of an array. `None` if any element is not a call.
+/// Reads the calls of an array. `None` if any element is not a call, or if there are none.
 pub fn calls(array: &str) -> Option<Vec<Call>> {
-    elements(array)?.into_iter().map(|element| call(element, false)).collect()
+    let calls: Vec<Call> = elements(array)?.into_iter().map(|element| call(element, false)).collect::<Option<_>>()?;
+    (!calls.is_empty()).then_some(calls)
 }
 
 #[cfg(test)]

@@ -72,8 +72,8 @@ impl Format for Mistral {
                 Scan::Open => Step::Open(start),
                 Scan::Not => not,
                 Scan::Ends(end) => match json::calls(&text[start..start + end]) {
-                    Some(calls) if !calls.is_empty() => Step::Calls(start + end, calls),
-                    _ => not,
+                    Some(calls) => Step::Calls(start + end, calls),
+                    None => not,
                 },
             };
         }

@@ -48,8 +48,8 @@ impl Format for Phi {
             Scan::Open => Step::Open(start.max(mark)),
             Scan::Not => Step::Text(mark),
             Scan::Ends(end) => match json::calls(&text[start..start + end]) {
-                Some(calls) if !calls.is_empty() => closed_by(text, start + end, CLOSE, at, calls),
-                _ => Step::Text(mark),
+                Some(calls) => closed_by(text, start + end, CLOSE, at, calls),
+                None => Step::Text(mark),
             },
         }
     }
