@@ -39,10 +39,12 @@ GPUS = {"compute_80": ["sm_80", "sm_86"], "compute_89": ["sm_89"], "compute_90":
 # Bytes of spilled registers that a kernel may store; none where it is not named.
 SPILLS = {
     # What a warp keeps beside its fragments of the activations, once for a batch of strips.
-    r"packed_resident_q4_16": 64,
-    r"packed_resident_q[48]_32": 96,
+    r"packed_resident_q4h?_16": 64,
+    r"packed_resident_q(4h?|6h|8)_32": 96,
     # Leaves room for blocks of attention beside it. ptxas 13 needs none.
     r"packed_gemv_q8_norm": 28,
+    r"packed_gemv_q4h_norm": 32,
+    r"packed_gemv_q6h_norm": 56,
     # What a thread keeps from before its pages until after them.
     r"attend_(far_)?128_(bytes|k8v4)": 16,
     # The same, and its place in the span.
@@ -63,10 +65,10 @@ REGISTERS = {
     # Scores and sums of a tile stay in registers: two blocks of 128 threads on an SM.
     r"attend_tiles_.*": 255,
     # The activations: one block of 256 threads on an SM.
-    r"packed_resident_q[48]_32": 255,
-    r"packed_resident_q8_16": 200,
+    r"packed_resident_q(4h?|6h|8)_32": 255,
+    r"packed_resident_q(6h|8)_16": 200,
     # Sums of four strips: one block of 256 threads on an SM.
-    r"packed_gemm_q[48]_32": 200,
+    r"packed_gemm_q(4|6h|8)_32": 204,
     # Two blocks of 256 threads on an SM.
     r"attend_(far_)?128_(bytes|k8v4)": 128,
     # A page of bf16: one block of 256 threads on an SM.

@@ -3,6 +3,8 @@
 // `backend::cpu::experts`.
 #include "codes.cuh"
 
+// Codes of experts: `CODES` in `backend::cuda::experts`.
+enum ExpertsCode { EXPERTS_Q8 = 1, EXPERTS_Q4, EXPERTS_Q4H };
 #define MOST_EXPERTS 2048  // `bounds::EXPERTS`
 #define WARPS 4            // that divide the columns of a strip among them
 
@@ -138,6 +140,7 @@ __device__ __forceinline__ void read_pairs(u32 (&to)[8], const void* from, int d
 // sums += x W^T over every WARPS-th tile of columns from that of the warp on: packed rows.
 template <class CODE, int NT, class READ>
 __device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* weight, u64 strip, int cols, READ read) {
+  typedef typename WordsOf<CODE::HALVES>::Type Words;
   Layout<CODE> at(cols);
   const u8* from = weight + at.strip_bytes * strip;
   int lane = threadIdx.x % 32;
@@ -145,10 +148,13 @@ __device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* wei
     u32 b[NT][8];
     float of_x[NT][2];
 #pragma unroll
-    for (int j = 0; j < NT; j++) read(b[j], j, tile * TILE_COLS), sum_columns(of_x[j], b[j]);
-    const u8* words = from + CODE::PLANES * at.plane_bytes + tile / GROUP_TILES * WORD_BYTES;
-    u32 word = *(const u32*)(words + lane / 4 * 16 + tile % GROUP_TILES * 4);
-    multiply_tile<CODE, NT>(sums, from + tile * TILE_BYTES + lane * 16, (int)at.plane_bytes, word, b, of_x);
+    for (int j = 0; j < NT; j++) {
+      read(b[j], j, tile * TILE_COLS);
+      if constexpr (CODE::HALVES == 1) sum_columns(of_x[j], b[j]);
+    }
+    const Words* words = (const Words*)(from + at.words_at) + (tile / GROUP_TILES * 8 + lane / 4) * GROUP_TILES;
+    multiply_tile<CODE, NT>(sums, from + tile * TILE_BYTES, from + at.low_at + tile * at.LOW_TILE, lane, words[tile % GROUP_TILES],
+                            b, of_x);
   }
 }
 
@@ -174,10 +180,10 @@ __device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* we
 // out [pairs, rows] = x W^T of each pair's expert, rows of W expert `rows` to `rows (expert + 1) -
 // 1`. Pairs are in order of experts; pair i has row order[i] / k of x, or i if `order` is null.
 // Grid (rows / 16, most tiles of 8 NT pairs), WARPS warps: a block has a strip of the weight, whose
-// columns its warps divide, and a tile of pairs. rows is a multiple of 16, cols too. `planes`: of
-// packed weights, else 0. Reads an expert's rows once for 8 NT pairs.
+// columns its warps divide, and a tile of pairs. rows is a multiple of 16, cols too. `code`: of
+// packed weights, an `ExpertsCode`, else 0. Reads an expert's rows once for 8 NT pairs.
 template <int NT>
-__device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf16, const void* weight, int planes, int dtype,
+__device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf16, const void* weight, int code, int dtype,
                                                const int* order, const int* starts, int experts, int k, int rows, int cols) {
   __shared__ float parts[WARPS][NT][4][32];
   after_previous();
@@ -185,7 +191,7 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
   if (tile.expert < 0) return;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u64 strip = (u64)tile.expert * (rows / STRIP_ROWS) + blockIdx.x;
-  if (planes == 0 && dtype != BF16) {
+  if (code == 0 && dtype != BF16) {
     // Weights in f32 and f16: dot products in f32.
     for (int at = threadIdx.x; at < 8 * NT * STRIP_ROWS; at += WARPS * 32) {
       int pair = tile.first + at / STRIP_ROWS, row = at % STRIP_ROWS;
@@ -213,8 +219,9 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
     read_pairs(to, x, bf16 ? BF16 : F32, from[j], first + lane % 4 * 16, cols);
   };
   float sums[NT][4] = {};
-  if (planes == 1) packed_strip<Q4, NT>(sums, (const u8*)weight, strip, cols, read);
-  else if (planes == 2) packed_strip<Q8, NT>(sums, (const u8*)weight, strip, cols, read);
+  if (code == EXPERTS_Q8) packed_strip<Q8, NT>(sums, (const u8*)weight, strip, cols, read);
+  else if (code == EXPERTS_Q4) packed_strip<Q4, NT>(sums, (const u8*)weight, strip, cols, read);
+  else if (code == EXPERTS_Q4H) packed_strip<Q4H, NT>(sums, (const u8*)weight, strip, cols, read);
   else plain_strip<NT>(sums, weight, strip, cols, read);
 #pragma unroll
   for (int j = 0; j < NT; j++)
@@ -234,9 +241,9 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
 
 #define EXPERTS_GEMM(SIZE)                                                                                                      \
   KERNEL __launch_bounds__(32 * WARPS)                                                                                          \
-      experts_gemm_##SIZE(float* out, const void* x, int bf16, const void* weight, int planes, int dtype, const int* order,     \
+      experts_gemm_##SIZE(float* out, const void* x, int bf16, const void* weight, int code, int dtype, const int* order,     \
                           const int* starts, int experts, int k, int rows, int cols) {                                          \
-    multiply_pairs<SIZE / 8>(out, x, bf16, weight, planes, dtype, order, starts, experts, k, rows, cols);                       \
+    multiply_pairs<SIZE / 8>(out, x, bf16, weight, code, dtype, order, starts, experts, k, rows, cols);                       \
   }
 EXPERTS_GEMM(8)
 EXPERTS_GEMM(32)

@@ -15,15 +15,17 @@ enum OwnWords {
   SUPER,       // f16 factors of scales {}, of minima {}; scale | low 2 bits of minimum << 6 [8]{}; the minima's upper 4 bits, [4]{} of
                // groups i and i + 4 in a byte
   SIXTEENTHS,  // f16 factors {}; i8 scales [16 runs of 16]{}
-  // As our own codes have them: of 8 bits f16 scales [4 tiles]{}. Those of 4 bits are read by
-  // unpack.cu alone.
-  TILES
+  // As our own codes have them, [4 tiles]{}, and with two of each row, [4 tiles]{}[2 halves]. They
+  // are read by unpack.cu alone.
+  TILES,
+  TILE_HALVES
 };
 
-// P planes of nibbles. A tile has a scale for 32 columns where codes have 4 bits, else for 16.
-template <int P>
+// Codes in P planes: of 4 bits, or with LOW bits more. A tile has a scale for 32 columns where
+// codes have 4 bits, else for 16.
+template <int P, int LOW = 4 * P - 4>
 struct Own {
-  static constexpr int PLANES = P, PARTS = 2 * P, MOST_WORD_BYTES = 512;
+  static constexpr int LOW_BITS = LOW, PARTS = 2 * P, HALVES = 1, MOST_WORD_BYTES = 512;
   int words;
   __device__ __forceinline__ int pair_bytes() const {
     return words == PAIRS ? 64 : words == SIXTEENTHS ? 36 : words == TILES ? 16 : 32;
@@ -57,7 +59,7 @@ __device__ __forceinline__ void scale_run(float (&scale)[2], float (&minimum)[2]
       minimum[h] = scale[h] * zero;
     }
   } else {
-    u32 scales = *(const u32*)(pair + (WORDS == TILES ? run / 4 : run / 2) * 4);
+    u32 scales = *(const u32*)(pair + run / 2 * 4);
     u32 minima = WORDS == PAIRS ? *(const u32*)(pair + 32 + run / 2 * 4) : 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -71,7 +73,6 @@ __device__ __forceinline__ void scale_run(float (&scale)[2], float (&minimum)[2]
 #define BY_WORDS(P, code, FUNCTION, ...)                                             \
   if (code.words == SUPER) FUNCTION<SUPER>(__VA_ARGS__);                             \
   else if (P == 2 && code.words == SIXTEENTHS) FUNCTION<SIXTEENTHS>(__VA_ARGS__);    \
-  else if (P == 2 && code.words == TILES) FUNCTION<TILES>(__VA_ARGS__);              \
   else if (code.words == PAIRS) FUNCTION<PAIRS>(__VA_ARGS__);                        \
   else FUNCTION<HALVES>(__VA_ARGS__);
 

@@ -5,15 +5,15 @@
 
 #define WARPS 8
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32:
-// a GEMM of M = n, N = rows, K = cols. A block computes STRIPS * WARPS / KW strips, 256 threads;
-// cols is a multiple of 64. Reads the weight once, and x once a block, from L2.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32
+// with `ld` values from row to row: a GEMM of M = n, N = rows, K = cols. A block computes STRIPS *
+// WARPS / KW strips, 256 threads; cols is a multiple of 64. Reads the weight once, and x once a
+// block, from L2.
 //
 // The weight is the A operand of `mma`, straight from its tile. A stage is KW tiles of columns of
 // both inputs, copied to shared memory STAGES - 1 ahead, the weight's first ones before the
 // previous kernel has ended. A warp multiplies one tile of columns of every stage for its STRIPS
-// strips (split K over KW warps). Codes become bf16 with an offset, so the sum over a tile is scale
-// * (part - (zero + offset) * sum of x); an `mma` with ones gives the sum of x. Sums of warps are
+// strips (split K over KW warps), as in `packed_resident.cuh`. Sums of warps are
 // added in a fixed order: a token's result does not depend on n or the other tokens.
 //
 // `swiglu`: the weight is [gate | up]; half of the block's strips are gate's and half up's, and
@@ -21,9 +21,12 @@
 // silu(gate) * up in bf16; rows is a multiple of 32.
 template <class CODE, int NT, int STRIPS, int KW, int STAGES>
 __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
-                                     int n, bool swiglu) {
-  constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, BLOCK = STRIPS * WARPS / KW, HALF = BLOCK / 2;
-  constexpr int CODE_BYTES = BLOCK * PLANES * KW * TILE_BYTES, WORDS = BLOCK * KW * WORD_BYTES / GROUP_TILES;
+                                     int n, int ld, bool swiglu) {
+  typedef typename WordsOf<CODE::HALVES>::Type Words;
+  constexpr int LOW_TILE = Layout<CODE>::LOW_TILE, TOKENS = 8 * NT, BLOCK = STRIPS * WARPS / KW, HALF = BLOCK / 2;
+  // Of a strip in a stage.
+  constexpr int HIGH = KW * TILE_BYTES, LOW = KW * LOW_TILE, GROUP_BYTES = CODE::MOST_WORD_BYTES;
+  constexpr int CODE_BYTES = BLOCK * (HIGH + LOW), WORDS = BLOCK * KW * GROUP_BYTES / GROUP_TILES;
   constexpr int ROW = KW * TILE_COLS * 2, STAGE = CODE_BYTES + WORDS + TOKENS * ROW;
   // Of a row of partial sums, which reuse the stages' memory.
   constexpr int WIDTH = BLOCK * STRIP_ROWS + 1, PARTIALS = KW * TOKENS * WIDTH * sizeof(float);
@@ -44,19 +47,26 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
   auto fetch_weight = [&](int stage, int step) {
     u8* to = stages + stage * STAGE;
 #pragma unroll
-    for (int i = threadIdx.x; i < CODE_BYTES / 16; i += 32 * WARPS) {
-      int chunk = i % (KW * TILE_BYTES / 16), plane = i / (KW * TILE_BYTES / 16) % PLANES;
+    for (int i = threadIdx.x; i < BLOCK * HIGH / 16; i += 32 * WARPS) {
+      int chunk = i % (HIGH / 16);
       bool in = step * KW + chunk / (TILE_BYTES / 16) < at.tiles;
-      const u8* from = strip_at(i / (KW * TILE_BYTES / 16) / PLANES) + plane * at.plane_bytes;
-      copy_async(to + i * 16, from + (in ? step * KW * TILE_BYTES + chunk * 16 : 0), in);
+      copy_async(to + i * 16, strip_at(i / (HIGH / 16)) + (in ? step * HIGH + chunk * 16 : 0), in);
+    }
+    if constexpr (LOW > 0) {
+#pragma unroll
+      for (int i = threadIdx.x; i < BLOCK * LOW / 16; i += 32 * WARPS) {
+        int chunk = i % (LOW / 16);
+        bool in = step * KW + chunk / (LOW_TILE / 16) < at.tiles;
+        copy_async(to + BLOCK * HIGH + i * 16, strip_at(i / (LOW / 16)) + at.low_at + (in ? step * LOW + chunk * 16 : 0), in);
+      }
     }
 #pragma unroll
     for (int i = threadIdx.x; i < WORDS / 16; i += 32 * WARPS) {
-      constexpr int CHUNKS = KW * WORD_BYTES / GROUP_TILES / 16;
-      int chunk = i % CHUNKS, group = step * KW / GROUP_TILES + chunk / 8;
+      constexpr int CHUNKS = KW * GROUP_BYTES / GROUP_TILES / 16;
+      int chunk = i % CHUNKS, group = step * KW / GROUP_TILES + chunk / (GROUP_BYTES / 16);
       bool in = group < at.groups;
-      const u8* from = strip_at(i / CHUNKS) + PLANES * at.plane_bytes;
-      copy_async(to + CODE_BYTES + i * 16, from + (in ? group * WORD_BYTES + chunk % 8 * 16 : 0), in);
+      const u8* from = strip_at(i / CHUNKS) + at.words_at;
+      copy_async(to + CODE_BYTES + i * 16, from + (in ? group * GROUP_BYTES + chunk % (GROUP_BYTES / 16) * 16 : 0), in);
     }
   };
   auto fetch_x = [&](int stage, int step) {
@@ -101,15 +111,14 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
       const u8* row = xs + (8 * j + g) * ROW;
 #pragma unroll
       for (int h = 0; h < 2; h++) *(uint4*)(b[j] + 4 * h) = *(const uint4*)(row + ((2 * t + h) ^ (g & 1)) * 16);
-      sum_columns(of_x[j], b[j]);
+      if constexpr (CODE::HALVES == 1) sum_columns(of_x[j], b[j]);
     }
 #pragma unroll
     for (int s = 0; s < STRIPS; s++) {
       int strip = strip0 + s;
-      u32 word = *(const u32*)(words + (strip * KW + tile / GROUP_TILES * GROUP_TILES) * (WORD_BYTES / GROUP_TILES) + g * 16 +
-                               tile % GROUP_TILES * 4);
-      const u8* from = codes + (strip * PLANES * KW + tile) * TILE_BYTES + lane * 16;
-      multiply_tile<CODE, NT>(sums[s], from, KW * TILE_BYTES, word, b, of_x);
+      const u8* of_group = words + (strip * KW + tile / GROUP_TILES * GROUP_TILES) * (GROUP_BYTES / GROUP_TILES);
+      const u8 *from = codes + strip * HIGH + tile * TILE_BYTES, *low = codes + BLOCK * HIGH + strip * LOW + tile * LOW_TILE;
+      multiply_tile<CODE, NT>(sums[s], from, low, lane, ((const Words*)of_group)[g * GROUP_TILES + tile % GROUP_TILES], b, of_x);
     }
   }
   copy_wait<0>();
@@ -139,14 +148,14 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
     };
     float sum = total(r, row);
     if (swiglu) sum = silu(sum) * total(r + outs, n_out + row);
-    put(out, swiglu, (u64)token * n_out + row, sum);
+    put(out, swiglu, (u64)token * ld + row, sum);
   }
 }
 
 #define PACKED_GEMM(name, CODE, NT, STRIPS, KW, STAGES, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
-      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, int swiglu) { \
-    gemm<CODE, NT, STRIPS, KW, STAGES>(out, x, weight, bias, rows, cols, n, swiglu); \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, int ld, int swiglu) { \
+    gemm<CODE, NT, STRIPS, KW, STAGES>(out, x, weight, bias, rows, cols, n, ld, swiglu); \
   }
 PACKED_GEMM(packed_gemm_q4_8, Q4, 1, 2, 8, 4, 2)
 PACKED_GEMM(packed_gemm_q4_16, Q4, 2, 2, 8, 3, 1)
@@ -154,3 +163,9 @@ PACKED_GEMM(packed_gemm_q4_32, Q4, 4, 2, 4, 3, 1)
 PACKED_GEMM(packed_gemm_q8_8, Q8, 1, 2, 8, 3, 2)
 PACKED_GEMM(packed_gemm_q8_16, Q8, 2, 2, 8, 3, 1)
 PACKED_GEMM(packed_gemm_q8_32, Q8, 4, 2, 4, 3, 1)
+PACKED_GEMM(packed_gemm_q4h_8, Q4H, 1, 2, 8, 4, 2)
+PACKED_GEMM(packed_gemm_q4h_16, Q4H, 2, 2, 8, 3, 1)
+PACKED_GEMM(packed_gemm_q4h_32, Q4H, 4, 2, 4, 3, 1)
+PACKED_GEMM(packed_gemm_q6h_8, Q6H, 1, 2, 8, 3, 2)
+PACKED_GEMM(packed_gemm_q6h_16, Q6H, 2, 2, 8, 3, 1)
+PACKED_GEMM(packed_gemm_q6h_32, Q6H, 4, 2, 4, 3, 1)

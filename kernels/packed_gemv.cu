@@ -1,4 +1,4 @@
-// GEMV with our own codes of 4 and 8 bits.
+// GEMV with our own codes.
 #include "packed_gemv.cuh"
 
 #define PACKED_GEMV(name, CODE, STAGES)                                                                                   \
@@ -28,3 +28,5 @@
   PACKED_GEMV_ROWS(name##_rows, CODE, STAGES)
 PACKED_GEMVS(packed_gemv_q4, Q4, 3)
 PACKED_GEMVS(packed_gemv_q8, Q8, 2)
+PACKED_GEMVS(packed_gemv_q4h, Q4H, 3)
+PACKED_GEMVS(packed_gemv_q6h, Q6H, 2)

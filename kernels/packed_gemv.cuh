@@ -17,36 +17,47 @@ struct TileOfX {
   int sum;     // of the values
   float step;  // halved: sums are of twice the codes' distance from zero
 };
-// The same of a part of a tile, with the whole step and the sum as f32.
+// The same of a tile with halves.
+struct HalvesOfX {
+  int sums[2];
+  float step, unused;
+};
+// The same of a part of a tile, with the sum as f32.
 struct PartOfX {
   float sum, step;
 };
-template <int PARTS>
+template <int PARTS, int HALVES>
 struct OfX {
   typedef PartOfX Type;
 };
 template <>
-struct OfX<1> {
+struct OfX<1, 1> {
   typedef TileOfX Type;
 };
-__device__ __forceinline__ void put_part(TileOfX& part, int sum, float half_step) { part = TileOfX{sum, half_step}; }
-__device__ __forceinline__ void put_part(PartOfX& part, int sum, float half_step) {
-  part = PartOfX{2.0f * half_step * (float)sum, 2.0f * half_step};
+template <>
+struct OfX<1, 2> {
+  typedef HalvesOfX Type;
+};
+// `other`: the sum of the other half.
+__device__ __forceinline__ void put_part(TileOfX& part, int sum, int other, float step) { part = TileOfX{sum + other, 0.5f * step}; }
+__device__ __forceinline__ void put_part(HalvesOfX& part, int sum, int other, float step) { part = HalvesOfX{{sum, other}, step, 0.0f}; }
+__device__ __forceinline__ void put_part(PartOfX& part, int sum, int other, float step) {
+  part = PartOfX{step * (float)(sum + other), step};
 }
 
 // Eight columns of x to integers. Lanes 8 i to 8 i + 7 of a warp hold tile i. Writes the lane's
 // eight bytes of each plane, in the order in which `even_bytes` and `odd_bytes` give codes, and the
 // sum and step of each part of the tile.
-template <int PARTS>
-__device__ __forceinline__ void to_integers(const float x[8], u8* planes, typename OfX<PARTS>::Type* parts, int lane) {
+template <int PARTS, class PART>
+__device__ __forceinline__ void to_integers(const float x[8], u8* planes, PART* parts, int lane) {
   u32 largest = 0;
 #pragma unroll
   for (int k = 0; k < 8; k++) largest = max(largest, __float_as_uint(x[k]) & 0x7fffffffu);
 #pragma unroll
   for (int m = 1; m < 8; m *= 2) largest = max(largest, __shfl_xor_sync(FULL, largest, m));
   u32 exponent = max(largest & 0x7f800000u, 20u << 23);
-  // 2^13 / 2^exponent, and half of its inverse.
-  float scale = __uint_as_float((267u << 23) - exponent), step = __uint_as_float(exponent - (14u << 23));
+  // 2^13 / 2^exponent, and its inverse.
+  float scale = __uint_as_float((267u << 23) - exponent), step = __uint_as_float(exponent - (13u << 23));
   if (largest >= 0x7f800000u) scale = 0.0f, step = __uint_as_float(0x7fc00000u);
   // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits; 128 more rounds its high byte, as
   // the low one is signed.
@@ -59,12 +70,14 @@ __device__ __forceinline__ void to_integers(const float x[8], u8* planes, typena
   u32 even_high = bytes(0, 4, 1, 5, 0x0051), odd_high = bytes(2, 6, 3, 7, 0x0051);
   u32 even_low = bytes(0, 4, 1, 5, 0x0040) ^ 0x80808080u, odd_low = bytes(2, 6, 3, 7, 0x0040) ^ 0x80808080u;
   int sum = 256 * sum_bytes(even_high, sum_bytes(odd_high, 0)) + sum_bytes(even_low, sum_bytes(odd_low, 0));
+  // Lanes of one parity have columns of one half.
 #pragma unroll
-  for (int m = 1; m < 8 / PARTS; m *= 2) sum += __shfl_xor_sync(FULL, sum, m);
+  for (int m = 2; m < 8 / PARTS; m *= 2) sum += __shfl_xor_sync(FULL, sum, m);
+  int other = __shfl_xor_sync(FULL, sum, 1);
   u8* to = planes + lane / 8 * 128 + lane % 8 * 8;
   *(uint2*)to = uint2{even_high, odd_high};
   *(uint2*)(to + 64) = uint2{even_low, odd_low};
-  if (lane % (8 / PARTS) == 0) put_part(parts[lane / (8 / PARTS)], sum, step);
+  if (lane % (8 / PARTS) == 0) put_part(parts[lane / (8 / PARTS)], sum, other, step);
 }
 
 // The codes of a tile of a group as A fragments of two `mma`, of a warp lane's 16 columns.
@@ -72,29 +85,51 @@ template <class CODE>
 struct Bytes {
   u32 a[2][4];
   __device__ __forceinline__ Bytes(const u8* group, int tile, int lane) {
-    uint4 high = *(const uint4*)(group + tile * TILE_BYTES + lane * 16), low = high;
-    if (CODE::PLANES == 2) low = *(const uint4*)(group + (GROUP_TILES + tile) * TILE_BYTES + lane * 16);
-    a[0][0] = even_bytes<CODE>(high.x, low.x), a[0][1] = even_bytes<CODE>(high.z, low.z);
-    a[0][2] = odd_bytes<CODE>(high.x, low.x), a[0][3] = odd_bytes<CODE>(high.z, low.z);
-    a[1][0] = even_bytes<CODE>(high.y, low.y), a[1][1] = even_bytes<CODE>(high.w, low.w);
-    a[1][2] = odd_bytes<CODE>(high.y, low.y), a[1][3] = odd_bytes<CODE>(high.w, low.w);
+    const u8* low = group + GROUP_TILES * TILE_BYTES + tile * Layout<CODE>::LOW_TILE;
+    LaneCodes<CODE::LOW_BITS> v(group + tile * TILE_BYTES, low, lane);
+#pragma unroll
+    for (int eight = 0; eight < 2; eight++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        a[eight][h] = even_bytes<CODE>(v.high[h][eight], v.low[h][eight]);
+        a[eight][2 + h] = odd_bytes<CODE>(v.high[h][eight], v.low[h][eight]);
+      }
   }
-  __device__ __forceinline__ void multiply(int (&c)[4], uint4 b) const {
+  __device__ __forceinline__ void multiply(int (&c)[4], uint4 b) const { multiply(c, c, b); }
+  // The sums of each half.
+  __device__ __forceinline__ void multiply(int (&c)[4], int (&of_second)[4], uint4 b) const {
     mma_bytes(c, a[0], b.x, b.y);
-    mma_bytes(c, a[1], b.z, b.w);
+    mma_bytes(of_second, a[1], b.z, b.w);
   }
 };
 
 // sums += the sums of a tile, with the high and the low bytes of x in c, of rows g and g + 8, times
 // their scales.
 template <class CODE>
-__device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[4], u32 word, TileOfX of_x) {
+__device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[1][4], u32 word, TileOfX of_x) {
   u32 scales = CODE::scales(word);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    int twice = 512 * c[2 * h] + 2 * c[2 * h + 1] - CODE::twice_zero(word >> (16 * h)) * of_x.sum;
+    int twice = 512 * c[0][2 * h] + 2 * c[0][2 * h + 1] - CODE::zero_units(word >> (16 * h)) * of_x.sum;
     sums[h] = fmaf(f16_value(scales >> (16 * h)) * of_x.step, (float)twice, sums[h]);
   }
+}
+// The same with halves. The step counts once for both.
+template <class CODE>
+__device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[2][4], uint2 words, HalvesOfX of_x) {
+  float of_tile[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    u32 word = words_of(words, half), scales = CODE::scales(word);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      int units = 256 * CODE::UNITS * c[half][2 * h] + CODE::UNITS * c[half][2 * h + 1] -
+                  CODE::zero_units(word >> (16 * h)) * of_x.sums[half];
+      of_tile[h] = fmaf(f16_value(scales >> (16 * h)), (float)units, of_tile[h]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) sums[h] = fmaf(of_x.step * (1.0f / CODE::UNITS), of_tile[h], sums[h]);
 }
 
 // What is fused, known to the compiler: the loop of one row of Qwen3-8B takes 4 % longer with
@@ -136,9 +171,11 @@ template <class CODE, int WARPS, int STAGES, int MOST_ROWS, class FUSED>
 __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* out, const void* x, const u8* weight, const float* bias,
                                      const float* norm, float eps, int layer, int* non_finite, int rows, int cols, int m, int ld,
                                      int round_most) {
-  typedef typename OfX<CODE::PARTS>::Type Part;
+  typedef typename OfX<CODE::PARTS, CODE::HALVES>::Type Part;
+  typedef typename WordsOf<CODE::HALVES>::Type Words;
   constexpr bool ONE = MOST_ROWS == 1;
-  constexpr int CODE_BYTES = CODE::PLANES * GROUP_TILES * TILE_BYTES, STAGE = CODE_BYTES + CODE::MOST_WORD_BYTES;
+  constexpr int LOW_TILE = Layout<CODE>::LOW_TILE, CODE_BYTES = GROUP_TILES * (TILE_BYTES + LOW_TILE);
+  constexpr int STAGE = CODE_BYTES + CODE::MOST_WORD_BYTES;
   if (ONE) m = 1, round_most = ROUND_OF_ONE;
   const int ROUND = round_most;
   next_may_begin();
@@ -171,16 +208,17 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
       for (int i = 0; i < GROUP_TILES; i++) {
         int tile = group * GROUP_TILES + i;
         bool in = tile < at.tiles;
-#pragma unroll
-        for (int p = 0; p < CODE::PLANES; p++)
-          copy_async(to + (p * GROUP_TILES + i) * TILE_BYTES + lane * 16,
-                     next_at + p * at.plane_bytes + (in ? tile : 0) * TILE_BYTES + lane * 16, in);
+        if (!in) tile = 0;
+        copy_async(to + i * TILE_BYTES + lane * 16, next_at + tile * TILE_BYTES + lane * 16, in);
+        u8* low = to + GROUP_TILES * TILE_BYTES + i * LOW_TILE;
+        const u8* from = next_at + at.low_at + tile * LOW_TILE;
+        if (CODE::LOW_BITS == 4) copy_async(low + lane * 16, from + lane * 16, in);
+        if (CODE::LOW_BITS == 2) copy_async8(low + lane * 8, from + lane * 8, in);
       }
       if constexpr (CODE::PARTS > 1)
-        copy_words(code, to + CODE_BYTES, next_at + CODE::PLANES * at.plane_bytes, group, lane);
+        copy_words(code, to + CODE_BYTES, next_at + at.words_at, group, lane);
       else
-        copy_async4(to + CODE_BYTES + lane * 4,
-                    next_at + CODE::PLANES * at.plane_bytes + group * WORD_BYTES + lane * 4, true);
+        copy_words_of((Words*)(to + CODE_BYTES) + lane, next_at + at.words_at + (group * 32 + lane) * sizeof(Words));
       if (++next_group == groups) {
         next_group = 0;
         if (++next_strip < strips) next_at = walk.address(next_strip);
@@ -299,26 +337,24 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
           __syncwarp();
         } else if constexpr (ONE) {
           uint4 b = *(const uint4*)(of_group + lane * 16);
-          TileOfX of_x = parts[t];
+          Part of_x = parts[t];
           copy_wait<STAGES - 1>();
-          u32 word = *(const u32*)(from + CODE_BYTES + lane * 4);
-          int c[GROUP_TILES][4];
+          Words words = ((const Words*)(from + CODE_BYTES))[lane];
+          int c[GROUP_TILES][CODE::HALVES][4] = {};
 #pragma unroll
-          for (int i = 0; i < GROUP_TILES; i++) {
-            c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
-            Bytes<CODE> a(from, i, lane);
-            a.multiply(c[i], b);
-          }
+          for (int i = 0; i < GROUP_TILES; i++) Bytes<CODE>(from, i, lane).multiply(c[i][0], c[i][CODE::HALVES - 1], b);
           fetch(stage);
           stage = stage + 1 == STAGES ? 0 : stage + 1;
           // Tile t: columns 2 t and 2 t + 1 of rows g and g + 8.
-          int of_tile[4];
+          int of_tile[CODE::HALVES][4];
 #pragma unroll
-          for (int k = 0; k < 4; k++) {
-            int low = t & 1 ? c[1][k] : c[0][k], high = t & 1 ? c[3][k] : c[2][k];
-            of_tile[k] = t & 2 ? high : low;
-          }
-          scale_tile<CODE>(sums, of_tile, word, of_x);
+          for (int half = 0; half < CODE::HALVES; half++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+              int low = t & 1 ? c[1][half][k] : c[0][half][k], high = t & 1 ? c[3][half][k] : c[2][half][k];
+              of_tile[half][k] = t & 2 ? high : low;
+            }
+          scale_tile<CODE>(sums, of_tile, words, of_x);
           continue;
         } else {
           // The groups of the first strip are converted as they are needed.
@@ -326,21 +362,22 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
           copy_wait<STAGES - 1>();
           // The words are copied by other lanes.
           __syncwarp();
-          uint4 words = *(const uint4*)(from + CODE_BYTES + g * 16);
+          Words words[GROUP_TILES];
+#pragma unroll
+          for (int i = 0; i < GROUP_TILES * (int)sizeof(Words) / 16; i++)
+            ((uint4*)words)[i] = ((const uint4*)((const Words*)(from + CODE_BYTES) + g * GROUP_TILES))[i];
           // Columns behind those of the last token are another's, and are not read.
           const u8* of_b = of_group + min(g / 2, m - 1) * row_bytes + g % 2 * 64 + t * 16;
           const Part* of_x = parts + min(t, m - 1) * row_parts;
-          int c[GROUP_TILES][4];
+          int c[GROUP_TILES][CODE::HALVES][4] = {};
 #pragma unroll
-          for (int i = 0; i < GROUP_TILES; i++) {
-            c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
-            Bytes<CODE>(from, i, lane).multiply(c[i], *(const uint4*)(of_b + i * 128));
-          }
+          for (int i = 0; i < GROUP_TILES; i++)
+            Bytes<CODE>(from, i, lane).multiply(c[i][0], c[i][CODE::HALVES - 1], *(const uint4*)(of_b + i * 128));
           __syncwarp();
           fetch(stage);
           stage = stage + 1 == STAGES ? 0 : stage + 1;
 #pragma unroll
-          for (int i = 0; i < GROUP_TILES; i++) scale_tile<CODE>(sums, c[i], (&words.x)[i], of_x[i]);
+          for (int i = 0; i < GROUP_TILES; i++) scale_tile<CODE>(sums, c[i], words[i], of_x[i]);
           continue;
         }
         fetch(stage);
@@ -405,11 +442,12 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
 #define STRIP_COLS 1024
 template <class CODE, int STAGES, int MOST_ROWS>
 __device__ __forceinline__ u8* gemv_memory() {
-  constexpr int RING = STAGES * (CODE::PLANES * GROUP_TILES * TILE_BYTES + CODE::MOST_WORD_BYTES);
+  constexpr int RING = STAGES * (GROUP_TILES * (TILE_BYTES + Layout<CODE>::LOW_TILE) + CODE::MOST_WORD_BYTES);
+  constexpr int PART = sizeof(typename OfX<CODE::PARTS, CODE::HALVES>::Type);
   constexpr int SUMS = 2 * ROUND_OF_ONE * STRIP_ROWS * sizeof(float) + sizeof(float);
   constexpr int OF_STRIP = 2 * STRIP_ROWS * (MOST_WARPS + 1) * sizeof(float);
-  constexpr int OF_TOKEN = MOST_WARPS * sizeof(float) + PAD_PARTS * sizeof(TileOfX);
-  constexpr int OF_GROUP = 2 * GROUP_COLS + GROUP_TILES * CODE::PARTS * sizeof(TileOfX);
+  constexpr int OF_TOKEN = MOST_WARPS * sizeof(float) + PAD_PARTS * PART;
+  constexpr int OF_GROUP = 2 * GROUP_COLS + GROUP_TILES * CODE::PARTS * PART;
   static_assert(MOST_ROWS == 1 || (OF_STRIP <= STRIP_COLS / GROUP_COLS * OF_GROUP && OF_TOKEN <= SUM_COLS / GROUP_COLS * OF_GROUP),
                 "sums of a token");
   return (u8*)dynamic_shared_memory<MOST_WARPS * (RING + (MOST_ROWS == 1 ? SUMS : 0)), OF_GROUP>();

@@ -6,7 +6,7 @@
 #define BATCH 12  // strips for which a warp keeps its columns of x and a block the sums: even
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32
-// (of codes whose tiles have several scales with `ld` values from row to row): a GEMM of M = n, N =
+// with `ld` values from row to row: a GEMM of M = n, N =
 // rows, K = cols. Grid: any number of blocks of WARPS warps; a block computes strips blockIdx.x,
 // blockIdx.x + gridDim.x and so on; cols is a multiple of 64. Reads the weight once, and x once a
 // block for every BATCH strips, from L2.
@@ -14,8 +14,9 @@
 // In a pass a warp has TILES tiles of columns, whose fragments of x and sums of x it keeps in
 // registers for a batch of strips; as many passes as there are columns. Weights come through a ring
 // of STAGES units of TILES tiles for each warp, the first ones before the previous kernel has
-// ended. Codes become bf16 with an offset, so the sum over a tile is scale * (part - (zero +
-// offset) * sum of x); an `mma` with ones gives the sum of x. After ROUND strips, the sums of warps
+// ended. Codes become bf16 less their zero point if a tile has halves, else with an offset, so that
+// the sum over a tile is scale * (part - (zero + offset) * sum of x); an `mma` with ones gives the
+// sum of x. After ROUND strips, the sums of warps
 // are added in a fixed order: a token's result does not depend on n or the other tokens. Codes
 // whose tiles have several scales become bf16 values instead: `multiply_unit` in `own_gemm.cu`.
 //
@@ -25,9 +26,10 @@
 template <class CODE, int NT, int WARPS, int TILES, int STAGES, int ROUND>
 __device__ __forceinline__ void gemm(CODE code, void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
                                      int n, int ld, int swiglu) {
-  constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, VALUES = STRIP_ROWS * TOKENS;
-  constexpr int CODE_BYTES = PLANES * TILES * TILE_BYTES, UNIT = CODE_BYTES + TILES * (CODE::MOST_WORD_BYTES / GROUP_TILES);
-  static_assert(CODE::PARTS == 1 || TILES == GROUP_TILES, "a unit has its words");
+  typedef typename WordsOf<CODE::HALVES>::Type Words;
+  constexpr int LOW_TILE = Layout<CODE>::LOW_TILE, TOKENS = 8 * NT, VALUES = STRIP_ROWS * TOKENS;
+  constexpr int CODE_BYTES = TILES * (TILE_BYTES + LOW_TILE), UNIT = CODE_BYTES + CODE::MOST_WORD_BYTES;
+  static_assert(TILES == GROUP_TILES, "a unit has its words");
   constexpr int WIDTH = NT == 1 ? 8 : TOKENS + 8;  // of a row of partial sums, without bank conflicts
   next_may_begin();
   Layout<CODE> at(cols, code.group_bytes());
@@ -57,18 +59,17 @@ __device__ __forceinline__ void gemm(CODE code, void* out, const u16* x, const u
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
         bool in = first + i < at.tiles;
-#pragma unroll
-        for (int p = 0; p < PLANES; p++)
-          copy_async(to + (p * TILES + i) * TILE_BYTES + lane * 16,
-                     from + p * at.plane_bytes + (in ? first + i : 0) * TILE_BYTES + lane * 16, in);
+        int tile = in ? first + i : 0;
+        copy_async(to + i * TILE_BYTES + lane * 16, from + tile * TILE_BYTES + lane * 16, in);
+        u8* low = to + TILES * TILE_BYTES + i * LOW_TILE;
+        const u8* low_from = from + at.low_at + tile * LOW_TILE;
+        if (CODE::LOW_BITS == 4) copy_async(low + lane * 16, low_from + lane * 16, in);
+        if (CODE::LOW_BITS == 2) copy_async8(low + lane * 8, low_from + lane * 8, in);
       }
       if constexpr (CODE::PARTS > 1)
-        copy_words(code, to + CODE_BYTES, from + PLANES * at.plane_bytes, first / GROUP_TILES, lane);
-      else if (lane < 8 * TILES)
-        copy_async4(to + CODE_BYTES + lane * 4,
-                    from + PLANES * at.plane_bytes + first / GROUP_TILES * WORD_BYTES + lane / TILES * 16 +
-                        (first % GROUP_TILES + lane % TILES) * 4,
-                    true);
+        copy_words(code, to + CODE_BYTES, from + at.words_at, first / GROUP_TILES, lane);
+      else
+        copy_words_of((Words*)(to + CODE_BYTES) + lane, from + at.words_at + (first * 8 + lane) * sizeof(Words));
       if (++next_strip == min(BATCH, strips - next_batch)) advance();
     }
     copy_commit();
@@ -98,7 +99,7 @@ __device__ __forceinline__ void gemm(CODE code, void* out, const u16* x, const u
             const uint4* from = (const uint4*)(x + (in ? (u64)token * cols + col : 0));
 #pragma unroll
             for (int h = 0; h < 2; h++) *(uint4*)(b[i][j] + 4 * h) = in ? from[h] : uint4{0, 0, 0, 0};
-            if constexpr (CODE::PARTS == 1) sum_columns(of_x[i][j], b[i][j]);
+            if constexpr (CODE::PARTS == 1 && CODE::HALVES == 1) sum_columns(of_x[i][j], b[i][j]);
           }
       }
 #pragma unroll 1
@@ -117,8 +118,9 @@ __device__ __forceinline__ void gemm(CODE code, void* out, const u16* x, const u
             } else {
 #pragma unroll
               for (int i = 0; i < TILES; i++) {
-                u32 word = *(const u32*)(from + CODE_BYTES + (g * TILES + i) * 4);
-                multiply_tile<CODE, NT>(sums, from + i * TILE_BYTES + lane * 16, TILES * TILE_BYTES, word, b[i], of_x[i]);
+                const u8* low = from + TILES * TILE_BYTES + i * LOW_TILE;
+                multiply_tile<CODE, NT>(sums, from + i * TILE_BYTES, low, lane, ((const Words*)(from + CODE_BYTES))[g * TILES + i],
+                                        b[i], of_x[i]);
               }
             }
             __syncwarp();
@@ -157,7 +159,7 @@ __device__ __forceinline__ void gemm(CODE code, void* out, const u16* x, const u
       auto total = [&](int s, int row) { return totals[s * VALUES + r * TOKENS + token] + (bias ? bias[row] : 0.0f); };
       float sum = total(s, row);
       if (swiglu) sum = silu(sum) * total(s + 1, n_out + row);
-      put(out, swiglu, (u64)token * (CODE::PARTS > 1 ? ld : n_out) + row, sum);
+      put(out, swiglu, (u64)token * ld + row, sum);
     }
   }
 }

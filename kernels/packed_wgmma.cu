@@ -12,20 +12,18 @@
 // take the rings' place.
 template <class CODE, int WGM, int WGK, int STAGES>
 struct Shape {
-  static constexpr int ROWS = 64 * WGM, STRIPS = 4 * WGM, UNIT = CODE::PLANES * GROUP_TILES * TILE_BYTES + WORD_BYTES;
+  static constexpr int ROWS = 64 * WGM, STRIPS = 4 * WGM, CODE_BYTES = GROUP_TILES * (TILE_BYTES + Layout<CODE>::LOW_TILE);
+  static constexpr int UNIT = CODE_BYTES + CODE::MOST_WORD_BYTES;
   static constexpr int X_BYTES = GROUP_TILES * IMAGE_TILE, STAGE = (X_BYTES + STRIPS * UNIT + 1023) / 1024 * 1024;
   static constexpr int RINGS = WGK * STAGES * STAGE, SUMS = WGK * ROWS * (IMAGE_ROWS + 1) * 4;
   static constexpr int BARRIERS_AT = RINGS > SUMS ? RINGS : SUMS, BYTES = BARRIERS_AT + 2 * WGK * STAGES * 8;
 };
 
-// (x & mask) | bits, and (~x & mask) | bits.
-__device__ __forceinline__ u32 and_or(u32 x, u32 mask, u32 bits) { return logic3<0xea>(x, mask, bits); }
-__device__ __forceinline__ u32 and_not_or(u32 x, u32 mask, u32 bits) { return logic3<0xae>(x, mask, bits); }
-
 // Two of eight codes as bf16, less the zero point: exact.
 template <class CODE>
 __device__ __forceinline__ u32 code_pair(u32 high, u32 low, int i, u32 zero) {
-  if (CODE::PLANES == 1) {
+  if constexpr (CODE::HALVES == 2) return code_less_zero<CODE>(high, low, i, zero);
+  if (CODE::LOW_BITS == 0) {
     // 16 + code, less 16 + zero
     u32 moved = i == 0 ? high << 3 : high >> (4 * i - 3);
     return subtract_pair(and_or(moved, 0x00780078u, 0x41804180u), zero);
@@ -38,12 +36,12 @@ __device__ __forceinline__ u32 code_pair(u32 high, u32 low, int i, u32 zero) {
 // Arguments of the kernels here.
 #define GEMM_PARAMS \
   void *out, u8 *image, const u8 *x, const u8 *weight, const float *bias, float *parts, int *arrivals, int rows, int cols, int n, \
-      int swiglu
+      int ld, int swiglu
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= IMAGE_ROWS, x as an image, out
-// in f32: a GEMM of M = n, N = rows, K = cols. Grid (one block for 64 * WGM rows of the weight;
-// blocks that divide the columns), WGK * WGM warpgroups and a warp that copies; cols is a multiple
-// of 256. Reads the weight once, and x once a block, from L2.
+// in f32 with `ld` values from row to row: a GEMM of M = n, N = rows, K = cols. Grid (one block for
+// 64 * WGM rows of the weight; blocks that divide the columns), WGK * WGM warpgroups and a warp
+// that copies; cols is a multiple of 256. Reads the weight once, and x once a block, from L2.
 //
 // A warpgroup has 64 rows and some groups of four tiles of columns. The sum over a tile is scaled
 // in f32. Sums of warpgroups, then of blocks, are added in a fixed order: a token's result does not
@@ -57,7 +55,9 @@ __device__ __forceinline__ u32 code_pair(u32 high, u32 low, int i, u32 zero) {
 template <class CODE, int WGM, int WGK, int STAGES>
 __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   using S = Shape<CODE, WGM, WGK, STAGES>;
-  constexpr int PLANES = CODE::PLANES, N = IMAGE_ROWS, CONSUMERS = 4 * WGM * WGK, PLANE = GROUP_TILES * TILE_BYTES;
+  typedef typename WordsOf<CODE::HALVES>::Type Words;
+  constexpr int N = IMAGE_ROWS, CONSUMERS = 4 * WGM * WGK, HIGH = GROUP_TILES * TILE_BYTES, LOW_TILE = Layout<CODE>::LOW_TILE;
+  constexpr int LOW = GROUP_TILES * LOW_TILE, WORDS = CODE::MOST_WORD_BYTES;
   u8* memory = (u8*)tile_memory<S::BYTES>();
   u64 *full = (u64*)(memory + S::BARRIERS_AT), *empty = full + WGK * STAGES;
   Layout<CODE> at(cols);
@@ -86,10 +86,9 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
       __syncwarp();
       if (lane >= S::STRIPS) return;
       u8* to = memory + stage * S::STAGE + S::X_BYTES + lane * S::UNIT;
-#pragma unroll
-      for (int p = 0; p < PLANES; p++)
-        copy_bulk(to + p * PLANE, from + p * at.plane_bytes + (u64)group * PLANE, PLANE, full + stage);
-      copy_bulk(to + PLANES * PLANE, from + PLANES * at.plane_bytes + group * WORD_BYTES, WORD_BYTES, full + stage);
+      copy_bulk(to, from + (u64)group * HIGH, HIGH, full + stage);
+      if constexpr (LOW > 0) copy_bulk(to + HIGH, from + at.low_at + (u64)group * LOW, LOW, full + stage);
+      copy_bulk(to + HIGH + LOW, from + at.words_at + group * WORDS, WORDS, full + stage);
     };
     auto copy_x = [&](int i, int k) {
       int group = first + k + i * step, stage = k * STAGES + i % STAGES;
@@ -111,49 +110,50 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   } else {
     int group_of = warp / 4, m = group_of % WGM, k_part = group_of / WGM, stage = 0;
     u32 parity = 0, a[2][8];
-    float part[2][N / 2] = {}, scale[2] = {};
+    // Of two tiles, or of two halves.
+    float part[2][N / 2] = {}, scale[2][2] = {};
 #pragma unroll 1
     for (int group = first + k_part; group < groups; group += step) {
       u64* ready = full + k_part * STAGES + stage;
       const u8* staged = memory + (k_part * STAGES + stage) * S::STAGE;
       const u8* codes = staged + S::X_BYTES + (4 * m + warp % 4) * S::UNIT;
       barrier_wait(ready, parity);
-      uint4 v[GROUP_TILES][PLANES];
+      Words words[GROUP_TILES];
 #pragma unroll
-      for (int h = 0; h < GROUP_TILES; h++)
-#pragma unroll
-        for (int p = 0; p < PLANES; p++) v[h][p] = *(const uint4*)(codes + p * PLANE + h * TILE_BYTES + lane * 16);
-      uint4 four = *(const uint4*)(codes + PLANES * PLANE + g * 16);
-      u32 words[4] = {four.x, four.y, four.z, four.w};
+      for (int i = 0; i < GROUP_TILES * (int)sizeof(Words) / 16; i++)
+        ((uint4*)words)[i] = ((const uint4*)((const Words*)(codes + HIGH + LOW) + g * GROUP_TILES))[i];
       u64 b = tile_at((const u16*)staged, 0);
 #pragma unroll
       for (int h = 0; h < GROUP_TILES; h++) {
-        u32 scales = CODE::scales(words[h]), zeros = (words[h] << 2 & 0x007c007cu) | 0x41804180u;
-        u32 zero[2] = {__byte_perm(zeros, 0, 0x1010), __byte_perm(zeros, 0, 0x3232)};
+        LaneCodes<CODE::LOW_BITS> v(codes + h * TILE_BYTES, codes + HIGH + h * LOW_TILE, lane);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+          u32 word = words_of(words[h], half), scales = CODE::scales(word), zero[2];
+          if constexpr (CODE::HALVES == 2) {
+            zero[0] = zero_pair<CODE>(word), zero[1] = zero_pair<CODE>(word >> 16);
+          } else {
+            u32 zeros = (word << 2 & 0x007c007cu) | 0x41804180u;
+            zero[0] = __byte_perm(zeros, 0, 0x1010), zero[1] = __byte_perm(zeros, 0, 0x3232);
+          }
           // All wgmmas but those of the last half have ended: these registers are free, and the
-          // sums of the tile before are there.
+          // sums of the tile before, or of the half before the last, are there.
           wgmma_wait<1>();
-          if (half == 1) {
-            pin(part[(h + 1) & 1]);
+          int done = CODE::HALVES == 2 ? half : (h + 1) & 1, next = CODE::HALVES == 2 ? half : h & 1;
+          if (CODE::HALVES == 2 || half == 1) {
+            pin(part[done]);
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) sums[i] = fmaf(scale[i / 2 % 2], part[(h + 1) & 1][i], sums[i]);
-            scale[0] = f16_value(scales), scale[1] = f16_value(scales >> 16);
+            for (int i = 0; i < N / 2; i++) sums[i] = fmaf(scale[done][i / 2 % 2], part[done][i], sums[i]);
+            scale[next][0] = f16_value(scales), scale[next][1] = f16_value(scales >> 16);
           }
           // codes to bf16
 #pragma unroll
-          for (int i = 0; i < 8; i++) {
-            uint4 high = v[h][0], low = v[h][PLANES - 1];
-            u32 x0 = half ? (i % 2 ? high.w : high.y) : (i % 2 ? high.z : high.x);
-            u32 x1 = half ? (i % 2 ? low.w : low.y) : (i % 2 ? low.z : low.x);
-            a[half][i] = code_pair<CODE>(x0, x1, i / 2, zero[i % 2]);
-          }
+          for (int i = 0; i < 8; i++) a[half][i] = code_pair<CODE>(v.high[i % 2][half], v.low[i % 2][half], i / 2, zero[i % 2]);
           pin(a[half]);
           wgmma_begin();
 #pragma unroll
           for (int k = 0; k < 2; k++)
-            wgmma_registers<N>(part[h & 1], a[half] + 4 * k, after(b, h * IMAGE_TILE + 64 * half + 32 * k), half || k);
+            wgmma_registers<N>(part[next], a[half] + 4 * k, after(b, h * IMAGE_TILE + 64 * half + 32 * k),
+                               k || (CODE::HALVES == 1 && half));
           wgmma_commit();
         }
       }
@@ -164,9 +164,12 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     wgmma_wait<0>();
-    pin(part[1]);
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) sums[i] = fmaf(scale[i / 2 % 2], part[1][i], sums[i]);
+    for (int p = CODE::HALVES == 2 ? 0 : 1; p < 2; p++) {
+      pin(part[p]);
+#pragma unroll
+      for (int i = 0; i < N / 2; i++) sums[i] = fmaf(scale[p][i / 2 % 2], part[p][i], sums[i]);
+    }
   }
   __syncthreads();
 
@@ -205,7 +208,7 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   if (!swiglu) {
     for (int i = threadIdx.x; i < S::ROWS * n; i += blockDim.x) {
       int r = i % S::ROWS, token = i / S::ROWS, row = blockIdx.x * S::ROWS + r;
-      if (row < rows) ((float*)out)[(u64)token * rows + row] = value(r, token, row);
+      if (row < rows) ((float*)out)[(u64)token * ld + row] = value(r, token, row);
     }
     return;
   }
@@ -219,7 +222,7 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
       int gate = r / 32 * 64 + r % 32 + k;
       y[k] = silu_fast(value(gate, token, row + k)) * value(gate + 32, token, n_out + row + k);
     }
-    put2(out, 1, (u64)token * n_out + row, y[0], y[1]);
+    put2(out, 1, (u64)token * ld + row, y[0], y[1]);
     if (image) put_image2(image, token, row, y[0], y[1]);
   }
 }
@@ -235,7 +238,7 @@ KERNEL make_image(u8* image, const u16* x, int cols, int n) {
 
 #define PACKED_WGMMA(name, CODE, WGM, WGK, STAGES)                                                             \
   KERNEL __launch_bounds__(128 * WGM * WGK + 32, 1) name(GEMM_PARAMS) {                                        \
-    gemm<CODE, WGM, WGK, STAGES>(out, image, x, weight, bias, parts, arrivals, rows, cols, n, swiglu);         \
+    gemm<CODE, WGM, WGK, STAGES>(out, image, x, weight, bias, parts, arrivals, rows, cols, n, ld, swiglu);     \
   }
 // Wide matrices: 192 rows a block. Narrow ones: 64 rows, whose columns four or three warpgroups
 // divide.
@@ -243,3 +246,7 @@ PACKED_WGMMA(packed_wgmma_q4_wide, Q4, 3, 1, 5)
 PACKED_WGMMA(packed_wgmma_q4_narrow, Q4, 1, 4, 2)
 PACKED_WGMMA(packed_wgmma_q8_wide, Q8, 3, 1, 3)
 PACKED_WGMMA(packed_wgmma_q8_narrow, Q8, 1, 3, 2)
+PACKED_WGMMA(packed_wgmma_q4h_wide, Q4H, 3, 1, 5)
+PACKED_WGMMA(packed_wgmma_q4h_narrow, Q4H, 1, 4, 2)
+PACKED_WGMMA(packed_wgmma_q6h_wide, Q6H, 3, 1, 4)
+PACKED_WGMMA(packed_wgmma_q6h_narrow, Q6H, 1, 3, 2)

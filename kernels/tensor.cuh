@@ -119,6 +119,13 @@ __device__ __forceinline__ u32 round_pair(float x, float y) {
   return out;
 }
 
+// Differences of two pairs of bf16, on GPUs that have no such instruction too.
+__device__ __forceinline__ u32 subtract_codes(u32 x, u32 y) {
+  u32 out;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(0x3f803f80u), "r"(y ^ 0x80008000u));
+  return out;
+}
+
 // Differences of two pairs of bf16.
 __device__ __forceinline__ u32 subtract_pair(u32 x, u32 y) {
   u32 out;

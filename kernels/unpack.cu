@@ -3,40 +3,52 @@
 // `Packed::row`.
 #include "own.cuh"
 
-// Scale and minimum of a run of 16 columns of a row of a strip.
-template <int P>
-__device__ __forceinline__ void scale_of(Own<P> code, float& scale, float& minimum, const u8* strip, const Layout<Own<P>>& at, int row,
-                                         int col) {
-  const u8* words = strip + P * at.plane_bytes + (u64)(col / GROUP_COLS) * code.group_bytes() + row % 8 * code.pair_bytes();
-  int run = col % GROUP_COLS / 16;
-  if (P == 1 && code.words == TILES) {
-    u32 word = *(const u32*)(words + run / 4 * 4) >> (row / 8 * 16);
-    scale = f16_value(Q4::scales(word)), minimum = scale * (0.5f * (float)Q4::twice_zero(word));
+// Scale and minimum of eight columns of a row of a strip.
+template <int P, int LOW>
+__device__ __forceinline__ void scale_of(Own<P, LOW> code, float& scale, float& minimum, const u8* words, int row, int col) {
+  int tile = col / TILE_COLS, run = col % GROUP_COLS / 16;
+  if (code.words == TILES) {
+    u32 word = ((const u16*)words)[((tile / GROUP_TILES * 8 + row % 8) * GROUP_TILES + tile % GROUP_TILES) * 2 + row / 8];
+    scale = f16_value(P == 1 ? Q4::scales(word) : Q8::scales(word));
+    minimum = scale * (0.5f * (float)(P == 1 ? Q4::zero_units(word) : Q8::zero_units(word)));
     return;
   }
+  if (code.words == TILE_HALVES) {
+    typedef OfHalves<4 + LOW> CODE;
+    int pair = (tile / GROUP_TILES * 8 + row % 8) * GROUP_TILES + tile % GROUP_TILES;
+    u32 word = ((const u16*)words)[(pair * 2 + row / 8) * 2 + col / 8 % 2];
+    scale = f16_value(CODE::scales(word)), minimum = scale * ((float)CODE::zero_units(word) * (1.0f / CODE::UNITS));
+    return;
+  }
+  words += (u64)(col / GROUP_COLS) * code.group_bytes() + row % 8 * code.pair_bytes();
   float scales[2], minima[2];
   BY_WORDS(P, code, scale_run, scales, minima, words, run, code.zero())
   scale = row < 8 ? scales[0] : scales[1], minimum = row < 8 ? minima[0] : minima[1];
 }
 
 // Eight columns of a row of a strip, from column `col` on.
-template <int P>
-__device__ __forceinline__ void eight_of(float (&values)[8], Own<P> code, const u8* strip, const Layout<Own<P>>& at, int row, int col) {
-  const u8* chunk = strip + col / TILE_COLS * TILE_BYTES + (4 * (row % 8) + col % TILE_COLS / 16) * 16 + row / 8 * 8 + col % 16 / 8 * 4;
-  u32 high = *(const u32*)chunk, low = P == 2 ? *(const u32*)(chunk + at.plane_bytes) : 0;
+template <int P, int LOW>
+__device__ __forceinline__ void eight_of(float (&values)[8], Own<P, LOW> code, const u8* strip, const Layout<Own<P, LOW>>& at, int row,
+                                         int col) {
+  int chunk = (4 * (row % 8) + col % TILE_COLS / 16) * 16 + row / 8 * 8;
+  u32 high = *(const u32*)(strip + col / TILE_COLS * TILE_BYTES + chunk + col % 16 / 8 * 4), low = 0;
+  const u8* low_tile = strip + at.low_at + col / TILE_COLS * at.LOW_TILE;
+  if (LOW == 4) low = *(const u32*)(low_tile + chunk + col % 16 / 8 * 4);
+  if (LOW == 2) low = *(const u32*)(low_tile + chunk / 2) >> col % 16 / 8 * 4;
   float scale, minimum;
-  scale_of(code, scale, minimum, strip, at, row, col);
+  scale_of(code, scale, minimum, strip + at.words_at, row, col);
 #pragma unroll
   for (int k = 0; k < 8; k++) {
     int shift = 4 * (k / 2) + 16 * (k % 2), c = high >> shift & 15;
-    if (P == 2) c = 16 * c + (low >> shift & 15);
+    if (LOW == 4) c = 16 * c + (low >> shift & 15);
+    if (LOW == 2) c = 4 * c + (low >> (8 * (k / 4 + 2 * (k % 2)) + k % 4 / 2 * 2) & 3);
     values[k] = fmaf(scale, (float)c, -minimum);
   }
 }
 
-template <int P>
-__device__ __forceinline__ void embed_row(Own<P> code, float* out, const u8* table, u32 token, float scale, int width) {
-  Layout<Own<P>> at(width, code.group_bytes());
+template <class OWN>
+__device__ __forceinline__ void embed_row(OWN code, float* out, const u8* table, u32 token, float scale, int width) {
+  Layout<OWN> at(width, code.group_bytes());
   for (int i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
     float values[8];
     eight_of(values, code, table + at.strip_bytes * (token / STRIP_ROWS), at, token % STRIP_ROWS, i);
@@ -45,9 +57,9 @@ __device__ __forceinline__ void embed_row(Own<P> code, float* out, const u8* tab
   }
 }
 
-template <int P>
-__device__ __forceinline__ void unpack_strips(Own<P> code, u16* out, const u8* weight, int first, int second, int strips, int cols) {
-  Layout<Own<P>> at(cols, code.group_bytes());
+template <class OWN>
+__device__ __forceinline__ void unpack_strips(OWN code, u16* out, const u8* weight, int first, int second, int strips, int cols) {
+  Layout<OWN> at(cols, code.group_bytes());
   int index = blockIdx.y, row = threadIdx.x / 8, col = blockIdx.x * TILE_COLS + threadIdx.x % 8 * 8;
   const u8* strip = weight + at.strip_bytes * (index < strips ? first + index : second + index - strips);
   float values[8];
@@ -57,15 +69,23 @@ __device__ __forceinline__ void unpack_strips(Own<P> code, u16* out, const u8* w
             round_pair(values[6], values[7])};
 }
 
-// out[i, width] = scale * table[tokens[i], width] in f32 for n tokens. The table is packed in
-// `planes` planes of nibbles with words of that kind, or if `planes` is 0 a matrix of dtype
-// `words`. Grid n, any block. Reads n rows of the table, writes n rows of f32.
-KERNEL embed(float* out, const void* table, const u32* tokens, float scale, int width, int planes, int words) {
+// Calls FUNCTION with an Own of codes of that many bits.
+#define BY_BITS(bits, words, FUNCTION, ...)                      \
+  if (bits == 4) FUNCTION(Own<1>{words}, __VA_ARGS__);           \
+  else if (bits == 6) FUNCTION(Own<2, 2>{words}, __VA_ARGS__);   \
+  else FUNCTION(Own<2>{words}, __VA_ARGS__);
+
+// out[i, width] = scale * table[tokens[i], width] in f32 for n tokens. The table is packed in codes
+// of that many bits with words of that kind, or if `bits` is 0 a matrix of dtype `words`. Grid n,
+// any block. Reads n rows of the table, writes n rows of f32.
+KERNEL embed(float* out, const void* table, const u32* tokens, float scale, int width, int bits, int words) {
   after_previous();
   u32 token = tokens[blockIdx.x];
   out += (u64)blockIdx.x * width;
-  if (planes == 1) return embed_row(Own<1>{words}, out, (const u8*)table, token, scale, width);
-  if (planes == 2) return embed_row(Own<2>{words}, out, (const u8*)table, token, scale, width);
+  if (bits) {
+    BY_BITS(bits, words, embed_row, out, (const u8*)table, token, scale, width)
+    return;
+  }
   u64 from = (u64)token * width;
   for (int i = threadIdx.x; i < width; i += blockDim.x)
     out[i] = scale * (words == F32   ? weight_at<F32>(table, from + i)
@@ -78,8 +98,7 @@ KERNEL embed(float* out, const void* table, const u32* tokens, float scale, int 
 // threads: a block has a tile, a thread eight columns of a row. Reads the strips and writes 2 bytes
 // per value.
 KERNEL __launch_bounds__(128)
-    unpack(u16* out, const u8* weight, int first, int second, int strips, int cols, int planes, int words) {
+    unpack(u16* out, const u8* weight, int first, int second, int strips, int cols, int bits, int words) {
   after_previous();
-  if (planes == 1) unpack_strips(Own<1>{words}, out, weight, first, second, strips, cols);
-  else unpack_strips(Own<2>{words}, out, weight, first, second, strips, cols);
+  BY_BITS(bits, words, unpack_strips, out, weight, first, second, strips, cols)
 }

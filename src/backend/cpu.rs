@@ -23,7 +23,7 @@ use super::{
 use crate::protocol::Token;
 use crate::tensor::Tensor;
 use device::zeroed;
-pub use device::{Acts, Cpu, OnInput};
+pub use device::{Acts, Cpu, Watch};
 pub use linear::Weight;
 pub use pool::Pool;
 use simd::maths;

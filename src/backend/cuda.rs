@@ -167,15 +167,15 @@ impl Ops for Cuda {
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, scale: f32, n: usize) {
         self.settle();
         out.holds_f32(n);
-        let (planes, words) = match table.stored {
+        let (bits, words) = match table.stored {
             Stored::Plain(dtype) => (0, I32(dtype_number(dtype))),
             Stored::Packed => {
                 let [part] = &table.parts[..] else { panic!("an embedding has one code") };
-                (part.code.planes(), packed::words(part.code))
+                (part.code.bits(), packed::words(part.code))
             }
         };
         let (tokens, width) = (Ptr(tokens.ptr()), I32(out.width as i32));
-        let args = [Ptr(out.ptr()), Ptr(table.ptr()), tokens, F32(scale), width, I32(planes as i32), words];
+        let args = [Ptr(out.ptr()), Ptr(table.ptr()), tokens, F32(scale), width, I32(bits as i32), words];
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 

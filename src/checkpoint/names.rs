@@ -126,11 +126,6 @@ pub fn is_value(name: &str) -> bool {
     name.ends_with(".self_attn.v_proj.weight")
 }
 
-/// Whether a matrix belongs to an expert, shared or not. All experts of a layer have one code.
-pub fn is_expert(name: &str) -> bool {
-    name.contains(".mlp.experts.") || name.contains(".mlp.shared_expert.")
-}
-
 /// The norm after the last layer.
 pub fn final_norm(c: &ModelConfig) -> TensorSpec {
     tensor("model.norm.weight", &[c.hidden])

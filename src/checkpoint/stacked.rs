@@ -75,7 +75,7 @@ fn values(maps: &[Tensor], stride: usize) -> Vec<f32> {
 /// Copies that decisions need: two of 4 bits each are as exact as one of 8.
 fn copies(code: Code) -> usize {
     match code {
-        Code::Q4 => 2,
+        Code::Q4 | Code::Q4H => 2,
         _ => 1,
     }
 }
@@ -156,6 +156,7 @@ mod tests {
             (Format::Plain(DType::F16), 2, 1e-6),
             (Format::Packed(Code::Q8), 1, 5e-3),
             (Format::Packed(Code::Q4), 2, 5e-3),
+            (Format::Packed(Code::Q4H), 2, 5e-3),
         ] {
             let stacked = of(format.clone(), false);
             assert_eq!((stacked.copies, stacked.stride), (copies, 32), "{}", format.name());

@@ -2,7 +2,7 @@
 //! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen, and whole
 //! inputs for GPTQ.
 
-use crate::backend::cpu::Cpu;
+use crate::backend::cpu::{Cpu, Watch};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::cores;
@@ -30,6 +30,8 @@ const TEXT: &str = include_str!("../../assets/calibration.txt");
 const BUILT_IN_TOKENS: usize = 256;
 /// Tokens of the built-in texts that GPTQ uses, in one step.
 const CORRECTED_TOKENS: usize = 4096;
+/// Of those, the tokens whose inputs of the head are shown: each costs a row of logits.
+const HEAD_TOKENS: usize = 1024;
 /// Tokens of each text after the first.
 const PIECE: usize = 256;
 /// Operations of GPTQ in a second on one core, about.
@@ -58,7 +60,7 @@ pub fn importance(
         all.lock().unwrap_or_else(PoisonError::into_inner).add(parts, x);
         true
     };
-    watch(checkpoint, tokens, STEP, threads, report, on_input)?;
+    show(checkpoint, tokens, [STEP, 1], threads, report, on_input)?;
     let squares = squares.lock().unwrap_or_else(PoisonError::into_inner);
     squares.means()
 }
@@ -97,9 +99,7 @@ pub fn corrected(
     report: OnReport<'_>,
 ) -> Result<Guide> {
     let chooser = Chooser::new(checkpoint, weights, given, threads);
-    let see = chooser.clone();
-    let on_input = move |parts: &[Tensor], x: &[f32]| see.see(parts, x);
-    watch(checkpoint, tokens, tokens.len(), threads, report, on_input)?;
+    show(checkpoint, tokens, [tokens.len(), HEAD_TOKENS], threads, report, chooser.clone())?;
     let (guide, about) = chooser.end()?;
     ensure!(report(Report::Notice(about)), "loading was stopped");
     Ok(guide)
@@ -122,28 +122,52 @@ fn texts_of(checkpoint: &Checkpoint) -> Result<Vec<Token>> {
     Ok(tokens)
 }
 
-/// Feeds tokens to a model and shows the inputs of its matrices to `on_input`, which returns
-/// whether to continue. Reports the layers as they pass.
-fn watch(
+impl Watch for Chooser {
+    fn input(&mut self, parts: &[Tensor], x: &[f32]) -> bool {
+        self.see(parts, x)
+    }
+
+    fn attention(&mut self, average: &dyn Fn(&[f32], usize) -> Vec<f32>) -> bool {
+        self.see_attention(average)
+    }
+}
+
+/// A watch that tells the layers as they pass.
+struct Counted<W> {
+    watch: W,
+    layer_done: mpsc::Sender<()>,
+}
+
+impl<W: Watch> Watch for Counted<W> {
+    fn input(&mut self, parts: &[Tensor], x: &[f32]) -> bool {
+        let goes_on = self.watch.input(parts, x);
+        // The receiver is gone once nobody wants the result.
+        let ends = ["mlp.gate_proj.weight", "mlp.gate.weight"];
+        goes_on && (!ends.iter().any(|end| parts[0].name.ends_with(end)) || self.layer_done.send(()).is_ok())
+    }
+
+    fn attention(&mut self, average: &dyn Fn(&[f32], usize) -> Vec<f32>) -> bool {
+        self.watch.attention(average)
+    }
+}
+
+/// Feeds tokens to a model, so many in a step, and shows its forward pass to `watch`; of the head
+/// the inputs of the last `of_head` tokens of the last step. Reports the layers as they pass.
+fn show(
     checkpoint: &Checkpoint,
     tokens: &[Token],
-    step: usize,
+    [step, of_head]: [usize; 2],
     threads: usize,
     report: OnReport<'_>,
-    mut on_input: impl FnMut(&[Tensor], &[f32]) -> bool + Send + 'static,
+    watch: impl Watch + 'static,
 ) -> Result<()> {
     let (steps, layers) = (tokens.len().div_ceil(step.max(1)), checkpoint.config.n_layers);
     let (sender, layer_done) = mpsc::channel();
     let mut wanted = true;
     let mut begun = 0;
-    let on_input = move |parts: &[Tensor], x: &[f32]| {
-        let goes_on = on_input(parts, x);
-        // The receiver is gone once nobody wants the result.
-        let ends = ["mlp.gate_proj.weight", "mlp.gate.weight"];
-        goes_on && (!ends.iter().any(|end| parts[0].name.ends_with(end)) || sender.send(()).is_ok())
-    };
+    let watch = Counted { watch, layer_done: sender };
     thread::scope(|scope| {
-        let work = scope.spawn(|| feed(Cpu::observing(threads, Box::new(on_input)), checkpoint, tokens, step));
+        let work = scope.spawn(|| feed(Cpu::observing(threads, Box::new(watch)), checkpoint, tokens, [step, of_head]));
         for () in &layer_done {
             wanted = report(Report::Measuring { done: begun / steps.max(1), total: layers });
             begun += 1;
@@ -159,19 +183,20 @@ fn watch(
 }
 
 /// Feeds the tokens in as few steps as there are.
-fn feed(cpu: Cpu, checkpoint: &Checkpoint, tokens: &[Token], step: usize) -> Result<()> {
+fn feed(cpu: Cpu, checkpoint: &Checkpoint, tokens: &[Token], [step, of_head]: [usize; 2]) -> Result<()> {
     ensure!(!tokens.is_empty(), "the text has no tokens");
     let step = step.min(tokens.len());
     let options =
         EngineOptions { context: Some(tokens.len()), max_step: Some(step), ..EngineOptions::new(Codec::default()) };
     let mut runner = Runner::new(cpu, checkpoint, &options, |_, _| true)?;
     let seq = runner.create(false)?;
+    let mut rows = 0;
     for tokens in tokens.chunks(step) {
         runner.feed(seq, tokens)?;
+        rows = tokens.len();
     }
     runner.check_finite()?;
-    // The head's input too.
-    runner.logits(0..1, |_, _| {})?;
+    runner.logits(rows.saturating_sub(of_head)..rows, |_, _| {})?;
     Ok(())
 }
 
@@ -253,16 +278,16 @@ mod tests {
         assert_eq!(["gate_proj", "up_proj", "down_proj"].map(of), [2; 3]);
         let made = convert(source, Weights::Int4, &one, 1, |_, _| true).unwrap();
         let unreached = made.tensors.iter().filter(|(name, tensor)| {
-            !one.contains_key(*name) && name.contains("experts.") && tensor.format.name() == "q4"
+            !one.contains_key(*name) && name.contains("experts.") && tensor.format.name() == "q4h"
         });
         assert!(unreached.count() >= 7 * 3, "experts without statistics are packed too");
     }
 
     #[test]
-    fn gptq_makes_the_same_weights_with_any_threads_and_leaves_v_to_importance() {
+    fn gptq_makes_the_same_weights_with_any_threads() {
         let tokens: Vec<Token> = (0..192).map(|i| i * 37 % 500).collect();
         let source = checkpoint();
-        for (weights, threads) in [(Weights::Int4, [1, 3]), (Weights::Q4k, [2, 2])] {
+        for (weights, threads) in [(Weights::Int4, [1, 3]), (Weights::Int4Fast, [2, 2])] {
             let made = threads.map(|threads| {
                 let mut said = Vec::new();
                 let guide = corrected(&source, weights, None, &tokens, threads, &mut |report| {
@@ -280,7 +305,7 @@ mod tests {
             };
             assert!(bytes(&made[0]) == bytes(&made[1]), "{weights}");
             let chosen = &made[0].chosen;
-            assert!(chosen.len() >= 4 && !chosen.keys().any(|name| name.contains("v_proj")), "{:?}", chosen.keys());
+            assert!(chosen.len() >= 4 && chosen.keys().any(|name| name.contains("v_proj")), "{:?}", chosen.keys());
             assert!(made[0].importance.contains_key("model.layers.0.self_attn.v_proj.weight"));
         }
     }

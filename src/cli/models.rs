@@ -169,7 +169,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
     settings.model = model.to_owned();
     let weights = settings.weights;
     if weights.code().is_none() {
-        return Err(wrong_use("models quantize needs --weights int8, --weights int4 or --weights q4k"));
+        return Err(wrong_use("models quantize needs --weights int8, --weights int4 or --weights int4-fast"));
     }
     download::ensure(&settings)?;
     let checkpoint = spawn::open(&settings).map_err(output::as_wrong_use)?;

@@ -221,7 +221,7 @@ sampling_table!(settings {
         #[arg(long, value_name = "DEVICE", help_heading = "Model")]
         device: Device = Device::Auto;
 
-        /// Format: auto, bf16, int8, int4, q4k or own
+        /// Format: auto, bf16, int8, int4, int4-fast or own
         ///
         /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the
         /// memory. auto is the first of them that is expected to fit with the context. own keeps

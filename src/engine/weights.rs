@@ -75,8 +75,9 @@ fn choose<B: Backend>(
     let keeps = source.config.spec.experts.is_none() || b.about().own_experts;
     let own = source.own_format().filter(|_| keeps);
     let least = if own.is_some() { EXACT_FIRST[EXACT_FIRST.len() - 1] } else { source.natural_weights() };
-    let smaller = EXACT_FIRST.into_iter().skip_while(|weights| *weights != least);
-    let candidates = own.into_iter().chain(smaller).filter(|w| source.can_be(*w));
+    let smaller =
+        EXACT_FIRST.into_iter().filter(|weights| weights.estimated_bytes(1 << 20) < least.estimated_bytes(1 << 20));
+    let candidates = own.into_iter().chain([least]).chain(smaller).filter(|w| source.can_be(*w));
     let mut fits = Vec::new();
     for weights in candidates {
         fits.push(Fit::new(b, source, &options, weights)?);
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(chosen(&source, &options(Some(90_000_000), Weights::Auto)), (Weights::Int4, Vec::new()));
         let mut tight = options(Some(90_000_000), Weights::Auto);
         let refused = format!("{:#}", prepare(&b, source, &mut tight, &mut |_| true).err().unwrap());
-        assert!(refused.starts_with("weights int4: the model does not fit: it needs 87 MB of weights"), "{refused}");
+        assert!(refused.starts_with("weights int4: the model does not fit: it needs 85 MB of weights"), "{refused}");
     }
 
     /// Rings of its window are what does not fit: the message leads to the adapter that nobody has

@@ -1,11 +1,11 @@
 //! The codes of packed matrices, and how strips of them are packed and read.
 
 use super::feedback::{self, Factor};
-use super::file::{FileCode, FileStrip, Runs};
-use super::group::{GROUP, Group, GroupCode, TILE_ROWS};
-use super::layout::{STRIP_TILE_BYTES, Strip, StripMut, word_bytes};
+use super::file::{FileCode, Runs};
+use super::group::{EIGHT, Form, GROUP, Group, GroupCode, TILE_ROWS};
+use super::halves::{Halves, HalvesStrip};
+use super::layout::{Strip, StripMut};
 use super::q4::{Q4, Q4Strip};
-use super::q4k::Q4KStrip;
 use super::q8::Q8;
 use super::vectorize;
 
@@ -16,13 +16,17 @@ pub enum Code {
     Q8,
     /// 4-bit codes, an 11-bit scale and a zero point in half steps: 4.25 bits per weight.
     Q4,
+    /// 4-bit codes with scale and zero point for each half of a group: 4.5 bits per weight.
+    Q4H,
+    /// The same with 6-bit codes: 6.5 bits per weight.
+    Q6H,
     /// The codes of a GGUF file, in the same tiles with words of their own.
     File(FileCode),
 }
 
 impl Code {
     /// The codes that are chosen for values.
-    pub const ALL: [Code; 2] = [Code::Q8, Code::Q4];
+    pub const ALL: [Code; 4] = [Code::Q8, Code::Q4, Code::Q4H, Code::Q6H];
 
     /// Every code that a file of weights may have.
     pub fn stored() -> impl Iterator<Item = Code> {
@@ -33,6 +37,8 @@ impl Code {
         match self {
             Code::Q8 => &Q8,
             Code::Q4 => &Q4,
+            Code::Q4H => &Halves::<4>,
+            Code::Q6H => &Halves::<6>,
             Code::File(code) => panic!("{} is not chosen for values", code.name()),
         }
     }
@@ -45,30 +51,27 @@ impl Code {
         }
     }
 
-    /// Planes of nibbles: 2 for q8, 1 for q4.
-    pub fn planes(self) -> usize {
+    /// How codes and words are stored. The words of codes of files are another matter.
+    pub fn form(self) -> Form {
         match self {
-            Code::File(code) => code.planes(),
-            code => code.rules().planes(),
+            Code::File(code) => code.form(),
+            code => code.rules().form(),
         }
-    }
-
-    /// The code of experts in a format whose layers have this one.
-    pub fn for_experts(self) -> Self {
-        if let Code::File(_) = self { Code::Q4 } else { self }
     }
 
     /// Bits of a code.
     pub fn bits(self) -> usize {
-        4 * self.planes()
+        self.form().bits()
     }
 
-    /// Whether the importance of columns chooses its codes: 8 bits are exact enough without.
+    /// Whether the importance of columns chooses its codes: 6 bits are exact enough without.
     pub fn uses_importance(self) -> bool {
-        match self {
-            Code::File(code) => code == FileCode::Q4K,
-            code => code.rules().uses_importance(),
-        }
+        !matches!(self, Code::File(_)) && self.rules().uses_importance()
+    }
+
+    /// Whether GPTQ can choose its codes: of 8 bits they are exact enough without.
+    pub fn is_corrected(self) -> bool {
+        matches!(self, Code::Q4 | Code::Q4H | Code::Q6H)
     }
 
     /// Whether a matrix of that width can be packed.
@@ -78,14 +81,14 @@ impl Code {
 
     /// Bytes of a strip of 16 rows; `cols` is a multiple of 64.
     pub fn strip_bytes(self, cols: usize) -> usize {
-        self.planes() * (cols / GROUP) * STRIP_TILE_BYTES + self.word_bytes(cols)
+        cols / GROUP * self.form().tile_bytes() + self.word_bytes(cols)
     }
 
     /// Bytes of a strip's words.
     fn word_bytes(self, cols: usize) -> usize {
         match self {
             Code::File(code) => code.word_bytes(cols),
-            _ => word_bytes(cols),
+            _ => self.form().word_bytes(cols),
         }
     }
 
@@ -100,7 +103,7 @@ impl Code {
     pub fn pack_strip(self, rows: &[f32], cols: usize, importance: Option<&[f32]>, out: &mut [u8]) {
         assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
         assert!(importance.is_none_or(|w| w.len() == cols), "importance of other columns");
-        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, &mut *out);
+        let strip = StripMut::new(self.form(), self.word_bytes(cols), cols, out);
         match self {
             Code::Q8 => vectorize::vectorized(
                 #[inline(always)]
@@ -110,52 +113,53 @@ impl Code {
                 #[inline(always)]
                 || pack(&Q4, rows, importance, strip),
             ),
-            Code::File(FileCode::Q4K) => vectorize::vectorized(
+            Code::Q4H => vectorize::vectorized(
                 #[inline(always)]
-                || {
-                    feedback::choose_alone(
-                        &mut Q4KStrip(FileStrip::new(FileCode::Q4K, cols, out)),
-                        rows,
-                        cols,
-                        importance,
-                    )
-                },
+                || pack(&Halves::<4>, rows, importance, strip),
+            ),
+            Code::Q6H => vectorize::vectorized(
+                #[inline(always)]
+                || pack(&Halves::<6>, rows, importance, strip),
             ),
             Code::File(code) => panic!("{} is not chosen for values", code.name()),
         }
     }
 
-    /// [`Self::pack_strip`] by GPTQ ([`feedback`]), for codes that importance chooses. The values
-    /// are finite.
+    /// [`Self::pack_strip`] by GPTQ ([`feedback`]), for codes that it can choose. The values are
+    /// finite.
     pub fn pack_corrected(self, rows: &[f32], factor: &Factor, out: &mut [u8]) {
         let cols = factor.cols();
         assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
-        let strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, &mut *out);
+        let strip = StripMut::new(self.form(), self.word_bytes(cols), cols, out);
         match self {
             Code::Q4 => vectorize::vectorized(
                 #[inline(always)]
                 || feedback::choose(&mut Q4Strip(strip), rows, factor),
             ),
-            Code::File(FileCode::Q4K) => vectorize::vectorized(
+            Code::Q4H => vectorize::vectorized(
                 #[inline(always)]
-                || feedback::choose(&mut Q4KStrip(FileStrip::new(FileCode::Q4K, cols, out)), rows, factor),
+                || feedback::choose(&mut HalvesStrip::<4>(strip), rows, factor),
             ),
-            code => panic!("{} is not chosen by importance", code.name()),
+            Code::Q6H => vectorize::vectorized(
+                #[inline(always)]
+                || feedback::choose(&mut HalvesStrip::<6>(strip), rows, factor),
+            ),
+            code => panic!("GPTQ does not choose {}", code.name()),
         }
     }
 
-    /// Packs given codes `[16, cols]` with scales and zero points `[16, cols / 64]`. Scales are
-    /// rounded to the precision of a word. q4 stores zero points 0 to 15.5 in half steps; q8's is
-    /// always 128.
+    /// Packs given codes `[16, cols]` with scales and zero points `[16, cols / 64]`, the same for
+    /// both halves of a group. Scales are rounded to the precision of a word. q4 stores zero points
+    /// 0 to 15.5 in half steps; q8's is always 128.
     pub fn pack_codes(self, codes: &[u8], scales: &[f32], zeros: &[f32], cols: usize, out: &mut [u8]) {
         let tiles = cols / GROUP;
         assert!(Self::fits(cols) && codes.len() == TILE_ROWS * cols, "a strip of {} codes", codes.len());
         assert!(scales.len() == TILE_ROWS * tiles && zeros.len() == scales.len(), "scales of a strip");
-        let mut strip = StripMut::new([self.planes(), self.word_bytes(cols)], cols, out);
+        let mut strip = StripMut::new(self.form(), self.word_bytes(cols), cols, out);
         let (groups, _) = codes.as_chunks::<GROUP>();
         for (i, codes) in groups.iter().enumerate() {
             let word = self.rules().word(scales[i], zeros[i]);
-            strip.put(i / tiles, i % tiles, &Group { codes: *codes, word });
+            strip.put(i / tiles, i % tiles, &Group { codes: *codes, words: [word; 2] });
         }
     }
 
@@ -168,7 +172,7 @@ impl Code {
     /// Decodes columns of row `row` from group `first` on; `out` holds whole groups.
     pub fn unpack_groups(self, bytes: &[u8], cols: usize, row: usize, first: usize, out: &mut [f32]) {
         let size = self.strip_bytes(cols);
-        let strip = Strip::new([self.planes(), self.word_bytes(cols)], cols, &bytes[row / TILE_ROWS * size..][..size]);
+        let strip = Strip::new(self.form(), self.word_bytes(cols), cols, &bytes[row / TILE_ROWS * size..][..size]);
         let (groups, _) = out.as_chunks_mut::<GROUP>();
         let (row, mut runs) = (row % TILE_ROWS, Runs::ZERO);
         for (i, out) in groups.iter_mut().enumerate() {
@@ -180,9 +184,12 @@ impl Code {
                 code.values(&strip.codes(row, tile), &runs, row, tile, out);
                 continue;
             }
-            let (codes, word) = strip.get(row, first + i);
-            let (scale, zero) = self.rules().scale_zero(word);
-            out.iter_mut().zip(codes).for_each(|(out, c)| *out = scale * (c as f32 - zero));
+            let group = strip.get(row, first + i);
+            let grids = group.words.map(|word| self.rules().scale_zero(word));
+            for (col, (out, code)) in out.iter_mut().zip(group.codes).enumerate() {
+                let (scale, zero) = grids[col / EIGHT % 2];
+                *out = scale * (f32::from(code) - zero);
+            }
         }
     }
 
@@ -202,7 +209,7 @@ fn pack(rules: &impl GroupCode, rows: &[f32], importance: Option<&[f32]>, mut st
         let group = if x.iter().all(|v| v.is_finite()) {
             rules.choose(x, weights)
         } else {
-            Group { codes: [0; GROUP], word: rules.word(f32::NAN, 0.0) }
+            Group { codes: [0; GROUP], words: [rules.word(f32::NAN, 0.0); 2] }
         };
         strip.put(i / tiles, i % tiles, &group);
     }

@@ -98,23 +98,6 @@ pub fn choose<C: Columns>(to: &mut C, rows: &[f32], factor: &Factor) {
     }
 }
 
-/// Chooses and stores the codes of a strip of `rows`, `[16, cols]`, each for its weight as it is.
-#[inline(always)]
-pub fn choose_alone<C: Columns>(to: &mut C, rows: &[f32], cols: usize, importance: Option<&[f32]>) {
-    let equal = vec![1.0; cols];
-    let weights = importance.unwrap_or(&equal);
-    let mut codes = vec![[0; GROUP]; C::BLOCK / GROUP];
-    for (row, x) in rows.chunks_exact(cols).enumerate() {
-        for (block, (x, weights)) in x.chunks(C::BLOCK).zip(weights.chunks(C::BLOCK)).enumerate() {
-            let grid = to.grid(x, weights);
-            for (col, x) in x.iter().enumerate() {
-                codes[col / GROUP][col % GROUP] = to.code(&grid, col, *x).0;
-            }
-            to.put(row, block, &grid, &codes[..x.len() / GROUP]);
-        }
-    }
-}
-
 /// The weights of columns `block`, corrected for the errors of the columns before it.
 #[inline(always)]
 fn correct(out: &mut [Column], weights: &[Column], errors: &[Column], factor: &Factor, block: std::ops::Range<usize>) {

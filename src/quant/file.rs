@@ -14,7 +14,7 @@
 //! Sixteenths  f16 factors {g, g + 8}; 32 i8 scales of 16 columns      36 bytes
 //! ```
 
-use super::group::{GROUP, TILE_ROWS};
+use super::group::{Form, GROUP, TILE_ROWS};
 use super::layout::StripMut;
 use crate::random::Random;
 
@@ -92,9 +92,8 @@ impl FileCode {
         self.row().2
     }
 
-    /// Planes of nibbles.
-    pub fn planes(self) -> usize {
-        if self.most() < 16 { 1 } else { 2 }
+    pub fn form(self) -> Form {
+        Form { low_bits: if self.most() < 16 { 0 } else { 4 }, words: 1 }
     }
 
     #[inline(always)]
@@ -207,7 +206,7 @@ pub struct FileStrip<'a> {
 impl<'a> FileStrip<'a> {
     /// Clears `bytes`.
     pub fn new(code: FileCode, cols: usize, bytes: &'a mut [u8]) -> Self {
-        Self { code, strip: StripMut::new([code.planes(), code.word_bytes(cols)], cols, bytes) }
+        Self { code, strip: StripMut::new(code.form(), code.word_bytes(cols), cols, bytes) }
     }
 
     /// Codes of columns `64 tile ..`.

@@ -3,7 +3,6 @@
 //! format, or iterates over [`formats`].
 
 use super::code::Code;
-use super::file::FileCode;
 use crate::words::words;
 
 /// How the weights of a model are stored in memory: `--weights`.
@@ -16,15 +15,15 @@ pub enum Weights {
     Bf16,
     /// Matrices as [`Code::Q8`].
     Int8,
-    /// Matrices as [`Code::Q4`], embedding and head as [`Code::Q8`].
+    /// Matrices as [`Code::Q4H`], embedding and head as [`Code::Q6H`].
     Int4,
-    /// Matrices in the form of Q4_K, V, embedding and head as [`Code::Q8`].
-    Q4k,
+    /// Matrices as [`Code::Q4`], embedding and head as [`Code::Q8`].
+    Int4Fast,
     /// As in a GGUF file: the codes of its matrices ([`super::file`]).
     Own,
 }
 
-words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4", Q4k = "q4k", Own = "own" } }
+words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4", Int4Fast = "int4-fast", Own = "own" } }
 
 /// The formats that `--weights auto` chooses from, the most exact first.
 pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::Int4];
@@ -34,9 +33,8 @@ pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::In
 enum Matrices {
     /// As in the files, or bf16.
     Plain,
-    /// With chosen codes: one code for the layers, one for the values' projections of attention
-    /// layers, one for embedding and head.
-    Chosen { layers: Code, values: Code, ends: Code },
+    /// With chosen codes: one code for the layers, one for embedding and head.
+    Chosen { layers: Code, ends: Code },
     /// With the codes of the files.
     Kept,
 }
@@ -47,8 +45,8 @@ struct Row {
     matrices: Matrices,
     /// Most bits per weight, in hundredths, of files that the format is as exact as; 0 for none.
     natural_bits: u32,
-    /// Size in 32nds of the bf16 size, before the shapes are known. Int4's is a mean of 5 bits with
-    /// its 8-bit embedding and head: 4.3 at 70B, 6.5 at 0.6B.
+    /// Size in 32nds of the bf16 size, before the shapes are known. Those of 4 bits have a mean of
+    /// 5 with their larger embedding and head: 4.6 at 70B, 5.7 at 0.6B.
     share: u64,
     /// Files of `kernels/` that multiply by nothing else.
     kernels: &'static [&'static str],
@@ -64,25 +62,25 @@ const FORMATS: [Row; 5] = [
     },
     Row {
         weights: Weights::Int8,
-        matrices: Matrices::Chosen { layers: Code::Q8, values: Code::Q8, ends: Code::Q8 },
+        matrices: Matrices::Chosen { layers: Code::Q8, ends: Code::Q8 },
         natural_bits: 900,
         share: 17,
         kernels: PACKED,
     },
     Row {
         weights: Weights::Int4,
-        matrices: Matrices::Chosen { layers: Code::Q4, values: Code::Q4, ends: Code::Q8 },
-        natural_bits: 500,
+        matrices: Matrices::Chosen { layers: Code::Q4H, ends: Code::Q6H },
+        natural_bits: 0,
         share: 10,
         kernels: PACKED,
     },
     Row {
-        weights: Weights::Q4k,
-        matrices: Matrices::Chosen { layers: Code::File(FileCode::Q4K), values: Code::Q8, ends: Code::Q8 },
-        // For no files: those in its form keep their codes under `own`.
-        natural_bits: 0,
-        share: 11,
-        kernels: &["packed_gemv", "packed_resident", "packed_wgmma", "own_gemv", "own_gemm"],
+        weights: Weights::Int4Fast,
+        matrices: Matrices::Chosen { layers: Code::Q4, ends: Code::Q8 },
+        // It keeps the codes of GPTQ and AWQ files.
+        natural_bits: 500,
+        share: 10,
+        kernels: PACKED,
     },
     Row {
         weights: Weights::Own,
@@ -151,11 +149,6 @@ impl Weights {
         if let Some(Matrices::Chosen { layers, .. }) = self.matrices() { Some(layers) } else { None }
     }
 
-    /// Code that is chosen for the values' projections of attention layers.
-    pub fn value_code(self) -> Option<Code> {
-        if let Some(Matrices::Chosen { values, .. }) = self.matrices() { Some(values) } else { None }
-    }
-
     /// Code that is chosen for the embedding and the output head.
     pub fn embedding_code(self) -> Option<Code> {
         if let Some(Matrices::Chosen { ends, .. }) = self.matrices() { Some(ends) } else { None }
@@ -186,6 +179,9 @@ mod tests {
         let rows: Vec<_> = Weights::ALL.into_iter().filter(|weights| weights.row().is_some()).collect();
         assert_eq!((rows, Weights::Auto.asked()), (formats().collect(), None));
         assert!(EXACT_FIRST.is_sorted_by_key(|weights| std::cmp::Reverse(weights.estimated_bytes(1 << 20))));
-        assert_eq!([450, 501, 850, 1600].map(natural), [Weights::Int4, Weights::Int8, Weights::Int8, Weights::Bf16]);
+        assert_eq!(
+            [450, 501, 850, 1600].map(natural),
+            [Weights::Int4Fast, Weights::Int8, Weights::Int8, Weights::Bf16]
+        );
     }
 }

@@ -1,22 +1,40 @@
-//! A group of columns that share a scale: how its codes are chosen, and sums whose order is part of
-//! the format.
+//! A group of columns whose words lie together: how its codes are chosen, and sums whose order is
+//! part of the format.
 
-/// Columns of a row that share a scale.
+/// Columns of a row in a tile. They share a scale, or each half of them has its own.
 pub const GROUP: usize = 64;
+/// Neighbouring columns of the same half: columns 0 to 7 are of the first half, 8 to 15 of the
+/// second, 16 to 23 of the first and so on, as a lane of a GPU reads them.
+pub const EIGHT: usize = 8;
 /// Rows of a strip.
 pub const TILE_ROWS: usize = 16;
 
-/// Codes of one group with their scale and zero point.
+/// Codes of one group with scale and zero point of each half; where both share them, the second
+/// word is not stored.
 pub struct Group {
     pub codes: [u8; GROUP],
-    pub word: u16,
+    pub words: [u16; 2],
+}
+
+/// How the codes of a matrix are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// Bits of a code below the four of the first plane: 0, 2 or 4.
+    pub low_bits: usize,
+    /// Words of a row in a tile: one, or one for each half.
+    pub words: usize,
+}
+
+impl Form {
+    pub fn bits(self) -> usize {
+        4 + self.low_bits
+    }
 }
 
 /// One code.
 pub trait GroupCode {
     fn name(&self) -> &'static str;
-    /// Planes of nibbles.
-    fn planes(&self) -> usize;
+    fn form(&self) -> Form;
     /// Whether the importance of columns changes which codes are chosen.
     fn uses_importance(&self) -> bool {
         false

@@ -1,22 +1,34 @@
 //! Places of codes and words in a strip; see the table in `quant.rs`.
 
-use super::group::{GROUP, Group, TILE_ROWS};
+use super::group::{EIGHT, Form, GROUP, Group, TILE_ROWS};
 
-/// Bytes of a tile in one plane.
+/// Bytes of a tile in the plane of nibbles.
 pub const STRIP_TILE_BYTES: usize = TILE_ROWS * GROUP / 2;
 /// Tiles whose words are next to each other.
 const WORD_TILES: usize = 4;
 
-/// Bytes of a strip's words.
-pub fn word_bytes(cols: usize) -> usize {
-    (cols / GROUP).div_ceil(WORD_TILES) * WORD_TILES * TILE_ROWS * size_of::<u16>()
-}
+impl Form {
+    /// Bytes of a tile in the plane of the low bits.
+    pub const fn low_tile_bytes(self) -> usize {
+        TILE_ROWS * GROUP * self.low_bits / 8
+    }
 
-/// Index of a word among a strip's words.
-#[inline(always)]
-fn word_index(row: usize, tile: usize) -> usize {
-    let (g, second) = (row % 8, row / 8);
-    ((tile / WORD_TILES * 8 + g) * WORD_TILES + tile % WORD_TILES) * 2 + second
+    /// Bytes of a tile in both planes.
+    pub const fn tile_bytes(self) -> usize {
+        STRIP_TILE_BYTES + self.low_tile_bytes()
+    }
+
+    /// Bytes of a strip's words, for codes of our own.
+    pub const fn word_bytes(self, cols: usize) -> usize {
+        (cols / GROUP).div_ceil(WORD_TILES) * WORD_TILES * TILE_ROWS * self.words * size_of::<u16>()
+    }
+
+    /// Index of a row's first word among a strip's words.
+    #[inline(always)]
+    pub fn word_index(self, row: usize, tile: usize) -> usize {
+        let (g, second) = (row % 8, row / 8);
+        (((tile / WORD_TILES * 8 + g) * WORD_TILES + tile % WORD_TILES) * 2 + second) * self.words
+    }
 }
 
 /// Offset in a tile of the 8 bytes of columns `16 t ..` of `row`.
@@ -33,86 +45,126 @@ fn pack_u32(nibbles: impl Fn(usize) -> u8) -> u32 {
 }
 
 /// Nibble of column `c` of eight.
+#[inline(always)]
 fn nibble(w: u32, c: usize) -> u8 {
     (w >> (4 * (c / 2) + 16 * (c % 2))) as u8 & 15
 }
 
-/// A packed strip. `new` takes its planes and the bytes of its words.
+/// The lowest of the two bits of column `c` of 16 in a u32 of the plane of two low bits: a byte
+/// holds columns 2 apart, as the bytes of nibbles do.
+#[inline(always)]
+fn pair_bit(c: usize) -> usize {
+    let (eight, pair, second) = (c / EIGHT, c % EIGHT / 2, c % 2);
+    8 * (pair / 2 + 2 * second) + 2 * (2 * eight + pair % 2)
+}
+
+/// A packed strip. `new` takes its form and the bytes of its words.
 pub struct Strip<'a> {
-    planes: usize,
+    form: Form,
     tiles: usize,
     bytes: &'a [u8],
 }
 
 impl<'a> Strip<'a> {
-    pub fn new([planes, word_bytes]: [usize; 2], cols: usize, bytes: &'a [u8]) -> Self {
+    pub fn new(form: Form, word_bytes: usize, cols: usize, bytes: &'a [u8]) -> Self {
         let tiles = cols / GROUP;
-        assert_eq!(bytes.len(), planes * tiles * STRIP_TILE_BYTES + word_bytes, "bytes of a strip");
-        Self { planes, tiles, bytes }
+        assert_eq!(bytes.len(), tiles * form.tile_bytes() + word_bytes, "bytes of a strip");
+        Self { form, tiles, bytes }
     }
 
-    /// Codes and word of one group.
-    pub fn get(&self, row: usize, tile: usize) -> ([u8; GROUP], u16) {
-        let at = 2 * word_index(row, tile);
-        let words = self.words();
-        (self.codes(row, tile), u16::from_le_bytes([words[at], words[at + 1]]))
+    /// Codes of one group, and the word of each half.
+    pub fn get(&self, row: usize, tile: usize) -> Group {
+        let at = self.form.word_index(row, tile);
+        let word = |i: usize| u16::from_le_bytes([self.words()[2 * i], self.words()[2 * i + 1]]);
+        Group { codes: self.codes(row, tile), words: [word(at), word(at + self.form.words - 1)] }
     }
 
     pub fn codes(&self, row: usize, tile: usize) -> [u8; GROUP] {
         let mut codes = [0; GROUP];
-        for plane in 0..self.planes {
-            let tile = &self.bytes[(plane * self.tiles + tile) * STRIP_TILE_BYTES..][..STRIP_TILE_BYTES];
-            for (eight, codes) in codes.chunks_exact_mut(8).enumerate() {
+        let mut add_nibbles = |tile: &[u8]| {
+            for (eight, codes) in codes.chunks_exact_mut(EIGHT).enumerate() {
                 let at = chunk(row, eight / 2) + eight % 2 * 4;
                 let w = u32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
                 codes.iter_mut().enumerate().for_each(|(c, code)| *code = *code << 4 | nibble(w, c));
+            }
+        };
+        add_nibbles(&self.bytes[tile * STRIP_TILE_BYTES..][..STRIP_TILE_BYTES]);
+        let size = self.form.low_tile_bytes();
+        let low = &self.bytes[self.tiles * STRIP_TILE_BYTES + tile * size..][..size];
+        match self.form.low_bits {
+            0 => {}
+            4 => add_nibbles(low),
+            _ => {
+                for (t, codes) in codes.chunks_exact_mut(16).enumerate() {
+                    let at = chunk(row, t) / 2;
+                    let w = u32::from_le_bytes([low[at], low[at + 1], low[at + 2], low[at + 3]]);
+                    codes
+                        .iter_mut()
+                        .enumerate()
+                        .for_each(|(c, code)| *code = *code << 2 | (w >> pair_bit(c)) as u8 & 3);
+                }
             }
         }
         codes
     }
 
     pub fn words(&self) -> &'a [u8] {
-        &self.bytes[self.planes * self.tiles * STRIP_TILE_BYTES..]
+        &self.bytes[self.tiles * self.form.tile_bytes()..]
     }
 }
 
 /// A strip that is being packed, as [`Strip`].
 pub struct StripMut<'a> {
-    planes: usize,
+    form: Form,
     tiles: usize,
     bytes: &'a mut [u8],
 }
 
 impl<'a> StripMut<'a> {
     /// Clears `bytes`: words of tiles that do not exist are never written.
-    pub fn new([planes, word_bytes]: [usize; 2], cols: usize, bytes: &'a mut [u8]) -> Self {
+    pub fn new(form: Form, word_bytes: usize, cols: usize, bytes: &'a mut [u8]) -> Self {
         let tiles = cols / GROUP;
-        assert_eq!(bytes.len(), planes * tiles * STRIP_TILE_BYTES + word_bytes, "bytes of a strip");
+        assert_eq!(bytes.len(), tiles * form.tile_bytes() + word_bytes, "bytes of a strip");
         bytes.fill(0);
-        Self { planes, tiles, bytes }
+        Self { form, tiles, bytes }
     }
 
     #[inline(always)]
     pub fn put(&mut self, row: usize, tile: usize, group: &Group) {
         self.put_codes(row, tile, &group.codes);
-        let at = 2 * word_index(row, tile);
-        self.words()[at..at + 2].copy_from_slice(&group.word.to_le_bytes());
+        let at = 2 * self.form.word_index(row, tile);
+        for (i, word) in group.words[..self.form.words].iter().enumerate() {
+            self.words()[at + 2 * i..][..2].copy_from_slice(&word.to_le_bytes());
+        }
     }
 
     #[inline(always)]
     pub fn put_codes(&mut self, row: usize, tile: usize, codes: &[u8; GROUP]) {
-        for plane in 0..self.planes {
-            let shift = 4 * (self.planes - 1 - plane);
-            let to = &mut self.bytes[(plane * self.tiles + tile) * STRIP_TILE_BYTES..][..STRIP_TILE_BYTES];
-            for (eight, codes) in codes.chunks_exact(8).enumerate() {
+        let low_bits = self.form.low_bits;
+        let put_nibbles = |to: &mut [u8], shift: usize| {
+            for (eight, codes) in codes.chunks_exact(EIGHT).enumerate() {
                 let at = chunk(row, eight / 2) + eight % 2 * 4;
                 to[at..at + 4].copy_from_slice(&pack_u32(|c| codes[c] >> shift & 15).to_le_bytes());
+            }
+        };
+        put_nibbles(&mut self.bytes[tile * STRIP_TILE_BYTES..][..STRIP_TILE_BYTES], low_bits);
+        let size = self.form.low_tile_bytes();
+        let low = &mut self.bytes[self.tiles * STRIP_TILE_BYTES + tile * size..][..size];
+        match low_bits {
+            0 => {}
+            4 => put_nibbles(low, 0),
+            _ => {
+                for (t, codes) in codes.chunks_exact(16).enumerate() {
+                    let at = chunk(row, t) / 2;
+                    let w = codes.iter().enumerate().fold(0, |w, (c, code)| w | u32::from(code & 3) << pair_bit(c));
+                    low[at..at + 4].copy_from_slice(&w.to_le_bytes());
+                }
             }
         }
     }
 
     #[inline(always)]
     pub fn words(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.planes * self.tiles * STRIP_TILE_BYTES..]
+        &mut self.bytes[self.tiles * self.form.tile_bytes()..]
     }
 }

@@ -8,7 +8,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::feedback::Columns;
-use super::group::{GROUP, Group, GroupCode, LANES, nearest, range, sum};
+use super::group::{Form, GROUP, Group, GroupCode, LANES, nearest, range, sum};
 use super::layout::StripMut;
 use half::f16;
 
@@ -29,8 +29,8 @@ impl GroupCode for Q4 {
         "q4"
     }
 
-    fn planes(&self) -> usize {
-        1
+    fn form(&self) -> Form {
+        Form { low_bits: 0, words: 1 }
     }
 
     fn uses_importance(&self) -> bool {
@@ -45,7 +45,7 @@ impl GroupCode for Q4 {
         let (low, high) = range(x);
         let (step, zero) = ((high - low) / LAST_CODE, -low / (high - low) * LAST_CODE);
         if !(step > 0.0 && step.is_finite()) {
-            return Group { codes: [0; GROUP], word: 0 };
+            return Group { codes: [0; GROUP], words: [0; 2] };
         }
         let moments = Moments::of(x, weights);
         // One loop per step, in which the processor works on several grids at once.
@@ -66,14 +66,14 @@ impl GroupCode for Q4 {
         }
         let (scale, zero) = best;
         if scale == 0.0 {
-            return Group { codes: [0; GROUP], word: 0 };
+            return Group { codes: [0; GROUP], words: [0; 2] };
         }
         let grid = Grid::new(scale, zero);
         let mut codes = [0; GROUP];
         for i in 0..GROUP {
             codes[i] = grid.code(x[i]) as u8;
         }
-        Group { codes, word: self.word(scale, zero) }
+        Group { codes, words: [self.word(scale, zero); 2] }
     }
 
     fn word(&self, scale: f32, zero: f32) -> u16 {
@@ -103,7 +103,7 @@ impl Columns for Q4Strip<'_> {
     #[inline(always)]
     fn grid(&self, x: &[f32], weights: &[f32]) -> WordGrid {
         let (x, weights) = (x.as_chunks::<GROUP>().0, weights.as_chunks::<GROUP>().0);
-        let word = Q4.choose(&x[0], &weights[0]).word;
+        let word = Q4.choose(&x[0], &weights[0]).words[0];
         let (scale, zero) = Q4.scale_zero(word);
         WordGrid { word, scale, grid: Grid::new(scale, zero) }
     }
@@ -117,7 +117,7 @@ impl Columns for Q4Strip<'_> {
 
     #[inline(always)]
     fn put(&mut self, row: usize, block: usize, grid: &WordGrid, codes: &[[u8; GROUP]]) {
-        self.0.put(row, block, &Group { codes: codes[0], word: grid.word });
+        self.0.put(row, block, &Group { codes: codes[0], words: [grid.word; 2] });
     }
 }
 

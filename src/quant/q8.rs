@@ -1,6 +1,6 @@
 //! `q8`: codes 1 to 255 around a zero point of 128, and the scale as f16.
 
-use super::group::{GROUP, Group, GroupCode, nearest, range};
+use super::group::{Form, GROUP, Group, GroupCode, nearest, range};
 use half::f16;
 
 pub struct Q8;
@@ -13,8 +13,8 @@ impl GroupCode for Q8 {
         "q8"
     }
 
-    fn planes(&self) -> usize {
-        2
+    fn form(&self) -> Form {
+        Form { low_bits: 4, words: 1 }
     }
 
     /// The scale maps the largest magnitude to 127. With so many levels, a search for a better
@@ -28,7 +28,7 @@ impl GroupCode for Q8 {
         // Zeros, and groups whose scale is rounded to 0.
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         let code = |v: f32| (nearest((v * inverse).clamp(-MAX_MAGNITUDE, MAX_MAGNITUDE)) + ZERO) as u8;
-        Group { codes: x.map(code), word }
+        Group { codes: x.map(code), words: [word; 2] }
     }
 
     fn word(&self, scale: f32, _: f32) -> u16 {

@@ -3,9 +3,8 @@
 use super::Code;
 use super::file::FileCode;
 use super::group::{GROUP, GroupCode, TILE_ROWS};
+use super::halves::Halves;
 use super::q4::Q4;
-
-const Q4K: Code = Code::File(FileCode::Q4K);
 
 /// Values with outliers, the same on every machine.
 fn values(n: usize) -> Vec<f32> {
@@ -40,6 +39,10 @@ fn sizes_are_those_of_the_format() {
         (Code::Q8.bytes(4096, 4096), Code::Q4.bytes(4096, 4096)),
         (4096 * 4096 * 33 / 32, 4096 * 4096 * 17 / 32)
     );
+    assert_eq!(
+        (Code::Q4H.bytes(4096, 4096), Code::Q6H.bytes(4096, 4096)),
+        (4096 * 4096 * 9 / 16, 4096 * 4096 * 13 / 16)
+    );
     // A single tile has words for four, and 17 rows are two strips.
     assert_eq!((Code::Q4.strip_bytes(64), Code::Q8.bytes(17, 64)), (512 + 128, 2 * (1024 + 128)));
 }
@@ -47,20 +50,26 @@ fn sizes_are_those_of_the_format() {
 #[test]
 fn bytes_of_a_strip_never_change() {
     let (rows, importance) = (values(TILE_ROWS * 320), values(320).iter().map(|v| 0.01 + v * v).collect::<Vec<_>>());
-    let golden = [(Code::Q8, None), (Code::Q4, None), (Code::Q4, Some(&importance[..]))].map(|(code, importance)| {
+    let importance = Some(&importance[..]);
+    let all = [Code::Q8, Code::Q4, Code::Q4H, Code::Q6H].map(|code| (code, None)).into_iter();
+    let golden = all.chain([Code::Q4, Code::Q4H].map(|code| (code, importance))).map(|(code, importance)| {
         let bytes = pack(code, &rows, 320, importance);
         // The whole, the first tile's start, the first words.
-        let tiles = 5 * 512 * code.planes();
+        let tiles = 5 * code.form().tile_bytes();
         let start = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         [digest(&bytes), start(0), start(tiles)]
     });
+    let golden: Vec<_> = golden.collect();
     assert_eq!(golden, GOLDEN, "{golden:#x?}");
 }
 
-const GOLDEN: [[u64; 3]; 3] = [
+const GOLDEN: [[u64; 3]; 6] = [
     [0x80b718d8eae1c71c, 0x797a59a894867956, 0x1343130e149c1755],
     [0x4b255631c19cd704, 0xadae7cdbd5b9ac89, 0x464f470f47f14af5],
+    [0x1a2ea2c432dad575, 0x5a5d08b8d6cabd89, 0x453e494944b04ad8],
+    [0x4374b0c1b0694d68, 0x5b5e09b8d6c9bd89, 0x35c1384933b53b5a],
     [0x54843d42a553c1b6, 0xadae7cdbd5b9ac89, 0x462f470f48914b15],
+    [0x27422e96d378c232, 0x5a5d09b8d6cabd89, 0x453e484844304ad9],
 ];
 
 #[test]
@@ -76,16 +85,28 @@ fn a_code_is_where_the_layout_says() {
             let mut out = vec![0; code.strip_bytes(cols)];
             code.pack_codes(&codes, &scales, &vec![7.5; scales.len()], cols, &mut out);
             let (tile, g, t, c) = (col / 64, row % 8, col % 64 / 16, col % 8);
-            let at = tile * 512 + (4 * g + t) * 16 + row / 8 * 8 + col % 16 / 8 * 4;
-            let read = |plane: usize| {
-                let w = u32::from_le_bytes(out[plane * 5 * 512 + at..][..4].try_into().unwrap());
-                (w >> (4 * (c / 2) + 16 * (c % 2)) & 15) as u8
+            let at = (4 * g + t) * 16 + row / 8 * 8 + col % 16 / 8 * 4;
+            let word = |at: usize| u32::from_le_bytes(out[at..at + 4].try_into().unwrap());
+            let nibble = |at: usize| (word(at) >> (4 * (c / 2) + 16 * (c % 2)) & 15) as u8;
+            let (high, low) = (nibble(tile * 512 + at), 5 * 512 + tile * (code.form().tile_bytes() - 512));
+            let found = match code.bits() {
+                4 => high,
+                8 => high << 4 | nibble(low + at),
+                // Two bits of every other column in a byte: even nibbles of both u32, then odd
+                // ones.
+                _ => {
+                    let (byte, place) = ([0, 0, 1, 1][c / 2] + 2 * (c % 2), c / 2 % 2 + 2 * (col % 16 / 8));
+                    let two = word(low + (4 * g + t) * 8 + row / 8 * 4) >> (8 * byte + 2 * place) & 3;
+                    high << 2 | two as u8
+                }
             };
-            let found = (0..code.planes()).fold(0, |all, plane| all << 4 | read(plane));
             assert_eq!(found, value, "{code:?} {row} {col}");
-            let word = code.planes() * 5 * 512 + 2 * (((tile / 4 * 8 + g) * 4 + tile % 4) * 2 + row / 8);
-            let word = u16::from_le_bytes(out[word..word + 2].try_into().unwrap());
-            let zero = if code == Code::Q4 { 7.5 } else { 128.0 };
+            let words = code.form().words;
+            let index =
+                (((tile / 4 * 8 + g) * 4 + tile % 4) * 2 + row / 8) * words + if words == 2 { col / 8 % 2 } else { 0 };
+            let at = 5 * code.form().tile_bytes() + 2 * index;
+            let word = u16::from_le_bytes(out[at..at + 2].try_into().unwrap());
+            let zero = if code == Code::Q8 { 128.0 } else { 7.5 };
             assert_eq!(code.scale_zero(word), (1.0, zero));
             let mut decoded = vec![0.0; cols];
             code.unpack_row(&out, TILE_ROWS, cols, row, &mut decoded);
@@ -100,7 +121,7 @@ fn errors_are_within_half_a_step() {
     let rows = values(TILE_ROWS * cols);
     // Mean squared error relative to the mean square: uniform rounding with 8 bits, and with 4 bits
     // and a search.
-    for (code, bound) in [(Code::Q8, 6e-5), (Code::Q4, 1.2e-2), (Q4K, 0.9e-2)] {
+    for (code, bound) in [(Code::Q8, 6e-5), (Code::Q4, 1.2e-2), (Code::Q4H, 0.9e-2), (Code::Q6H, 6e-4)] {
         let out = unpack(code, &pack(code, &rows, cols, None), cols);
         let error: f32 = rows.iter().zip(&out).map(|(a, b)| (a - b) * (a - b)).sum();
         let power: f32 = rows.iter().map(|v| v * v).sum();
@@ -123,7 +144,7 @@ fn importance_moves_the_error_to_where_it_counts_less() {
         let one = |(i, (a, b)): (usize, (&f32, &f32))| importance[i % cols] * (a - b) * (a - b);
         rows.iter().zip(out).enumerate().map(one).sum()
     };
-    for code in [Code::Q4, Q4K] {
+    for code in [Code::Q4, Code::Q4H] {
         let [plain, weighted] =
             [None, Some(&importance[..])].map(|w| error(&unpack(code, &pack(code, &rows, cols, w), cols)));
         assert!(weighted < 0.75 * plain, "{code:?}: {weighted} {plain}");
@@ -132,7 +153,7 @@ fn importance_moves_the_error_to_where_it_counts_less() {
 
 #[test]
 fn unusual_groups_have_codes_too() {
-    for code in Code::ALL.into_iter().chain([Q4K]) {
+    for code in Code::ALL {
         let mut rows = vec![0.0f32; TILE_ROWS * 64];
         rows[64..128].fill(0.25);
         rows[128..192].fill(-3.0);
@@ -153,19 +174,43 @@ fn unusual_groups_have_codes_too() {
     }
 }
 
-/// A row that is no multiple of 256 columns ends with groups of its own.
 #[test]
-fn q4_k_has_less_error_than_q4_in_the_last_columns_too() {
-    for cols in [64, 320, 576] {
-        let rows = values(TILE_ROWS * cols);
-        let error = |code: Code| -> f32 {
-            let out = unpack(code, &pack(code, &rows, cols, None), cols);
-            let last = (0..rows.len()).filter(|i| i % cols / 64 == (cols - 1) / 64);
-            last.map(|i| (rows[i] - out[i]) * (rows[i] - out[i])).sum()
-        };
-        let [q4, q4_k] = [Code::Q4, Q4K].map(error);
-        assert!(q4_k < 0.85 * q4, "{cols}: {q4_k} {q4}");
+fn a_scale_for_each_half_has_less_error() {
+    let cols = 320;
+    let rows = values(TILE_ROWS * cols);
+    let error = |code: Code| -> f32 {
+        let out = unpack(code, &pack(code, &rows, cols, None), cols);
+        rows.iter().zip(&out).map(|(a, b)| (a - b) * (a - b)).sum()
+    };
+    let [q4, halves] = [Code::Q4, Code::Q4H].map(error);
+    assert!(halves < 0.75 * q4, "{halves} {q4}");
+}
+
+/// Beside the least error of all words whose scales are near, for codes that are nearest on their
+/// grids.
+#[test]
+fn the_search_of_halves_is_near_the_best_word() {
+    let (rows, weights) = (values(TILE_ROWS * GROUP), [1.0; GROUP]);
+    let (mut found, mut least) = (0.0, 0.0);
+    for x in rows.as_chunks::<GROUP>().0 {
+        let group = Halves::<4>.choose(x, &weights);
+        for half in 0..2 {
+            let of_half: Vec<f64> = (0..GROUP).filter(|i| i / 8 % 2 == half).map(|i| f64::from(x[i])).collect();
+            let error = |word: u16| -> f64 {
+                let (scale, zero) = Halves::<4>.scale_zero(word);
+                let (scale, zero) = (f64::from(scale), f64::from(zero));
+                let one = |x: &f64| (x - scale * ((x / scale + zero).round().clamp(0.0, 15.0) - zero)).powi(2);
+                of_half.iter().map(one).sum()
+            };
+            let word = group.words[half];
+            let near = (-6..=6).filter_map(|step| (word >> 7).checked_add_signed(step));
+            let best = near.flat_map(|scale| (0..128).map(move |zero| scale << 7 | zero)).map(error);
+            let best = best.fold(f64::INFINITY, f64::min);
+            assert!(error(word) >= best);
+            (found, least) = (found + error(word), least + best);
+        }
     }
+    assert!(found < 1.08 * least, "{found} {least}");
 }
 
 #[test]
@@ -182,7 +227,7 @@ fn q4_words_hold_the_nearest_scale() {
 fn codes_of_files_are_rows_in_order() {
     assert!(FileCode::all().enumerate().all(|(i, code)| code as usize == i));
     assert_eq!(
-        FileCode::all().filter(|code| code.planes() == 1).map(FileCode::name).collect::<Vec<_>>(),
+        FileCode::all().filter(|code| code.form().bits() == 4).map(FileCode::name).collect::<Vec<_>>(),
         ["q4_0", "q4_1", "q4_k"]
     );
 }

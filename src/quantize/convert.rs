@@ -31,14 +31,8 @@ pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
 /// The code of each matrix for which a format chooses one.
 pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
-    let code = |name: &str, is_end: bool| match is_end {
-        true => weights.embedding_code(),
-        false if names::is_value(name) => weights.value_code(),
-        // No kernel of a GPU multiplies experts by codes of files.
-        false if names::is_expert(name) => weights.code().map(Code::for_experts),
-        false => weights.code(),
-    };
-    let named = |(name, is_end): (String, bool)| code(&name, is_end).map(|code| (name, code));
+    let code = |is_end: bool| if is_end { weights.embedding_code() } else { weights.code() };
+    let named = |(name, is_end): (String, bool)| code(is_end).map(|code| (name, code));
     packable(c).into_iter().filter_map(named).collect()
 }
 
@@ -215,7 +209,6 @@ fn packed(
 mod tests {
     use super::*;
     use crate::checkpoint::{AdapterChoice, Experts, LayerKind, Mlp, ModelRef};
-    use crate::quant::file::FileCode;
     use crate::tensor::Rows;
     use std::sync::Arc;
 
@@ -241,15 +234,17 @@ mod tests {
         }
     }
 
-    /// V and the ends have 8 bits, and a stack of experts has codes that GPUs multiply.
+    /// The ends have six bits, and a mixture's experts four.
     #[test]
-    fn q4k_has_a_code_for_each_kind_of_matrix() {
+    fn int4_has_a_code_for_each_kind_of_matrix() {
         let mut config = checkpoint().config;
-        let of = |config: &ModelConfig, name: &str| codes(config, Weights::Q4k)[&format!("model.{name}.weight")];
-        let file = Code::File(FileCode::Q4K);
-        assert_eq!(of(&config, "layers.1.self_attn.q_proj"), file);
-        assert_eq!([of(&config, "layers.1.self_attn.v_proj"), of(&config, "embed_tokens")], [Code::Q8; 2]);
-        assert!(loaded_bytes(&config, Weights::Q4k, 2) < loaded_bytes(&config, Weights::Int8, 2) * 4 / 5);
+        let of = |config: &ModelConfig, name: &str| codes(config, Weights::Int4)[&format!("model.{name}.weight")];
+        let wanted = [Code::Q4H, Code::Q4H, Code::Q6H];
+        assert_eq!(
+            ["layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj", "embed_tokens"].map(|m| of(&config, m)),
+            wanted
+        );
+        assert!(loaded_bytes(&config, Weights::Int4, 2) < loaded_bytes(&config, Weights::Int8, 2) * 3 / 4);
         config.spec.experts = Some(Experts {
             count: 9,
             per_token: 2,
@@ -263,11 +258,11 @@ mod tests {
         assert_eq!(
             ["self_attn.o_proj", "mlp.experts.3.up_proj", "mlp.shared_expert.up_proj"]
                 .map(|part| of(&config, &format!("layers.0.{part}"))),
-            [file, Code::Q4, Code::Q4]
+            [Code::Q4H; 3]
         );
         let source = checkpoint();
-        let made = convert(source, Weights::Q4k, &Importance::new(), 2, |_, _| true).unwrap();
-        assert_eq!(made.tensors["model.layers.0.mlp.down_proj.weight"].format.name(), "q4_k");
+        let made = convert(source, Weights::Int4, &Importance::new(), 2, |_, _| true).unwrap();
+        assert_eq!(made.tensors["model.layers.0.mlp.down_proj.weight"].format.name(), "q4h");
     }
 
     #[test]
@@ -283,9 +278,9 @@ mod tests {
         let out = out.unwrap();
         assert_eq!((last, out.weight_bytes, out.weights), (total, expected, Weights::Int4));
         let format = |name: &str| out.tensors[name].format.name().to_owned();
-        assert_eq!(format("model.embed_tokens.weight"), "q8");
+        assert_eq!(format("model.embed_tokens.weight"), "q6h");
         for name in ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"] {
-            assert_eq!(format(&format!("model.layers.1.{name}.weight")), "q4", "{name}");
+            assert_eq!(format(&format!("model.layers.1.{name}.weight")), "q4h", "{name}");
         }
         for name in ["input_layernorm", "self_attn.dms_proj_alpha"] {
             assert_eq!(format(&format!("model.layers.1.{name}.weight")), "bf16", "{name}");

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn four_bit_codes_stay_four_bits_only_if_they_are_kept() {
         let config = crate::checkpoint::ModelConfig { n_layers: 1, ..Checkpoint::shape("smollm2-135m").unwrap() };
-        for (exact, natural) in [(true, Weights::Int4), (false, Weights::Int8)] {
+        for (exact, natural) in [(true, Weights::Int4Fast), (false, Weights::Int8)] {
             let mut c = Checkpoint::random_of("codes", config.clone()).unwrap();
             assert_eq!(c.natural_weights(), Weights::Bf16);
             for t in c.tensors.values_mut().filter(|t| t.shape.len() == 2) {

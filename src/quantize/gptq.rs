@@ -13,7 +13,7 @@ use crate::quant::{Code, Column, Factor, TILE_ROWS, Weights};
 use crate::tensor::{Format, Tensor};
 use anyhow::Result;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Tokens of a run of inputs; one run in [`HELD_EACH`] is held out.
 const RUN: usize = 32;
@@ -27,14 +27,10 @@ const MAX_HESSIAN_BYTES: u64 = 1 << 30;
 /// weights.
 const QUICK: f64 = 2e12;
 
-/// Whether codes of that matrix are chosen so: not V's, because the first token's attention, which
-/// counts most, is one of all rows in its Hessian; not experts', of which a text reaches few often
+/// Whether codes of that matrix are chosen so: not experts', of which a text reaches few often
 /// enough.
 fn takes(name: &str, code: Code, cols: usize) -> bool {
-    code.uses_importance()
-        && !names::is_value(name)
-        && !name.contains(".mlp.experts.")
-        && hessian::bytes(cols) <= MAX_HESSIAN_BYTES
+    code.is_corrected() && !name.contains(".mlp.experts.") && hessian::bytes(cols) <= MAX_HESSIAN_BYTES
 }
 
 /// About how many operations it takes to choose a model's codes on that many tokens.
@@ -76,6 +72,10 @@ struct Made {
     tried: usize,
     /// Sums over the tried matrices of the logarithm of how the error changes; 0 where it rises.
     gain: f64,
+    /// V of the last stack, with its inputs, until the layer's attention is shown.
+    values: Option<(Tensor, Vec<f32>)>,
+    /// Inputs that are shown a few at a time, as the head's are, with the matrix: used at the end.
+    few: BTreeMap<String, (Tensor, Vec<f32>)>,
     failed: Option<anyhow::Error>,
 }
 
@@ -100,8 +100,38 @@ impl Chooser {
     }
 
     /// Takes the inputs `x [n, cols]` of stacked matrices. Inputs that are shown a second time
-    /// change nothing. Returns whether to continue.
+    /// change nothing; few of them are kept until the end. Returns whether to continue.
     pub fn see(&self, parts: &[Tensor], x: &[f32]) -> bool {
+        let cols = parts[0].shape[1];
+        if x.len() < LEAST_INPUTS * cols {
+            for part in parts {
+                let mut made = self.made();
+                let (_, few) = made.few.entry(part.name.clone()).or_insert_with(|| (part.clone(), Vec::new()));
+                few.extend_from_slice(x);
+            }
+            return true;
+        }
+        let (values, others): (Vec<Tensor>, Vec<Tensor>) =
+            parts.iter().cloned().partition(|part| names::is_value(&part.name));
+        let is_new = |part: &&Tensor| !self.made().importance.contains_key(&part.name);
+        if let Some(value) = values.iter().find(is_new) {
+            self.made().values = Some((value.clone(), x.to_vec()));
+        }
+        others.is_empty() || self.choose(&others, x)
+    }
+
+    /// Takes the attention of the layer whose q, k and v were seen last. What counts of V's errors
+    /// are their averages by attention, most of which the first token has in many heads: its
+    /// inputs are averaged likewise.
+    pub fn see_attention(&self, average: &dyn Fn(&[f32], usize) -> Vec<f32>) -> bool {
+        let values = self.made().values.take();
+        values.is_none_or(|(value, x)| {
+            let averages = average(&x, value.shape[1]);
+            self.choose(&[value], &averages)
+        })
+    }
+
+    fn choose(&self, parts: &[Tensor], x: &[f32]) -> bool {
         let cols = parts[0].shape[1];
         let is_new = |part: &&Tensor| !self.made().importance.contains_key(&part.name);
         let parts: Vec<&Tensor> = parts.iter().filter(is_new).collect();
@@ -130,10 +160,8 @@ impl Chooser {
             match tried {
                 Ok(Some((packed, share))) => {
                     made.tried += 1;
-                    if share < 1.0 {
-                        made.gain += share.ln();
-                        made.chosen.insert(part.name.clone(), packed);
-                    }
+                    made.gain += share.min(1.0).ln();
+                    made.chosen.extend(packed.map(|packed| (part.name.clone(), packed)));
                 }
                 Ok(None) => {}
                 Err(why) => {
@@ -151,9 +179,13 @@ impl Chooser {
 
     /// What was chosen, and a sentence about it.
     pub fn end(&self) -> Result<(Guide, String)> {
+        let few = std::mem::take(&mut self.made().few);
+        few.into_values().all(|(part, x)| self.choose(&[part], &x));
         let made = std::mem::take(&mut *self.made());
         made.failed.map_or(Ok(()), Err)?;
-        let chooses = |(name, code): (&String, &Code)| code.uses_importance() && self.tensors.contains_key(name);
+        let chooses = |(name, code): (&String, &Code)| {
+            (code.uses_importance() || made.chosen.contains_key(name)) && self.tensors.contains_key(name)
+        };
         let all = self.codes.iter().filter(|&entry| chooses(entry)).count();
         let fall = 100.0 * (1.0 - (made.gain / made.tried.max(1) as f64).exp());
         let about = format!(
@@ -187,15 +219,19 @@ fn keeps(tensor: &Tensor, code: Code) -> bool {
 }
 
 /// The inputs of a stack of matrices.
-struct Inputs {
+struct Inputs<'a> {
+    /// All of them, `[n, cols]`.
+    all: &'a [f32],
+    /// The factor of those that were not held out.
     factor: Factor,
-    /// Those that were held out, `[n, cols]`.
     held: Vec<f32>,
+    /// The factor of all, for codes that are better on those that were held out.
+    whole: OnceLock<Option<Factor>>,
 }
 
-impl Inputs {
+impl<'a> Inputs<'a> {
     /// `None` if there are too few, or they have no factor.
-    fn new(x: &[f32], cols: usize, threads: usize) -> Option<Self> {
+    fn new(x: &'a [f32], cols: usize, threads: usize) -> Option<Self> {
         if x.len() < LEAST_INPUTS * cols {
             return None;
         }
@@ -204,45 +240,44 @@ impl Inputs {
             let to = if i % HELD_EACH == HELD_EACH - 1 { &mut held } else { &mut shown };
             to.extend_from_slice(run);
         }
-        Some(Self { factor: hessian::factor(&shown, cols, threads)?, held })
+        Some(Self { all: x, factor: hessian::factor(&shown, cols, threads)?, held, whole: OnceLock::new() })
     }
 
-    /// Codes of a matrix, and their error on held-out inputs as a share of what codes chosen by
-    /// importance have. `None` for a matrix with values that are not finite.
+    /// The error of a matrix's codes on held-out inputs as a share of what codes chosen by
+    /// importance have, and if it is less, the codes chosen once more on all inputs. `None` for a
+    /// matrix with values that are not finite.
     fn choose(
         &self,
         tensor: &Tensor,
         code: Code,
         importance: Option<&[f32]>,
         threads: usize,
-    ) -> Result<Option<(Tensor, f64)>> {
+    ) -> Result<Option<(Option<Tensor>, f64)>> {
         let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
         let importance = importance.filter(|w| w.len() == cols);
-        let size = code.strip_bytes(cols);
         // Of each strip: by importance, and corrected.
         let mut errors = vec![[0.0f64; 2]; rows.div_ceil(TILE_ROWS)];
-        let bytes = mapped::buffer(code.bytes(rows, cols), |out| {
-            let strips: Vec<_> = out.chunks_exact_mut(size).zip(&mut errors).enumerate().collect();
-            cores::each(strips, threads, |(strip, (out, errors))| {
-                let mut values = Vec::new();
-                pack::decode_strip(tensor, strip, &mut values);
-                if !values.iter().all(|v| v.is_finite()) {
-                    *errors = [f64::NAN; 2];
-                    return;
-                }
-                let mut plain = vec![0; size];
-                code.pack_strip(&values, cols, importance, &mut plain);
-                code.pack_corrected(&values, &self.factor, out);
-                *errors = [&plain[..], &*out].map(|packed| self.error(&values, code, packed));
-            });
-        })?;
+        let strips: Vec<_> = errors.iter_mut().enumerate().collect();
+        cores::each(strips, threads, |(strip, errors)| {
+            let (mut values, mut packed) = (Vec::new(), vec![0; code.strip_bytes(cols)]);
+            pack::decode_strip(tensor, strip, &mut values);
+            if !values.iter().all(|v| v.is_finite()) {
+                *errors = [f64::NAN; 2];
+                return;
+            }
+            code.pack_strip(&values, cols, importance, &mut packed);
+            errors[0] = self.error(&values, code, &packed);
+            code.pack_corrected(&values, &self.factor, &mut packed);
+            errors[1] = self.error(&values, code, &packed);
+        });
         let [by_importance, corrected] = errors.iter().fold([0.0; 2], |sum, e| [sum[0] + e[0], sum[1] + e[1]]);
         if !by_importance.is_finite() || !corrected.is_finite() {
             return Ok(None);
         }
         let share = if by_importance > 0.0 { corrected / by_importance } else { 1.0 };
-        let packed = Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..code.bytes(rows, cols));
-        Ok(Some((packed, share)))
+        let whole = self.whole.get_or_init(|| hessian::factor(self.all, cols, threads));
+        let (true, Some(factor)) = (share < 1.0, whole) else { return Ok(Some((None, share))) };
+        Ok(Some((Some(corrected_by(factor, tensor, code, threads)?), share)))
     }
 
     /// Squared error of a strip's outputs on the held-out inputs.
@@ -258,10 +293,24 @@ impl Inputs {
     }
 }
 
+/// A matrix whose codes are chosen by a factor.
+fn corrected_by(factor: &Factor, tensor: &Tensor, code: Code, threads: usize) -> Result<Tensor> {
+    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    let len = code.bytes(rows, cols);
+    let bytes = mapped::buffer(len, |out| {
+        let strips: Vec<_> = out.chunks_exact_mut(code.strip_bytes(cols)).enumerate().collect();
+        cores::each(strips, threads, |(strip, out)| {
+            let mut values = Vec::new();
+            pack::decode_strip(tensor, strip, &mut values);
+            code.pack_corrected(&values, factor, out);
+        });
+    })?;
+    Ok(Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::file::FileCode;
     use crate::quantize::hessian::tests::inputs;
 
     fn matrix(rows: usize, cols: usize) -> Tensor {
@@ -287,7 +336,7 @@ mod tests {
 
     #[test]
     fn corrected_codes_have_the_error_that_is_said_and_the_same_bytes_with_any_threads() {
-        for code in [Code::Q4, Code::File(FileCode::Q4K)] {
+        for code in [Code::Q4, Code::Q4H] {
             for (rows, cols) in [(40, 64), (16, 320), (33, 576)] {
                 let (x, tensor) = (inputs(400, cols), matrix(rows, cols));
                 let importance = means(&x, cols).unwrap();
@@ -296,8 +345,12 @@ mod tests {
                     assert_eq!(inputs.held.len(), 2 * RUN * cols);
                     let (packed, share) = inputs.choose(&tensor, code, Some(&importance), threads).unwrap().unwrap();
                     let by_importance = importance_alone(&tensor, code, &importance);
-                    let want = error(&inputs.held, &tensor, &packed) / error(&inputs.held, &tensor, &by_importance);
+                    let shown = corrected_by(&inputs.factor, &tensor, code, threads).unwrap();
+                    let want = error(&inputs.held, &tensor, &shown) / error(&inputs.held, &tensor, &by_importance);
                     assert!((share / want - 1.0).abs() < 1e-3 && share < 0.8, "{code:?} {rows}x{cols}: {share} {want}");
+                    let packed = packed.unwrap();
+                    let errors = [&packed, &shown].map(|packed| error(&x, &tensor, packed));
+                    assert!(errors[0] < 1.05 * errors[1], "{code:?} {rows}x{cols}: on all inputs {errors:?}");
                     packed
                 });
                 assert!(made[0].bytes() == made[1].bytes(), "{code:?} {rows}x{cols}");
@@ -311,12 +364,10 @@ mod tests {
         let (cols, code) = (64, Code::Q4);
         let (x, tensor) = (inputs(400, cols), matrix(16, cols));
         let inputs = Inputs::new(&x, cols, 1).unwrap();
-        let (packed, _) = inputs.choose(&tensor, code, None, 1).unwrap().unwrap();
-        let shown: Vec<&[f32]> =
-            x.chunks(cols).enumerate().filter(|(i, _)| i / RUN % HELD_EACH != HELD_EACH - 1).map(|(_, x)| x).collect();
+        let packed = inputs.choose(&tensor, code, None, 1).unwrap().unwrap().0.unwrap();
         let mut h = vec![vec![0.0f64; cols]; cols];
-        for x in &shown {
-            (0..cols).for_each(|i| (0..cols).for_each(|j| h[i][j] += x[i] as f64 * x[j] as f64 / shown.len() as f64));
+        for x in x.chunks(cols) {
+            (0..cols).for_each(|i| (0..cols).for_each(|j| h[i][j] += x[i] as f64 * x[j] as f64 / 400.0));
         }
         let damping = 0.02 * (0..cols).map(|i| h[i][i]).sum::<f64>() / cols as f64;
         (0..cols).for_each(|i| h[i][i] += damping);
@@ -375,8 +426,16 @@ mod tests {
         let chooser = Chooser::new(&source, Weights::Int4, None, 2);
         let alike = inputs(320, 64);
         assert!(chooser.see(&[part(&q), part(&v)], &alike) && chooser.see(&[part(&o)], &odd));
+        // V is chosen by what attention makes of its inputs, here their negatives with one more.
+        let seen = std::cell::Cell::new(0);
+        assert!(chooser.see_attention(&|x, cols| {
+            seen.set(x.len() / cols);
+            x.iter().map(|x| 1.0 - x).collect()
+        }));
+        assert!(chooser.see_attention(&|_, _| panic!("V is waiting once")));
+        assert_eq!(seen.get(), 320);
         let (guide, about) = chooser.end().unwrap();
-        assert_eq!(guide.chosen.keys().collect::<Vec<_>>(), [&q], "{about}");
+        assert_eq!(guide.chosen.keys().collect::<Vec<_>>(), [&q, &v], "{about}");
         assert!([&o, &v, &q].iter().all(|name| guide.importance.contains_key(*name)));
         // Too few inputs.
         let chooser = Chooser::new(&source, Weights::Int4, None, 2);

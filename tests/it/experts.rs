@@ -107,8 +107,8 @@ fn stacked_experts_are_read_too() {
 fn matrices_of_all_experts_of_a_layer_have_one_code() {
     let codes = codes(&config(json!({"moe_intermediate_size": 64})).unwrap(), Weights::Int4);
     let of = |name: &str| codes.get(&format!("model.layers.{name}.weight")).copied();
-    assert_eq!(of("0.mlp.experts.11.down_proj"), Some(Code::Q4));
-    assert_eq!((of("0.mlp.gate"), of("1.mlp.gate_proj")), (None, Some(Code::Q4)));
+    assert_eq!(of("0.mlp.experts.11.down_proj"), Some(Code::Q4H));
+    assert_eq!((of("0.mlp.gate"), of("1.mlp.gate_proj")), (None, Some(Code::Q4H)));
     assert_eq!(of("1.mlp.down_proj"), None, "80 columns");
 }
 

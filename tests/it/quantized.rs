@@ -152,7 +152,7 @@ fn compressed_config() -> Value {
 }
 
 #[test]
-fn integer_codes_decode_to_their_formula_and_stay_exact_in_int4() {
+fn integer_codes_decode_to_their_formula_and_stay_exact_in_int4_fast() {
     let m = Matrix::new();
     let symmetric = Matrix { zeros: vec![vec![8; GROUPS]; ROWS], ..Matrix::new() };
     let gptq_config =
@@ -169,9 +169,9 @@ fn integer_codes_decode_to_their_formula_and_stay_exact_in_int4() {
         let name = format!("{NAME}.weight");
         assert_eq!((c.tensors[&name].format.name(), &c.tensors[&name].shape[..]), (what, &[ROWS, COLS][..]));
         assert!(c.tensors[&name].to_f32() == values, "{what}");
-        let c = convert(c, Weights::Int4, &Importance::new(), 1, |_, _| true).unwrap();
+        let c = convert(c, Weights::Int4Fast, &Importance::new(), 1, |_, _| true).unwrap();
         assert_eq!(c.tensors[&name].format.name(), "q4");
-        assert!(c.tensors[&name].to_f32() == values, "{what} as int4");
+        assert!(c.tensors[&name].to_f32() == values, "{what} as int4-fast");
     }
 }
 
@@ -202,7 +202,7 @@ fn an_act_order_is_followed_and_said() {
     let name = format!("{NAME}.weight");
     assert!(open().tensors[&name].to_f32() == m.values());
     assert_eq!(open().notices().count(), 0);
-    let int4 = convert(open(), Weights::Int4, &Importance::new(), 1, |_, _| true).unwrap();
+    let int4 = convert(open(), Weights::Int4Fast, &Importance::new(), 1, |_, _| true).unwrap();
     let notices: Vec<String> = int4.notices().collect();
     assert_eq!(notices, ["its GPTQ codes are in act-order, so they were quantized again; int8 is closer to them"]);
     m.group[5] = GROUPS;

@@ -82,7 +82,8 @@ fn figures_come_from_the_planner_and_a_bad_copy_is_one_line() {
         of(&list, "qwen3:8b")["fits"][0]["context"].as_f64().unwrap()
     };
     let (few, many) = (kv_heads(8), kv_heads(16));
-    assert!((1.8..2.2).contains(&(few / many)), "{few} {many}");
+    // A format of its own may be chosen for the larger cache.
+    assert!((1.5..2.2).contains(&(few / many)), "{few} {many}");
     // It never keeps anyone from another model.
     fs::write(&copy, "[models\n").unwrap();
     let (list, stderr) = known(&home, &["--memory", MEMORY]);

@@ -143,7 +143,7 @@ fn models_are_quantized_beforehand_and_described_by_format() {
 #[test]
 fn what_cannot_be_quantized_is_said_in_one_line() {
     let home = Home::new();
-    home.refused(&["models", "quantize", ID], &["needs --weights int8, --weights int4 or --weights q4k"]);
+    home.refused(&["models", "quantize", ID], &["needs --weights int8, --weights int4 or --weights int4-fast"]);
     home.refused(&["models", "quantize", "demo", "--weights", "int4"], &["demo is built in and stays bf16"]);
     let (code, _, said) = home.run(&["-p", "hi", "--max-tokens", "1", "--weights", "int4", "--device", "cpu"]);
     assert!(

@@ -416,6 +416,9 @@ inline unsigned logic3(unsigned x, unsigned y, unsigned z) {
     if (TABLE >> i & 1) out |= (i & 4 ? x : ~x) & (i & 2 ? y : ~y) & (i & 1 ? z : ~z);
   return out;
 }
+inline unsigned subtract_codes(unsigned x, unsigned y) {
+  return round_pair(gpu::bf16((uint16_t)x) - gpu::bf16((uint16_t)y), gpu::bf16(x >> 16) - gpu::bf16(y >> 16));
+}
 inline unsigned subtract_pair(unsigned x, unsigned y) {
   return round_pair(gpu::bf16((uint16_t)x) - gpu::bf16((uint16_t)y), gpu::bf16(x >> 16) - gpu::bf16(y >> 16));
 }

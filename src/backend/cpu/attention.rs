@@ -17,6 +17,7 @@
 //!
 //! `in_order` has the form for policies that place by the weights, `paged` the choice of pages.
 
+mod averages;
 mod call;
 mod gathered;
 mod importance;
@@ -63,6 +64,9 @@ pub(super) fn attend(
     encode(own, cpu, qkv, kv, layer, spans);
     let (isa, layout) = (cpu.isa, g.page());
     let call = Call { isa, qkv, decisions, kv, geometry: g, layout, layer, spans, own, sinks, orders };
+    if let Some(observer) = &cpu.observer {
+        observer.attention(&|x, cols| averages::averages(cpu, &call, x, cols));
+    }
     paged::choose(cpu, &call, groups);
     let rows = groups.iter().map(|group| group.tokens.len() * q_heads).max().unwrap_or(0);
     results.resize(results.len().max(groups.len() * rows * d), 0.0);

@@ -23,7 +23,7 @@ pub struct Cpu {
     /// Activations of packed weights, kept from GEMM to GEMM.
     pub(super) packed_inputs: Mutex<Vec<simd::packed::Input>>,
     /// Observer of [`Cpu::observing`].
-    pub(super) observer: Option<Mutex<Observer>>,
+    pub(super) observer: Option<Observer>,
 }
 
 /// Scratch of one thread inside an op.
@@ -70,12 +70,12 @@ impl Cpu {
         Self::with(threads, Isa::EXACT, None)
     }
 
-    /// A backend like [`Cpu::exact`] that shows the inputs of its GEMMs.
-    pub fn observing(threads: usize, on_input: OnInput) -> Self {
-        Self::with(threads, Isa::EXACT, Some(Mutex::new(Observer::new(on_input))))
+    /// A backend like [`Cpu::exact`] that shows the inputs of its GEMMs, and its attention.
+    pub fn observing(threads: usize, watch: Box<dyn Watch>) -> Self {
+        Self::with(threads, Isa::EXACT, Some(Observer::new(watch)))
     }
 
-    pub(super) fn with(threads: usize, isa: Isa, observer: Option<Mutex<Observer>>) -> Self {
+    pub(super) fn with(threads: usize, isa: Isa, observer: Option<Observer>) -> Self {
         let thread_pool = ThreadPool::new(cores::threads(threads));
         let scratch = (0..thread_pool.size()).map(|_| Mutex::default()).collect();
         Self {
@@ -147,24 +147,45 @@ pub(super) fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
 }
 
 /// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`.
-/// Returns whether to continue. Once it returns false, GEMMs do nothing, so that an abandoned step
-/// ends soon.
-pub type OnInput = Box<dyn FnMut(&[Tensor], &[f32]) -> bool + Send>;
+/// What is shown of a forward pass. Both return whether to continue; after a false, GEMMs do
+/// nothing, so that an abandoned step ends soon.
+pub trait Watch: Send {
+    /// The input `x [n, cols]` of stacked matrices.
+    fn input(&mut self, parts: &[Tensor], x: &[f32]) -> bool;
 
-/// An observer of inputs that may have had enough.
-pub(super) struct Observer {
-    on_input: OnInput,
-    stopped: bool,
+    /// The attention of a layer whose q, k and v were shown last. `average` of rows
+    /// `x [n, cols]` has, for each token, their average by the attention of one of its heads.
+    fn attention(&mut self, _average: &dyn Fn(&[f32], usize) -> Vec<f32>) -> bool {
+        true
+    }
 }
 
+impl<F: FnMut(&[Tensor], &[f32]) -> bool + Send> Watch for F {
+    fn input(&mut self, parts: &[Tensor], x: &[f32]) -> bool {
+        self(parts, x)
+    }
+}
+
+/// An observer that may have had enough.
+pub(super) struct Observer(Mutex<(Box<dyn Watch>, bool)>);
+
 impl Observer {
-    pub fn new(on_input: OnInput) -> Self {
-        Self { on_input, stopped: false }
+    fn new(watch: Box<dyn Watch>) -> Self {
+        Self(Mutex::new((watch, true)))
     }
 
     /// Returns whether the GEMM is wanted.
-    pub(super) fn see(&mut self, parts: &[Tensor], x: &[f32]) -> bool {
-        self.stopped = self.stopped || !(self.on_input)(parts, x);
-        !self.stopped
+    pub(super) fn input(&self, parts: &[Tensor], x: &[f32]) -> bool {
+        self.show(|watch| watch.input(parts, x))
+    }
+
+    pub(super) fn attention(&self, average: &dyn Fn(&[f32], usize) -> Vec<f32>) {
+        self.show(|watch| watch.attention(average));
+    }
+
+    fn show(&self, event: impl FnOnce(&mut dyn Watch) -> bool) -> bool {
+        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.1 = inner.1 && event(&mut *inner.0);
+        inner.1
     }
 }

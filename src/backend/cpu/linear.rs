@@ -18,7 +18,6 @@ use super::thread_pool::Tile;
 use crate::quant::TILE_ROWS;
 use crate::tensor::{self, DType, Tensor};
 use std::ops::Range;
-use std::sync::PoisonError;
 
 /// Rows of activations up to which dot products with plain weights are used.
 const FEW_ROWS: usize = 64;
@@ -182,11 +181,8 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: Stack<'_>, b
             });
         }
     };
-    if let Some(observer) = &cpu.observer {
-        let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-        if !observer.see(weight.parts, &x[..n * weight.cols]) {
-            return;
-        }
+    if cpu.observer.as_ref().is_some_and(|observer| !observer.input(weight.parts, &x[..n * weight.cols])) {
+        return;
     }
     if weight.is_packed() {
         return packed(cpu, &mut out, x, weight, add_bias);

@@ -12,6 +12,8 @@ use crate::quant::{Code, TILE_ROWS};
 
 /// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an
 /// expert's logit.
+/// Codes that the kernels multiply by.
+const CODES: [Code; 3] = [Code::Q8, Code::Q4, Code::Q4H];
 const ROUTE_THREADS: usize = 256;
 const CHOOSE_THREADS: usize = 32;
 const SORT_THREADS: usize = 1024;
@@ -55,11 +57,11 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     let multiply = |out: &Acts, x: &Acts, weight: &Weight, order: u64| {
         let (kernel, most) =
             if pairs > FEW * count { (Kernel::ExpertsGemmMany, MANY) } else { (Kernel::ExpertsGemmFew, FEW) };
-        let (planes, dtype) = match weight.stored {
+        let (code, dtype) = match weight.stored {
             Stored::Plain(dtype) => (0, dtype_number(dtype)),
-            Stored::Packed => (planes(weight), 0),
+            Stored::Packed => (code(weight), 0),
         };
-        let operands = [Ptr(out.ptr()), Ptr(x.ptr()), I32(x.bf16 as i32), Ptr(weight.ptr()), int(planes), I32(dtype)];
+        let operands = [Ptr(out.ptr()), Ptr(x.ptr()), I32(x.bf16 as i32), Ptr(weight.ptr()), int(code), I32(dtype)];
         let sizes = [Ptr(order), Ptr(starts), int(count), int(k), int(out.width), int(x.width)];
         // Each expert may have one tile that is not full.
         let tiles = pairs.min(pairs / most + count);
@@ -72,10 +74,8 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     cuda.driver.launch(Kernel::AddExperts, [x.width.div_ceil(BLOCK), n, 1], BLOCK, &sum);
 }
 
-/// Planes of the code of all experts.
-fn planes(weight: &Weight) -> usize {
-    match &weight.parts[..] {
-        [part] if Code::ALL.contains(&part.code) => part.code.planes(),
-        _ => panic!("experts with codes of a file are refused when kernels are loaded"),
-    }
+/// The code of all experts: `ExpertsCode` in `experts.cu`.
+fn code(weight: &Weight) -> usize {
+    let code = if let [part] = &weight.parts[..] { CODES.iter().position(|code| *code == part.code) } else { None };
+    1 + code.expect("experts with codes of a file are refused when kernels are loaded")
 }

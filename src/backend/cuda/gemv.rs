@@ -36,26 +36,33 @@ pub(super) enum Then {
     Swiglu,
 }
 
-/// Multiplies several rows by a packed weight. Returns false if no kernel fits.
+/// Multiplies several rows by a packed weight, with one kernel for each part. Returns false if no
+/// kernel fits.
 fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
-    let [part] = &weight.parts[..] else { return false };
-    if packed::is_own(weight, part.code) {
+    let swiglu = then == Then::Swiglu;
+    let own = weight.parts.iter().any(|part| packed::is_own(part.code));
+    if own || swiglu && weight.parts.len() > 1 {
         return false;
     }
-    let (driver, kernel) = (&cuda.driver, Kernel::PackedGemvRows(part.code));
-    let most = kernel.entry().threads;
+    let (driver, mut launches) = (&cuda.driver, Vec::new());
     let cols = |strips: usize| gemm.m * (gemm.k.next_multiple_of(GROUP_COLS) + SUM_COLS + strips * STRIP_COLS);
-    // Prefer as many warps as shared memory has room for, then sums of more strips.
-    let mut shapes = [(most, 4), (most, 2), (most / 2, 2)].into_iter();
-    let fits = |&(threads, strips): &(usize, usize)| driver.supports_width(kernel, threads, cols(strips));
-    let Some((threads, strips)) = shapes.find(fits) else { return false };
-    let swiglu = then == Then::Swiglu;
+    for part in &weight.parts {
+        let kernel = Kernel::PackedGemvRows(part.code);
+        let most = kernel.entry().threads;
+        // Prefer as many warps as shared memory has room for, then sums of more strips.
+        let mut shapes = [(most, 4), (most, 2), (most / 2, 2)].into_iter();
+        let fits = |&(threads, strips): &(usize, usize)| driver.supports_width(kernel, threads, cols(strips));
+        let Some((threads, strips)) = shapes.find(fits) else { return false };
+        launches.push((gemm::of_part(gemm, part), kernel, threads, strips));
+    }
     let ld = if swiglu { gemm.n / 2 } else { gemm.n };
-    let mut args = gemm::arguments(&Gemm { ld, ..*gemm });
-    args.splice(4..4, norm_arguments(norm));
-    args.extend([swiglu as i32, (then == Then::Add) as i32, strips as i32].map(I32));
-    let blocks = packed::even_blocks(cuda, gemm, swiglu);
-    driver.launch_of_width(kernel, [blocks, 1, 1], threads, cols(strips), &args);
+    for (part, kernel, threads, strips) in launches {
+        let mut args = gemm::arguments(&Gemm { ld, ..part });
+        args.splice(4..4, norm_arguments(norm));
+        args.extend([swiglu as i32, (then == Then::Add) as i32, strips as i32].map(I32));
+        let blocks = packed::even_blocks(cuda, &part, swiglu);
+        driver.launch_of_width(kernel, [blocks, 1, 1], threads, cols(strips), &args);
+    }
     true
 }
 
@@ -87,9 +94,9 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm
     let driver = &cuda.driver;
     let mut launches = Vec::new();
     for part in &weight.parts {
-        let own = packed::is_own(weight, part.code);
-        let planes = part.code.planes() as u8;
-        let kernel = if own { Kernel::OwnGemv(planes, fused) } else { Kernel::PackedGemv(part.code, fused) };
+        let own = packed::is_own(part.code);
+        let bits = part.code.bits() as u8;
+        let kernel = if own { Kernel::OwnGemv(bits, fused) } else { Kernel::PackedGemv(part.code, fused) };
         // With less shared memory (99 KB), blocks have half the warps.
         let most = kernel.entry().threads;
         let threads = [most, most / 2].into_iter().find(|&threads| driver.supports_width(kernel, threads, gemm.k));

@@ -351,7 +351,7 @@ kernels! {
     /// One row by a packed weight, and up to eight.
     PackedGemv(Code, Fused)
     PackedGemvRows(Code)
-    /// The same, and a small batch, with codes of GGUF files: planes of nibbles.
+    /// The same, and a small batch, with codes of GGUF files: bits of a code in memory.
     OwnGemv(u8, Fused)
     OwnGemm(u8)
     /// Small-batch GEMMs with a packed weight: most rows of activations.
@@ -386,9 +386,9 @@ impl Kernel {
             all.extend([8, 16, 32].into_iter().flat_map(|m| [PackedGemm(code, m), PackedResident(code, m)]));
             all.extend(["wide", "narrow"].map(|form| PackedWgmma(code, form)));
         }
-        for planes in [1, 2] {
-            all.extend(of_one_row.map(|fused| OwnGemv(planes, fused)));
-            all.push(OwnGemm(planes));
+        for bits in [4, 8] {
+            all.extend(of_one_row.map(|fused| OwnGemv(bits, fused)));
+            all.push(OwnGemm(bits));
         }
         all.extend(WGMMA_ROWS.map(AttendWgmma));
         for rows in Rows::ALL {
@@ -409,8 +409,8 @@ impl Kernel {
             GemmWgmma(width, fused) => format!("gemm_wgmma_{width}{}", fused.suffix()),
             PackedGemv(code, fused) => format!("packed_gemv_{}{}", code.name(), fused.suffix()),
             PackedGemvRows(code) => format!("packed_gemv_{}_rows", code.name()),
-            OwnGemv(planes, fused) => format!("own_gemv_{}{}", 4 * planes, fused.suffix()),
-            OwnGemm(planes) => format!("own_gemm_{}", 4 * planes),
+            OwnGemv(bits, fused) => format!("own_gemv_{bits}{}", fused.suffix()),
+            OwnGemm(bits) => format!("own_gemm_{bits}"),
             PackedGemm(code, m) => format!("packed_gemm_{}_{m}", code.name()),
             PackedResident(code, m) => format!("packed_resident_{}_{m}", code.name()),
             PackedWgmma(code, form) => format!("packed_wgmma_{}_{form}", code.name()),

@@ -41,12 +41,9 @@ fn rows_that_fit(scratch: &Unpacked, k: usize, m: usize, blocks: usize) -> usize
     if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
 }
 
-/// Whether decode multiplies this weight with the kernels for codes of GGUF files (`own.cuh`). The
-/// kernels for our codes write whole rows of the output, so they cannot multiply parts.
-pub(super) fn is_own(weight: &Weight, code: Code) -> bool {
-    let own = matches!(code, Code::File(_)) || weight.parts.len() > 1;
-    assert!(!own || code != Code::Q4, "q4 is stacked with other codes");
-    own
+/// Whether decode multiplies this code with the kernels for codes of GGUF files (`own.cuh`).
+pub(super) fn is_own(code: Code) -> bool {
+    matches!(code, Code::File(_))
 }
 
 /// Layout of scales and minima in the words of a code: `OwnWords` in `own.cuh`.
@@ -54,6 +51,7 @@ pub(super) fn words<'a>(code: Code) -> Arg<'a> {
     I32(match code {
         Code::File(code) => code.words() as i32,
         Code::Q8 | Code::Q4 => Words::Sixteenths as i32 + 1,
+        Code::Q4H | Code::Q6H => Words::Sixteenths as i32 + 2,
     })
 }
 
@@ -64,7 +62,7 @@ pub(super) fn matmul(cuda: &Cuda, weight: &Weight, gemm: &Gemm, x: &Acts) {
         let gemm = &gemm::of_part(gemm, part);
         if !x.bf16 || gemm.m > MAX_DECODE_ROWS {
             prefill(cuda, part.code, gemm, x);
-        } else if is_own(weight, part.code) {
+        } else if is_own(part.code) {
             decode_own(cuda, part.code, gemm, false);
         } else if !wide(cuda, part.code, gemm, x, None) {
             decode(cuda, part.code, gemm, false);
@@ -103,7 +101,7 @@ pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut 
     assert!(gemm.n.is_multiple_of(2 * TILE_ROWS), "gate and up of {ffn} rows are not whole strips");
     if gemm.m > MAX_DECODE_ROWS {
         prefill_swiglu(cuda, code, gemm, scratch);
-    } else if is_own(weight, code) {
+    } else if is_own(code) {
         decode_own(cuda, code, gemm, true);
     } else if !wide(cuda, code, gemm, x, Some(out)) {
         decode(cuda, code, gemm, true);
@@ -147,8 +145,8 @@ fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
 fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize, halves: usize) -> u64 {
     let to = cuda.unpacked.borrow().at();
     let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
-    let [n, cols, planes] = [strips, gemm.k, code.planes()].map(|n| I32(n as i32));
-    let args = [Ptr(to), Ptr(gemm.weight), gate, up, n, cols, planes, words(code)];
+    let [n, cols, bits] = [strips, gemm.k, code.bits()].map(|n| I32(n as i32));
+    let args = [Ptr(to), Ptr(gemm.weight), gate, up, n, cols, bits, words(code)];
     cuda.driver.launch(Kernel::Unpack, [gemm.k / GROUP, halves * strips, 1], 128, &args);
     to
 }
@@ -170,7 +168,7 @@ fn biases(cuda: &Cuda, gemm: &Gemm, first: [usize; 2], n: usize) -> u64 {
 fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     let mut args: Vec<Arg<'_>> = gemm::arguments(gemm);
-    args[7] = I32(fused as i32);
+    args.push(I32(fused as i32));
     let most = *[8, 16, 32].iter().find(|&&rows| gemm.m <= rows).expect("at most 32 rows");
     let resident = Kernel::PackedResident(code, most as u8);
     if driver.supports(resident) {
@@ -187,7 +185,7 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
 
 /// Multiplies rows with the kernel for codes of GGUF files, [`OWN_ROWS`] at a time.
 fn decode_own(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
-    let kernel = Kernel::OwnGemm(code.planes() as u8);
+    let kernel = Kernel::OwnGemm(code.bits() as u8);
     // A block takes half the shared memory of a large GPU's SM, so two of them run on it.
     let blocks = outs(gemm, fused).div_ceil(outs(gemm, fused).div_ceil(2 * cuda.driver.sm_count));
     for row in (0..gemm.m).step_by(OWN_ROWS) {
@@ -202,7 +200,7 @@ fn decode_own(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
 /// Whether activations of this shape are multiplied by kernels that read images: all their readers
 /// are packed.
 pub(super) fn reads_images(driver: &Driver, rows: usize, width: usize, readers: &[&Weight]) -> bool {
-    let packed = readers.iter().all(|w| w.parts.len() == 1 && !is_own(w, w.parts[0].code));
+    let packed = readers.iter().all(|w| w.parts.iter().all(|part| !is_own(part.code)));
     let fits = width.is_multiple_of(IMAGE_COLS) && width <= MAX_IMAGE_COLS && rows >= *IMAGE_RANGE.start();
     packed && fits && driver.supports(Kernel::PackedWgmma(Code::Q4, "wide"))
 }
@@ -223,7 +221,7 @@ fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) ->
     let sums = cuda.unpacked.borrow().sums(of_k * blocks * shape.rows() * IMAGE_ROWS * size_of::<f32>());
     let (of_k, [sums, arrivals]) = sums.map_or((1, [0, 0]), |sums| (of_k, sums));
     let args = [gemm.out, filled, image, gemm.weight, gemm.bias, sums, arrivals].map(Ptr);
-    let args = args.into_iter().chain([n, k, m, I32(fused.is_some() as i32)]);
+    let args = args.into_iter().chain([n, k, m, I32(gemm.ld as i32), I32(fused.is_some() as i32)]);
     let kernel = Kernel::PackedWgmma(code, shape.name);
     driver.launch(kernel, [blocks, of_k, 1], kernel.entry().threads, &args.collect::<Vec<_>>());
     true
@@ -256,8 +254,8 @@ impl Wide {
 /// Shapes for matrices with enough rows for all SMs, and for other matrices.
 fn wides(code: Code) -> [Wide; 2] {
     let k_groups = match code {
-        Code::Q4 => 4,
-        Code::Q8 | Code::File(_) => 3,
+        Code::Q4 | Code::Q4H => 4,
+        Code::Q8 | Code::Q6H | Code::File(_) => 3,
     };
     [Wide { name: "wide", row_groups: 3, k_groups: 1 }, Wide { name: "narrow", row_groups: 1, k_groups }]
 }

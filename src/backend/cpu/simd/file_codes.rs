@@ -44,7 +44,7 @@ pub(super) fn integer_strip(bytes: Bytes, code: FileCode, job: Strip<'_>, out: &
 /// In f32: one pair of rows after the other.
 #[inline(always)]
 unsafe fn floats<V: Vector>(code: FileCode, job: Strip<'_>, out: &mut Tile<'_>) {
-    let (tiles, quads, planes) = (job.tiles, job.tiles.div_ceil(4), job.planes());
+    let (tiles, quads) = (job.tiles, job.tiles.div_ceil(4));
     let mut runs = Runs::ZERO;
     for b in 0..out.rows() {
         let lines = job.x.lines[b * tiles * STEPS..].as_ptr().cast::<f32>();
@@ -60,8 +60,8 @@ unsafe fn floats<V: Vector>(code: FileCode, job: Strip<'_>, out: &mut Tile<'_>) 
                     // tile, and the instruction set of V is enabled.
                     unsafe {
                         let mut part = V::splat(0.0);
-                        for plane in 0..planes {
-                            let codes = job.codes(plane, tile, g).add(4 * lane);
+                        for codes in job.planes(tile, g) {
+                            let codes = codes.add(4 * lane);
                             part = part.mul_add(V::splat(16.0), V::splat(0.0));
                             for step in 0..STEPS {
                                 let x = V::load(lines.add((tile * STEPS + step) * 16 + lane));
@@ -108,13 +108,13 @@ impl Work for Integers<'_, '_, '_> {
         while i < n {
             // SAFETY: the caller's contract.
             unsafe {
-                match (n - i, job.planes()) {
-                    (1, 1) => block::<D, 1, 1>(code, &job, i, out),
-                    (1, _) => block::<D, 2, 1>(code, &job, i, out),
-                    (2 | 3, 1) => block::<D, 1, 2>(code, &job, i, out),
-                    (2 | 3, _) => block::<D, 2, 2>(code, &job, i, out),
-                    (_, 1) => block::<D, 1, MOST_ROWS>(code, &job, i, out),
-                    _ => block::<D, 2, MOST_ROWS>(code, &job, i, out),
+                match (n - i, job.code.bits()) {
+                    (1, 4) => block::<D, 4, 1>(code, &job, i, out),
+                    (1, _) => block::<D, 8, 1>(code, &job, i, out),
+                    (2 | 3, 4) => block::<D, 4, 2>(code, &job, i, out),
+                    (2 | 3, _) => block::<D, 8, 2>(code, &job, i, out),
+                    (_, 4) => block::<D, 4, MOST_ROWS>(code, &job, i, out),
+                    _ => block::<D, 8, MOST_ROWS>(code, &job, i, out),
                 }
             }
             i += [1, 2, 2, 4][(n - i).min(4) - 1];
@@ -125,7 +125,7 @@ impl Work for Integers<'_, '_, '_> {
 /// Products of `B` rows of activations from `first` on.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn block<D: Dot, const PLANES: usize, const B: usize>(
+unsafe fn block<D: Dot, const BITS: usize, const B: usize>(
     code: FileCode,
     job: &Strip<'_>,
     first: usize,
@@ -151,18 +151,21 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize>(
                         minima[g][b] = _mm256_fmadd_ps(factors[tile], sums, minima[g][b]);
                     }
                 }
-                let codes: [*const u8; PLANES] = array_of!(PLANES, plane => job.codes(plane, 4 * quad, g));
+                let codes: [*const u8; 2] = [job.codes(4 * quad, g), job.low_codes(4 * quad, g)];
                 let x = array_of!(B, b => lines[b].add(4 * quad * LINES));
                 let of_x = array_of!(B, b => of_x[b].add(16 * quad));
                 sums[g] = match tiles - 4 * quad {
-                    1 => quad_dots::<D, PLANES, B, 1>(sums[g], codes, x, of_x, scales),
-                    2 => quad_dots::<D, PLANES, B, 2>(sums[g], codes, x, of_x, scales),
-                    3 => quad_dots::<D, PLANES, B, 3>(sums[g], codes, x, of_x, scales),
+                    1 => quad_dots::<D, BITS, B, 1>(sums[g], codes, x, of_x, scales),
+                    2 => quad_dots::<D, BITS, B, 2>(sums[g], codes, x, of_x, scales),
+                    3 => quad_dots::<D, BITS, B, 3>(sums[g], codes, x, of_x, scales),
                     _ => {
-                        for (codes, tile) in codes.into_iter().flat_map(|codes| (0..4).map(move |tile| (codes, tile))) {
-                            job.prefetch(codes.add(TILE_BYTES * tile));
+                        for tile in 0..4 {
+                            job.prefetch(codes[0].wrapping_add(TILE_BYTES * tile));
+                            if BITS > 4 {
+                                job.prefetch(codes[1].wrapping_add(TILE_BYTES * tile));
+                            }
                         }
-                        quad_dots::<D, PLANES, B, 4>(sums[g], codes, x, of_x, scales)
+                        quad_dots::<D, BITS, B, 4>(sums[g], codes, x, of_x, scales)
                     }
                 };
             }
@@ -183,9 +186,9 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize>(
 /// of its tiles, two apart.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn quad_dots<D: Dot, const PLANES: usize, const B: usize, const N: usize>(
+unsafe fn quad_dots<D: Dot, const BITS: usize, const B: usize, const N: usize>(
     mut sums: [D::Sums; B],
-    codes: [*const u8; PLANES],
+    codes: [*const u8; 2],
     x: [*const Line; B],
     of_x: [*const f32; B],
     scales: [__m256; 4],
@@ -194,8 +197,8 @@ unsafe fn quad_dots<D: Dot, const PLANES: usize, const B: usize, const N: usize>
         for tile in 0..N {
             for b in 0..B {
                 let scales = _mm256_mul_ps(scales[tile], _mm256_broadcast_ss(&*of_x[b].add(2 * tile)));
-                let codes = array_of!(PLANES, plane => codes[plane].add(TILE_BYTES * tile));
-                sums[b] = D::add_runs::<PLANES>(sums[b], codes, x[b].add(tile * LINES), scales);
+                let codes = codes.map(|codes| codes.wrapping_add(TILE_BYTES * tile));
+                sums[b] = D::add_runs::<BITS>(sums[b], codes, x[b].add(tile * LINES), scales);
             }
         }
         sums

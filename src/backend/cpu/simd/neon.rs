@@ -102,6 +102,11 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_fours(at: *const f32) -> Self {
+        unsafe { Self([vld1q_f32(at); 2]) }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         unsafe {
             vst1q_f32(at, self.0[0]);

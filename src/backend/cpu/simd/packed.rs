@@ -17,12 +17,14 @@ use super::file_codes;
 use super::integer::{self, Bytes};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
-use super::strip::{Line, Ordered, STEPS, Strip, TILE_BYTES, WORDS, put, put_runs, round};
+use super::strip::{
+    Line, MOST_WORDS, Ordered, STEPS, Strip, TILE_BYTES, WORDS, put, put_halves, put_runs, round, zero_of,
+};
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
 use super::{Isa, Set, array_of, by_isa};
-use crate::quant::{Code, GROUP, TILE_ROWS};
+use crate::quant::{Code, EIGHT, GROUP, TILE_ROWS};
 use std::ops::Range;
 
 /// A range of rows of a packed matrix.
@@ -74,29 +76,52 @@ unsafe fn unpack_body<V: Vector>(
         }
         return;
     }
-    let (tiles, size) = (width / GROUP, code.strip_bytes(width));
+    let (tiles, size, form) = (width / GROUP, code.strip_bytes(width), code.form());
     for (row, out) in rows.zip(out.chunks_mut(stride)) {
         let out = &mut out[..cols.len()];
         let strip = &bytes[row / TILE_ROWS * size..][..size];
         let (g, second) = (row % 8, row % TILE_ROWS / 8);
         for (tile, out) in (cols.start / GROUP..).zip(out.as_chunks_mut::<GROUP>().0) {
             out.fill(0.0);
-            for plane in 0..code.planes() {
-                let chunks = &strip[(plane * tiles + tile) * TILE_BYTES + g * 64..][..64];
+            let mut add_nibbles = |tile: usize| {
+                let chunks = &strip[tile * TILE_BYTES + g * 64..][..64];
                 for (chunk, out) in chunks.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0) {
                     let eights = chunk[second * 8..second * 8 + 8].as_chunks::<4>().0;
-                    for (eight, out) in eights.iter().zip(out.as_chunks_mut::<8>().0) {
+                    for (eight, out) in eights.iter().zip(out.as_chunks_mut::<EIGHT>().0) {
                         let w = u32::from_le_bytes(*eight);
-                        for c in 0..8 {
+                        for c in 0..EIGHT {
                             let nibble = w >> (4 * (c / 2) + 16 * (c % 2)) & 15;
                             out[c] = 16.0 * out[c] + nibble as f32;
                         }
                     }
                 }
+            };
+            add_nibbles(tile);
+            match form.low_bits {
+                0 => {}
+                4 => add_nibbles(tiles + tile),
+                _ => {
+                    let low = &strip[tiles * TILE_BYTES + tile * form.low_tile_bytes() + g * 32..][..32];
+                    for (t, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                        let at = 8 * t + 4 * second;
+                        let w = u32::from_le_bytes([low[at], low[at + 1], low[at + 2], low[at + 3]]);
+                        for c in 0..16 {
+                            let bit = 8 * (c % EIGHT / 4 + 2 * (c % 2)) + 2 * (c % 4 / 2) + 4 * (c / EIGHT);
+                            out[c] = 4.0 * out[c] + (w >> bit & 3) as f32;
+                        }
+                    }
+                }
             }
-            let word = code.planes() * tiles * TILE_BYTES + 2 * (((tile / 4 * 8 + g) * 4 + tile % 4) * 2 + second);
-            let (scale, zero) = code.scale_zero(u16::from_le_bytes([strip[word], strip[word + 1]]));
-            out.iter_mut().for_each(|v| *v = scale * (*v - zero));
+            let at = tiles * form.tile_bytes() + 2 * form.word_index(row % TILE_ROWS, tile);
+            let grid = |half: usize| {
+                let at = at + 2 * half.min(form.words - 1);
+                code.scale_zero(u16::from_le_bytes([strip[at], strip[at + 1]]))
+            };
+            let grids = [grid(0), grid(1)];
+            for (i, out) in out.as_chunks_mut::<EIGHT>().0.iter_mut().enumerate() {
+                let (scale, zero) = grids[i % 2];
+                out.iter_mut().for_each(|v| *v = scale * (*v - zero));
+            }
         }
     }
 }
@@ -164,14 +189,15 @@ impl Input {
         for row in 0..n {
             let lines = &mut ordered.lines[row * tiles * method.lines()..][..tiles * method.lines()];
             let sums: &mut [f32] = bytemuck::cast_slice_mut(&mut ordered.sums[row * quads..][..quads]);
+            let halves: &mut [f32] = bytemuck::cast_slice_mut(&mut ordered.halves[row * quads..][..quads]);
             let runs: &mut [f32] = bytemuck::cast_slice_mut(&mut ordered.runs[2 * row * quads..][..2 * quads]);
             let x = &x[row * cols..(row + 1) * cols];
             match method {
-                Method::F32 => order_f32(x, lines, sums, runs),
+                Method::F32 => order_f32(x, lines, sums, halves, runs),
                 #[cfg(target_arch = "x86_64")]
                 Method::Bytes(_) => {
                     let scales = bytemuck::cast_slice_mut(&mut ordered.scales[row * quads..][..quads]);
-                    integer::order(x, lines, scales, sums, runs);
+                    integer::order(x, lines, scales, sums, halves, runs);
                 }
             }
         }
@@ -185,7 +211,7 @@ fn round_all(x: &mut [f32]) {
 
 /// Stores activations by nibble. Line k of a tile holds the columns of nibble k: lane 4 t + u is
 /// column 16 t + 8 (u mod 2) + c, where c is 2 k, or 2 (k - 4) + 1 for k >= 4.
-fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32], runs: &mut [f32]) {
+fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32], halves: &mut [f32], runs: &mut [f32]) {
     for (tile, (x, lines)) in x.as_chunks::<GROUP>().0.iter().zip(lines.as_chunks_mut::<STEPS>().0).enumerate() {
         let mut rounded = *x;
         round_all(&mut rounded);
@@ -197,6 +223,9 @@ fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32], runs: &mut [f32]) 
             }
         }
         put(sums, tile, rounded.iter().sum());
+        let eights = rounded.as_chunks::<EIGHT>().0;
+        let of_half = |half: usize| eights.iter().skip(half).step_by(2).flatten().sum();
+        put_halves(halves, tile, [of_half(0), of_half(1)]);
         let runs_of = rounded.as_chunks::<16>().0;
         put_runs(runs, tile, std::array::from_fn(|run| runs_of[run].iter().sum()));
     }
@@ -216,7 +245,7 @@ pub(in super::super) fn tile_dots(
     assert!(out.cols() == strips.len() && (x.n, x.cols) == (out.rows(), cols), "shapes of packed dot products");
     assert!(strips.rows.start.is_multiple_of(TILE_ROWS), "packed dot products of whole strips");
     let method = input.method.expect("activations in tile order");
-    scratch.resize(scratch.len().max(cols.div_ceil(4 * GROUP) * WORDS), 0.0);
+    scratch.resize(scratch.len().max(cols.div_ceil(4 * GROUP) * MOST_WORDS), 0.0);
     let size = code.strip_bytes(cols);
     let first = strips.rows.start / TILE_ROWS;
     for (strip, row) in (first..).zip((0..strips.len()).step_by(TILE_ROWS)) {
@@ -249,18 +278,30 @@ impl Strip<'_> {
     /// the other rows.
     #[inline(always)]
     unsafe fn run<V: Vector>(mut self, out: &mut Tile<'_>) {
-        let (n, mut i) = (out.rows(), 0);
         self.decode_scales();
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self.code.form().words {
+                1 => self.rows::<V, false, WORDS>(out),
+                _ => self.rows::<V, true, MOST_WORDS>(out),
+            }
+        }
+    }
+
+    /// [`Self::run`] where four tiles have `N` words.
+    #[inline(always)]
+    unsafe fn rows<V: Vector, const HALVES: bool, const N: usize>(&self, out: &mut Tile<'_>) {
+        let (n, mut i) = (out.rows(), 0);
         while i < n {
             // SAFETY: the caller's contract. Sums of up to 16 rows of weights and activations fit
             // in registers.
             unsafe {
                 match (n - i, V::LANES) {
-                    (1, _) => self.block::<V, 1, 8>(i, out),
-                    (2 | 3, 16) => self.block::<V, 2, 8>(i, out),
-                    (2 | 3, _) => self.block::<V, 2, 4>(i, out),
-                    (_, 16) => self.block::<V, 4, 4>(i, out),
-                    _ => self.block::<V, 4, 2>(i, out),
+                    (1, _) => self.block::<V, HALVES, N, 1, 8>(i, out),
+                    (2 | 3, 16) => self.block::<V, HALVES, N, 2, 8>(i, out),
+                    (2 | 3, _) => self.block::<V, HALVES, N, 2, 4>(i, out),
+                    (_, 16) => self.block::<V, HALVES, N, 4, 4>(i, out),
+                    _ => self.block::<V, HALVES, N, 4, 2>(i, out),
                 }
             }
             i += [1, 2, 2, 4][(n - i).min(4) - 1];
@@ -269,33 +310,37 @@ impl Strip<'_> {
 
     /// Multiplies `B` rows of activations, from `first` on, by `G` pairs of weight rows at a time.
     #[inline(always)]
-    unsafe fn block<V: Vector, const B: usize, const G: usize>(&self, first: usize, out: &mut Tile<'_>) {
+    unsafe fn block<V: Vector, const HALVES: bool, const N: usize, const B: usize, const G: usize>(
+        &self,
+        first: usize,
+        out: &mut Tile<'_>,
+    ) {
         let (tiles, quads) = (self.tiles, self.tiles.div_ceil(4));
         let x: [*const u8; B] = array_of!(B, b => self.x.lines[(first + b) * tiles * STEPS..].as_ptr().cast());
         // SAFETY: the strip has `tiles` tiles and words for `quads` of four, activations a line for
         // every step of a tile and one of sums for every quad; `first + B` is at most the rows of
         // activations.
         unsafe {
-            let sums: [*const f32; B] = array_of!(B, b => self.x.sums[(first + b) * quads..].as_ptr().cast());
-            let mut zeros = [[V::splat(0.0); 8]; B];
+            let sums = if HALVES { &self.x.halves } else { &self.x.sums };
+            let sums: [*const f32; B] = array_of!(B, b => sums[(first + b) * quads..].as_ptr().cast());
+            let mut zeros = [[V::splat(0.0); MOST_WORDS / 8]; B];
             for quad in 0..quads {
-                let offsets = self.offsets(quad * WORDS);
+                let offsets: [f32; N] = self.offsets(quad * N);
                 for b in 0..B {
-                    let sums = V::load(sums[b].add(quad * 16));
-                    for j in 0..WORDS / V::LANES {
+                    for j in 0..N / V::LANES {
+                        let sums = V::load(sums[b].add(quad * 16 + j * V::LANES % 16));
                         zeros[b][j] = V::load(offsets.as_ptr().add(j * V::LANES)).mul_add(sums, zeros[b][j]);
                     }
                 }
             }
-            // Lanes of row g and of row g + 8 alternate.
-            let mut zero = [[0f32; WORDS]; B];
+            let mut zero = [[0f32; N]; B];
             for b in 0..B {
-                for j in 0..WORDS / V::LANES {
+                for j in 0..N / V::LANES {
                     zeros[b][j].store(zero[b].as_mut_ptr().add(j * V::LANES));
                 }
             }
             for g in (0..8).step_by(G) {
-                let acc = self.products::<V, B, G>(&x, g);
+                let acc = self.products::<V, HALVES, B, G>(&x, g);
                 for b in 0..B {
                     for i in 0..G {
                         // The last 8 lanes stay zero for vectors of 8 lanes.
@@ -308,8 +353,7 @@ impl Strip<'_> {
                         }
                         for second in 0..2 {
                             let row = g + i + 8 * second;
-                            let z = (g + i) * 8 + second;
-                            let z = (zero[b][z] + zero[b][z + 2]) + (zero[b][z + 4] + zero[b][z + 6]);
+                            let z = zero_of::<HALVES>(&zero[b][(g + i) * (N / 8)..][..N / 8], second);
                             if row < out.cols() {
                                 out.row_mut(first + b)[row] = lanes[2 * second] + lanes[2 * second + 1] - z;
                             }
@@ -322,22 +366,33 @@ impl Strip<'_> {
 
     /// Returns the scaled sums of `code * x` of `G` pairs of rows from `g` on, in lanes by row.
     #[inline(always)]
-    unsafe fn products<V: Vector, const B: usize, const G: usize>(&self, x: &[*const u8; B], g: usize) -> [[V; G]; B] {
-        let (tiles, planes) = (self.tiles, self.planes());
+    unsafe fn products<V: Vector, const HALVES: bool, const B: usize, const G: usize>(
+        &self,
+        x: &[*const u8; B],
+        g: usize,
+    ) -> [[V; G]; B] {
+        // Scales of a pair of rows in a tile, and in four tiles.
+        let of_tile = if HALVES { 4 } else { 2 };
+        let (tiles, low_bits) = (self.tiles, self.code.form().low_bits);
+        let (planes, levels) = (1 + usize::from(low_bits > 0), (1 << low_bits) as f32);
         // SAFETY: the caller's contract.
         unsafe {
             let mut acc = [[V::splat(0.0); G]; B];
             for tile in 0..tiles {
-                let scales = self.scales.as_ptr().add(((tile / 4 * 8 + g) * 4 + tile % 4) * 2);
+                let scales = self.scales.as_ptr().add(((tile / 4 * 8 + g) * 4 + tile % 4) * of_tile);
                 let line = tile * STEPS * 64;
                 for i in 0..G {
                     let mut part = [V::splat(0.0); B];
+                    let two = if low_bits == 2 { self.low_nibbles(tile, g + i) } else { Line([0; 16]) };
                     for plane in 0..planes {
-                        let codes = self.codes(plane, tile, g + i);
+                        let mut codes = if plane == 0 { self.codes(tile, g + i) } else { self.low_codes(tile, g + i) };
                         self.prefetch(codes);
                         if plane > 0 {
+                            if low_bits == 2 {
+                                codes = two.0.as_ptr().cast();
+                            }
                             for b in 0..B {
-                                part[b] = part[b].mul_add(V::splat(16.0), V::splat(0.0));
+                                part[b] = part[b].mul_add(V::splat(levels), V::splat(0.0));
                             }
                         }
                         for lane in (0..16).step_by(V::LANES) {
@@ -350,7 +405,8 @@ impl Strip<'_> {
                             }
                         }
                     }
-                    let scale = V::load_pairs(scales.add(i * 8));
+                    let scales = scales.add(i * 4 * of_tile);
+                    let scale = if HALVES { V::load_fours(scales) } else { V::load_pairs(scales) };
                     for b in 0..B {
                         acc[b][i] = scale.mul_add(part[b], acc[b][i]);
                     }

@@ -11,8 +11,9 @@ use crate::quant::{Code, GROUP, TILE_ROWS};
 pub(super) const TILE_BYTES: usize = TILE_ROWS * GROUP / 2;
 /// Steps of a tile in f32, one for each nibble of a u32.
 pub(super) const STEPS: usize = 8;
-/// Words of four tiles.
+/// Words of four tiles: one for each row of a tile, or one for each half of it.
 pub(super) const WORDS: usize = 4 * TILE_ROWS;
+pub(super) const MOST_WORDS: usize = 2 * WORDS;
 /// Prefetch distance, into L2: 22 GB/s on one core where 8 KB ahead into L1 reach 13. A strip's
 /// words are prefetched by as much, so that strips leave no gaps.
 const AHEAD_BYTES: usize = 16 << 10;
@@ -30,6 +31,9 @@ pub(super) struct Ordered {
     /// Sums of each group of columns, in the order of their words:
     /// `[n][tiles / 4, rounded up][4 tiles][2]`, twice. 0 for tiles that do not exist.
     pub sums: Vec<Line>,
+    /// Sums of each half of a group, in the order of its words:
+    /// `[n][tiles / 4, rounded up][4 tiles][2 rows][2 halves]`.
+    pub halves: Vec<Line>,
     /// Sums of 16 columns each, twice: `[n][tiles / 4, rounded up][4 tiles][4][2]`.
     pub runs: Vec<Line>,
     /// Scales of the groups, in the order of `sums`, where activations are integers.
@@ -44,7 +48,7 @@ impl Ordered {
     pub fn resize(&mut self, n: usize, cols: usize, lines: usize) {
         (self.n, self.cols) = (n, cols);
         self.lines.resize(n * cols / GROUP * lines, Line([0; 16]));
-        for (words, lines) in [(&mut self.sums, 1), (&mut self.scales, 1), (&mut self.runs, 2)] {
+        for (words, lines) in [(&mut self.sums, 1), (&mut self.halves, 1), (&mut self.scales, 1), (&mut self.runs, 2)] {
             words.clear();
             words.resize(lines * n * cols.div_ceil(4 * GROUP), Line([0; 16]));
         }
@@ -59,11 +63,23 @@ pub(super) fn put(words: &mut [f32], tile: usize, value: f32) {
     }
 }
 
+/// Stores the sums of a tile's halves for the rows g and g + 8.
+pub(super) fn put_halves(halves: &mut [f32], tile: usize, [first, second]: [f32; 2]) {
+    halves[4 * tile..][..4].copy_from_slice(&[first, second, first, second]);
+}
+
 /// Stores the sums of a tile's runs of 16 columns.
 pub(super) fn put_runs(runs: &mut [f32], tile: usize, sums: [f32; 4]) {
     for (i, sum) in sums.into_iter().enumerate() {
         runs[8 * tile + 2 * i..][..2].fill(sum);
     }
+}
+
+/// The sum of a row's zero points times sums of activations, over four tiles.
+#[inline(always)]
+pub(super) fn zero_of<const HALVES: bool>(z: &[f32], second: usize) -> f32 {
+    let tile = |t: usize| if HALVES { z[4 * t + 2 * second] + z[4 * t + 2 * second + 1] } else { z[2 * t + second] };
+    (tile(0) + tile(1)) + (tile(2) + tile(3))
 }
 
 /// Rounds to bf16, to nearest even.
@@ -85,18 +101,43 @@ pub(super) struct Strip<'a> {
 }
 
 impl Strip<'_> {
-    pub fn planes(&self) -> usize {
-        self.code.planes()
-    }
-
     pub fn words(&self) -> &[u8] {
-        &self.strip[self.planes() * self.tiles * TILE_BYTES..]
+        &self.strip[self.tiles * self.code.form().tile_bytes()..]
     }
 
-    /// The 64 bytes of rows g and g + 8 of a tile in one plane.
+    /// The 64 bytes of rows g and g + 8 of a tile in the plane of nibbles.
     #[inline(always)]
-    pub fn codes(&self, plane: usize, tile: usize, g: usize) -> *const u8 {
-        self.strip.as_ptr().wrapping_add((plane * self.tiles + tile) * TILE_BYTES + g * 64)
+    pub fn codes(&self, tile: usize, g: usize) -> *const u8 {
+        self.strip.as_ptr().wrapping_add(tile * TILE_BYTES + g * 64)
+    }
+
+    /// Their low bits: 64 bytes of codes of 8 bits, 32 of codes of 6.
+    #[inline(always)]
+    pub fn low_codes(&self, tile: usize, g: usize) -> *const u8 {
+        let size = self.code.form().low_tile_bytes();
+        self.strip.as_ptr().wrapping_add(self.tiles * TILE_BYTES + tile * size + g * (size / 8))
+    }
+
+    /// The planes of codes of 4 or 8 bits.
+    #[inline(always)]
+    pub fn planes(&self, tile: usize, g: usize) -> impl Iterator<Item = *const u8> {
+        let planes = if self.code.bits() > 4 { 2 } else { 1 };
+        [self.codes(tile, g), self.low_codes(tile, g)].into_iter().take(planes)
+    }
+
+    /// The low bits of codes of 6 bits as nibbles, in the order of the upper four.
+    #[inline(always)]
+    pub fn low_nibbles(&self, tile: usize, g: usize) -> Line {
+        let mut out = Line([0; 16]);
+        let at = self.low_codes(tile, g) as usize - self.strip.as_ptr() as usize;
+        for (i, two) in self.strip[at..at + 32].as_chunks::<4>().0.iter().enumerate() {
+            let two = u32::from_le_bytes(*two);
+            for eight in 0..2 {
+                let (even, odd) = (two >> (4 * eight) & 0x0303_0303, two >> (4 * eight + 2) & 0x0303_0303);
+                out.0[2 * i + eight] = even | odd << 4;
+            }
+        }
+        out
     }
 
     /// Prefetches codes that are needed later than those at `codes`.
@@ -117,23 +158,28 @@ impl Strip<'_> {
     #[inline(always)]
     pub fn decode_scales(&mut self) {
         self.prefetch_words();
-        let words = &self.strip[self.code.planes() * self.tiles * TILE_BYTES..];
-        let mask = if self.code == Code::Q4 { 0x7ff0 } else { 0x7fff };
-        let shift = u16::from(self.code == Code::Q4);
+        let words = &self.strip[self.tiles * self.code.form().tile_bytes()..];
+        let (shift, mask) = match self.code {
+            Code::Q4 => (1, 0x7ff0),
+            Code::Q4H | Code::Q6H => (1, 0x7fc0),
+            _ => (0, 0x7fff),
+        };
         for (scale, word) in self.scales.iter_mut().zip(words.as_chunks::<2>().0) {
             *scale = f16(u16::from_le_bytes(*word) >> shift & mask);
         }
     }
 
-    /// `scale * zero` of the words from `first` on.
+    /// `scale * zero` of `N` words from `first` on.
     #[inline(always)]
-    pub fn offsets(&self, first: usize) -> [f32; WORDS] {
-        let (words, scales) = (&self.words()[2 * first..][..2 * WORDS], &self.scales[first..first + WORDS]);
-        let mut out = [0.0; WORDS];
-        for i in 0..WORDS {
+    pub fn offsets<const N: usize>(&self, first: usize) -> [f32; N] {
+        let (words, scales) = (&self.words()[2 * first..][..2 * N], &self.scales[first..first + N]);
+        let mut out = [0.0; N];
+        for i in 0..N {
             let word = u16::from_le_bytes([words[2 * i], words[2 * i + 1]]);
             let zero = match self.code {
                 Code::Q4 => 0.5 * (word & 31) as f32,
+                Code::Q4H => 0.125 * (word & 127) as f32,
+                Code::Q6H => 0.5 * (word & 127) as f32,
                 _ => 128.0,
             };
             out[i] = scales[i] * zero;

@@ -26,6 +26,8 @@ pub(super) trait Vector: Copy {
     unsafe fn load_nibbles(at: *const u8, shift: u32) -> Self;
     /// `[a, a, b, b]` again and again, of two values.
     unsafe fn load_pairs(at: *const f32) -> Self;
+    /// Four values again and again.
+    unsafe fn load_fours(at: *const f32) -> Self;
     unsafe fn store(self, at: *mut f32);
     /// `self * a + b`
     unsafe fn mul_add(self, a: Self, b: Self) -> Self;
@@ -140,6 +142,13 @@ impl<const FUSED: bool> Vector for Eight<FUSED> {
     }
 
     #[inline(always)]
+    unsafe fn load_fours(at: *const f32) -> Self {
+        // SAFETY: the pointer is valid for four values.
+        let [a, b, c, d] = unsafe { at.cast::<[f32; 4]>().read_unaligned() };
+        Self([a, b, c, d, a, b, c, d])
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         // SAFETY: the trait's contract.
         unsafe { at.cast::<[f32; 8]>().write_unaligned(self.0) }
@@ -237,6 +246,11 @@ impl Vector for Avx2 {
                 at.cast::<f64>().read_unaligned(),
             ))))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_fours(at: *const f32) -> Self {
+        unsafe { Self(_mm256_broadcast_ps(&_mm_loadu_ps(at))) }
     }
 
     #[inline(always)]
@@ -346,6 +360,11 @@ impl Vector for Avx512 {
             let pair = _mm512_set1_pd(at.cast::<f64>().read_unaligned());
             Self(_mm512_permute_ps::<0b01_01_00_00>(_mm512_castpd_ps(pair)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_fours(at: *const f32) -> Self {
+        unsafe { Self(_mm512_broadcast_f32x4(_mm_loadu_ps(at))) }
     }
 
     #[inline(always)]
