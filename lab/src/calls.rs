@@ -43,7 +43,10 @@ pub fn run(args: &CallsArgs) -> Result<u8> {
         for one in heard {
             match one {
                 Heard::Text(text) => content += &text,
-                Heard::Call(call) => calls.push(json!({ "name": call.name, "arguments": call.arguments })),
+                Heard::Calls(_, more) => {
+                    calls
+                        .extend(more.into_iter().map(|call| json!({ "name": call.name, "arguments": call.arguments })));
+                }
             }
         }
         writeln!(out, "{}", json!({ "content": content, "calls": calls }))?;

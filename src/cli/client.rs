@@ -215,7 +215,7 @@ fn chain_event(event: ChainEvent, checks: &mut Option<Checks>) -> bool {
     match event {
         ChainEvent::Started(chains) => checks.begin(chains),
         ChainEvent::Ended { chain, report, .. } => checks.add(chain, &report),
-        ChainEvent::Text { .. } | ChainEvent::Elected(_) => return false,
+        ChainEvent::Text { .. } | ChainEvent::WasThought { .. } | ChainEvent::Elected(_) => return false,
     }
     checks.are_done()
 }

@@ -69,10 +69,12 @@ impl Waiting {
         self.spelled = self.reported;
     }
 
-    /// The tokens that begin in the next `bytes` of the answer's text, which are reported now.
-    pub fn take(&mut self, bytes: usize) -> Vec<TokenChoice> {
+    /// The tokens that begin in the next `bytes` of the answer's text, which are reported now, each
+    /// with the byte of them at which it begins.
+    pub fn take(&mut self, bytes: usize) -> Vec<(usize, TokenChoice)> {
+        let before = self.reported;
         self.reported += bytes;
         let n = self.tokens.iter().take_while(|(start, _)| *start < self.reported).count();
-        self.tokens.drain(..n).map(|(_, token)| token).collect()
+        self.tokens.drain(..n).map(|(start, token)| (start.saturating_sub(before), token)).collect()
     }
 }

@@ -129,6 +129,8 @@ pub enum ChainEvent {
     Started(usize),
     /// Streamed text of a chain.
     Text { chain: usize, kind: TextKind, text: String },
+    /// The answer of a chain so far was a thought: its end came without a beginning.
+    WasThought { chain: usize },
     /// A chain has ended, and the votes so far.
     Ended { chain: usize, report: Box<ChainReport>, votes: Vec<VoteCount> },
     /// This chain's reply becomes the turn's.

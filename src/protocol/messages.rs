@@ -135,7 +135,8 @@ pub enum Event {
     Likely {
         turn: u64,
         chain: Option<usize>,
-        tokens: Vec<TokenChoice>,
+        /// Each with the byte of the next text at which it begins.
+        tokens: Vec<(usize, TokenChoice)>,
     },
     /// The answer of this turn so far was a thought: its end came without a beginning.
     WasThought {

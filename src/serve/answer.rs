@@ -25,8 +25,9 @@ pub enum Part {
     Read(usize),
     /// What follows is of this one of several answers.
     Choice(usize),
-    /// Tokens that begin in the next text, with their log-probabilities.
-    Likely(Vec<TokenChoice>),
+    /// Tokens that begin in the next text, with their log-probabilities, each with the byte of the
+    /// text at which it begins.
+    Likely(Vec<(usize, TokenChoice)>),
     Text(TextKind, String),
     /// The answer so far was a thought.
     WasThought,
@@ -95,6 +96,7 @@ impl Several {
             Event::Chain { event: ChainEvent::Text { chain, kind, text }, .. } => {
                 of(*chain, Part::Text(*kind, text.clone()))
             }
+            Event::Chain { event: ChainEvent::WasThought { chain }, .. } => of(*chain, Part::WasThought),
             Event::Chain { event: ChainEvent::Ended { chain, report, .. }, .. } => {
                 of(*chain, Part::Ended(report.clone()))
             }

@@ -258,20 +258,17 @@ impl<F: Form> Sending<F> {
                 self.form.choose(choice);
             }
             Part::Likely(tokens) => self.choices.current().likely(tokens),
-            Part::Text(kind, text) if self.stream => {
-                let next = self.choices.current().shown(kind, text, self.form.trims());
+            Part::Text(kind, text) => {
+                let next = self.choices.current().push(kind, &text, self.form.trims());
                 self.show(kind, next);
             }
-            Part::Text(kind, text) => self.choices.current().push(kind, &text),
             Part::WasThought => self.choices.current().was_thought(),
             // A choice has no place for an error, so it is the request's.
             Part::Ended(report) if report.stop_reason == StopReason::Error => {
                 return Err(failed(&self.shared, "one of the answers failed"));
             }
             Part::Ended(report) => {
-                if self.stream {
-                    self.finish();
-                }
+                self.finish();
                 let end = self.choices.current().ended(&report);
                 if self.stream {
                     self.ready.extend(self.form.ended(end));
@@ -284,9 +281,9 @@ impl<F: Form> Sending<F> {
         Ok(())
     }
 
-    /// Queues the next parts of a stream.
+    /// Queues the next parts of a stream. Those of a whole answer are collected by its choice.
     fn show(&mut self, kind: TextKind, next: Vec<Next>) {
-        for one in next {
+        for one in next.into_iter().filter(|_| self.stream) {
             self.ready.extend(match one {
                 Next::Text(text, tokens) => self.form.text(kind, &text, &tokens),
                 Next::Call(index, call) => self.form.call(index, &call),
@@ -303,13 +300,13 @@ impl<F: Form> Sending<F> {
     fn done(&mut self, report: &TurnReport) -> Result<(), Refusal> {
         let end = end_of(&self.shared, report)?;
         self.stage = Stage::Ended;
+        self.finish();
         if self.stream {
-            self.finish();
             let end = self.choices.current().end(end);
             self.ready.extend(self.form.end(end, report));
             return Ok(());
         }
-        let choices = std::mem::take(&mut self.choices).whole(end, self.form.trims(), &self.shared.said);
+        let choices = std::mem::take(&mut self.choices).whole(end);
         self.ready.push_back(Event(self.form.whole(&choices, report).to_string()));
         Ok(())
     }

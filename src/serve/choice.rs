@@ -1,8 +1,9 @@
 //! The answers of one request: one, or several that differ by their seed.
 
-use super::tools::{Call, Heard, Offered, Parser, Said, Sent, whole};
+use super::tools::{Call, Heard, Offered, Parser, Said, Sent};
 use crate::chat::shown::Shown;
 use crate::protocol::{ChainReport, StopReason, TextKind, TokenChoice};
+use std::collections::VecDeque;
 
 /// Why an answer is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,19 +37,30 @@ pub enum Next {
     Call(usize, Sent),
 }
 
-/// One answer while it is generated.
+/// One answer while it is generated. It collects what a stream shows, so that a whole answer is a
+/// stream that nobody watched.
 #[derive(Default)]
 pub struct Growing {
     thought: String,
     /// The answer as it was sampled, with the text of its calls.
+    sampled: String,
+    /// The answer as it is shown: its text, and the tokens of it.
     text: String,
-    tools: Option<Offered>,
-    /// Finds the calls, if there are tools. A whole answer is parsed at its end instead.
-    parser: Option<Parser>,
-    calls: Vec<Sent>,
     tokens: Vec<TokenChoice>,
-    /// Tokens of a text that is not shown yet.
-    waiting: Vec<TokenChoice>,
+    calls: Vec<Sent>,
+    /// Calls that were shown before they turned out to be part of a thought.
+    withdrawn: usize,
+    tools: Option<Offered>,
+    /// Finds the calls, if there are tools.
+    parser: Option<Parser>,
+    /// Bytes of `sampled` that were heard as text or calls.
+    heard: usize,
+    /// Something behind the only allowed call was left out.
+    cut: bool,
+    /// Tokens of text that was not heard yet, each with the byte of `sampled` at which it begins,
+    /// and tokens of newlines that are held back.
+    waiting: VecDeque<(usize, TokenChoice)>,
+    held: Vec<TokenChoice>,
     /// What a stream shows of the thought and of the answer.
     shown: (Shown, Shown),
     end: Option<End>,
@@ -74,9 +86,9 @@ impl Choices {
         &mut self.all[self.current]
     }
 
-    /// All of them. `end`: of the only one.
-    pub fn whole(self, end: End, trims: bool, said: &Said) -> Vec<Choice> {
-        self.all.into_iter().map(|one| one.whole(end, trims, said)).collect()
+    /// All of them, which are finished. `end`: of the only one.
+    pub fn whole(self, end: End) -> Vec<Choice> {
+        self.all.into_iter().map(|one| one.whole(end)).collect()
     }
 }
 
@@ -86,22 +98,24 @@ impl Growing {
         Self { tools: tools.cloned(), parser, ..Self::default() }
     }
 
-    /// Tokens that begin in the next text.
-    pub fn likely(&mut self, tokens: Vec<TokenChoice>) {
-        self.waiting.extend(tokens);
+    /// Tokens that begin in the next text, each with the byte of it at which it begins.
+    pub fn likely(&mut self, tokens: Vec<(usize, TokenChoice)>) {
+        let begin = self.sampled.len();
+        self.waiting.extend(tokens.into_iter().map(|(at, token)| (begin + at, token)));
     }
 
-    /// Returns what a stream shows of the next text.
-    pub fn shown(&mut self, kind: TextKind, text: String, trims: bool) -> Vec<Next> {
+    /// Takes the next text and returns what a stream shows of it.
+    pub fn push(&mut self, kind: TextKind, text: &str, trims: bool) -> Vec<Next> {
         if kind == TextKind::Reasoning {
-            let text = if trims { self.shown.0.push(&text) } else { text };
+            self.thought += text;
+            let text = if trims { self.shown.0.push(text) } else { text.to_owned() };
             return if text.is_empty() { Vec::new() } else { vec![Next::Text(text, Vec::new())] };
         }
-        let Some(parser) = &mut self.parser else { return self.heard(vec![Heard::Text(text)], trims) };
-        self.text += &text;
+        self.sampled += text;
+        let Some(parser) = &mut self.parser else { return self.hear(vec![Heard::Text(text.to_owned())], trims) };
         let mut heard = Vec::new();
-        parser.push(&text, &mut heard);
-        self.heard(heard, trims)
+        parser.push(text, &mut heard);
+        self.hear(heard, trims)
     }
 
     /// Returns what a stream shows at the end of the answer, and keeps its sampled text.
@@ -110,27 +124,44 @@ impl Growing {
         let Some(mut parser) = self.parser.take() else { return Vec::new() };
         let mut heard = Vec::new();
         parser.finish(&mut heard);
-        let next = self.heard(heard, trims);
-        said.keep(&self.calls, &self.text);
+        let next = self.hear(heard, trims);
+        if !self.cut {
+            said.keep(&self.calls, &self.sampled, &self.text);
+        }
         next
     }
 
-    fn heard(&mut self, heard: Vec<Heard>, trims: bool) -> Vec<Next> {
+    fn hear(&mut self, heard: Vec<Heard>, trims: bool) -> Vec<Next> {
         let mut next = Vec::new();
         for one in heard {
             match one {
                 Heard::Text(text) => {
+                    self.heard += text.len();
+                    let tokens = self.tokens_before(self.heard);
+                    if self.is_over() {
+                        self.cut |= !text.trim().is_empty();
+                        continue;
+                    }
+                    self.held.extend(tokens);
                     let text = if trims { self.shown.1.push(&text) } else { text };
-                    if !text.is_empty() && !self.is_over() {
-                        next.push(Next::Text(text, std::mem::take(&mut self.waiting)));
+                    if !text.is_empty() {
+                        let tokens = std::mem::take(&mut self.held);
+                        self.text += &text;
+                        self.tokens.extend_from_slice(&tokens);
+                        next.push(Next::Text(text, tokens));
                     }
                 }
-                Heard::Call(call) => {
-                    // A call has no log-probabilities.
-                    self.waiting.clear();
-                    if !self.is_over() {
+                Heard::Calls(bytes, calls) => {
+                    self.heard += bytes;
+                    // Tokens of calls are not reported.
+                    drop(self.tokens_before(self.heard));
+                    for call in calls {
+                        if self.is_over() {
+                            self.cut = true;
+                            break;
+                        }
                         let sent = self.sent(call);
-                        next.push(Next::Call(self.calls.len(), sent.clone()));
+                        next.push(Next::Call(self.withdrawn + self.calls.len(), sent.clone()));
                         self.calls.push(sent);
                     }
                 }
@@ -139,7 +170,13 @@ impl Growing {
         next
     }
 
-    /// Whether the only allowed call was found. A stream leaves out the rest.
+    /// Takes the tokens that begin before byte `end` of the sampled text.
+    fn tokens_before(&mut self, end: usize) -> Vec<TokenChoice> {
+        let n = self.waiting.iter().take_while(|(begin, _)| *begin < end).count();
+        self.waiting.drain(..n).map(|(_, token)| token).collect()
+    }
+
+    /// Whether the only allowed call was found. What follows it is left out.
     fn is_over(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.parallel) && !self.calls.is_empty()
     }
@@ -153,30 +190,16 @@ impl Growing {
         if end == End::Stop && !self.calls.is_empty() { End::Calls } else { end }
     }
 
-    /// More of a text that is sent as a whole.
-    pub fn push(&mut self, kind: TextKind, text: &str) {
-        match kind {
-            TextKind::Reasoning => self.thought += text,
-            TextKind::Answer => {
-                self.text += text;
-                // Those of newlines at the end are left out, as they are.
-                if !text.trim_matches('\n').is_empty() {
-                    self.tokens.append(&mut self.waiting);
-                }
-            }
-        }
-    }
-
     /// The answer so far was a thought.
     pub fn was_thought(&mut self) {
-        self.thought += &std::mem::take(&mut self.text);
-        (self.tokens, self.waiting) = (Vec::new(), Vec::new());
-        self.parser = self.tools.as_ref().map(Offered::parser);
+        let thought = std::mem::take(&mut self.thought) + &self.sampled;
+        let (withdrawn, tools) = (self.withdrawn + self.calls.len(), self.tools.take());
+        let shown = (std::mem::take(&mut self.shown.0), Shown::default());
+        *self = Self { thought, withdrawn, shown, ..Self::new(tools.as_ref()) };
     }
 
     /// The end of one of several.
     pub fn ended(&mut self, report: &ChainReport) -> End {
-        (self.thought, self.text) = (report.reasoning.clone(), report.answer.clone());
         let end = match report.stop_reason {
             StopReason::End | StopReason::Cancelled => End::Stop,
             _ => End::Length,
@@ -185,25 +208,12 @@ impl Growing {
         self.end(end)
     }
 
-    fn whole(mut self, end: End, trims: bool, said: &Said) -> Choice {
-        if !trims {
-            self.tokens.append(&mut self.waiting);
-        }
-        if let Some(tools) = &self.tools {
-            let (text, mut calls) = whole(tools.format, &tools.tools, &self.text);
-            if !tools.parallel {
-                calls.truncate(1);
-            }
-            self.calls = calls.into_iter().map(|call| self.sent(call)).collect();
-            said.keep(&self.calls, &self.text);
-            self.text = text;
-        }
+    fn whole(self, end: End) -> Choice {
         let end = self.end(self.end.unwrap_or(end));
-        let text = if trims { self.text.trim_matches('\n').to_owned() } else { self.text };
         let thought = self.thought.trim_matches('\n').to_owned();
         Choice {
             thought: Some(thought).filter(|thought| !thought.trim().is_empty()),
-            text,
+            text: self.text,
             calls: self.calls,
             end,
             tokens: self.tokens,
@@ -215,66 +225,136 @@ impl Growing {
 mod tests {
     use super::*;
     use crate::chat::template::GivenCall;
+    use crate::protocol::Likely;
     use crate::serve::tools::{FORMATS, Tool};
     use serde_json::{Value, json};
 
     const CALL: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {\"n\":  1}}</tool_call>";
 
-    fn offered(parallel: bool) -> Offered {
-        let format = FORMATS.into_iter().find(|format| format.name() == "hermes").unwrap();
+    fn offered(name: &str, parallel: bool) -> Offered {
+        let format = FORMATS.into_iter().find(|format| format.name() == name).unwrap();
         let tools = [Tool { name: "f".to_owned(), parameters: Value::Null }].into();
         Offered { format, tools, json: Value::Null, parallel, forced: None }
     }
 
-    /// The text and the calls of an answer as a stream shows it, and as a whole.
-    fn both(text: &str, parallel: bool, said: &Said) -> [(String, Vec<Sent>, End); 2] {
-        let offered = offered(parallel);
-        let mut streamed = Choices::new(1, Some(&offered));
+    /// An answer that comes in parts: its text, calls, and tokens as a stream shows them, and the
+    /// whole answer. Each character is a token.
+    fn both(
+        parts: &[&str],
+        offered: &Offered,
+        trims: bool,
+        said: &Said,
+    ) -> (String, Vec<Sent>, Vec<TokenChoice>, Choice) {
+        let mut choices = Choices::new(1, Some(offered));
         let mut next = Vec::new();
-        for part in text.split_inclusive(' ') {
-            next.extend(streamed.current().shown(TextKind::Answer, part.to_owned(), true));
+        for part in parts {
+            let token = |(at, c): (usize, char)| {
+                (at, TokenChoice { said: Likely { text: c.into(), logprob: 0.0 }, others: Vec::new() })
+            };
+            choices.current().likely(part.char_indices().map(token).collect());
+            next.extend(choices.current().push(TextKind::Answer, part, trims));
         }
-        next.extend(streamed.current().finish(true, said));
-        let (mut shown, mut calls) = (String::new(), Vec::new());
+        next.extend(choices.current().finish(trims, said));
+        let (mut text, mut calls, mut tokens) = (String::new(), Vec::new(), Vec::new());
         for one in next {
             match one {
-                Next::Text(more, _) => shown += &more,
+                Next::Text(more, own) => {
+                    text += &more;
+                    tokens.extend(own);
+                }
                 Next::Call(index, call) => {
                     assert_eq!(index, calls.len());
                     calls.push(call);
                 }
             }
         }
-        let mut whole = Choices::new(1, Some(&offered));
-        whole.current().push(TextKind::Answer, text);
-        let Choice { text, calls: of_whole, end, .. } = whole.whole(End::Stop, true, said).remove(0);
-        [(shown, calls, streamed.current().end(End::Stop)), (text, of_whole, end)]
+        (text, calls, tokens, choices.whole(End::Stop).remove(0))
+    }
+
+    fn names(calls: &[Sent]) -> Vec<&Call> {
+        calls.iter().map(|sent| &sent.call).collect()
     }
 
     #[test]
-    fn a_stream_and_a_whole_answer_have_the_same_calls_each_with_an_id() {
-        for (text, parallel, shown, n) in [
-            (format!("Wait.\n{CALL}\n{CALL}\n"), true, "Wait.", 2),
-            (format!("Wait.\n{CALL}\n{CALL} more"), false, "Wait.", 1),
-            ("a < b <tool_call>{\"name\"".to_owned(), true, "a < b <tool_call>{\"name\"", 0),
+    fn a_stream_is_the_whole_answer_in_every_format_wherever_it_is_cut() {
+        let json = r#"{"name": "f", "arguments": {"n": 1}}"#;
+        let of = |name, call: String, alone| (name, call, alone);
+        let mut dice = 7u64;
+        let mut roll = |n: usize| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (dice >> 33) as usize % n
+        };
+        for (name, call, alone) in [
+            of("hermes", format!("<tool_call>\n{json}\n</tool_call>"), false),
+            of("xml", "<tool_call><function=f>\n<parameter=n>\n1\n</parameter>\n</function></tool_call>".into(), false),
+            of("llama3", format!("<|python_tag|>{json}"), false),
+            // These calls begin an answer.
+            of("llama3", json.to_owned(), true),
+            of("phi", format!("functools[{json}]"), true),
+            of("phi", format!("<|tool_call|>[{json}]<|/tool_call|>"), false),
+            of("mistral", format!("[TOOL_CALLS][{json}]"), false),
+            of("mistral", "[TOOL_CALLS]f[ARGS]{\"n\": 1}".into(), false),
+            of("granite", format!("<|tool_call|>[{json}]"), false),
         ] {
-            for (said, calls, end) in both(&text, parallel, &Said::default()) {
-                assert!(said.trim_end().starts_with(shown) && calls.len() == n, "{text}: {said:?} {calls:?}");
-                assert_eq!(end, if n > 0 { End::Calls } else { End::Stop });
-                assert!(calls.iter().all(|sent| sent.id.starts_with("call_") && sent.call.name == "f"));
-                assert!(calls.len() < 2 || calls[0].id != calls[1].id);
+            for (before, between, behind) in
+                [("", "", ""), ("\nSo <é>:\n", "\n", "\n"), ("a < b", " and\n\n", "\nDone <to")]
+            {
+                let before = if alone { "" } else { before };
+                let text = format!("{before}{call}{between}{call}{behind}");
+                for (parallel, trims) in [(true, true), (false, true), (true, false), (false, false)] {
+                    let offered = offered(name, parallel);
+                    let (_, _, _, uncut) = both(&[&text], &offered, trims, &Said::default());
+                    // A second call may have to begin the answer, too.
+                    assert!(!uncut.calls.is_empty() && (parallel || uncut.calls.len() == 1), "{text}: {uncut:?}");
+                    assert!(alone || !parallel || uncut.calls.len() == 2, "{text}: {uncut:?}");
+                    if !parallel {
+                        let wanted = if trims { before.trim_matches('\n') } else { before };
+                        assert_eq!(uncut.text, wanted, "what follows the only call is left out");
+                    }
+                    for size in [1, 3, 9, 40] {
+                        let (mut parts, mut rest) = (Vec::new(), &*text);
+                        while !rest.is_empty() {
+                            let end = (1 + roll(size)..rest.len()).find(|&end| rest.is_char_boundary(end));
+                            let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
+                            parts.push(part);
+                            rest = after;
+                        }
+                        let (shown, calls, tokens, whole) = both(&parts, &offered, trims, &Said::default());
+                        assert_eq!((&shown, &calls, &tokens), (&whole.text, &whole.calls, &whole.tokens));
+                        assert_eq!((&whole.text, names(&calls)), (&uncut.text, names(&uncut.calls)), "{parts:?}");
+                        assert_eq!((whole.end, uncut.end), (End::Calls, End::Calls));
+                        // The tokens spell the text, and none is of a call.
+                        let spelled: String = tokens.iter().map(|token| &*token.said.text).collect();
+                        let spelled = if trims { spelled.trim_matches('\n') } else { &*spelled };
+                        assert_eq!(spelled, shown, "{parts:?}");
+                    }
+                }
             }
         }
     }
 
     #[test]
+    fn calls_have_different_ids_and_none_is_left_of_what_was_a_thought() {
+        let (hermes, said) = (offered("hermes", true), Said::default());
+        let (.., whole) = both(&["Wait.\n", CALL, "\n", CALL, "\n"], &hermes, true, &said);
+        assert!(whole.calls.iter().all(|sent| sent.id.starts_with("call_")) && whole.calls[0].id != whole.calls[1].id);
+        let (.., none) = both(&["a < b <tool_call>{\"name\""], &hermes, true, &said);
+        assert_eq!((&*none.text, none.end), ("a < b <tool_call>{\"name\"", End::Stop));
+        let mut choices = Choices::new(1, Some(&hermes));
+        choices.current().push(TextKind::Answer, CALL, true);
+        choices.current().was_thought();
+        let next = choices.current().push(TextKind::Answer, &format!("\nNow {CALL}"), true);
+        assert!(matches!(&next[..], [Next::Text(text, _), Next::Call(1, _)] if text == "Now "), "{next:?}");
+        let whole = choices.whole(End::Stop).remove(0);
+        assert_eq!((whole.thought.as_deref(), &*whole.text, whole.calls.len()), (Some(CALL), "Now ", 1));
+    }
+
+    #[test]
     fn calls_that_come_back_unchanged_are_known_as_they_were_sampled() {
         let (said, text) = (Said::default(), format!("Wait.\n{CALL}"));
-        let [(_, calls, _), _] = both(&text, true, &said);
+        let (_, calls, ..) = both(&[&text], &offered("hermes", true), true, &said);
         let given = |arguments: Value| GivenCall { id: calls[0].id.clone(), name: "f".to_owned(), arguments };
-        let find =
-            |content: &str, calls: &[GivenCall]| said.find(offered(true).format, &offered(true).tools, content, calls);
-        assert_eq!(find("Wait.", &[given(json!({ "n": 1 }))]).as_deref(), Some(&*text));
+        assert_eq!(said.find("Wait.", &[given(json!({ "n": 1 }))]).as_deref(), Some(&*text));
         for (content, calls) in [
             ("Wait!", vec![given(json!({ "n": 1 }))]),
             ("Wait.", vec![given(json!({ "n": 2 }))]),
@@ -282,7 +362,10 @@ mod tests {
             ("Wait.", vec![GivenCall { id: "other".to_owned(), ..given(json!({ "n": 1 })) }]),
             ("Wait.", Vec::new()),
         ] {
-            assert_eq!(find(content, &calls), None, "{content} {calls:?}");
+            assert_eq!(said.find(content, &calls), None, "{content} {calls:?}");
         }
+        // An answer of which the client has not seen all is not repeated.
+        let (_, calls, ..) = both(&[&text, CALL], &offered("hermes", false), true, &said);
+        assert_eq!(said.find("Wait.", &[GivenCall { id: calls[0].id.clone(), ..given(json!({ "n": 1 })) }]), None);
     }
 }

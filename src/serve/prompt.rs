@@ -46,9 +46,9 @@ impl Chat {
             return self;
         };
         let mut messages = self.messages;
-        if let Some(offered) = offered {
+        if offered.is_some() {
             for message in messages.iter_mut().filter(|message| !message.calls.is_empty()) {
-                message.as_sampled = shared.said.find(format, &offered.tools, &message.text, &message.calls);
+                message.as_sampled = shared.said.find(&message.text, &message.calls);
             }
         }
         let tools = Tools {

@@ -29,5 +29,5 @@ mod xml;
 pub use format::{Call, Sent, Tool, fragments};
 pub use known::{FORMATS, format_of};
 pub use offered::{Choice, Offered, arguments, read_call, read_choice, read_tools};
-pub use parser::{Heard, Parser, whole};
+pub use parser::{Heard, Parser};
 pub use said::Said;

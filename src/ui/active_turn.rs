@@ -49,7 +49,8 @@ impl ActiveTurn {
         let Some(chains) = &mut self.chains else { return };
         chains.revision += 1;
         match event {
-            ChainEvent::Started(_) => {}
+            // The text of a chain is told apart at its end.
+            ChainEvent::Started(_) | ChainEvent::WasThought { .. } => {}
             ChainEvent::Text { chain, text, .. } => {
                 if let Some(chain) = chains.each.get_mut(chain) {
                     chain.tail += &text;

@@ -227,7 +227,7 @@ fn the_log_probabilities_of_an_answer_are_those_of_the_reference() {
     s.log.truncate(report.log_base);
     s.log.extend_from_slice(&report.log);
     let tokens = |e: &Event| if let Event::Likely { tokens, .. } = e { tokens.clone() } else { Vec::new() };
-    let streamed: Vec<TokenChoice> = s.events.iter().flat_map(tokens).collect();
+    let streamed: Vec<TokenChoice> = s.events.iter().flat_map(tokens).map(|(_, token)| token).collect();
     let answer = report.generated;
     let (stored, pages) = (s.stored(), s.watch.seen().pages);
     let read = |s: &mut Session<'_>, tokens: &[u32]| {

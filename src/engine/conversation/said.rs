@@ -24,8 +24,9 @@ pub(super) fn send(
             (Some(chain), Said::Text(kind, text)) => {
                 events.event(Event::Chain { turn, event: ChainEvent::Text { chain, kind, text } });
             }
-            // The votes' texts are told apart at the end.
-            (Some(_), Said::WasThought) => {}
+            (Some(chain), Said::WasThought) => {
+                events.event(Event::Chain { turn, event: ChainEvent::WasThought { chain } });
+            }
             (None, one) => events.event(one.event(turn)),
         }
     }

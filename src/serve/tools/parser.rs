@@ -17,7 +17,8 @@ const AGAIN: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Text(String),
-    Call(Call),
+    /// So many bytes of the text are these calls.
+    Calls(usize, Vec<Call>),
 }
 
 /// Finds the calls in a text that comes in parts.
@@ -68,7 +69,7 @@ impl Parser {
                     self.held.drain(..n);
                     calls.truncate(MOST_CALLS - self.n_calls);
                     self.n_calls += calls.len();
-                    out.extend(calls.into_iter().map(Heard::Call));
+                    out.push(Heard::Calls(n, calls));
                 }
                 Step::Open(marks) if ended => {
                     let is_empty = self.held[marks.min(self.held.len())..].trim().is_empty();
@@ -109,21 +110,6 @@ impl Parser {
             _ => out.push(Heard::Text(text)),
         }
     }
-}
-
-/// Returns the text and the calls of a whole answer.
-pub fn whole(format: &'static dyn Format, tools: &Arc<[Tool]>, text: &str) -> (String, Vec<Call>) {
-    let (mut parser, mut heard) = (Parser::new(format, Arc::clone(tools)), Vec::new());
-    parser.push(text, &mut heard);
-    parser.finish(&mut heard);
-    let (mut text, mut calls) = (String::new(), Vec::new());
-    for one in heard {
-        match one {
-            Heard::Text(more) => text += &more,
-            Heard::Call(call) => calls.push(call),
-        }
-    }
-    (text, calls)
 }
 
 /// Text up to the first of `marks`, or up to an end that may begin one.
@@ -168,15 +154,13 @@ mod tests {
         let (mut parser, mut heard) = (Parser::new(format(name), tools()), Vec::new());
         parts.iter().for_each(|part| parser.push(part, &mut heard));
         parser.finish(&mut heard);
-        let mut text = String::new();
-        let calls = heard.into_iter().filter_map(|one| match one {
-            Heard::Call(call) => Some(call),
-            Heard::Text(more) => {
-                text += &more;
-                None
+        let (mut text, mut calls) = (String::new(), Vec::new());
+        for one in heard {
+            match one {
+                Heard::Text(more) => text += &more,
+                Heard::Calls(_, more) => calls.extend(more),
             }
-        });
-        let calls = calls.collect();
+        }
         (text, calls)
     }
 
