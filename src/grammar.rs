@@ -6,7 +6,7 @@
 mod lark;
 mod vocabulary;
 
-use crate::protocol::{Grammar, Token};
+use crate::protocol::{Grammar, GrammarError, GrammarPart, Token};
 use crate::tokenizer::Tokenizer;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
@@ -52,9 +52,20 @@ impl Compiler {
         Ok(Self { factory, tokenizer, eos: eos.into() })
     }
 
-    /// Fails if the grammar is too large, or has a schema with an unsupported keyword.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, String> {
-        let text = lark::written(grammar, &self.tokenizer)?;
+    /// Fails if the grammar is too large, or has a schema with an unsupported keyword. The error
+    /// names the field of the first schema that fails alone.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+        self.compile_parts(&grammar.parts).map_err(|why| {
+            let alone = |(field, schema): &(String, String)| {
+                let why = self.compile_parts(&[GrammarPart::Json(schema.clone())]).err()?;
+                Some(GrammarError::Schema { field: field.clone(), why })
+            };
+            grammar.schemas.iter().find_map(alone).unwrap_or_else(|| grammar.refused(why))
+        })
+    }
+
+    fn compile_parts(&self, parts: &[GrammarPart]) -> Result<Constraint, String> {
+        let text = lark::written(parts, &self.tokenizer)?;
         let parser = self.factory.create_parser(TopLevelGrammar::from_lark(text)).map_err(line)?;
         let mut matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
@@ -118,8 +129,12 @@ mod tests {
         Compiler::new(Arc::new(tokenizer), VOCAB, &[EOS]).unwrap()
     }
 
+    fn grammar(parts: Vec<GrammarPart>) -> Grammar {
+        Grammar { parts, field: "x".to_owned(), schemas: Vec::new() }
+    }
+
     fn json(schema: Value) -> Grammar {
-        Grammar(vec![GrammarPart::Json(schema.to_string())])
+        grammar(vec![GrammarPart::Json(schema.to_string())])
     }
 
     /// Whether an answer of these tokens is one of the grammar.
@@ -156,7 +171,7 @@ mod tests {
     fn marks_are_tokens_and_texts_are_not() {
         let compiler = compiler();
         let part = |text: &str| GrammarPart::Text(text.to_owned());
-        let grammar = Grammar(vec![
+        let grammar = grammar(vec![
             GrammarPart::Mark("<think>".to_owned()),
             GrammarPart::Either(vec![vec![part("a"), GrammarPart::Until("</x>\n".to_owned())], vec![part("b")]]),
             GrammarPart::Mark("[END]".to_owned()),
@@ -191,10 +206,22 @@ mod tests {
             (json!({ "$ref": "https://example.com/x.json" }), "$ref"),
             (deep, "deeper"),
             (wide, "bytes"),
-            (json!(false), "expected an object"),
+            (json!(false), "nothing fits"),
+            (json!(["x".repeat(10_000)]), "expected an object"),
+            (json!("x".repeat(10_000)), "neither an object"),
         ] {
-            let refused = compiler.compile(&json(schema)).err().unwrap_or_default();
-            assert!(!refused.is_empty() && refused.contains(part) && !refused.contains('\n'), "{part}: {refused}");
+            let refused = compiler.compile(&json(schema)).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(refused.starts_with("x: ") && refused.contains(part), "{part}: {refused}");
+            assert!(!refused.contains('\n') && refused.len() < 1000, "{part}: {refused}");
+        }
+        // Of several schemas, the first that fails alone is named.
+        let schemas = [json!({}), json!({ "type": "nosuch" }), json!({ "type": 7 })];
+        let schemas = schemas.map(|schema| schema.to_string());
+        let parts = schemas.iter().map(|schema| GrammarPart::Json(schema.clone())).collect();
+        let schemas = ["a", "b", "c"].map(str::to_owned).into_iter().zip(schemas).collect();
+        match compiler.compile(&Grammar { schemas, ..grammar(parts) }) {
+            Err(GrammarError::Schema { field, .. }) => assert_eq!(field, "b"),
+            other => panic!("{:?}", other.err()),
         }
     }
 }

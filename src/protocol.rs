@@ -36,7 +36,7 @@ pub use chains::{
 };
 pub use download::Download;
 pub use draft::{DraftReport, DraftSource, MAX_DRAFTS};
-pub use grammar::{GRAMMAR_REFUSED, Grammar, GrammarPart};
+pub use grammar::{Grammar, GrammarError, GrammarPart};
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };

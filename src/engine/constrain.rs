@@ -2,7 +2,7 @@
 //! follow. The grammar applies to the answer and not to its thought.
 
 use crate::grammar::{Compiler, Constraint};
-use crate::protocol::{Grammar, Token};
+use crate::protocol::{Grammar, GrammarError, Token};
 use crate::tokenizer::Tokenizer;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 pub(super) type Compilers = Arc<OnceLock<Result<Compiler, String>>>;
 
 /// A grammar that is compiled on its own thread.
-pub(super) struct Compiling(Receiver<Result<Constraint, String>>);
+pub(super) struct Compiling(Receiver<Result<Constraint, GrammarError>>);
 
 /// Most grammars that are compiled at once. Those of clients that have hung up count.
 const MOST_COMPILING: usize = 4;
@@ -50,14 +50,14 @@ impl Compiling {
     ) -> Self {
         let (send, result) = channel();
         let Some(running) = Running::start() else {
-            let _ = send.send(Err("too many grammars are being compiled; try again later".to_owned()));
+            let _ = send.send(Err(GrammarError::Busy));
             return Self(result);
         };
         let compile = move || {
             let _running = running;
             let compiler = compilers.get_or_init(|| Compiler::new(tokenizer, vocab, &eos));
-            let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|compiler| compiler.compile(&grammar));
-            let _ = send.send(compiled);
+            let compiler = compiler.as_ref().map_err(|why| grammar.refused(why.clone()));
+            let _ = send.send(compiler.and_then(|compiler| compiler.compile(&grammar)));
         };
         // If no thread starts, the sender is dropped, and `poll` returns an error.
         let _ = std::thread::Builder::new().name("grammar".into()).spawn(compile);
@@ -65,11 +65,11 @@ impl Compiling {
     }
 
     /// Returns the constraint once it is available.
-    pub fn poll(&self) -> Option<Result<Constraint, String>> {
+    pub fn poll(&self) -> Option<Result<Constraint, GrammarError>> {
         match self.0.try_recv() {
             Ok(result) => Some(result),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err("its compiler failed".to_owned())),
+            Err(TryRecvError::Disconnected) => Some(Err(GrammarError::Failed)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Writes a grammar in llguidance's dialect of Lark, with JSON schemas in it.
 
-use crate::protocol::{Grammar, GrammarPart};
+use crate::protocol::GrammarPart;
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -13,9 +13,9 @@ const DEPTH: usize = 64;
 const SPACE: &str = r"[ \n\t]{0,40}";
 
 /// Returns the text of a grammar. Fails if it is too large or too deep.
-pub fn written(grammar: &Grammar, tokenizer: &Tokenizer) -> Result<String, String> {
+pub fn written(parts: &[GrammarPart], tokenizer: &Tokenizer) -> Result<String, String> {
     let mut writer = Writer { tokenizer, rules: String::new(), n: 0 };
-    let start = writer.sequence(&grammar.0)?;
+    let start = writer.sequence(parts)?;
     Ok(format!("start: {start}\n{}", writer.rules))
 }
 
@@ -78,7 +78,9 @@ fn checked(schema: &str) -> Result<Value, String> {
     let mut members = match schema {
         Value::Object(members) => members,
         Value::Bool(true) => Map::new(),
-        other => return Err(format!("it is {other}, expected an object")),
+        Value::Bool(false) => return Err("nothing fits it".to_owned()),
+        Value::Array(_) => return Err("it is an array, expected an object".to_owned()),
+        _ => return Err("it is neither an object nor true".to_owned()),
     };
     members.insert("x-guidance".to_owned(), json!({ "whitespace_pattern": SPACE, "lenient": false }));
     Ok(Value::Object(members))

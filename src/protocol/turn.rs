@@ -2,7 +2,7 @@
 
 use super::chains::{ChainsReport, ChainsRequest};
 use super::draft::DraftReport;
-use super::grammar::Grammar;
+use super::grammar::{Grammar, GrammarError};
 use super::kv_stats::KvStats;
 use super::log::LogEntry;
 use super::presence::Presence;
@@ -133,6 +133,9 @@ pub struct TurnReport {
     /// False if cache and log went back to the start of the turn: the answer is on screen and in
     /// the file, but not part of the context.
     pub in_context: bool,
+    /// Set if the turn was refused because of its grammar.
+    #[serde(skip)]
+    pub grammar_error: Option<GrammarError>,
     /// Contents of the cache at the end of the turn. Session files have the retention of each
     /// message instead.
     #[serde(skip)]
@@ -172,6 +175,7 @@ impl TurnReport {
             repeats_at: None,
             pending: None,
             in_context: true,
+            grammar_error: None,
             presence: None,
         }
     }

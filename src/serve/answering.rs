@@ -9,7 +9,7 @@ use super::refusal::Refusal;
 use super::request::Asked;
 use super::shared::Shared;
 use super::tools::Sent;
-use crate::protocol::{GRAMMAR_REFUSED, Piece, StopReason, TextKind, TokenChoice, TurnReport};
+use crate::protocol::{GrammarError, Piece, StopReason, TextKind, TokenChoice, TurnReport};
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
 use axum::body::Body;
@@ -181,10 +181,11 @@ fn end_of(shared: &Shared, report: &TurnReport) -> Result<End, Refusal> {
             let why = detail.unwrap_or("the cache is full");
             Err(Refusal::wrong(format!("the prompt does not fit into the cache's memory: {why}")).code("cache_full"))
         }
-        StopReason::Error if detail.is_some_and(|why| why.starts_with(GRAMMAR_REFUSED)) => {
-            Err(Refusal::field("response_format", detail.unwrap_or_default()))
-        }
-        StopReason::Error => Err(failed(shared, detail.unwrap_or("the answer failed"))),
+        StopReason::Error => Err(match &report.grammar_error {
+            Some(error @ GrammarError::Schema { field, .. }) => Refusal::field(field, error.to_string()),
+            Some(error @ GrammarError::Busy) => Refusal::busy(error.to_string()),
+            Some(GrammarError::Failed) | None => failed(shared, detail.unwrap_or("the answer failed")),
+        }),
     }
 }
 

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 /// Seconds after which a client that was sent away may ask again.
 const RETRY_AFTER_S: u64 = 5;
 
+/// Most characters of a message. Messages name values of the request, which may be long.
+const MOST_CHARS: usize = 2000;
+
 /// Why a request is not answered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
@@ -21,7 +24,12 @@ pub struct Refusal {
 
 impl Refusal {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, more: Vec::new() }
+        let mut message = message.into();
+        if let Some((end, _)) = message.char_indices().nth(MOST_CHARS) {
+            message.truncate(end);
+            message.push_str("...");
+        }
+        Self { status, message, param: None, code: None, more: Vec::new() }
     }
 
     /// A request that is wrong in itself.

@@ -17,13 +17,19 @@ pub fn by_schema(name: &str, schema: &Value, shared: &Shared) -> Result<Grammar,
     if !schema.is_object() {
         return Err(Refusal::field(name, format!("{name}: the schema is not an object")));
     }
-    grammar(name, vec![GrammarPart::Json(schema.to_string())], shared)
+    grammar(name, vec![GrammarPart::Json(schema.to_string())], Vec::new(), shared)
 }
 
-/// Returns the grammar that the field `name` demands. Fails on a device without grammars.
-pub fn grammar(name: &str, parts: Vec<GrammarPart>, shared: &Shared) -> Result<Grammar, Refusal> {
+/// Returns the grammar that the field `name` demands. `schemas`: those in it, each with its own
+/// field. Fails on a device without grammars.
+pub fn grammar(
+    name: &str,
+    parts: Vec<GrammarPart>,
+    schemas: Vec<(String, String)>,
+    shared: &Shared,
+) -> Result<Grammar, Refusal> {
     match shared.info.adjusts_logits {
-        true => Ok(Grammar(parts)),
+        true => Ok(Grammar { parts, field: name.to_owned(), schemas }),
         false => {
             let message = format!("{name} is not available on {}", shared.info.identity.device);
             Err(Refusal::unsupported(name, message))

@@ -377,6 +377,7 @@ mod tests {
             repeats_at: None,
             pending: Some(None),
             in_context: true,
+            grammar_error: None,
             presence: None,
         }
     }

@@ -10,7 +10,7 @@ use crate::engine::reply::{Reply, Vocabulary};
 use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
 use crate::grammar::Constraint;
-use crate::protocol::{Ask, GRAMMAR_REFUSED, Phase, StopReason, Token, TurnReport, count};
+use crate::protocol::{Ask, Phase, StopReason, Token, TurnReport, count};
 use crate::random::fresh_seed;
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -77,9 +77,9 @@ impl Asked {
             let device = &m.info.identity.device;
             return Err(Halt::Error(format!("{name} is not available on {device}; leave it out, or use --device cpu")));
         }
-        if self.ask.grammar.is_some() && m.vocabulary.think.channels.is_some() {
+        if let Some(grammar) = self.ask.grammar.as_ref().filter(|_| m.vocabulary.think.channels.is_some()) {
             let why = "a model that replies in channels, such as gpt-oss, cannot be constrained yet";
-            return Err(Halt::Error(format!("{GRAMMAR_REFUSED}: {why}")));
+            return Err(Halt::Grammar(grammar.refused(why.to_owned())));
         }
         match self.ask.logit_bias.iter().find(|(token, _)| *token as usize >= m.info.vocab) {
             Some((token, _)) => Err(Halt::Error(format!("logit_bias: {token} is not a token of the model"))),
@@ -109,8 +109,7 @@ impl Asked {
         if let Some(compiling) = &self.compiling {
             let Some(compiled) = compiling.poll() else { return Ok(None) };
             self.compiling = None;
-            let constraint = compiled.map_err(|why| Halt::Error(format!("{GRAMMAR_REFUSED}: {why}")))?;
-            self.constraint = Some(constraint);
+            self.constraint = Some(compiled.map_err(Halt::Grammar)?);
         }
         let tokens = self.encoding.as_ref().and_then(Encoding::poll);
         self.encoding.take_if(|_| tokens.is_some());
@@ -183,12 +182,17 @@ impl Asked {
     /// The report of the answer, without what only a turn has.
     pub fn report(self, eviction: bool, figures: &Figures, halt: Option<Halt>) -> TurnReport {
         let g = self.generation.as_ref();
+        let grammar_error = match &halt {
+            Some(Halt::Grammar(error)) => Some(error.clone()),
+            _ => None,
+        };
         let (stop_reason, detail) = match halt {
             None => (g.and_then(|g| g.stop).unwrap_or(StopReason::End), g.and_then(|g| g.dead_end.clone())),
             Some(Halt::Cancelled) => (StopReason::Cancelled, None),
             Some(Halt::CacheFull(why)) => (StopReason::CacheFull, Some(why)),
             Some(Halt::ContextFull(why)) => (StopReason::ContextFull, Some(why)),
             Some(Halt::Error(why)) => (StopReason::Error, Some(why)),
+            Some(Halt::Grammar(error)) => (StopReason::Error, Some(error.to_string())),
         };
         let first_token = g.and_then(|g| g.timings.first_token);
         let prefill = self.prefill_started.zip(first_token).map_or(0.0, |(from, to)| (to - from).as_secs_f64());
@@ -222,6 +226,7 @@ impl Asked {
             generated: self.generation.map_or_else(Vec::new, |g| g.generated),
             pending: Some(None),
             in_context: false,
+            grammar_error,
             presence: None,
         }
     }

@@ -1,6 +1,7 @@
 //! Why a job ended early.
 
 use crate::engine::runner::StepError;
+use crate::protocol::GrammarError;
 
 /// Why a job ended early.
 #[derive(Debug)]
@@ -9,6 +10,7 @@ pub(in crate::engine) enum Halt {
     CacheFull(String),
     ContextFull(String),
     Error(String),
+    Grammar(GrammarError),
 }
 
 impl Halt {
@@ -17,6 +19,7 @@ impl Halt {
         match self {
             Self::Cancelled => "stopped".to_owned(),
             Self::CacheFull(why) | Self::ContextFull(why) | Self::Error(why) => format!("{failed}: {why}"),
+            Self::Grammar(error) => format!("{failed}: {error}"),
         }
     }
 }

@@ -29,7 +29,7 @@ pub fn take(fields: &mut Fields, shared: &Shared) -> Result<Option<Offered>, Ref
             return Err(Refusal::field("tool_choice.type", message));
         }
     };
-    Offered::new(given, &choice, parallel, shared)
+    Offered::new(given, "input_schema", &choice, parallel, shared)
 }
 
 /// Converts a tool to OpenAI's form.

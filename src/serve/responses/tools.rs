@@ -32,5 +32,5 @@ pub fn take(
     response.insert("tools".to_owned(), json!(given));
     response.insert("parallel_tool_calls".to_owned(), json!(parallel));
     response.extend(choice.clone().map(|choice| ("tool_choice".to_owned(), choice)));
-    Offered::new(tools, &read_choice(choice)?, parallel, shared)
+    Offered::new(tools, "parameters", &read_choice(choice)?, parallel, shared)
 }

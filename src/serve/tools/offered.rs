@@ -3,6 +3,7 @@
 use super::format::{Format, Tool};
 use super::known::format_of;
 use super::parser::Parser;
+use super::schema::of_arguments;
 use crate::chat::template::GivenCall;
 use crate::protocol::Grammar;
 use crate::serve::fields::{Fields, kind};
@@ -49,10 +50,12 @@ impl Offered {
         Parser::new(self.format, Arc::clone(&self.tools))
     }
 
-    /// Checks tools in OpenAI's form, each with its place in the request. Returns `None` if there
-    /// are none or `choice` leaves them out. Fails for a model whose template takes none.
+    /// Checks tools in OpenAI's form, each with its place in the request, where its schema is at
+    /// `schema_at`. Returns `None` if there are none or `choice` leaves them out. Fails for a model
+    /// whose template takes none.
     pub fn new(
         given: Vec<(String, Value)>,
+        schema_at: &str,
         choice: &Choice,
         parallel: bool,
         shared: &Shared,
@@ -76,6 +79,7 @@ impl Offered {
             );
             Refusal::unsupported("tools", message)
         })?;
+        let mut fields = Vec::with_capacity(given.len());
         let mut tools: Vec<Tool> = Vec::with_capacity(given.len());
         let mut json = Vec::with_capacity(given.len());
         for (at, tool) in given {
@@ -91,16 +95,17 @@ impl Offered {
             if tools.iter().any(|known| known.name == name) {
                 return Err(Refusal::field(&at, format!("{at}: there are two tools of the name {name:?}")));
             }
+            let field = format!("{at}.{schema_at}");
             if !(function["parameters"].is_object() || function["parameters"].is_null()) {
-                let message =
-                    format!("{at}: its parameters are {}, expected a JSON schema", kind(&function["parameters"]));
-                return Err(Refusal::field(at, message));
+                let message = format!("{field} is {}, expected a JSON schema", kind(&function["parameters"]));
+                return Err(Refusal::field(field, message));
             }
+            fields.push(field);
             tools.push(Tool { name: name.to_owned(), parameters: function["parameters"].clone() });
             json.push(tool);
         }
         shared.check_length("tools", json.iter().map(|tool| tool.to_string().len()).sum())?;
-        let forced = forced(format, &tools, choice, shared)?;
+        let forced = forced(format, &tools, &fields, choice, shared)?;
         Ok(Some(Self { format, tools: tools.into(), json: Value::Array(json), parallel, forced }))
     }
 }
@@ -118,7 +123,7 @@ pub fn read_tools(fields: &mut Fields, shared: &Shared) -> Result<Option<Offered
     }
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let choice = read_choice(fields.take("tool_choice"))?;
-    Offered::new(given, &choice, parallel, shared)
+    Offered::new(given, "function.parameters", &choice, parallel, shared)
 }
 
 /// Reads a `tool_choice` in OpenAI's forms.
@@ -149,10 +154,11 @@ pub fn read_choice(given: Option<Value>) -> Result<Choice, Refusal> {
     }
 }
 
-/// Returns the grammar of an answer that must call a tool.
+/// Returns the grammar of an answer that must call a tool. `fields`: those of the tools' schemas.
 fn forced(
     format: &'static dyn Format,
     tools: &[Tool],
+    fields: &[String],
     choice: &Choice,
     shared: &Shared,
 ) -> Result<Option<Grammar>, Refusal> {
@@ -171,7 +177,10 @@ fn forced(
     let template = shared.info.template.source.as_deref().unwrap_or_default();
     let cannot = || Refusal::unsupported("tool_choice", "tool_choice: no call can be forced in this model's format");
     let parts = format.grammar(&chosen, template).ok_or_else(cannot)?;
-    grammar("tool_choice", parts, shared).map(Some)
+    let is_chosen = |tool: &Tool| chosen.iter().any(|one| one.name == tool.name);
+    let schemas = tools.iter().zip(fields).filter(|(tool, _)| is_chosen(tool));
+    let schemas = schemas.map(|(tool, field)| (field.clone(), of_arguments(tool).to_string())).collect();
+    grammar("tool_choice", parts, schemas, shared).map(Some)
 }
 
 /// Reads a call of an assistant's message. `at`: its place in the request, for errors.

@@ -6,14 +6,14 @@ use crate::tiny::{Form, Spec, Tiny};
 use serde_json::{Value, json};
 
 /// Calls as Qwen writes them, and no thoughts.
-const TEMPLATE: &str = "{%- if tools %}{{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}\
+pub const TEMPLATE: &str = "{%- if tools %}{{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}\
 {{- '\nCalls: <tool_call>{}</tool_call><|im_end|>\n' }}{%- endif %}{%- for m in messages %}\
 {{- '<|im_start|>' + m.role + '\n' }}\
 {%- if m.role == 'assistant' %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{{- m.content }}{%- for call in m.tool_calls or [] %}\
 {{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}{%- endif %}";
 
-fn schema() -> Value {
+pub fn schema() -> Value {
     json!({
         "type": "object",
         "properties": { "city": { "$ref": "#/$defs/city" }, "n": { "type": "integer", "minimum": 3, "maximum": 42 } },
@@ -24,7 +24,7 @@ fn schema() -> Value {
 }
 
 /// Fails unless a value is as the schema says.
-fn check(value: &Value) {
+pub fn check(value: &Value) {
     assert!(["Bern", "Zürich", "<tool_call>"].contains(&value["city"].as_str().unwrap()), "{value}");
     assert!((3..=42).contains(&value["n"].as_i64().unwrap()) && value.as_object().unwrap().len() == 2, "{value}");
 }
@@ -162,4 +162,47 @@ fn each_api_has_calls_and_answers_by_a_schema() {
     let asked = body(json!({ "stream": false, "options": options, "tools": tools(), "tool_choice": "required" }));
     let (_, whole) = server.post("/api/chat", &asked);
     check(&whole["message"]["tool_calls"][0]["function"]["arguments"]);
+}
+
+#[test]
+fn each_api_names_its_own_field_of_a_schema_that_cannot_be_followed() {
+    let (_model, server) = server();
+    let wrong = json!({ "type": "object", "properties": { "x": { "type": "nosuch" } }, "required": ["x"] });
+    let schema = |name: &str| if name == "g" { wrong.clone() } else { schema() };
+    let format = json!({ "type": "json_schema", "name": "x", "schema": wrong, "json_schema": { "schema": wrong } });
+    let function = |name: &str| json!({ "name": name, "parameters": schema(name) });
+    let nested = json!(["f", "g"].map(|name| json!({ "type": "function", "function": function(name) })));
+    let flat = json!(["f", "g"].map(|name| with(json!({ "type": "function" }), function(name))));
+    let own = json!(["f", "g"].map(|name| json!({ "name": name, "input_schema": schema(name) })));
+    let responses = |more: Value| with(json!({ "model": "default", "input": "hi" }), more);
+    let (required, any) = (json!("required"), json!({ "type": "any" }));
+    for (path, asked, field) in [
+        ("/v1/chat/completions", body(json!({ "response_format": format })), "response_format"),
+        (
+            "/v1/chat/completions",
+            body(json!({ "tools": nested, "tool_choice": required })),
+            "tools[1].function.parameters",
+        ),
+        ("/v1/responses", responses(json!({ "text": { "format": format } })), "text.format"),
+        ("/v1/responses", responses(json!({ "tools": flat, "tool_choice": required })), "tools[1].parameters"),
+        ("/v1/messages", body(json!({ "output_config": { "format": format } })), "output_config.format"),
+        ("/v1/messages", body(json!({ "tools": own, "tool_choice": any })), "tools[1].input_schema"),
+        ("/api/chat", body(json!({ "format": wrong })), "format"),
+        ("/api/chat", body(json!({ "tools": nested, "tool_choice": required })), "tools[1].function.parameters"),
+    ] {
+        for stream in [false, true] {
+            let (status, refused) = server.post(path, &with(asked.clone(), json!({ "stream": stream })));
+            let error = &refused["error"];
+            let message = error["message"].as_str().or(error.as_str()).unwrap_or_default();
+            let starts = message.starts_with(&format!("{field}: the schema cannot be followed: "));
+            assert!(status == 400 && starts && message.contains("nosuch"), "{path} {field}: {refused}");
+            let param = error["param"].as_str().unwrap_or(field);
+            assert_eq!(param, field, "{refused}");
+        }
+    }
+    // A tool that is not chosen has no say.
+    let named = json!({ "type": "function", "function": { "name": "f" } });
+    let (status, whole) =
+        server.post("/v1/chat/completions", &body(json!({ "tools": nested, "tool_choice": named, "max_tokens": 1 })));
+    assert_eq!(status, 200, "{whole}");
 }
