@@ -9,10 +9,13 @@
 // histogram finds the bin in which the threshold lies, and only candidates of that bin are sorted.
 #include "sample.cuh"
 
-// Applies the repetition penalty, and finds the argmax of every split. The tokens of `ahead` rows
-// up to a row count as fed. Grid (splits, n).
+// Applies the mask of allowed tokens and the repetition penalty, and finds the argmax of every
+// split. A row that is masked has a bit a token in masks [n, words]: it reads vocab / 8 bytes and
+// writes up to 4 vocab. The tokens of `ahead` rows up to a row count as fed. Grid
+// (splits, n).
 KERNEL __launch_bounds__(THREADS)
-    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, const u32* tokens, int vocab, int words) {
+    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, const u32* tokens, const u32* masks, int vocab,
+           int words) {
   after_previous();
   Row& row = rows[blockIdx.y];
   int t = blockIdx.x * THREADS + threadIdx.x;
@@ -20,6 +23,15 @@ KERNEL __launch_bounds__(THREADS)
   Draw draw = draws[blockIdx.y];
   float penalty = draw.repetition_penalty, x[EACH];
   Job job(0, logits, draw, vocab);
+  if (draw.masked) {
+    masks += (u64)blockIdx.y * words;
+#pragma unroll 1
+    for (int j = 0; j < EACH; j++) {
+      // The tokens of a warp share a word.
+      int id = job.id(blockIdx.x, j);
+      if (id < vocab && !(masks[id / 32] >> (id % 32) & 1)) logits[(u64)blockIdx.y * vocab + id] = NEG_INFINITY;
+    }
+  }
   job.load_split(blockIdx.x, x);
   if (penalty != 1.0f && penalty > 0.0f) {
     logits += (u64)blockIdx.y * vocab;

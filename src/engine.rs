@@ -24,6 +24,7 @@ mod conversation;
 mod dials;
 mod disk;
 mod draft;
+mod draws;
 mod far;
 mod head;
 mod likely;

@@ -18,12 +18,44 @@ pub struct Compiler {
     tokenizer: Arc<Tokenizer>,
     /// Tokens that end an answer.
     eos: Arc<[Token]>,
+    /// Number of logits.
+    vocab: usize,
+}
+
+/// A bit for each token of the vocabulary, in words of 32.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask(Vec<u32>);
+
+impl Mask {
+    fn none(vocab: usize) -> Self {
+        Self(vec![0; vocab.div_ceil(32)])
+    }
+
+    pub fn words(&self) -> &[u32] {
+        &self.0
+    }
+
+    pub fn has(&self, token: Token) -> bool {
+        self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// Allows or forbids a token of the vocabulary.
+    pub fn set(&mut self, token: Token, allowed: bool) {
+        let bit = 1 << (token % 32);
+        let word = &mut self.0[token as usize / 32];
+        *word = if allowed { *word | bit } else { *word & !bit };
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
 }
 
 /// The state of one answer under a grammar.
 pub struct Constraint {
     matcher: Matcher,
     eos: Arc<[Token]>,
+    vocab: usize,
 }
 
 fn limits() -> ParserLimits {
@@ -49,7 +81,7 @@ impl Compiler {
         let mut factory = ParserFactory::new_simple(&environment).map_err(line)?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self { factory, tokenizer, eos: eos.into() })
+        Ok(Self { factory, tokenizer, eos: eos.into(), vocab })
     }
 
     /// Fails if the grammar is too large, or has a schema with an unsupported keyword. The error
@@ -74,34 +106,36 @@ impl Compiler {
         // A warning names a part of the schema that would not be enforced.
         match matcher.grammar_warnings().first() {
             Some(warning) => Err(line(warning)),
-            None => Ok(Constraint { matcher, eos: Arc::clone(&self.eos) }),
+            None => Ok(Constraint { matcher, eos: Arc::clone(&self.eos), vocab: self.vocab }),
         }
     }
 }
 
 impl Clone for Constraint {
     fn clone(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone(), eos: Arc::clone(&self.eos) }
+        Self { matcher: self.matcher.deep_clone(), eos: Arc::clone(&self.eos), vocab: self.vocab }
     }
 }
 
 impl Constraint {
-    /// Returns the tokens below `vocab` that may not follow. Fails if no token may.
-    pub fn forbidden(&mut self, vocab: usize) -> Result<Vec<Token>, String> {
-        if self.matcher.is_stopped() && !self.matcher.is_error() {
-            // The answer is complete.
-            return Ok((0..vocab as Token).filter(|token| !self.eos.contains(token)).collect());
+    /// Returns a bit for each token that may follow. Fails if no token may.
+    pub fn allowed(&mut self) -> Result<Mask, String> {
+        let mut mask = Mask::none(self.vocab);
+        let mut ends = true;
+        // Otherwise, the answer is complete.
+        if !self.matcher.is_stopped() || self.matcher.is_error() {
+            let allowed = self.matcher.compute_mask().map_err(line)?;
+            ends = self.eos.iter().any(|&token| allowed.is_allowed(token));
+            let (words, rest) = (mask.0.iter_mut().zip(allowed.as_slice()), self.vocab % 32);
+            words.for_each(|(to, from)| *to = *from);
+            if let Some(last) = mask.0.last_mut().filter(|_| rest > 0) {
+                *last &= (1 << rest) - 1;
+            }
         }
-        let allowed = self.matcher.compute_mask().map_err(line)?;
-        let ends = self.eos.iter().any(|&token| allowed.is_allowed(token));
-        let is_allowed = |token: &Token| match self.eos.contains(token) {
-            true => ends,
-            false => (*token as usize) < allowed.len() && allowed.is_allowed(*token),
-        };
-        let forbidden: Vec<Token> = (0..vocab as Token).filter(|token| !is_allowed(token)).collect();
-        match forbidden.len() == vocab {
+        self.eos.iter().filter(|&&token| (token as usize) < self.vocab).for_each(|&token| mask.set(token, ends));
+        match mask.is_empty() {
             true => Err("no token continues it".to_owned()),
-            false => Ok(forbidden),
+            false => Ok(mask),
         }
     }
 
@@ -142,7 +176,7 @@ mod tests {
         let mut constraint = compiler.compile(grammar).unwrap();
         let tokens = compiler.tokenizer.encode_pieces(&crate::tokenizer::unflatten(text)).unwrap();
         tokens.into_iter().chain([EOS]).all(|token| {
-            let allowed = constraint.forbidden(VOCAB).is_ok_and(|forbidden| !forbidden.contains(&token));
+            let allowed = constraint.allowed().is_ok_and(|mask| mask.has(token));
             allowed && constraint.push(token).is_ok()
         })
     }

@@ -372,8 +372,15 @@ impl<B: Measure> Table<'_, B> {
                 let draws: Vec<SamplingState> = (0..n).map(|i| SamplingState::new(i, i as u64, params)).collect();
                 let greedy = draws.iter().all(SamplingState::is_greedy);
                 let draws = buffer(b, &draws);
-                let args =
-                    SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged: None, greedy, adjust: &[] };
+                let args = SampleArgs {
+                    draws: &draws,
+                    kv: &kv,
+                    non_finite: &non_finite,
+                    staged: None,
+                    greedy,
+                    masks: None,
+                    adjust: &[],
+                };
                 let state = (b.alloc(n)?, &mut logits);
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {
                     b.sample(sampled, logits, &args, n);

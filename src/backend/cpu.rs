@@ -232,6 +232,12 @@ impl Ops for Cpu {
 
     fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         let (vocab, words) = (logits.width, args.kv.geometry.seen_words());
+        for (i, mask) in args.masks.iter().flat_map(|masks| masks.chunks(words)).take(n).enumerate() {
+            if args.draws[i].masked != 0 {
+                let row = logits.row_mut(i).iter_mut().enumerate();
+                row.filter(|(t, _)| mask[t / 32] >> (t % 32) & 1 == 0).for_each(|(_, x)| *x = f32::NEG_INFINITY);
+            }
+        }
         for (i, adjust) in args.adjust.iter().enumerate() {
             let row = logits.row_mut(i);
             adjust.iter().for_each(|&(token, add)| row[token as usize] += add);

@@ -117,6 +117,10 @@ pub struct SampleArgs<'a, B: Pages> {
     pub staged: Option<&'a B::Buf<Token>>,
     /// Whether all rows are [greedy](SamplingState::is_greedy).
     pub greedy: bool,
+    /// `[rows, KvGeometry::seen_words]`: a bit for each token that a row may sample. Read for rows
+    /// that are [masked](SamplingState::masked), so `None` where none is. The logits of the others
+    /// become minus infinity before anything else.
+    pub masks: Option<&'a B::Buf<u32>>,
     /// Tokens of the vocabulary with what is added to their logits first, by row; none where
     /// nothing is. Only a backend with [`About::adjusts_logits`](super::About::adjusts_logits) is
     /// given some.

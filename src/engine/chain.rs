@@ -15,7 +15,7 @@ use super::scheduler::Stage;
 use super::think::Said;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
-use crate::grammar::Constraint;
+use crate::grammar::{Constraint, Mask};
 use crate::policy::Far;
 use crate::protocol::{Ask, LogEntry, SamplingParams, StopReason, Token};
 use crate::system;
@@ -116,8 +116,8 @@ impl Generation {
 
     /// Puts the answer under a grammar. `opens`: the token that may begin a thought before the
     /// answer.
-    pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>, vocab: usize) {
-        match Constrained::new(constraint, vocab, opens, self.reply.is_thinking()) {
+    pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>) {
+        match Constrained::new(constraint, opens, self.reply.is_thinking()) {
             Ok(constrained) => self.constrained = Some(constrained),
             Err(why) => self.end_dead(&why),
         }
@@ -379,8 +379,11 @@ pub(super) fn decode<B: Backend>(
 ) -> Result<Vec<Vec<Result<Token, NonFinite>>>, StepError> {
     let batch: Vec<Verify<'_>> = chains.iter().filter_map(|chain| chain.next_decode()).collect();
     assert_eq!(batch.len(), chains.len(), "only decoding chains are in a batch");
-    if chains.iter().any(|chain| chain.adjust().is_some() || !chain.masked().is_empty()) {
-        runner.adjust_next(chains.iter().flat_map(|chain| chain.adjust_rows()).collect());
+    if chains.iter().any(|chain| chain.adjust().is_some()) {
+        runner.draws.adjust_next(chains.iter().flat_map(|chain| chain.adjust_rows()).collect());
+    }
+    if chains.iter().any(|chain| chain.constrained().is_some()) {
+        runner.draws.mask_next(chains.iter().flat_map(|chain| chain.masks()).collect());
     }
     if batch.iter().any(|row| !row.drafts.is_empty()) {
         return runner.verify(&batch);
@@ -400,21 +403,20 @@ impl Chain {
         self.generation.as_ref()?.adjust.as_ref()
     }
 
-    /// Terms that the answer's grammar adds to the logits of the next token.
-    fn masked(&self) -> &[(Token, f32)] {
-        let constrained = self.generation.as_ref().and_then(|generation| generation.constrained.as_ref());
-        constrained.map_or(&[], Constrained::row)
+    fn constrained(&self) -> Option<&Constrained> {
+        self.generation.as_ref()?.constrained.as_ref()
+    }
+
+    /// The tokens that the answer's grammar allows in each row of the next step.
+    fn masks(&self) -> impl Iterator<Item = Option<Mask>> + '_ {
+        let mask = self.constrained().and_then(Constrained::mask);
+        std::iter::repeat_n(mask.cloned(), 1 + self.drafts().len())
     }
 
     /// What is added to the logits of each row of the next step.
     fn adjust_rows(&self) -> impl Iterator<Item = Vec<(Token, f32)>> + '_ {
         let drafts = self.drafts();
-        let row = move |n| {
-            let mut row = self.adjust().map_or_else(Vec::new, |adjust| adjust.row(&drafts[..n]));
-            row.extend_from_slice(self.masked());
-            row
-        };
-        (0..=drafts.len()).map(row)
+        (0..=drafts.len()).map(move |n| self.adjust().map_or_else(Vec::new, |adjust| adjust.row(&drafts[..n])))
     }
 
     /// Maximum drafts of the next step, at most `max`. Every row is fed, but the last token of an

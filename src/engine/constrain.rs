@@ -1,7 +1,7 @@
 //! An answer under a grammar: compiles the grammar, and masks the logits of tokens that may not
 //! follow. The grammar applies to the answer and not to its thought.
 
-use crate::grammar::{Compiler, Constraint};
+use crate::grammar::{Compiler, Constraint, Mask};
 use crate::protocol::{Grammar, GrammarError, Token};
 use crate::tokenizer::Tokenizer;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -77,17 +77,16 @@ impl Compiling {
 /// The grammar of one answer while it is generated.
 pub(super) struct Constrained {
     constraint: Constraint,
-    vocab: usize,
     /// The token that may begin a thought before the answer.
     opens: Option<Token>,
-    /// Negative infinity for each token that may not be next.
-    row: Vec<(Token, f32)>,
+    /// The tokens that may be next; `None`: any, as in a thought.
+    mask: Option<Mask>,
 }
 
 impl Constrained {
     /// `thinks`: the prompt ends in an open thought. Fails if no token may begin the answer.
-    pub fn new(constraint: Constraint, vocab: usize, opens: Option<Token>, thinks: bool) -> Result<Self, String> {
-        let mut new = Self { constraint, vocab, opens, row: Vec::new() };
+    pub fn new(constraint: Constraint, opens: Option<Token>, thinks: bool) -> Result<Self, String> {
+        let mut new = Self { constraint, opens, mask: None };
         new.prepare(thinks)?;
         Ok(new)
     }
@@ -104,17 +103,17 @@ impl Constrained {
     }
 
     fn prepare(&mut self, thinks: bool) -> Result<(), String> {
-        self.row.clear();
+        self.mask = None;
         if !thinks {
-            let forbidden = self.constraint.forbidden(self.vocab)?;
-            let forbidden = forbidden.into_iter().filter(|token| Some(*token) != self.opens);
-            self.row.extend(forbidden.map(|token| (token, f32::NEG_INFINITY)));
+            let mut mask = self.constraint.allowed()?;
+            self.opens.into_iter().for_each(|token| mask.set(token, true));
+            self.mask = Some(mask);
         }
         Ok(())
     }
 
-    /// Terms that are added to the logits of the next token.
-    pub fn row(&self) -> &[(Token, f32)] {
-        &self.row
+    /// The tokens that may be next; `None`: any.
+    pub fn mask(&self) -> Option<&Mask> {
+        self.mask.as_ref()
     }
 }

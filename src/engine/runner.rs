@@ -1,11 +1,10 @@
 //! Runs steps of a loaded model: prefill, decode with sampling, and reading logits.
 
 use super::EngineOptions;
+use super::draws::Draws;
 use super::head::{DraftRequest, StepSpan, Tracks};
 use super::planner::{self, kv_budget};
-use crate::backend::{
-    Backend, KvGeometry, Measure, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, StepResult,
-};
+use crate::backend::{Backend, KvGeometry, Measure, OutOfMemory, SamplingState, Span, StepKind, StepResult};
 use crate::cache::{CacheError, CheckedLayer, KvCache, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
@@ -71,14 +70,10 @@ pub struct Runner<B: Backend> {
     pub cache: KvCache<B>,
     context: usize,
     max_step: usize,
-    /// What is added to the logits of the next decode step's rows.
-    adjust: Vec<Vec<(Token, f32)>>,
     /// Most bytes of far pages; `None` without a limit.
     pub(super) far_limit: Option<u64>,
-    /// Sampling parameters of each row, on the device.
-    draws: B::Buf<SamplingState>,
-    /// Host copy of `draws`; unchanged parameters are not uploaded again.
-    uploaded_draws: Vec<SamplingState>,
+    /// How rows are sampled.
+    pub(super) draws: Draws<B>,
     /// Host copy of the first of `ws.tokens`, where the last step sampled them.
     sampled: Vec<Token>,
     /// Time that the host waited for the last decode step.
@@ -95,7 +90,7 @@ struct Allocations<B: Backend> {
     model: Model<B>,
     ws: Workspace<B>,
     cache: KvCache<B>,
-    draws: B::Buf<SamplingState>,
+    draws: Draws<B>,
     context: usize,
     max_step: usize,
     head: Option<Tracks<B>>,
@@ -131,7 +126,7 @@ impl<B: Backend> Allocations<B> {
         Ok(Self {
             cache,
             ws,
-            draws: b.alloc(max_logits.max(staged))?,
+            draws: Draws::new(b, options.max_seqs.max(staged), geometry.seen_words())?,
             head: Tracks::new(b, &model, checkpoint, options, context)?,
             model,
             context,
@@ -181,10 +176,8 @@ impl<B: Backend> Runner<B> {
             cache,
             context,
             max_step,
-            adjust: Vec::new(),
             far_limit: options.far.map(|far| far.limit_bytes),
             draws,
-            uploaded_draws: Vec::new(),
             sampled: Vec::new(),
             waited: Duration::ZERO,
             staged: Vec::new(),
@@ -331,8 +324,8 @@ impl<B: Backend> Runner<B> {
     pub fn decode_each(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
-        let greedy =
-            self.send_draws(batch.iter().map(|d| SamplingState::new(d.seq.row(), d.seed, d.sampling)).collect());
+        let draws = batch.iter().map(|d| SamplingState::new(d.seq.row(), d.seed, d.sampling)).collect();
+        let greedy = self.draws.send(&self.b, draws);
         self.step(StepKind::Decode { greedy }, &tokens, &spans)?;
         let issued = Instant::now();
         let result = self.b.read_step(&self.ws.tokens, &self.ws.non_finite, self.cache.tables(), batch.len());
@@ -362,7 +355,7 @@ impl<B: Backend> Runner<B> {
             tokens.extend_from_slice(drafts);
         }
         assert!(tokens.len() <= self.most_rows(), "{} rows of at most {}", tokens.len(), self.most_rows());
-        let greedy = self.send_draws(draws);
+        let greedy = self.draws.send(&self.b, draws);
         self.step(StepKind::Verify { greedy }, &tokens, &spans)?;
         let issued = Instant::now();
         let result = self.b.read_step(&self.ws.sampled, &self.ws.non_finite, self.cache.tables(), tokens.len());
@@ -437,20 +430,6 @@ impl<B: Backend> Runner<B> {
         true
     }
 
-    /// Sets what is added to the logits of the next decode step: [`SampleArgs::adjust`].
-    pub fn adjust_next(&mut self, rows: Vec<Vec<(Token, f32)>>) {
-        self.adjust = rows;
-    }
-
-    /// Uploads how rows are sampled. Returns whether all are greedy.
-    fn send_draws(&mut self, draws: Vec<SamplingState>) -> bool {
-        if self.uploaded_draws != draws {
-            self.b.write(&mut self.draws, 0, &draws);
-            self.uploaded_draws = draws;
-        }
-        self.uploaded_draws.iter().all(SamplingState::is_greedy)
-    }
-
     /// The sampled tokens of a step, or why a row has none.
     fn finite(&mut self, result: StepResult) -> Vec<Result<Token, NonFinite>> {
         let Some(layer) = result.non_finite else { return result.tokens.into_iter().map(Ok).collect() };
@@ -500,7 +479,7 @@ impl<B: Backend> Runner<B> {
             let of = |span: &Span| StepSpan { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
             self.stepped = spans.iter().map(of).collect();
         }
-        let adjust = std::mem::take(&mut self.adjust);
+        let adjust = self.draws.take_adjust();
         let Self { b, model, ws, cache, draws, .. } = self;
         let (n, staged) = (tokens.len(), matches!(kind, StepKind::Verify { .. }));
         b.step(kind, spans, |b| {
@@ -508,7 +487,7 @@ impl<B: Backend> Runner<B> {
             let (StepKind::Verify { greedy } | StepKind::Decode { greedy }) = kind else { return };
             model::logits(b, model, ws, n);
             let (kv, non_finite) = (cache.tables(), &ws.non_finite);
-            let args = |staged| SampleArgs { draws, kv, non_finite, staged, greedy, adjust: &adjust };
+            let args = |staged| draws.args(kv, non_finite, staged, greedy, &adjust);
             match staged {
                 true => b.sample(&mut ws.sampled, &mut ws.logits, &args(Some(&ws.tokens)), n),
                 false => b.sample(&mut ws.tokens, &mut ws.logits, &args(None), n),

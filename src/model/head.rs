@@ -125,6 +125,7 @@ impl<B: Backend> Head<B> {
             non_finite: &ws.non_finite,
             staged: None,
             greedy: true,
+            masks: None,
             adjust: &[],
         };
         b.sample(&mut self.sampled, &mut ws.logits, &args, n);

@@ -96,12 +96,15 @@ macro_rules! sampling {
             /// Rows of the step up to this one that the sequence is fed later: 0 if it has been fed
             /// them.
             pub ahead: u32,
+            /// 1 if only tokens of the row's mask may be sampled, else 0.
+            pub masked: u32,
             $(pub $kernel: $kernel_type,)*
         }
 
         impl SamplingState {
             pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
-                Self { seed: [seed as u32, (seed >> 32) as u32], seq: seq as u32, ahead: 0, $($kernel: p.$kernel,)* }
+                let (seed, seq) = ([seed as u32, (seed >> 32) as u32], seq as u32);
+                Self { seed, seq, ahead: 0, masked: 0, $($kernel: p.$kernel,)* }
             }
 
             /// The random number is a function of the seed and the token's position.

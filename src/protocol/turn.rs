@@ -52,7 +52,6 @@ impl Ask {
             ("presence_penalty", presence_penalty != 0.0),
             ("frequency_penalty", frequency_penalty != 0.0),
             ("logit_bias", !self.logit_bias.is_empty()),
-            ("grammar", self.grammar.is_some()),
         ];
         set.into_iter().filter_map(|(name, is_set)| is_set.then_some(name))
     }

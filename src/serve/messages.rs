@@ -92,7 +92,7 @@ fn thought(fields: &mut Fields, shared: &Shared) -> Result<(Thought, bool, Optio
         if let Some(effort) = output.text("effort").map_err(|refusal| refusal.within("output_config"))? {
             thought.set_effort("output_config.effort", &effort)?;
         }
-        grammar = structured::take("output_config.format", &mut output, shared)?;
+        grammar = structured::take("output_config.format", &mut output)?;
     }
     let Some(mut thinking) = fields.object("thinking")? else { return Ok((thought, true, grammar)) };
     let within = |refusal: Refusal| refusal.within("thinking");

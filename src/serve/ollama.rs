@@ -71,7 +71,7 @@ impl Common {
         let thought = thought(fields, shared)?;
         let logprobs = logprobs::take(fields, false)?;
         let unloads = fields.take("keep_alive").is_some_and(|time| is_zero(&time) || time == "0");
-        let grammar = format(fields, shared)?;
+        let grammar = format(fields)?;
         let ask = Ask { max_tokens, max_think: thought.most, stop, logprobs, grammar, ..asked.ask };
         Ok(Self { asked: Asked { stream, ask, ..asked }, thought, unloads })
     }
@@ -85,12 +85,12 @@ impl Common {
 }
 
 /// Takes `format`: `"json"`, or a schema.
-fn format(fields: &mut Fields, shared: &Shared) -> Result<Option<Grammar>, Refusal> {
+fn format(fields: &mut Fields) -> Result<Option<Grammar>, Refusal> {
     match fields.take("format") {
         None => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
-        Some(Value::String(text)) if text == "json" => by_schema("format", &any_object(), shared).map(Some),
-        Some(schema @ Value::Object(_)) => by_schema("format", &schema, shared).map(Some),
+        Some(Value::String(text)) if text == "json" => by_schema("format", &any_object()).map(Some),
+        Some(schema @ Value::Object(_)) => by_schema("format", &schema).map(Some),
         Some(_) => Err(Refusal::field("format", "format is neither \"json\" nor a schema")),
     }
 }

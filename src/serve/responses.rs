@@ -47,7 +47,7 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
     check_model(&mut fields, &shared)?;
     refuse(&mut fields, &UNSUPPORTED)?;
     let mut response = Map::new();
-    let grammar = text(&mut fields, &shared, &mut response)?;
+    let grammar = text(&mut fields, &mut response)?;
     let tools = tools::take(&mut fields, &shared, &mut response)?;
     for name in ECHOED {
         response.extend(fields.take(name).map(|value| (name.to_owned(), value)));
@@ -94,13 +94,13 @@ pub async fn create(State(shared): State<Arc<Shared>>, request: Request) -> Resu
 }
 
 /// Takes `text`, returns the grammar of its format, and copies it to the response.
-fn text(fields: &mut Fields, shared: &Shared, response: &mut Map<String, Value>) -> Result<Option<Grammar>, Refusal> {
+fn text(fields: &mut Fields, response: &mut Map<String, Value>) -> Result<Option<Grammar>, Refusal> {
     let Some(mut text) = fields.object("text")? else { return Ok(None) };
     if text.take("verbosity").is_some_and(|verbosity| verbosity != "medium") {
         return Err(Refusal::unsupported("text.verbosity", "text.verbosity is not supported by this server"));
     }
     let format = text.iter().find(|(name, _)| *name == "format").map(|(_, format)| format.clone());
-    let grammar = structured::take("text.format", &mut text, shared)?;
+    let grammar = structured::take("text.format", &mut text)?;
     if let Some(format) = format {
         response.insert("text".to_owned(), json!({ "format": format, "verbosity": "medium" }));
     }

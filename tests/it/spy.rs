@@ -416,11 +416,13 @@ impl Ops for Spy {
         let (draws, non_finite) = (&*args.draws.borrow(), &*args.non_finite.borrow());
         let staged = args.staged.map(|tokens| tokens.borrow());
         let (staged, greedy, adjust) = (staged.as_deref(), args.greedy, args.adjust);
+        let masks = args.masks.map(|masks| masks.borrow());
+        let masks = masks.as_deref();
         self.lent(args.kv, |kv| {
             self.cpu.sample(
                 &mut changed(sampled),
                 logits,
-                &SampleArgs { draws, kv, non_finite, staged, greedy, adjust },
+                &SampleArgs { draws, kv, non_finite, staged, greedy, masks, adjust },
                 n,
             );
         });

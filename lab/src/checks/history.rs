@@ -437,7 +437,7 @@ impl<B: Measure> Run<'_, B> {
         self.b.sample(
             &mut sampled,
             &mut logits,
-            &SampleArgs { draws, kv, non_finite, staged: None, greedy: true, adjust: &[] },
+            &SampleArgs { draws, kv, non_finite, staged: None, greedy: true, masks: None, adjust: &[] },
             2,
         );
         let result = self.b.read_step(&sampled, non_finite, kv, 2);

@@ -26,6 +26,8 @@ pub struct Sample {
     vocab: usize,
     n: usize,
     params: SamplingParams,
+    /// Rows but the first have a mask of allowed tokens.
+    masked: bool,
 }
 
 pub fn all() -> Vec<Sample> {
@@ -58,15 +60,25 @@ pub fn all() -> Vec<Sample> {
     ];
     let mut cases = Vec::new();
     for vocab in [3, 131, 1000, 49_152] {
-        cases.extend(filters.clone().map(|params| Sample { vocab, n: 2, params }));
+        cases.extend(filters.clone().map(|params| Sample { vocab, n: 2, params, masked: false }));
     }
-    cases.push(Sample { vocab: 131, n: 32, params: filters[8].clone() });
-    cases.push(Sample { vocab: 4_100, n: 32, params: qwen.clone() });
+    let masked = false;
+    cases.push(Sample { vocab: 131, n: 32, params: filters[8].clone(), masked });
+    cases.push(Sample { vocab: 4_100, n: 32, params: qwen.clone(), masked });
     // All rows greedy, by temperature and by top-k.
-    cases.extend([&filters[0], &filters[3]].map(|params| Sample { vocab: 9_000, n: 3, params: params.clone() }));
+    cases.extend([&filters[0], &filters[3]].map(|params| Sample {
+        vocab: 9_000,
+        n: 3,
+        params: params.clone(),
+        masked,
+    }));
     for vocab in [128_256, 151_936] {
-        cases.extend([&qwen, &filters[4]].map(|params| Sample { vocab, n: 1, params: params.clone() }));
+        cases.extend([&qwen, &filters[4]].map(|params| Sample { vocab, n: 1, params: params.clone(), masked }));
     }
+    for params in [&filters[0], &filters[1], &filters[8], &filters[9], &qwen] {
+        cases.extend([131, 9_000].map(|vocab| Sample { vocab, n: 3, params: params.clone(), masked: true }));
+    }
+    cases.push(Sample { vocab: 151_936, n: 2, params: qwen, masked: true });
     cases
 }
 
@@ -94,8 +106,14 @@ impl Case for Sample {
     fn name(&self) -> String {
         let (p, n) = (&self.params, self.n);
         format!(
-            "sample {n} x {} T {} k {} p {} min {} sigma {}",
-            self.vocab, p.temperature, p.top_k, p.top_p, p.min_p, p.top_n_sigma
+            "sample {n} x {} T {} k {} p {} min {} sigma {}{}",
+            self.vocab,
+            p.temperature,
+            p.top_k,
+            p.top_p,
+            p.min_p,
+            p.top_n_sigma,
+            if self.masked { " masked" } else { "" }
         )
     }
     fn limit(&self) -> f32 {
@@ -119,18 +137,30 @@ impl Case for Sample {
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
         // The second of two rows has its own options.
         let params = |r| if (r, n) == (1, 2) { &other } else { &self.params };
-        let draw = |r: usize| SamplingState::new(n - r, 42 + r as u64, params(r));
+        let draw = |r: usize| SamplingState {
+            masked: u32::from(self.masked && r > 0),
+            ..SamplingState::new(n - r, 42 + r as u64, params(r))
+        };
         let states: Vec<SamplingState> = (0..n).map(draw).collect();
         let greedy = states.iter().all(SamplingState::is_greedy);
         b.write(&mut draws, 0, &states);
         let non_finite = buffer(b, &[i32::MAX]);
+        // About one token of seven; of the last row a single one.
+        let words = geometry.seen_words();
+        let mut masks: Vec<u32> =
+            (0..n * words).map(|_| (random.next() & random.next() & random.next()) as u32).collect();
+        let last = &mut masks[(n - 1) * words..];
+        last.fill(0);
+        last[(vocab - 1) / 32] = 1 << ((vocab - 1) % 32);
+        let masks = self.masked.then(|| buffer(b, &masks));
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
         for (position, kind) in kinds.into_iter().enumerate() {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
             b.write_acts(&mut logits, &rows);
             b.write(&mut kv.seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
+            let (staged, masks) = (None, masks.as_ref());
             let args =
-                SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged: None, greedy, adjust: &[] };
+                SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged, greedy, masks, adjust: &[] };
             b.sample(&mut sampled, &mut logits, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);

@@ -67,7 +67,7 @@ impl Common {
         let stop = stops("stop", fields.take("stop"))?;
         let return_cache = fields.bool("return_cache")?.unwrap_or(false);
         let logprobs = logprobs::take(fields, continues)?;
-        let grammar = structured::take("response_format", fields, shared)?;
+        let grammar = structured::take("response_format", fields)?;
         let ask = Ask { max_tokens, stop, logprobs, grammar, ..asked.ask };
         Ok(Self { asked: Asked { ask, n: n(fields)?, ..asked }, include_usage, return_cache })
     }

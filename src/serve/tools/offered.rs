@@ -9,7 +9,6 @@ use crate::protocol::Grammar;
 use crate::serve::fields::{Fields, kind};
 use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
-use crate::serve::structured::grammar;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -180,7 +179,7 @@ fn forced(
     let is_chosen = |tool: &Tool| chosen.iter().any(|one| one.name == tool.name);
     let schemas = tools.iter().zip(fields).filter(|(tool, _)| is_chosen(tool));
     let schemas = schemas.map(|(tool, field)| (field.clone(), of_arguments(tool).to_string())).collect();
-    grammar("tool_choice", parts, schemas, shared).map(Some)
+    Ok(Some(Grammar { parts, field: "tool_choice".to_owned(), schemas }))
 }
 
 /// Reads a call of an assistant's message. `at`: its place in the request, for errors.
