@@ -58,6 +58,7 @@ pub use options::{CHAT_LOGITS, EngineOptions, FarOptions, WeightOptions};
 pub use plan::resolve_context;
 pub use planner::{Estimate, USUAL_CONTEXT, estimate, host_bytes, state_bytes};
 pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};
+pub use snapshots::shared_states;
 pub use think::{ThinkTags, split as split_reply};
 pub use threads::join_all;
 pub use weights::{Fit, prepare};

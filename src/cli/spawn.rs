@@ -63,6 +63,7 @@ pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
             max_seqs: options.max_seqs * (1 + slots)
+                + engine::shared_states(slots)
                 + extra_rows(&settings, &checkpoint.config, target, options.memory_bytes, max_older),
             slots,
             max_older,

@@ -30,6 +30,9 @@ pub(super) struct Chain {
     /// Number of entries at the front of `todo` that are being replayed: they are in the log
     /// already.
     known: usize,
+    /// Number of fed tokens at which the state is to be kept for other conversations: no chunk
+    /// crosses it.
+    pub share_at: Option<usize>,
     /// The answer. Its decode steps begin when `todo` is empty.
     pub generation: Option<Generation>,
     counters: Counters,
@@ -150,7 +153,8 @@ impl Generation {
 impl Chain {
     /// Creates a chain without work.
     pub fn idle(context: Context) -> Self {
-        Self { context, todo: VecDeque::new(), known: 0, generation: None, counters: Counters::default() }
+        let (todo, counters) = (VecDeque::new(), Counters::default());
+        Self { context, todo, known: 0, share_at: None, generation: None, counters }
     }
 
     pub fn stage(&self) -> Stage {
@@ -233,7 +237,7 @@ impl Chain {
     /// Drops the remaining work and returns the generation.
     pub fn stop(&mut self) -> Option<Generation> {
         self.todo.clear();
-        self.known = 0;
+        (self.known, self.share_at) = (0, None);
         self.generation.take()
     }
 
@@ -257,6 +261,8 @@ impl Chain {
             0 => size,
             known => size.min(known),
         };
+        let fed = self.context.len(runner);
+        let size = self.share_at.filter(|at| *at > fed).map_or(size, |at| size.min(at - fed));
         let tokens: Vec<Token> = self.todo.iter().map_while(LogEntry::token).take(size).collect();
         let mut n = tokens.len();
         while n > 0 {

@@ -17,6 +17,8 @@ pub(super) struct Context {
     /// The text ends inside a prompt that was not read to its end: where another text goes on from
     /// there, its tokens may differ, so that they are compared too.
     pub is_cut: bool,
+    /// Tokens at the beginning that were fed in whole chunks of [`Runner::chunk`].
+    pub chunked: usize,
 }
 
 impl Context {
@@ -25,7 +27,7 @@ impl Context {
     pub fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self, CacheError> {
         let seq = runner.create(eviction)?;
         let log = if eviction { Vec::new() } else { vec![LogEntry::Toggle { eviction: false }] };
-        Ok(Self { seq, log, pending: None, flat: String::new(), is_cut: false })
+        Ok(Self { seq, log, pending: None, flat: String::new(), is_cut: false, chunked: 0 })
     }
 
     /// Applies an entry of a log that is not a token, and records it if it changes anything.
@@ -81,14 +83,25 @@ impl Context {
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {
         let seq = runner.fork(self.seq)?;
-        Ok(Self { seq, log: self.log.clone(), pending: self.pending, flat: self.flat.clone(), is_cut: self.is_cut })
+        let Self { pending, is_cut, chunked, .. } = *self;
+        Ok(Self { seq, log: self.log.clone(), pending, flat: self.flat.clone(), is_cut, chunked })
     }
 
     /// Feeds tokens and appends them to the log.
     pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, tokens: &[Token]) -> Result<(), StepError> {
+        let before = self.len(runner);
         runner.feed(self.seq, tokens)?;
+        if self.chunked == before && Some(tokens.len()) == runner.chunk() {
+            self.chunked += tokens.len();
+        }
         self.log.extend(tokens.iter().map(|&t| LogEntry::Token(t)));
         Ok(())
+    }
+
+    /// Whether the state has the same bits in every conversation with its log: results may depend
+    /// on the chunks of a prefill.
+    pub fn is_everybodys<B: Backend>(&self, runner: &Runner<B>) -> bool {
+        runner.chunk().is_none() || self.chunked == self.len(runner)
     }
 
     /// Number of tokens fed.

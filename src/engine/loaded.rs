@@ -5,7 +5,7 @@ use super::context::Context;
 use super::draft::Drafts;
 use super::reply::Vocabulary;
 use super::runner::Runner;
-use super::snapshots::{Snapshots, Worth};
+use super::snapshots::{Snapshots, Worth, shared_states};
 use super::think::ThinkTags;
 use crate::backend::Backend;
 use crate::cache::CacheError;
@@ -60,7 +60,7 @@ impl<B: Backend> Loaded<B> {
         let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, &think));
         Ok(Self {
             identity: identity(&runner, checkpoint, options, &info),
-            snapshots: Snapshots::new(options.max_older, options.checkpoint_bytes),
+            snapshots: Snapshots::new(options.max_older, options.checkpoint_bytes, shared_states(options.slots)),
             said_that_chains_sample: false,
             vocabulary: Vocabulary {
                 tokenizer: Arc::new(tokenizer),
@@ -99,36 +99,36 @@ impl<B: Backend> Loaded<B> {
         if self.runner.config().dms.is_some() { WhenFull::Forget } else { WhenFull::Stop }
     }
 
-    /// Makes what takes a sequence. If none is free, earlier states give theirs up.
+    /// Makes what takes a sequence. If none is free, earlier states give theirs up, and then
+    /// beginnings of prompts.
     pub fn with_sequence<T>(
         &mut self,
         make: impl Fn(&mut Runner<B>) -> Result<T, CacheError>,
     ) -> Result<T, CacheError> {
         loop {
             match make(&mut self.runner) {
-                Err(CacheError::Sequences(_)) if self.snapshots.give_up(&mut self.runner, Worth::Earlier) => {}
+                Err(CacheError::Sequences(_)) if self.snapshots.give_up(&mut self.runner, Worth::Shared) => {}
                 made => return made,
             }
         }
     }
 
     /// Returns a context for a conversation that begins with `tokens`: a fork of any conversation's
-    /// context that was fed the first of them, or an empty one. If results depend on the chunks of
-    /// a prefill, no conversation may depend on what others were fed.
+    /// context that was fed the first of them, or an empty one. The answer is the same: if results
+    /// depend on the chunks of a prefill, the context was fed in the same ones.
     pub fn begin_context(&mut self, eviction: bool, dial: f32, tokens: &[Token]) -> Result<Context, CacheError> {
         let mut fresh = self.with_sequence(|runner| Context::new(runner, eviction))?;
         fresh.set_dial(&mut self.runner, dial);
-        if self.runner.backend().about().chunk_tokens.is_some() || tokens.is_empty() {
+        if tokens.is_empty() {
             return Ok(fresh);
         }
         let log: Vec<LogEntry> = fresh.log.iter().copied().chain(tokens.iter().map(|&t| LogEntry::Token(t))).collect();
-        match self.snapshots.longest_log(&log).filter(|shared| shared.log.len() > fresh.log.len()) {
-            Some(shared) => {
-                self.runner.release(fresh.seq);
-                shared.fork(&mut self.runner)
-            }
-            None => Ok(fresh),
-        }
+        let longer = |context: &Context| context.log.len() > fresh.log.len() && context.is_everybodys(&self.runner);
+        let Some(shared) = self.snapshots.longest_log(&log, longer) else { return Ok(fresh) };
+        self.runner.release(fresh.seq);
+        let begun = shared.fork(&mut self.runner)?;
+        self.snapshots.used(&begun.log);
+        Ok(begun)
     }
 
     /// Releases the cheapest snapshot. Returns false if there is none.

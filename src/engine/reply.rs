@@ -202,6 +202,17 @@ pub(super) fn flat_of(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = To
     flat_text(tokenizer, tokens, false)
 }
 
+/// Returns how many of `tokens` lie within the first `bytes` of their canonical text.
+pub(super) fn tokens_within(tokenizer: &Tokenizer, tokens: &[Token], bytes: usize) -> usize {
+    let mut text = FlatText { decoder: tokenizer.decoder(), of_reply: false };
+    let mut end = 0;
+    let is_within = |token: &&Token| {
+        end += text.push(**token, tokenizer, false, false).len();
+        end <= bytes
+    };
+    tokens.iter().take_while(is_within).count()
+}
+
 fn flat_text(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = Token>, of_reply: bool) -> (String, Vec<usize>) {
     let mut text = FlatText { decoder: tokenizer.decoder(), of_reply };
     let (mut flat, mut ends) = (String::new(), Vec::new());

@@ -110,7 +110,7 @@ impl<B: Backend> Worker<B> {
         if is_for_undo
             && !is_empty
             && !std::mem::replace(&mut self.said_undo_is_slow, true)
-            && let Some(conversation) = self.conversations.get(&owner)
+            && let Some(conversation) = owner.and_then(|owner| self.conversations.get(&owner))
         {
             let text = "the cache needs the memory of states kept for /undo, which will read the conversation again";
             conversation.outlet.event(Event::Info(text.to_owned()));

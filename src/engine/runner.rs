@@ -70,6 +70,8 @@ pub struct Runner<B: Backend> {
     pub cache: KvCache<B>,
     context: usize,
     max_step: usize,
+    /// [`Self::chunk`]
+    chunk: Option<usize>,
     /// Most bytes of far pages; `None` without a limit.
     pub(super) far_limit: Option<u64>,
     /// How rows are sampled.
@@ -169,6 +171,7 @@ impl<B: Backend> Runner<B> {
         // Pages are limited below the free memory, so that a turn that is too long ends, and not
         // the process.
         let fixed = checkpoint.weight_bytes + options.workspace_bytes;
+        let chunk = b.about().chunk_tokens.map(|chunk| chunk.min(max_step));
         let mut new = Self {
             b,
             model,
@@ -176,6 +179,7 @@ impl<B: Backend> Runner<B> {
             cache,
             context,
             max_step,
+            chunk,
             far_limit: options.far.map(|far| far.limit_bytes),
             draws,
             sampled: Vec::new(),
@@ -205,6 +209,11 @@ impl<B: Backend> Runner<B> {
     /// Maximum tokens of a sequence.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// Tokens of a prefill chunk, where results depend on it.
+    pub fn chunk(&self) -> Option<usize> {
+        self.chunk
     }
 
     /// Maximum tokens of a step.

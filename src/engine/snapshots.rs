@@ -18,6 +18,8 @@ pub(super) enum Worth {
     Chain,
     /// The end of an earlier turn, or of another branch.
     Earlier,
+    /// A beginning of prompts, such as a system prompt.
+    Shared,
     /// The end of the last turn's prompt, its last token pending: regenerate.
     PromptEnd,
     /// The state before the last turn: undo, and the return from a turn that fails.
@@ -25,7 +27,8 @@ pub(super) enum Worth {
 }
 
 pub(super) struct Kept {
-    pub owner: ConversationId,
+    /// `None`: new conversations begin with it.
+    pub owner: Option<ConversationId>,
     pub worth: Worth,
     pub context: Context,
 }
@@ -37,16 +40,24 @@ pub(super) struct Snapshots {
     /// they hold.
     max_earlier: usize,
     budget_bytes: u64,
+    /// Maximum number of [`Worth::Shared`] snapshots.
+    max_shared: usize,
+}
+
+/// Maximum number of [`Worth::Shared`] snapshots, each in its own sequence, where prompts are
+/// answered in so many slots.
+pub fn shared_states(slots: usize) -> usize {
+    slots.min(4)
 }
 
 impl Snapshots {
-    pub fn new(max_earlier: usize, budget_bytes: u64) -> Self {
-        Self { kept: Vec::new(), max_earlier, budget_bytes }
+    pub fn new(max_earlier: usize, budget_bytes: u64, max_shared: usize) -> Self {
+        Self { kept: Vec::new(), max_earlier, budget_bytes, max_shared }
     }
 
     /// The snapshots of a conversation, the oldest first.
     pub fn of(&self, owner: ConversationId) -> impl DoubleEndedIterator<Item = &Kept> {
-        self.kept.iter().filter(move |one| one.owner == owner)
+        self.kept.iter().filter(move |one| one.owner == Some(owner))
     }
 
     pub fn has(&self, owner: ConversationId, worth: Worth) -> bool {
@@ -55,7 +66,7 @@ impl Snapshots {
 
     /// Gives a conversation's snapshots to another one.
     pub fn give(&mut self, from: ConversationId, to: ConversationId) {
-        self.kept.iter_mut().filter(|one| one.owner == from).for_each(|one| one.owner = to);
+        self.kept.iter_mut().filter(|one| one.owner == Some(from)).for_each(|one| one.owner = Some(to));
     }
 
     /// Number of snapshots of at most this worth.
@@ -70,26 +81,54 @@ impl Snapshots {
     /// Index of the conversation's snapshot with the longest text that is a prefix of `flat`; the
     /// newest among equal ones.
     pub fn longest_prefix(&self, owner: ConversationId, flat: &str) -> Option<usize> {
-        let begins = |one: &Kept| one.owner == owner && flat.starts_with(&one.context.flat);
+        let begins = |one: &Kept| one.owner == Some(owner) && flat.starts_with(&one.context.flat);
         let fitting = self.kept.iter().enumerate().filter(|(_, one)| begins(one));
         fitting.max_by_key(|(i, one)| (one.context.flat.len(), *i)).map(|(i, _)| i)
     }
 
-    /// The context of any conversation whose log is the longest that begins `log`.
-    pub fn longest_log(&self, log: &[LogEntry]) -> Option<&Context> {
+    /// The context of any conversation whose log is the longest that begins `log`, among those that
+    /// fit.
+    pub fn longest_log(&self, log: &[LogEntry], fits: impl Fn(&Context) -> bool) -> Option<&Context> {
         let contexts = self.kept.iter().map(|one| &one.context);
-        contexts.filter(|context| log.starts_with(&context.log)).max_by_key(|context| context.log.len())
+        let begins = |context: &&Context| log.starts_with(&context.log) && fits(context);
+        contexts.filter(begins).max_by_key(|context| context.log.len())
+    }
+
+    /// Whether a state of this log is kept for new conversations.
+    pub fn shares(&self, log: &[LogEntry]) -> bool {
+        self.kept.iter().any(|one| one.worth == Worth::Shared && one.context.log == log)
+    }
+
+    /// Keeps a state with which new conversations may begin, and releases the one that was used
+    /// least recently if there are too many.
+    pub fn share<B: Backend>(&mut self, runner: &mut Runner<B>, context: Context) {
+        self.kept.push(Kept { owner: None, worth: Worth::Shared, context });
+        let shared = |kept: &[Kept]| kept.iter().filter(|one| one.worth == Worth::Shared).count();
+        while shared(&self.kept) > self.max_shared
+            && let Some(oldest) = self.kept.iter().position(|one| one.worth == Worth::Shared)
+        {
+            runner.release(self.take(oldest).context.seq);
+        }
+    }
+
+    /// A new conversation has begun with a state of this log.
+    pub fn used(&mut self, log: &[LogEntry]) {
+        let is_it = |one: &Kept| one.worth == Worth::Shared && one.context.log == log;
+        if let Some(at) = self.kept.iter().position(is_it) {
+            let one = self.take(at);
+            self.kept.push(one);
+        }
     }
 
     /// Takes out the state of exactly this log and text.
     pub fn take_equal(&mut self, owner: ConversationId, log: &[LogEntry], flat: &str) -> Option<Context> {
-        let is_it = |one: &Kept| one.owner == owner && one.context.flat == flat && one.context.log == log;
+        let is_it = |one: &Kept| one.owner == Some(owner) && one.context.flat == flat && one.context.log == log;
         self.kept.iter().rposition(is_it).map(|i| self.take(i).context)
     }
 
     /// Takes out the state before the last turn.
     pub fn take_start(&mut self, owner: ConversationId) -> Option<Context> {
-        let is_it = |one: &Kept| one.owner == owner && one.worth == Worth::TurnStart;
+        let is_it = |one: &Kept| one.owner == Some(owner) && one.worth == Worth::TurnStart;
         self.kept.iter().rposition(is_it).map(|i| self.take(i).context)
     }
 
@@ -105,7 +144,7 @@ impl Snapshots {
         worth: Worth,
         context: Context,
     ) {
-        self.kept.push(Kept { owner, worth, context });
+        self.kept.push(Kept { owner: Some(owner), worth, context });
         self.release_surplus(runner, owner);
     }
 
@@ -117,8 +156,8 @@ impl Snapshots {
         owner: ConversationId,
         begins: impl Fn(&Context) -> bool,
     ) {
-        self.release_if(runner, |one| one.owner == owner && one.worth == Worth::PromptEnd);
-        let left = |one: &&mut Kept| one.owner == owner && !begins(&one.context);
+        self.release_if(runner, |one| one.owner == Some(owner) && one.worth == Worth::PromptEnd);
+        let left = |one: &&mut Kept| one.owner == Some(owner) && !begins(&one.context);
         for one in self.kept.iter_mut().filter(left) {
             one.worth = Worth::Earlier;
         }
@@ -130,11 +169,12 @@ impl Snapshots {
         let mut room = self.max_earlier;
         for i in (0..self.kept.len()).rev() {
             let one = &self.kept[i];
-            if one.owner != owner || one.worth != Worth::Earlier {
+            if one.owner != Some(owner) || one.worth != Worth::Earlier {
                 continue;
             }
-            let is_same =
-                |(j, other): (usize, &Kept)| j != i && other.owner == owner && other.context.log == one.context.log;
+            let is_same = |(j, other): (usize, &Kept)| {
+                j != i && other.owner == Some(owner) && other.context.log == one.context.log
+            };
             if room == 0 || one.context.flat.is_empty() || self.kept.iter().enumerate().any(is_same) {
                 runner.release(self.take(i).context.seq);
             } else {
@@ -164,7 +204,7 @@ impl Snapshots {
 
     /// Releases a conversation's snapshots of at most this worth.
     pub fn release_of<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, most: Worth) {
-        self.release_if(runner, |one| one.owner == owner && one.worth <= most);
+        self.release_if(runner, |one| one.owner == Some(owner) && one.worth <= most);
     }
 
     fn release_if<B: Backend>(&mut self, runner: &mut Runner<B>, pick: impl Fn(&Kept) -> bool) {
@@ -181,7 +221,7 @@ impl Snapshots {
         };
         for i in (0..self.kept.len()).rev() {
             let Kept { owner: of, context, .. } = &mut self.kept[i];
-            if *of == owner && context.len(runner) >= end && context.apply(runner, entry).is_err() {
+            if *of == Some(owner) && context.len(runner) >= end && context.apply(runner, entry).is_err() {
                 runner.release(self.take(i).context.seq);
             }
         }

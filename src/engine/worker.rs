@@ -262,6 +262,7 @@ impl<B: Backend> Worker<B> {
                     self.scheduler.chunks.observe(n, started.elapsed());
                 }
                 let Some(conversation) = self.conversations.get_mut(&id.conversation) else { return };
+                conversation.keep_shared(&mut self.model);
                 conversation.keep_prompt_end(&mut self.model);
                 conversation.tell_dropped();
                 self.limit_far();

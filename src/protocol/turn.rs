@@ -18,6 +18,9 @@ use std::sync::Arc;
 pub struct Ask {
     /// The whole conversation rendered by the template, including the generation prompt.
     pub prompt: Vec<Piece>,
+    /// Bytes at the beginning of the prompt's canonical text that prompts of other conversations
+    /// may have, too, such as the system prompt and tools. 0: none are known.
+    pub shared: usize,
     pub sampling: SamplingParams,
     /// `None`: a random seed, which the report contains.
     pub seed: Option<u64>,

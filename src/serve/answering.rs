@@ -4,12 +4,12 @@
 use super::answer::{Answer, Part};
 pub use super::choice::End;
 use super::choice::{Choice, Choices, Next};
-use super::prompt::{check_fits, rendered};
+use super::prompt::{Prompt, check_fits, rendered};
 use super::refusal::Refusal;
 use super::request::Asked;
 use super::shared::Shared;
 use super::tools::Sent;
-use crate::protocol::{GrammarError, Piece, StopReason, TextKind, TokenChoice, TurnReport};
+use crate::protocol::{GrammarError, StopReason, TextKind, TokenChoice, TurnReport};
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
 use axum::body::Body;
@@ -118,11 +118,12 @@ pub async fn answer<F: Form>(
     shared: &Arc<Shared>,
     form: F,
     mut asked: Asked,
-    render: impl FnOnce(&Shared) -> Anyhow<Vec<Piece>> + Send + 'static,
+    render: impl FnOnce(&Shared) -> Anyhow<Prompt> + Send + 'static,
 ) -> Result<Response, Refusal> {
     shared.metrics.requests.fetch_add(1, Relaxed);
     let place = shared.admission.enter()?;
-    asked.ask.prompt = rendered(shared, render).await?;
+    let prompt = rendered(shared, render).await?;
+    (asked.ask.prompt, asked.ask.shared) = (prompt.pieces, prompt.shared);
     // Texts lose the sentinels of control literals, so a prompt of nothing else is empty.
     if flatten(&asked.ask.prompt).is_empty() {
         return Err(Refusal::wrong("the prompt is empty"));
@@ -349,7 +350,7 @@ fn too_many(n: usize) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Command, EngineHandle, EngineMessage, Event as Report, ModelInfo, Request};
+    use crate::protocol::{Command, EngineHandle, EngineMessage, Event as Report, ModelInfo, Piece, Request};
     use crate::serve::admission::Admission;
     use crate::serve::shared::Defaults;
     use futures_util::StreamExt;
@@ -413,7 +414,8 @@ mod tests {
     }
 
     async fn answered(shared: &Arc<Shared>, stream: bool) -> Result<Response, Refusal> {
-        answer(shared, Plain, asked(stream), |_| Ok(vec![Piece::Text("x".to_owned())])).await
+        answer(shared, Plain, asked(stream), |_| Ok(Prompt { pieces: vec![Piece::Text("x".to_owned())], shared: 0 }))
+            .await
     }
 
     #[tokio::test]

@@ -7,13 +7,13 @@ mod reply;
 pub use facts::{ps, show, tags, version};
 pub use form::refused;
 
-use crate::chat::template::{Author, Given, with_controls};
+use crate::chat::template::{Author, Given};
 use crate::protocol::{Ask, Grammar};
 use crate::serve::answering::answer;
 use crate::serve::fields::{self, Fields, from_one};
 use crate::serve::logprobs;
 use crate::serve::openai::{join_systems, read_message};
-use crate::serve::prompt::{Chat, check_count};
+use crate::serve::prompt::{Chat, Prompt, check_count};
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, Unsupported, is_empty, is_one, is_zero, refuse, stops};
 use crate::serve::shared::Shared;
@@ -156,8 +156,7 @@ pub async fn generate(State(shared): State<Arc<Shared>>, request: Request) -> Re
     if fields.bool("raw")? == Some(true) {
         common.asked.ask.raw = true;
         form.raw = true;
-        let render = move |shared: &Shared| Ok(with_controls(&prompt, &shared.info.template));
-        return answer(&shared, form, common.asked, render).await;
+        return answer(&shared, form, common.asked, move |shared| Ok(Prompt::raw(&prompt, shared))).await;
     }
     let given = |author, text: String| Given::new(author, text);
     let system = system.map(|text| given(Author::System, text));

@@ -3,8 +3,9 @@
 use super::refusal::Refusal;
 use super::shared::Shared;
 use super::tools::{Offered, format_of};
-use crate::chat::template::{Author, Given, RenderOptions, Tools, render_with_tools};
+use crate::chat::template::{Author, Given, RenderOptions, Tools, render_with_tools, with_controls};
 use crate::protocol::{Piece, Token};
+use crate::tokenizer::flatten;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -17,6 +18,20 @@ pub fn check_count(n: usize) -> Result<(), Refusal> {
         0 => Err(Refusal::field("messages", "messages is empty")),
         n if n > MOST => Err(Refusal::field("messages", format!("there are {n} messages, expected at most {MOST}"))),
         _ => Ok(()),
+    }
+}
+
+/// A rendered prompt.
+pub struct Prompt {
+    pub pieces: Vec<Piece>,
+    /// [`Ask::shared`](crate::protocol::Ask::shared)
+    pub shared: usize,
+}
+
+impl Prompt {
+    /// A text that the client has rendered. The literals of control tokens in it are these tokens.
+    pub fn raw(text: &str, shared: &Shared) -> Self {
+        Self { pieces: with_controls(text, &shared.info.template), shared: 0 }
     }
 }
 
@@ -60,17 +75,36 @@ impl Chat {
         Self { messages, tools, ..self }
     }
 
-    /// The pieces of the prompt.
-    pub fn render(&self, shared: &Shared) -> anyhow::Result<Vec<Piece>> {
+    pub fn render(&self, shared: &Shared) -> anyhow::Result<Prompt> {
+        let pieces = self.pieces(&self.messages, shared)?;
+        let shared = self.shared(&flatten(&pieces), shared);
+        Ok(Prompt { pieces, shared })
+    }
+
+    fn pieces(&self, messages: &[Given], shared: &Shared) -> anyhow::Result<Vec<Piece>> {
         let opts =
             RenderOptions { think: self.think, think_tags: shared.info.think_tags.clone(), ..RenderOptions::default() };
-        render_with_tools(&self.messages, &self.tools, &shared.info.template, &opts)
+        render_with_tools(messages, &self.tools, &shared.info.template, &opts)
+    }
+
+    /// Bytes of the prompt that do not depend on what the first message after the system prompt
+    /// says: as many as the rendering of another question has alike. 0 without a system prompt and
+    /// tools.
+    fn shared(&self, flat: &str, shared: &Shared) -> usize {
+        let n = self.messages.iter().take_while(|message| message.author == Author::System).count();
+        let Some(first) = self.messages.get(n).filter(|_| n > 0 || !self.tools.json.is_null()) else { return 0 };
+        let other = if first.text.trim_start().starts_with('a') { "b" } else { "a" };
+        let mut messages = self.messages[..n].to_vec();
+        messages.push(Given::new(Author::User, other));
+        // A template may refuse it.
+        let other = self.pieces(&messages, shared).map(|pieces| flatten(&pieces)).unwrap_or_default();
+        flat.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count()
     }
 
     /// The tokens of the prompt.
     pub async fn tokens(self, shared: &Arc<Shared>) -> Result<Vec<Token>, Refusal> {
-        let pieces = rendered(shared, move |shared| self.render(shared)).await?;
-        shared.encode(pieces).await.map_err(Refusal::failed)
+        let prompt = rendered(shared, move |shared| self.render(shared)).await?;
+        shared.encode(prompt.pieces).await.map_err(Refusal::failed)
     }
 }
 
@@ -87,8 +121,8 @@ pub async fn check_fits(shared: &Arc<Shared>, prompt: Vec<Piece>) -> Result<(), 
 /// Renders on a thread of its own.
 pub async fn rendered(
     shared: &Arc<Shared>,
-    render: impl FnOnce(&Shared) -> anyhow::Result<Vec<Piece>> + Send + 'static,
-) -> Result<Vec<Piece>, Refusal> {
+    render: impl FnOnce(&Shared) -> anyhow::Result<Prompt> + Send + 'static,
+) -> Result<Prompt, Refusal> {
     let renderer = Arc::clone(shared);
     let rendered = tokio::task::spawn_blocking(move || render(&renderer)).await;
     let rendered = rendered.map_err(|_| Refusal::failed("the prompt could not be rendered"))?;

@@ -1,6 +1,7 @@
 //! `dmschat serve` over loopback, with the built-in model: what clients of OpenAI's API rely on.
 
 mod choices;
+mod devices;
 mod messages;
 mod ollama;
 mod remote;
@@ -11,6 +12,7 @@ use crate::program::{program, said};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -34,9 +36,21 @@ impl Drop for Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
+        Self::start_on("cpu", None, flags)
+    }
+
+    /// A server on the software GPU, where that can be built.
+    #[cfg(feature = "gpu-emulator")]
+    fn on_gpu(flags: &[&str]) -> Option<Self> {
+        Some(Self::start_on("cuda", Some(crate::emulator::software_gpu()?), flags))
+    }
+
+    /// `libraries`: where the device's driver is.
+    fn start_on(device: &str, libraries: Option<&Path>, flags: &[&str]) -> Self {
         let home = tempfile::tempdir().unwrap();
         let mut command = program(env!("CARGO_BIN_EXE_dmschat"), &home);
-        command.args(["serve", "--port", "0", "--device", "cpu"]).args(flags).stdout(Stdio::null());
+        command.envs(libraries.map(|folder| ("LD_LIBRARY_PATH", folder)));
+        command.args(["serve", "--port", "0", "--device", device]).args(flags).stdout(Stdio::null());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();

@@ -8,6 +8,7 @@ use dmschat::engine::{self, EngineOptions};
 use dmschat::protocol::{
     Ask, Command, EngineHandle, Event, GenerateRequest, Piece, SamplingParams, StopReason, Token, TurnReport,
 };
+use dmschat::tokenizer::flatten;
 use std::time::{Duration, Instant};
 
 fn talker() -> Tiny {
@@ -201,6 +202,39 @@ fn an_idle_slot_gives_way_to_an_answer_that_needs_its_memory() {
     let (second, _) = server.answer(ask(chat(&[&long]), 60));
     assert!(first.in_context && second.in_context, "{:?}", second.detail);
     assert_eq!((&second.generated, second.kv.live), (&alone.generated, alone.kv.live));
+}
+
+/// A prompt of a client: a system prompt, and a question of its own.
+fn with_system(system: &str, question: &str) -> Ask {
+    let lead = [control("<|im_start|>"), text("system\n"), text(system), control("<|im_end|>"), text("\n")];
+    let lead = [&lead[..], &[control("<|im_start|>"), text("user\n")]].concat();
+    let rest = [text(question), control("<|im_end|>"), text("\n"), control("<|im_start|>"), text("assistant\n")];
+    Ask { shared: flatten(&lead).len(), ..ask([&lead[..], &rest].concat(), 20) }
+}
+
+#[test]
+fn a_system_prompt_that_clients_share_is_read_once() {
+    let tiny = talker();
+    let system = "You are helpful. ".repeat(12);
+    // Tokens are single characters.
+    let lead = 1 + "system\n".len() + system.len() + 1 + "\n".len() + 1 + "user\n".len();
+    let server = Server::new(&tiny, 2);
+    let questions = [QUESTION, OTHER, "and a third one", "the last of them"];
+    for (n, question) in questions.into_iter().enumerate() {
+        let before = server.fed();
+        let (report, _) = server.answer(with_system(&system, question));
+        // The third and the fourth take the slots of the first two.
+        assert_eq!(report.reused_tokens, if n == 0 { 0 } else { lead }, "{question}");
+        let fed = report.prompt_tokens - report.reused_tokens + report.generated.len() - 1;
+        assert_eq!(server.fed() - before, fed, "nothing else is fed");
+        let (alone, _) = Server::new(&tiny, 2).answer(Ask { shared: 0, ..with_system(&system, question) });
+        assert_eq!((&report.generated, report.kv.live), (&alone.generated, alone.kv.live), "{question}");
+    }
+    // Another one is read. A few tokens are not worth a state.
+    for system in ["You are grumpy. ".repeat(12), "x".to_owned()] {
+        assert_eq!(server.answer(with_system(&system, QUESTION)).0.reused_tokens, 0);
+    }
+    assert_eq!(server.answer(with_system("x", OTHER)).0.reused_tokens, 0);
 }
 
 #[test]

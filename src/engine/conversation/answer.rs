@@ -2,7 +2,7 @@
 
 use super::super::context::Context;
 use super::super::loaded::Loaded;
-use super::super::reply::flat_of;
+use super::super::reply::{flat_of, tokens_within};
 use super::super::snapshots::Worth;
 use super::asked::Asked;
 use super::halt::Halt;
@@ -14,6 +14,17 @@ use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Event, EventSender, GenerateRequest, PresenceRequest, StopReason, Token, TurnReport};
 use std::sync::Arc;
+
+/// Least tokens of a beginning that is kept for other prompts.
+const LEAST_SHARED: usize = 64;
+
+/// Tokens at the beginning of a prompt after which its state is kept for others: those within
+/// `bytes` of its text, in whole chunks where results depend on them.
+fn shared_tokens<B: Backend>(m: &Loaded<B>, tokens: &[Token], bytes: usize) -> usize {
+    let n = if bytes == 0 { 0 } else { tokens_within(&m.vocabulary.tokenizer, tokens, bytes) };
+    let n = m.runner.chunk().map_or(n, |chunk| n - n % chunk);
+    if n < LEAST_SHARED { 0 } else { n }
+}
 
 impl<B: Backend> Conversation<B> {
     pub fn begin_turn(&mut self, m: &Loaded<B>, request: GenerateRequest) -> (Work, Option<Halt>) {
@@ -112,6 +123,7 @@ impl<B: Backend> Conversation<B> {
         }
         // A pin applies before the tokens that it pins.
         let shareable = if turn.pin.is_none() { &todo[..] } else { &[] };
+        let shared = if from == Base::Nothing { shared_tokens(m, shareable, turn.asked.ask.shared) } else { 0 };
         self.start_from(m, from, !todo.is_empty(), shareable)?;
         let asked = &mut turn.asked;
         asked.reused = self.chain.context.len(&m.runner);
@@ -131,8 +143,26 @@ impl<B: Backend> Conversation<B> {
             self.pin_prompt(m, &todo, text);
         }
         turn.asked.begin(m, &mut self.chain, todo, last);
+        self.chain.share_at = Some(shared).filter(|shared| *shared > reused);
         self.keep_prompt_end(m);
         Ok(())
+    }
+
+    /// Keeps a snapshot at the end of what the prompt shares with others, once the prompt is
+    /// prefilled up to there.
+    pub fn keep_shared(&mut self, m: &mut Loaded<B>) {
+        let context = &self.chain.context;
+        if self.chain.share_at != Some(context.len(&m.runner)) {
+            return;
+        }
+        self.chain.share_at = None;
+        if context.is_everybodys(&m.runner)
+            && !m.snapshots.shares(&context.log)
+            && let Ok(fork) = m.with_sequence(|runner| context.fork(runner))
+        {
+            let shared = Context { flat: String::new(), pending: None, is_cut: false, ..fork };
+            m.snapshots.share(&mut m.runner, shared);
+        }
     }
 
     /// Makes `base` the current context and keeps a snapshot of the state before this turn. `adds`:

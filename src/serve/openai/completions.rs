@@ -3,10 +3,10 @@
 
 use super::reply::{Kind, Reply};
 use super::request::Common;
-use crate::chat::template::with_controls;
 use crate::protocol::Ask;
 use crate::serve::answering::answer;
 use crate::serve::fields;
+use crate::serve::prompt::Prompt;
 use crate::serve::refusal::Refusal;
 use crate::serve::request::{Asked, is_empty, refuse};
 use crate::serve::shared::Shared;
@@ -24,7 +24,7 @@ pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Re
     let form = Reply::new(Kind::Text, &shared.info.identity.name, &common);
     let Common { asked, .. } = common;
     let asked = Asked { ask: Ask { raw: true, ..asked.ask }, ..asked };
-    answer(&shared, form, asked, move |shared| Ok(with_controls(&prompt, &shared.info.template))).await
+    answer(&shared, form, asked, move |shared| Ok(Prompt::raw(&prompt, shared))).await
 }
 
 /// The text of a prompt: a string, or an array of one string.
