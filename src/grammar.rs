@@ -6,11 +6,13 @@
 mod lark;
 mod vocabulary;
 
-use crate::protocol::{Grammar, GrammarError, GrammarPart, Token};
+use crate::protocol::{Grammar, GrammarError, GrammarPart, Piece, Token};
 use crate::tokenizer::Tokenizer;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use toktrie::TokTrie;
 
 /// Compiles grammars for the tokens of a model.
 pub struct Compiler {
@@ -49,11 +51,19 @@ impl Mask {
     fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
+
+    /// The token, if it is the only one.
+    fn only(&self) -> Option<Token> {
+        let mut words = self.0.iter().enumerate().filter(|(_, word)| **word != 0);
+        let (at, word) = words.next().filter(|(_, word)| word.is_power_of_two())?;
+        words.next().is_none().then(|| 32 * at as Token + word.trailing_zeros())
+    }
 }
 
 /// The state of one answer under a grammar.
 pub struct Constraint {
     matcher: Matcher,
+    tokenizer: Arc<Tokenizer>,
     eos: Arc<[Token]>,
     vocab: usize,
 }
@@ -106,18 +116,66 @@ impl Compiler {
         // A warning names a part of the schema that would not be enforced.
         match matcher.grammar_warnings().first() {
             Some(warning) => Err(line(warning)),
-            None => Ok(Constraint { matcher, eos: Arc::clone(&self.eos), vocab: self.vocab }),
+            None => {
+                let (tokenizer, eos) = (Arc::clone(&self.tokenizer), Arc::clone(&self.eos));
+                Ok(Constraint { matcher, tokenizer, eos, vocab: self.vocab })
+            }
         }
     }
 }
 
 impl Clone for Constraint {
     fn clone(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone(), eos: Arc::clone(&self.eos), vocab: self.vocab }
+        self.with(self.matcher.deep_clone())
     }
 }
 
 impl Constraint {
+    fn with(&self, matcher: Matcher) -> Self {
+        let (tokenizer, eos) = (Arc::clone(&self.tokenizer), Arc::clone(&self.eos));
+        Self { matcher, tokenizer, eos, vocab: self.vocab }
+    }
+
+    /// A copy to try tokens on. It shares the lexer's caches.
+    fn trial(&self) -> Self {
+        self.with(self.matcher.clone())
+    }
+
+    /// Returns the tokens that may follow each of the first `drafts`, as far as the grammar allows
+    /// them. `mask`: the tokens that may follow now.
+    pub fn ahead(&self, mask: &Mask, drafts: &[Token]) -> Vec<Mask> {
+        let mut masks: Vec<Mask> = Vec::new();
+        let mut trial = self.trial();
+        for &draft in drafts {
+            let is_allowed = masks.last().unwrap_or(mask).has(draft) && !self.eos.contains(&draft);
+            match trial.push(draft).and_then(|()| trial.allowed()) {
+                Ok(next) if is_allowed => masks.push(next),
+                _ => break,
+            }
+        }
+        masks
+    }
+
+    /// Returns tokens of the text that the grammar demands next, if it leaves no choice. They are a
+    /// guess: the same text may be written in other tokens. `mask`: the tokens that may follow now.
+    pub fn forced(&self, mask: &Mask) -> Vec<Token> {
+        let mut trial = self.trial();
+        let only = mask.only().filter(|token| !self.eos.contains(token));
+        if only.is_some_and(|only| trial.push(only).is_err()) {
+            return Vec::new();
+        }
+        let bytes = trial.matcher.compute_ff_bytes();
+        // Up to a token that is not text, and to the last whole character.
+        let text = bytes.split(|byte| *byte == TokTrie::SPECIAL_TOKEN_MARKER).next().unwrap_or_default();
+        let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+        let pieces = [Piece::Text(text.to_owned())];
+        let encoded = self.tokenizer.encode_unless(&pieces, true, &AtomicBool::new(false)).ok().flatten();
+        let mut tokens = encoded.unwrap_or_default();
+        // The last one may be longer, with what follows the text.
+        tokens.pop();
+        only.into_iter().chain(tokens).collect()
+    }
+
     /// Returns a bit for each token that may follow. Fails if no token may.
     pub fn allowed(&mut self) -> Result<Mask, String> {
         let mut mask = Mask::none(self.vocab);
@@ -219,6 +277,34 @@ mod tests {
         ] {
             assert_eq!(takes(&compiler, &grammar, &text), good, "{text}");
         }
+    }
+
+    #[test]
+    fn what_follows_drafts_is_known_before_they_are_and_a_text_without_a_choice_is_guessed() {
+        let compiler = compiler();
+        let schema =
+            json!({ "type": "object", "properties": { "capital": { "type": "integer" } }, "required": ["capital"] });
+        let mut constraint = compiler.compile(&json(schema)).unwrap();
+        let encode = |text: &str| compiler.tokenizer.encode_pieces(&[Piece::Text(text.to_owned())]).unwrap();
+        let start = constraint.allowed().unwrap();
+        // The end is not a draft, and what may not follow ends them.
+        let drafts = [encode("{\"capital\": 12}"), vec![EOS]].concat();
+        let ahead = constraint.ahead(&start, &drafts);
+        assert_eq!(ahead.len() + 1, drafts.len());
+        let wrong = [encode("{\"cap"), encode("x\"")].concat();
+        assert_eq!(constraint.ahead(&start, &wrong), ahead[..encode("{\"cap").len()]);
+        assert!(constraint.forced(&start).is_empty());
+        for (token, mask) in drafts.iter().zip(&ahead) {
+            constraint.push(*token).unwrap();
+            assert_eq!(constraint.allowed().as_ref(), Ok(mask));
+            let said = compiler.tokenizer.decode(&constraint.forced(mask)).unwrap();
+            assert!("capital\"".contains(&said), "{said:?}");
+        }
+        let mut constraint = compiler.compile(&json(json!({ "const": "a longer text" }))).unwrap();
+        constraint.push(encode("\"")[0]).unwrap();
+        let mask = constraint.allowed().unwrap();
+        let said = compiler.tokenizer.decode(&constraint.forced(&mask)).unwrap();
+        assert!(said.len() > 6 && "a longer text\"".starts_with(&said), "{said:?}");
     }
 
     #[test]

@@ -110,17 +110,16 @@ impl Generation {
             constrained: None,
             dead_end: None,
             likely: ask.logprobs.map(likely::Waiting::new),
-            // The masks of drafts would need the grammar's state after each of them.
-            drafting: (ask.drafts > 0 && ask.grammar.is_none()).then(|| Drafting::new(drafts, ask.drafts, head)),
+            drafting: (ask.drafts > 0).then(|| Drafting::new(drafts, ask.drafts, head)),
             repeats_at: None,
             thought_closed_at: None,
         }
     }
 
     /// Puts the answer under a grammar. `opens`: the token that may begin a thought before the
-    /// answer.
-    pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>) {
-        match Constrained::new(constraint, opens, self.reply.is_thinking()) {
+    /// answer; `closes`: the one that ends it.
+    pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>, closes: Option<Token>) {
+        match Constrained::new(constraint, opens, closes, self.reply.is_thinking()) {
             Ok(constrained) => self.constrained = Some(constrained),
             Err(why) => self.end_dead(&why),
         }
@@ -414,9 +413,9 @@ impl Chain {
     }
 
     /// The tokens that the answer's grammar allows in each row of the next step.
-    fn masks(&self) -> impl Iterator<Item = Option<Mask>> + '_ {
-        let mask = self.constrained().and_then(Constrained::mask);
-        std::iter::repeat_n(mask.cloned(), 1 + self.drafts().len())
+    fn masks(&self) -> Vec<Option<Mask>> {
+        let drafts = self.drafts().len();
+        self.constrained().map_or_else(|| vec![None; 1 + drafts], |constrained| constrained.masks(drafts))
     }
 
     /// What is added to the logits of each row of the next step.
@@ -441,9 +440,14 @@ impl Chain {
     /// [`Costs::price`](super::draft::Costs::price).
     pub fn choose_drafts<B: Backend>(&mut self, runner: &Runner<B>, max: usize, price: Option<Price<'_>>) {
         let max = self.max_drafts(runner, max);
-        let drafting = drafting(&mut self.generation);
-        if let (Some(drafting), Some(pending)) = (drafting, self.context.pending) {
-            drafting.choose(&self.context.log, pending, max, price);
+        let (Some(generation), Some(pending)) = (&mut self.generation, self.context.pending) else { return };
+        let Generation { drafting: Some(drafting), constrained, .. } = generation else { return };
+        match constrained.as_ref().map(Constrained::forced).filter(|forced| !forced.is_empty()) {
+            Some(forced) => drafting.force(forced, max, price),
+            None => drafting.choose(&self.context.log, pending, max, price),
+        }
+        if let Some(constrained) = constrained {
+            constrained.cut(&mut drafting.next.tokens);
         }
     }
 

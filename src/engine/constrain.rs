@@ -4,6 +4,7 @@
 use crate::grammar::{Compiler, Constraint, Mask};
 use crate::protocol::{Grammar, GrammarError, Token};
 use crate::tokenizer::Tokenizer;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
@@ -79,14 +80,23 @@ pub(super) struct Constrained {
     constraint: Constraint,
     /// The token that may begin a thought before the answer.
     opens: Option<Token>,
+    /// The token that ends a thought, where it is one.
+    closes: Option<Token>,
     /// The tokens that may be next; `None`: any, as in a thought.
     mask: Option<Mask>,
+    /// Drafts of the next step, each with the tokens that may follow it.
+    ahead: VecDeque<(Token, Mask)>,
 }
 
 impl Constrained {
     /// `thinks`: the prompt ends in an open thought. Fails if no token may begin the answer.
-    pub fn new(constraint: Constraint, opens: Option<Token>, thinks: bool) -> Result<Self, String> {
-        let mut new = Self { constraint, opens, mask: None };
+    pub fn new(
+        constraint: Constraint,
+        opens: Option<Token>,
+        closes: Option<Token>,
+        thinks: bool,
+    ) -> Result<Self, String> {
+        let mut new = Self { constraint, opens, closes, mask: None, ahead: VecDeque::new() };
         new.prepare(thinks)?;
         Ok(new)
     }
@@ -96,14 +106,40 @@ impl Constrained {
     pub fn push(&mut self, token: Token, is_thought: bool, thinks: bool) -> Result<(), String> {
         // A thought may only come first.
         self.opens = None;
-        if !is_thought {
-            self.constraint.push(token)?;
+        if is_thought {
+            return self.prepare(thinks);
         }
-        self.prepare(thinks)
+        self.constraint.push(token)?;
+        match self.ahead.pop_front() {
+            // It was a draft.
+            Some((draft, mask)) if draft == token && !thinks => self.mask = Some(mask),
+            _ => self.prepare(thinks)?,
+        }
+        Ok(())
+    }
+
+    /// Returns drafts that the grammar demands.
+    pub fn forced(&self) -> Vec<Token> {
+        self.mask.as_ref().map_or_else(Vec::new, |mask| self.constraint.forced(mask))
+    }
+
+    /// Cuts drafts of the next step before the first that may not follow, or that begins or ends a
+    /// thought.
+    pub fn cut(&mut self, drafts: &mut Vec<Token>) {
+        self.ahead.clear();
+        let Some(mask) = &self.mask else {
+            let end = self.closes.map(|closes| drafts.iter().position(|draft| *draft == closes));
+            return drafts.truncate(end.map_or(0, |end| end.unwrap_or(drafts.len())));
+        };
+        let end = drafts.iter().position(|draft| Some(*draft) == self.opens).unwrap_or(drafts.len());
+        let masks = self.constraint.ahead(mask, &drafts[..end]);
+        drafts.truncate(masks.len());
+        self.ahead = drafts.iter().copied().zip(masks).collect();
     }
 
     fn prepare(&mut self, thinks: bool) -> Result<(), String> {
         self.mask = None;
+        self.ahead.clear();
         if !thinks {
             let mut mask = self.constraint.allowed()?;
             self.opens.into_iter().for_each(|token| mask.set(token, true));
@@ -112,8 +148,17 @@ impl Constrained {
         Ok(())
     }
 
-    /// The tokens that may be next; `None`: any.
-    pub fn mask(&self) -> Option<&Mask> {
-        self.mask.as_ref()
+    /// The tokens that may be next, and after each of `drafts`; `None`: any.
+    pub fn masks(&self, drafts: usize) -> Vec<Option<Mask>> {
+        match &self.mask {
+            None => vec![None; 1 + drafts],
+            Some(mask) => [mask]
+                .into_iter()
+                .chain(self.ahead.iter().map(|(_, mask)| mask))
+                .take(1 + drafts)
+                .cloned()
+                .map(Some)
+                .collect(),
+        }
     }
 }

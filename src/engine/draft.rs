@@ -11,8 +11,12 @@
 //! [`Costs`] learns what rows cost on this machine. Together they decide how many drafts are tried:
 //! none if they would slow the answer down.
 
+mod costs;
+
 use crate::protocol::{DraftReport, LogEntry, MAX_DRAFTS, Token};
-use std::collections::{BTreeMap, HashMap};
+use costs::NEWEST;
+pub use costs::{Costs, Price};
+use std::collections::HashMap;
 
 /// Whether and how an engine tries drafts.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +63,8 @@ pub struct Draft {
 pub const CLASSES: usize = 4;
 /// Class of the drafts of a draft head.
 const HEAD_CLASS: usize = 1;
+/// Class of drafts that a grammar demands.
+const FORCED_CLASS: usize = 3;
 
 /// Length of the n-gram that must match, and bits per token in its hash key.
 const NGRAM: usize = 3;
@@ -200,8 +206,6 @@ impl Drafter for Replaced {
     }
 }
 
-/// Weight of the newest observation in a running mean.
-const NEWEST: f64 = 1.0 / 8.0;
 /// Prior of the acceptance rate, by class, and the number of observations that it counts as.
 const PRIOR: [f64; CLASSES] = [0.4, 0.6, 0.75, 0.85];
 const PRIOR_WEIGHT: f64 = 3.0;
@@ -279,106 +283,6 @@ impl Gate {
     }
 }
 
-/// Steps with drafts after which one without drafts is run, to measure its time again.
-const REMEASURE: u32 = 64;
-/// Estimated cost of a draft, in plain steps, before one was run.
-const PRIOR_ROW: f64 = 0.2;
-/// How many first steps with each number of drafts are not timed: a GPU captures a graph in them,
-/// and caches are cold.
-const WARM_UP: u32 = 2;
-
-/// Measured cost of steps on this machine, by number of chains. The unit is the plain step: one
-/// without drafts.
-#[derive(Default)]
-pub struct Costs(BTreeMap<usize, StepCosts>);
-
-#[derive(Default)]
-struct StepCosts {
-    /// Seconds of a plain step; 0 if none was run.
-    plain: f64,
-    /// By number of drafts, the cost of steps with them.
-    with: BTreeMap<usize, Cost>,
-    /// Steps with drafts since the last plain step.
-    since: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Cost {
-    runs: u32,
-    /// Mean, in plain steps.
-    mean: f64,
-}
-
-/// The cost of drafts for one of `chains` chains that share a step.
-#[derive(Clone, Copy)]
-pub struct Price<'a> {
-    steps: &'a StepCosts,
-    chains: usize,
-}
-
-impl Price<'_> {
-    /// Cost, in plain steps, of a step in which each chain tries this many drafts: the drafts of
-    /// one chain delay all chains.
-    fn of(self, drafts: usize) -> f64 {
-        self.steps.of(drafts * self.chains)
-    }
-
-    /// Whether such a step was run.
-    fn was_run(self, drafts: usize) -> bool {
-        self.steps.with.contains_key(&(drafts * self.chains))
-    }
-}
-
-impl Costs {
-    /// Returns the price of drafts; `None` if a plain step has to be measured first.
-    pub fn price(&self, chains: usize) -> Option<Price<'_>> {
-        let steps = self.0.get(&chains).filter(|steps| steps.plain > 0.0 && steps.since < REMEASURE)?;
-        Some(Price { steps, chains })
-    }
-
-    /// Records the time of a step of this many chains with `drafts` drafts in all. Returns its cost
-    /// in plain steps, which is an estimate until a plain step was measured, and always finite.
-    pub fn observe(&mut self, seconds: f64, chains: usize, drafts: usize) -> f64 {
-        self.0.entry(chains).or_default().observe(seconds, drafts)
-    }
-}
-
-impl StepCosts {
-    /// Cost of a step with this many drafts: interpolated between the numbers that were run, and
-    /// extrapolated beyond them by the mean cost of a draft.
-    fn of(&self, drafts: usize) -> f64 {
-        let mut below = (0, 1.0);
-        for (&n, cost) in self.with.iter().filter(|(_, cost)| cost.runs > WARM_UP) {
-            if n >= drafts {
-                let share = (drafts - below.0) as f64 / (n - below.0) as f64;
-                return below.1 + share * (cost.mean - below.1);
-            }
-            below = (n, cost.mean);
-        }
-        let row = if below.0 > 0 { (below.1 - 1.0) / below.0 as f64 } else { PRIOR_ROW };
-        below.1 + (drafts - below.0) as f64 * row
-    }
-
-    fn observe(&mut self, seconds: f64, drafts: usize) -> f64 {
-        // Clamped: a step that took more than twice the mean was delayed by another program.
-        let mean = |mean: f64, new: f64| mean + (new.min(2.0 * mean) - mean) * NEWEST;
-        if drafts == 0 {
-            self.plain = if self.plain > 0.0 { mean(self.plain, seconds) } else { seconds };
-            self.since = 0;
-            return 1.0;
-        }
-        if self.plain <= 0.0 {
-            return self.of(drafts);
-        }
-        self.since += 1;
-        let cost = seconds / self.plain;
-        let known = self.with.entry(drafts).or_insert(Cost { runs: 0, mean: 0.0 });
-        known.runs += 1;
-        known.mean = if known.runs > WARM_UP + 1 { mean(known.mean, cost) } else { cost.max(1.0) };
-        cost
-    }
-}
-
 /// The drafts of one answer.
 pub struct Drafting {
     drafter: Box<dyn Drafter>,
@@ -419,6 +323,13 @@ impl Drafting {
         self.next.tokens.truncate(tried);
     }
 
+    /// Sets drafts of the next step that a grammar demands, at most `max`.
+    pub fn force(&mut self, mut tokens: Vec<Token>, max: usize, price: Option<Price<'_>>) {
+        let tried = self.tried(FORCED_CLASS, tokens.len().min(max).min(self.max), price);
+        tokens.truncate(tried);
+        self.next = Draft { tokens, class: FORCED_CLASS };
+    }
+
     /// Returns how many drafts the head should make for the next step, at most `max`. `None`:
     /// drafts do not pay off, and the head need not be fed.
     pub fn head_drafts(&mut self, max: usize, price: Option<Price<'_>>) -> Option<usize> {
@@ -451,6 +362,7 @@ impl Drafting {
 
 #[cfg(test)]
 mod tests {
+    use super::costs::PRIOR_ROW;
     use super::*;
 
     fn after(log: &[Token], pending: Token, max: usize) -> Draft {
@@ -521,15 +433,9 @@ mod tests {
         assert_eq!(after_replaced(&text, &[0, 9, 1, 2, 3, 8, 0, 9, 1, 2], 3), [8, 0, 9, 1]);
     }
 
-    /// A machine on which a draft costs `row` steps.
-    fn costs(row: f64) -> Costs {
-        let cost = |n| Cost { runs: WARM_UP + 1, mean: 1.0 + n as f64 * row };
-        Costs([(1, StepCosts { plain: 1.0, with: COUNTS.map(|n| (n, cost(n))).into(), since: 0 })].into())
-    }
-
     #[test]
     fn drafts_are_tried_where_they_pay_off() {
-        let machines = [0.05, 0.2, 1.0].map(costs);
+        let machines = [0.05, 0.2, 1.0].map(|row| Costs::measured(row, &COUNTS));
         let [cheap, usual, dear] = machines.each_ref().map(|costs| costs.price(1).expect("it was measured"));
         let mut gate = Gate::default();
         assert!(gate.drafts(3, 15, cheap) >= 7, "long runs are nearly always right");
@@ -570,28 +476,5 @@ mod tests {
         assert_eq!(drafting.report.cost, 1.0 + 3.0 * PRIOR_ROW);
         costs.observe(0.010, 1, 0);
         assert_eq!(costs.price(1).map(|price| price.of(3)), Some(1.0 + 3.0 * PRIOR_ROW), "the estimate is not kept");
-    }
-
-    #[test]
-    fn costs_are_those_of_the_machine() {
-        let mut costs = Costs::default();
-        assert!(costs.price(1).is_none(), "nothing was measured");
-        assert_eq!(costs.observe(0.010, 1, 0), 1.0);
-        assert_eq!(costs.price(1).map(|price| price.of(5)), Some(1.0 + 5.0 * PRIOR_ROW));
-        for _ in 0..WARM_UP {
-            assert_eq!(costs.observe(0.500, 1, 3), 50.0, "captured");
-        }
-        for _ in WARM_UP..REMEASURE {
-            assert!(costs.price(1).is_some());
-            assert!((costs.observe(0.013, 1, 3) - 1.3).abs() < 1e-9);
-        }
-        for (drafts, cost) in [(1, 1.1), (3, 1.3), (7, 1.7)] {
-            let of = costs.0[&1].of(drafts);
-            assert!((of - cost).abs() < 1e-9, "{drafts}: {of}");
-        }
-        assert!(costs.price(1).is_none(), "a plain step is due");
-        costs.observe(0.010, 1, 0);
-        assert!(costs.price(1).is_some());
-        assert!(costs.price(2).is_none(), "steps of two chains are others");
     }
 }

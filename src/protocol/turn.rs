@@ -37,7 +37,7 @@ pub struct Ask {
     pub raw: bool,
     /// Literals of control tokens that appear in the answer's text, such as the marks of calls.
     pub marks: Vec<String>,
-    /// Grammar that the answer must follow, outside of its thought. Turns drafts off.
+    /// Grammar that the answer must follow, outside of its thought.
     pub grammar: Option<Grammar>,
     /// What is added to the logits of tokens before one is sampled.
     pub logit_bias: Vec<(Token, f32)>,

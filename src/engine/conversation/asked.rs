@@ -158,7 +158,8 @@ impl Asked {
         answer.drafting.iter_mut().for_each(|drafting| drafting.replaces(&self.replaced));
         if let Some(constraint) = &self.constraint {
             let opens = m.vocabulary.think.may_open(&self.ask.prompt).filter(|_| !self.ask.raw);
-            answer.constrain(constraint.clone(), opens);
+            let closes = m.vocabulary.think.tokens.map(|(_, closes)| closes);
+            answer.constrain(constraint.clone(), opens, closes);
         }
         chain.begin_answer(&m.runner, answer);
     }
