@@ -1,7 +1,7 @@
 //! From generated tokens to streamed text: whole characters, thoughts apart from the answer, and
 //! the canonical text that the next rendering is compared with.
 
-use super::channels::Header;
+use super::channels::{Header, Message};
 use super::constrain::Compilers;
 use super::think::{Said, Splitter, Stop, ThinkTags};
 use crate::protocol::{Ask, Piece, Token};
@@ -78,6 +78,8 @@ pub(super) struct Reply {
     raw: bool,
     /// Control tokens that the reply shows: marks of calls.
     marks: Vec<Token>,
+    /// Whether it shows calls of a reply in channels, which are thoughts otherwise.
+    shows_calls: bool,
     /// Tokens of each kind, tags and end token included.
     pub reasoning_tokens: usize,
     pub answer_tokens: usize,
@@ -114,8 +116,11 @@ impl Reply {
         let stops = asked.chain(vocabulary.stop.map(Stop::of_template)).collect();
         let splitter = Splitter::new(&vocabulary.think, vocabulary.think.end(&ask.prompt), stops);
         let token = |mark: &String| vocabulary.tokenizer.token_for(mark);
-        let marks = ask.marks.iter().filter_map(token).filter(|token| !vocabulary.eos.contains(token)).collect();
-        Self { marks, ..Self::split_by(splitter, vocabulary) }
+        let channels = vocabulary.think.channels;
+        let is_shown = |token: &Token| !vocabulary.eos.contains(token) && !channels.is_some_and(|c| c.has(*token));
+        let marks = ask.marks.iter().filter_map(token).filter(is_shown).collect();
+        let shows_calls = channels.is_some() && !ask.marks.is_empty();
+        Self { marks, shows_calls, ..Self::split_by(splitter, vocabulary) }
     }
 
     fn split_by(splitter: Splitter, vocabulary: &Vocabulary) -> Self {
@@ -127,6 +132,7 @@ impl Reply {
             header: Header::default(),
             raw: false,
             marks: Vec::new(),
+            shows_calls: false,
             reasoning_tokens: 0,
             answer_tokens: 0,
         }
@@ -153,9 +159,15 @@ impl Reply {
             let before = if self.header.is_open() { "" } else { &*text };
             self.splitter.push(before, &mut said);
             match self.header.take(&channels, token, &text) {
-                Some(true) => self.splitter.open(&mut said),
-                Some(false) if self.splitter.is_thinking() => self.splitter.close(&mut said),
-                _ => {}
+                None => {}
+                Some(Message::Call(name)) if self.shows_calls => {
+                    self.answer(&mut said);
+                    let text = Message::call(&name);
+                    spelled = Some(text.len());
+                    self.splitter.push(&text, &mut said);
+                }
+                Some(Message::Thought | Message::Call(_)) => self.splitter.open(&mut said),
+                Some(Message::Answer) => self.answer(&mut said),
             }
         } else if self.header.is_open() && !is_end {
             self.header.push(&self.decoder.push(token));
@@ -175,6 +187,13 @@ impl Reply {
         let tokens = if of_header { 0 } else { self.header.take_tokens().max(1) };
         *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += tokens;
         Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, thinks, was_thought }
+    }
+
+    /// Ends a thought, if there is one.
+    fn answer(&mut self, said: &mut Vec<Said>) {
+        if self.splitter.is_thinking() {
+            self.splitter.close(said);
+        }
     }
 
     /// The text of the request that has ended it.
@@ -353,6 +372,24 @@ mod tests {
         assert_eq!((&*reasoning, &*answer), ("It is", "4."));
         let call = "<|channel|>analysis<|message|>a fox<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}";
         assert_eq!(read(call), of("a fox{}", ""));
+        // Where the request has tools, calls are a part of the answer, in one spelling.
+        let ask = Ask { marks: vec!["<|channel|>".to_owned()], ..Ask::default() };
+        let in_channel = "<|channel|>commentary to=functions.f <idle>json<|message|>{}";
+        let thought = "<|channel|>analysis<|message|>a fox<|end|>";
+        let in_role = format!("{thought}<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{{}}");
+        let other = "<|channel|>commentary to=python<|message|>{}";
+        for (text, answer) in [(in_channel, Some("{}")), (&in_role, Some("{}")), (other, None)] {
+            let (mut reply, mut shown) = (Reply::to(&ask, &v), String::new());
+            for token in v.tokenizer.encode_text(text).unwrap() {
+                for one in reply.push(token, &v).said {
+                    if let Said::Text(TextKind::Answer, text) = one {
+                        shown += &text;
+                    }
+                }
+            }
+            let wanted = answer.map(|arguments| format!("<|channel|>commentary to=functions.f<|message|>{arguments}"));
+            assert_eq!(shown, wanted.unwrap_or_default(), "{text}");
+        }
         assert_eq!(read("<|channel|>analysis<|message|>the fox runs"), of("the fox runs", ""));
         assert_eq!(read("plain"), of("", "plain"));
     }

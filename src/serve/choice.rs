@@ -295,6 +295,7 @@ mod tests {
             of("mistral", format!("[TOOL_CALLS][{json}]"), false),
             of("mistral", "[TOOL_CALLS]f[ARGS]{\"n\": 1}".into(), false),
             of("granite", format!("<|tool_call|>[{json}]"), false),
+            of("harmony", "<|channel|>commentary to=functions.f<|message|>{\"n\": 1}".into(), false),
         ] {
             for (before, between, behind) in
                 [("", "", ""), ("\nSo <é>:\n", "\n", "\n"), ("a < b", " and\n\n", "\nDone <to")]

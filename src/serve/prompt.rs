@@ -61,7 +61,7 @@ impl Chat {
             return self;
         };
         let mut messages = self.messages;
-        if offered.is_some() {
+        if offered.is_some() && format.repeats_sampled() {
             for message in messages.iter_mut().filter(|message| !message.calls.is_empty()) {
                 message.as_sampled = shared.said.find(&message.text, &message.calls);
             }

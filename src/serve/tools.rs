@@ -6,7 +6,7 @@
 //! | `format`, `known` | the trait of a format; the list of formats, and the choice by template |
 //! | `parser` | the text that is held back, and its bounds |
 //! | `json`, `schema` | JSON values at the start of a text; types and schemas of parameters |
-//! | `hermes`, `xml`, `llama`, `mistral`, `granite`, `phi` | one format each |
+//! | `hermes`, `xml`, `llama`, `mistral`, `granite`, `phi`, `harmony` | one format each |
 //! | `offered`, `said` | the fields of a request; texts of sampled answers, by the ids of calls |
 //!
 //! A call is sent when its text is complete and valid. Until then it may turn out to be text, and
@@ -14,6 +14,7 @@
 
 mod format;
 mod granite;
+mod harmony;
 mod hermes;
 mod json;
 mod known;

@@ -147,8 +147,10 @@ impl Given {
             let function = json!({ "name": call.name, "arguments": call.arguments });
             json!({ "id": id(&call.id), "type": "function", "function": protected(guard, &function) })
         };
+        let reasoning = self.reasoning.as_ref().map(|text| guard.protect(text));
         JinjaMessage {
-            reasoning_content: self.reasoning.as_ref().map(|text| guard.protect(text)),
+            thinking: reasoning.clone().filter(|_| !calls.is_empty() && self.text.is_empty()),
+            reasoning_content: reasoning,
             tool_calls: (!calls.is_empty()).then(|| calls.iter().map(call).collect()),
             tool_call_id: self.call_id.as_ref().map(|text| id(text)),
             name: self.tool_name.as_ref().map(|text| guard.protect(text)),

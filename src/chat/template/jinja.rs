@@ -20,6 +20,9 @@ pub struct JinjaMessage {
     pub content: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reasoning_content: Option<String>,
+    /// The same before calls without a text, as gpt-oss calls it there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub thinking: Option<String>,
     /// In OpenAI's form, but with arguments as objects.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tool_calls: Option<Json>,
@@ -38,6 +41,7 @@ impl JinjaMessage {
             role: role.to_owned(),
             content,
             reasoning_content: None,
+            thinking: None,
             tool_calls: None,
             tool_call_id: None,
             name: None,

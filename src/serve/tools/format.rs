@@ -88,6 +88,11 @@ pub trait Format: Sync {
         id.to_owned()
     }
 
+    /// Whether the template accepts an answer with the text of its calls as the model wrote it.
+    fn repeats_sampled(&self) -> bool {
+        true
+    }
+
     /// Whether the template reads the tools from the system message, as text.
     fn tools_in_system(&self) -> bool {
         false

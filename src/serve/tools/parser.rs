@@ -193,6 +193,7 @@ mod tests {
             ("mistral", "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{\"city\": \"Zürich }]\", \"n\": 1.5}".to_owned()),
             ("llama3", parameters.clone()),
             ("llama3", format!("<|python_tag|>{parameters}")),
+            ("harmony", "<|channel|>commentary to=functions.f<|message|>{\"city\": \"Zürich }]\", \"n\": 1.5}".to_owned()),
             (
                 "xml",
                 "<tool_call>\n<function=f>\n<parameter=city>\nZürich }]\n</parameter>\n<parameter=n>\n1.5\n</parameter>\n\
@@ -223,6 +224,8 @@ mod tests {
             ("llama3", "{\"capital\": \"Paris\"}"),
             ("llama3", "{\"name\": \"g\", \"parameters\": {}} is JSON"),
             ("llama3", "  {\"name\": \"f\", \"parameters\": {\"n\": 1}"),
+            ("harmony", "<|channel|>commentary to=functions.f<|message|>[1]"),
+            ("harmony", "<|channel|>commentary to=functions.f<|message|>{\"city\": "),
             ("xml", "<tool_call>\n<function=f>\n<parameter=city>\nPar"),
             ("xml", "a <function=f b"),
             ("xml", "<tool_call>\nfunction f\n</tool_call>"),
@@ -277,6 +280,7 @@ mod tests {
         assert_eq!(file("ibm-granite-granite-3.3-2B-Instruct"), Some("granite"));
         assert_eq!(file("mistralai-Mistral-Nemo-Instruct-2407"), Some("mistral"));
         assert_eq!(of("{% if xml_tools %}<tool_call>{% endif %}"), Some("hermes"), "SmolLM3's name");
+        assert_eq!(of("{% if tools %}<|channel|>commentary json<|message|>{% endif %}"), Some("harmony"));
         for none in ["deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "gemma_turns", "microsoft-Phi-3.5-mini-instruct"] {
             assert_eq!(file(none), None, "{none}");
         }
