@@ -24,7 +24,7 @@ mod report;
 
 pub use crate::protocol::SamplingState;
 pub(crate) use crate::protocol::bytes as in_units;
-pub use far::{FarCounts, FarPages};
+pub use far::{FarCounts, FarLane, FarPages, FarSizes};
 pub use kv::{DeltaGeometry, KvGeometry, KvTables, Lane, PageLayout, Pages, PoolStats, PresenceCounts, Span};
 pub use measure::{Measure, Queries, TIMED_ROUNDS};
 pub use memory::{Device, DeviceLost, OutOfMemory, Plain, Use};

@@ -11,6 +11,7 @@
 mod audit;
 mod error;
 mod far;
+mod far_image;
 pub mod file;
 mod image;
 mod kv_cache;

@@ -1,8 +1,10 @@
 //! The second tier of a cache: rows that leave their lanes and can be read again, by the rule of
 //! [`crate::policy::far`].
 
-use super::kv::{KvTables, Pages};
-use crate::policy::SlotMeta;
+use super::kv::{KvGeometry, KvTables, Lane, Pages};
+use super::memory::OutOfMemory;
+use crate::codec::Place;
+use crate::policy::{Far, SlotMeta};
 
 /// Far pages of a cache whose geometry [keeps them](super::KvGeometry::far_of). Rows join them
 /// inside [`Ops::attention`](super::Ops::attention) and [`Ops::commit`](super::Ops::commit), or in
@@ -33,6 +35,72 @@ pub trait FarPages: Pages {
     fn far_rows(&self, _kv: &KvTables<Self>, _layer: usize, _seq: usize, _head: usize) -> Vec<(SlotMeta, bool)> {
         Vec::new()
     }
+    /// Appends the blocks of a lane's far pages to `blocks`, in the layout of the pool's pages: its
+    /// full pages, oldest first, and then the blocks that hold rows of the page that is filling.
+    /// Returns everything else that its far rows are. Waits for the device.
+    fn export_far(&self, _kv: &mut KvTables<Self>, _seq: usize, _lane: Lane, _blocks: &mut Vec<u8>) -> FarLane {
+        FarLane::default()
+    }
+    /// Sizes of a lane's far rows; the lists are empty. Waits for the device.
+    fn far_sizes(&self, _kv: &KvTables<Self>, _seq: usize, _lane: Lane) -> FarSizes {
+        FarSizes::default()
+    }
+    /// Fills a lane of a sequence that `tokens` tokens were fed to, and that has no far rows: the
+    /// inverse of [`Self::export_far`]. Where they are [in the pool](Self::IN_POOL), the caller has
+    /// reserved a page for each block that attention reads. Fails without memory for the others.
+    fn import_far(
+        &self,
+        _kv: &mut KvTables<Self>,
+        _seq: usize,
+        _lane: Lane,
+        _tokens: usize,
+        _far: &FarLane,
+        _blocks: &[u8],
+    ) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
+}
+
+/// Sizes of the far rows of a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FarSizes {
+    /// Full pages, and those of them that attention reads.
+    pub full: usize,
+    pub near: usize,
+    /// Rows of the page that is filling.
+    pub filling: usize,
+}
+
+/// The far rows of a lane, but for their blocks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FarLane {
+    /// Full pages.
+    pub full: usize,
+    /// Rows of the page that is filling.
+    pub filling: usize,
+    /// Rows that were dropped for good.
+    pub dropped: usize,
+    /// Indices of the full pages that attention reads, ascending: those chosen, then those filled
+    /// since.
+    pub near: Vec<u32>,
+    /// `[full, head_dim]` indices of the full pages.
+    pub means: Vec<f32>,
+    /// `[newest tokens, query heads of the lane, head_dim]` newest queries, oldest first, at most
+    /// [`Far::QUERIES`].
+    pub queries: Vec<f32>,
+}
+
+/// Index of a full page in these blocks: the mean of its keys as attention reads them.
+pub(super) fn mean<B: Pages>(kv: &KvTables<B>, layer: usize, blocks: &[u8]) -> Box<[f32]> {
+    let (g, layout): (&KvGeometry, _) = (&kv.geometry, kv.geometry.page());
+    let (mut sum, mut key) = (vec![0.0; g.head_dim], vec![0.0; g.head_dim]);
+    for row in 0..Far::ROWS {
+        let (block, row) = (&blocks[row / g.page_slots * g.page_bytes()..], row % g.page_slots);
+        let place = Place { layer, position: layout.meta(block, row).position() };
+        g.codec.read_k(kv.coder.as_deref(), place, &block[layout.k(row)], layout.sides(block, row)[0], &mut key);
+        sum.iter_mut().zip(&key).for_each(|(sum, x)| *sum += x);
+    }
+    sum.iter().map(|sum| sum / Far::ROWS as f32).collect()
 }
 
 /// Far rows of a sequence, summed over its lanes.

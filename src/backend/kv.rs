@@ -124,6 +124,12 @@ impl KvGeometry {
         self.lanes().filter(move |lane| g.layer(lane.layer).decides())
     }
 
+    /// Lanes of a sequence whose rows are kept when they leave, layer by layer.
+    pub fn far_lanes(&self) -> impl Iterator<Item = Lane> + use<> {
+        let g = *self;
+        self.lanes().filter(move |lane| g.far_of(lane.layer).is_some())
+    }
+
     /// Number of lanes of a sequence.
     pub fn seq_lanes(&self) -> usize {
         self.n_layers * self.n_kv_heads

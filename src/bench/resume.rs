@@ -6,6 +6,7 @@ use crate::backend::Measure;
 use crate::cache::SeqId;
 use crate::cache::file::{Header, Identity, Opened, Room, Writer};
 use crate::engine::Runner;
+use crate::policy::Far;
 use crate::protocol::Token;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
@@ -44,7 +45,7 @@ impl Resume {
         runner.feed(warm, &log[..step.min(tokens)])?;
         runner.release(warm);
         let first = runner.create(eviction)?;
-        let replay_s = seconds(runner, |runner| log.chunks(step).try_for_each(|chunk| Ok(runner.feed(first, chunk)?)))?;
+        let replay_s = seconds(runner, |runner| Ok(runner.feed_prompt(first, log)?))?;
         let begun = Instant::now();
         let (export_s, bytes) = write(runner, first, path)?;
         let write_s = begun.elapsed().as_secs_f64();
@@ -128,12 +129,13 @@ fn load<B: Measure>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Resul
         runner.import_layer(seq, &layer)?;
         reader.recycle(layer.into_bytes());
     }
-    runner.end_import(seq, &header.sequence, log.iter().copied());
+    runner.end_import(seq, &header.sequence, log.iter().copied()).map_err(anyhow::Error::msg)?;
     Ok((seq, waited.as_secs_f64()))
 }
 
-/// The logits after `tokens`.
+/// The logits after `tokens`, before which the newest queries choose far pages.
 fn logits<B: Measure>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<Vec<u32>> {
+    runner.choose(seq, Far::QUERIES);
     runner.feed(seq, tokens)?;
     let mut bits = Vec::new();
     runner.logits(tokens.len() - 1..tokens.len(), |_, row| bits = row.iter().map(|x| x.to_bits()).collect())?;

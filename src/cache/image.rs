@@ -10,8 +10,9 @@
 //! entries of positions that do not exist, and sums of an empty lane are zero. The numbers of K and
 //! V are finite. An image comes from outside: only [`LayerCheck`] makes the [`CheckedLayer`] that
 //! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold.
-//! Images of [`state`](super::state) follow them.
+//! Images of [`state`](super::state) follow them, then those of [far rows](super::far_image).
 
+use super::far_image::{self, FarImage, require};
 use super::state::{self, LAYER_BYTES};
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
@@ -43,10 +44,6 @@ pub struct InvalidImage {
     what: &'static str,
 }
 
-fn require(fine: bool, otherwise: &'static str) -> Result<(), &'static str> {
-    if fine { Ok(()) } else { Err(otherwise) }
-}
-
 /// Checks images of the layers of a sequence, on any thread.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerCheck {
@@ -67,6 +64,8 @@ pub struct CheckedLayer {
     scores: Vec<f32>,
     /// All that the image of a state has.
     state: Vec<f32>,
+    /// All that the image of far rows has, but for their blocks.
+    far: Option<FarImage>,
     bytes: Vec<u8>,
 }
 
@@ -114,24 +113,27 @@ impl<B: Backend> KvCache<B> {
             peak: stats.peak,
         };
         let states = g.delta.iter().flat_map(|delta| vec![state::bytes(delta) as u64; delta.n_layers]);
-        (head, stats.live.iter().map(bytes).chain(states).collect())
+        (head, stats.live.iter().map(bytes).chain(states).chain(self.far_image_bytes(b, seq)).collect())
     }
 
-    /// Images of a sequence: one of each layer.
+    /// Images of a sequence: one of each layer, and one of each lane that keeps far rows.
     pub fn n_images(&self) -> usize {
-        self.geometry().n_layers + self.geometry().delta.map_or(0, |delta| delta.n_layers)
+        far_image::first(self.geometry()) + self.geometry().far_lanes().count()
     }
 
-    /// Most bytes that a layer's image of a sequence of `len` tokens may have.
+    /// Most bytes that an image of a sequence of `len` tokens may have.
     pub fn max_layer_bytes(&self, len: usize) -> u64 {
         let g = self.geometry();
         let attention = table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * page_bytes(g);
-        attention.max(g.delta.as_ref().map_or(0, state::bytes)) as u64
+        attention.max(g.delta.as_ref().map_or(0, state::bytes)).max(far_image::max_bytes(g, len)) as u64
     }
 
-    /// Replaces `out` by the image of one layer of a sequence. Waits for the device.
+    /// Replaces `out` by an image of a sequence. Waits for the device.
     pub fn export_layer(&mut self, b: &B, seq: SeqId, layer: usize, out: &mut Vec<u8>) {
         let g = *self.geometry();
+        if let Some(lane) = far_image::lane_of(&g, layer) {
+            return self.export_far(b, seq, layer, lane, out);
+        }
         if let Some(of_state) = layer.checked_sub(g.n_layers) {
             return self.export_state(b, seq, layer, of_state, out);
         }
@@ -200,7 +202,10 @@ impl<B: Backend> KvCache<B> {
     /// in any order, each once, and [`KvCache::end_import`] follows the last.
     pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
         let g = *self.geometry();
-        let CheckedLayer { layer, live, rings, sums, scores, state, bytes } = image;
+        let CheckedLayer { layer, live, rings, sums, scores, state, far, bytes } = image;
+        if let Some(far) = far {
+            return self.import_far(b, seq, far, bytes);
+        }
         if let Some(of_state) = layer.checked_sub(g.n_layers) {
             self.import_state(b, seq, of_state, state);
             return Ok(());
@@ -223,8 +228,15 @@ impl<B: Backend> KvCache<B> {
         Ok(())
     }
 
-    /// Ends an import, whose layers are all there, of a sequence that `tokens` were fed to.
-    pub fn end_import(&mut self, b: &B, seq: SeqId, head: &SeqHead, tokens: impl Iterator<Item = Token>) {
+    /// Ends an import, whose layers are all there, of a sequence that `tokens` were fed to. Fails
+    /// if images that could each be do not fit together.
+    pub fn end_import(
+        &mut self,
+        b: &B,
+        seq: SeqId,
+        head: &SeqHead,
+        tokens: impl Iterator<Item = Token>,
+    ) -> Result<(), &'static str> {
         self.write_seen(b, seq.0, tokens);
         let state = &mut self.seqs[seq.0];
         (state.len, state.eviction, state.dial) = (head.len, head.eviction, head.dial);
@@ -234,6 +246,7 @@ impl<B: Backend> KvCache<B> {
         b.write(&mut self.tables.dial, seq.0, &[head.dial]);
         b.write(&mut self.tables.reads, seq.0, &[head.reads]);
         b.write(&mut self.tables.peak, seq.0, &[head.peak]);
+        require(self.far_rows_fit(b, seq), "more far rows and slots than tokens")
     }
 }
 
@@ -245,10 +258,14 @@ impl LayerCheck {
 
     fn checked(&self, layer: usize, image: Vec<u8>) -> Result<CheckedLayer, &'static str> {
         let Self { g, len } = self;
-        let of_state = layer.checked_sub(g.n_layers);
+        let (of_state, of_far) = (layer.checked_sub(g.n_layers), far_image::lane_of(g, layer));
         let fits = of_state.is_none_or(|layer| g.delta.is_some_and(|delta| layer < delta.n_layers));
-        require(fits && *len <= g.max_pages * g.page_slots, "more than the cache holds")?;
+        require((fits || of_far.is_some()) && *len <= g.max_pages * g.page_slots, "more than the cache holds")?;
         require(image.starts_with(&(layer as u32).to_ne_bytes()), "it is the image of another layer")?;
+        if let Some(lane) = of_far {
+            let far = Some(far_image::check(g, *len, lane, &image)?);
+            return Ok(CheckedLayer { layer, far, bytes: image, ..CheckedLayer::default() });
+        }
         if let (Some(delta), Some(_)) = (&g.delta, of_state) {
             let state = state::check(delta, &image)?;
             return Ok(CheckedLayer { layer, state, bytes: image, ..CheckedLayer::default() });
@@ -281,7 +298,7 @@ impl LayerCheck {
         let by_layer = g.policy.scored().is_some_and(|rule| rule.scope == Scope::Layer);
         let agree = !by_layer || self.lanes_agree(&live, pages, &scores);
         require(agree, "its heads store different tokens, or score them differently")?;
-        Ok(CheckedLayer { layer, live, rings, sums, scores, state: Vec::new(), bytes: image })
+        Ok(CheckedLayer { layer, live, rings, sums, scores, bytes: image, ..CheckedLayer::default() })
     }
 
     /// Whether all lanes of the layer have the slots and the scores of the first, as where tokens

@@ -9,7 +9,7 @@
 use super::context::Context;
 use super::loaded::{Loaded, hex_digest};
 use crate::backend::Backend;
-use crate::cache::file::{Header, Opened, Reader, Room, Writer};
+use crate::cache::file::{Header, Identity, Opened, Reader, Room, Writer};
 use crate::cache::{CheckedLayer, SeqId};
 use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, count};
 use std::io;
@@ -127,9 +127,7 @@ impl DiskCache {
 
     fn begin<B: Backend>(&mut self, m: &mut Loaded<B>, (seq, log): State<'_>, outlet: &Outlet) -> Due {
         self.changed = None;
-        // Images do not have far rows yet.
-        let file = self.file.clone().filter(|_| !m.runner.keeps_far());
-        let Some(CacheFile { path, limit_bytes }) = file else { return Due::Never };
+        let Some(CacheFile { path, limit_bytes }) = self.file.clone() else { return Due::Never };
         let (sequence, layer_bytes) = m.runner.head(seq);
         if sequence.len == 0 {
             return Due::Never;
@@ -235,7 +233,8 @@ impl Load {
             return Ok(false);
         }
         context.log = canonical(&self.log).collect();
-        m.runner.end_import(context.seq, sequence, context.tokens());
+        let ended = m.runner.end_import(context.seq, sequence, context.tokens());
+        ended.map_err(|what| format!("it is damaged ({what})"))?;
         Ok(true)
     }
 }
@@ -271,8 +270,7 @@ fn open<B: Backend>(
     log: &[LogEntry],
     total: usize,
 ) -> Result<Option<(Header, Reader<CheckedLayer>)>, String> {
-    // A cache of a log with far rows is not saved, and another has none of them.
-    if total == 0 || m.runner.keeps_far() {
+    if total == 0 {
         return Ok(None);
     }
     let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };
@@ -283,7 +281,12 @@ fn open<B: Backend>(
         _ => (on, at),
     });
     if *identity != m.identity {
-        return Err("it belongs to another model or kind of cache".to_owned());
+        let differs_in_far = Identity { far: m.identity.far, ..identity.clone() } == m.identity;
+        return Err(match identity.far {
+            None if differs_in_far => "it was saved without --far".to_owned(),
+            Some(pages) if differs_in_far => format!("it was saved with --far and --far-pages {pages}"),
+            _ => "it belongs to another model or kind of cache".to_owned(),
+        });
     }
     if *digest != log_digest(log) || sequence.len != total || (sequence.eviction, sequence.dial) != state {
         return Err("it is out of date".to_owned());

@@ -269,9 +269,14 @@ impl<B: Backend> Runner<B> {
         self.cache.import_layer(&self.b, seq, image)
     }
 
-    /// Ends the import of a sequence that `tokens` were fed to.
-    pub fn end_import(&mut self, seq: SeqId, head: &SeqHead, tokens: impl Iterator<Item = Token>) {
-        self.cache.end_import(&self.b, seq, head, tokens);
+    /// Ends the import of a sequence that `tokens` were fed to: [`KvCache::end_import`].
+    pub fn end_import(
+        &mut self,
+        seq: SeqId,
+        head: &SeqHead,
+        tokens: impl Iterator<Item = Token>,
+    ) -> Result<(), &'static str> {
+        self.cache.end_import(&self.b, seq, head, tokens)
     }
 
     /// Returns unused pool memory to the system.

@@ -8,13 +8,13 @@ use dmschat::backend::{Device, KvGeometry, Measure, QkvRopeArgs, Use};
 use dmschat::cache::file::{Header, Identity, Opened, Room, Writer};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
-use dmschat::policy::{Dms, Policy, Shift};
+use dmschat::policy::{Dms, Far, Policy, Shift};
 use dmschat::regular_file::checksum::checksum;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const TOKENS: usize = 40;
+const TOKENS: usize = 60;
 const DIM: usize = 8;
 const HEADS: usize = 2;
 const SOON: Duration = Duration::from_secs(20);
@@ -31,7 +31,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         max_pages: 0,
         codec: Codec::Int8,
         policy: Policy::Dms(rule),
-        far: None,
+        far: Some(Far { pages: 1 }),
         delta: None,
         vocab: 0,
         staged_rows: 0,
@@ -40,14 +40,15 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
     KvCache::new(b, geometry, 64, TOKENS).expect("memory")
 }
 
-/// A sequence of a few tokens, every third of them marked.
+/// A sequence of a few tokens, two of three marked, so that each lane has a far page and a part of
+/// one.
 fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
     let seq = cache.create(b, true).expect("a row");
     let spans = [cache.span(seq, 0, TOKENS)];
     cache.reserve_step(b, &spans).expect("pages");
     let width = 3 * HEADS * DIM;
     let rows: Vec<f32> = (0..TOKENS * width).map(|i| (i * 7919 % 17) as f32 - 8.0).collect();
-    let decisions: Vec<f32> = (0..TOKENS * HEADS).map(|i| if i % 3 == 0 { 1.0 } else { -1.0 }).collect();
+    let decisions: Vec<f32> = (0..TOKENS * HEADS).map(|i| if i % 3 == 0 { -1.0 } else { 1.0 }).collect();
     let inv_freq = vec![0.0; DIM / 2];
     let rope = QkvRopeArgs::plain(&inv_freq);
     let acts = |width| b.acts(TOKENS, width, Use::Any).expect("rows");
@@ -61,8 +62,8 @@ fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
 }
 
 /// A whole file, and the images of its layers.
-fn original() -> &'static [Vec<u8>; 3] {
-    static ORIGINAL: OnceLock<[Vec<u8>; 3]> = OnceLock::new();
+fn original() -> &'static [Vec<u8>] {
+    static ORIGINAL: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     ORIGINAL.get_or_init(|| {
         let b = Cpu::new(1);
         let mut cache = empty(&b);
@@ -70,11 +71,12 @@ fn original() -> &'static [Vec<u8>; 3] {
         let (sequence, layer_bytes) = cache.head(&b, seq);
         let identity = Identity::new(cache.geometry(), Default::default());
         let header = Header { identity, sequence, log: "log".into(), layer_bytes };
-        let images = [0, 1].map(|layer| {
+        let images = (0..cache.n_images()).map(|number| {
             let mut image = Vec::new();
-            cache.export_layer(&b, seq, layer, &mut image);
+            cache.export_layer(&b, seq, number, &mut image);
             image
         });
+        let images: Vec<Vec<u8>> = images.collect();
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.cache");
         let writer = Writer::start(path.clone(), Room { limit_bytes: 1 << 20 }, header).expect("a thread");
@@ -85,8 +87,7 @@ fn original() -> &'static [Vec<u8>; 3] {
             }
         }
         while writer.outcome().is_none() {}
-        let [first, second] = images;
-        [std::fs::read(path).expect("a file"), first, second]
+        [vec![std::fs::read(path).expect("a file")], images].concat()
     })
 }
 
@@ -108,7 +109,7 @@ pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut cache = empty(&b);
     let seq = cache.create(&b, true)?;
     let (head, n) = (opened.header.sequence.clone(), opened.header.layer_bytes.len());
-    if n != 2 || opened.header.layer_bytes.iter().any(|&bytes| bytes > cache.max_layer_bytes(TOKENS)) {
+    if n != cache.n_images() || opened.header.layer_bytes.iter().any(|&bytes| bytes > cache.max_layer_bytes(TOKENS)) {
         return Ok(());
     }
     cache.check_head(&head, TOKENS).map_err(anyhow::Error::msg)?;
@@ -118,7 +119,7 @@ pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
         let layer = reader.next(SOON).expect("a reader that reads")?;
         cache.import_layer(&b, seq, &layer)?;
     }
-    cache.end_import(&b, seq, &head, std::iter::empty());
+    cache.end_import(&b, seq, &head, std::iter::empty()).map_err(anyhow::Error::msg)?;
     if let Err(why) = cache.audit(&b) {
         panic!("{why}");
     }
@@ -177,7 +178,9 @@ fn image(bytes: &[u8]) -> Result<()> {
     let b = Cpu::new(1);
     let mut cache = empty(&b);
     let seq = cache.create(&b, true)?;
-    let checked = cache.layer_check(TOKENS).check(bytes.len() % 2, bytes.to_vec());
+    // Its number may be damaged too.
+    let number = bytes.first().map_or(0, |&number| number as usize);
+    let checked = cache.layer_check(TOKENS).check(number, bytes.to_vec());
     let taken = checked.map(|image| cache.import_layer(&b, seq, &image));
     if let Err(why) = cache.audit(&b) {
         panic!("{why}");

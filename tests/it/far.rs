@@ -1,7 +1,7 @@
 //! Far pages against the tests' own form of the rule, and against a cache that drops nothing.
 
 use crate::far_reference::{self, Outcome};
-use crate::rule::{feed, max_difference, random_log, runner_with, step_lengths, stored};
+use crate::rule::{feed, feed_on, max_difference, random_log, runner_with, step_lengths, stored};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
@@ -156,4 +156,112 @@ fn forks_share_far_pages() {
     runner.release(fork);
     runner.release(again);
     assert_eq!(bytes(&runner), 0);
+}
+
+/// All images of a sequence.
+fn images(runner: &mut Runner<Cpu>, seq: SeqId) -> Vec<Vec<u8>> {
+    let (head, sizes) = runner.head(seq);
+    assert_eq!(sizes.len(), runner.cache.n_images());
+    let image = |(number, size)| {
+        let mut image = vec![7; 9];
+        runner.export_layer(seq, number, &mut image);
+        assert_eq!(image.len() as u64, size, "image {number}");
+        assert!(size <= runner.cache.max_layer_bytes(head.len));
+        image
+    };
+    sizes.into_iter().enumerate().map(image).collect()
+}
+
+/// Far rows leave the cache and come back: a copy made of images goes on to the same bits as the
+/// sequence, through choices of every page.
+#[test]
+fn images_have_the_far_rows() {
+    for codec in Codec::ALL {
+        let tiny = Tiny::new(Spec { n_q_heads: 4, ..Spec::new(true, Form::Borrowed) }, 430);
+        let mut log = random_choices(&mut Rng(9430), 420, &[LogEntry::Forget { forget: strength(-3.0) as u16 }]);
+        log.insert(log.len() - 80, LogEntry::DropFar { drop_far: 150 });
+        let (before, after) = log.split_at(log.len() - 60);
+        let mut runner = runner_with(2, &tiny, options(codec, 1));
+        let (seq, _) = feed(&mut runner, before, step_lengths(1));
+        let tokens: Vec<u32> = before.iter().filter_map(LogEntry::token).collect();
+        let images = images(&mut runner, seq);
+        let (head, _) = runner.head(seq);
+        let copy = runner.create(false).expect("a free row");
+        let check = runner.cache.layer_check(head.len);
+        // Layers come in any order.
+        for (number, image) in images.iter().enumerate().rev() {
+            let checked = check.check(number, image.clone()).expect("an image that was just made");
+            runner.import_layer(copy, &checked).expect("room");
+        }
+        runner.end_import(copy, &head, tokens.into_iter()).expect("images of one sequence");
+        let (wanted, found) = (far(&runner, seq), far(&runner, copy));
+        assert_eq!(found, wanted, "{codec:?}");
+        let hidden = wanted.iter().flatten().flatten().filter(|(_, near)| !near).count();
+        assert!(hidden > 100, "{codec:?}: {hidden} rows are not read");
+        let counts = |seq| runner.cache.far_counts(runner.backend(), seq);
+        assert!(counts(seq) == counts(copy) && counts(seq).dropped > 0, "{codec:?}: {:?}", counts(copy));
+        let go_on = |runner: &mut Runner<Cpu>, seq, seed| feed_on(runner, seq, after, step_lengths(seed));
+        let (a, b) = (go_on(&mut runner, seq, 2), go_on(&mut runner, copy, 3));
+        assert!(a == b && far(&runner, seq) == far(&runner, copy), "{codec:?}");
+    }
+}
+
+/// No image is believed that no lane could have.
+#[test]
+fn forged_far_rows_are_refused() {
+    let tiny = Tiny::new(Spec::new(true, Form::Borrowed), 431);
+    let mut runner = runner_with(1, &tiny, options(Codec::F32, 1));
+    let (seq, _) = feed(&mut runner, &random_choices(&mut Rng(9431), 250, &[]), step_lengths(1));
+    let (images, (head, _)) = (images(&mut runner, seq), runner.head(seq));
+    let g = *runner.cache.geometry();
+    let number = g.n_layers;
+    let word = |at: usize| u32::from_ne_bytes(images[number][4 * at..4 * at + 4].try_into().expect("a word")) as usize;
+    let [of, full, filling, near] = [0, 1, 2, 4].map(word);
+    assert!(of == number && full > 2 && filling > 1 && near < full, "{full} pages, {near} near, {filling} rows more");
+    let queries = 20 + 4 * near;
+    let means = queries + 4 * Far::QUERIES * g.n_q_heads / g.n_kv_heads * g.head_dim;
+    let blocks = means + 4 * full * g.head_dim;
+    let metas = blocks + g.page().meta_at;
+    let put = |at: usize, bytes: &[u8]| {
+        let mut image = images[number].clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        image
+    };
+    let words = |at: usize, value: u32| put(at, &value.to_ne_bytes());
+    let second = &images[number][metas + 4..metas + 8];
+    let cases: [(Vec<u8>, &str); 12] = [
+        (images[number + 1].clone(), "the image of another layer"),
+        (images[number][..19].to_vec(), "shorter than its head"),
+        (images[number][..images[number].len() - 1].to_vec(), "another size"),
+        (words(4, u32::MAX), "more far rows than tokens"),
+        (words(8, 32), "more far rows than tokens"),
+        (words(12, head.len as u32), "more far rows than tokens"),
+        (words(16, u32::MAX), "more far rows than tokens"),
+        (words(20, full as u32), "not a list of its pages"),
+        (put(queries, &f32::NAN.to_ne_bytes()), "queries or means"),
+        (put(means, &f32::INFINITY.to_ne_bytes()), "queries or means"),
+        (put(metas, second), "two far rows are of one token"),
+        (put(blocks, &f32::NAN.to_ne_bytes()), "values that are not numbers"),
+    ];
+    let check = runner.cache.layer_check(head.len);
+    for (image, why) in cases {
+        let said = check.check(number, image).err().expect(why).to_string();
+        assert!(said.contains(why), "{said}, not {why}");
+    }
+    assert!(check.check(images.len(), images[number].clone()).is_err(), "there is no such image");
+    // A lane that has its far rows and all tokens in slots too.
+    let copy = runner.create(true).expect("a free row");
+    let mut plain = runner_with(1, &tiny, options(Codec::F32, 1));
+    let dense = plain.create(false).expect("a free row");
+    for step in (0..head.len as u32).map(|i| i % 256).collect::<Vec<_>>().chunks(8) {
+        plain.feed(dense, step).expect("room");
+    }
+    for (number, image) in images.iter().enumerate() {
+        let mut other = Vec::new();
+        plain.export_layer(dense, number, &mut other);
+        let image = if number < g.n_layers { other } else { image.clone() };
+        runner.import_layer(copy, &check.check(number, image).expect("it could be")).expect("room");
+    }
+    let ended = runner.end_import(copy, &head, std::iter::empty());
+    assert_eq!(ended, Err("more far rows and slots than tokens"));
 }

@@ -1,14 +1,17 @@
 //! Far pages in conversations: choices are entries of the log, so drafts, chunks, undo, chains and
 //! resumed sessions give the same text.
 
-use crate::harness::Session;
+use crate::harness::{Exchange, Session};
+use crate::kept::written;
 use crate::steering::ask;
 use crate::tiny::{Form, Spec, Tiny};
+use dmschat::codec::Codec;
 use dmschat::engine::{Drafts, EngineOptions, FarOptions, Lookup};
 use dmschat::policy::{Far, PolicyKind};
 use dmschat::protocol::{
     CacheFile, ChainsRequest, Command, Event, GenerateRequest, LogEntry, RestoreRequest, TurnReport,
 };
+use std::path::{Path, PathBuf};
 
 fn talker(seed: u64) -> Tiny {
     Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, seed)
@@ -120,18 +123,15 @@ fn drafts_change_neither_text_nor_choices() {
 }
 
 /// Undo and regenerate go back to the far pages that there were; a session without its cache is
-/// replayed to the same state, and no cache is saved that would lack them.
+/// replayed to the same state.
 #[test]
 fn going_back_and_resuming_give_the_same_answers() {
     let tiny = talker(702);
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("a.cache");
     let mut s = Session::with(&tiny, |o| {
         far(o);
         (o.max_older, o.checkpoint_bytes) = (5, 1 << 30);
     });
     s.max_tokens = 50;
-    s.send(Command::KeepCache(Some(CacheFile { path: path.clone(), limit_bytes: 1 << 30 })));
     ask(&mut s, &question());
     let (log, exchanges) = (s.log.clone(), s.exchanges.clone());
     let first = ask(&mut s, "and then?");
@@ -144,22 +144,87 @@ fn going_back_and_resuming_give_the_same_answers() {
     assert_eq!(again.generated, first.generated);
     assert!(seen[seen.len() - again.generated.len()..] == *answer && again.kv.far == first.kv.far);
     // From the log.
-    let replies: Vec<_> = exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
-    let pending = replies.last().and_then(|(_, ids)| ids.last().copied());
-    assert!(!path.exists(), "an image has no far rows");
-    let request = RestoreRequest { log: log.clone(), replies, pending, cache: Some(path) };
-    let mut other = Session::with(&tiny, |o| {
+    let mut other = resumed(&tiny, (&log, &exchanges), None, |o| {
         far(o);
         o.max_step = Some(33);
     });
-    (other.log, other.exchanges, other.turns, other.max_tokens) = (log, exchanges, 1, 50);
-    other.send(Command::Restore(Box::new(request)));
-    let cancelled = other.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
-    assert!(!cancelled);
     let resumed = ask(&mut other, "and then?");
     let seen = logits(&other);
     assert!(resumed.generated == first.generated && seen[seen.len() - resumed.generated.len()..] == *answer);
     assert_eq!((resumed.kv.far, other.log.len()), (first.kv.far, s.log.len()));
+}
+
+/// Another engine that goes on with this conversation, from its log or its saved cache.
+fn resumed<'a>(
+    tiny: &'a Tiny,
+    (log, exchanges): (&[LogEntry], &[Exchange]),
+    cache: Option<PathBuf>,
+    change: impl FnOnce(&mut EngineOptions),
+) -> Session<'a> {
+    let replies: Vec<_> = exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
+    let pending = replies.last().and_then(|(_, ids)| ids.last().copied());
+    let mut s = Session::with(tiny, change);
+    (s.log, s.exchanges, s.turns, s.max_tokens) = (log.to_vec(), exchanges.to_vec(), exchanges.len() as u64, 50);
+    s.send(Command::Restore(Box::new(RestoreRequest { log: log.to_vec(), replies, pending, cache })));
+    let cancelled = s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
+    assert!(!cancelled);
+    s
+}
+
+/// A saved cache is what a replay of the log gives, to the next logits and on, and only under the
+/// settings of far pages that it was saved with.
+#[test]
+fn a_saved_cache_has_the_far_rows_of_a_replay() {
+    let tiny = talker(708);
+    for codec in [Codec::F32, Codec::Int8, Codec::K8V4] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.cache");
+        let with = |pages: Option<usize>| {
+            move |o: &mut EngineOptions| {
+                o.codec = codec;
+                o.far = pages.map(|pages| FarOptions { rule: Far { pages }, limit_bytes: u64::MAX });
+            }
+        };
+        let mut s = Session::with(&tiny, with(Some(PAGES)));
+        s.max_tokens = 50;
+        s.send(Command::KeepCache(Some(CacheFile { path: path.clone(), limit_bytes: 1 << 30 })));
+        ask(&mut s, &question());
+        s.toggle(false);
+        ask(&mut s, "and then?");
+        s.toggle(true);
+        ask(&mut s, &question());
+        let tokens = s.tokens().len();
+        assert_eq!(written(&path, tokens), tokens);
+        let (log, exchanges) = (s.log.clone(), s.exchanges.clone());
+        let resume = |cache: Option<&Path>, pages| {
+            let s = resumed(&tiny, (&log, &exchanges), cache.map(Path::to_owned), with(pages));
+            let fed: usize = s.watch.seen().steps.iter().sum();
+            (s, fed)
+        };
+        let ((mut replayed, fed), (mut loaded, of_loaded)) =
+            (resume(None, Some(PAGES)), resume(Some(&path), Some(PAGES)));
+        assert_eq!((fed, of_loaded, loaded.notices()), (tokens, 0, vec![]), "{codec:?}: nothing is fed");
+        let stats = s.snapshot().kv.far.expect("rows are kept");
+        assert!(stats.near < stats.rows, "{stats:?}");
+        for s in [&mut replayed, &mut loaded] {
+            let found = s.snapshot().kv.far.expect("rows are kept");
+            assert_eq!((found.rows, found.near, found.dropped), (stats.rows, stats.near, stats.dropped), "{codec:?}");
+        }
+        let answers = [&mut s, &mut replayed, &mut loaded].map(|s| {
+            let report = ask(s, &question());
+            let seen = logits(s);
+            let answer = seen[seen.len() - report.generated.len()..].to_vec();
+            (report.generated, answer, report.kv.far.expect("rows are kept"), s.log.clone())
+        });
+        assert!(answers[0] == answers[1] && answers[1] == answers[2], "{codec:?}");
+        let cases = [(None, "with --far and --far-pages 1"), (Some(PAGES + 1), "with --far and --far-pages 1")];
+        for (pages, why) in cases {
+            let (mut other, fed) = resume(Some(&path), pages);
+            let said = other.notices().join("\n");
+            assert!(fed == tokens && said.contains(&format!("it was saved {why}; recomputing")), "{said}");
+            assert_eq!(other.snapshot().tokens, tokens);
+        }
+    }
 }
 
 #[test]

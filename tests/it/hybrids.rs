@@ -73,7 +73,7 @@ fn chunks_forks_and_images_give_the_bits_of_single_tokens() {
             let checked = runner.cache.layer_check(head.len).check(layer, image).unwrap();
             runner.import_layer(copy, &checked).unwrap();
         }
-        runner.end_import(copy, &head, log[..50].iter().copied());
+        runner.end_import(copy, &head, log[..50].iter().copied()).unwrap();
         for seq in [fork, copy] {
             assert!(fed(&mut runner, seq, &log[50..], &[5, 1, 64]) == wanted[50..], "case {i}: {seq:?}");
         }

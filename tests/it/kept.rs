@@ -32,7 +32,7 @@ fn asked_once(tiny: &Tiny) -> (tempfile::TempDir, PathBuf, Session<'_>) {
 }
 
 /// Tokens that the file at `path` holds, once there is one of at least `tokens`.
-fn written(path: &Path, tokens: usize) -> usize {
+pub fn written(path: &Path, tokens: usize) -> usize {
     let until = Instant::now() + PATIENCE;
     loop {
         let found = Opened::open(path).ok().flatten().map(|file| file.header.sequence.len);

@@ -218,7 +218,7 @@ fn forks_and_images_in_the_middle_of_a_segment_take_its_sums_along() {
             assert!(check.check(layer, bad).is_err_and(|e| e.to_string().contains("sums that are not")));
             runner.import_layer(copy, &check.check(layer, image).unwrap()).unwrap();
         }
-        runner.end_import(copy, &head, std::iter::empty());
+        runner.end_import(copy, &head, std::iter::empty()).unwrap();
         for (seq, size) in [(fork, 1), (copy, 64)] {
             feed_to(&mut runner, seq, &log[51..89], size);
             runner.feed(seq, &[tokens_of(&log)[89]]).unwrap();

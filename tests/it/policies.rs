@@ -140,7 +140,7 @@ fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
             assert!(cut.is_err_and(|e| e.to_string().contains("another size")));
             runner.import_layer(copy, &check.check(layer, image.clone()).unwrap()).unwrap();
         }
-        runner.end_import(copy, &head, std::iter::empty());
+        runner.end_import(copy, &head, std::iter::empty()).unwrap();
         for seq in [fork, copy] {
             feed_to(&mut runner, seq, &log[50..]);
             assert_eq!(in_order(slots(&runner, seq)), wanted.stored, "case {i}");

@@ -156,8 +156,7 @@ impl Bench {
                 let image = self.cache.layer_check(head.len).check(layer, image.clone())?;
                 self.cache.import_layer(&self.b, id, &image)?;
             }
-            self.cache.end_import(&self.b, id, &head, std::iter::empty());
-            anyhow::Ok(())
+            self.cache.end_import(&self.b, id, &head, std::iter::empty()).map_err(anyhow::Error::msg)
         };
         let imported = import();
         if damaged || imported.is_err() {

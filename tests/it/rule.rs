@@ -36,8 +36,18 @@ pub fn codec_data(codec: Codec, tiny: &Tiny) -> Option<DataFile> {
 }
 
 /// A sequence fed with `log` in steps whose lengths `step` draws; logits of every token.
-pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -> usize) -> (SeqId, Vec<Vec<f32>>) {
+pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], step: impl FnMut() -> usize) -> (SeqId, Vec<Vec<f32>>) {
     let seq = runner.create(true).expect("a free row");
+    (seq, feed_on(runner, seq, log, step))
+}
+
+/// Goes on with a sequence: as [`feed`].
+pub fn feed_on(
+    runner: &mut Runner<Cpu>,
+    seq: SeqId,
+    log: &[LogEntry],
+    mut step: impl FnMut() -> usize,
+) -> Vec<Vec<f32>> {
     let mut logits = Vec::new();
     for part in log.chunk_by(|a, b| matches!((a, b), (LogEntry::Token(_), LogEntry::Token(_)))) {
         match part[0] {
@@ -61,7 +71,7 @@ pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -
             rest = &rest[n..];
         }
     }
-    (seq, logits)
+    logits
 }
 
 /// `[n_layers][n_kv_heads]` of a sequence: what `of` makes of a lane's slots.

@@ -4,8 +4,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, FarCounts, FarPages, KvGeometry,
-    KvTables, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs,
+    About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, FarCounts, FarLane, FarPages,
+    FarSizes, KvGeometry, KvTables, Lane, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs,
     Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
@@ -277,6 +277,26 @@ impl FarPages for Spy {
 
     fn far_rows(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<(SlotMeta, bool)> {
         self.lent(kv, |kv| self.cpu.far_rows(kv, layer, seq, head))
+    }
+
+    fn export_far(&self, kv: &mut KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) -> FarLane {
+        self.lent(kv, |kv| self.cpu.export_far(kv, seq, lane, blocks))
+    }
+
+    fn far_sizes(&self, kv: &KvTables<Self>, seq: usize, lane: Lane) -> FarSizes {
+        self.lent(kv, |kv| self.cpu.far_sizes(kv, seq, lane))
+    }
+
+    fn import_far(
+        &self,
+        kv: &mut KvTables<Self>,
+        seq: usize,
+        lane: Lane,
+        tokens: usize,
+        far: &FarLane,
+        blocks: &[u8],
+    ) -> Result<(), OutOfMemory> {
+        self.lent(kv, |kv| self.cpu.import_far(kv, seq, lane, tokens, far, blocks))
     }
 }
 

@@ -342,7 +342,7 @@ impl<B: Measure> Run<'_, B> {
                 let positions = from..from + 1 + self.random.below(20);
                 self.cache.pin(self.b, self.seqs[seq], positions).expect("memory for a check");
             }
-            (9, Some(seq)) if self.seqs.len() < N_SEQS && self.case.far.is_none() => self.import(seq),
+            (9, Some(seq)) if self.seqs.len() < N_SEQS => self.import(seq),
             (10, Some(seq)) => {
                 let from = self.random.below(self.cache.len(self.seqs[seq]) + 1);
                 let positions = from..from + 1 + self.random.below(40);
@@ -384,7 +384,7 @@ impl<B: Measure> Run<'_, B> {
             self.cache.export_layer(b, new, layer, &mut again);
             self.output.exact.extend([(image.len() as u64 == bytes) as i64, (image == again) as i64, bytes as i64]);
         }
-        self.cache.end_import(b, new, &head, std::iter::empty());
+        self.cache.end_import(b, new, &head, std::iter::empty()).expect("images of one sequence");
         self.cache.release(b, old);
         self.seqs[seq] = new;
     }

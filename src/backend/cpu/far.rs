@@ -1,11 +1,12 @@
 //! Far rows on the CPU, the reference of the rule in [`crate::policy::far`]: rows that have left
 //! their lanes, in pages that forks share, and the newest queries, which choose among them.
 
-use super::super::{FarCounts, FarPages, KvGeometry, KvTables, Lane, PageLayout, Span};
+use super::super::far::mean;
+use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables, Lane, OutOfMemory, PageLayout, Span};
 use super::thread_pool::Tile;
 use super::{Acts, Cpu};
-use crate::codec::Place;
 use crate::policy::{Far, SlotMeta, choose as choose_pages, far::score};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -49,8 +50,12 @@ impl Page {
         Self { blocks, mean: OnceLock::new(), all: Arc::clone(all), bytes }
     }
 
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.blocks)
+    }
+
     fn block(&self, i: usize, block_bytes: usize) -> &[u8] {
-        &bytemuck::cast_slice(&self.blocks)[i * block_bytes..][..block_bytes]
+        &self.bytes()[i * block_bytes..][..block_bytes]
     }
 }
 
@@ -70,7 +75,7 @@ impl Drop for Page {
 
 /// The far rows of one lane.
 #[derive(Clone, Default)]
-struct FarLane {
+struct LaneRows {
     /// Full pages, oldest first.
     full: Vec<Arc<Page>>,
     /// The page that is filling, and its rows; forks share it until one of them adds a row.
@@ -89,7 +94,7 @@ pub(super) struct FarRows {
     block_bytes: usize,
     index_bytes: usize,
     /// `[n_layers, n_lanes]`
-    lanes: Vec<FarLane>,
+    lanes: Vec<LaneRows>,
     /// `[n_layers, n_seqs, Far::QUERIES, n_q_heads, head_dim]` queries after RoPE of each
     /// sequence's newest tokens, that of position p at p modulo [`Far::QUERIES`].
     recent: Vec<f32>,
@@ -103,7 +108,7 @@ impl FarRows {
             layout: g.page(),
             block_bytes: g.page_bytes(),
             index_bytes: g.head_dim * size_of::<f32>(),
-            lanes: vec![FarLane::default(); g.n_layers * g.n_lanes()],
+            lanes: vec![LaneRows::default(); g.n_layers * g.n_lanes()],
             recent: vec![0.0; g.n_layers * g.n_seqs * Far::QUERIES * g.n_q_heads * g.head_dim],
             all: Arc::default(),
         }
@@ -159,13 +164,26 @@ impl FarRows {
     }
 
     pub fn clear(&mut self, lane: usize) {
-        self.lanes[lane] = FarLane::default();
+        self.lanes[lane] = LaneRows::default();
     }
 
     /// Floats of a query row, and of a sequence in one layer.
     fn recent_len(g: &KvGeometry) -> (usize, usize) {
         let width = g.n_q_heads * g.head_dim;
         (width, Far::QUERIES * width)
+    }
+
+    /// Where the queries of a lane's token at `position` are kept.
+    fn query_at(g: &KvGeometry, seq: usize, lane: Lane, position: usize) -> usize {
+        let ((width, len), group) = (Self::recent_len(g), g.n_q_heads / g.n_kv_heads);
+        (lane.layer * g.n_seqs + seq) * len + position % Far::QUERIES * width + lane.head * group * g.head_dim
+    }
+
+    /// Queries of a lane's tokens at these positions, at most [`Far::QUERIES`] of the newest.
+    fn queries(&self, g: &KvGeometry, seq: usize, lane: Lane, positions: Range<usize>) -> Vec<f32> {
+        let width = g.n_q_heads / g.n_kv_heads * g.head_dim;
+        let row = |position| &self.recent[Self::query_at(g, seq, lane, position)..][..width];
+        positions.flat_map(row).copied().collect()
     }
 
     pub fn fork_queries(&mut self, g: &KvGeometry, layer: usize, from: usize, to: usize) {
@@ -225,26 +243,85 @@ impl FarPages for Cpu {
     fn far_rows(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<(SlotMeta, bool)> {
         rows(kv, layer, seq, head)
     }
+
+    fn export_far(&self, kv: &mut KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) -> FarLane {
+        let Some(all) = &kv.pool.far else { return FarLane::default() };
+        let LaneRows { full, filling, rows, near, dropped } = &all.lanes[kv.geometry.row(lane.layer, seq, lane.head)];
+        full.iter().for_each(|page| blocks.extend_from_slice(page.bytes()));
+        let filled = rows.div_ceil(all.layout.page_slots) * all.block_bytes;
+        filling.iter().for_each(|page| blocks.extend_from_slice(&page.bytes()[..filled]));
+        let mean = |page: &Arc<Page>| page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes())).to_vec();
+        let tokens = kv.seq_len[seq] as usize;
+        FarLane {
+            full: full.len(),
+            filling: *rows,
+            dropped: *dropped,
+            near: near.clone(),
+            means: full.iter().flat_map(mean).collect(),
+            queries: all.queries(&kv.geometry, seq, lane, tokens - tokens.min(Far::QUERIES)..tokens),
+        }
+    }
+
+    fn far_sizes(&self, kv: &KvTables<Self>, seq: usize, lane: Lane) -> FarSizes {
+        let Some(all) = &kv.pool.far else { return FarSizes::default() };
+        let LaneRows { full, rows, near, .. } = &all.lanes[kv.geometry.row(lane.layer, seq, lane.head)];
+        FarSizes { full: full.len(), near: near.len(), filling: *rows }
+    }
+
+    fn import_far(
+        &self,
+        kv: &mut KvTables<Self>,
+        seq: usize,
+        lane: Lane,
+        tokens: usize,
+        far: &FarLane,
+        blocks: &[u8],
+    ) -> Result<(), OutOfMemory> {
+        let g = kv.geometry;
+        let Some(all) = &mut kv.pool.far else { return Ok(()) };
+        let per_page = all.per_page();
+        let page = |bytes: &[u8]| {
+            let mut page = Page::new(all.block_bytes, per_page, all.index_bytes, &all.all);
+            bytemuck::cast_slice_mut(&mut page.blocks)[..bytes.len()].copy_from_slice(bytes);
+            page
+        };
+        let (full, rest) = blocks.split_at(far.full * per_page * all.block_bytes);
+        let full = full.chunks(per_page * all.block_bytes).zip(far.means.chunks(g.head_dim)).map(|(bytes, mean)| {
+            let mut page = page(bytes);
+            page.mean = OnceLock::from(Box::from(mean));
+            Arc::new(page)
+        });
+        let rows = LaneRows {
+            full: full.collect(),
+            filling: (far.filling > 0).then(|| Arc::new(page(rest))),
+            rows: far.filling,
+            near: far.near.clone(),
+            dropped: far.dropped,
+        };
+        all.lanes[g.row(lane.layer, seq, lane.head)] = rows;
+        let width = g.n_q_heads / g.n_kv_heads * g.head_dim;
+        let newest = tokens - far.queries.len() / width..tokens;
+        for (position, row) in newest.zip(far.queries.chunks(width)) {
+            let at = FarRows::query_at(&g, seq, lane, position);
+            all.recent[at..at + width].copy_from_slice(row);
+        }
+        Ok(())
+    }
 }
 
 fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize) -> u64 {
     let g = kv.geometry;
-    let lanes: Vec<_> = g.lanes().filter(|lane| g.far_of(lane.layer).is_some()).collect();
+    let lanes: Vec<_> = g.far_lanes().collect();
     let n = queries.min(Far::QUERIES).min(kv.seq_len[seq] as usize);
     let (Some(far), Some(all)) = (g.far.filter(|_| n > 0), &kv.pool.far) else { return 0 };
-    let (newest, group, d) = (kv.seq_len[seq] as usize - n, g.n_q_heads / g.n_kv_heads, g.head_dim);
-    let (width, len) = FarRows::recent_len(&g);
+    let newest = kv.seq_len[seq] as usize - n;
     let mut near: Vec<Vec<u32>> = vec![Vec::new(); lanes.len()];
     cpu.thread_pool.tiles(&mut Tile::new(&mut near, lanes.len(), 1), 1, 1, |_, tile| {
         let (lane, near) = (lanes[tile.row_range().start], &mut tile.row_mut(0)[0]);
         let full = &all.lanes[g.row(lane.layer, seq, lane.head)].full;
-        let mut queries = Vec::with_capacity(n * group * d);
-        for position in newest..newest + n {
-            let at = (lane.layer * g.n_seqs + seq) * len + position % Far::QUERIES * width + lane.head * group * d;
-            queries.extend_from_slice(&all.recent[at..at + group * d]);
-        }
+        let queries = all.queries(&g, seq, lane, newest..newest + n);
         let scores: Vec<f32> =
-            full.iter().map(|page| score(&queries, page.mean.get_or_init(|| mean(kv, lane.layer, page)))).collect();
+            full.iter().map(|page| score(&queries, page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes())))).collect();
         choose_pages(&scores, far.pages, &mut Vec::new(), |page| near.push(page as u32));
         near.sort_unstable();
     });
@@ -256,19 +333,6 @@ fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize) -> u64 
         far.near = near;
     }
     fetched as u64
-}
-
-/// Mean of a full page's keys as attention reads them.
-fn mean(kv: &KvTables<Cpu>, layer: usize, page: &Page) -> Box<[f32]> {
-    let (g, layout) = (&kv.geometry, kv.geometry.page());
-    let (mut sum, mut key) = (vec![0.0; g.head_dim], vec![0.0; g.head_dim]);
-    for row in 0..Far::ROWS {
-        let (block, row) = (page.block(row / g.page_slots, g.page_bytes()), row % g.page_slots);
-        let place = Place { layer, position: layout.meta(block, row).position() };
-        g.codec.read_k(kv.coder.as_deref(), place, &block[layout.k(row)], layout.sides(block, row)[0], &mut key);
-        sum.iter_mut().zip(&key).for_each(|(sum, x)| *sum += x);
-    }
-    sum.iter().map(|sum| sum / Far::ROWS as f32).collect()
 }
 
 /// Drops the full pages of a sequence whose rows are all at positions below `before`.

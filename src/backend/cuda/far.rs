@@ -6,9 +6,10 @@
 //! (`kernels/far.cu`). Which far pages there are and who holds them the host knows
 //! (`far_rows`).
 
-use super::super::{FarCounts, FarPages, KvGeometry, KvTables, Lane};
+use super::super::far::mean;
+use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables, Lane, OutOfMemory, Pages};
 use super::abi::Arg::{self, I32, Ptr};
-use super::far_rows::{FarLane, FarRows, LOST, MOST_JOBS, Page};
+use super::far_rows::{LaneRows, FarRows, LOST, MOST_JOBS, Page};
 use super::gpu::Cuda;
 use super::kernels::{BLOCK, Kernel};
 use super::kv::{metas_of, reclaim, view};
@@ -127,7 +128,7 @@ impl FarPages for Cuda {
         let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], 0);
         let Some(far) = &mut kv.pool.far else { return 0 };
         for (at, row) in far_lanes(&g, seq) {
-            let FarLane { full, near, .. } = &mut far.lanes[row];
+            let LaneRows { full, near, .. } = &mut far.lanes[row];
             let mut place = 0;
             // Both ascend.
             let entry = |page: &usize| {
@@ -157,14 +158,14 @@ impl FarPages for Cuda {
         let (mut lists, mut dropped) = (vec![Vec::new(); g.seq_lanes()], 0);
         let Some(far) = &mut kv.pool.far else { return 0 };
         for (at, row) in far_lanes(&g, seq) {
-            let FarLane { full, near, dropped: earlier } = std::mem::take(&mut far.lanes[row]);
+            let LaneRows { full, near, dropped: earlier } = std::mem::take(&mut far.lanes[row]);
             let goes = |page: &Page| far.metas(&g, page).all(|meta| meta.position() < before);
             let stays: Vec<usize> = (0..full.len()).filter(|&page| !goes(&full[page])).collect();
             let place = |page: &usize| near.binary_search(page).ok();
             lists[at] = stays.iter().filter_map(place).map(|place| place as i32).collect();
             let rows = (full.len() - stays.len()) * Far::ROWS;
             let is_near = |(_, page): &(usize, &usize)| place(page).is_some();
-            far.lanes[row] = FarLane {
+            far.lanes[row] = LaneRows {
                 near: stays.iter().enumerate().filter(is_near).map(|(index, _)| index).collect(),
                 full: stays.iter().map(|&page| Rc::clone(&full[page])).collect(),
                 dropped: earlier + rows,
@@ -203,5 +204,71 @@ impl FarPages for Cuda {
         let first = lane.near.len() * Far::ROWS;
         let since = metas_of(self, kv, [layer, seq, head], Some(first), rows - first);
         full.chain(since.into_iter().map(|meta| (meta, true))).collect()
+    }
+
+    fn export_far(&self, kv: &mut KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) -> FarLane {
+        let g = kv.geometry;
+        let row = g.row(lane.layer, seq, lane.head);
+        let Some(far) = &kv.pool.far else { return FarLane::default() };
+        // What was sent has arrived once this is read.
+        let rows = far.rows_of(row);
+        let LaneRows { full, near, dropped } = &far.lanes[row];
+        full.iter().for_each(|page| blocks.extend_from_slice(far.bytes_of(page)));
+        let mut tokens = [0];
+        kv.seq_len.read(seq, &mut tokens);
+        let first = near.len() * Far::ROWS;
+        // Pages that have filled since the last choice are in the pool only.
+        let since = (rows - first) / Far::ROWS;
+        let mut out = FarLane {
+            full: full.len() + since,
+            filling: rows % Far::ROWS,
+            dropped: *dropped,
+            near: near.iter().copied().chain(full.len()..full.len() + since).map(|page| page as u32).collect(),
+            means: far.means(full),
+            queries: far.queries(&g, seq, lane, tokens[0] as usize),
+        };
+        let (pages, at) = (far.pages_of_lane(row, rows).split_off(first / g.page_slots), blocks.len());
+        blocks.resize(at + pages.len() * g.page_bytes(), 0);
+        self.export_pages(kv, &pages, &mut blocks[at..]);
+        for page in blocks[at..].chunks(Far::ROWS / g.page_slots * g.page_bytes()).take(since) {
+            out.means.extend(mean(kv, lane.layer, page));
+        }
+        out
+    }
+
+    fn far_sizes(&self, kv: &KvTables<Self>, seq: usize, lane: Lane) -> FarSizes {
+        let row = kv.geometry.row(lane.layer, seq, lane.head);
+        let Some(far) = &kv.pool.far else { return FarSizes::default() };
+        let (rows, LaneRows { full, near, .. }) = (far.rows_of(row), &far.lanes[row]);
+        let near_pages = rows / Far::ROWS;
+        FarSizes { full: full.len() + near_pages - near.len(), near: near_pages, filling: rows % Far::ROWS }
+    }
+
+    fn import_far(
+        &self,
+        kv: &mut KvTables<Self>,
+        seq: usize,
+        lane: Lane,
+        tokens: usize,
+        rows: &FarLane,
+        blocks: &[u8],
+    ) -> Result<(), OutOfMemory> {
+        let g = kv.geometry;
+        let Some(far) = &mut kv.pool.far else { return Ok(()) };
+        let (row, page_bytes) = (g.row(lane.layer, seq, lane.head), far.page_bytes);
+        let none = OutOfMemory { what: "far rows", needed_bytes: (rows.full * page_bytes) as u64 };
+        let full = (0..rows.full).map(|_| far.take()).collect::<Option<Vec<_>>>().ok_or(none)?;
+        let (far_blocks, filling) = blocks.split_at(rows.full * page_bytes);
+        far.fill(&full, far_blocks, &rows.means);
+        far.numbers.write(row * far.most, &full.iter().map(|page| page.number as i32).collect::<Vec<_>>());
+        far.set_queries(&g, seq, lane, tokens, &rows.queries);
+        let near: Vec<usize> = rows.near.iter().map(|&page| page as usize).collect();
+        let near_rows = near.len() * Far::ROWS + rows.filling;
+        let read = near.iter().flat_map(|page| &far_blocks[page * page_bytes..][..page_bytes]);
+        let read: Vec<u8> = read.chain(filling).copied().collect();
+        far.lanes[row] = LaneRows { full, near, dropped: rows.dropped };
+        let pages = self.import_pages(kv, &read);
+        kv.pool.far.iter_mut().for_each(|far| far.set_pages_of_lane(row, near_rows, &pages));
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The far rows of a cache: the tables of the kernels, host memory, and which far pages there are
 //! and who holds them. [`far`](super::far) says what happens to them.
 
-use super::super::{KvGeometry, OutOfMemory};
+use super::super::{KvGeometry, Lane, OutOfMemory};
 use super::driver::Driver;
 use super::memory::Buf;
 use super::pinned::Registered;
@@ -26,7 +26,7 @@ pub(super) const MOST_JOBS: usize = 4096;
 /// Host memory of some far pages, and memory of the GPU for their means.
 struct Home {
     rows: Registered,
-    _means: Buf<f32>,
+    means: Buf<f32>,
 }
 
 /// A far page by its number, which is free once nobody holds it.
@@ -43,7 +43,7 @@ impl Drop for Page {
 
 /// The far rows of one lane, as the last choice left them.
 #[derive(Clone, Default)]
-pub(super) struct FarLane {
+pub(super) struct LaneRows {
     /// Full pages in host memory, oldest first.
     pub full: Vec<Rc<Page>>,
     /// Indices of those that attention reads, ascending; [`LOST`] is a page without host memory.
@@ -77,7 +77,7 @@ pub(super) struct FarRows {
     pub counts: Buf<i32>,
     pub old: Buf<i32>,
     pub jobs: Buf<[i32; 4]>,
-    pub lanes: Vec<FarLane>,
+    pub lanes: Vec<LaneRows>,
     homes: Vec<Home>,
     /// Host memory for the next of `homes`, which a thread allocates while steps run.
     next: Option<JoinHandle<Option<Registered>>>,
@@ -110,7 +110,7 @@ impl FarRows {
                 counts: Buf::new(driver, of_seq)?,
                 old: Buf::new(driver, of_seq * g.max_pages)?,
                 jobs: Buf::new(driver, MOST_JOBS)?,
-                lanes: vec![FarLane::default(); lanes],
+                lanes: vec![LaneRows::default(); lanes],
                 homes: Vec::new(),
                 next: None,
                 free: Rc::default(),
@@ -143,7 +143,7 @@ impl FarRows {
         let means = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.head_dim)).ok()?;
         self.addresses.write(2 * at, &[rows.ptr(), means.ptr()]);
         self.free.borrow_mut().extend((0..pages).rev().map(|i| at << NUMBER_BITS | i));
-        self.homes.push(Home { rows, _means: means });
+        self.homes.push(Home { rows, means });
         self.n_pages += pages;
         self.next = self.allocate(at + 1);
         Some(())
@@ -173,11 +173,94 @@ impl FarRows {
         rows.into_iter().map(|n: i32| n as usize).collect()
     }
 
+    /// Allocation of a far page, and its place there.
+    fn place(number: usize) -> (usize, usize) {
+        (number >> NUMBER_BITS, number & ((1 << NUMBER_BITS) - 1))
+    }
+
+    /// Rows of a far page. What was sent has arrived.
+    pub fn bytes_of(&self, page: &Page) -> &[u8] {
+        let (home, at) = Self::place(page.number);
+        &self.homes[home].rows.bytes()[at * self.page_bytes..][..self.page_bytes]
+    }
+
+    /// Fills pages that nobody reads yet with rows and means, `[pages.len(), head_dim]`.
+    pub fn fill(&mut self, pages: &[Rc<Page>], rows: &[u8], means: &[f32]) {
+        // Kernels may still read what the pages had before.
+        self.driver.wait();
+        for (page, rows) in pages.iter().zip(rows.chunks_exact(self.page_bytes)) {
+            let (home, at) = Self::place(page.number);
+            let bytes = &mut self.homes[home].rows.bytes_mut()[at * self.page_bytes..];
+            bytes[..self.page_bytes].copy_from_slice(rows);
+        }
+        let mut rest = means;
+        for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
+            let means;
+            (means, rest) = rest.split_at(run.len() * self.head_dim);
+            let (home, at) = Self::place(run[0].number);
+            self.homes[home].means.write(at * self.head_dim, means);
+        }
+    }
+
+    /// Means of full pages, `[pages.len(), head_dim]`. Waits for the device.
+    pub fn means(&self, pages: &[Rc<Page>]) -> Vec<f32> {
+        let mut all = vec![0.0; pages.len() * self.head_dim];
+        let mut rest = &mut all[..];
+        for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
+            let means;
+            (means, rest) = rest.split_at_mut(run.len() * self.head_dim);
+            let (home, at) = Self::place(run[0].number);
+            self.homes[home].means.read(at * self.head_dim, means);
+        }
+        all
+    }
+
+    /// Near rows of a lane. Waits for the device.
+    pub fn rows_of(&self, row: usize) -> usize {
+        let mut rows = [0];
+        self.near_rows.read(row, &mut rows);
+        rows[0] as usize
+    }
+
+    /// Pages of the pool with the `n` near rows of a lane. Waits for the device.
+    pub fn pages_of_lane(&self, row: usize, n: usize) -> Vec<i32> {
+        let (of_lane, per_page) = (self.near.len() / self.near_rows.len().max(1), Far::ROWS / self.blocks());
+        let mut pages = vec![0; n.div_ceil(per_page)];
+        self.near.read(row * of_lane, &mut pages);
+        pages
+    }
+
+    /// Sets the pages of the pool with the `n` near rows of a lane.
+    pub fn set_pages_of_lane(&mut self, row: usize, n: usize, pages: &[i32]) {
+        let of_lane = self.near.len() / self.near_rows.len().max(1);
+        self.near.write(row * of_lane, pages);
+        self.near_rows.write(row, &[n as i32]);
+    }
+
+    /// Newest queries of a lane before position `tokens`, oldest first. Waits for the device.
+    pub fn queries(&self, g: &KvGeometry, seq: usize, lane: Lane, tokens: usize) -> Vec<f32> {
+        let (width, of_lane) = (g.n_q_heads * g.head_dim, g.n_q_heads / g.n_kv_heads * g.head_dim);
+        let mut ring = vec![0; RECENT_QUERIES * width];
+        self.recent.read((lane.layer * g.n_seqs + seq) * ring.len(), &mut ring);
+        let newest = tokens - tokens.min(Far::QUERIES)..tokens;
+        let row = |position: usize| &ring[position % RECENT_QUERIES * width + lane.head * of_lane..][..of_lane];
+        newest.flat_map(row).map(|&x| half::bf16::from_bits(x).to_f32()).collect()
+    }
+
+    /// Sets the newest queries of a lane before position `tokens`.
+    pub fn set_queries(&mut self, g: &KvGeometry, seq: usize, lane: Lane, tokens: usize, queries: &[f32]) {
+        let (width, of_lane) = (g.n_q_heads * g.head_dim, g.n_q_heads / g.n_kv_heads * g.head_dim);
+        let newest = tokens - queries.len() / of_lane..tokens;
+        for (position, row) in newest.zip(queries.chunks(of_lane)) {
+            let rounded: Vec<u16> = row.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
+            let at = (lane.layer * g.n_seqs + seq) * RECENT_QUERIES + position % RECENT_QUERIES;
+            self.recent.write(at * width + lane.head * of_lane, &rounded);
+        }
+    }
+
     /// Metadata of a far page's rows. What was sent has arrived.
     pub fn metas(&self, g: &KvGeometry, page: &Page) -> impl Iterator<Item = SlotMeta> {
-        let home = &self.homes[page.number >> NUMBER_BITS];
-        let at = (page.number & ((1 << NUMBER_BITS) - 1)) * self.page_bytes;
-        let (bytes, layout) = (&home.rows.bytes()[at..at + self.page_bytes], g.page());
+        let (bytes, layout) = (self.bytes_of(page), g.page());
         let stride = self.stride;
         (0..Far::ROWS).map(move |row| layout.meta(&bytes[row / layout.page_slots * stride..], row % layout.page_slots))
     }
@@ -196,7 +279,7 @@ impl FarRows {
     }
 
     pub fn clear(&mut self, g: &KvGeometry, seq: usize) {
-        g.lanes().for_each(|lane| self.lanes[g.row(lane.layer, seq, lane.head)] = FarLane::default());
+        g.lanes().for_each(|lane| self.lanes[g.row(lane.layer, seq, lane.head)] = LaneRows::default());
     }
 
     /// How often the near rows hold each of `n` pages of the pool.

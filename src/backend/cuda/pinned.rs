@@ -98,6 +98,12 @@ impl Registered {
     pub fn bytes(&self) -> &[u8] {
         &self.memory
     }
+
+    /// The bytes. The caller has synchronized with the kernels that read or wrote those that it
+    /// writes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
 }
 
 impl Drop for Registered {

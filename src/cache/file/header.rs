@@ -12,9 +12,12 @@ use std::path::Path;
 pub(super) const MAGIC: [u8; 8] = *b"dmschatC";
 
 /// Increases with every change of the header, of the layers' images or of what the checksums cover.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
-/// Its images do not begin with the layer's number. It is read as if they did.
+/// Its images are those of a cache without far rows.
+const WITHOUT_FAR: u32 = 2;
+
+/// Its images do not begin with the layer's number either. It is read as if they did.
 pub(super) const UNNUMBERED: u32 = 1;
 
 /// Bytes before the header.
@@ -47,6 +50,9 @@ pub struct Identity {
     /// Sizes of the states beside, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<String>,
+    /// Pages that a choice makes near, if far rows are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<usize>,
 }
 
 impl Identity {
@@ -64,6 +70,7 @@ impl Identity {
             page_slots: g.page_slots,
             slot_meta: SlotMeta::new(5, 3, true).0,
             delta: g.delta.map(|delta| format!("{delta:?}")),
+            far: g.kept_far().map(|far| far.pages),
         }
     }
 
@@ -84,7 +91,7 @@ pub struct Header {
     pub sequence: SeqHead,
     /// Digest of the token log that was fed, with all its entries.
     pub log: String,
-    /// Bytes of each layer's image.
+    /// Bytes of each image: of layers, of states, and of far rows.
     pub layer_bytes: Vec<u64>,
 }
 
@@ -150,7 +157,7 @@ impl Opened {
         let word = |at: usize| u32::from_ne_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
         let (version, length) = (word(MAGIC.len()), word(MAGIC.len() + 4) as usize);
         require(fixed[..MAGIC.len()] == MAGIC, "it does not begin as one")?;
-        if ![VERSION, UNNUMBERED].contains(&version) {
+        if ![VERSION, WITHOUT_FAR, UNNUMBERED].contains(&version) {
             return Err(FileError::Version);
         }
         require(length <= MAX_HEADER_BYTES, "the length of its header")?;
