@@ -5,6 +5,7 @@ use super::kv::{KvGeometry, KvTables, Lane, Pages};
 use super::memory::OutOfMemory;
 use crate::codec::Place;
 use crate::policy::{Far, SlotMeta};
+use std::ops::Range;
 
 /// Far pages of a cache whose geometry [keeps them](super::KvGeometry::far_of). Rows join them
 /// inside [`Ops::attention`](super::Ops::attention) and [`Ops::commit`](super::Ops::commit), or in
@@ -17,9 +18,15 @@ pub trait FarPages: Pages {
     const IN_POOL: bool = false;
 
     /// Chooses the pages that each lane of a sequence attends to from here on, by the newest
-    /// `queries` queries, at most [`Far::QUERIES`](crate::policy::Far::QUERIES). Returns how many
-    /// pages of all lanes were not near before.
-    fn choose(&self, _kv: &mut KvTables<Self>, _seq: usize, _queries: usize) -> u64 {
+    /// `queries` queries, at most [`Far::QUERIES`](crate::policy::Far::QUERIES). Pages with a row
+    /// at a position in `held` are near beside those. Returns how many pages of all lanes were not
+    /// near before.
+    fn choose(&self, _kv: &mut KvTables<Self>, _seq: usize, _queries: usize, _held: &[Range<usize>]) -> u64 {
+        0
+    }
+    /// Makes the pages of a sequence near that have a row at a position in `held`, beside those
+    /// that are. Returns their number in all lanes.
+    fn bring(&self, _kv: &mut KvTables<Self>, _seq: usize, _held: &[Range<usize>]) -> u64 {
         0
     }
     /// Drops the full pages of a sequence whose rows are all at positions below `before`. Returns
@@ -88,6 +95,11 @@ pub struct FarLane {
     /// `[newest tokens, query heads of the lane, head_dim]` newest queries, oldest first, at most
     /// [`Far::QUERIES`].
     pub queries: Vec<f32>,
+}
+
+/// Whether a page with rows at these positions is held.
+pub(super) fn is_held(held: &[Range<usize>], mut positions: impl Iterator<Item = usize>) -> bool {
+    !held.is_empty() && positions.any(|position| held.iter().any(|range| range.contains(&position)))
 }
 
 /// Index of a full page in these blocks: the mean of its keys as attention reads them.

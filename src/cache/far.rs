@@ -1,19 +1,65 @@
 //! Far rows of sequences: what has left their lanes and is kept, by the rule of
 //! [`crate::policy::far`].
 
-use super::{KvCache, SeqId};
-use crate::backend::{Backend, FarCounts};
-use crate::policy::SlotMeta;
+use super::{CacheError, KvCache, SeqId};
+use crate::backend::{Backend, FarCounts, Lane};
+use crate::policy::{Far, SlotMeta};
 use crate::protocol::LaneFilter;
+use std::ops::Range;
+
+/// All positions.
+const ALL: Range<usize> = 0..usize::MAX;
 
 impl<B: Backend> KvCache<B> {
     /// Chooses the far pages that a sequence attends to from here on, by its newest `queries`
     /// queries. Returns how many pages of all lanes were brought near; `None` if the cache keeps no
     /// far rows.
     pub fn choose(&mut self, b: &B, seq: SeqId, queries: usize) -> Option<u64> {
-        let fetched = self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries))?;
+        let held = self.held(seq);
+        let fetched = self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries, &held))?;
         self.used_upper_bound = self.pool_stats(b).used_pages;
         Some(fetched)
+    }
+
+    /// Positions whose far pages are near whatever is chosen: those that are pinned, and all while
+    /// eviction is off.
+    fn held(&self, seq: SeqId) -> Vec<Range<usize>> {
+        if self.eviction(seq) { self.pins(seq).to_vec() } else { vec![ALL] }
+    }
+
+    /// Makes the held far pages of a sequence near, where there is room for them and `copies` more
+    /// pages. Fails without room, and changes nothing.
+    pub(super) fn bring_held(&mut self, b: &B, seq: SeqId, copies: usize) -> Result<(), CacheError> {
+        let held = self.held(seq);
+        self.bring(b, seq, &held, copies)
+    }
+
+    /// Makes all far pages of a sequence near. Fails without room, and changes nothing.
+    pub fn bring_all(&mut self, b: &B, seq: SeqId) -> Result<(), CacheError> {
+        self.bring(b, seq, &[ALL], 0)
+    }
+
+    fn bring(&mut self, b: &B, seq: SeqId, held: &[Range<usize>], copies: usize) -> Result<(), CacheError> {
+        let g = *self.geometry();
+        let brings = g.keeps_far() && !held.is_empty();
+        let pages = if brings && B::IN_POOL { self.pages_to_bring(b, seq, held) } else { 0 };
+        self.reserve(b, pages * Far::ROWS / g.page_slots + copies)?;
+        if brings {
+            b.bring(&mut self.tables, seq.row(), held);
+            self.used_upper_bound = self.pool_stats(b).used_pages;
+        }
+        Ok(())
+    }
+
+    /// Held pages of all lanes that are not near.
+    fn pages_to_bring(&self, b: &B, seq: SeqId, held: &[Range<usize>]) -> usize {
+        let is_held =
+            |(meta, near): &(SlotMeta, bool)| !near && held.iter().any(|range| range.contains(&meta.position()));
+        let of_lane = |lane: Lane| {
+            let rows = self.far_rows(b, seq, lane.layer, lane.head);
+            rows.chunks(Far::ROWS).filter(|page| page.iter().any(is_held)).count()
+        };
+        self.geometry().far_lanes().map(of_lane).sum()
     }
 
     /// Drops the full far pages of a sequence that hold only positions below `before`, for good.

@@ -135,7 +135,8 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Switches eviction for the tokens that follow. Switching it on drops all marked slots outside
-    /// the window at once. Returns the number of slots dropped.
+    /// the window at once, switching it off makes all far pages near. Returns the number of slots
+    /// dropped.
     pub fn set_eviction(&mut self, b: &B, seq: SeqId, on: bool) -> Result<u64, CacheError> {
         let was = self.seqs[seq.0].eviction;
         if on == was || self.geometry().policy.models_window().is_some() {
@@ -146,6 +147,11 @@ impl<B: Backend> KvCache<B> {
             dropped = self.forget(b, seq, STRENGTHS)?;
         }
         self.seqs[seq.0].eviction = on;
+        // Pinned tokens are near already.
+        if let Some(error) = (!on).then(|| self.bring_held(b, seq, 0).err()).flatten() {
+            self.seqs[seq.0].eviction = was;
+            return Err(error);
+        }
         b.write(&mut self.tables.eviction, seq.0, &[on as i32]);
         Ok(dropped)
     }
@@ -194,12 +200,12 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Pins the tokens at these positions, fed or not. Tokens that are still stored lose their
-    /// marks and are not marked again.
+    /// marks and are not marked again; far pages that have some of them become near, and stay so.
     pub fn pin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(), CacheError> {
         let fed = positions.start..positions.end.min(self.len(seq));
-        if !fed.is_empty() && self.geometry().policy.dropping().is_some() {
-            self.rate(b, seq, fed, 0, false)?;
-        }
+        let rated = !fed.is_empty() && self.geometry().policy.dropping().is_some();
+        let copies = if rated && self.is_shared(seq.0) { self.stats(b, seq).pages } else { 0 };
+        let old = self.pins(seq).to_vec();
         let pins = &mut self.seqs[seq.0].pins;
         pins.push(positions);
         pins.sort_by_key(|pin| pin.start);
@@ -208,7 +214,11 @@ impl<B: Backend> KvCache<B> {
             pin.end = if joins { pin.end.max(next.end) } else { pin.end };
             joins
         });
-        Ok(())
+        if let Err(error) = self.bring_held(b, seq, copies) {
+            self.seqs[seq.0].pins = old;
+            return Err(error);
+        }
+        if rated { self.rate(b, seq, fed, 0, false) } else { Ok(()) }
     }
 
     /// Removes pins. The heads' decisions about a token that was pinned are unknown: its slots

@@ -7,7 +7,7 @@ use super::reply::flat_of;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
-use crate::protocol::{Command, Event, EventSender, LogEntry, Pinned, Token, bytes, count};
+use crate::protocol::{Command, Event, EventSender, LaneFilter, LogEntry, Pinned, Token, bytes, count};
 use crate::tokenizer::Tokenizer;
 use std::ops::Range;
 
@@ -36,11 +36,17 @@ fn positions(
     Some(first..(last + 1).min(ends.len()))
 }
 
-/// Share of the slots at these positions, over all heads, that are still stored.
-fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) -> f64 {
+/// Shares of the slots at these positions, over all heads, that are still stored and that are in far
+/// pages.
+fn shares<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) -> [f64; 2] {
     let lanes = lanes_with(runner, seq, positions.clone());
-    let all = lanes.len() * counted(runner);
-    if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
+    let [far, _] = runner.cache.far_presence(runner.backend(), seq, LaneFilter::default());
+    let far = far.get(positions.start..positions.end.min(far.len())).unwrap_or_default();
+    let (all, sum) = (lanes.len() * counted(runner), |lanes: &mut dyn Iterator<Item = u32>| f64::from(lanes.sum::<u32>()));
+    match all {
+        0 => [1.0, 0.0],
+        all => [sum(&mut lanes.iter().copied()), sum(&mut far.iter().map(|&n| n.into()))].map(|n| n / all as f64),
+    }
 }
 
 impl<B: Backend> Conversation<B> {
@@ -152,11 +158,13 @@ impl<B: Backend> Conversation<B> {
                 bytes(limit)
             ));
         }
+        let [stored, far] = shares(&m.runner, self.chain.context.seq, &positions);
         let pinned = Pinned {
             text,
             tokens: positions.len(),
             bytes: positions.len() as u64 * token_bytes,
-            stored: stored(&m.runner, self.chain.context.seq, &positions),
+            stored,
+            far,
             done: !ask,
         };
         if !ask {

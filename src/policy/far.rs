@@ -14,6 +14,10 @@
 //!    positions. So no row becomes invisible inside a step: a page leaves attention only by a
 //!    choice or when it is dropped for good, both between steps.
 //!
+//! 4. *Held pages.* A page with a row at a pinned position is near, and so is every page while
+//!    eviction is off: from the pin or the switch on, beside those that choices choose. Once the
+//!    pin is taken back or eviction is on again, the next choice decides.
+//!
 //! Nothing else changes: decisions, marks, slot assignment and the ring are those of a cache
 //! without far pages.
 

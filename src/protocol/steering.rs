@@ -13,6 +13,8 @@ pub struct Pinned {
     pub bytes: u64,
     /// Share of the tokens' slots, over all heads, that is still stored.
     pub stored: f64,
+    /// Share of them that is in far pages, which a pin makes near.
+    pub far: f64,
     /// Whether it is pinned now.
     pub done: bool,
 }

@@ -53,7 +53,8 @@ fn clear_case(
 ) -> (Vec<LogEntry>, Outcome) {
     let mut rng = Rng(9400);
     let mut cases = (0..60).map(|_| log(&mut rng)).map(|log| (far_reference::run(tiny, &log, k, budget), log));
-    let (outcome, log) = cases.find(|(outcome, _)| outcome.margin > 5e-4).expect("a log whose choices are all clear");
+    let is_clear = |(outcome, _): &(Outcome, _)| outcome.margin > 5e-4 && outcome.hidden_pairs > 500;
+    let (outcome, log) = cases.find(is_clear).expect("a log whose choices are all clear and that hides rows");
     (log, outcome)
 }
 
@@ -63,25 +64,27 @@ fn what_left_is_found_again_by_the_rule_in_any_chunks() {
     let on = LogEntry::Toggle { eviction: true };
     let forget = LogEntry::Forget { forget: strength(-3.0) as u16 };
     let predictor = Form::Predictor { linear: true, units: 0 };
-    let cases: [(Form, Option<usize>, usize, &[LogEntry]); 6] = [
+    let pins = [LogEntry::Pin { pin: [30, 55] }, LogEntry::Unpin { unpin: [40, 60] }];
+    let cases: [(Form, Option<usize>, usize, &[LogEntry]); 8] = [
         (Form::Borrowed, None, 2, &[]),
         (Form::Adapter, None, 1, &[forget]),
         (Form::Metadata, None, 3, &[LogEntry::DropFar { drop_far: 90 }]),
         (predictor, None, 2, &[LogEntry::Drop { drop: [20, 44] }]),
         (Form::Plain, Some(24), 2, &[]),
         (Form::Borrowed, None, 0, &[off, on]),
+        (Form::Metadata, None, 1, &pins),
+        (Form::Borrowed, None, 0, &[off]),
     ];
     for (i, (form, budget, k, others)) in cases.into_iter().enumerate() {
         let tiny = Tiny::new(Spec { n_q_heads: 4, ..Spec::new(i % 2 == 0, form) }, 400 + i as u64);
         let log = |rng: &mut Rng| {
-            let mut log = random_choices(rng, 300, &others[..others.len().min(1)]);
-            if let [_, on] = others {
-                log.insert(log.len() - 30, *on);
-            }
+            // The last of two, and a switch, come late, so that rows are hidden before.
+            let (early, late) = others.split_at(usize::from(!others.is_empty() && *others != [off]));
+            let mut log = random_choices(rng, 300, early);
+            late.iter().for_each(|&entry| log.insert(log.len() - 60, entry));
             log
         };
         let (log, wanted) = clear_case(&tiny, log, k, budget);
-        assert!(wanted.hidden_pairs > 500, "{form:?}: {} pairs are hidden", wanted.hidden_pairs);
         let policy = budget.map_or(PolicyKind::Auto.into(), |budget| PolicyKind::Window.with(Budget::Slots(budget)));
         let mut first: Option<Vec<Vec<f32>>> = None;
         for (threads, seed) in [(1, 0), (1, 1), (1, 2), (3, 3)] {

@@ -50,6 +50,10 @@ impl Lane {
     }
 }
 
+fn holds(rows: &[usize], pinned: &BTreeSet<usize>) -> bool {
+    rows.iter().any(|row| pinned.contains(row))
+}
+
 /// Runs a log under the model's own policy, or `budget`: a window of so many slots, four of them
 /// for the first tokens. A choice brings `k` pages near.
 pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Outcome {
@@ -72,12 +76,16 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
             out.margin = decisions.iter().flatten().fold(out.margin, |m, d| m.min(d.abs()));
         }
         let mut lanes: Vec<Lane> = (0..s.n_kv_heads).map(|_| Lane::default()).collect();
+        // Tokens that are pinned, and those that a pin has kept in their slots for good.
+        let (mut pinned, mut kept) = (BTreeSet::new(), BTreeSet::new());
         let (mut n, mut on) = (0, true);
         for entry in log {
             for (head, lane) in lanes.iter_mut().enumerate() {
                 let known = |key: &usize| budget.is_some() || key + s.shift() < n;
                 let outside: Vec<usize> = lane.slots.iter().copied().filter(|key| key + window + 1 < n).collect();
-                let strong = |key: &usize, least: f64| known(key) && decision(head, *key).is_some_and(|d| d >= least);
+                let strong = |key: &usize, least: f64| {
+                    known(key) && !kept.contains(key) && decision(head, *key).is_some_and(|d| d >= least)
+                };
                 match *entry {
                     LogEntry::Token(_) => {
                         lane.slots.insert(n);
@@ -86,7 +94,16 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
                     LogEntry::Toggle { eviction: true } if !on => {
                         lane.leave(outside.into_iter().filter(|key| strong(key, f64::MIN_POSITIVE)).collect());
                     }
-                    LogEntry::Toggle { .. } => {}
+                    LogEntry::Toggle { eviction: true } => {}
+                    LogEntry::Toggle { eviction: false } => lane.pages.iter_mut().for_each(|page| page.1 = true),
+                    LogEntry::Pin { pin: [from, to] } => {
+                        pinned.extend(from as usize..to as usize);
+                        kept.extend(from as usize..to as usize);
+                        lane.pages.iter_mut().for_each(|page| page.1 |= holds(&page.0, &pinned));
+                    }
+                    LogEntry::Unpin { unpin: [from, to] } => {
+                        pinned.retain(|t| !(from as usize..to as usize).contains(t))
+                    }
                     LogEntry::Forget { forget } => {
                         let least = f64::from(least_decision(forget.into()));
                         for key in &outside {
@@ -115,7 +132,7 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
                         let better = |a: usize, b: usize| scores[b] > scores[a] || scores[b] == scores[a] && b < a;
                         for (page, score) in scores.iter().enumerate() {
                             let rank = (0..scores.len()).filter(|&other| better(page, other)).count();
-                            lane.pages[page].1 = rank < k;
+                            lane.pages[page].1 = rank < k || !on || holds(&lane.pages[page].0, &pinned);
                             if rank + 1 == k || rank == k {
                                 let others = scores.iter().enumerate().filter(|(other, _)| *other != page);
                                 out.margin = others.fold(out.margin, |m, (_, other)| m.min((score - other).abs()));
@@ -137,7 +154,7 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
                     n += 1;
                     for (head, lane) in lanes.iter_mut().enumerate() {
                         let leaving = n.checked_sub(window + 2).filter(|key| on && lane.slots.contains(key));
-                        let marked = |key: &usize| decision(head, *key).is_some_and(|d| d > 0.0);
+                        let marked = |key: &usize| !kept.contains(key) && decision(head, *key).is_some_and(|d| d > 0.0);
                         lane.leave(leaving.filter(marked).into_iter().collect());
                     }
                 }

@@ -5,14 +5,15 @@
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
     About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, FarCounts, FarLane, FarPages,
-    FarSizes, KvGeometry, KvTables, Lane, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor, PresenceCounts, QkvRopeArgs,
-    Report, SampleArgs, Span, StepKind, StepResult, Use,
+    FarSizes, KvGeometry, KvTables, Lane, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor,
+    PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, EngineHandle, LaneFilter, Token};
 use dmschat::tensor::Tensor;
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Observations and instructions, shared with the test's thread.
@@ -230,14 +231,7 @@ impl Pages for Spy {
         self.lent(kv, |kv| self.cpu.compact(kv, seq, threshold));
     }
 
-    fn rate_slots(
-        &self,
-        kv: &mut KvTables<Self>,
-        seq: usize,
-        positions: std::ops::Range<usize>,
-        strength: usize,
-        marked: bool,
-    ) {
+    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
         self.lent(kv, |kv| self.cpu.rate_slots(kv, seq, positions, strength, marked));
     }
 
@@ -262,9 +256,13 @@ impl Pages for Spy {
 }
 
 impl FarPages for Spy {
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize) -> u64 {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
         self.watch.count("choose");
-        self.lent(kv, |kv| self.cpu.choose(kv, seq, queries))
+        self.lent(kv, |kv| self.cpu.choose(kv, seq, queries, held))
+    }
+
+    fn bring(&self, kv: &mut KvTables<Self>, seq: usize, held: &[Range<usize>]) -> u64 {
+        self.lent(kv, |kv| self.cpu.bring(kv, seq, held))
     }
 
     fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {

@@ -1,7 +1,7 @@
 //! Far rows on the CPU, the reference of the rule in [`crate::policy::far`]: rows that have left
 //! their lanes, in pages that forks share, and the newest queries, which choose among them.
 
-use super::super::far::mean;
+use super::super::far::{is_held, mean};
 use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables, Lane, OutOfMemory, PageLayout, Span};
 use super::thread_pool::Tile;
 use super::{Acts, Cpu};
@@ -204,11 +204,18 @@ impl FarRows {
         rows.map(|(page, row, near)| (meta(page, row), near)).collect()
     }
 
-    /// Whether all rows of a full page are at positions below `before`.
-    fn is_before(&self, page: &Page, before: usize) -> bool {
+    /// Positions of the rows of a full page.
+    fn positions(&self, page: &Page) -> impl Iterator<Item = usize> {
         let slots = self.layout.page_slots;
-        let position = |row| self.layout.meta(page.block(row / slots, self.block_bytes), row % slots).position();
-        (0..Far::ROWS).all(|row| position(row) < before)
+        let block = move |row| page.block(row / slots, self.block_bytes);
+        (0..Far::ROWS).map(move |row| self.layout.meta(block(row), row % slots).position())
+    }
+
+    /// The pages of `near` and those that are held, ascending.
+    fn with_held(&self, full: &[Arc<Page>], near: Vec<u32>, held: &[Range<usize>]) -> Vec<u32> {
+        let is_near = |page: &u32| near.binary_search(page).is_ok();
+        let of_page = |page: u32| is_held(held, self.positions(&full[page as usize]));
+        (0..full.len() as u32).filter(|page| is_near(page) || of_page(*page)).collect()
     }
 }
 
@@ -228,8 +235,21 @@ pub(super) fn remember(kv: &mut KvTables<Cpu>, rows: &Acts, layer: usize, spans:
 }
 
 impl FarPages for Cpu {
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize) -> u64 {
-        choose(self, kv, seq, queries)
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+        choose(self, kv, seq, queries, held)
+    }
+
+    fn bring(&self, kv: &mut KvTables<Self>, seq: usize, held: &[Range<usize>]) -> u64 {
+        let (g, mut brought) = (kv.geometry, 0);
+        let Some(all) = &mut kv.pool.far else { return 0 };
+        for lane in g.far_lanes() {
+            let row = g.row(lane.layer, seq, lane.head);
+            let old = std::mem::take(&mut all.lanes[row].near);
+            let before = old.len();
+            all.lanes[row].near = all.with_held(&all.lanes[row].full, old, held);
+            brought += (all.lanes[row].near.len() - before) as u64;
+        }
+        brought
     }
 
     fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {
@@ -309,7 +329,7 @@ impl FarPages for Cpu {
     }
 }
 
-fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize) -> u64 {
+fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
     let g = kv.geometry;
     let lanes: Vec<_> = g.far_lanes().collect();
     let n = queries.min(Far::QUERIES).min(kv.seq_len[seq] as usize);
@@ -320,10 +340,15 @@ fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize) -> u64 
         let (lane, near) = (lanes[tile.row_range().start], &mut tile.row_mut(0)[0]);
         let full = &all.lanes[g.row(lane.layer, seq, lane.head)].full;
         let queries = all.queries(&g, seq, lane, newest..newest + n);
-        let scores: Vec<f32> =
-            full.iter().map(|page| score(&queries, page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes())))).collect();
+        let scores: Vec<f32> = full
+            .iter()
+            .map(|page| score(&queries, page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes()))))
+            .collect();
         choose_pages(&scores, far.pages, &mut Vec::new(), |page| near.push(page as u32));
         near.sort_unstable();
+        if !held.is_empty() {
+            *near = all.with_held(full, std::mem::take(near), held);
+        }
     });
     let Some(all) = &mut kv.pool.far else { return 0 };
     let mut fetched = 0;
@@ -342,7 +367,8 @@ fn drop_before(kv: &mut KvTables<Cpu>, seq: usize, before: usize) -> u64 {
     let mut dropped = 0;
     for lane in g.lanes() {
         let row = g.row(lane.layer, seq, lane.head);
-        let goes: Vec<bool> = all.lanes[row].full.iter().map(|page| all.is_before(page, before)).collect();
+        let goes: Vec<bool> =
+            all.lanes[row].full.iter().map(|page| all.positions(page).all(|at| at < before)).collect();
         let far = &mut all.lanes[row];
         let stays = (0..far.full.len()).filter(|&page| !goes[page]);
         let near = stays.clone().enumerate().filter(|(_, page)| far.near.binary_search(&(*page as u32)).is_ok());

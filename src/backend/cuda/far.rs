@@ -9,11 +9,12 @@
 use super::super::far::mean;
 use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables, Lane, OutOfMemory, Pages};
 use super::abi::Arg::{self, I32, Ptr};
-use super::far_rows::{LaneRows, FarRows, LOST, MOST_JOBS, Page};
+use super::far_rows::{FarRows, LOST, LaneRows, MOST_JOBS, Page};
 use super::gpu::Cuda;
 use super::kernels::{BLOCK, Kernel};
 use super::kv::{metas_of, reclaim, view};
 use crate::policy::{Far, SlotMeta};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Pages of a lane per block of `far_score`, and maximum blocks per lane.
@@ -115,40 +116,76 @@ fn picks(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, queries: usize) -> Ve
     counts.iter().enumerate().map(of_lane).collect()
 }
 
+/// Adds the held pages of each lane of a sequence to `lists` of its pages, which ascend.
+fn add_held(cuda: &Cuda, kv: &KvTables<Cuda>, seq: usize, lists: &mut [Vec<usize>], held: &[Range<usize>]) {
+    let (g, Some(far)) = (&kv.geometry, &kv.pool.far) else { return };
+    if held.is_empty() {
+        return;
+    }
+    // What was sent arrives.
+    cuda.driver.wait();
+    for (at, row) in far_lanes(g, seq) {
+        let pages = far.lanes[row].full.iter().enumerate();
+        let list = std::mem::take(&mut lists[at]);
+        let is_near = |index: &usize| list.binary_search(index).is_ok();
+        let near = pages.filter(|(index, page)| is_near(index) || far.is_held(g, page, held));
+        lists[at] = near.map(|(index, _)| index).collect();
+    }
+}
+
+/// Makes these pages of each lane of a sequence near and all others not, once full pages were sent.
+/// Without memory, only those of them that are near already. Returns how many were not near before.
+fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usize>]) -> u64 {
+    let g = kv.geometry;
+    let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], 0);
+    let Some(far) = &mut kv.pool.far else { return 0 };
+    for (at, row) in far_lanes(&g, seq) {
+        let LaneRows { full, near, .. } = &mut far.lanes[row];
+        let mut place = 0;
+        // Both ascend.
+        let entry = |page: &usize| {
+            place += near[place..].iter().take_while(|near| *near < page).count();
+            if near.get(place) == Some(page) { place as i32 } else { -1 - full[*page].number as i32 }
+        };
+        lists[at] = chosen[at].iter().map(entry).collect();
+        fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;
+        near.clone_from(&chosen[at]);
+    }
+    if set_near(cuda, kv, seq, &lists) {
+        return fetched;
+    }
+    let Some(far) = &mut kv.pool.far else { return 0 };
+    for (at, row) in far_lanes(&g, seq) {
+        let entries = lists[at].iter();
+        far.lanes[row].near =
+            entries.zip(&chosen[at]).filter(|(entry, _)| **entry >= 0).map(|(_, page)| *page).collect();
+    }
+    0
+}
+
 impl FarPages for Cuda {
     const IN_POOL: bool = true;
 
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize) -> u64 {
-        let g = kv.geometry;
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
         if queries == 0 || kv.pool.far.is_none() {
             return 0;
         }
         send_full(self, kv, seq);
-        let chosen = picks(self, kv, seq, queries.min(Far::QUERIES));
-        let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], 0);
-        let Some(far) = &mut kv.pool.far else { return 0 };
+        let mut chosen = picks(self, kv, seq, queries.min(Far::QUERIES));
+        add_held(self, kv, seq, &mut chosen, held);
+        make_near(self, kv, seq, &chosen)
+    }
+
+    fn bring(&self, kv: &mut KvTables<Self>, seq: usize, held: &[Range<usize>]) -> u64 {
+        send_full(self, kv, seq);
+        let g = kv.geometry;
+        let Some(far) = &kv.pool.far else { return 0 };
+        let mut near = vec![Vec::new(); g.seq_lanes()];
         for (at, row) in far_lanes(&g, seq) {
-            let LaneRows { full, near, .. } = &mut far.lanes[row];
-            let mut place = 0;
-            // Both ascend.
-            let entry = |page: &usize| {
-                place += near[place..].iter().take_while(|near| *near < page).count();
-                if near.get(place) == Some(page) { place as i32 } else { -1 - full[*page].number as i32 }
-            };
-            lists[at] = chosen[at].iter().map(entry).collect();
-            fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;
-            near.clone_from(&chosen[at]);
+            near[at] = far.lanes[row].near.iter().copied().filter(|page| *page != LOST).collect();
         }
-        if set_near(self, kv, seq, &lists) {
-            return fetched;
-        }
-        let Some(far) = &mut kv.pool.far else { return 0 };
-        for (at, row) in far_lanes(&g, seq) {
-            let entries = lists[at].iter();
-            far.lanes[row].near =
-                entries.zip(&chosen[at]).filter(|(entry, _)| **entry >= 0).map(|(_, page)| *page).collect();
-        }
-        0
+        add_held(self, kv, seq, &mut near, held);
+        make_near(self, kv, seq, &near)
     }
 
     fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {

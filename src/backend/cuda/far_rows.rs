@@ -1,12 +1,14 @@
 //! The far rows of a cache: the tables of the kernels, host memory, and which far pages there are
 //! and who holds them. [`far`](super::far) says what happens to them.
 
+use super::super::far::is_held;
 use super::super::{KvGeometry, Lane, OutOfMemory};
 use super::driver::Driver;
 use super::memory::Buf;
 use super::pinned::Registered;
 use crate::policy::{Far, SlotMeta};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::thread::{self, JoinHandle};
 
@@ -32,6 +34,8 @@ struct Home {
 /// A far page by its number, which is free once nobody holds it.
 pub(super) struct Page {
     pub number: usize,
+    /// First and last position of its rows, once asked for.
+    span: OnceCell<[usize; 2]>,
     free: Rc<RefCell<Vec<usize>>>,
 }
 
@@ -133,7 +137,7 @@ impl FarRows {
             self.grow()?;
         }
         let number = self.free.borrow_mut().pop()?;
-        Some(Rc::new(Page { number, free: Rc::clone(&self.free) }))
+        Some(Rc::new(Page { number, span: OnceCell::new(), free: Rc::clone(&self.free) }))
     }
 
     fn grow(&mut self) -> Option<()> {
@@ -263,6 +267,15 @@ impl FarRows {
         let (bytes, layout) = (self.bytes_of(page), g.page());
         let stride = self.stride;
         (0..Far::ROWS).map(move |row| layout.meta(&bytes[row / layout.page_slots * stride..], row % layout.page_slots))
+    }
+
+    /// Whether a far page has a row at a position in `held`. What was sent has arrived.
+    pub fn is_held(&self, g: &KvGeometry, page: &Page, held: &[Range<usize>]) -> bool {
+        let positions = || self.metas(g, page).map(SlotMeta::position);
+        let of_all = || positions().fold([usize::MAX, 0], |[first, last], at| [first.min(at), last.max(at)]);
+        let &[first, last] = page.span.get_or_init(of_all);
+        held.iter().any(|range| range.start <= first && last < range.end)
+            || held.iter().any(|range| range.start <= last && first < range.end) && is_held(held, positions())
     }
 
     pub fn fork(&mut self, g: &KvGeometry, from: usize, to: usize) {

@@ -163,10 +163,16 @@ fn switch_now(app: &mut App) {
 
 /// Asks whether a message is to be pinned at its cost, or says that it is.
 fn pinned_message(app: &mut App, pinned: Pinned) {
-    let gone = match 100.0 * (1.0 - pinned.stored) {
+    let gone = match 100.0 * (1.0 - pinned.stored - pinned.far) {
         gone if gone < 0.5 => String::new(),
         gone => format!("; heads have already dropped {gone:.0} % of it, /rebuild restores it"),
     };
+    let far = match (100.0 * pinned.far, pinned.done) {
+        (far, _) if far < 0.5 => String::new(),
+        (far, true) => format!("; {far:.0} % of it was far and is read again"),
+        (far, false) => format!("; {far:.0} % of it is far and would be read again"),
+    };
+    let gone = far + &gone;
     let tokens = plural(pinned.tokens as u64, "token");
     if pinned.done {
         app.memory.mark_stale();
@@ -245,9 +251,10 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.engine.eviction = on;
     app.engine.eviction_asked.take_if(|asked| *asked == on);
     app.memory.mark_stale();
+    let text = texts::mark(texts::keeps_far(app), on, at_token, dropped_slots);
     if !app.session.is_restored() {
         // The empty cache was switched. The saved conversation continues it, and reports it then.
-        return app.note(LocalKind::Note, texts::mark(on, at_token, dropped_slots));
+        return app.note(LocalKind::Note, text);
     }
     let shown = app.chat.shown_marks().len();
     let mark = match app.engine.rebuilding {
@@ -256,7 +263,7 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     };
     let taken_back = app.chat.shown_marks().len() < shown;
     if !(taken_back && app.feed.take_mark_back(&app.chat)) {
-        app.feed.push(&app.chat, Local::of_mark(&mark, texts::mark(on, at_token, dropped_slots)));
+        app.feed.push(&app.chat, Local::of_mark(&mark, text));
     }
     app.feed.follow();
     app.store(Store::Sync);

@@ -50,6 +50,7 @@ pub fn show(app: &mut App, chat: Conversation) {
     }
     app.session = SessionView::default();
     (app.engine.eviction_asked, app.engine.eviction_later) = (None, None);
+    let keeps_far = texts::keeps_far(app);
     // They are the figures of the conversation before.
     app.engine.snapshot = None;
     app.panel.ratios = RatioHistory::default();
@@ -60,7 +61,7 @@ pub fn show(app: &mut App, chat: Conversation) {
         app.feed.locals.push(Local::new(None, LocalKind::Note, text));
     }
     for mark in &marks[more..] {
-        let text = texts::mark(mark.eviction, mark.at_token, mark.dropped_slots);
+        let text = texts::mark(keeps_far, mark.eviction, mark.at_token, mark.dropped_slots);
         app.feed.locals.push(Local::of_mark(mark, text));
     }
     app.feed.arrange(&app.chat);

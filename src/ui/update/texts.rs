@@ -27,20 +27,27 @@ pub fn repeats(app: &App, chain: Option<usize>) -> String {
     }
 }
 
+/// Whether the engine keeps what leaves the cache.
+pub fn keeps_far(app: &App) -> bool {
+    app.engine.snapshot.as_ref().is_some_and(|snapshot| snapshot.kv.far.is_some())
+}
+
 /// Returns the text of a toggle's line.
-pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
+pub fn mark(keeps_far: bool, on: bool, at_token: usize, dropped_slots: u64) -> String {
     match (on, at_token) {
         (true, 0) => "eviction on".to_owned(),
         (true, n) => {
             let (slots, tokens) = (plural(dropped_slots, "slot"), plural(n as u64, "token"));
-            format!("eviction on: {slots} dropped at once (/rebuild recomputes {tokens})")
+            match keeps_far {
+                true => format!("eviction on: {slots} are far at once (/rebuild recomputes {tokens})"),
+                false => format!("eviction on: {slots} dropped at once (/rebuild recomputes {tokens})"),
+            }
         }
         (false, 0) => "eviction off: nothing is dropped".to_owned(),
         (false, n) => {
             let all = count(n as u64);
-            format!(
-                "eviction off: tokens are kept while there is memory; dropped tokens are gone; /rebuild recomputes all {all}"
-            )
+            let rest = if keeps_far { "far tokens are all read" } else { "dropped tokens are gone" };
+            format!("eviction off: tokens are kept while there is memory; {rest}; /rebuild recomputes all {all}")
         }
     }
 }
