@@ -44,7 +44,7 @@ pub use kv_stats::{FarStats, KvStats};
 pub use model::{Decisions, ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use probe::{Finding, Likely, Probe, TokenChoice};
-pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
+pub use recall::{Evidence, Guess, RecallRequest, Recalled, RecalledToken};
 pub(crate) use sampling::sampling_table;
 pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingState};
 pub use template::{TemplateSpec, TextLimit};

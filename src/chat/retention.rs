@@ -23,12 +23,22 @@ pub struct Retention {
     /// Its text in stretches: bytes, and the percentage of the KV heads that store its tokens. What
     /// follows the last one was not fed.
     pub stretches: Vec<(usize, u8)>,
+    /// Mean percentages of the KV heads that have its tokens far: that read them, and that do not.
+    /// `None` where none has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<[u8; 2]>,
 }
 
 impl Retention {
     /// Says that a message is not in the context any more.
     fn gone(message: Option<u64>) -> Self {
         Self { message, ..Self::default() }
+    }
+
+    /// Says how much of it is far, after what says how much is stored.
+    pub fn far_words(&self) -> String {
+        let words = |[read, unread]: [u8; 2]| format!(", {read} % far and read, {unread} % far and not read");
+        self.far.map_or_else(String::new, words)
     }
 
     fn is_gone(&self) -> bool {
@@ -115,7 +125,11 @@ fn retention(
         (at, total, token) = (end(next - 1).min(found.end), total + sum, next);
     }
     let tokens = last + 1 - first;
-    Retention { message, tokens, share: (1000.0 * total / tokens as f64).round() / 1000.0, stretches }
+    let lanes = |counts: &[u16]| counts.get(first..=last).map_or(0, |c| c.iter().map(|&n| u64::from(n)).sum::<u64>());
+    let (far, near, all) = (lanes(&presence.far), lanes(&presence.near), (tokens * presence.lanes).max(1) as f64);
+    let percents = [near, far - near.min(far)].map(|lanes| (100.0 * lanes as f64 / all).round() as u8);
+    let share = (1000.0 * total / tokens as f64).round() / 1000.0;
+    Retention { message, tokens, share, stretches, far: (far > 0).then_some(percents) }
 }
 
 #[cfg(test)]
@@ -169,6 +183,7 @@ mod tests {
             tokens,
             share,
             stretches: stretches.to_vec(),
+            far: None,
         };
         assert_eq!(found[0], of(1, 1, 0.25, &[(1, 25)]));
         assert_eq!(found[1], of(2, 4, 0.75, &[(4, 50), (4, 100)]));
@@ -179,7 +194,7 @@ mod tests {
 
     #[test]
     fn turns_have_what_they_changed() {
-        let of = |message, share| Retention { message, tokens: 9, share, stretches: vec![(3, 50)] };
+        let of = |message, share| Retention { message, tokens: 9, share, stretches: vec![(3, 50)], far: None };
         let turns = [
             vec![of(None, 1.0), of(Some(1), 1.0)],
             vec![of(None, 1.0), of(Some(1), 0.5), of(Some(2), 1.0)],

@@ -12,7 +12,7 @@ use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share, set_
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::{Adapter, Settings};
-use crate::engine::{EngineOptions, Runner, host_bytes, weights_info};
+use crate::engine::{EngineOptions, FarOptions, Runner, host_bytes, weights_info};
 use crate::policy::PolicyRequest;
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::quant::Weights;
@@ -64,7 +64,8 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if args.resume_cache {
         for &weights in &lists.weights {
             let checkpoint = &convert(&checkpoint, weights, args, target)?;
-            target.run(options, ResumeJob { checkpoint, lists: &lists, args, offset, longest, json })?;
+            let far = spawn::far(settings);
+            target.run(options, ResumeJob { checkpoint, lists: &lists, args, far, offset, longest, json })?;
         }
         return Ok(0);
     }
@@ -206,6 +207,7 @@ struct ResumeJob<'a> {
     checkpoint: &'a Checkpoint,
     lists: &'a Lists,
     args: &'a BenchArgs,
+    far: Option<FarOptions>,
     offset: Option<f32>,
     longest: usize,
     json: bool,
@@ -219,8 +221,8 @@ impl DeviceJob for ResumeJob<'_> {
         let folder = std::env::temp_dir().join(format!("dmschat-bench-{}", std::process::id()));
         let path = folder.join("bench.cache");
         for &codec in &self.lists.codecs {
-            let (context, policy) = (Some(self.longest), self.lists.policy);
-            let options = EngineOptions { context, max_seqs: 2, policy, ..EngineOptions::new(codec) };
+            let (context, policy, far) = (Some(self.longest), self.lists.policy, self.far);
+            let options = EngineOptions { context, max_seqs: 2, policy, far, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(device.open()?, self.checkpoint, &options, |_, _| true)?;
             for (&ctx, &eviction) in
                 self.args.ctx.iter().flat_map(|n| self.lists.eviction.iter().map(move |on| (n, on)))

@@ -4,6 +4,7 @@
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
+use crate::policy::Far;
 use crate::protocol::{LogEntry, Token};
 
 /// The log, not the text, is the truth. The cache knows whether the sequence evicts.
@@ -79,6 +80,22 @@ impl Context {
     /// Lets the newest `queries` queries choose the far pages that are attended to from here on.
     pub fn choose<B: Backend>(&mut self, runner: &mut Runner<B>, queries: usize) {
         let _ = self.apply(runner, LogEntry::Choose { choose: queries as u16 });
+    }
+
+    /// Takes back the choice that ends the log, before which all pages were near: there was none
+    /// before it.
+    pub fn take_choice_back<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<(), CacheError> {
+        runner.bring_all(self.seq)?;
+        self.log.pop();
+        Ok(())
+    }
+
+    /// The entries of a prompt of these tokens after those of the log.
+    pub fn log_of_prompt<B: Backend>(&self, runner: &Runner<B>, tokens: &[Token]) -> Vec<LogEntry> {
+        let block = if runner.keeps_far() { Far::PROMPT_BLOCK } else { tokens.len().max(1) };
+        let choice = runner.keeps_far().then_some(LogEntry::Choose { choose: Far::QUERIES as u16 });
+        let blocks = tokens.chunks(block).flat_map(|block| block.iter().map(|&t| LogEntry::Token(t)).chain(choice));
+        self.log.iter().copied().chain(blocks).collect()
     }
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {

@@ -9,7 +9,7 @@ use super::runner::{Runner, StepError};
 use super::scheduler::Id;
 use super::worker::Worker;
 use crate::backend::{Backend, FarCounts};
-use crate::cache::SeqId;
+use crate::cache::{CacheError, SeqId};
 use crate::policy::Far;
 use crate::protocol::{Event, LogEntry, Token, bytes};
 
@@ -29,6 +29,11 @@ impl<B: Backend> Runner<B> {
     /// far rows.
     pub fn choose(&mut self, seq: SeqId, queries: usize) -> Option<u64> {
         self.cache.choose(&self.b, seq, queries)
+    }
+
+    /// Makes all far pages of a sequence near. Fails without room, and changes nothing.
+    pub fn bring_all(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.cache.bring_all(&self.b, seq)
     }
 
     /// Feeds tokens as a prompt: in steps as long as possible, with a choice after each block and

@@ -13,8 +13,8 @@ use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
-    Decisions, LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit,
-    Token, WeightsInfo, WhenFull,
+    Decisions, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token,
+    WeightsInfo, WhenFull,
 };
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
@@ -122,12 +122,20 @@ impl<B: Backend> Loaded<B> {
         if tokens.is_empty() {
             return Ok(fresh);
         }
-        let log: Vec<LogEntry> = fresh.log.iter().copied().chain(tokens.iter().map(|&t| LogEntry::Token(t))).collect();
-        let longer = |context: &Context| context.log.len() > fresh.log.len() && context.is_everybodys(&self.runner);
-        let Some(shared) = self.snapshots.longest_log(&log, longer) else { return Ok(fresh) };
+let log = fresh.log_of_prompt(&self.runner, tokens);
+        let runner = &self.runner;
+        // On a GPU a choice of far pages stays: what follows depends on where chunks begin.
+        let fits = |context: &Context, entries: usize| {
+            let whole = entries == context.log.len() || runner.chunk().is_none();
+            entries > fresh.log.len() && whole && context.is_everybodys(runner)
+        };
+        let Some((shared, entries)) = self.snapshots.longest_begun(&log, fits) else { return Ok(fresh) };
         self.runner.release(fresh.seq);
-        let begun = shared.fork(&mut self.runner)?;
+        let mut begun = shared.fork(&mut self.runner)?;
         self.snapshots.used(&begun.log);
+        if entries < begun.log.len() {
+            begun.take_choice_back(&mut self.runner)?;
+        }
         Ok(begun)
     }
 

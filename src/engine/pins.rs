@@ -2,12 +2,12 @@
 
 use super::conversation::Conversation;
 use super::loaded::Loaded;
-use super::presence::{counted, lanes_with};
+use super::presence::{counted, evidence};
 use super::reply::flat_of;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
-use crate::protocol::{Command, Event, EventSender, LaneFilter, LogEntry, Pinned, Token, bytes, count};
+use crate::protocol::{Command, Event, EventSender, Evidence, LogEntry, Pinned, Token, bytes, count};
 use crate::tokenizer::Tokenizer;
 use std::ops::Range;
 
@@ -36,16 +36,17 @@ fn positions(
     Some(first..(last + 1).min(ends.len()))
 }
 
-/// Shares of the slots at these positions, over all heads, that are still stored and that are in far
-/// pages.
+/// Shares of the slots at these positions, over all heads, that are still stored and that are in
+/// far pages.
 fn shares<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) -> [f64; 2] {
-    let lanes = lanes_with(runner, seq, positions.clone());
-    let [far, _] = runner.cache.far_presence(runner.backend(), seq, LaneFilter::default());
-    let far = far.get(positions.start..positions.end.min(far.len())).unwrap_or_default();
-    let (all, sum) = (lanes.len() * counted(runner), |lanes: &mut dyn Iterator<Item = u32>| f64::from(lanes.sum::<u32>()));
-    match all {
+    let tokens = evidence(runner, seq, positions.clone());
+    let share = |of: fn(&Evidence) -> u32| {
+        let lanes: u64 = tokens.iter().map(|token| u64::from(of(token))).sum();
+        lanes as f64 / (tokens.len() * counted(runner)) as f64
+    };
+    match tokens.len() {
         0 => [1.0, 0.0],
-        all => [sum(&mut lanes.iter().copied()), sum(&mut far.iter().map(|&n| n.into()))].map(|n| n / all as f64),
+        _ => [share(|token| token.stored), share(|token| token.read + token.unread)],
     }
 }
 

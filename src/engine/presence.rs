@@ -6,16 +6,23 @@ use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::policy::Shift;
-use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Token};
+use crate::protocol::{Evidence, LaneFilter, LaneState, Presence, PresenceRequest, Token};
 use crate::tokenizer::{Decoder, Tokenizer};
 use std::ops::Range;
 
-/// Number of lanes that store each of these positions, out of [`counted`] lanes; 0 for positions
-/// that were not fed. Waits for the device.
-pub(super) fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
+/// Where each of these positions is, out of [`counted`] lanes; positions that were not fed are left
+/// out. Waits for the device.
+pub(super) fn evidence<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<Evidence> {
     let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
+    let [far, near] = runner.cache.far_presence(runner.backend(), seq, LaneFilter::default());
+    let of = |lanes: &[u16], position: usize| lanes.get(position).map_or(0, |&lanes| u32::from(lanes));
     let fed = positions.start..positions.end.min(counts.kept.len());
-    counts.kept.get(fed).unwrap_or_default().iter().map(|&kept| kept.into()).collect()
+    let evidence = |position| Evidence {
+        stored: of(&counts.kept, position),
+        read: of(&near, position),
+        unread: of(&far, position) - of(&near, position),
+    };
+    fed.map(evidence).collect()
 }
 
 /// Number of lanes of a sequence whose tokens the policy chooses.

@@ -52,6 +52,11 @@ impl LogEntry {
         if let Self::Token(token) = self { Some(*token) } else { None }
     }
 
+    /// Whether it changes which far pages there are or which of them are near.
+    pub fn is_far(&self) -> bool {
+        matches!(self, LogEntry::Choose { .. } | LogEntry::DropFar { .. })
+    }
+
     /// Whether it changes which positions are pinned.
     pub fn is_pin(&self) -> bool {
         matches!(self, LogEntry::Pin { .. } | LogEntry::Unpin { .. })

@@ -42,8 +42,25 @@ pub struct RecalledToken {
     /// Without the conversation: what the words around it alone give away. `None` if there was no
     /// room to ask.
     pub guessed: Option<Guess>,
-    /// Lanes that still store the token where it was said first; `None` if it was never said.
-    pub stored: Option<u32>,
+    /// Where the token was when the answer began, where it was said first; `None` if it was never
+    /// said.
+    pub evidence: Option<Evidence>,
+}
+
+/// Lanes by where they have a token. All others have it nowhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    pub stored: u32,
+    /// In a far page that they read, and in one that they do not read.
+    pub read: u32,
+    pub unread: u32,
+}
+
+impl Evidence {
+    /// Lanes that attend to the token.
+    pub fn attended(self) -> u32 {
+        self.stored + self.read
+    }
 }
 
 /// Prediction of a model at a token, given those before it.
@@ -67,11 +84,15 @@ impl Recalled {
         self.tokens.iter().try_fold(0, |n, t| Some(n + usize::from(t.guessed?.is_choice)))
     }
 
-    /// Mean share of the lanes that still store the tokens; `None` if they were never said.
-    pub fn presence(&self) -> Option<f64> {
-        let stored = self.tokens.iter().try_fold(0, |n, t| Some(n + u64::from(t.stored?)))?;
+    /// Mean shares of the lanes that stored the tokens, that had them far and read them, and that
+    /// had them far and did not read them; `None` if they were never said.
+    pub fn presence(&self) -> Option<[f64; 3]> {
         let all = self.tokens.len() as u64 * u64::from(self.lanes);
-        (all > 0).then(|| stored as f64 / all as f64)
+        let of_all = |of: fn(Evidence) -> u32| {
+            let lanes = self.tokens.iter().try_fold(0, |n, t| Some(n + u64::from(of(t.evidence?))))?;
+            (all > 0).then(|| lanes as f64 / all as f64)
+        };
+        Some([of_all(|e| e.stored)?, of_all(|e| e.read)?, of_all(|e| e.unread)?])
     }
 
     /// Mean log-probabilities of the tokens, with the conversation and without.

@@ -227,6 +227,40 @@ fn a_saved_cache_has_the_far_rows_of_a_replay() {
     }
 }
 
+/// Another conversation shares what a prompt fed before the choice at its end, and is what it would
+/// be alone.
+#[test]
+fn conversations_share_the_beginning_of_a_prompt() {
+    let tiny = talker(709);
+    let open = || {
+        let mut s = Session::with(&tiny, |o| {
+            far(o);
+            o.max_seqs = 8;
+        });
+        s.max_tokens = 50;
+        s
+    };
+    let mut first = open();
+    let before = ask(&mut first, &question());
+    let mut longer = first.open();
+    (longer.exchanges, longer.turns) = (first.exchanges.clone(), 1);
+    let shared = ask(&mut longer, "and then?");
+    assert_eq!(shared.reused_tokens, before.prompt_tokens - 1);
+    let mut alone = open();
+    (alone.exchanges, alone.turns) = (first.exchanges.clone(), 1);
+    let wanted = ask(&mut alone, "and then?");
+    assert_eq!(wanted.reused_tokens, 0);
+    let stats = wanted.kv.far.expect("rows are kept");
+    assert!(stats.near < stats.rows && shared.kv.far == wanted.kv.far, "{:?} instead of {stats:?}", shared.kv.far);
+    let answer = |s: &Session| logits(s)[logits(s).len() - wanted.generated.len()..].to_vec();
+    assert!(shared.generated == wanted.generated && longer.log == alone.log && answer(&longer) == answer(&alone));
+    // The same prompt goes on from the choice itself.
+    let mut same = first.open();
+    let again = ask(&mut same, &question());
+    assert_eq!((again.reused_tokens, &again.generated), (before.prompt_tokens - 1, &before.generated));
+    assert!(same.log == first.log);
+}
+
 #[test]
 fn the_first_of_several_chains_is_the_ordinary_answer() {
     let tiny = talker(703);

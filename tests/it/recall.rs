@@ -94,9 +94,12 @@ fn log_probabilities_and_presence_are_those_of_the_fed_tokens() {
         assert_eq!(token.known.is_choice, row[said as usize] == max, "token {i}");
     }
     let header = tokens.iter().position(|&t| t == u32::from(b'm')).expect("the first message");
-    let lanes = |position| wanted.stored.iter().flatten().filter(|l| l.iter().any(|(p, _)| *p == position)).count();
+    // As they were when the answer began, whose first words were given.
+    s.log.truncate(first - CUE);
+    let begun = s.wanted();
+    let lanes = |position| begun.stored.iter().flatten().filter(|l| l.iter().any(|(p, _)| *p == position)).count();
     let presence: Vec<usize> = (header + CUE..header + SAID.len()).map(lanes).collect();
-    let stored: Vec<usize> = recalled.tokens.iter().map(|t| t.stored.expect("it was said") as usize).collect();
+    let stored: Vec<usize> = recalled.tokens.iter().map(|t| t.evidence.expect("it was said").stored as usize).collect();
     assert_eq!(stored, presence);
     assert!(presence.iter().any(|&n| n < recalled.lanes as usize), "something was dropped");
 }
@@ -143,7 +146,9 @@ fn a_passage_over_the_end_of_a_message_is_asked_for_by_its_place() {
     let stored = s.stored();
     let lanes = |position| stored.iter().flatten().filter(|l| l.iter().any(|(p, _)| *p == position)).count() as u32;
     // The question after them has only dropped more.
-    assert!(recalled.tokens.iter().zip(passage.skip(3)).all(|(t, at)| t.stored.is_some_and(|n| n <= lanes(at))));
+    assert!(
+        recalled.tokens.iter().zip(passage.skip(3)).all(|(t, at)| t.evidence.is_some_and(|of| of.stored <= lanes(at)))
+    );
 }
 
 /// An answer in a fork, and without eviction, is the one of a conversation that dropped nothing.

@@ -101,6 +101,22 @@ fn an_answer_with_far_pages_is_that_of_the_cpu() {
     }
 }
 
+/// A cache from a file goes on, through another choice, to the bits of the cache that was written.
+#[test]
+fn a_saved_cache_has_its_far_rows() {
+    let Some(gpu) = software_gpu() else { return };
+    let args = ["bench", "--shape", "demo", "--ctx", "320", "--eviction", "on", "--keep", "0.3", "--resume-cache"];
+    for kv in ["bf16", "fp8", "int8", "k8v4"] {
+        let resumed = |far: &[&str]| {
+            let more = ["--kv", kv, "--device", "cuda", "--weights", "bf16", "--json"];
+            dmschat(gpu, &[], &[&args[..], &more, far].concat()).json()
+        };
+        let (gone, far) = (resumed(&[]), resumed(&["--far", "1GiB", "--far-pages", "1"]));
+        assert!(gone["equal"] == true && far["equal"] == true, "{kv}: {far}");
+        assert!(far["bytes"].as_u64() > gone["bytes"].as_u64().map(|bytes| bytes * 2), "{kv}: {far} beside {gone}");
+    }
+}
+
 #[test]
 fn an_answer_with_a_head_is_that_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };

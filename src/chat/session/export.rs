@@ -39,7 +39,7 @@ fn document(
         // A slot is at its newest token: the others are not forgotten.
         let _ = match last.policy.merges() {
             true => write!(out, "\n*its {tokens} are in {percent:.0} % as many slots*\n"),
-            false => write!(out, "\n*{percent:.0} % of its {tokens} remembered*\n"),
+            false => write!(out, "\n*{percent:.0} % of its {tokens} remembered{}*\n", r.far_words()),
         };
     };
     if let Some(system) = chat.system() {

@@ -402,7 +402,7 @@ mod tests {
             model: model(x),
             cache: None,
             report: report(x),
-            retention: vec![Retention { message: Some(1), tokens: 1, share: x, stretches: vec![(2, 50)] }],
+            retention: vec![Retention { message: Some(1), tokens: 1, share: x, stretches: vec![(2, 50)], far: None }],
         };
         let log = vec![LogEntry::Dial { dial: x as f32 }];
         [

@@ -92,6 +92,6 @@ pub(super) fn remembered(kept: Option<&Retention>, merges: bool) -> String {
         if merges {
             return format!("{} in {percent:.0} % as many slots", plural(r.tokens as u64, "token"));
         }
-        format!("{percent:.0} % of {} remembered", plural(r.tokens as u64, "token"))
+        format!("{percent:.0} % of {} remembered{}", plural(r.tokens as u64, "token"), r.far_words())
     })
 }

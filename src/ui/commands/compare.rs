@@ -47,13 +47,18 @@ fn show(app: &mut App, report: &TurnReport) {
     let fed = (report.prompt_tokens + report.answer_tokens + report.reasoning_tokens).saturating_sub(1);
     let dense = bytes(app.engine.info.as_ref().map_or(0, |info| info.dense_bytes(fed)));
     let said = app.chat.get(answer).map_or("", Message::shown).trim();
-    let held = app.chat.get(answer).and_then(|m| m.report.as_ref()).map_or(0, |report| report.kv.live_bytes);
+    let kv = app.chat.get(answer).and_then(|m| m.report.as_ref()).map(|report| &report.kv);
+    let held = kv.map_or(0, |kv| kv.live_bytes);
+    let far = kv.and_then(|kv| kv.far).filter(|far| far.rows > 0).map_or_else(String::new, |far| {
+        let (rows, read) = (plural(far.rows, "row"), count(far.near));
+        format!(" and {rows} far, of which it read {read}")
+    });
     let rest = match text.trim() {
         "" => format!("the model only thought, {}", plural(report.reasoning_tokens as u64, "token")),
         same if same == said => "the same answer, word for word".to_owned(),
         other => format!("another answer (not part of the conversation):\n{other}"),
     };
-    let text = format!("without eviction, {dense} of cache instead of {}: {rest}", bytes(held));
+    let text = format!("without eviction, {dense} of cache instead of {}{far}: {rest}", bytes(held));
     app.feed.push_result(&app.chat, Local::new(Some(answer), LocalKind::Note, text));
     turns::send_next(app);
 }

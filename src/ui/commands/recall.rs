@@ -90,8 +90,12 @@ pub fn summary(recalled: &Recalled) -> String {
     if let Some(without) = without {
         second += &format!(", {without:.2} without");
     }
-    if let Some(presence) = recalled.presence() {
-        second += &format!("; {:.0} % of the heads store it", presence * 100.0);
+    if let Some([stored, read, unread]) = recalled.presence().map(|shares| shares.map(|share| share * 100.0)) {
+        second += &format!("; {stored:.0} % of the heads store it");
+        if read + unread > 0.0 {
+            let gone = (100.0 - stored - read - unread).max(0.0);
+            second += &format!(", {read:.0} % read it far, {unread:.0} % have it far unread, {gone:.0} % lost it");
+        }
     }
     format!("{first}\n{second}")
 }
@@ -99,7 +103,7 @@ pub fn summary(recalled: &Recalled) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Command as Engine, Event, Finding, Guess, RecalledToken};
+    use crate::protocol::{Command as Engine, Event, Evidence, Finding, Guess, RecalledToken};
     use crate::ui::testing::*;
 
     #[test]
@@ -118,7 +122,7 @@ mod tests {
             text: text.into(),
             known: Guess { logprob: known, is_choice: known > -0.7 },
             guessed: Some(Guess { logprob: guessed, is_choice: guessed > -0.7 }),
-            stored: Some(stored),
+            evidence: Some(Evidence { stored, ..Evidence::default() }),
         };
         let tokens = vec![
             token(" is", -0.01, -0.2, 4),
@@ -150,6 +154,17 @@ mod tests {
             assert_eq!((app.chat.context_path().len(), app.chat.take_changes().len()), (context, 1));
             insta::assert_snapshot!(name, screen(&mut app));
         }
+    }
+
+    #[test]
+    fn the_summary_says_where_the_evidence_was() {
+        let mut recalled = recalled();
+        assert!(summary(&recalled).ends_with("; 48 % of the heads store it"));
+        for token in &mut recalled.tokens {
+            token.evidence = Some(Evidence { stored: 8, read: 16, unread: 4 });
+        }
+        let far = "; 25 % of the heads store it, 50 % read it far, 12 % have it far unread, 12 % lost it";
+        assert!(summary(&recalled).ends_with(far), "{}", summary(&recalled));
     }
 
     #[test]

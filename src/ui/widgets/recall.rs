@@ -1,5 +1,6 @@
-//! The rows of a recall test: its summary, and the text with two bars under each token, how surely
-//! the model says it and how many heads store it. Tokens that it would not say are dim.
+//! The rows of a recall test: its summary, and the text with bars under each token, how surely the
+//! model says it, how many heads store it and, where some have it far, how many read it. Tokens
+//! that it would not say are dim.
 
 use super::prelude::*;
 use crate::protocol::Recalled;
@@ -14,10 +15,11 @@ const INDENT: usize = 9;
 struct Cell {
     text: String,
     style: Style,
-    /// Probability of its token, and share of the lanes that store it; `None` in the part that is
-    /// given.
+    /// Probability of its token, and shares of the lanes that store it and that read it, there or
+    /// in a far page; `None` in the part that is given.
     known: Option<f64>,
     stored: Option<f64>,
+    read: Option<f64>,
 }
 
 /// Makes the rows under the summary, for a pane of `width` columns.
@@ -39,16 +41,19 @@ pub fn rows(recalled: &Recalled, width: usize, theme: &Theme, depth: Depth) -> V
 
 fn cells(recalled: &Recalled, theme: &Theme) -> Vec<Cell> {
     let mut cells = Vec::new();
-    let mut add = |text: &str, role: Role, known: Option<f64>, stored: Option<f64>| {
+    let some_far = recalled.tokens.iter().filter_map(|token| token.evidence).any(|of| of.read + of.unread > 0);
+    let mut add = |text: &str, role: Role, known: Option<f64>, [stored, read]: [Option<f64>; 2]| {
         for text in clean_line(text).graphemes(true).filter(|g| grapheme_width(g) > 0) {
-            cells.push(Cell { text: text.to_owned(), style: theme.style(role), known, stored });
+            cells.push(Cell { text: text.to_owned(), style: theme.style(role), known, stored, read });
         }
     };
-    add(&recalled.cue, Role::Note, None, None);
+    add(&recalled.cue, Role::Note, None, [None; 2]);
     for token in &recalled.tokens {
         let role = if token.known.is_choice { Role::Strong } else { Role::Dim };
-        let stored = token.stored.map(|lanes| f64::from(lanes) / f64::from(recalled.lanes.max(1)));
-        add(&token.text, role, Some(token.known.logprob.exp()), stored);
+        let share = |lanes: u32| f64::from(lanes) / f64::from(recalled.lanes.max(1));
+        let stored = token.evidence.map(|of| share(of.stored));
+        let read = token.evidence.filter(|_| some_far).map(|of| share(of.attended()));
+        add(&token.text, role, Some(token.known.logprob.exp()), [stored, read]);
     }
     cells
 }
@@ -72,10 +77,11 @@ fn drawn(row: &[Cell], theme: &Theme, depth: Depth) -> Vec<Line<'static>> {
         lines.push(Line::from_iter(std::iter::once(name(title)).chain(row.iter().map(bar))));
     };
     bars("known", &|cell| Some((cell.known?, dim)));
-    bars("kept", &|cell| {
-        let stored = cell.stored?;
-        let colour = heat::colour(theme, depth, heat::level(stored));
-        Some((stored, colour.map_or(dim, |colour| Style::new().fg(colour))))
-    });
+    let coloured = |share: f64| {
+        let colour = heat::colour(theme, depth, heat::level(share));
+        (share, colour.map_or(dim, |colour| Style::new().fg(colour)))
+    };
+    bars("kept", &|cell| cell.stored.map(coloured));
+    bars("read", &|cell| cell.read.map(coloured));
     lines
 }

@@ -1,7 +1,8 @@
 //! The recall test: whether the model still knows a text of the conversation.
 //!
 //! A fork of the conversation is asked to repeat the text from its first words on. The tokens after
-//! them are fed as the answer, and each is compared with the model's own choice at its position.
+//! them are fed as the answer, with the far pages that the question chose and those that the answer
+//! chooses, and each is compared with the model's own choice at its position.
 //! The question names only the first words, but the tokens before a token help to guess it, so the
 //! same question is asked once more without the conversation. Neither changes the conversation: its
 //! log, pages and snapshots stay.
@@ -13,11 +14,13 @@ use crate::engine::context::Context;
 use crate::engine::conversation::halt::Halt;
 use crate::engine::conversation::state::Conversation;
 use crate::engine::loaded::Loaded;
-use crate::engine::presence::{counted, lanes_with};
+use crate::engine::presence::{counted, evidence};
 use crate::engine::prompt::{Encoding, stretches};
 use crate::engine::reply::flat_of;
 use crate::engine::runner::Runner;
-use crate::protocol::{EventSender, Finding, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
+use crate::protocol::{
+    EventSender, Evidence, Finding, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count,
+};
 use crate::sampler::{argmax, log_softmax_at};
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::{Tokenizer, flatten};
@@ -35,8 +38,10 @@ pub(super) struct Recall {
     /// Position of the answer's first token in the sequence that is being asked.
     start: usize,
     known: Vec<Guess>,
-    /// Lanes that still store each scored token; empty if the text was never said.
-    stored: Vec<u32>,
+    /// Where each scored token was when the answer began; empty if the text was never said.
+    evidence: Vec<Evidence>,
+    /// The answer's tokens are fed, or being fed.
+    answers: bool,
     /// Without the conversation; `None` until that is asked.
     guessed: Option<Vec<Guess>>,
     /// The conversation's, for the question without it.
@@ -70,7 +75,7 @@ impl Recall {
             text: text.replace([OPEN, CLOSE], ""),
             known,
             guessed: guessed.as_ref().map(|guessed| guessed[i]),
-            stored: self.stored.get(i).copied(),
+            evidence: self.evidence.get(i).copied(),
         });
         Recalled { times, cue: text[..from].replace([OPEN, CLOSE], ""), lanes: lanes as u32, tokens: tokens.collect() }
     }
@@ -97,25 +102,29 @@ impl<B: Backend> ProbeWork<B> for Recall {
         Ok(scored?)
     }
 
-    /// Asks the question once more without the conversation. Returns false if this was done before,
-    /// or there is no room for it.
+    /// Feeds the answer after a question. Then asks the question once more without the
+    /// conversation, unless there is no room for it. Returns false after that.
     fn go_on(&mut self, m: &mut Loaded<B>, chain: &mut Chain) -> Result<bool, Halt> {
+        let runner = &mut m.runner;
+        if !std::mem::replace(&mut self.answers, true) {
+            if let (Some(at), None) = (self.passage.said, &self.guessed) {
+                let scored = at..at + self.passage.answer.len() - self.passage.given;
+                self.evidence = evidence(runner, chain.context.seq, scored);
+            }
+            chain.prefill_answer(runner, self.to_feed());
+            return Ok(true);
+        }
         if self.guessed.is_some() {
             return Ok(false);
-        }
-        let runner = &mut m.runner;
-        if let Some(at) = self.passage.said {
-            let scored = at..at + self.passage.answer.len() - self.passage.given;
-            self.stored = lanes_with(runner, chain.context.seq, scored);
         }
         if self.alone.len() + self.to_feed().len() > runner.context() {
             return Ok(false);
         }
-        (self.guessed, self.start) = (Some(Vec::new()), self.alone.len());
+        (self.guessed, self.start, self.answers) = (Some(Vec::new()), self.alone.len(), false);
         runner.release(chain.context.seq);
         chain.context = Context::new(runner, self.eviction).expect("a sequence was just released");
         chain.context.set_dial(runner, self.dial);
-        chain.prefill(self.alone.iter().chain(self.to_feed()).copied());
+        chain.prefill(self.alone.iter().copied());
         Ok(true)
     }
 
@@ -266,9 +275,9 @@ impl<B: Backend> Conversation<B> {
         let (eviction, dial) = (self.eviction, self.dial);
         let fork = self.fork_for_probe(m, base, eviction);
         let mut chain = fork.map_err(|error| format!("no room to ask: {error}"))?;
-        let (start, known, stored, guessed) = (told.len(), Vec::new(), Vec::new(), None);
-        let recall = Recall { passage, alone, start, known, stored, guessed, eviction, dial };
-        chain.prefill(todo.iter().chain(recall.to_feed()).copied());
+        let (start, known, evidence, guessed) = (told.len(), Vec::new(), Vec::new(), None);
+        let recall = Recall { passage, alone, start, known, evidence, answers: false, guessed, eviction, dial };
+        chain.prefill(todo);
         Ok((chain, Box::new(recall)))
     }
 }
