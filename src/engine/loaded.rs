@@ -122,7 +122,7 @@ impl<B: Backend> Loaded<B> {
         if tokens.is_empty() {
             return Ok(fresh);
         }
-let log = fresh.log_of_prompt(&self.runner, tokens);
+        let log = fresh.log_of_prompt(&self.runner, tokens);
         let runner = &self.runner;
         // On a GPU a choice of far pages stays: what follows depends on where chunks begin.
         let fits = |context: &Context, entries: usize| {

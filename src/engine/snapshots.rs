@@ -86,6 +86,12 @@ impl Snapshots {
         fitting.max_by_key(|(i, one)| (one.context.flat.len(), *i)).map(|(i, _)| i)
     }
 
+    /// The context of any conversation whose log is the longest that begins `log`.
+    pub fn longest_log(&self, log: &[LogEntry]) -> Option<&Context> {
+        let contexts = self.kept.iter().map(|one| &one.context);
+        contexts.filter(|context| log.starts_with(&context.log)).max_by_key(|context| context.log.len())
+    }
+
     /// Whether a state of this log is kept for new conversations.
     pub fn shares(&self, log: &[LogEntry]) -> bool {
         self.kept.iter().any(|one| one.worth == Worth::Shared && one.context.log == log)
@@ -115,11 +121,7 @@ impl Snapshots {
     /// The context of any conversation that `log` goes on from after the most entries, and their
     /// number: all of its log, or all but the choice of far pages that ends it, if that is the only
     /// one and can be [taken back](Context::take_choice_back). Those that do not fit are left out.
-    pub fn longest_begun(
-        &self,
-        log: &[LogEntry],
-        fits: impl Fn(&Context, usize) -> bool,
-    ) -> Option<(&Context, usize)> {
+    pub fn longest_begun(&self, log: &[LogEntry], fits: impl Fn(&Context, usize) -> bool) -> Option<(&Context, usize)> {
         let begun = |context: &Context| match &context.log[..] {
             all if log.starts_with(all) => Some(all.len()),
             [before @ .., LogEntry::Choose { .. }]

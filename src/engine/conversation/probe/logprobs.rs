@@ -83,7 +83,7 @@ impl<B: Backend> Conversation<B> {
         let (before, start) = found.ok_or("the answer is not in the cache; your next message loads it again")?;
         // The token before the answer has to be fed here.
         let log = log.clone();
-        let kept = m.snapshots.longest_log(&log[..before], |_| true);
+        let kept = m.snapshots.longest_log(&log[..before]);
         let from = kept.map_or(0, |context| context.log.len());
         let fork = match kept {
             Some(context) => context.fork(&mut m.runner),
