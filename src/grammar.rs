@@ -293,7 +293,9 @@ mod tests {
         assert_eq!(ahead.len() + 1, drafts.len());
         let wrong = [encode("{\"cap"), encode("x\"")].concat();
         assert_eq!(constraint.ahead(&start, &wrong), ahead[..encode("{\"cap").len()]);
-        assert!(constraint.forced(&start).is_empty());
+        // A vocabulary may have several tokens that begin an object.
+        let first = compiler.tokenizer.decode(&constraint.forced(&start)).unwrap();
+        assert!("{".starts_with(&first), "{first:?}");
         for (token, mask) in drafts.iter().zip(&ahead) {
             constraint.push(*token).unwrap();
             assert_eq!(constraint.allowed().as_ref(), Ok(mask));

@@ -153,7 +153,13 @@ fn trace<B: Measure>(b: B, checkpoint: &Checkpoint, options: &EngineOptions, kno
 fn finding(name: String, got: &Trace, plain: &Trace, started: Instant) -> Finding {
     let at = (0..plain.tokens.len()).find(|&at| got.tokens[at] != plain.tokens[at]);
     let differs = at.map(|at| format!("token {at} is {} instead of {}", got.tokens[at], plain.tokens[at]));
-    let slots = (got.slots != plain.slots).then(|| "other slots are in use".to_owned());
+    // With far pages a step of several rows attends in tiles, whose operands are bf16: decisions may
+    // have other strengths.
+    let strengths = !name.contains(FAR);
+    let key = |meta: &SlotMeta| (meta.position(), meta.marked(), if strengths { meta.strength() } else { 0 });
+    let of = |trace: &Trace| trace.slots.iter().map(|lane| lane.iter().map(key).collect()).collect::<Vec<Vec<_>>>();
+    let same = of(got) == of(plain);
+    let slots = (!same).then(|| "other slots are in use".to_owned());
     let counted = (got.stats != plain.stats).then(|| format!("{:?} instead of {:?}", got.stats, plain.stats));
     Finding { name, error: 0.0, limit: 0.0, broken: differs.or(slots).or(counted), time: started.elapsed() }
 }
