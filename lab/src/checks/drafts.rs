@@ -153,8 +153,8 @@ fn trace<B: Measure>(b: B, checkpoint: &Checkpoint, options: &EngineOptions, kno
 fn finding(name: String, got: &Trace, plain: &Trace, started: Instant) -> Finding {
     let at = (0..plain.tokens.len()).find(|&at| got.tokens[at] != plain.tokens[at]);
     let differs = at.map(|at| format!("token {at} is {} instead of {}", got.tokens[at], plain.tokens[at]));
-    // With far pages a step of several rows attends in tiles, whose operands are bf16: decisions may
-    // have other strengths.
+    // With far pages a step of several rows attends in tiles, whose operands are bf16: decisions
+    // may have other strengths.
     let strengths = !name.contains(FAR);
     let key = |meta: &SlotMeta| (meta.position(), meta.marked(), if strengths { meta.strength() } else { 0 });
     let of = |trace: &Trace| trace.slots.iter().map(|lane| lane.iter().map(key).collect()).collect::<Vec<Vec<_>>>();
