@@ -26,6 +26,7 @@ mod code;
 mod feedback;
 pub mod file;
 mod formats;
+mod grid;
 mod group;
 mod halves;
 mod layout;

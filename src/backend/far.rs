@@ -48,7 +48,7 @@ pub trait FarPages: Pages {
     fn export_far(&self, _kv: &mut KvTables<Self>, _seq: usize, _lane: Lane, _blocks: &mut Vec<u8>) -> FarLane {
         FarLane::default()
     }
-    /// Sizes of a lane's far rows; the lists are empty. Waits for the device.
+    /// Sizes of a lane's far rows. Waits for the device.
     fn far_sizes(&self, _kv: &KvTables<Self>, _seq: usize, _lane: Lane) -> FarSizes {
         FarSizes::default()
     }

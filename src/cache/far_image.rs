@@ -46,11 +46,15 @@ fn query_words(g: &KvGeometry, tokens: usize) -> usize {
     tokens.min(Far::QUERIES) * g.n_q_heads / g.n_kv_heads * g.head_dim
 }
 
+/// Blocks of full pages and of the rows of one that is filling.
+fn blocks(g: &KvGeometry, pages: usize, filling: usize) -> usize {
+    pages * Far::ROWS / g.page_slots + filling.div_ceil(g.page_slots)
+}
+
 /// Bytes of an image.
 fn bytes(g: &KvGeometry, tokens: usize, sizes: FarSizes) -> usize {
     let FarSizes { full, near, filling } = sizes;
-    let blocks = full * Far::ROWS / g.page_slots + filling.div_ceil(g.page_slots);
-    (HEAD + near + query_words(g, tokens) + full * g.head_dim) * WORD + blocks * g.page_bytes()
+    (HEAD + near + query_words(g, tokens) + full * g.head_dim) * WORD + blocks(g, full, filling) * g.page_bytes()
 }
 
 /// Most bytes that an image of a sequence of `tokens` tokens may have.
@@ -71,8 +75,7 @@ impl<B: Backend> KvCache<B> {
         let g = *self.geometry();
         let sizes = b.far_sizes(&self.tables, seq.row(), lane);
         let all = bytes(&g, self.len(seq), sizes);
-        let blocks = sizes.full * Far::ROWS / g.page_slots + sizes.filling.div_ceil(g.page_slots);
-        let blocks_at = all - blocks * g.page_bytes();
+        let blocks_at = all - blocks(&g, sizes.full, sizes.filling) * g.page_bytes();
         out.clear();
         out.reserve(all);
         out.resize(blocks_at, 0);
@@ -96,7 +99,7 @@ impl<B: Backend> KvCache<B> {
     /// Fills the far rows of a lane.
     pub(super) fn import_far(&mut self, b: &B, seq: SeqId, image: &FarImage, bytes: &[u8]) -> Result<(), CacheError> {
         let (g, FarImage { lane, tokens, far, blocks_at }) = (*self.geometry(), image);
-        let read = far.near.len() * Far::ROWS / g.page_slots + far.filling.div_ceil(g.page_slots);
+        let read = blocks(&g, far.near.len(), far.filling);
         self.reserve(b, if B::IN_POOL { read } else { 0 })?;
         Ok(b.import_far(&mut self.tables, seq.row(), *lane, *tokens, far, &bytes[*blocks_at..])?)
     }

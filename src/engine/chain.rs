@@ -213,10 +213,7 @@ impl Chain {
     /// Sets the tokens of an answer to feed: with a choice of far pages after each block, as where
     /// the answer is generated.
     pub fn prefill_answer<B: Backend>(&mut self, runner: &Runner<B>, tokens: &[Token]) {
-        let choice = LogEntry::Choose { choose: Far::ANSWER_BLOCK as u16 };
-        let block = if runner.keeps_far() { Far::ANSWER_BLOCK } else { tokens.len().max(1) };
-        let fed = |block: &[Token]| block.iter().map(|&t| LogEntry::Token(t)).chain([choice]).collect::<Vec<_>>();
-        self.todo = tokens.chunks(block).flat_map(fed).collect();
+        self.todo = runner.with_choices(tokens, Far::ANSWER_BLOCK, Far::ANSWER_BLOCK).collect();
         self.known = 0;
     }
 

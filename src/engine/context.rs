@@ -92,10 +92,8 @@ impl Context {
 
     /// The entries of a prompt of these tokens after those of the log.
     pub fn log_of_prompt<B: Backend>(&self, runner: &Runner<B>, tokens: &[Token]) -> Vec<LogEntry> {
-        let block = if runner.keeps_far() { Far::PROMPT_BLOCK } else { tokens.len().max(1) };
-        let choice = runner.keeps_far().then_some(LogEntry::Choose { choose: Far::QUERIES as u16 });
-        let blocks = tokens.chunks(block).flat_map(|block| block.iter().map(|&t| LogEntry::Token(t)).chain(choice));
-        self.log.iter().copied().chain(blocks).collect()
+        let entries = runner.with_choices(tokens, Far::PROMPT_BLOCK, Far::QUERIES);
+        self.log.iter().copied().chain(entries).collect()
     }
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {

@@ -36,6 +36,13 @@ impl<B: Backend> Runner<B> {
         self.cache.bring_all(&self.b, seq)
     }
 
+    /// The entries of a log for these tokens, with a choice by `queries` queries after each block
+    /// of `block` and at the end if far rows are kept.
+    pub fn with_choices(&self, tokens: &[Token], block: usize, queries: usize) -> impl Iterator<Item = LogEntry> {
+        let choice = self.keeps_far().then_some(LogEntry::Choose { choose: queries as u16 });
+        tokens.chunks(block).flat_map(move |block| block.iter().map(|&t| LogEntry::Token(t)).chain(choice))
+    }
+
     /// Feeds tokens as a prompt: in steps as long as possible, with a choice after each block and
     /// at the end.
     pub fn feed_prompt(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {

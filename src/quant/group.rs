@@ -69,10 +69,10 @@ pub fn sum(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// The least and the largest value of a group and of 0.
+/// The least and the largest of some values and of 0.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-pub fn range(x: &[f32; GROUP]) -> (f32, f32) {
+pub fn range<const N: usize>(x: &[f32; N]) -> (f32, f32) {
     let (mut low, mut high) = ([0f32; LANES], [0f32; LANES]);
     for x in x.as_chunks::<LANES>().0 {
         for i in 0..LANES {

@@ -12,7 +12,8 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::feedback::Columns;
-use super::group::{EIGHT, Form, GROUP, Group, GroupCode, LANES, nearest, sum};
+use super::grid::{Grid, moments};
+use super::group::{EIGHT, Form, GROUP, Group, GroupCode, nearest, range};
 use super::layout::StripMut;
 use half::f16;
 
@@ -37,43 +38,8 @@ const MAX_SCALE: u16 = 0x7bc0;
 const MAX_ZERO: f32 = 127.0;
 
 impl<const BITS: usize> Halves<BITS> {
-    const LAST_CODE: f32 = ((1 << BITS) - 1) as f32;
     /// Units of the zero point in a step.
     const UNITS: f32 = (128 >> BITS) as f32;
-
-    #[inline(always)]
-    fn code(grid: Grid, x: f32) -> f32 {
-        nearest((x * grid.inverse + grid.zero).clamp(0.0, Self::LAST_CODE))
-    }
-
-    /// Weighted squared error of the nearest codes.
-    #[inline(always)]
-    fn error(grid: Grid, x: &Values, weights: &Values) -> f32 {
-        let mut lanes = [0.0; LANES];
-        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for i in 0..LANES {
-                let e = x[i] - grid.scale * (Self::code(grid, x[i]) - grid.zero);
-                lanes[i] += w[i] * (e * e);
-            }
-        }
-        sum(lanes)
-    }
-
-    /// Sums of w c, w c c and w c x, where c are the nearest codes.
-    #[inline(always)]
-    fn sums(grid: Grid, x: &Values, weights: &Values) -> [f32; 3] {
-        let mut sums = [[0.0; LANES]; 3];
-        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for i in 0..LANES {
-                let c = Self::code(grid, x[i]);
-                let wc = w[i] * c;
-                sums[0][i] += wc;
-                sums[1][i] += wc * c;
-                sums[2][i] += wc * x[i];
-            }
-        }
-        sums.map(sum)
-    }
 
     /// The word of the least weighted error. From each starting grid, scale and zero point are
     /// fitted to the nearest codes by least squares, some times. Of the best fit, the three nearest
@@ -81,31 +47,20 @@ impl<const BITS: usize> Halves<BITS> {
     /// of a normal density the error is 1.05 times that of the best word.
     #[inline(always)]
     fn choose_word(&self, x: &Values, weights: &Values) -> u16 {
-        let (mut low, mut high) = ([0f32; LANES], [0f32; LANES]);
-        let mut sums = [[0.0; LANES]; 2];
-        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for i in 0..LANES {
-                low[i] = if x[i] < low[i] { x[i] } else { low[i] };
-                high[i] = if x[i] > high[i] { x[i] } else { high[i] };
-                sums[0][i] += w[i];
-                sums[1][i] += w[i] * x[i];
-            }
-        }
-        let (low, high) = (low.iter().fold(0f32, |m, &v| m.min(v)), high.iter().fold(0f32, |m, &v| m.max(v)));
-        let [all, of_x] = sums.map(sum);
-        let step = (high - low) / Self::LAST_CODE;
+        let ((low, high), [all, of_x]) = (range(x), moments(x, weights));
+        let step = (high - low) / Grid::<BITS>::LAST_CODE;
         if !(step > 0.0 && step.is_finite()) {
             return 0;
         }
         let most_zero = MAX_ZERO / Self::UNITS;
-        let (mut least, mut best) = (f32::INFINITY, Grid::new(step, -low / step));
+        let (mut least, mut best) = (f32::INFINITY, Grid::<BITS>::new(step, -low / step));
         let shrinks = if BITS > 4 { FEW_SHRINKS } else { SHRINKS.len() };
         for shrink in &SHRINKS[..shrinks] {
             let scale = step * shrink;
-            let zero = 0.5 * (Self::LAST_CODE - (low + high) / scale);
-            let mut grid = Grid::new(scale, zero.clamp(0.0, most_zero));
+            let zero = 0.5 * (Grid::<BITS>::LAST_CODE - (low + high) / scale);
+            let mut grid = Grid::<BITS>::new(scale, zero.clamp(0.0, most_zero));
             for _ in 0..FITS {
-                let [c, cc, cx] = Self::sums(grid, x, weights);
+                let [c, cc, cx] = grid.sums(x, weights);
                 let determinant = all * cc - c * c;
                 let scale = (all * cx - c * of_x) / determinant;
                 let zero = (c - of_x / scale) / all;
@@ -118,7 +73,7 @@ impl<const BITS: usize> Halves<BITS> {
                     }
                 }
             }
-            let error = Self::error(grid, x, weights);
+            let error = grid.error(x, weights);
             if error < least {
                 (least, best) = (error, grid);
             }
@@ -129,12 +84,12 @@ impl<const BITS: usize> Halves<BITS> {
             if !(SCALE_STEP..=MAX_SCALE).contains(&bits) {
                 continue;
             }
-            let grid = Grid::new(f16::from_bits(bits).to_f32(), best.zero);
-            let [c, ..] = Self::sums(grid, x, weights);
+            let grid = Grid::<BITS>::new(f16::from_bits(bits).to_f32(), best.zero);
+            let [c, ..] = grid.sums(x, weights);
             let zero = nearest((c - of_x / grid.scale) / all * Self::UNITS);
             for step in [0.0, -1.0, 1.0] {
                 let units = (zero + step).clamp(0.0, MAX_ZERO);
-                let error = Self::error(Grid::new(grid.scale, units / Self::UNITS), x, weights);
+                let error = Grid::<BITS>::new(grid.scale, units / Self::UNITS).error(x, weights);
                 if error < least {
                     (least, word) = (error, bits << 1 | units as u16);
                 }
@@ -143,11 +98,16 @@ impl<const BITS: usize> Halves<BITS> {
         word
     }
 
-    /// The grid of a word. One of zeros has a scale of 0, and any code.
+    /// The words of both halves, and their grids.
     #[inline(always)]
-    fn grid_of(&self, word: u16) -> Grid {
-        let (scale, zero) = self.scale_zero(word);
-        if scale > 0.0 { Grid::new(scale, zero) } else { Grid { scale, inverse: 0.0, zero } }
+    fn choose_words(&self, x: &[f32; GROUP], weights: &[f32; GROUP]) -> ([u16; 2], [Grid<BITS>; 2]) {
+        let (x, weights) = (halves(x), halves(weights));
+        let words = [0, 1].map(|half| self.choose_word(&x[half], &weights[half]));
+        let grid = |word| {
+            let (scale, zero) = self.scale_zero(word);
+            Grid::new(scale, zero)
+        };
+        (words, words.map(grid))
     }
 }
 
@@ -156,20 +116,6 @@ impl<const BITS: usize> Halves<BITS> {
 fn scale_bits(scale: f32) -> u16 {
     let bits = f16::from_f32(scale.min(f16::MAX.to_f32())).to_bits();
     ((bits + SCALE_STEP / 2) & SCALE_BITS).min(MAX_SCALE)
-}
-
-#[derive(Clone, Copy)]
-pub struct Grid {
-    scale: f32,
-    inverse: f32,
-    zero: f32,
-}
-
-impl Grid {
-    #[inline(always)]
-    fn new(scale: f32, zero: f32) -> Self {
-        Self { scale, inverse: 1.0 / scale, zero }
-    }
 }
 
 /// The half that a column of a group is in.
@@ -204,12 +150,10 @@ impl<const BITS: usize> GroupCode for Halves<BITS> {
 
     #[inline(always)]
     fn choose(&self, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Group {
-        let (x_of, weights_of) = (halves(x), halves(weights));
-        let words = [0, 1].map(|half| self.choose_word(&x_of[half], &weights_of[half]));
-        let grids = words.map(|word| self.grid_of(word));
+        let (words, grids) = self.choose_words(x, weights);
         let mut codes = [0; GROUP];
         for col in 0..GROUP {
-            codes[col] = Self::code(grids[half_of(col)], x[col]) as u8;
+            codes[col] = grids[half_of(col)].code(x[col]) as u8;
         }
         Group { codes, words }
     }
@@ -230,21 +174,19 @@ pub struct HalvesStrip<'a, const BITS: usize>(pub StripMut<'a>);
 impl<const BITS: usize> Columns for HalvesStrip<'_, BITS> {
     const BLOCK: usize = GROUP;
     /// Words of both halves, and their grids.
-    type Grid = ([u16; 2], [Grid; 2]);
+    type Grid = ([u16; 2], [Grid<BITS>; 2]);
 
     #[inline(always)]
     fn grid(&self, x: &[f32], weights: &[f32]) -> Self::Grid {
         let (x, weights) = (x.as_chunks::<GROUP>().0, weights.as_chunks::<GROUP>().0);
-        let (x, weights) = (halves(&x[0]), halves(&weights[0]));
-        let words = [0, 1].map(|half| Halves::<BITS>.choose_word(&x[half], &weights[half]));
-        (words, words.map(|word| Halves::<BITS>.grid_of(word)))
+        Halves::<BITS>.choose_words(&x[0], &weights[0])
     }
 
     #[inline(always)]
     fn code(&self, (_, grids): &Self::Grid, col: usize, x: f32) -> (u8, f32) {
-        let grid = grids[half_of(col)];
-        let code = Halves::<BITS>::code(grid, x);
-        (code as u8, grid.scale * (code - grid.zero))
+        let grid = &grids[half_of(col)];
+        let code = grid.code(x);
+        (code as u8, grid.value(code))
     }
 
     #[inline(always)]

@@ -8,13 +8,15 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::feedback::Columns;
-use super::group::{Form, GROUP, Group, GroupCode, LANES, nearest, range, sum};
+use super::grid::{self, moments};
+use super::group::{Form, GROUP, Group, GroupCode, nearest, range};
 use super::layout::StripMut;
 use half::f16;
 
 pub struct Q4;
 
-const LAST_CODE: f32 = 15.0;
+type Grid = grid::Grid<4>;
+
 /// Largest scale of a word.
 const MAX_SCALE: f32 = 65_024.0;
 /// Scales below are multiples of `SUBNORMAL_STEP`.
@@ -43,23 +45,23 @@ impl GroupCode for Q4 {
     #[inline(always)]
     fn choose(&self, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Group {
         let (low, high) = range(x);
-        let (step, zero) = ((high - low) / LAST_CODE, -low / (high - low) * LAST_CODE);
+        let (step, zero) = ((high - low) / Grid::LAST_CODE, -low / (high - low) * Grid::LAST_CODE);
         if !(step > 0.0 && step.is_finite()) {
             return Group { codes: [0; GROUP], words: [0; 2] };
         }
-        let moments = Moments::of(x, weights);
+        let moments = moments(x, weights);
         // One loop per step, in which the processor works on several grids at once.
         let mut codes = [[0.0; 3]; SHRINKS.len()];
         for i in 0..SHRINKS.len() {
-            codes[i] = Moments::of_codes(x, weights, &Grid::new(SHRINKS[i] * step, zero));
+            codes[i] = Grid::new(SHRINKS[i] * step, zero).sums(x, weights);
         }
         let mut fits = [(0.0, 0.0); SHRINKS.len()];
         for i in 0..SHRINKS.len() {
-            fits[i] = moments.fit(&codes[i], zero);
+            fits[i] = fit(moments, codes[i], zero);
         }
         let (mut least, mut best) = (f32::INFINITY, (0.0, 0.0));
         for (scale, zero) in fits {
-            let error = error(x, weights, scale, zero);
+            let error = Grid::new(scale, zero).error(x, weights);
             if scale > 0.0 && error < least {
                 (least, best) = (error, (scale, zero));
             }
@@ -89,35 +91,28 @@ impl GroupCode for Q4 {
 /// A strip whose codes are chosen column by column.
 pub struct Q4Strip<'a>(pub StripMut<'a>);
 
-/// Grid of a group, and its word.
-pub struct WordGrid {
-    word: u16,
-    scale: f32,
-    grid: Grid,
-}
-
 impl Columns for Q4Strip<'_> {
     const BLOCK: usize = GROUP;
-    type Grid = WordGrid;
+    /// Word of a group, and its grid.
+    type Grid = (u16, Grid);
 
     #[inline(always)]
-    fn grid(&self, x: &[f32], weights: &[f32]) -> WordGrid {
+    fn grid(&self, x: &[f32], weights: &[f32]) -> Self::Grid {
         let (x, weights) = (x.as_chunks::<GROUP>().0, weights.as_chunks::<GROUP>().0);
         let word = Q4.choose(&x[0], &weights[0]).words[0];
         let (scale, zero) = Q4.scale_zero(word);
-        WordGrid { word, scale, grid: Grid::new(scale, zero) }
+        (word, Grid::new(scale, zero))
     }
 
     #[inline(always)]
-    fn code(&self, grid: &WordGrid, _: usize, x: f32) -> (u8, f32) {
-        // A group of zeros has a scale of 0, and any code.
-        let code = if grid.scale > 0.0 { grid.grid.code(x) } else { 0.0 };
-        (code as u8, grid.scale * (code - grid.grid.zero))
+    fn code(&self, (_, grid): &Self::Grid, _: usize, x: f32) -> (u8, f32) {
+        let code = grid.code(x);
+        (code as u8, grid.value(code))
     }
 
     #[inline(always)]
-    fn put(&mut self, row: usize, block: usize, grid: &WordGrid, codes: &[[u8; GROUP]]) {
-        self.0.put(row, block, &Group { codes: codes[0], words: [grid.word; 2] });
+    fn put(&mut self, row: usize, block: usize, (word, _): &Self::Grid, codes: &[[u8; GROUP]]) {
+        self.0.put(row, block, &Group { codes: codes[0], words: [*word; 2] });
     }
 }
 
@@ -132,83 +127,14 @@ fn round_scale(scale: f32) -> f32 {
     f32::from_bits((bits + 0xffff + (bits >> 17 & 1)) & !0x1_ffff)
 }
 
-/// A grid of 16 levels.
-struct Grid {
-    inverse: f32,
-    zero: f32,
-}
-
-impl Grid {
-    #[inline(always)]
-    fn new(scale: f32, zero: f32) -> Self {
-        Self { inverse: 1.0 / scale, zero }
-    }
-
-    /// The nearest code.
-    #[inline(always)]
-    fn code(&self, x: f32) -> f32 {
-        nearest((x * self.inverse + self.zero).clamp(0.0, LAST_CODE))
-    }
-}
-
-/// Weighted squared error of the nearest codes.
+/// Scale and zero point, as a word holds them, of the least weighted error for codes with these
+/// sums. Codes that are all equal do not determine the zero point, which then is `zero`.
 #[inline(always)]
-fn error(x: &[f32; GROUP], weights: &[f32; GROUP], scale: f32, zero: f32) -> f32 {
-    let grid = Grid::new(scale, zero);
-    let mut lanes = [0.0; LANES];
-    for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-        for i in 0..LANES {
-            let e = x[i] - scale * (grid.code(x[i]) - zero);
-            lanes[i] += w[i] * (e * e);
-        }
-    }
-    sum(lanes)
-}
-
-/// Weighted sums over a group: of 1 and of x.
-struct Moments {
-    w: f32,
-    x: f32,
-}
-
-impl Moments {
-    #[inline(always)]
-    fn of(x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
-        let mut sums = [[0.0; LANES]; 2];
-        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for i in 0..LANES {
-                sums[0][i] += w[i];
-                sums[1][i] += w[i] * x[i];
-            }
-        }
-        Self { w: sum(sums[0]), x: sum(sums[1]) }
-    }
-
-    /// Sums of w c, w c c and w c x, where c are the codes on `grid`.
-    #[inline(always)]
-    fn of_codes(x: &[f32; GROUP], weights: &[f32; GROUP], grid: &Grid) -> [f32; 3] {
-        let mut sums = [[0.0; LANES]; 3];
-        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for i in 0..LANES {
-                let c = grid.code(x[i]);
-                let wc = w[i] * c;
-                sums[0][i] += wc;
-                sums[1][i] += wc * c;
-                sums[2][i] += wc * x[i];
-            }
-        }
-        [sum(sums[0]), sum(sums[1]), sum(sums[2])]
-    }
-
-    /// Scale and zero point, as a word holds them, of the least weighted error for codes with these
-    /// sums. Codes that are all equal do not determine the zero point, which then is `zero`.
-    #[inline(always)]
-    fn fit(&self, &[c, cc, cx]: &[f32; 3], zero: f32) -> (f32, f32) {
-        let scale = (self.w * cx - c * self.x) / (self.w * cc - c * c);
-        let free = if scale > 0.0 && scale.is_finite() { (c - self.x / scale) / self.w } else { zero };
-        let zero = 0.5 * nearest((2.0 * free).clamp(0.0, 31.0));
-        // The best scale for the zero point that is stored.
-        let scale = (cx - zero * self.x) / (cc - 2.0 * zero * c + zero * zero * self.w);
-        (round_scale(scale.max(0.0)), zero)
-    }
+fn fit([w, x]: [f32; 2], [c, cc, cx]: [f32; 3], zero: f32) -> (f32, f32) {
+    let scale = (w * cx - c * x) / (w * cc - c * c);
+    let free = if scale > 0.0 && scale.is_finite() { (c - x / scale) / w } else { zero };
+    let zero = 0.5 * nearest((2.0 * free).clamp(0.0, 31.0));
+    // The best scale for the zero point that is stored.
+    let scale = (cx - zero * x) / (cc - 2.0 * zero * c + zero * zero * w);
+    (round_scale(scale.max(0.0)), zero)
 }

@@ -74,8 +74,9 @@ struct Made {
     gain: f64,
     /// V of the last stack, with its inputs, until the layer's attention is shown.
     values: Option<(Tensor, Vec<f32>)>,
-    /// Inputs that are shown a few at a time, as the head's are, with the matrix: used at the end.
-    few: BTreeMap<String, (Tensor, Vec<f32>)>,
+    /// Inputs that are shown a few at a time, as the head's are, with their stack, by the name of
+    /// its first matrix: used at the end.
+    few: BTreeMap<String, (Vec<Tensor>, Vec<f32>)>,
     failed: Option<anyhow::Error>,
 }
 
@@ -103,18 +104,16 @@ impl Chooser {
     /// change nothing; few of them are kept until the end. Returns whether to continue.
     pub fn see(&self, parts: &[Tensor], x: &[f32]) -> bool {
         let cols = parts[0].shape[1];
-        if x.len() < LEAST_INPUTS * cols {
-            for part in parts {
-                let mut made = self.made();
-                let (_, few) = made.few.entry(part.name.clone()).or_insert_with(|| (part.clone(), Vec::new()));
-                few.extend_from_slice(x);
-            }
+        let is_taken = |part: &Tensor| self.codes.get(&part.name).is_some_and(|code| takes(&part.name, *code, cols));
+        if x.len() < LEAST_INPUTS * cols && parts.iter().any(is_taken) {
+            let mut made = self.made();
+            let few = made.few.entry(parts[0].name.clone()).or_insert_with(|| (parts.to_vec(), Vec::new()));
+            few.1.extend_from_slice(x);
             return true;
         }
         let (values, others): (Vec<Tensor>, Vec<Tensor>) =
             parts.iter().cloned().partition(|part| names::is_value(&part.name));
-        let is_new = |part: &&Tensor| !self.made().importance.contains_key(&part.name);
-        if let Some(value) = values.iter().find(is_new) {
+        if let Some(value) = values.iter().find(|part| self.is_new(part)) {
             self.made().values = Some((value.clone(), x.to_vec()));
         }
         others.is_empty() || self.choose(&others, x)
@@ -131,10 +130,14 @@ impl Chooser {
         })
     }
 
+    /// Whether the inputs of a matrix were not shown yet.
+    fn is_new(&self, part: &Tensor) -> bool {
+        !self.made().importance.contains_key(&part.name)
+    }
+
     fn choose(&self, parts: &[Tensor], x: &[f32]) -> bool {
         let cols = parts[0].shape[1];
-        let is_new = |part: &&Tensor| !self.made().importance.contains_key(&part.name);
-        let parts: Vec<&Tensor> = parts.iter().filter(is_new).collect();
+        let parts: Vec<&Tensor> = parts.iter().filter(|part| self.is_new(part)).collect();
         if parts.is_empty() {
             return true;
         }
@@ -180,7 +183,7 @@ impl Chooser {
     /// What was chosen, and a sentence about it.
     pub fn end(&self) -> Result<(Guide, String)> {
         let few = std::mem::take(&mut self.made().few);
-        few.into_values().all(|(part, x)| self.choose(&[part], &x));
+        few.into_values().all(|(parts, x)| self.choose(&parts, &x));
         let made = std::mem::take(&mut *self.made());
         made.failed.map_or(Ok(()), Err)?;
         let chooses = |(name, code): (&String, &Code)| {

@@ -18,7 +18,7 @@ use super::integer::{self, Bytes};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 use super::strip::{
-    Line, MOST_WORDS, Ordered, STEPS, Strip, TILE_BYTES, WORDS, put, put_halves, put_runs, round, zero_of,
+    Line, MOST_WORDS, Ordered, STEPS, Strip, TILE_BYTES, WORDS, as_nibbles, put, put_halves, put_runs, round, zero_of,
 };
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
@@ -59,6 +59,11 @@ impl<'a> Strips<'a> {
     }
 }
 
+#[inline(always)]
+fn word(strip: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([strip[at], strip[at + 1], strip[at + 2], strip[at + 3]])
+}
+
 /// Scalar loops, compiled for the caller's instruction set.
 #[inline(always)]
 unsafe fn unpack_body<V: Vector>(
@@ -83,31 +88,21 @@ unsafe fn unpack_body<V: Vector>(
         let (g, second) = (row % 8, row % TILE_ROWS / 8);
         for (tile, out) in (cols.start / GROUP..).zip(out.as_chunks_mut::<GROUP>().0) {
             out.fill(0.0);
-            let mut add_nibbles = |tile: usize| {
-                let chunks = &strip[tile * TILE_BYTES + g * 64..][..64];
-                for (chunk, out) in chunks.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0) {
-                    let eights = chunk[second * 8..second * 8 + 8].as_chunks::<4>().0;
-                    for (eight, out) in eights.iter().zip(out.as_chunks_mut::<EIGHT>().0) {
-                        let w = u32::from_le_bytes(*eight);
+            let (levels, low_bits) = ((1 << form.low_bits) as f32, form.low_bits);
+            for plane in 0..1 + usize::from(low_bits > 0) {
+                for (t, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                    // Of eight columns each.
+                    let at = (plane * tiles + tile) * TILE_BYTES + g * 64 + 16 * t + 8 * second;
+                    let nibbles = if plane == 1 && low_bits == 2 {
+                        let low = tiles * TILE_BYTES + tile * form.low_tile_bytes() + g * 32;
+                        as_nibbles(word(strip, low + 8 * t + 4 * second))
+                    } else {
+                        [word(strip, at), word(strip, at + 4)]
+                    };
+                    for (w, out) in nibbles.into_iter().zip(out.as_chunks_mut::<EIGHT>().0) {
                         for c in 0..EIGHT {
                             let nibble = w >> (4 * (c / 2) + 16 * (c % 2)) & 15;
-                            out[c] = 16.0 * out[c] + nibble as f32;
-                        }
-                    }
-                }
-            };
-            add_nibbles(tile);
-            match form.low_bits {
-                0 => {}
-                4 => add_nibbles(tiles + tile),
-                _ => {
-                    let low = &strip[tiles * TILE_BYTES + tile * form.low_tile_bytes() + g * 32..][..32];
-                    for (t, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                        let at = 8 * t + 4 * second;
-                        let w = u32::from_le_bytes([low[at], low[at + 1], low[at + 2], low[at + 3]]);
-                        for c in 0..16 {
-                            let bit = 8 * (c % EIGHT / 4 + 2 * (c % 2)) + 2 * (c % 4 / 2) + 4 * (c / EIGHT);
-                            out[c] = 4.0 * out[c] + (w >> bit & 3) as f32;
+                            out[c] = levels * out[c] + nibble as f32;
                         }
                     }
                 }
@@ -378,17 +373,18 @@ impl Strip<'_> {
         // SAFETY: the caller's contract.
         unsafe {
             let mut acc = [[V::splat(0.0); G]; B];
+            let mut two: Line;
             for tile in 0..tiles {
                 let scales = self.scales.as_ptr().add(((tile / 4 * 8 + g) * 4 + tile % 4) * of_tile);
                 let line = tile * STEPS * 64;
                 for i in 0..G {
                     let mut part = [V::splat(0.0); B];
-                    let two = if low_bits == 2 { self.low_nibbles(tile, g + i) } else { Line([0; 16]) };
                     for plane in 0..planes {
                         let mut codes = if plane == 0 { self.codes(tile, g + i) } else { self.low_codes(tile, g + i) };
                         self.prefetch(codes);
                         if plane > 0 {
                             if low_bits == 2 {
+                                two = self.low_nibbles(tile, g + i);
                                 codes = two.0.as_ptr().cast();
                             }
                             for b in 0..B {

@@ -55,6 +55,12 @@ impl Ordered {
     }
 }
 
+/// The two low bits of 16 codes as nibbles, in the order of the upper four.
+#[inline(always)]
+pub(super) fn as_nibbles(two: u32) -> [u32; 2] {
+    [0, 4].map(|eight| two >> eight & 0x0303_0303 | (two >> (eight + 2) & 0x0303_0303) << 4)
+}
+
 /// Stores a value of a tile for the rows g and g + 8, twice: as their words lie.
 pub(super) fn put(words: &mut [f32], tile: usize, value: f32) {
     let at = tile / 4 * 16 + tile % 4 * 2;
@@ -131,11 +137,7 @@ impl Strip<'_> {
         let mut out = Line([0; 16]);
         let at = self.low_codes(tile, g) as usize - self.strip.as_ptr() as usize;
         for (i, two) in self.strip[at..at + 32].as_chunks::<4>().0.iter().enumerate() {
-            let two = u32::from_le_bytes(*two);
-            for eight in 0..2 {
-                let (even, odd) = (two >> (4 * eight) & 0x0303_0303, two >> (4 * eight + 2) & 0x0303_0303);
-                out.0[2 * i + eight] = even | odd << 4;
-            }
+            out.0[2 * i..2 * i + 2].copy_from_slice(&as_nibbles(u32::from_le_bytes(*two)));
         }
         out
     }

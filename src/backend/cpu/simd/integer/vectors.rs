@@ -247,53 +247,6 @@ unsafe fn scaled_runs_256(sums: __m256, [high, low]: [__m256i; 2], scales: __m25
     }
 }
 
-/// Implements [`Dot::scales`] in vectors of 8.
-#[inline(always)]
-unsafe fn scales_256<const BITS: usize, const HALVES: bool>(
-    words: *const u8,
-    of_x: &Line,
-    sums: &Line,
-    scales: *mut f32,
-    zeros: &mut [f32; MOST_WORDS],
-) {
-    unsafe {
-        if HALVES {
-            let of_x = _mm256_load_ps(of_x.0.as_ptr().cast());
-            let tiles = [_mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6)];
-            for i in 0..MOST_WORDS / 8 {
-                let words = _mm_loadu_si128(words.add(16 * i).cast());
-                let units = _mm256_cvtepu16_epi32(_mm_and_si128(words, _mm_set1_epi16(HALF_ZERO)));
-                let zero = _mm256_mul_ps(_mm256_cvtepi32_ps(units), _mm256_set1_ps(half_unit(BITS)));
-                let scale = _mm256_cvtph_ps(_mm_and_si128(_mm_srli_epi16::<1>(words), _mm_set1_epi16(HALF_SCALE)));
-                let sums = _mm256_load_ps(sums.0.as_ptr().add(8 * (i % 2)).cast());
-                let at = zeros.as_mut_ptr().add(8 * i);
-                _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_mul_ps(scale, zero), sums, _mm256_loadu_ps(at)));
-                let of_x = _mm256_permutevar8x32_ps(of_x, tiles[i % 2]);
-                _mm256_storeu_ps(scales.add(8 * i), _mm256_mul_ps(scale, of_x));
-            }
-            return;
-        }
-        // Both halves of a line are equal.
-        let of_x = _mm256_load_ps(of_x.0.as_ptr().cast());
-        let sums = _mm256_load_ps(sums.0.as_ptr().cast());
-        for g in 0..MOST_WORDS / 16 {
-            let words = _mm_loadu_si128(words.add(16 * g).cast());
-            let (scale, zero) = if BITS == 4 {
-                let twice = _mm256_cvtepu16_epi32(_mm_and_si128(words, _mm_set1_epi16(Q4_ZERO)));
-                let scale = _mm_and_si128(_mm_srli_epi16::<1>(words), _mm_set1_epi16(Q4_SCALE));
-                (_mm256_cvtph_ps(scale), _mm256_mul_ps(_mm256_cvtepi32_ps(twice), _mm256_set1_ps(0.5)))
-            } else {
-                (_mm256_cvtph_ps(words), _mm256_set1_ps(Q8_ZERO))
-            };
-            let at = zeros.as_mut_ptr().add(8 * g);
-            _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_mul_ps(scale, zero), sums, _mm256_loadu_ps(at)));
-            let scale = _mm256_mul_ps(scale, of_x);
-            _mm256_storeu_ps(scales.add(16 * g), _mm256_unpacklo_ps(scale, scale));
-            _mm256_storeu_ps(scales.add(16 * g + 8), _mm256_unpackhi_ps(scale, scale));
-        }
-    }
-}
-
 /// Dot products in vectors of 256 bits.
 trait Halves {
     /// Adds the dot products of half a tile with the high bytes and with the low bytes of the
@@ -322,7 +275,42 @@ impl<H: Halves> Dot for H {
         scales: *mut f32,
         zeros: &mut [f32; MOST_WORDS],
     ) {
-        unsafe { scales_256::<BITS, HALVES>(words, of_x, sums, scales, zeros) }
+        unsafe {
+            if HALVES {
+                let of_x = _mm256_load_ps(of_x.0.as_ptr().cast());
+                let tiles = [_mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2), _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6)];
+                for i in 0..MOST_WORDS / 8 {
+                    let words = _mm_loadu_si128(words.add(16 * i).cast());
+                    let units = _mm256_cvtepu16_epi32(_mm_and_si128(words, _mm_set1_epi16(HALF_ZERO)));
+                    let zero = _mm256_mul_ps(_mm256_cvtepi32_ps(units), _mm256_set1_ps(half_unit(BITS)));
+                    let scale = _mm256_cvtph_ps(_mm_and_si128(_mm_srli_epi16::<1>(words), _mm_set1_epi16(HALF_SCALE)));
+                    let sums = _mm256_load_ps(sums.0.as_ptr().add(8 * (i % 2)).cast());
+                    let at = zeros.as_mut_ptr().add(8 * i);
+                    _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_mul_ps(scale, zero), sums, _mm256_loadu_ps(at)));
+                    let of_x = _mm256_permutevar8x32_ps(of_x, tiles[i % 2]);
+                    _mm256_storeu_ps(scales.add(8 * i), _mm256_mul_ps(scale, of_x));
+                }
+                return;
+            }
+            // Both halves of a line are equal.
+            let of_x = _mm256_load_ps(of_x.0.as_ptr().cast());
+            let sums = _mm256_load_ps(sums.0.as_ptr().cast());
+            for g in 0..MOST_WORDS / 16 {
+                let words = _mm_loadu_si128(words.add(16 * g).cast());
+                let (scale, zero) = if BITS == 4 {
+                    let twice = _mm256_cvtepu16_epi32(_mm_and_si128(words, _mm_set1_epi16(Q4_ZERO)));
+                    let scale = _mm_and_si128(_mm_srli_epi16::<1>(words), _mm_set1_epi16(Q4_SCALE));
+                    (_mm256_cvtph_ps(scale), _mm256_mul_ps(_mm256_cvtepi32_ps(twice), _mm256_set1_ps(0.5)))
+                } else {
+                    (_mm256_cvtph_ps(words), _mm256_set1_ps(Q8_ZERO))
+                };
+                let at = zeros.as_mut_ptr().add(8 * g);
+                _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_mul_ps(scale, zero), sums, _mm256_loadu_ps(at)));
+                let scale = _mm256_mul_ps(scale, of_x);
+                _mm256_storeu_ps(scales.add(16 * g), _mm256_unpacklo_ps(scale, scale));
+                _mm256_storeu_ps(scales.add(16 * g + 8), _mm256_unpackhi_ps(scale, scale));
+            }
+        }
     }
 
     #[inline(always)]
