@@ -416,7 +416,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     if (split.count > 1) x = merge_splits(unit_states, split_words, split.count, split.index, x, lane);
     // The sum is not zero, because the first split (with drafts: the last one) sees the token
     // itself.
-    float by = reciprocal(x.sum);
+    float by = reciprocal(x.sum + sink_weight(p.sinks, first_head + head, x.max));
     x.acc.x *= by, x.acc.y *= by;
     if (mode.scores && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = x.max;
     if (channel >= d) continue;

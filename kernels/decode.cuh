@@ -4,6 +4,7 @@
 #include "heads.cuh"
 #include "image.cuh"
 #include "place.cuh"
+#include "sinks.cuh"
 
 // Mirrors `backend::cuda::abi::DecodeParams`.
 struct DecodeParams {
@@ -27,8 +28,9 @@ struct DecodeParams {
   int* chosen_slots;
   const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
   Kept kept;               // where the rows of a staged step go
+  const float* sinks;      // [n_q_heads] see `sink_weight`; null: none
 };
-static_assert(sizeof(DecodeParams) == 528 && OFFSET_OF(DecodeParams, heads) == 296 && OFFSET_OF(DecodeParams, out) == 400 &&
+static_assert(sizeof(DecodeParams) == 536 && OFFSET_OF(DecodeParams, heads) == 296 && OFFSET_OF(DecodeParams, out) == 400 &&
                   OFFSET_OF(DecodeParams, layer) == 460 && OFFSET_OF(DecodeParams, logits) == 472,
               "backend::cuda::abi::DecodeParams has another layout");
 

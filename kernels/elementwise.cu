@@ -98,20 +98,35 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   return x / (1.0f + expf(-2.0f * y));
 }
 
-// out[n, ffn] = f(gate) * up of f32 rows [gate | up], f is SiLU or, if `gelu`, GELU; out is f32 or
-// bf16, its rows `ld` values apart. Grid (ffn / (4 * block), n), any block. Moves 8 bytes in and 2
-// or 4 out per element. CPU twins: `swiglu`, `geglu`.
-KERNEL glu(void* out, int bf16, const float* gate_up, int ffn, int ld, int gelu) {
+// What becomes of a gate and up. Mirrors `backend::cuda::gemm::Gate`.
+enum Gate { SILU, GELU, CLAMPED };
+
+// (up + 1) * gate * sigmoid(1.702 gate), with the gate clamped to at most 7 and up to [-7, 7]. The
+// comparisons keep NaN. CPU twin: `clamped_swiglu`.
+__device__ __forceinline__ float clamped_swiglu(float gate, float up) {
+  gate = gate > 7.0f ? 7.0f : gate;
+  up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+  return (up + 1.0f) * gate / (1.0f + expf(-1.702f * gate));
+}
+
+// out[n, ffn] = f(gate, up) of f32 rows [gate | up], where f is a Gate: SiLU or GELU of the gate
+// times up, or `clamped_swiglu`; out is f32 or bf16, its rows `ld` values apart. Grid (ffn / (4 *
+// block), n), any block. Moves 8 bytes in and 2 or 4 out per element. CPU twins: `swiglu`, `geglu`,
+// `clamped_swiglu`.
+KERNEL glu(void* out, int bf16, const float* gate_up, int ffn, int ld, int kind) {
   after_previous();
   int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= ffn) return;
   const float *gate = gate_up + (u64)blockIdx.y * 2 * ffn, *up = gate + ffn;
-  auto f = [&](float x) { return gelu ? gelu_tanh(x) : silu(x); };
+  auto f = [&](float gate, float up) {
+    if (kind == CLAMPED) return clamped_swiglu(gate, up);
+    return (kind == GELU ? gelu_tanh(gate) : silu(gate)) * up;
+  };
   u64 to = (u64)blockIdx.y * ld + i;
   if (ffn % 4 == 0 && ld % 4 == 0) {
     float4 a = *(const float4*)(gate + i), b = *(const float4*)(up + i);
-    put4(out, bf16, to, float4{f(a.x) * b.x, f(a.y) * b.y, f(a.z) * b.z, f(a.w) * b.w});
+    put4(out, bf16, to, float4{f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w)});
   } else {
-    for (int k = 0; k < 4 && i + k < ffn; k++) put(out, bf16, to + k, f(gate[i + k]) * up[i + k]);
+    for (int k = 0; k < 4 && i + k < ffn; k++) put(out, bf16, to + k, f(gate[i + k], up[i + k]));
   }
 }

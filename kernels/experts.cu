@@ -15,9 +15,10 @@ __device__ __forceinline__ void read8(float to[8], const void* from, int dtype, 
   else weight8<BF16>(to, from, i);
 }
 
-// logits[n, experts] = h[n, cols] router[experts, cols]^T. Grid (experts / 8, n), 8 warps of an
-// expert each. cols is a multiple of 8.
-KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, const void* router, int dtype, int experts, int cols) {
+// logits[n, experts] = h[n, cols] router[experts, cols]^T, plus bias[experts] unless it is null.
+// Grid (experts / 8, n), 8 warps of an expert each. cols is a multiple of 8.
+KERNEL __launch_bounds__(256)
+    route(float* logits, const void* h, int bf16, const void* router, const float* bias, int dtype, int experts, int cols) {
   after_previous();
   int lane = threadIdx.x % 32, e = blockIdx.x * 8 + threadIdx.x / 32;
   if (e >= experts) return;
@@ -30,7 +31,7 @@ KERNEL __launch_bounds__(256) route(float* logits, const void* h, int bf16, cons
     for (int i = 0; i < 8; i++) sum = fmaf(x[i], w[i], sum);
   }
   sum = warp_sum(sum);
-  if (lane == 0) logits[(u64)blockIdx.y * experts + e] = sum;
+  if (lane == 0) logits[(u64)blockIdx.y * experts + e] = sum + (bias ? bias[e] : 0.0f);
 }
 
 // The k most probable experts of a row by the softmax of its logits [experts], of equal ones those
@@ -178,12 +179,13 @@ __device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* we
 }
 
 // out [pairs, rows] = x W^T of each pair's expert, rows of W expert `rows` to `rows (expert + 1) -
-// 1`. Pairs are in order of experts; pair i has row order[i] / k of x, or i if `order` is null.
+// 1`, plus the same elements of `bias` unless it is null. Pairs are in order of experts; pair i has
+// row order[i] / k of x, or i if `order` is null.
 // Grid (rows / 16, most tiles of 8 NT pairs), WARPS warps: a block has a strip of the weight, whose
 // columns its warps divide, and a tile of pairs. rows is a multiple of 16, cols too. `code`: of
 // packed weights, an `ExpertsCode`, else 0. Reads an expert's rows once for 8 NT pairs.
 template <int NT>
-__device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf16, const void* weight, int code, int dtype,
+__device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf16, const void* weight, const float* bias, int code, int dtype,
                                                const int* order, const int* starts, int experts, int k, int rows, int cols) {
   __shared__ float parts[WARPS][NT][4][32];
   after_previous();
@@ -191,6 +193,7 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
   if (tile.expert < 0) return;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u64 strip = (u64)tile.expert * (rows / STRIP_ROWS) + blockIdx.x;
+  auto bias_of = [&](int row) { return bias ? bias[strip * STRIP_ROWS + row] : 0.0f; };
   if (code == 0 && dtype != BF16) {
     // Weights in f32 and f16: dot products in f32.
     for (int at = threadIdx.x; at < 8 * NT * STRIP_ROWS; at += WARPS * 32) {
@@ -204,7 +207,7 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
 #pragma unroll
         for (int i = 0; i < 8; i++) sum = fmaf(v[i], w[i], sum);
       }
-      out[(u64)pair * rows + blockIdx.x * STRIP_ROWS + row] = sum;
+      out[(u64)pair * rows + blockIdx.x * STRIP_ROWS + row] = sum + bias_of(row);
     }
     return;
   }
@@ -234,16 +237,16 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
     float sum = parts[0][j][i][of];
 #pragma unroll
     for (int w = 1; w < WARPS; w++) sum += parts[w][j][i][of];
-    int pair = tile.first + 8 * j + of % 4 * 2 + i % 2, row = blockIdx.x * STRIP_ROWS + of / 4 + i / 2 * 8;
-    if (pair < tile.end) out[(u64)pair * rows + row] = sum;
+    int pair = tile.first + 8 * j + of % 4 * 2 + i % 2, row = of / 4 + i / 2 * 8;
+    if (pair < tile.end) out[(u64)pair * rows + blockIdx.x * STRIP_ROWS + row] = sum + bias_of(row);
   }
 }
 
-#define EXPERTS_GEMM(SIZE)                                                                                                      \
-  KERNEL __launch_bounds__(32 * WARPS)                                                                                          \
-      experts_gemm_##SIZE(float* out, const void* x, int bf16, const void* weight, int code, int dtype, const int* order,     \
-                          const int* starts, int experts, int k, int rows, int cols) {                                          \
-    multiply_pairs<SIZE / 8>(out, x, bf16, weight, code, dtype, order, starts, experts, k, rows, cols);                       \
+#define EXPERTS_GEMM(SIZE)                                                                                             \
+  KERNEL __launch_bounds__(32 * WARPS)                                                                                 \
+      experts_gemm_##SIZE(float* out, const void* x, int bf16, const void* weight, const float* bias, int code,        \
+                          int dtype, const int* order, const int* starts, int experts, int k, int rows, int cols) {    \
+    multiply_pairs<SIZE / 8>(out, x, bf16, weight, bias, code, dtype, order, starts, experts, k, rows, cols);          \
   }
 EXPERTS_GEMM(8)
 EXPERTS_GEMM(32)

@@ -3,6 +3,7 @@
 // `backend::cpu::attention::importance`.
 #define MAX_HEAD_DIM 256
 #include "heads.cuh"
+#include "sinks.cuh"
 
 #define WARPS 8
 #define TILE 32              // queries and keys of a tile; a thread has 2 x 2 of its scores
@@ -18,8 +19,9 @@ struct ImportanceParams {
   int n_q_heads, n_kv_heads, head_dim;
   int first, end;            // rows of the queries
   int tokens;
+  const float* sinks;        // [n_q_heads] see `sink_weight`; null: none
 };
-static_assert(sizeof(ImportanceParams) == 152 && OFFSET_OF(ImportanceParams, qkv) == 104 &&
+static_assert(sizeof(ImportanceParams) == 160 && OFFSET_OF(ImportanceParams, qkv) == 104 &&
                   OFFSET_OF(ImportanceParams, n_q_heads) == 128,
               "backend::cuda::abi::ImportanceParams has another layout");
 
@@ -110,7 +112,8 @@ KERNEL __launch_bounds__(32 * WARPS) importance(ImportanceParams p) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     int query = y + r * (TILE / 2);
-    factor[r] = query < queries ? p.factors[first - p.first + query] / sum[r] : 0.0f;
+    float all = sum[r] + sink_weight(p.sinks, head, peak[r]);
+    factor[r] = query < queries ? p.factors[first - p.first + query] / all : 0.0f;
   }
   for (int at = 0; at < min(p.tokens, end); at += TILE) {
     if (threadIdx.x < TILE) most[threadIdx.x] = 0;

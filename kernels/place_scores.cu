@@ -74,6 +74,7 @@ __device__ __forceinline__ void sum_weights(const DecodeParams& p, LaneSoftmax& 
   __syncthreads();
   if ((int)threadIdx.x < group) {
     float sum = exp2_fast(s.own[threadIdx.x] - s.max[threadIdx.x]);
+    sum += sink_weight(p.sinks, blockIdx.x * group + threadIdx.x, s.max[threadIdx.x]);
     for (int w = 0; w < warps; w++) sum += s.sums[w][threadIdx.x];
     s.by[threadIdx.x] = 1.0f / sum;
   }

@@ -4,6 +4,7 @@
 #include "codec.cuh"
 #include "far.cuh"
 #include "policy_dms.cuh"
+#include "sinks.cuh"
 
 #define FOREVER 0x7fffffff
 
@@ -21,8 +22,9 @@ struct PrefillParams {
   int qkv_width;           // floats from row to row
   u8* unpacked;            // pages of unpacked.cuh; null: none
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
+  const float* sinks;      // [n_q_heads] see `sink_weight`; null: none
 };
-static_assert(sizeof(PrefillParams) == 376 && OFFSET_OF(PrefillParams, out) == 296 && OFFSET_OF(PrefillParams, layer) == 348 &&
+static_assert(sizeof(PrefillParams) == 384 && OFFSET_OF(PrefillParams, out) == 296 && OFFSET_OF(PrefillParams, layer) == 348 &&
                   OFFSET_OF(PrefillParams, unpacked) == 360,
               "backend::cuda::abi::PrefillParams has another layout");
 
@@ -86,7 +88,7 @@ struct RowPair {
 #pragma unroll
     for (int h = 0; h < 2; h++, query += 8) {
       int row = t.first_row + query / t.group, q_head = t.head * t.group + query % t.group;
-      float x[D / 8][2], by = codec.sum_factor() / sum[h];
+      float x[D / 8][2], by = codec.sum_factor() / (sum[h] + sink_weight(p.sinks, q_head, max[h]));
 #pragma unroll
       for (int j = 0; j < D / 8; j++) x[j][0] = acc[4 * j + 2 * h] * by, x[j][1] = acc[4 * j + 2 * h + 1] * by;
       if (Codec::ROTATED) unrotate_fragment<D>(x, d, lane);

@@ -322,15 +322,23 @@ pub(super) fn read<B: Measure>(b: &B, buffer: &B::Buf<f32>, n: usize) -> Vec<f32
 }
 
 /// RoPE with angle 0 and no norms, for checks of later ops.
-pub(super) struct NoRope<B: Measure>(B::Buf<f32>);
+pub(super) struct NoRope<B: Measure> {
+    inv_freq: B::Buf<f32>,
+    sinks: Option<B::Buf<f32>>,
+}
 
 impl<B: Measure> NoRope<B> {
     pub fn new(b: &B, head_dim: usize) -> Self {
-        Self(b.alloc(head_dim / 2).expect("memory for a check"))
+        Self { inv_freq: b.alloc(head_dim / 2).expect("memory for a check"), sinks: None }
+    }
+
+    /// The same with a sink in the softmax of each query head.
+    pub fn with_sinks(b: &B, head_dim: usize, n_q_heads: usize) -> Self {
+        Self { sinks: Some(buffer(b, &Random::new(31).floats(n_q_heads))), ..Self::new(b, head_dim) }
     }
 
     pub fn rope(&self) -> QkvRopeArgs<'_, B> {
-        QkvRopeArgs::plain(&self.0)
+        QkvRopeArgs { sinks: self.sinks.as_ref(), ..QkvRopeArgs::plain(&self.inv_freq) }
     }
 }
 

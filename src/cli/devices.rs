@@ -188,13 +188,6 @@ impl Target {
                 "the CUDA backend computes gated delta nets with heads of up to 128 channels and a convolution of 4 tokens"
             );
         }
-        let plain = c.spec.experts.is_none_or(|experts| !experts.bias && !experts.clamped);
-        if matches!(self, Self::Cuda(_)) && (c.spec.sinks || !plain) {
-            bail!(
-                "attention sinks in the softmax, and experts with biases and a clamped activation: the CUDA backend has no \
-                 kernels for them; use --device cpu"
-            );
-        }
         let odd = c.spec.experts.filter(|experts| !cuda::has_experts(c.hidden, experts.width));
         if let (Self::Cuda(_), Some(experts)) = (self, odd) {
             bail!("experts of width {}: the CUDA backend supports multiples of 16", experts.width);

@@ -1,6 +1,6 @@
 //! Checks of mixtures of experts, over formats of weights and numbers of rows.
 
-use super::{BF16_STEP, Case, Output, Random, Stored, acts, poisoned, rounded, values};
+use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, poisoned, rounded, values};
 use dmschat::backend::{ExpertRows, ExpertsArgs, Measure, Use};
 use dmschat::quant::Code;
 use dmschat::tensor::DType;
@@ -12,21 +12,24 @@ pub struct Mixture {
     per_token: usize,
     /// Whether the last one is every token's.
     shared: bool,
+    /// Whether router and projections have biases, and the activation is clamped.
+    biased: bool,
     n: usize,
 }
 
 pub fn all() -> Vec<Mixture> {
     let plain = [DType::F32, DType::F16, DType::Bf16].map(Stored::Plain);
     let formats = plain.into_iter().chain([Code::Q8, Code::Q4, Code::Q4H].map(Stored::Packed));
-    let sizes = [(1, 37, 5, true), (3, 5, 5, false), (40, 9, 4, true), (90, 2, 1, false)];
-    let of = |stored, (n, count, per_token, shared)| Mixture { stored, count, per_token, shared, n };
+    let sizes = [(1, 37, 5, true, false), (3, 5, 5, false, true), (40, 9, 4, true, false), (90, 2, 1, false, true)];
+    let of = |stored, (n, count, per_token, shared, biased)| Mixture { stored, count, per_token, shared, biased, n };
     formats.flat_map(|stored| sizes.map(|sizes| of(stored, sizes))).collect()
 }
 
 impl Case for Mixture {
     fn name(&self) -> String {
         let shared = if self.shared { ", one of them shared" } else { "" };
-        format!("{} of {} experts {}{shared}, {} rows", self.per_token, self.count, self.stored.name(), self.n)
+        let biased = if self.biased { ", biases, clamped" } else { "" };
+        format!("{} of {} experts {}{shared}{biased}, {} rows", self.per_token, self.count, self.stored.name(), self.n)
     }
     fn limit(&self) -> f32 {
         match self.stored {
@@ -45,6 +48,9 @@ impl Case for Mixture {
         };
         let (gate_up, down) = (stack(2 * width, HIDDEN), stack(HIDDEN, width));
         let router = b.weight(&[random.tensor(DType::F32, self.count, HIDDEN)]).expect("memory");
+        // Some gates and ups are beyond the limits of a clamped activation.
+        let biases = [(self.count, 1.0), (self.count * 2 * width, 8.0), (self.count * HIDDEN, 1.0)]
+            .map(|(len, by)| buffer(b, &random.floats(len).iter().map(|x| x * by).collect::<Vec<f32>>()));
         let mut h = b.acts(n, HIDDEN, Use::Input(&[&gate_up])).expect("memory");
         b.write_acts(&mut h, &rounded(random.floats(n * HIDDEN)));
         let mut x = acts(b, HIDDEN, &random.floats(n * HIDDEN));
@@ -59,10 +65,10 @@ impl Case for Mixture {
         };
         let args = ExpertsArgs {
             router: &router,
-            router_bias: None,
-            gate_up_bias: None,
-            down_bias: None,
-            clamped: false,
+            router_bias: self.biased.then_some(&biases[0]),
+            gate_up_bias: self.biased.then_some(&biases[1]),
+            down_bias: self.biased.then_some(&biases[2]),
+            clamped: self.biased,
             gate_up: &gate_up,
             down: &down,
             per_token: self.per_token - usize::from(self.shared),

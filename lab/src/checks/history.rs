@@ -71,6 +71,11 @@ impl History {
         Self { events: self.events.min(most), ..self }
     }
 
+    /// Whether the softmax has sinks: every second history.
+    fn sinks(&self) -> bool {
+        self.seed % 2 == 1
+    }
+
     fn max_step(&self) -> usize {
         if self.wide { WIDE_STEP } else { MAX_STEP }
     }
@@ -277,8 +282,9 @@ impl Case for History {
         let wide = if self.wide { ", long chunks" } else { "" };
         let far = self.far.map_or(String::new(), |far| format!(", {far} far pages near"));
         let local = if self.local > 0 { format!(" beside a window of {}", self.local) } else { String::new() };
+        let sinks = if self.sinks() { ", sinks" } else { "" };
         format!(
-            "cache {policy}{local} {} {} of {} x {}{many}{wide}{far}",
+            "cache {policy}{local} {} {} of {} x {}{many}{wide}{far}{sinks}",
             self.codec.name(),
             self.head_dim,
             self.heads,
@@ -409,7 +415,10 @@ impl<B: Measure> Run<'_, B> {
             ((case.group + 2) * case.heads * case.head_dim, case.group * case.heads * case.head_dim);
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
         self.cache.send_pins(self.b, &spans);
-        let no_rope = NoRope::new(self.b, case.head_dim);
+        let no_rope = match case.sinks() {
+            true => NoRope::with_sinks(self.b, case.head_dim, case.heads * case.group),
+            false => NoRope::new(self.b, case.head_dim),
+        };
         let merges = matches!(case.policy, Policy::Dmc(_));
         let borrowed = merges.then_some(Borrowed { heads: 2, alpha: DMC_ALPHA });
         let rope = QkvRopeArgs { borrowed, ..no_rope.rope() };

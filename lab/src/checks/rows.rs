@@ -265,7 +265,7 @@ pub fn importance() -> Vec<Importance> {
 
 impl Case for Importance {
     fn name(&self) -> String {
-        let norm = if self.norm { ", norms" } else { "" };
+        let norm = if self.norm { ", norms and sinks" } else { "" };
         format!("importance {} of 2 x {}{norm}", self.head_dim, self.group)
     }
     fn limit(&self) -> f32 {
@@ -276,11 +276,12 @@ impl Case for Importance {
         let (mut random, d, tokens, queries) = (Random::new(9), self.head_dim, 101, 90..165);
         let geometry = geometry(Policy::Dense, Codec::Bf16, [d, 2, self.group], [1, 1]);
         let norms = [0; 2].map(|_| buffer(b, &random.floats(d)));
-        let inv_freq = buffer(b, &inv_freq(d));
+        let (inv_freq, sinks) = (buffer(b, &inv_freq(d)), buffer(b, &random.floats(geometry.n_q_heads)));
         let rope = QkvRopeArgs {
             qk_norm: self.norm.then_some([&norms[0], &norms[1]]),
             rms_eps: 1e-6,
             rope_scale: 1.25,
+            sinks: self.norm.then_some(&sinks),
             ..QkvRopeArgs::plain(&inv_freq)
         };
         let width = (2 * self.group + 4) * d;

@@ -243,8 +243,9 @@ pub struct DecodeParams {
     /// For a staged step.
     pub span_of_row: u64,
     pub kept: Kept,
+    pub sinks: u64,
 }
-layout!(DecodeParams: 528 { heads: 296, out: 400, layer: 460, logits: 472 });
+layout!(DecodeParams: 536 { heads: 296, out: 400, layer: 460, logits: 472 });
 
 /// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -264,8 +265,9 @@ pub struct PrefillParams {
     pub unpacked: u64,
     pub lane_pages: i32,
     pub first_staged: i32,
+    pub sinks: u64,
 }
-layout!(PrefillParams: 376 { out: 296, layer: 348, unpacked: 360 });
+layout!(PrefillParams: 384 { out: 296, layer: 348, unpacked: 360 });
 
 /// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -307,8 +309,9 @@ pub struct ImportanceParams {
     pub first: i32,
     pub end: i32,
     pub tokens: i32,
+    pub sinks: u64,
 }
-layout!(ImportanceParams: 152 { qkv: 104, n_q_heads: 128 });
+layout!(ImportanceParams: 160 { qkv: 104, n_q_heads: 128 });
 
 /// Parameters of `delta_net.cu`: `DeltaParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -2,18 +2,18 @@
 //! be captured as usual.
 
 use super::super::ExpertsArgs;
-use super::abi::Arg::{I32, Ptr};
-use super::gemm;
+use super::abi::Arg::{self, I32, Ptr};
+use super::gemm::{self, Gate};
 use super::gpu::Cuda;
 use super::kernels::BLOCK;
 use super::kernels::Kernel;
-use super::memory::{Acts, Stored, Weight, dtype_number};
+use super::memory::{Acts, Buf, Stored, Weight, dtype_number};
 use crate::quant::{Code, TILE_ROWS};
 
-/// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an
-/// expert's logit.
 /// Codes that the kernels multiply by.
 const CODES: [Code; 3] = [Code::Q8, Code::Q4, Code::Q4H];
+/// Threads of `route`, `choose_experts`, `sort_experts` and `experts_gemm`. A warp computes an
+/// expert's logit.
 const ROUTE_THREADS: usize = 256;
 const CHOOSE_THREADS: usize = 32;
 const SORT_THREADS: usize = 1024;
@@ -30,9 +30,9 @@ pub fn has_experts(hidden: usize, width: usize) -> bool {
 /// [`Ops::experts`](super::Ops::experts)
 pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cuda>, n: usize) {
     cuda.settle();
-    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, rows, .. } = args;
-    let biases = [args.router_bias, args.gate_up_bias, args.down_bias];
-    assert!(!args.clamped && biases.iter().all(Option::is_none), "experts with biases have no kernels");
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, rows, .. } = args;
+    let [of_router, of_gate_up, of_down] =
+        [args.router_bias, args.gate_up_bias, args.down_bias].map(|bias| Ptr(bias.map_or(0, Buf::ptr)));
     let (count, k) = (router.rows, per_token + usize::from(shared));
     let pairs = n * k;
     assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");
@@ -45,7 +45,7 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     let [order, place, starts] = [0, pairs, 2 * pairs].map(|at| rows.order.from(at));
     let [chosen, weights] = [rows.chosen.ptr(), rows.weights.ptr()];
     let Stored::Plain(dtype) = router.stored else { panic!("a router is not packed") };
-    let from = [Ptr(rows.logits.ptr()), Ptr(h.ptr()), I32(h.bf16 as i32), Ptr(router.ptr())];
+    let from = [Ptr(rows.logits.ptr()), Ptr(h.ptr()), I32(h.bf16 as i32), Ptr(router.ptr()), of_router];
     let sizes = [I32(dtype_number(dtype)), int(count), int(router.cols)];
     let blocks = count.div_ceil(ROUTE_THREADS / 32);
     cuda.driver.launch(Kernel::Route, [blocks, n, 1], ROUTE_THREADS, &[&from[..], &sizes].concat());
@@ -54,22 +54,24 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     cuda.driver.launch(Kernel::ChooseExperts, [n, 1, 1], CHOOSE_THREADS, &choice);
     let sort = [Ptr(order), Ptr(place), Ptr(starts), Ptr(chosen), int(count), int(pairs)];
     cuda.driver.launch(Kernel::SortExperts, [1, 1, 1], SORT_THREADS, &sort);
-    let multiply = |out: &Acts, x: &Acts, weight: &Weight, order: u64| {
+    let multiply = |out: &Acts, x: &Acts, weight: &Weight, bias: Arg<'_>, order: u64| {
         let (kernel, most) =
             if pairs > FEW * count { (Kernel::ExpertsGemmMany, MANY) } else { (Kernel::ExpertsGemmFew, FEW) };
         let (code, dtype) = match weight.stored {
             Stored::Plain(dtype) => (0, dtype_number(dtype)),
             Stored::Packed => (code(weight), 0),
         };
-        let operands = [Ptr(out.ptr()), Ptr(x.ptr()), I32(x.bf16 as i32), Ptr(weight.ptr()), int(code), I32(dtype)];
+        let operands =
+            [Ptr(out.ptr()), Ptr(x.ptr()), I32(x.bf16 as i32), Ptr(weight.ptr()), bias, int(code), I32(dtype)];
         let sizes = [Ptr(order), Ptr(starts), int(count), int(k), int(out.width), int(x.width)];
         // Each expert may have one tile that is not full.
         let tiles = pairs.min(pairs / most + count);
-        cuda.driver.launch(kernel, [out.width / TILE_ROWS, tiles, 1], GEMM_THREADS, &[operands, sizes].concat());
+        cuda.driver.launch(kernel, [out.width / TILE_ROWS, tiles, 1], GEMM_THREADS, &[&operands[..], &sizes].concat());
     };
-    multiply(&rows.gate_up, h, gate_up, order);
-    gemm::glu(cuda, &mut rows.act, 0, &rows.gate_up, pairs, false);
-    multiply(&rows.out, &rows.act, down, 0);
+    multiply(&rows.gate_up, h, gate_up, of_gate_up, order);
+    let gate = if clamped { Gate::Clamped } else { Gate::Silu };
+    gemm::glu(cuda, &mut rows.act, 0, &rows.gate_up, pairs, gate);
+    multiply(&rows.out, &rows.act, down, of_down, 0);
     let sum = [Ptr(x.ptr()), Ptr(rows.out.ptr()), Ptr(weights), Ptr(place), int(k), int(x.width)];
     cuda.driver.launch(Kernel::AddExperts, [x.width.div_ceil(BLOCK), n, 1], BLOCK, &sum);
 }

@@ -114,7 +114,7 @@ pub(super) fn fused_swiglu(
             if !library.multiply(&cuda.driver, &describe(scratch.ptr(), x.row(done), weight, bias, rows)) {
                 break;
             }
-            glu(cuda, out, done, scratch, rows, false);
+            glu(cuda, out, done, scratch, rows, Gate::Silu);
             done += rows;
         }
     }
@@ -124,13 +124,21 @@ pub(super) fn fused_swiglu(
     }
 }
 
-/// Computes `out = silu(gate) * up` from `m` rows `[gate | up]` and writes it to the rows of `out`
-/// from `first` on. `gelu` replaces SiLU by GELU.
-pub(super) fn glu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize, gelu: bool) {
+/// What becomes of a gate and up: `Gate` in `elementwise.cu`.
+#[derive(Clone, Copy)]
+pub(super) enum Gate {
+    Silu,
+    Gelu,
+    /// [`ExpertsArgs::clamped`](super::super::ExpertsArgs::clamped)
+    Clamped,
+}
+
+/// Computes `out` from `m` rows `[gate | up]` and writes it to the rows of `out` from `first` on.
+pub(super) fn glu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize, gate: Gate) {
     out.fills(first + m);
     gate_up.holds_f32(m);
     let width = I32(out.width as i32);
-    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width, I32(gelu as i32)];
+    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width, I32(gate as i32)];
     cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
 }
 

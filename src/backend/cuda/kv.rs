@@ -1,6 +1,8 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, Span};
+use super::super::{
+    AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, QkvRopeArgs, Span,
+};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::delta;
@@ -189,7 +191,13 @@ fn decode_params(args: &AttentionArgs<'_, Cuda>, heads: HeadParams, out: &Acts, 
         chosen_slots,
         span_of_row: shape.span_of_row,
         kept: pool.kept(g),
+        sinks: sinks(args.rope),
     }
+}
+
+/// The address of the attention sinks; 0 if there are none.
+fn sinks(rope: &QkvRopeArgs<'_, Cuda>) -> u64 {
+    rope.sinks.map_or(0, Buf::ptr)
 }
 
 /// Fused attention of a decode step: split-KV attention over the stored slots and the tokens
@@ -316,6 +324,7 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
         unpacked: unpacked.at,
         lane_pages: unpacked.lane_pages as i32,
         first_staged: unpacked.first_staged as i32,
+        sinks: sinks(args.rope),
     };
     if unpacked.at != 0 {
         let blocks = (UNPACK_BLOCKS_PER_SM * driver.sm_count).div_ceil(lanes);

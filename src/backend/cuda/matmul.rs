@@ -57,7 +57,7 @@ pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cud
 pub(super) fn linear(cuda: &Cuda, out: &mut Acts, x: &Acts, layer: Linear<'_, Cuda>, m: usize) {
     if let After::Geglu(gate_up) = layer.after {
         linear(cuda, gate_up, x, Linear { after: After::Store, ..layer }, m);
-        return gemm::glu(cuda, out, 0, gate_up, m, true);
+        return gemm::glu(cuda, out, 0, gate_up, m, gemm::Gate::Gelu);
     }
     let Linear { weight, bias, before, after } = layer;
     let swiglu = matches!(after, After::Swiglu(_));
@@ -132,7 +132,7 @@ fn unnormed(
         After::Geglu(_) => unreachable!("`linear` makes two of it"),
         After::Swiglu(gate_up) => {
             store(cuda, gate_up, x, weight, bias, m);
-            gemm::glu(cuda, out, 0, gate_up, m, false);
+            gemm::glu(cuda, out, 0, gate_up, m, gemm::Gate::Silu);
         }
     }
 }

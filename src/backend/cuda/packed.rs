@@ -5,7 +5,7 @@
 use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
-use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
+use super::gemm::{self, Gate, MAX_DECODE_ROWS, TILE_M};
 use super::gpu::Cuda;
 use super::kernels::Kernel;
 use super::memory::{Acts, IMAGE_RANGE, IMAGE_ROWS, Part, Weight};
@@ -92,7 +92,7 @@ pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut 
         for row in (0..gemm.m).step_by(scratch.rows()) {
             let m = scratch.rows().min(gemm.m - row);
             matmul(cuda, weight, &Gemm { out: scratch.ptr(), x: x.row(row), m, ..*gemm }, x);
-            gemm::glu(cuda, out, row, scratch, m, false);
+            gemm::glu(cuda, out, row, scratch, m, Gate::Silu);
         }
         return;
     };
