@@ -14,12 +14,23 @@ use crate::quant::file::{FileCode, random_strip};
 use crate::quant::{Code, Weights};
 use crate::tensor::{DType, SharedBytes, Tensor};
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 8] =
-    ["qwen3-8b", "qwen3-8b-wide", "qwen3-30b-a3b", "qwen3.5-9b", "gemma3-4b", "llama-3.2-1b", "smollm2-135m", "demo"];
+pub const SHAPES: [&str; 10] = [
+    "qwen3-8b",
+    "qwen3-8b-wide",
+    "qwen3-30b-a3b",
+    "qwen3.6-35b-a3b",
+    "gpt-oss-20b",
+    "qwen3.5-9b",
+    "gemma3-4b",
+    "llama-3.2-1b",
+    "smollm2-135m",
+    "demo",
+];
 
 /// Alignment of tensors, for any vector load.
 const ALIGN_BYTES: usize = 64;
@@ -256,6 +267,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         spec: Spec::default(),
         ..qwen3(n_layers, hidden, n_q_heads, 64, ffn, vocab)
     };
+    let published = |config: serde_json::Value| ModelConfig::from_json(shape, config.to_string().as_bytes());
     let dms = |variant, window, shift| {
         Some(DmsConfig { target_ratio: Some(8.0), ..DmsConfig::new(variant, Dms::new(window, shift)) })
     };
@@ -288,6 +300,18 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
                 ..qwen3(48, 2048, 32, 128, 6144, 151_936)
             }
         }
+        // Sizes that the configuration does not state are those of the family's class.
+        "qwen3.6-35b-a3b" => published(json!({
+            "model_type": "qwen3_5_moe_text", "full_attention_interval": 4, "max_position_embeddings": 262_144,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        }))?,
+        "gpt-oss-20b" => published(json!({
+            "model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+                "original_max_position_embeddings": 4096,
+            },
+        }))?,
         "qwen3.5-9b" => {
             let sizes =
                 DeltaNet { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4, tiled: false };
