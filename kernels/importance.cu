@@ -2,6 +2,7 @@
 // each of its first tokens. Only the training of a predictor needs it. CPU twin:
 // `backend::cpu::attention::importance`.
 #define MAX_HEAD_DIM 256
+#include "growth.cuh"
 #include "heads.cuh"
 #include "sinks.cuh"
 
@@ -20,13 +21,14 @@ struct ImportanceParams {
   int first, end;            // rows of the queries
   int tokens;
   const float* sinks;        // [n_q_heads] see `sink_weight`; null: none
+  Growth growth;             // of q
 };
-static_assert(sizeof(ImportanceParams) == 160 && OFFSET_OF(ImportanceParams, qkv) == 104 &&
+static_assert(sizeof(ImportanceParams) == 168 && OFFSET_OF(ImportanceParams, qkv) == 104 &&
                   OFFSET_OF(ImportanceParams, n_q_heads) == 128,
               "backend::cuda::abi::ImportanceParams has another layout");
 
-// Norms and RoPE of query and key heads, in place. Grid (ceil(heads / WARPS), end), a warp a head.
-// Reads and writes each row once.
+// Norms and RoPE of query and key heads, growth of queries, in place. Grid (ceil(heads / WARPS),
+// end), a warp a head. Reads and writes each row once.
 KERNEL __launch_bounds__(32 * WARPS) importance_rows(ImportanceParams p) {
   __shared__ float shared[WARPS][ROW_STRIDE];
   after_previous();
@@ -38,7 +40,8 @@ KERNEL __launch_bounds__(32 * WARPS) importance_rows(ImportanceParams p) {
   angles.compute(p.heads, row, lane);
   load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
   rotate(s, angles, d, p.heads.rotary, is_q && head % (p.n_q_heads / p.n_kv_heads) < p.heads.borrowed, lane);
-  for (int i = lane; i < d; i += 32) x[i] = s[i];
+  float growth = is_q ? p.growth.at(row) : 1.0f;
+  for (int i = lane; i < d; i += 32) x[i] = s[i] * growth;
 }
 
 typedef float Rows[2][TILE][STRIDE];

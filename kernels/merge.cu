@@ -1,7 +1,9 @@
 // Merging of a step's rows under a policy that merges tokens: norms, borrowed decisions and
 // weights, the means of slots, RoPE. What comes after gets rows that are ready but for the codec:
 // no norms, no RoPE, and decisions of the eviction rule with a window of 0. CPU twins:
-// `policy::merge`, `backend::cpu::merge`, bit for bit but for norms, weights and RoPE.
+// `policy::merge`, `backend::cpu::merge`, bit for bit but for norms, weights and RoPE. Under other
+// policies, norms and growth of q, where queries grow.
+#include "growth.cuh"
 #include "heads.cuh"
 
 #define WARPS 16   // of a block of `merge_rows`
@@ -18,22 +20,24 @@ struct MergeParams {
   const Span* spans;       // of the step
   const int* span_of_row;  // [n]
   int layer, n_q_heads, n_kv_heads, head_dim, n_seqs;
-  int every;           // pool: tokens of a slot; 0 where channels of q decide
+  int every;           // pool: tokens of a slot; 0 where channels of q decide; negative where nothing merges
   int most_members;    // most tokens of a slot
   float weight_scale, weight_offset;  // of the last channel of a KV head's second query head
+  Growth growth;       // of q
   int unused;
 };
-static_assert(sizeof(MergeParams) == 200 && OFFSET_OF(MergeParams, qkv) == 104 && OFFSET_OF(MergeParams, layer) == 160 &&
-                  OFFSET_OF(MergeParams, weight_scale) == 188,
+static_assert(sizeof(MergeParams) == 208 && OFFSET_OF(MergeParams, qkv) == 104 && OFFSET_OF(MergeParams, layer) == 160 &&
+                  OFFSET_OF(MergeParams, weight_scale) == 188 && OFFSET_OF(MergeParams, growth) == 196,
               "backend::cuda::abi::MergeParams has another layout");
 
 __device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head) {
   return p.qkv + (u64)row * p.heads.qkv_width + head * p.head_dim;
 }
 
-// Norms of q and k, RoPE of q. Decisions become the token's weight, negative where it does not want
-// to join the newest slot. Grid (n_kv_heads, n), a warp for each query head of the group and one
-// for K. Reads and writes rows of q and k once.
+// Norms of q and k, RoPE and growth of q. Decisions become the token's weight, negative where it
+// does not want to join the newest slot. Where nothing merges, norm and growth of q, but for
+// channels that later kernels read decisions from. Grid (n_kv_heads, n), a warp for each query head
+// of the group and one for K. Reads and writes rows of q and k once.
 KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   __shared__ float rows[MAX_GROUP + 1][ROW_STRIDE], weight_channel;
   after_previous();
@@ -42,7 +46,13 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   bool is_q = warp < group;
   Span span = p.spans[p.span_of_row[row]];
   int position = p.seq_len[span.seq] + row - span.start;
-  float *x = row_of(p, row, is_q ? head * group + warp : p.n_q_heads + head), *s = rows[warp];
+  float *x = row_of(p, row, is_q ? head * group + warp : p.n_q_heads + head), *s = rows[warp], growth = p.growth.at(position);
+  if (p.every < 0) {
+    if (!is_q) return;
+    load_row(s, x, p.heads.q_norm, p.heads.eps, d, lane);
+    for (int i = lane; i < d; i += 32) x[i] = i == d - 1 && warp < p.heads.borrowed ? s[i] : s[i] * growth;
+    return;
+  }
   load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
   if (warp == 1 && lane == 0) weight_channel = s[d - 1];
   __syncthreads();
@@ -61,7 +71,7 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
     angles.compute(p.heads, position, lane);
     rotate(s, angles, d, p.heads.rotary, warp < p.heads.borrowed, lane);
   }
-  for (int i = lane; i < d; i += 32) x[i] = s[i];
+  for (int i = lane; i < d; i += 32) x[i] = is_q ? s[i] * growth : s[i];
 }
 
 // K and V of a token, and the sums of a slot.

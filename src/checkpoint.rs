@@ -45,7 +45,7 @@ pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope,
 pub use family::Family;
 pub use identity::full_path;
 pub use model::{AdapterChoice, Checkpoint, GenerationDefaults};
-pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, Spec};
+pub use spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, QueryGrowth, Spec};
 pub use stacked::Stacked;
 pub use summary::{Summary, summary_of_config};
 pub use tuning::Tuning;

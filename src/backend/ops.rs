@@ -16,6 +16,8 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub inv_freq: &'a B::Buf<f32>,
     /// Factor on cos and sin (YaRN); 1 elsewhere.
     pub rope_scale: f32,
+    /// Factor of q after norm and RoPE that grows with its position.
+    pub growth: Option<Growth>,
     /// Set for models that borrow channels of q.
     pub borrowed: Option<Borrowed>,
     /// Set for models whose decisions are read from columns after v.
@@ -38,12 +40,28 @@ impl<'a, B: Device> QkvRopeArgs<'a, B> {
             rms_eps: 0.0,
             inv_freq,
             rope_scale: 1.0,
+            growth: None,
             borrowed: None,
             predictor: None,
             gated: false,
             sinks: None,
             staged: false,
         }
+    }
+}
+
+/// The factor `1 + beta * ln(1 + p / length)` of a query at position p, where p / length is a whole
+/// quotient. Decisions that a query lends a channel are read without it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    pub beta: f32,
+    /// At least 1.
+    pub length: usize,
+}
+
+impl Growth {
+    pub fn at(&self, position: usize) -> f32 {
+        1.0 + self.beta * (1.0 + (position / self.length) as f32).ln()
     }
 }
 

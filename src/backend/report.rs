@@ -22,6 +22,8 @@ pub struct KernelNeeds {
     pub delta_net: bool,
     /// Whether layers have experts.
     pub experts: bool,
+    /// Whether queries grow with their positions.
+    pub growth: bool,
     /// Whether steps try drafts.
     pub drafts: bool,
 }

@@ -38,6 +38,9 @@ pub struct Family {
     /// Whether it is gpt-oss: attention has sinks, every other layer is local, experts have biases
     /// and clamped activations, and folders store them as [`oss`](super::oss) describes.
     pub oss: bool,
+    /// Whether queries grow with their positions: `llama_4_scaling_beta` among the parameters of
+    /// RoPE.
+    pub growth: bool,
     /// Whether rows of q and k are interleaved in GGUF files. llama.cpp rotates neighbouring
     /// channels of such models, and channels half a head apart, as Hugging Face does, of later
     /// architectures; its converter permutes the rows to match.
@@ -73,15 +76,17 @@ const PLAIN: Family = Family {
     shared_expert: false,
     gemma: false,
     oss: false,
+    growth: false,
     interleaved: false,
 };
 
-/// Mistral is `llama` in GGUF files.
-const FAMILIES: [Family; 12] = [
+/// Mistral is `llama` in GGUF files, or `mistral3`.
+const FAMILIES: [Family; 13] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "mistral", window: WindowIn::AllLayers, interleaved: true, ..PLAIN },
+    Family { name: "ministral3", window: WindowIn::AllLayers, growth: true, interleaved: true, ..PLAIN },
     Family { name: "phi3", window: WindowIn::AllLayers, fused: true, partial_rope: true, ..PLAIN },
     Family {
         name: "smollm3",
@@ -109,12 +114,13 @@ const FAMILIES: [Family; 12] = [
 ];
 
 /// Families with another name in GGUF files, and that.
-const GGUF_NAMES: [[&str; 2]; 5] = [
+const GGUF_NAMES: [[&str; 2]; 6] = [
     ["qwen3_5_text", "qwen35"],
     ["qwen3_5_moe_text", "qwen35moe"],
     ["qwen3_moe", "qwen3moe"],
     ["gemma3_text", "gemma3"],
     ["gpt_oss", "gpt-oss"],
+    ["ministral3", "mistral3"],
 ];
 
 impl Family {
@@ -125,6 +131,15 @@ impl Family {
         let own = match self.name {
             "llama" | "granite" => json!({"max_position_embeddings": 2048}),
             "mistral" => json!({"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}),
+            "ministral3" => json!({
+                "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+                "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5, "rope_parameters": {
+                    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0,
+                    "original_max_position_embeddings": 16_384, "beta_fast": 32.0, "beta_slow": 1.0,
+                    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+                },
+            }),
             "phi3" => json!({"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
             "smollm3" => json!({
                 "max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": true,

@@ -29,12 +29,13 @@ const FOREIGN_KEYS: [&str; 7] = [
 /// with the keys beside it.
 pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if !matches!(&*kind, "qwen3_5" | "qwen3_5_moe" | "gemma3") {
+    if !matches!(&*kind, "qwen3_5" | "qwen3_5_moe" | "gemma3" | "mistral3") {
         return with_gemmas_defaults(config);
     }
     let Some(Value::Object(mut text)) = config.remove("text_config") else { return config };
-    if kind == "gemma3" {
-        text.entry("model_type").or_insert_with(|| "gemma3_text".into());
+    let usual = [("gemma3", "gemma3_text"), ("mistral3", "mistral")].into_iter().find(|(whole, _)| *whole == kind);
+    if let Some((_, usual)) = usual {
+        text.entry("model_type").or_insert_with(|| usual.into());
     }
     // The architecture is stated for the whole model, and so is whether the head is tied.
     config.remove("architectures");
@@ -148,6 +149,9 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
         );
     }
     spec.window = window(config, family)?;
+    if family.growth {
+        spec.query_growth = rope::growth(config)?;
+    }
     if family.no_rope {
         spec.layers = unrotated(config)?;
     }

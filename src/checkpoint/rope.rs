@@ -5,6 +5,7 @@ use super::Family;
 use super::bounds;
 use super::config::{ModelConfig, Rope, RopeScaling};
 use super::json::Fields;
+use super::spec::QueryGrowth;
 use crate::protocol::count;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -13,7 +14,9 @@ use std::f64::consts::PI;
 /// transformers' defaults for bases of Gemma 3 that are not stated.
 const GEMMA_THETA: f64 = 1_000_000.0;
 const GEMMA_LOCAL_THETA: f64 = 10_000.0;
-/// `original_max_position_embeddings` of transformers' class of Phi-3.
+const BETA: &str = "llama_4_scaling_beta";
+const ORIGINAL: &str = "original_max_position_embeddings";
+/// Its value in transformers' class of Phi-3.
 const PHI3_ORIGINAL: usize = 4096;
 
 /// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
@@ -23,12 +26,10 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
     if family.gemma {
         return gemma(config, context);
     }
-    // As in transformers, a non-empty rope_scaling takes precedence over rope_parameters.
-    let given = |key| Ok::<_, anyhow::Error>(config.opt_object(key)?.filter(|f| f.keys().next().is_some()));
-    let fields = match given("rope_scaling")? {
-        Some(fields) => Some(fields),
-        None => given("rope_parameters")?,
-    };
+    let fields = given(config)?;
+    if let Some(fields) = fields.as_ref().filter(|fields| fields.get(BETA).is_some()) {
+        ensure!(family.growth, "{}: {BETA} is set, which is not supported in {}", fields.place(), family.name);
+    }
     let outer = config.opt_positive("rope_theta")?;
     let inner = fields.as_ref().map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
     if let (Some(a), Some(b), Some(f)) = (outer, inner, &fields) {
@@ -56,7 +57,6 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
 }
 
 fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScaling> {
-    const ORIGINAL: &str = "original_max_position_embeddings";
     let kind = f.opt_str("rope_type")?.or(f.opt_str("type")?).unwrap_or("default");
     // As in transformers, a value beside the parameters takes precedence.
     let original = [config, f].into_iter().find(|f| f.get(ORIGINAL).is_some());
@@ -114,6 +114,30 @@ fn gemma(config: &Fields, context: usize) -> Result<Rope> {
     ensure!(theta > 1.0, "{}: rope_theta {theta} is not above 1", config.place());
     let scaling = fields.map_or(Ok(RopeScaling::Default), |fields| parse_scaling(&fields, config, context))?;
     Ok(Rope { theta, share: 1.0, scaling })
+}
+
+/// The growth of queries, which is among the parameters of RoPE. As in transformers, it begins at
+/// the context that YaRN extends.
+pub fn growth(config: &Fields) -> Result<Option<QueryGrowth>> {
+    let Some(fields) = given(config)? else { return Ok(None) };
+    let beta = fields.opt_f64(BETA)?.unwrap_or(0.0);
+    if beta == 0.0 {
+        return Ok(None);
+    }
+    ensure!((0.0..=100.0).contains(&beta), "{}: {BETA} {beta} is not between 0 and 100", fields.place());
+    let length = fields.size_to(ORIGINAL, bounds::CONTEXT)?;
+    Ok(Some(QueryGrowth { beta: beta as f32, length: length.min(bounds::POSITIONS) }))
+}
+
+/// The parameters of RoPE. As in transformers, a rope_scaling that is not empty takes precedence
+/// over rope_parameters.
+fn given<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    for key in ["rope_scaling", "rope_parameters"] {
+        if let Some(fields) = config.opt_object(key)?.filter(|f| f.keys().next().is_some()) {
+            return Ok(Some(fields));
+        }
+    }
+    Ok(None)
 }
 
 /// The base of RoPE in Gemma's local layers.

@@ -6,6 +6,7 @@ use super::files::Files;
 use super::json::{self, Fields};
 use super::known::{self, Published};
 use super::model::AdapterChoice;
+use super::shards::Shards;
 use super::{parse, texts};
 use crate::hub::layout::CARD;
 use crate::hub::model_names::{MAX_NAME, Names};
@@ -21,7 +22,15 @@ pub(super) fn configuration(files: &Files) -> Result<(ModelConfig, Object, Optio
     let label = files.label("config.json");
     let raw =
         files.text("config.json")?.with_context(|| format!("{label} is missing, so this is not a model folder"))?;
-    let map = parse::text_part(json::object(&label, &raw)?);
+    let mut map = json::object(&label, &raw)?;
+    // transformers' class says that heads of `mistral3` are tied, and finds others in the files.
+    if map.get("model_type").is_some_and(|kind| kind == "mistral3")
+        && !map.contains_key("tie_word_embeddings")
+        && let Ok(shards) = Shards::open(files)
+    {
+        map.insert("tie_word_embeddings".to_owned(), shards.raw("lm_head.weight").is_none().into());
+    }
+    let map = parse::text_part(map);
     let metadata = metadata_object(files)?;
     let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
     let whole = parse::with_class_defaults(map.clone());

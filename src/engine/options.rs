@@ -115,6 +115,7 @@ impl EngineOptions {
             far: self.far.is_some() && policy.keeps_far(),
             delta_net: config.spec.delta_net.is_some(),
             experts: config.spec.experts.is_some(),
+            growth: config.spec.query_growth.is_some(),
             drafts: self.drafts.rows > 0,
         })
     }

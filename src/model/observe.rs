@@ -57,6 +57,7 @@ pub fn observe<B: Measure>(mut step: Step<'_, B>, text: &Text, mut each: impl Fn
             qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
             rms_eps: c.rms_eps,
             rope_scale,
+            growth: model.growth(),
             borrowed: model.borrowed(None),
             sinks: mixer.sinks.as_ref(),
             ..QkvRopeArgs::plain(inv_freq)

@@ -122,6 +122,7 @@ impl<B: Backend> Step<'_, B> {
             rms_eps: model.config.rms_eps,
             inv_freq,
             rope_scale,
+            growth: model.growth(),
             borrowed: model.borrowed(policy.constant_decision()),
             predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
             gated: model.config.spec.output_gate,

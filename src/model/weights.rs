@@ -3,10 +3,10 @@
 
 use super::decisions::{Decisions, Own, Second};
 use super::taps::Taps;
-use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Norm};
+use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Growth, Norm};
 use crate::checkpoint::draft_head::DraftHead;
 use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, Stacked};
+use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, QueryGrowth, Stacked};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
@@ -212,6 +212,11 @@ impl<B: Backend> Model<B> {
             LayerKind { local: true, .. } => (&self.local_freq, self.local_scale),
             _ => (&self.inv_freq, self.rope_scale),
         }
+    }
+
+    /// Growth of queries with their positions.
+    pub(super) fn growth(&self) -> Option<Growth> {
+        self.config.spec.query_growth.map(|QueryGrowth { beta, length }| Growth { beta, length })
     }
 
     /// Factor of embedding rows. The residual stream is stored divided by the model's residual

@@ -1,6 +1,6 @@
 """Golden files for tests/it/golden.rs, made by transformers, which shares no code with dmschat.
 
-    python3 make_goldens.py OUTDIR [NAME...]   # torch 2.9 to 2.15, transformers 5.17, CPU; a minute
+    python3 make_goldens.py OUTDIR [NAME...]   # torch 2.9 to 2.15, transformers 5.17 to 5.24, CPU; a minute
 
 Then copy OUTDIR's contents beside this script. Deterministic: fixed seeds, one thread, f32, eager
 attention. What is written:
@@ -20,7 +20,8 @@ import sys
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, GptOssConfig, GraniteConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3TextConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config, MistralConfig,
+                          Phi3Config, Qwen2Config,
                           Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
 N_TOKENS = 80
@@ -124,6 +125,24 @@ MODELS = [
     # Local layers that rotate as the others, and sinks; with experts as they are in memory, and in MXFP4.
     ("gpt_oss", GptOssConfig(**OSS), torch.bfloat16, None),
     ("gpt_oss_mxfp4", GptOssConfig(**OSS), torch.bfloat16, None),
+    # A model that sees, whose head is not tied; its configuration says so beside the text's.
+    ("mistral3", Mistral3Config(
+        text_config=dict(
+            model_type="mistral", hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            max_position_embeddings=512, rms_norm_eps=1e-5, sliding_window=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON),
+        vision_config=dict(
+            model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, head_dim=16,
+            image_size=28, patch_size=14),
+        tie_word_embeddings=False), torch.bfloat16, None),
+    # Queries grow every 24 tokens, three times in the 80; YaRN leaves cos and sin as they are.
+    ("ministral3", Ministral3Config(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 24,
+                         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "llama_4_scaling_beta": 0.7},
+        **COMMON), torch.bfloat16, None),
 ]
 
 # Seeds other than the number in the list: of some the model makes much of rounding.
@@ -233,18 +252,20 @@ def in_mxfp4(folder, seed):
 
 def make_model(out, name, config, dtype, shard, seed):
     folder = os.path.join(out, name)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = kind.from_config(config, attn_implementation="eager")
     fill(model, seed)
     model = model.to(dtype)
     model.generation_config.eos_token_id = [1, 2]
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     # What is recorded comes from the file as any reader finds it.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     if name.endswith("mxfp4"):
         with torch.no_grad():
             for part, values in in_mxfp4(folder, seed).items():
                 model.get_parameter(part).copy_(values)
     assert next(model.parameters()).dtype == torch.float32
+    config = config.get_text_config()
     for attempt in range(50):
         g = torch.Generator().manual_seed(seed * 1000 + attempt)
         tokens = torch.randint(0, config.vocab_size, (N_TOKENS,), generator=g).tolist()
@@ -256,7 +277,7 @@ def make_model(out, name, config, dtype, shard, seed):
     logits = logits_of(model, tokens)
     with open(os.path.join(folder, "logits.f32"), "wb") as f:
         f.write(logits.contiguous().numpy().astype("<f4").tobytes())
-    rope = model.model.rotary_emb  # as the logits have left it: longrope depends on the length
+    rope = model.get_decoder().rotary_emb  # as the logits have left it: longrope depends on the length
     of = "full_attention_" if "gemma3" in config.model_type else ""
     inv_freq, scale = getattr(rope, f"{of}inv_freq").float().tolist(), float(getattr(rope, f"{of}attention_scaling"))
     golden = {

@@ -236,7 +236,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
     let cases = [
         (
             json!({"model_type": "gemma2"}),
-            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, gpt_oss, granite are)",
+            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, ministral3, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, gpt_oss, granite are)",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -258,6 +258,14 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (
             json!({"layer_types": ["sliding_attention"], "sliding_window": 8}),
             "sliding window attention is not supported in llama",
+        ),
+        (
+            json!({"model_type": "ministral3", "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8, "llama_4_scaling_beta": -1}}),
+            "rope_scaling: llama_4_scaling_beta -1 is not between 0 and 100",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}),
+            "rope_parameters: llama_4_scaling_beta is set, which is not supported in llama",
         ),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported in llama"),
         (
@@ -400,6 +408,7 @@ fn keys_that_a_config_leaves_out_have_their_class_defaults() {
         ("llama", false, 2048, 32, 128, 1e-6, 1e4),
         ("granite", false, 2048, 32, 128, 1e-6, 1e4),
         ("mistral", false, 131_072, 8, 128, 1e-6, 1e4),
+        ("ministral3", false, 262_144, 8, 128, 1e-5, 1e6),
         ("phi3", false, 4096, 32, 128, 1e-5, 1e4),
         ("smollm3", true, 32_768, 4, 128, 1e-6, 2e6),
         ("qwen2", false, 32_768, 32, 128, 1e-6, 1e4),

@@ -144,7 +144,7 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
             None => (String::new(), stem),
         };
         let mut values = tensor.to_f32();
-        let permuted = ["llama", "mistral", "smollm3", "granite"].contains(&arch);
+        let permuted = ["llama", "mistral", "ministral3", "smollm3", "granite"].contains(&arch);
         if permuted && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
             values = interleave(&values, spec.shape[0], m.head_dim);
         }
@@ -401,7 +401,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma2")),
-        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, gpt-oss, granite are)"
+        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, mistral3, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, gpt-oss, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

@@ -134,6 +134,16 @@ fn mistral_with_heads_of_a_size_of_their_own() {
 }
 
 #[test]
+fn mistral3_inside_of_a_model_that_sees() {
+    holds("mistral3");
+}
+
+#[test]
+fn ministral3_whose_queries_grow() {
+    holds("ministral3");
+}
+
+#[test]
 fn mistral_with_a_sliding_window() {
     holds("mistral_sliding");
 }

@@ -105,6 +105,7 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
             far: false,
             delta_net: false,
             experts: false,
+            growth: false,
             drafts: true,
         };
         let names = SOURCES.iter().filter(|s| s.is_needed((9, 0), &needs)).map(|s| s.name);
@@ -132,6 +133,7 @@ fn wide_heads_have_files_of_their_own() {
         far: false,
         delta_net: false,
         experts: false,
+        growth: false,
         drafts: true,
     };
     let files = |head_dim| {

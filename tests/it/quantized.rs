@@ -230,8 +230,12 @@ fn fp8_decodes_to_its_formula() {
         "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}});
     let blocks =
         json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [24, 128]});
+    // Mistral's own files: one scale per matrix, and one of activations, which stay as they are.
+    let mistral = json!({"quant_method": "fp8", "activation_scheme": "static", "dequantize": false,
+        "weight_block_size": null, "modules_to_not_convert": ["model.vision_tower", "lm_head"]});
     let cases = [
         (blocks.clone(), "weight_scale_inv", vec![3, 2], [24, 128]),
+        (mistral, "weight_scale_inv", vec![], [ROWS, COLS]),
         // transformers' default for the size of a block; AutoFP8 states no size and has one scale.
         (json!({"quant_method": "fp8"}), "weight_scale_inv", vec![1, 2], [128, 128]),
         (json!({"quant_method": "fp8"}), "weight_scale", vec![1], [ROWS, COLS]),
@@ -243,7 +247,8 @@ fn fp8_decodes_to_its_formula() {
         let wide = COLS.div_ceil(cols);
         let wanted: Vec<f32> =
             (0..ROWS * COLS).map(|i| e4m3(codes[i]) * all[i / COLS / rows * wide + i % COLS / cols]).collect();
-        let c = open(&folder(config, &[weight(), part(name, "F32", (shape, f32s(&all)))])).unwrap();
+        let activations = part("activation_scale", "F32", (vec![], f32s(&[0.5])));
+        let c = open(&folder(config, &[weight(), part(name, "F32", (shape, f32s(&all))), activations])).unwrap();
         let tensor = &c.tensors[&format!("{NAME}.weight")];
         assert_eq!(tensor.format.name(), "FP8");
         assert!(tensor.to_f32() == wanted, "{name}");

@@ -335,6 +335,7 @@ impl Ops for Spy {
             rms_eps: rope.rms_eps,
             inv_freq: &*inv_freq,
             rope_scale: rope.rope_scale,
+            growth: rope.growth,
             borrowed: rope.borrowed,
             predictor,
             gated: rope.gated,

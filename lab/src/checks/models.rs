@@ -8,7 +8,9 @@ use super::{CODECS, Finding, Report, slots_of, widen};
 use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Local, Mlp, ModelConfig};
+use dmschat::checkpoint::{
+    Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Local, Mlp, ModelConfig, QueryGrowth,
+};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Dmc, PolicyKind, PolicyRequest, SlotMeta};
@@ -140,7 +142,7 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
 }
 
 /// Gives a model the features of other families: partial RoPE, layers without RoPE, local layers,
-/// norms after blocks, another gate, factors.
+/// norms after blocks, another gate, factors, queries that grow.
 pub(super) fn vary(config: &mut ModelConfig) {
     config.rope.share = 0.5;
     let spec = &mut config.spec;
@@ -149,6 +151,7 @@ pub(super) fn vary(config: &mut ModelConfig) {
     (spec.norms_behind, spec.activation) = (true, Activation::GeluTanh);
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
+    spec.query_growth = Some(QueryGrowth { beta: 0.5, length: 60 });
 }
 
 /// Makes a model one of both kinds of layers.

@@ -3,7 +3,7 @@
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, poisoned, read, values};
 use dmschat::backend::{
-    Alpha, AttentionArgs, Borrowed, Columns, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Queries, Span,
+    Alpha, AttentionArgs, Borrowed, Columns, Growth, KvTables, Measure, Mlp, Predictor, QkvRopeArgs, Queries, Span,
 };
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
@@ -168,6 +168,13 @@ pub fn ropes() -> Vec<Rope> {
     out
 }
 
+impl Rope {
+    /// Whether queries grow with their positions. Wide heads have no kernel for it.
+    fn grows(&self) -> bool {
+        self.group.is_multiple_of(3) && self.head_dim <= 128
+    }
+}
+
 impl Case for Rope {
     fn name(&self) -> String {
         let dms = self.decisions.name();
@@ -178,7 +185,8 @@ impl Case for Rope {
             Tokens::Mixed => ", single tokens beside a chunk",
         };
         let gated = if self.group % 4 == 2 { ", gated" } else { "" };
-        format!("rope {} of {} x {}{norm}{dms}{gated}{single}", self.head_dim, self.heads, self.group)
+        let grown = if self.grows() { ", growth" } else { "" };
+        format!("rope {} of {} x {}{norm}{dms}{gated}{grown}{single}", self.head_dim, self.heads, self.group)
     }
     fn limit(&self) -> f32 {
         if self.tokens == Tokens::Chunks { 4e-6 } else { BF16_STEP }
@@ -211,6 +219,7 @@ impl Case for Rope {
             rms_eps: 1e-6,
             inv_freq: &buffer(b, &inv_freq),
             rope_scale: 1.25,
+            growth: self.grows().then_some(Growth { beta: 0.3, length: 5_000 }),
             borrowed,
             predictor,
             gated: self.group % 4 == 2,
@@ -282,6 +291,7 @@ impl Case for Importance {
             rms_eps: 1e-6,
             rope_scale: 1.25,
             sinks: self.norm.then_some(&sinks),
+            growth: (self.group == 4).then_some(Growth { beta: 0.3, length: 50 }),
             ..QkvRopeArgs::plain(&inv_freq)
         };
         let width = (2 * self.group + 4) * d;

@@ -55,6 +55,8 @@ fn families_score_as_on_the_cpu() {
         ("qwen3_moe", &[]),
         ("mistral_sliding", &[]),
         ("mistral_sliding", window),
+        ("ministral3", &[]),
+        ("ministral3", window),
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
         let score = |device| {

@@ -51,8 +51,8 @@ pub(super) fn norm_heads(cpu: &Cpu, qkv: &mut Acts, g: &KvGeometry, args: &QkvRo
     });
 }
 
-/// Applies RoPE to q and k of rows at these positions. RoPE mixes pairs of channels, so borrowed
-/// channels are zeroed before it and again after it.
+/// Applies RoPE to q and k of rows at these positions, and the growth of q. RoPE mixes pairs of
+/// channels, so borrowed channels are zeroed before it and again after it.
 pub(super) fn rotate_heads(
     cpu: &Cpu,
     qkv: &mut Acts,
@@ -65,10 +65,11 @@ pub(super) fn rotate_heads(
     let mut angles = cpu.angles();
     let half = args.inv_freq.len();
     if half > 0 {
-        angles.update(positions, args.inv_freq, args.rope_scale);
+        angles.update(positions.clone(), args.inv_freq, args.rope_scale);
     }
     let (cos, sin) = (&angles.cos, &angles.sin);
     let borrowed_heads = args.borrowed.unwrap_or_default().heads;
+    let growth = args.growth.map(|growth| positions.clone().map(|at| growth.at(at)).collect::<Vec<_>>());
     cpu.rows(qkv, n, |row, i| {
         zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
         for head in row[..qk_width].chunks_exact_mut(d).filter(|_| half > 0) {
@@ -80,6 +81,9 @@ pub(super) fn rotate_heads(
             );
         }
         zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
+        if let Some(growth) = &growth {
+            maths::scale(cpu.isa, &mut row[..q_width], growth[i]);
+        }
     });
 }
 

@@ -310,8 +310,9 @@ pub struct ImportanceParams {
     pub end: i32,
     pub tokens: i32,
     pub sinks: u64,
+    pub growth: Growth,
 }
-layout!(ImportanceParams: 160 { qkv: 104, n_q_heads: 128 });
+layout!(ImportanceParams: 168 { qkv: 104, n_q_heads: 128 });
 
 /// Parameters of `delta_net.cu`: `DeltaParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -365,9 +366,20 @@ pub struct MergeParams {
     pub most_members: i32,
     pub weight_scale: f32,
     pub weight_offset: f32,
+    pub growth: Growth,
     pub unused: i32,
 }
-layout!(MergeParams: 200 { qkv: 104, layer: 160, weight_scale: 188 });
+layout!(MergeParams: 208 { qkv: 104, layer: 160, weight_scale: 188, growth: 196 });
+
+/// Growth of queries with their positions: `Growth` in `growth.cuh`. The default is none.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct Growth {
+    pub beta: f32,
+    /// 0: none.
+    pub length: i32,
+}
+layout!(Growth: 8 { length: 4 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -45,10 +45,15 @@ pub fn padded(head_dim: usize) -> usize {
 /// Refuses policies without kernels for the model's heads, and codes of files without kernels for
 /// experts.
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
-    let KernelNeeds { head_dim, policy, weights, experts, .. } = *needs;
+    let KernelNeeds { head_dim, policy, weights, experts, growth, .. } = *needs;
     anyhow::ensure!(
         !experts || !weights.keeps_codes(),
         "weights own: on a GPU experts have no kernels for the codes of GGUF files; use --weights int8 or int4, or --device cpu"
+    );
+    anyhow::ensure!(
+        head_dim <= USUAL_HEAD_DIM || !growth,
+        "on a GPU, queries that grow with their positions need heads of at most {USUAL_HEAD_DIM} channels, and this \
+         model's have {head_dim}; use --device cpu"
     );
     let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
     anyhow::ensure!(
@@ -109,7 +114,7 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute
     /// capability. Files that only other shapes need are loaded at their first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, weights, policy, far, delta_net, experts, drafts } = *needs;
+        let KernelNeeds { head_dim, codec, weights, policy, far, delta_net, experts, growth, drafts } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let (wgmma, wide) = (hopper && head_dim == 128 && Rows::of(codec).has_wgmma(), head_dim > USUAL_HEAD_DIM);
@@ -128,7 +133,7 @@ impl Source {
             "far" => far,
             "place_scores" => scored,
             "pages" => paged,
-            "merge" => policy.merging().is_some(),
+            "merge" => growth || policy.merging().is_some(),
             file if has_kernels_of_formats(file) => weights.has_kernels(file),
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma && !wide,

@@ -1,7 +1,7 @@
-//! Merging of a step's rows before attention: `kernels/merge.cu`.
+//! Merging of a step's rows before attention, and growth of queries: `kernels/merge.cu`.
 
 use super::super::{AttentionArgs, Borrowed, Columns, KvTables, QkvRopeArgs};
-use super::abi::{Arg, HeadParams, MergeParams};
+use super::abi::{Arg, Growth, HeadParams, MergeParams};
 use super::gpu::Cuda;
 use super::kernels::Kernel;
 use super::memory::Acts;
@@ -11,15 +11,19 @@ use crate::policy::{Dmc, Merging};
 const ROWS_THREADS: usize = 512;
 
 /// Work of attention on the heads of rows. Where the policy merges tokens, does it here beforehand,
-/// with the merging.
+/// with the merging. Where queries grow, norms them here beforehand.
 pub(super) fn prepare(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) -> HeadParams {
     let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
     let heads = head_params(qkv, rope);
     let g = &kv.geometry;
-    let Some(merging) = g.policy.merging() else { return heads };
+    let merging = g.policy.merging();
+    if merging.is_none() && rope.growth.is_none() {
+        return heads;
+    }
     let (every, dmc) = match merging {
-        Merging::Pool(pool) => (pool.every, Dmc::default()),
-        Merging::Learned(dmc) => (0, dmc),
+        None => (-1, Dmc::default()),
+        Some(Merging::Pool(pool)) => (pool.every as i32, Dmc::default()),
+        Some(Merging::Learned(dmc)) => (0, dmc),
     };
     let shape = cuda.send(spans);
     let params = MergeParams {
@@ -36,17 +40,25 @@ pub(super) fn prepare(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) -> HeadPa
         n_kv_heads: g.n_kv_heads as i32,
         head_dim: g.head_dim as i32,
         n_seqs: g.n_seqs as i32,
-        every: every as i32,
+        every,
         most_members: dmc.most_members as i32,
         weight_scale: dmc.weight_scale,
         weight_offset: dmc.weight_offset,
+        growth: growth(rope),
         unused: 0,
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 1);
     let args = [Arg::of(&params)];
     cuda.driver.launch(Kernel::MergeHeads, [g.n_kv_heads, shape.n_rows, 1], threads, &args);
+    if merging.is_none() {
+        return HeadParams { q_norm: 0, ..heads };
+    }
     cuda.driver.launch(Kernel::MergeRows, [g.n_kv_heads, shape.n_spans, 1], ROWS_THREADS, &args);
     HeadParams { q_norm: 0, k_norm: 0, rotary: 0, borrowed: 0, ..heads }
+}
+
+pub(super) fn growth(rope: &QkvRopeArgs<'_, Cuda>) -> Growth {
+    rope.growth.map_or(Growth::default(), |growth| Growth { beta: growth.beta, length: growth.length as i32 })
 }
 
 /// Copies the sums of the newest slots of a sequence.

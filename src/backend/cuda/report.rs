@@ -99,6 +99,7 @@ impl Measure for Cuda {
             end: end as i32,
             tokens: (out.len() / g.n_q_heads) as i32,
             sinks: rope.sinks.map_or(0, Buf::ptr),
+            growth: merge::growth(rope),
         };
         let args = [Arg::of(&params)];
         let heads = (g.n_q_heads + g.n_kv_heads).div_ceil(IMPORTANCE_WARPS);

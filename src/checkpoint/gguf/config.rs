@@ -190,6 +190,16 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         // The model was trained without truncation; files do not state it.
         out["rope_scaling"]["truncate"] = false.into();
     }
+    // llama.cpp's queries grow from the context that YaRN extends on.
+    let beta = h.number(&key("attention.temperature_scale"))?.filter(|beta| family.growth && *beta != 0.0);
+    if let Some(beta) = beta {
+        ensure!(out["rope_scaling"].is_object(), "{} is set without rope scaling", key("attention.temperature_scale"));
+        out["rope_scaling"]["llama_4_scaling_beta"] = beta.into();
+    }
+    if family.growth && out["rope_scaling"].is_null() {
+        // Mistral Small has none, and the class a default of its own.
+        out["rope_scaling"] = json!({"rope_type": "default"});
+    }
     let stretched = family.gemma && GEMMA_STRETCHED.contains(&layers);
     if stretched && !h.metadata.contains_key(&key("rope.scaling.factor")) && out["rope_scaling"].is_null() {
         out["rope_scaling"] = json!({"rope_type": "linear", "factor": GEMMA_FACTOR});
@@ -266,6 +276,7 @@ fn stated_scaling(h: &Header, arch: &str) -> Result<Value> {
     // The first one multiplies YaRN's own factor of cos and sin, the second one replaces it.
     let (times, whole) = (number("attn_factor")?.unwrap_or(1.0), number("yarn_attn_factor")?);
     if kind == "yarn" {
+        let log_multiplier = number("yarn_log_multiplier")?.filter(|by| *by != 0.0);
         let usual = factor.map_or(1.0, |factor| if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 });
         let attention = whole.or((times != 1.0).then_some(usual * times));
         let beta = |side: &str| Ok::<_, anyhow::Error>(number(&format!("yarn_{side}"))?.or(number(side)?));
@@ -278,6 +289,9 @@ fn stated_scaling(h: &Header, arch: &str) -> Result<Value> {
         });
         if let Some(attention) = attention {
             out["attention_factor"] = attention.into();
+        }
+        if let Some(by) = log_multiplier {
+            (out["mscale"], out["mscale_all_dim"]) = (1.0.into(), by.into());
         }
         return Ok(out);
     }

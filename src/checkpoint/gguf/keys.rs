@@ -83,6 +83,10 @@ const NEUTRAL: [(&str, Neutral); 25] = [
     ("embedding_length_per_layer_input", &[]),
 ];
 
+/// Keys that families with [`Family::growth`] read. A length that differs from that of YaRN is
+/// refused.
+const GROWTH: [&str; 2] = ["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"];
+
 /// Factors that families with [`Family::scaled`] read.
 const SCALES: [&str; 3] = ["logit_scale", "residual_scale", "embedding_scale"];
 
@@ -133,6 +137,7 @@ fn model(
 ) -> Result<()> {
     let window = family.has_local() || family.window == WindowIn::AllLayers;
     let read = READ.contains(&name)
+        || GROWTH.contains(&name) && family.growth
         || name == "attention.sliding_window" && window
         || name.starts_with("expert_shared_") && family.shared_expert
         || name == "attention.scale" && (family.gemma || family.scaled)
@@ -150,6 +155,7 @@ fn model(
         "attention.sliding_window" => {
             (true, size("context_length").zip(size(name)).is_some_and(|(context, window)| window >= context))
         }
+        "attention.temperature_length" => (true, size(name) == size("rope.scaling.original_context_length")),
         "attention.scale" => (true, is((head_dim as f64).powf(-0.5))),
         "hidden_activation" => {
             let usual = if family.gemma { ["gelu_pytorch_tanh", "gelu"] } else { ["silu", "swish"] };

@@ -29,6 +29,8 @@ pub struct Spec {
     pub logit_scale: f32,
     /// Factor of the products of q and k; `None`: 1 / sqrt(head_dim).
     pub score_scale: Option<f32>,
+    /// Growth of queries with their positions; `None`: they do not grow.
+    pub query_growth: Option<QueryGrowth>,
     /// The newest tokens that attention sees in every layer; `None`: all.
     pub window: Option<usize>,
     /// Properties of layers that are [local](LayerKind::local).
@@ -39,6 +41,14 @@ pub struct Spec {
     pub experts: Option<Experts>,
     /// The layers in their order, which repeats where the model has more.
     pub layers: Vec<LayerKind>,
+}
+
+/// A query at position p is multiplied by `1 + beta * ln(1 + p / length)`, where p / length is a
+/// whole quotient (Llama 4, Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    pub beta: f32,
+    pub length: usize,
 }
 
 /// Differences between the layers of a model.
@@ -200,6 +210,7 @@ impl Default for Spec {
             residual_scale: 1.0,
             logit_scale: 1.0,
             score_scale: None,
+            query_growth: None,
             window: None,
             local: None,
             delta_net: None,

@@ -32,6 +32,8 @@ FAMILIES = [
     ("qwen3_5", "qwen35", False, "qwen35"),
     ("qwen3_5_moe", "qwen35moe", False, "qwen35"),
     ("gpt_oss", "gpt-oss", False, "gpt-4o"),
+    ("mistral3", "mistral3", True, "tekken"),
+    ("ministral3", "mistral3", True, "tekken"),
 ]
 ENDS, START = ["<|im_end|>", "<|endoftext|>"], "<|im_start|>"
 PRINTABLE = [chr(c) for c in range(0x21, 0x7f)]
@@ -58,7 +60,8 @@ def stored(folder):
     start = 8 + int.from_bytes(raw[:8], "little")
     tensors = {}
     for name, t in json.loads(raw[8:start]).items():
-        if name != "__metadata__":
+        name = name.removeprefix("language_model.")
+        if name != "__metadata__" and not name.startswith(("vision_tower", "multi_modal")):
             assert t["dtype"] == "BF16"
             begin, end = t["data_offsets"]
             tensors[name] = np.frombuffer(raw[start + begin:start + end], "<u2").reshape(t["shape"])
@@ -106,9 +109,17 @@ def parameters(w, c, arch):
     if head_dim:
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
-    if arch in ("llama", "smollm3", "granite"):
+    if arch in ("llama", "smollm3", "granite", "mistral3"):
         w.add_vocab_size(c["vocab_size"])
         w.add_rope_dimension_count(head_dim or c["hidden_size"] // c["num_attention_heads"])
+    if "llama_4_scaling_beta" in rope:
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(rope["factor"])
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        w.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        w.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        w.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        w.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if arch == "gpt-oss":
         w.add_expert_count(c["num_local_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
@@ -203,6 +214,7 @@ def make(name, arch, permuted, pre, work):
 
     folder = HERE.parent / name
     c = json.loads((folder / "config.json").read_text())
+    c = c.get("text_config", c)
     path = Path(work) / f"{name}.gguf"
     w = gguf.GGUFWriter(path, arch)
     w.add_type("model")
