@@ -278,7 +278,13 @@ mod tests {
         assert_eq!(file("Qwen-Qwen2.5-7B-Instruct"), Some("hermes"));
         assert_eq!(file("Qwen3.5-4B"), Some("xml"));
         assert_eq!(file("ibm-granite-granite-3.3-2B-Instruct"), Some("granite"));
-        assert_eq!(file("mistralai-Mistral-Nemo-Instruct-2407"), Some("mistral"));
+        for mistral in [
+            "mistralai-Mistral-Nemo-Instruct-2407",
+            "Mistral-Small-3.2-24B-Instruct-2506",
+            "mistralai-Ministral-3-14B-Reasoning-2512",
+        ] {
+            assert_eq!(file(mistral), Some("mistral"));
+        }
         assert_eq!(of("{% if xml_tools %}<tool_call>{% endif %}"), Some("hermes"), "SmolLM3's name");
         assert_eq!(of("{% if tools %}<|channel|>commentary json<|message|>{% endif %}"), Some("harmony"));
         for none in ["deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "gemma_turns", "microsoft-Phi-3.5-mini-instruct"] {

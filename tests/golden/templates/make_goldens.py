@@ -1,6 +1,6 @@
 """Makes renderings.json: what transformers renders with chat templates of published models.
 
-    python3 tests/golden/templates/make_goldens.py      # transformers 5.17.0, jinja2; a second
+    python3 tests/golden/templates/make_goldens.py      # transformers 5.17.0 to 5.24.0, jinja2; a second
 
 The templates lie beside this file, verbatim as in models/templates of PyPI's llama_cpp_python-0.3.36.tar.gz (vendor/llama.cpp),
 which took them from the models' repositories: Apache-2.0, those of DeepSeek and Phi MIT. gemma_turns.jinja alone was written for
@@ -27,6 +27,9 @@ MODELS = [
     ("ibm-granite-granite-3.3-2B-Instruct", False, "<|end_of_text|>", "<|end_of_text|>"),
     ("Qwen3.5-4B", True, "", "<|im_end|>"),
     ("gemma_turns", False, "<bos>", "<eos>"),
+    ("Mistral-Small-3.2-24B-Instruct-2506", False, "<s>", "</s>"),
+    ("mistralai-Ministral-3-14B-Reasoning-2512", False, "<s>", "</s>"),
+    ("openai-gpt-oss-120b", False, "<|startoftext|>", "<|return|>"),
 ]
 
 
