@@ -10,8 +10,9 @@ use crate::tokenizer::Tokenizer;
 /// Channels whose text is the answer.
 const ANSWERS: [&str; 2] = ["final", "commentary"];
 
-/// The recipients of tool calls, before a tool's name.
-const RECIPIENT: &str = "to=functions.";
+/// Marks a recipient, and one that is a tool of the request.
+const TO: &str = "to=";
+const FUNCTION: &str = "functions.";
 
 /// Meaning of a message's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ impl Message {
     /// How a call begins in the text of an answer, in one spelling: models put the recipient into
     /// the role or into the channel.
     pub fn call(name: &str) -> String {
-        format!("<|channel|>commentary {RECIPIENT}{name}<|message|>")
+        format!("<|channel|>commentary {TO}{FUNCTION}{name}<|message|>")
     }
 }
 
@@ -97,12 +98,16 @@ impl Header {
     fn message(&mut self) -> Message {
         let (role, channel) = (std::mem::take(&mut self.role), self.channel.take());
         let channel = channel.unwrap_or_default();
-        let recipient = [&role, &channel].into_iter().find_map(|text| text.split_once(RECIPIENT));
-        // What follows the name is the type of the arguments.
-        let name = recipient.and_then(|(_, rest)| rest.split(|c: char| c.is_whitespace() || c == '<').next());
-        match name.filter(|name| !name.is_empty()) {
-            Some(name) => Message::Call(name.to_owned()),
-            None if channel.is_empty() || ANSWERS.contains(&channel.trim()) => Message::Answer,
+        // The type of the text may follow, as in `final <|constrain|>json`.
+        let word =
+            |text: &str| text.trim_start().split(|c: char| c.is_whitespace() || c == '<').next().map(str::to_owned);
+        let recipient = [&role, &channel].into_iter().find_map(|text| word(text.split_once(TO)?.1));
+        let channel = word(&channel).unwrap_or_default();
+        match recipient.as_deref().map(|to| to.strip_prefix(FUNCTION).filter(|name| !name.is_empty())) {
+            Some(Some(name)) => Message::Call(name.to_owned()),
+            // To a tool that the request does not have.
+            Some(None) => Message::Thought,
+            None if channel.is_empty() || ANSWERS.contains(&&*channel) => Message::Answer,
             None => Message::Thought,
         }
     }
@@ -110,5 +115,53 @@ impl Header {
     /// Returns the number of header tokens since the last call.
     pub fn take_tokens(&mut self) -> usize {
         std::mem::take(&mut self.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    const CHANNELS: Channels = Channels { start: 0, channel: 1, message: 2 };
+    const MARKS: [&str; 3] = ["<|start|>", "<|channel|>", "<|message|>"];
+
+    /// The meanings of the messages of an answer.
+    fn read(mut text: &str) -> Vec<Message> {
+        let (mut header, mut found) = (Header::default(), Vec::new());
+        while !text.is_empty() {
+            if let Some(mark) = MARKS.iter().position(|mark| text.starts_with(mark)) {
+                found.extend(header.take(&CHANNELS, mark as Token, ""));
+                text = &text[MARKS[mark].len()..];
+                continue;
+            }
+            let end = MARKS.iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+            if header.is_open() {
+                header.push(&text[..end]);
+            }
+            text = &text[end..];
+        }
+        found
+    }
+
+    /// tests/golden/harmony/make_answers.py asks OpenAI's own package.
+    #[test]
+    fn headers_are_read_as_by_openais_package() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/harmony/answers.json");
+        let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        for case in golden["cases"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let meaning = |message: &Value| {
+                // The package calls the type of a text its recipient where there is no other.
+                let recipient = message["recipient"].as_str().filter(|to| text.contains(&format!("to={to}")));
+                match (recipient.map(|to| to.strip_prefix("functions.")), message["channel"].as_str()) {
+                    (Some(Some(name)), _) => Message::Call(name.to_owned()),
+                    (None, None | Some("final" | "commentary")) => Message::Answer,
+                    _ => Message::Thought,
+                }
+            };
+            let wanted: Vec<Message> = case["messages"].as_array().unwrap().iter().map(meaning).collect();
+            assert_eq!(read(text), wanted, "{text}");
+        }
     }
 }
