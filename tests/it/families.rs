@@ -99,6 +99,31 @@ fn a_head_of_mistral3_is_tied_if_nothing_says_that_it_is_not() {
     }
 }
 
+/// Published models are part of a `mistral3`, whose class has other defaults.
+#[test]
+fn ministral3_inside_of_mistral3_is_the_same_model() {
+    let read = |name| fs::read(place("ministral3").join(name)).unwrap();
+    let (text, file): (Value, _) = (serde_json::from_slice(&read("config.json")).unwrap(), read("model.safetensors"));
+    let start = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(&file[8..start]).unwrap();
+    let inside = header.into_iter().map(|(name, value)| match &*name {
+        "__metadata__" => (name, value),
+        _ => (format!("language_model.{name}"), value),
+    });
+    let config = json!({"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": text, "vision_config": {"model_type": "pixtral"}, "spatial_merge_size": 2});
+    let files = [
+        ("config.json", config.to_string().into_bytes()),
+        ("model.safetensors", assemble(&Value::Object(inside.collect()), &file[start..])),
+    ];
+    let shared = |(name, bytes): (&str, Vec<u8>)| (name.to_owned(), Arc::new(bytes) as SharedBytes);
+    let opened = Checkpoint::from_memory("m", files.map(shared).into(), &AdapterChoice::None).unwrap();
+    let alone = Checkpoint::open(&ModelRef::Folder(place("ministral3")), &AdapterChoice::None).unwrap();
+    assert!(opened.config == alone.config && opened.config.spec.query_growth.is_some());
+    assert!(opened.tensors.iter().all(|(name, tensor)| tensor.to_f32() == alone.tensors[name].to_f32()));
+    assert_eq!(opened.tensors.len(), alone.tensors.len());
+}
+
 /// A folder and a GGUF file of a family, both with the file's vocabulary and template.
 pub fn written(name: &str, into: &Path) -> [PathBuf; 2] {
     let (folder, file) = (into.join(name), into.join(format!("{name}.gguf")));
