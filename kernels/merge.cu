@@ -48,7 +48,8 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   int position = p.seq_len[span.seq] + row - span.start;
   float *x = row_of(p, row, is_q ? head * group + warp : p.n_q_heads + head), *s = rows[warp], growth = p.growth.at(position);
   if (p.every < 0) {
-    if (!is_q) return;
+    // Rows between spans are those of another launch.
+    if (!is_q || row < span.start || row >= span.start + span.len) return;
     load_row(s, x, p.heads.q_norm, p.heads.eps, d, lane);
     for (int i = lane; i < d; i += 32) x[i] = i == d - 1 && warp < p.heads.borrowed ? s[i] : s[i] * growth;
     return;

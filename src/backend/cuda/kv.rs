@@ -156,11 +156,13 @@ fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
 
 /// Fused attention of a staged step. Rows attend like decode tokens, to stored slots and to the
 /// rows of their spans, and are kept.
-fn staged(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
+fn staged(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
+    assert!(args.kv.geometry.policy.merging().is_none(), "staged rows are not merged");
+    let heads = merge::prepare(cuda, args);
     let (shape, g, pool) = (cuda.send(args.spans), &args.kv.geometry, &args.kv.pool);
     out.fills(shape.n_rows);
     pool.staged_layers.take();
-    let params = decode_params(args, merge::head_params(args.qkv, args.rope), out, &shape);
+    let params = decode_params(args, heads, out, &shape);
     let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, Rows::of(g.codec));
     let grid = [decode_blocks(pool, g, shape.n_rows), shape.n_rows, 1];
     cuda.driver.launch(kernel, grid, DECODE_THREADS, &[Arg::of(&params)]);
