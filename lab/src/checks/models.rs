@@ -151,7 +151,7 @@ pub(super) fn vary(config: &mut ModelConfig) {
     (spec.norms_behind, spec.activation) = (true, Activation::GeluTanh);
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
-    spec.query_growth = Some(QueryGrowth { beta: 0.5, length: 60 });
+    spec.query_growth = Some(QueryGrowth { beta: 0.2, length: 60 });
 }
 
 /// Makes a model one of both kinds of layers.
