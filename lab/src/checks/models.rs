@@ -33,8 +33,8 @@ const LIMIT_4_BITS: f32 = 1.5e-1;
 /// sixteenth of a value, up to half did on an H200: there only the exact cache histories compare
 /// slots.
 const OTHER_SLOTS: usize = 4;
-/// The same behind random experts, which make roundings larger: 15 of 32 heads on an H200, where the
-/// logits differed by 2.2e-2, and by 9.2e-3 without experts.
+/// The same behind random experts, which make roundings larger: 15 of 32 heads on an H200, where
+/// the logits differed by 2.2e-2, and by 9.2e-3 without experts.
 const OTHER_SLOTS_OF_EXPERTS: usize = 2;
 /// An offset below every decision logit.
 const MARKS_ALL: f32 = -1e6;
