@@ -198,7 +198,7 @@ fn decode_params(args: &AttentionArgs<'_, Cuda>, heads: HeadParams, out: &Acts, 
 }
 
 /// The address of the attention sinks; 0 if there are none.
-fn sinks(rope: &QkvRopeArgs<'_, Cuda>) -> u64 {
+pub(super) fn sinks(rope: &QkvRopeArgs<'_, Cuda>) -> u64 {
     rope.sinks.map_or(0, Buf::ptr)
 }
 

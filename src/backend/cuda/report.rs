@@ -8,7 +8,7 @@ use super::abi::{Arg, ImportanceParams};
 use super::cublaslt::CublasLt;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
-use super::{Cuda, merge};
+use super::{Cuda, kv, merge};
 use crate::protocol::MAX_DRAFTS;
 use std::ops::Range;
 
@@ -98,7 +98,7 @@ impl Measure for Cuda {
             first: start as i32,
             end: end as i32,
             tokens: (out.len() / g.n_q_heads) as i32,
-            sinks: rope.sinks.map_or(0, Buf::ptr),
+            sinks: kv::sinks(rope),
             growth: merge::growth(rope),
         };
         let args = [Arg::of(&params)];
