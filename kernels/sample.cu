@@ -9,13 +9,19 @@
 // histogram finds the bin in which the threshold lies, and only candidates of that bin are sorted.
 #include "sample.cuh"
 
-// Applies the mask of allowed tokens and the repetition penalty, and finds the argmax of every
-// split. A row that is masked has a bit a token in masks [n, words]: it reads vocab / 8 bytes and
-// writes up to 4 vocab. The tokens of `ahead` rows up to a row count as fed. Grid
-// (splits, n).
+// What is added to logits.
+struct Adjustment {
+  u32 token;
+  float add;
+};
+
+// Adds the adjustments of a row [n, MOST_ADJUSTED], each token once, then applies the mask of
+// allowed tokens and the repetition penalty, and finds the argmax of every split. A row that is
+// masked has a bit a token in masks [n, words]: it reads vocab / 8 bytes and writes up to 4 vocab.
+// The tokens of `ahead` rows up to a row count as fed. Grid (splits, n).
 KERNEL __launch_bounds__(THREADS)
-    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, const u32* tokens, const u32* masks, int vocab,
-           int words) {
+    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, const u32* tokens, const u32* masks,
+           const Adjustment* adjusts, int vocab, int words) {
   after_previous();
   Row& row = rows[blockIdx.y];
   int t = blockIdx.x * THREADS + threadIdx.x;
@@ -23,6 +29,14 @@ KERNEL __launch_bounds__(THREADS)
   Draw draw = draws[blockIdx.y];
   float penalty = draw.repetition_penalty, x[EACH];
   Job job(0, logits, draw, vocab);
+  if (draw.adjusted) {
+    adjusts += (u64)blockIdx.y * Draw::MOST_ADJUSTED;
+    for (u32 i = threadIdx.x; i < draw.adjusted; i += THREADS) {
+      Adjustment own = adjusts[i];
+      if (own.token / SPLIT == blockIdx.x && own.token < vocab) logits[(u64)blockIdx.y * vocab + own.token] += own.add;
+    }
+    __syncthreads();
+  }
   if (draw.masked) {
     masks += (u64)blockIdx.y * words;
 #pragma unroll 1

@@ -27,11 +27,14 @@
 
 // How a row is sampled: mirrors `protocol::SamplingState`.
 struct Draw {
-  u32 seed_low, seed_high, seq, ahead, masked, top_k;
+  // Most adjustments of a row: `SamplingState::MOST_ADJUSTED`.
+  static constexpr u32 MOST_ADJUSTED = 8192;
+
+  u32 seed_low, seed_high, seq, ahead, masked, adjusted, top_k;
   float temperature, top_p, min_p, repetition_penalty, top_n_sigma;
 };
-static_assert(sizeof(Draw) == 44 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 24 &&
-                  OFFSET_OF(Draw, top_n_sigma) == 40,
+static_assert(sizeof(Draw) == 48 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 28 &&
+                  OFFSET_OF(Draw, top_n_sigma) == 44,
               "backend::cuda::abi asserts another layout");
 
 // Where tokens are put: where the next step reads them, and in page-locked host memory behind the

@@ -46,7 +46,7 @@ pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use probe::{Finding, Likely, Probe, TokenChoice};
 pub use recall::{Evidence, Guess, RecallRequest, Recalled, RecalledToken};
 pub(crate) use sampling::sampling_table;
-pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingState};
+pub use sampling::{Adjustment, SamplingOption, SamplingOverrides, SamplingParams, SamplingState};
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 

@@ -379,7 +379,7 @@ impl<B: Measure> Table<'_, B> {
                     staged: None,
                     greedy,
                     masks: None,
-                    adjust: &[],
+                    adjusts: None,
                 };
                 let state = (b.alloc(n)?, &mut logits);
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {

@@ -20,7 +20,7 @@ use super::{
     About, After, AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KvGeometry, KvTables, Linear, Measure, Norm, Ops,
     OutOfMemory, Plain, QkvRopeArgs, Queries, Report, SampleArgs, Span, StepResult, Use,
 };
-use crate::protocol::Token;
+use crate::protocol::{SamplingState, Token};
 use crate::tensor::Tensor;
 use device::zeroed;
 pub use device::{Acts, Cpu, Watch};
@@ -40,15 +40,7 @@ impl Report for Cpu {
     fn about(&self) -> About {
         let threads = self.threads();
         let name = format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name());
-        About {
-            name,
-            library: None,
-            step_tokens: 512..=512,
-            chunk_tokens: None,
-            staged_rows: 16,
-            own_experts: true,
-            adjusts_logits: true,
-        }
+        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None, staged_rows: 16, own_experts: true }
     }
 }
 
@@ -232,15 +224,17 @@ impl Ops for Cpu {
 
     fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         let (vocab, words) = (logits.width, args.kv.geometry.seen_words());
+        for (i, adjusts) in
+            args.adjusts.iter().flat_map(|all| all.chunks(SamplingState::MOST_ADJUSTED)).take(n).enumerate()
+        {
+            let row = logits.row_mut(i);
+            adjusts[..args.draws[i].adjusted as usize].iter().for_each(|a| row[a.token as usize] += a.add);
+        }
         for (i, mask) in args.masks.iter().flat_map(|masks| masks.chunks(words)).take(n).enumerate() {
             if args.draws[i].masked != 0 {
                 let row = logits.row_mut(i).iter_mut().enumerate();
                 row.filter(|(t, _)| mask[t / 32] >> (t % 32) & 1 == 0).for_each(|(_, x)| *x = f32::NEG_INFINITY);
             }
-        }
-        for (i, adjust) in args.adjust.iter().enumerate() {
-            let row = logits.row_mut(i);
-            adjust.iter().for_each(|&(token, add)| row[token as usize] += add);
         }
         for (i, draw) in args.draws[..n].iter().enumerate() {
             let (seq, ahead, params) = (draw.seq as usize, draw.ahead as usize, draw.params());

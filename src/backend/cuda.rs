@@ -237,7 +237,6 @@ impl Ops for Cuda {
     fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Acts, args: &SampleArgs<'_, Self>, n: usize) {
         logits.holds_f32(n);
         assert!(n <= sampled.len() && n <= args.draws.len() && n + 2 <= MAILBOX_WORDS, "{n} rows do not fit");
-        assert!(args.adjust.is_empty(), "the engine refuses requests that need it");
         let results = abi::Results {
             tokens: sampled.ptr(),
             host: self.mailbox.ptr(),

@@ -4,7 +4,7 @@ use super::far::FarPages;
 use super::kv::{KvTables, Pages, Span};
 use super::memory::Device;
 use super::report::Report;
-use crate::protocol::{SamplingState, Token};
+use crate::protocol::{Adjustment, SamplingState, Token};
 
 /// Operations of [`Ops::attention`] on projected rows before attention.
 pub struct QkvRopeArgs<'a, B: Device> {
@@ -135,14 +135,14 @@ pub struct SampleArgs<'a, B: Pages> {
     pub staged: Option<&'a B::Buf<Token>>,
     /// Whether all rows are [greedy](SamplingState::is_greedy).
     pub greedy: bool,
+    /// `[rows, SamplingState::MOST_ADJUSTED]`: what is added to logits before anything else, for
+    /// each token once. Of a row as many are read as are [adjusted](SamplingState::adjusted);
+    /// `None` where no row has any.
+    pub adjusts: Option<&'a B::Buf<Adjustment>>,
     /// `[rows, KvGeometry::seen_words]`: a bit for each token that a row may sample. Read for rows
     /// that are [masked](SamplingState::masked), so `None` where none is. The logits of the others
-    /// become minus infinity before anything else.
+    /// become minus infinity before penalties.
     pub masks: Option<&'a B::Buf<u32>>,
-    /// Tokens of the vocabulary with what is added to their logits first, by row; none where
-    /// nothing is. Only a backend with [`About::adjusts_logits`](super::About::adjusts_logits) is
-    /// given some.
-    pub adjust: &'a [Vec<(Token, f32)>],
 }
 
 /// Arguments of [`Ops::delta_net`] besides rows and state. Sizes are in [`KvGeometry::delta`].

@@ -45,8 +45,6 @@ pub struct About {
     pub staged_rows: usize,
     /// Whether experts may have the codes of GGUF files.
     pub own_experts: bool,
-    /// Whether it takes [`SampleArgs::adjust`](super::SampleArgs::adjust).
-    pub adjusts_logits: bool,
 }
 
 /// Properties of a backend, for notices, the planner and the panel.

@@ -17,7 +17,7 @@ use crate::backend::Backend;
 use crate::cache::SeqStats;
 use crate::grammar::{Constraint, Mask};
 use crate::policy::Far;
-use crate::protocol::{Ask, LogEntry, SamplingParams, StopReason, Token};
+use crate::protocol::{Adjustment, Ask, LogEntry, SamplingParams, StopReason, Token};
 use crate::system;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -426,7 +426,7 @@ impl Chain {
     }
 
     /// What is added to the logits of each row of the next step.
-    fn adjust_rows(&self) -> impl Iterator<Item = Vec<(Token, f32)>> + '_ {
+    fn adjust_rows(&self) -> impl Iterator<Item = Vec<Adjustment>> + '_ {
         let drafts = self.drafts();
         (0..=drafts.len()).map(move |n| self.adjust().map_or_else(Vec::new, |adjust| adjust.row(&drafts[..n])))
     }

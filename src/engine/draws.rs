@@ -1,9 +1,9 @@
-//! How the rows of decode steps are sampled: parameters and masks on the device, and what is added
-//! to logits.
+//! How the rows of decode steps are sampled: parameters, masks and what is added to logits, on the
+//! device.
 
 use crate::backend::{Backend, KvTables, OutOfMemory, SampleArgs, SamplingState};
 use crate::grammar::Mask;
-use crate::protocol::Token;
+use crate::protocol::{Adjustment, Token};
 
 pub(super) struct Draws<B: Backend> {
     /// Sampling parameters of each row, on the device.
@@ -18,8 +18,10 @@ pub(super) struct Draws<B: Backend> {
     uploaded_masks: Vec<Option<Mask>>,
     /// Tokens that the next step's rows may sample; empty where all rows may sample any.
     next_masks: Vec<Option<Mask>>,
-    /// [`SampleArgs::adjust`] of the next step.
-    adjust: Vec<Vec<(Token, f32)>>,
+    /// What is added to logits of rows, on the device: [`SampleArgs::adjusts`].
+    adjusts: B::Buf<Adjustment>,
+    /// Of the next step's rows; empty where nothing is added.
+    next_adjusts: Vec<Vec<Adjustment>>,
 }
 
 impl<B: Backend> Draws<B> {
@@ -32,7 +34,8 @@ impl<B: Backend> Draws<B> {
             words,
             uploaded_masks: Vec::new(),
             next_masks: Vec::new(),
-            adjust: Vec::new(),
+            adjusts: b.alloc(rows * SamplingState::MOST_ADJUSTED)?,
+            next_adjusts: Vec::new(),
         })
     }
 
@@ -41,14 +44,10 @@ impl<B: Backend> Draws<B> {
         self.next_masks = rows;
     }
 
-    /// Sets what is added to the logits of the next step: [`SampleArgs::adjust`].
-    pub fn adjust_next(&mut self, rows: Vec<Vec<(Token, f32)>>) {
-        self.adjust = rows;
-    }
-
-    /// Takes what is added to the logits of this step.
-    pub fn take_adjust(&mut self) -> Vec<Vec<(Token, f32)>> {
-        std::mem::take(&mut self.adjust)
+    /// Sets what is added to the logits of each row of the next step, at most
+    /// [`SamplingState::MOST_ADJUSTED`] in each.
+    pub fn adjust_next(&mut self, rows: Vec<Vec<Adjustment>>) {
+        self.next_adjusts = rows;
     }
 
     /// Uploads how rows are sampled. Returns whether all are greedy.
@@ -60,6 +59,12 @@ impl<B: Backend> Draws<B> {
             if self.uploaded_masks[row].as_ref() != Some(&mask) {
                 b.write(&mut self.masks, row * self.words, mask.words());
                 self.uploaded_masks[row] = Some(mask);
+            }
+        }
+        for (row, adjusts) in std::mem::take(&mut self.next_adjusts).into_iter().enumerate() {
+            states[row].adjusted = adjusts.len() as u32;
+            if !adjusts.is_empty() {
+                b.write(&mut self.adjusts, row * SamplingState::MOST_ADJUSTED, &adjusts);
             }
         }
         if self.uploaded != states {
@@ -76,8 +81,8 @@ impl<B: Backend> Draws<B> {
         non_finite: &'a B::Buf<i32>,
         staged: Option<&'a B::Buf<Token>>,
         greedy: bool,
-        adjust: &'a [Vec<(Token, f32)>],
     ) -> SampleArgs<'a, B> {
-        SampleArgs { draws: &self.states, kv, non_finite, staged, greedy, masks: Some(&self.masks), adjust }
+        let (adjusts, masks) = (Some(&self.adjusts), Some(&self.masks));
+        SampleArgs { draws: &self.states, kv, non_finite, staged, greedy, adjusts, masks }
     }
 }

@@ -215,16 +215,7 @@ fn model_info<B: Backend>(
         template: template_spec(checkpoint, tokenizer, runner.context()),
         think_tags: think.literals(),
         most_drafts: runner.most_rows().saturating_sub(1),
-        adjusts_logits: runner.backend().about().adjusts_logits,
-        default_sampling: match runner.backend().about().adjusts_logits {
-            true => default_sampling(&checkpoint.generation),
-            // A recommendation that the device cannot follow is none.
-            false => SamplingParams {
-                presence_penalty: 0.0,
-                frequency_penalty: 0.0,
-                ..default_sampling(&checkpoint.generation)
-            },
-        },
+        default_sampling: default_sampling(&checkpoint.generation),
     }
 }
 

@@ -493,7 +493,6 @@ impl<B: Backend> Runner<B> {
             let of = |span: &Span| StepSpan { span: *span, at: self.cache.len_of(span), first: tokens[span.start] };
             self.stepped = spans.iter().map(of).collect();
         }
-        let adjust = self.draws.take_adjust();
         let Self { b, model, ws, cache, draws, .. } = self;
         let (n, staged) = (tokens.len(), matches!(kind, StepKind::Verify { .. }));
         b.step(kind, spans, |b| {
@@ -501,7 +500,7 @@ impl<B: Backend> Runner<B> {
             let (StepKind::Verify { greedy } | StepKind::Decode { greedy }) = kind else { return };
             model::logits(b, model, ws, n);
             let (kv, non_finite) = (cache.tables(), &ws.non_finite);
-            let args = |staged| draws.args(kv, non_finite, staged, greedy, &adjust);
+            let args = |staged| draws.args(kv, non_finite, staged, greedy);
             match staged {
                 true => b.sample(&mut ws.sampled, &mut ws.logits, &args(Some(&ws.tokens)), n),
                 false => b.sample(&mut ws.tokens, &mut ws.logits, &args(None), n),

@@ -125,8 +125,8 @@ impl<B: Backend> Head<B> {
             non_finite: &ws.non_finite,
             staged: None,
             greedy: true,
+            adjusts: None,
             masks: None,
-            adjust: &[],
         };
         b.sample(&mut self.sampled, &mut ws.logits, &args, n);
         let result = b.read_step(&self.sampled, &ws.non_finite, self.cache.tables(), n);

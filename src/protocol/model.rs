@@ -168,8 +168,6 @@ pub struct ModelInfo {
     pub think_tags: Option<(String, String)>,
     /// Most drafts of a step; 0 where it has none.
     pub most_drafts: usize,
-    /// Whether penalties of presence and frequency, and biases of tokens, are available.
-    pub adjusts_logits: bool,
     /// Whether a server runs it: its cache is there, and what is known of it are the figures that
     /// the server reports.
     pub is_remote: bool,

@@ -2,6 +2,7 @@
 //! come flags, variables and keys of the settings, `/set`, the recommendations of models, reports,
 //! and the struct that a kernel reads.
 
+use super::Token;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -98,13 +99,15 @@ macro_rules! sampling {
             pub ahead: u32,
             /// 1 if only tokens of the row's mask may be sampled, else 0.
             pub masked: u32,
+            /// Adjustments of the row's logits, at most [`Self::MOST_ADJUSTED`].
+            pub adjusted: u32,
             $(pub $kernel: $kernel_type,)*
         }
 
         impl SamplingState {
             pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
                 let (seed, seq) = ([seed as u32, (seed >> 32) as u32], seq as u32);
-                Self { seed, seq, ahead: 0, masked: 0, $($kernel: p.$kernel,)* }
+                Self { seed, seq, ahead: 0, masked: 0, adjusted: 0, $($kernel: p.$kernel,)* }
             }
 
             /// The random number is a function of the seed and the token's position.
@@ -122,8 +125,7 @@ macro_rules! sampling {
 
 /// Calls a macro with the table of options, after the given tokens. A row has the type, the value
 /// that turns it off, the range, and the values that `/set` accepts. Behind the table are the
-/// options of the kernel's struct, in its order. What the others subtract is taken from the logits
-/// first, by backends that can ([`About::adjusts_logits`](crate::backend::About::adjusts_logits)).
+/// options of the kernel's struct, in its order. What the others subtract is an [`Adjustment`].
 macro_rules! sampling_table {
     ($then:ident { $($before:tt)* }) => {
         $then! { $($before)* @sampling
@@ -168,7 +170,18 @@ pub(crate) use sampling_table;
 
 sampling_table!(sampling {});
 
+/// What is added to the logit of a token: an [`adjustment`](SamplingState::adjusted).
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Adjustment {
+    pub token: Token,
+    pub add: f32,
+}
+
 impl SamplingState {
+    /// Most adjustments of a row: an answer has fewer tokens that differ.
+    pub const MOST_ADJUSTED: usize = 8192;
+
     /// Whether the token is the one of the largest logit.
     pub fn is_greedy(&self) -> bool {
         self.temperature <= 0.0 || self.top_k == 1

@@ -47,16 +47,10 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Names of its options that add to logits, which needs
-    /// [`ModelInfo::adjusts_logits`](super::ModelInfo::adjusts_logits).
-    pub fn adjusts(&self) -> impl Iterator<Item = &'static str> + use<> {
+    /// Whether something is added to logits.
+    pub fn adjusts(&self) -> bool {
         let SamplingParams { presence_penalty, frequency_penalty, .. } = self.sampling;
-        let set = [
-            ("presence_penalty", presence_penalty != 0.0),
-            ("frequency_penalty", frequency_penalty != 0.0),
-            ("logit_bias", !self.logit_bias.is_empty()),
-        ];
-        set.into_iter().filter_map(|(name, is_set)| is_set.then_some(name))
+        presence_penalty != 0.0 || frequency_penalty != 0.0 || !self.logit_bias.is_empty()
     }
 }
 

@@ -73,10 +73,6 @@ impl Asked {
         let sampling = sampling(fields)?.over(&defaults.sampling);
         let logit_bias = logit_bias(fields, shared.info.vocab)?;
         let ask = Ask { sampling, logit_bias, drafts: defaults.drafts, ..Ask::default() };
-        if let Some(name) = ask.adjusts().next().filter(|_| !shared.info.adjusts_logits) {
-            let message = format!("{name} is not available on {}", shared.info.identity.device);
-            return Err(Refusal::unsupported(name, message));
-        }
         let ask = Ask { seed: seed(fields)?.or(defaults.seed), ..ask };
         Ok(Self { stream, return_progress, n: 1, ask, tools: None })
     }

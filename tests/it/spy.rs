@@ -434,14 +434,14 @@ impl Ops for Spy {
         self.watch.seen().logits.extend(rows.chunks(logits.width).map(<[f32]>::to_vec));
         let (draws, non_finite) = (&*args.draws.borrow(), &*args.non_finite.borrow());
         let staged = args.staged.map(|tokens| tokens.borrow());
-        let (staged, greedy, adjust) = (staged.as_deref(), args.greedy, args.adjust);
-        let masks = args.masks.map(|masks| masks.borrow());
-        let masks = masks.as_deref();
+        let (staged, greedy) = (staged.as_deref(), args.greedy);
+        let (adjusts, masks) = (args.adjusts.map(|all| all.borrow()), args.masks.map(|all| all.borrow()));
+        let (adjusts, masks) = (adjusts.as_deref(), masks.as_deref());
         self.lent(args.kv, |kv| {
             self.cpu.sample(
                 &mut changed(sampled),
                 logits,
-                &SampleArgs { draws, kv, non_finite, staged, greedy, masks, adjust },
+                &SampleArgs { draws, kv, non_finite, staged, greedy, adjusts, masks },
                 n,
             );
         });

@@ -446,7 +446,7 @@ impl<B: Measure> Run<'_, B> {
         self.b.sample(
             &mut sampled,
             &mut logits,
-            &SampleArgs { draws, kv, non_finite, staged: None, greedy: true, masks: None, adjust: &[] },
+            &SampleArgs { draws, kv, non_finite, staged: None, greedy: true, adjusts: None, masks: None },
             2,
         );
         let result = self.b.read_step(&sampled, non_finite, kv, 2);

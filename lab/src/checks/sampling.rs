@@ -5,7 +5,7 @@ use dmschat::backend::{KvTables, Measure, SampleArgs, SamplingState, Span, Use};
 use dmschat::cache::PAGE_SLOTS;
 use dmschat::codec::Codec;
 use dmschat::policy::Policy;
-use dmschat::protocol::SamplingParams;
+use dmschat::protocol::{Adjustment, SamplingParams};
 
 /// Kinds of logits, typical and degenerate. Each step has one kind.
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +22,14 @@ enum Rows {
     Broken,
 }
 
+/// Most adjustments of a row.
+const ADJUSTED: usize = 5_000;
+
 pub struct Sample {
     vocab: usize,
     n: usize,
     params: SamplingParams,
-    /// Rows but the first have a mask of allowed tokens.
+    /// Rows but the first have a mask of allowed tokens, and all have adjusted logits.
     masked: bool,
 }
 
@@ -113,7 +116,7 @@ impl Case for Sample {
             p.top_p,
             p.min_p,
             p.top_n_sigma,
-            if self.masked { " masked" } else { "" }
+            if self.masked { " masked, adjusted" } else { "" }
         )
     }
     fn limit(&self) -> f32 {
@@ -139,6 +142,7 @@ impl Case for Sample {
         let params = |r| if (r, n) == (1, 2) { &other } else { &self.params };
         let draw = |r: usize| SamplingState {
             masked: u32::from(self.masked && r > 0),
+            adjusted: if self.masked { ((r + 1) * ADJUSTED.min(vocab / 2) / n) as u32 } else { 0 },
             ..SamplingState::new(n - r, 42 + r as u64, params(r))
         };
         let states: Vec<SamplingState> = (0..n).map(draw).collect();
@@ -153,14 +157,24 @@ impl Case for Sample {
         last.fill(0);
         last[(vocab - 1) / 32] = 1 << ((vocab - 1) % 32);
         let masks = self.masked.then(|| buffer(b, &masks));
+        // Every other token from a random one on, so that each is there once.
+        let adjusts: Vec<Adjustment> = (0..n)
+            .flat_map(|_| {
+                let first = random.next() as usize % vocab;
+                std::array::from_fn::<_, { SamplingState::MOST_ADJUSTED }, _>(|i| Adjustment {
+                    token: ((first + 2 * i) % (vocab / 2 * 2)) as u32,
+                    add: (random.next() % 7) as f32 - 3.0,
+                })
+            })
+            .collect();
+        let adjusts = self.masked.then(|| buffer(b, &adjusts));
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
         for (position, kind) in kinds.into_iter().enumerate() {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
             b.write_acts(&mut logits, &rows);
             b.write(&mut kv.seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
-            let (staged, masks) = (None, masks.as_ref());
-            let args =
-                SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged, greedy, masks, adjust: &[] };
+            let (staged, adjusts, masks) = (None, adjusts.as_ref(), masks.as_ref());
+            let args = SampleArgs { draws: &draws, kv: &kv, non_finite: &non_finite, staged, greedy, adjusts, masks };
             b.sample(&mut sampled, &mut logits, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);

@@ -403,7 +403,7 @@ pub struct Span {
 layout!(Span: 16 { seq: 0, start: 4, len: 8, before: 12 });
 
 // How one row is sampled: `SamplingState` in `sample.cuh`. Kernels read an array of them.
-layout!(SamplingState: 44 { seed: 0, seq: 8, ahead: 12, masked: 16, top_k: 20, temperature: 24, repetition_penalty: 36, top_n_sigma: 40 });
+layout!(SamplingState: 48 { seed: 0, seq: 8, ahead: 12, masked: 16, adjusted: 20, top_k: 24, temperature: 28, repetition_penalty: 40, top_n_sigma: 44 });
 
 /// Bytes of `Row` in `sample.cuh`: the data that sampling kernels keep for one row of logits within
 /// a step.

@@ -33,7 +33,6 @@ impl Report for Cuda {
             chunk_tokens: Some(chunk),
             staged_rows: 1 + MAX_DRAFTS,
             own_experts: false,
-            adjusts_logits: false,
         }
     }
 

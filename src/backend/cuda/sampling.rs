@@ -31,8 +31,8 @@ pub(super) fn sample(
     let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);
     let words = I32(args.kv.geometry.seen_words() as i32);
     let (seen, tokens) = (Ptr(args.kv.seen.ptr()), Ptr(args.staged.map_or(0, Buf::ptr)));
-    let masks = Ptr(args.masks.map_or(0, Buf::ptr));
-    run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), seen, tokens, masks, count, words]);
+    let (masks, adjusts) = (Ptr(args.masks.map_or(0, Buf::ptr)), Ptr(args.adjusts.map_or(0, Buf::ptr)));
+    run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), seen, tokens, masks, adjusts, count, words]);
     let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
     let choose = [Arg::of(results), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.kv.seq_len.ptr()), count];
     if !args.greedy {

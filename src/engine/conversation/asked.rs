@@ -70,13 +70,8 @@ impl Asked {
         refusal.map_or(Ok(()), |why| Err(Halt::ContextFull(why)))
     }
 
-    /// Refuses options that the device does not have, and tokens that the model does not have.
+    /// Refuses tokens that the model does not have.
     pub fn check_options<B: Backend>(&self, m: &Loaded<B>) -> Result<(), Halt> {
-        let refused = self.ask.adjusts().next().filter(|_| !m.info.adjusts_logits);
-        if let Some(name) = refused {
-            let device = &m.info.identity.device;
-            return Err(Halt::Error(format!("{name} is not available on {device}; leave it out, or use --device cpu")));
-        }
         if let Some(grammar) = self.ask.grammar.as_ref().filter(|_| m.vocabulary.think.channels.is_some()) {
             let why = "a model that replies in channels, such as gpt-oss, cannot be constrained yet";
             return Err(Halt::Grammar(grammar.refused(why.to_owned())));
