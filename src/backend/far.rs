@@ -127,4 +127,7 @@ pub struct FarCounts {
     pub bytes: u64,
     /// Host memory of the pages of all sequences; shared pages count once.
     pub all_bytes: u64,
+    /// Pages that choices have brought near since the sequence was made or read from a file: the
+    /// cache counts them.
+    pub fetched: u64,
 }

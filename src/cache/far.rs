@@ -18,6 +18,7 @@ impl<B: Backend> KvCache<B> {
         let held = self.held(seq);
         let fetched = self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries, &held))?;
         self.used_upper_bound = self.pool_stats(b).used_pages;
+        self.seqs[seq.row()].fetched += fetched;
         Some(fetched)
     }
 
@@ -70,7 +71,7 @@ impl<B: Backend> KvCache<B> {
 
     /// Counts the far rows of a sequence.
     pub fn far_counts(&self, b: &B, seq: SeqId) -> FarCounts {
-        b.far_counts(&self.tables, seq.row())
+        FarCounts { fetched: self.seqs[seq.row()].fetched, ..b.far_counts(&self.tables, seq.row()) }
     }
 
     /// Bytes of the far pages of all sequences; shared pages count once.

@@ -20,6 +20,8 @@ pub(super) struct Figures {
     pub device_bytes: Option<u64>,
     /// Reads and peak of the answer, summed over lanes.
     pub counted: (u64, u64),
+    /// Far pages that were fetched before the newest turn.
+    pub fetched_before: u64,
     /// Maximum number of distinct pages that the answer's chains and their prompt held.
     pub shared_pages: Option<usize>,
     pub chains: Vec<ChainFigures>,
@@ -39,6 +41,7 @@ impl Figures {
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
             counted: (0, 0),
+            fetched_before: 0,
             shared_pages: None,
             chains: Vec::new(),
         }
@@ -74,6 +77,7 @@ impl Figures {
                 near: mean(&|stats| stats.far.near),
                 dropped: mean(&|stats| stats.far.dropped),
                 bytes: mean(&|stats| stats.far.bytes),
+                fetched: mean(&|stats| stats.far.fetched),
                 ..self.seq.far
             };
         }
@@ -91,7 +95,8 @@ impl Figures {
         let (g, stats) = (&self.geometry, &self.seq);
         let dense_slots = stats.dense_slots();
         let slot_bytes = g.slot_bytes() as u64;
-        let FarCounts { rows, near, dropped, bytes, .. } = stats.far;
+        let FarCounts { rows, near, dropped, bytes, fetched, .. } = stats.far;
+        let fetched = fetched.saturating_sub(self.fetched_before);
         KvStats {
             codec: g.codec,
             live_slots: stats.live_slots,
@@ -105,7 +110,7 @@ impl Figures {
             reads: Self::per_lane(g, self.counted.0),
             peak_slots: Self::per_lane(g, self.counted.1),
             peak_shared: self.shared_pages.map(|pages| Self::per_lane(g, (pages * g.page_slots) as u64)),
-            far: self.far_limit.map(|limit_bytes| FarStats { rows, near, dropped, bytes, limit_bytes }),
+            far: self.far_limit.map(|limit_bytes| FarStats { rows, near, dropped, bytes, limit_bytes, fetched }),
         }
     }
 

@@ -53,6 +53,10 @@ pub struct FarStats {
     /// Host memory of the sequence's pages, and the most that those of all sequences may have.
     pub bytes: u64,
     pub limit_bytes: u64,
+    /// Pages that the choices of the newest turn brought near, at the end of its prompt and in its
+    /// answer. 0 in files of older versions.
+    #[serde(default)]
+    pub fetched: u64,
 }
 
 impl KvStats {

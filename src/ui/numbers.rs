@@ -32,14 +32,18 @@ pub fn download(d: &Download) -> String {
 }
 
 /// Returns the parts of the panel's headline: live bytes, bytes of a dense cache, ratio, and what
-/// lies in the far tier. Empty before the first token.
+/// lies in the far tier, with the pages that the newest turn fetched of it. Empty before the first
+/// token.
 pub fn headline(app: &App) -> Vec<String> {
     let Some(kv) = app.engine.snapshot.as_ref().map(|s| &s.kv).filter(|kv| kv.dense_slots > 0) else {
         return Vec::new();
     };
     let mut parts = vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes))];
     match kv.far.filter(|far| far.rows > 0) {
-        Some(far) => parts.extend([format!("near {}", ratio(kv.ratio)), format!("far {}", bytes(far.bytes))]),
+        Some(far) => {
+            parts.extend([format!("near {}", ratio(kv.ratio)), format!("far {}", bytes(far.bytes))]);
+            parts.extend((far.fetched > 0).then(|| format!("fetched {}", plural(far.fetched, "page"))));
+        }
         None => parts.push(ratio(kv.ratio)),
     }
     parts
@@ -147,11 +151,12 @@ fn weights(info: &ModelInfo) -> Option<String> {
     (!info.is_remote).then(|| format!("{} {}", clean_line(&info.weights.format), bytes(info.weights.bytes)))
 }
 
-/// `12,480 rows in 2.1 MB of 2 GB, 512 read`
+/// `12,480 rows in 2.1 MB of 2 GB, 512 read, 3 pages fetched by the newest turn`
 fn far_row(far: &FarStats) -> String {
     let held = format!("{} rows in {} of {}", count(far.rows), bytes(far.bytes), bytes(far.limit_bytes));
     let dropped = if far.dropped > 0 { format!(", {} dropped for good", count(far.dropped)) } else { String::new() };
-    format!("{held}, {} read{dropped}", count(far.near))
+    let fetched = plural(far.fetched, "page");
+    format!("{held}, {} read, {fetched} fetched by the newest turn{dropped}", count(far.near))
 }
 
 /// What a server does not say.

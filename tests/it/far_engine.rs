@@ -9,7 +9,7 @@ use dmschat::codec::Codec;
 use dmschat::engine::{Drafts, EngineOptions, FarOptions, Lookup};
 use dmschat::policy::{Far, PolicyKind};
 use dmschat::protocol::{
-    CacheFile, ChainsRequest, Command, Event, GenerateRequest, LogEntry, RestoreRequest, TurnReport,
+    CacheFile, ChainsRequest, Command, Event, FarStats, GenerateRequest, LogEntry, RestoreRequest, TurnReport,
 };
 use std::path::{Path, PathBuf};
 
@@ -66,6 +66,8 @@ fn choices_follow_from_the_tokens_alone() {
     let stats = report.kv.far.expect("rows are kept");
     assert!(stats.rows > 32 * 5 && stats.near < stats.rows && stats.bytes > 0 && stats.dropped == 0, "{stats:?}");
     let presence = report.presence.as_ref().expect("it was read");
+    let most = (choices(&s.log).len() * presence.lanes * PAGES) as u64;
+    assert!(stats.fetched > 0 && stats.fetched <= most, "{stats:?}, at most {most} fetched");
     let sum = |counts: &[u16]| counts.iter().map(|&lanes| u64::from(lanes)).sum::<u64>();
     assert_eq!([sum(&presence.far), sum(&presence.near)], [stats.rows, stats.near]);
     let lanes = presence.kept.iter().zip(&presence.far).map(|(kept, far)| usize::from(kept + far));
@@ -142,7 +144,9 @@ fn going_back_and_resuming_give_the_same_answers() {
     let again = ask(&mut s, "and then?");
     let seen = logits(&s);
     assert_eq!(again.generated, first.generated);
-    assert!(seen[seen.len() - again.generated.len()..] == *answer && again.kv.far == first.kv.far);
+    // The choice at the prompt's end is not made again.
+    let kept = |report: &TurnReport| report.kv.far.map(|far| FarStats { fetched: 0, ..far });
+    assert!(seen[seen.len() - again.generated.len()..] == *answer && kept(&again) == kept(&first));
     // From the log.
     let mut other = resumed(&tiny, (&log, &exchanges), None, |o| {
         far(o);

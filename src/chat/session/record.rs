@@ -355,7 +355,7 @@ mod tests {
                 reads: x,
                 peak_slots: x,
                 peak_shared: Some(x),
-                far: Some(FarStats { rows: 1, near: 1, dropped: 1, bytes: 1, limit_bytes: 1 }),
+                far: Some(FarStats { rows: 1, near: 1, dropped: 1, bytes: 1, limit_bytes: 1, fetched: 1 }),
             },
             device_bytes: Some(1),
             joules: Some(2.5),
