@@ -36,7 +36,7 @@ mod vectorize;
 
 pub use code::Code;
 pub use feedback::{Column, Factor, add_products};
-pub use formats::{EXACT_FIRST, Weights, formats, has_kernels_of_formats, natural};
+pub use formats::{EXACT_FIRST, Part, Weights, formats, has_kernels_of_formats, natural};
 pub use group::{EIGHT, Form, GROUP, TILE_ROWS};
 pub use vectorize::vectorized;
 

@@ -42,7 +42,7 @@ pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<u8> {
     download::ensure(settings)?;
     let checkpoint = spawn::open(settings).map_err(as_wrong_use)?;
     ensure!(
-        checkpoint.weights.code().is_none(),
+        !checkpoint.weights.chooses_codes(),
         wrong_use(format!("{} is quantized already; measure the model that it was made of", args.id))
     );
     let mut tokens = encode_text_file(&checkpoint, &args.text_file, usize::MAX).map_err(as_wrong_use)?;

@@ -5,32 +5,41 @@ use super::config::ModelConfig;
 use super::mapped;
 use super::names::{self, LayerSpec, TensorSpec};
 use crate::cores;
-use crate::quant::{Code, TILE_ROWS};
+use crate::quant::{Code, Part, TILE_ROWS};
 use crate::tensor::{DType, Format, Tensor};
 use anyhow::Result;
 use std::collections::BTreeMap;
 
-/// The matrices that can be packed, and whether each is the embedding or the output head. A matrix
-/// cannot be packed if its columns are not divisible by 64, or if a backend stacks it (q, k and v;
-/// gate and up) and its rows do not fill strips. Then the rest of that stack cannot be packed
-/// either.
-pub fn packable(c: &ModelConfig) -> BTreeMap<String, bool> {
+/// The matrices that can be packed, and what each is to a format. A matrix cannot be packed if its
+/// columns are not divisible by 64, or if a backend stacks it (q, k and v; gate and up) and its
+/// rows do not fill strips. Then the rest of that stack cannot be packed either.
+pub fn packable(c: &ModelConfig) -> BTreeMap<String, Part> {
     let mut out = BTreeMap::new();
-    let mut add = |stack: &[&TensorSpec], is_end: bool| {
+    let mut add = |stack: &[&TensorSpec], part: &dyn Fn(&TensorSpec) -> Part| {
         let packs =
             |t: &&TensorSpec| Code::fits(t.shape[1]) && (stack.len() == 1 || t.shape[0].is_multiple_of(TILE_ROWS));
         if stack.iter().all(packs) {
-            out.extend(stack.iter().map(|t| (t.name.clone(), is_end)));
+            out.extend(stack.iter().map(|t| (t.name.clone(), part(t))));
         }
     };
-    add(&[&names::embedding(c)], true);
+    add(&[&names::embedding(c)], &|_| Part::End);
     if let Some(head) = names::lm_head(c) {
-        add(&[&head], true);
+        add(&[&head], &|_| Part::End);
     }
-    for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
-        layer.stacks().iter().for_each(|stack| add(stack, false));
+    for l in 0..c.n_layers {
+        LayerSpec::new(c, l).stacks().iter().for_each(|stack| add(stack, &|t| part_of(c, l, &t.name)));
     }
     out
+}
+
+/// What a matrix of a layer is. The last layer's errors reach the logits as they are, and what
+/// down adds in the layers before it hardly less so: measured, see `docs/fidelity.md`. Experts
+/// have one code in all layers.
+fn part_of(c: &ModelConfig, layer: usize, name: &str) -> Part {
+    let is_expert = name.contains(".mlp.experts.") || name.contains(".mlp.shared_expert");
+    let is_late = 8 * (layer + 1) > 7 * c.n_layers && name.ends_with(".mlp.down_proj.weight");
+    let is_last = layer + 1 == c.n_layers;
+    if !is_expert && (is_last || is_late) { Part::Late } else { Part::Layer }
 }
 
 /// Packs strips of a matrix from strip `from` on, until `out` is full. They are split over

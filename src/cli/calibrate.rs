@@ -9,7 +9,7 @@ use crate::cores;
 use crate::engine::{EngineOptions, Runner};
 use crate::predictor::texts;
 use crate::protocol::Token;
-use crate::quant::{Code, Weights};
+use crate::quant::{Code, Part, Weights};
 use crate::quantize::calibration::Guide;
 use crate::quantize::convert::{Importance, OnReport, Report};
 use crate::quantize::gptq::{self, Chooser};
@@ -99,7 +99,7 @@ pub fn corrected(
     report: OnReport<'_>,
 ) -> Result<Guide> {
     let chooser = Chooser::new(checkpoint, weights, given, threads);
-    let of_head = if weights.embedding_code().is_some_and(Code::is_corrected) { HEAD_TOKENS } else { 1 };
+    let of_head = if weights.code(Part::End).is_some_and(Code::is_corrected) { HEAD_TOKENS } else { 1 };
     show(checkpoint, tokens, [tokens.len(), of_head], threads, report, chooser.clone())?;
     let (guide, about) = chooser.end()?;
     ensure!(report(Report::Notice(about)), "loading was stopped");

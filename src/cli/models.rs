@@ -168,7 +168,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
     let mut settings = settings(common)?;
     settings.model = model.to_owned();
     let weights = settings.weights;
-    if weights.code().is_none() {
+    if !weights.chooses_codes() {
         return Err(wrong_use("models quantize needs --weights int8, --weights int4 or --weights int4-fast"));
     }
     download::ensure(&settings)?;

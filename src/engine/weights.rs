@@ -107,7 +107,7 @@ fn choose<B: Backend>(
 /// Says what becomes of a quantized model file whose codes the engine does not keep, before its
 /// weights are made.
 fn requantized(source: &Checkpoint, weights: Weights, made: &Checkpoint, options: &WeightOptions) -> Option<String> {
-    let again = weights.code().is_some() && !source.weights.is_packed() && source.stored_as.contains('Q');
+    let again = weights.chooses_codes() && !source.weights.is_packed() && source.stored_as.contains('Q');
     let cache = options.cache.as_ref();
     let cached = cache.and_then(|cache| cache.file_of(source, weights, &options.calibration));
     (again && cached.is_none()).then(|| {
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(chosen(&source, &options(Some(90_000_000), Weights::Auto)), (Weights::Int4, Vec::new()));
         let mut tight = options(Some(90_000_000), Weights::Auto);
         let refused = format!("{:#}", prepare(&b, source, &mut tight, &mut |_| true).err().unwrap());
-        assert!(refused.starts_with("weights int4: the model does not fit: it needs 85 MB of weights"), "{refused}");
+        assert!(refused.starts_with("weights int4: the model does not fit: it needs 87 MB of weights"), "{refused}");
     }
 
     /// Rings of its window are what does not fit: the message leads to the adapter that nobody has

@@ -15,7 +15,8 @@ pub enum Weights {
     Bf16,
     /// Matrices as [`Code::Q8`].
     Int8,
-    /// Matrices as [`Code::Q4H`], embedding and head as [`Code::Q6H`].
+    /// Matrices as [`Code::Q4H`]; embedding, head and the [late](Part::Late) ones as
+    /// [`Code::Q6H`].
     Int4,
     /// Matrices as [`Code::Q4`], embedding and head as [`Code::Q8`].
     Int4Fast,
@@ -28,13 +29,23 @@ words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = 
 /// The formats that `--weights auto` chooses from, the most exact first.
 pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::Int4];
 
+/// What a matrix is to a format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The embedding or the output head.
+    End,
+    /// The last layer, and down of the last eighth of the layers: their errors count most.
+    Late,
+    Layer,
+}
+
 /// How a format stores matrices.
 #[derive(Clone, Copy)]
 enum Matrices {
     /// As in the files, or bf16.
     Plain,
-    /// With chosen codes: one code for the layers, one for embedding and head.
-    Chosen { layers: Code, ends: Code },
+    /// With a chosen code for each part.
+    Chosen { layers: Code, late: Code, ends: Code },
     /// With the codes of the files.
     Kept,
 }
@@ -62,21 +73,21 @@ const FORMATS: [Row; 5] = [
     },
     Row {
         weights: Weights::Int8,
-        matrices: Matrices::Chosen { layers: Code::Q8, ends: Code::Q8 },
+        matrices: Matrices::Chosen { layers: Code::Q8, late: Code::Q8, ends: Code::Q8 },
         natural_bits: 900,
         share: 17,
         kernels: PACKED,
     },
     Row {
         weights: Weights::Int4,
-        matrices: Matrices::Chosen { layers: Code::Q4H, ends: Code::Q6H },
+        matrices: Matrices::Chosen { layers: Code::Q4H, late: Code::Q6H, ends: Code::Q6H },
         natural_bits: 0,
         share: 10,
         kernels: PACKED,
     },
     Row {
         weights: Weights::Int4Fast,
-        matrices: Matrices::Chosen { layers: Code::Q4, ends: Code::Q8 },
+        matrices: Matrices::Chosen { layers: Code::Q4, late: Code::Q4, ends: Code::Q8 },
         // It keeps the codes of GPTQ and AWQ files.
         natural_bits: 500,
         share: 10,
@@ -144,19 +155,32 @@ impl Weights {
         matches!(self.matrices(), Some(Matrices::Kept))
     }
 
-    /// Code that is chosen for the projections of the layers; `None` where none is.
-    pub fn code(self) -> Option<Code> {
-        if let Some(Matrices::Chosen { layers, .. }) = self.matrices() { Some(layers) } else { None }
+    /// Code that is chosen for the matrices of a part; `None` where none is.
+    pub fn code(self, part: Part) -> Option<Code> {
+        let Some(Matrices::Chosen { layers, late, ends }) = self.matrices() else { return None };
+        Some(match part {
+            Part::End => ends,
+            Part::Late => late,
+            Part::Layer => layers,
+        })
     }
 
-    /// Code that is chosen for the embedding and the output head.
-    pub fn embedding_code(self) -> Option<Code> {
-        if let Some(Matrices::Chosen { ends, .. }) = self.matrices() { Some(ends) } else { None }
+    /// Whether codes are chosen, rather than kept.
+    pub fn chooses_codes(self) -> bool {
+        self.code(Part::Layer).is_some()
     }
 
     /// Whether the importance of columns chooses some of its codes.
     pub fn uses_importance(self) -> bool {
-        [self.code(), self.embedding_code()].into_iter().flatten().any(Code::uses_importance)
+        [Part::End, Part::Late, Part::Layer].iter().filter_map(|part| self.code(*part)).any(Code::uses_importance)
+    }
+
+    /// Its name, with what its codes were changed to since older versions: part of a file's key.
+    pub fn key(self) -> String {
+        match (self.code(Part::Late), self.code(Part::Layer)) {
+            (Some(late), Some(layers)) if late != layers => format!("{} late {}", self.name(), late.name()),
+            _ => self.name().to_owned(),
+        }
     }
 
     /// About how many bytes weights take that take `bytes` in bf16.

@@ -31,9 +31,7 @@ pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
 /// The code of each matrix for which a format chooses one.
 pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
-    let code = |is_end: bool| if is_end { weights.embedding_code() } else { weights.code() };
-    let named = |(name, is_end): (String, bool)| code(is_end).map(|code| (name, code));
-    packable(c).into_iter().filter_map(named).collect()
+    packable(c).into_iter().filter_map(|(name, part)| Some((name, weights.code(part)?))).collect()
 }
 
 /// [`codes`] of this checkpoint, or the files' codes if the format keeps them.
@@ -234,16 +232,20 @@ mod tests {
         }
     }
 
-    /// The ends have six bits, and a mixture's experts four.
+    /// The ends and what is late have six bits, and a mixture's experts four.
     #[test]
     fn int4_has_a_code_for_each_kind_of_matrix() {
         let mut config = checkpoint().config;
         let of = |config: &ModelConfig, name: &str| codes(config, Weights::Int4)[&format!("model.{name}.weight")];
-        let wanted = [Code::Q4H, Code::Q4H, Code::Q6H];
-        assert_eq!(
-            ["layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj", "embed_tokens"].map(|m| of(&config, m)),
-            wanted
-        );
+        assert_eq!([of(&config, "layers.0.self_attn.v_proj"), of(&config, "embed_tokens")], [Code::Q4H, Code::Q6H]);
+        // Of 20 layers, the last one and down of the last three: an eighth, rounded up.
+        config.n_layers = 20;
+        let six_bits = |part: &str| {
+            (0..20).filter(|l| of(&config, &format!("layers.{l}.{part}")) == Code::Q6H).collect::<Vec<_>>()
+        };
+        assert_eq!(["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"].map(six_bits), [[19], [19], [19]]);
+        assert_eq!(six_bits("mlp.down_proj"), [17, 18, 19]);
+        config.n_layers = 2;
         assert!(loaded_bytes(&config, Weights::Int4, 2) < loaded_bytes(&config, Weights::Int8, 2) * 3 / 4);
         config.spec.experts = Some(Experts {
             count: 9,
@@ -254,11 +256,11 @@ mod tests {
             bias: false,
             clamped: false,
         });
-        config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }];
+        config.spec.layers = vec![LayerKind { mlp: Mlp::Experts, ..LayerKind::ATTENTION }; 2];
         assert_eq!(
-            ["self_attn.o_proj", "mlp.experts.3.up_proj", "mlp.shared_expert.up_proj"]
-                .map(|part| of(&config, &format!("layers.0.{part}"))),
-            [Code::Q4H; 3]
+            ["self_attn.o_proj", "mlp.experts.3.up_proj", "mlp.shared_expert.down_proj"]
+                .map(|part| of(&config, &format!("layers.1.{part}"))),
+            [Code::Q6H, Code::Q4H, Code::Q4H]
         );
         let source = checkpoint();
         let made = convert(source, Weights::Int4, &Importance::new(), 2, |_, _| true).unwrap();
@@ -280,7 +282,8 @@ mod tests {
         let format = |name: &str| out.tensors[name].format.name().to_owned();
         assert_eq!(format("model.embed_tokens.weight"), "q6h");
         for name in ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"] {
-            assert_eq!(format(&format!("model.layers.1.{name}.weight")), "q4h", "{name}");
+            assert_eq!(format(&format!("model.layers.0.{name}.weight")), "q4h", "{name}");
+            assert_eq!(format(&format!("model.layers.1.{name}.weight")), "q6h", "{name}");
         }
         for name in ["input_layernorm", "self_attn.dms_proj_alpha"] {
             assert_eq!(format(&format!("model.layers.1.{name}.weight")), "bf16", "{name}");

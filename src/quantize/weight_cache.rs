@@ -223,7 +223,7 @@ impl<'a> Wanted<'a> {
             return None;
         }
         let described = calibration.describe(weights);
-        let what = format!("dmschat {}\n{}\n{described}", weight_file::KEYED, weights.name());
+        let what = format!("dmschat {}\n{}\n{described}", weight_file::KEYED, weights.key());
         let identity = Identity {
             key: origin.key(&what),
             calibration: described,

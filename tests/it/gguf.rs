@@ -387,9 +387,12 @@ fn quantized_matrices_are_converted_to_every_format() {
         let pairs = c.tensors[name].to_f32().into_iter().zip(values.clone());
         pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
     };
-    for (weights, format, bound) in
-        [(Weights::Bf16, "bf16", 3e-4), (Weights::Int8, "q8", 5e-4), (Weights::Int4, "q4h", 6e-3)]
-    {
+    for (weights, format, bound) in [
+        (Weights::Bf16, "bf16", 3e-4),
+        (Weights::Int8, "q8", 5e-4),
+        (Weights::Int4, "q6h", 2e-3),
+        (Weights::Int4Fast, "q4", 1e-2),
+    ] {
         let out = convert(open(), weights, &Importance::new(), 1, |_, _| true).unwrap();
         assert_eq!(out.tensors[name].format.name(), format);
         assert!(worst(&out) < bound, "{format}: {}", worst(&out));

@@ -101,7 +101,7 @@ fn the_importance_matrix_of_a_repository_is_pulled_and_used() {
     let wanted = format!("{IMATRIX} of any/model");
     assert_eq!(info("any/model:Q4_K_M", &[]), wanted);
     assert_eq!(info("any/model:Q4_K_M", &["--importance", "measured"]), "measured");
-    let quantize = |model: &str| home.run(&hub, &["models", "quantize", model, "--weights", "int4"]);
+    let quantize = |model: &str| home.run(&hub, &["models", "quantize", model, "--weights", "int4-fast"]);
     let (code, _, stderr) = quantize("any/model:Q4_K_M");
     assert!(code == 0 && stderr.contains(&format!("4-bit codes are chosen by {wanted}")), "{stderr}");
     // A file of that model elsewhere, until a second repository may be meant.
