@@ -36,13 +36,14 @@ pub fn run(args: &CallsArgs) -> Result<u8> {
             name: tool["function"]["name"].as_str().unwrap_or_default().to_owned(),
             parameters: tool["function"]["parameters"].clone(),
         };
-        let (mut parser, mut heard) = (Parser::new(format, tools.into_iter().map(tool).collect()), Vec::new());
+        let (mut parser, mut heard) = (Parser::new(format, tools.into_iter().map(tool).collect(), false), Vec::new());
         parts.iter().for_each(|part| parser.push(part, &mut heard));
         parser.finish(&mut heard);
         let (mut content, mut calls) = (String::new(), Vec::new());
         for one in heard {
             match one {
                 Heard::Text(text) => content += &text,
+                Heard::Begun(_) | Heard::Arguments(_) | Heard::Complete => unreachable!("calls are heard whole"),
                 Heard::Calls(_, more) => {
                     calls
                         .extend(more.into_iter().map(|call| json!({ "name": call.name, "arguments": call.arguments })));

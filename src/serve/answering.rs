@@ -8,7 +8,7 @@ use super::prompt::{Prompt, check_fits, rendered};
 use super::refusal::Refusal;
 use super::request::Asked;
 use super::shared::Shared;
-use super::tools::Sent;
+use super::tools::{Sent, fragments};
 use crate::protocol::{GrammarError, StopReason, TextKind, TokenChoice, TurnReport};
 use crate::tokenizer::flatten;
 use anyhow::Result as Anyhow;
@@ -71,6 +71,9 @@ pub trait Form: Send + 'static {
     /// The type of a stream.
     const STREAM: &'static str = "text/event-stream";
 
+    /// Whether a stream has fragments of a call's arguments.
+    const STREAMS_CALLS: bool = true;
+
     /// Whether newlines around an answer, and around a streamed thought, are left out. In a
     /// whole answer, the thought never has them.
     fn trims(&self) -> bool;
@@ -93,9 +96,27 @@ pub trait Form: Send + 'static {
     /// where log-probabilities were asked for.
     fn text(&mut self, kind: TextKind, text: &str, tokens: &[TokenChoice]) -> Vec<Event>;
 
-    /// Events for a tool call, the answer's `index`th.
-    fn call(&mut self, _index: usize, _call: &Sent) -> Vec<Event> {
+    /// Events for a tool call, the answer's `index`th, of which the id and the name are known.
+    fn begin_call(&mut self, _index: usize, _id: &str, _name: &str) -> Vec<Event> {
         Vec::new()
+    }
+
+    /// Events for a fragment of its arguments.
+    fn arguments(&mut self, _index: usize, _fragment: &str) -> Vec<Event> {
+        Vec::new()
+    }
+
+    /// Events for its end. There is none if the answer ends before its arguments are complete.
+    fn end_call(&mut self, _index: usize) -> Vec<Event> {
+        Vec::new()
+    }
+
+    /// Events for a complete call.
+    fn call(&mut self, index: usize, Sent { id, call }: &Sent) -> Vec<Event> {
+        let mut events = self.begin_call(index, id, &call.name);
+        fragments(&call.arguments).for_each(|fragment| events.extend(self.arguments(index, fragment)));
+        events.extend(self.end_call(index));
+        events
     }
 
     /// The end of one answer of several.
@@ -144,7 +165,7 @@ pub async fn answer<F: Form>(
         form,
         stream,
         sent: false,
-        choices: Choices::new(n, tools.as_ref()),
+        choices: Choices::new(n, tools.as_ref(), stream && F::STREAMS_CALLS),
         ready: VecDeque::new(),
         prompt: (0, 0, Instant::now()),
     };
@@ -289,6 +310,9 @@ impl<F: Form> Sending<F> {
             self.ready.extend(match one {
                 Next::Text(text, tokens) => self.form.text(kind, &text, &tokens),
                 Next::Call(index, call) => self.form.call(index, &call),
+                Next::Begun(index, Sent { id, call }) => self.form.begin_call(index, &id, &call.name),
+                Next::Arguments(index, fragment) => self.form.arguments(index, &fragment),
+                Next::Complete(index) => self.form.end_call(index),
             });
         }
     }

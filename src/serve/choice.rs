@@ -35,6 +35,12 @@ pub enum Next {
     Text(String, Vec<TokenChoice>),
     /// A call, with its number.
     Call(usize, Sent),
+    /// A call of which only the id and the name are known.
+    Begun(usize, Sent),
+    /// A fragment of the arguments of the call that has begun.
+    Arguments(usize, String),
+    /// The call that has begun is complete.
+    Complete(usize),
 }
 
 /// One answer while it is generated. It collects what a stream shows, so that a whole answer is a
@@ -48,6 +54,10 @@ pub struct Growing {
     text: String,
     tokens: Vec<TokenChoice>,
     calls: Vec<Sent>,
+    /// Whether the last one is incomplete.
+    incomplete: bool,
+    /// Whether a stream shows calls from their names on.
+    streams: bool,
     /// Calls that were shown before they turned out to be part of a thought.
     withdrawn: usize,
     tools: Option<Offered>,
@@ -73,8 +83,9 @@ pub struct Choices {
 }
 
 impl Choices {
-    pub fn new(n: usize, tools: Option<&Offered>) -> Self {
-        Self { all: (0..n.max(1)).map(|_| Growing::new(tools)).collect(), current: 0 }
+    /// `streams`: a call is shown from its name on.
+    pub fn new(n: usize, tools: Option<&Offered>, streams: bool) -> Self {
+        Self { all: (0..n.max(1)).map(|_| Growing::new(tools, streams)).collect(), current: 0 }
     }
 
     /// What follows is of this one.
@@ -93,9 +104,9 @@ impl Choices {
 }
 
 impl Growing {
-    fn new(tools: Option<&Offered>) -> Self {
-        let parser = tools.map(Offered::parser);
-        Self { tools: tools.cloned(), parser, ..Self::default() }
+    fn new(tools: Option<&Offered>, streams: bool) -> Self {
+        let parser = tools.map(|tools| tools.parser(streams));
+        Self { tools: tools.cloned(), parser, streams, ..Self::default() }
     }
 
     /// Tokens that begin in the next text, each with the byte of it at which it begins.
@@ -125,7 +136,7 @@ impl Growing {
         let mut heard = Vec::new();
         parser.finish(&mut heard);
         let next = self.hear(heard, trims);
-        if !self.cut {
+        if !self.cut && !self.incomplete {
             said.keep(&self.calls, &self.sampled, &self.text);
         }
         next
@@ -165,9 +176,31 @@ impl Growing {
                         self.calls.push(sent);
                     }
                 }
+                Heard::Begun(_) if self.is_over() => self.cut = true,
+                Heard::Begun(name) => {
+                    let sent = self.sent(Call { name, arguments: String::new() });
+                    next.push(Next::Begun(self.withdrawn + self.calls.len(), sent.clone()));
+                    self.calls.push(sent);
+                    self.incomplete = true;
+                }
+                Heard::Arguments(text) if self.incomplete => {
+                    next.push(Next::Arguments(self.last(), text.clone()));
+                    self.calls.last_mut().into_iter().for_each(|sent| sent.call.arguments += &text);
+                }
+                Heard::Complete if self.incomplete => {
+                    next.push(Next::Complete(self.last()));
+                    self.incomplete = false;
+                }
+                // Of a call that is left out.
+                Heard::Arguments(_) | Heard::Complete => {}
             }
         }
         next
+    }
+
+    /// The number of the last call.
+    fn last(&self) -> usize {
+        self.withdrawn + self.calls.len() - 1
     }
 
     /// Takes the tokens that begin before byte `end` of the sampled text.
@@ -185,9 +218,10 @@ impl Growing {
         Sent { id: self.tools.as_ref().map_or_else(String::new, |tools| tools.format.new_id()), call }
     }
 
-    /// Returns `end`, or [`End::Calls`] if the answer has calls and no limit ended it.
+    /// Returns `end`, or [`End::Calls`] if the answer has calls, all complete, and no limit ended
+    /// it.
     pub fn end(&self, end: End) -> End {
-        if end == End::Stop && !self.calls.is_empty() { End::Calls } else { end }
+        if end == End::Stop && !self.calls.is_empty() && !self.incomplete { End::Calls } else { end }
     }
 
     /// The answer so far was a thought.
@@ -195,7 +229,7 @@ impl Growing {
         let thought = std::mem::take(&mut self.thought) + &self.sampled;
         let (withdrawn, tools) = (self.withdrawn + self.calls.len(), self.tools.take());
         let shown = (std::mem::take(&mut self.shown.0), Shown::default());
-        *self = Self { thought, withdrawn, shown, ..Self::new(tools.as_ref()) };
+        *self = Self { thought, withdrawn, shown, ..Self::new(tools.as_ref(), self.streams) };
     }
 
     /// The end of one of several.
@@ -243,9 +277,10 @@ mod tests {
         parts: &[&str],
         offered: &Offered,
         trims: bool,
+        streams: bool,
         said: &Said,
     ) -> (String, Vec<Sent>, Vec<TokenChoice>, Choice) {
-        let mut choices = Choices::new(1, Some(offered));
+        let mut choices = Choices::new(1, Some(offered), streams);
         let mut next = Vec::new();
         for part in parts {
             let token = |(at, c): (usize, char)| {
@@ -255,17 +290,19 @@ mod tests {
             next.extend(choices.current().push(TextKind::Answer, part, trims));
         }
         next.extend(choices.current().finish(trims, said));
-        let (mut text, mut calls, mut tokens) = (String::new(), Vec::new(), Vec::new());
+        let (mut text, mut calls, mut tokens) = (String::new(), Vec::<Sent>::new(), Vec::new());
         for one in next {
             match one {
                 Next::Text(more, own) => {
                     text += &more;
                     tokens.extend(own);
                 }
-                Next::Call(index, call) => {
+                Next::Call(index, call) | Next::Begun(index, call) => {
                     assert_eq!(index, calls.len());
                     calls.push(call);
                 }
+                Next::Arguments(index, more) => calls[index].call.arguments += &more,
+                Next::Complete(index) => assert_eq!(index, calls.len() - 1),
             }
         }
         (text, calls, tokens, choices.whole(End::Stop).remove(0))
@@ -302,9 +339,10 @@ mod tests {
             {
                 let before = if alone { "" } else { before };
                 let text = format!("{before}{call}{between}{call}{behind}");
-                for (parallel, trims) in [(true, true), (false, true), (true, false), (false, false)] {
+                for which in 0..8 {
+                    let [parallel, trims, streams] = [1, 2, 4].map(|bit| which & bit > 0);
                     let offered = offered(name, parallel);
-                    let (_, _, _, uncut) = both(&[&text], &offered, trims, &Said::default());
+                    let (_, _, _, uncut) = both(&[&text], &offered, trims, false, &Said::default());
                     // A second call may have to begin the answer, too.
                     assert!(!uncut.calls.is_empty() && (parallel || uncut.calls.len() == 1), "{text}: {uncut:?}");
                     assert!(alone || !parallel || uncut.calls.len() == 2, "{text}: {uncut:?}");
@@ -320,7 +358,7 @@ mod tests {
                             parts.push(part);
                             rest = after;
                         }
-                        let (shown, calls, tokens, whole) = both(&parts, &offered, trims, &Said::default());
+                        let (shown, calls, tokens, whole) = both(&parts, &offered, trims, streams, &Said::default());
                         assert_eq!((&shown, &calls, &tokens), (&whole.text, &whole.calls, &whole.tokens));
                         assert_eq!((&whole.text, names(&calls)), (&uncut.text, names(&uncut.calls)), "{parts:?}");
                         assert_eq!((whole.end, uncut.end), (End::Calls, End::Calls));
@@ -337,23 +375,45 @@ mod tests {
     #[test]
     fn calls_have_different_ids_and_none_is_left_of_what_was_a_thought() {
         let (hermes, said) = (offered("hermes", true), Said::default());
-        let (.., whole) = both(&["Wait.\n", CALL, "\n", CALL, "\n"], &hermes, true, &said);
+        let (.., whole) = both(&["Wait.\n", CALL, "\n", CALL, "\n"], &hermes, true, false, &said);
         assert!(whole.calls.iter().all(|sent| sent.id.starts_with("call_")) && whole.calls[0].id != whole.calls[1].id);
-        let (.., none) = both(&["a < b <tool_call>{\"name\""], &hermes, true, &said);
+        let (.., none) = both(&["a < b <tool_call>{\"name\""], &hermes, true, true, &said);
         assert_eq!((&*none.text, none.end), ("a < b <tool_call>{\"name\"", End::Stop));
-        let mut choices = Choices::new(1, Some(&hermes));
+        let mut choices = Choices::new(1, Some(&hermes), false);
         choices.current().push(TextKind::Answer, CALL, true);
         choices.current().was_thought();
         let next = choices.current().push(TextKind::Answer, &format!("\nNow {CALL}"), true);
         assert!(matches!(&next[..], [Next::Text(text, _), Next::Call(1, _)] if text == "Now "), "{next:?}");
         let whole = choices.whole(End::Stop).remove(0);
         assert_eq!((whole.thought.as_deref(), &*whole.text, whole.calls.len()), (Some(CALL), "Now ", 1));
+        // One that has begun in the thought has a number, too.
+        let mut choices = Choices::new(1, Some(&hermes), true);
+        choices.current().push(TextKind::Answer, &CALL[..CALL.len() - 20], true);
+        choices.current().was_thought();
+        let next = choices.current().push(TextKind::Answer, CALL, true);
+        assert!(matches!(&next[..], [Next::Begun(1, _), Next::Arguments(1, _), Next::Complete(1)]), "{next:?}");
+    }
+
+    #[test]
+    fn an_incomplete_call_is_no_end_by_calls_and_is_not_repeated() {
+        let (said, hermes) = (Said::default(), offered("hermes", true));
+        let half = &CALL[..CALL.find("  1").unwrap()];
+        for (parts, arguments) in [(vec![CALL, half], "{\"n\":"), (vec![CALL, half, "x", "}}"], "{\"n\":x}}")] {
+            let (_, calls, _, whole) = both(&parts, &hermes, true, true, &said);
+            assert_eq!((calls.len(), &*calls[1].call.arguments, whole.end), (2, arguments, End::Stop));
+            let given =
+                |sent: &Sent| GivenCall { id: sent.id.clone(), name: "f".to_owned(), arguments: json!({ "n": 1 }) };
+            assert_eq!(said.find("", &calls.iter().map(given).collect::<Vec<_>>()), None);
+        }
+        // Of a stream that has one call at most, the second one is not shown.
+        let (_, calls, ..) = both(&[CALL, half], &offered("hermes", false), true, true, &said);
+        assert_eq!(calls.len(), 1);
     }
 
     #[test]
     fn calls_that_come_back_unchanged_are_known_as_they_were_sampled() {
         let (said, text) = (Said::default(), format!("Wait.\n{CALL}"));
-        let (_, calls, ..) = both(&[&text], &offered("hermes", true), true, &said);
+        let (_, calls, ..) = both(&[&text], &offered("hermes", true), true, true, &said);
         let given = |arguments: Value| GivenCall { id: calls[0].id.clone(), name: "f".to_owned(), arguments };
         assert_eq!(said.find("Wait.", &[given(json!({ "n": 1 }))]).as_deref(), Some(&*text));
         for (content, calls) in [
@@ -366,7 +426,7 @@ mod tests {
             assert_eq!(said.find(content, &calls), None, "{content} {calls:?}");
         }
         // An answer of which the client has not seen all is not repeated.
-        let (_, calls, ..) = both(&[&text, CALL], &offered("hermes", false), true, &said);
+        let (_, calls, ..) = both(&[&text, CALL], &offered("hermes", false), true, true, &said);
         assert_eq!(said.find("Wait.", &[GivenCall { id: calls[0].id.clone(), ..given(json!({ "n": 1 })) }]), None);
     }
 }

@@ -5,13 +5,18 @@
 //! | --- | --- |
 //! | `format`, `known` | the trait of a format; the list of formats, and the choice by template |
 //! | `parser` | the text that is held back, and its bounds |
-//! | `json`, `schema` | JSON values at the start of a text; types and schemas of parameters |
+//! | `json`, `arguments` | JSON values at the start of a text; arguments that are sent while they arrive |
+//! | `schema` | types and schemas of parameters |
 //! | `hermes`, `xml`, `llama`, `mistral`, `granite`, `phi`, `harmony` | one format each |
 //! | `offered`, `said` | the fields of a request; texts of sampled answers, by the ids of calls |
 //!
-//! A call is sent when its text is complete and valid. Until then it may turn out to be text, and
-//! a client that has been sent half of a call cannot give it back.
+//! Until a call is complete and valid, it may turn out to be text, and a client that has been sent
+//! half of a call cannot give it back. So a stream is sent a call from the place on at which it is
+//! taken for one whatever follows: its name is a tool's, and an object begins its arguments. What
+//! is sent whole is sent when it is complete: answers that are not streamed, and calls whose
+//! arguments are not JSON.
 
+mod arguments;
 mod format;
 mod granite;
 mod harmony;

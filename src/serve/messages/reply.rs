@@ -7,15 +7,21 @@ use crate::serve::answering::{End, Event, Form, Progress};
 use crate::serve::choice::Choice;
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::random_digits;
-use crate::serve::tools::{Sent, fragments};
+use crate::serve::tools::Sent;
 use serde_json::{Value, json};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Text(TextKind),
+    Call,
+}
 
 pub struct Reply {
     id: String,
     model: String,
     shows_thought: bool,
     /// The kind of the block that is open.
-    open: Option<TextKind>,
+    open: Option<Block>,
     /// Blocks that were ended.
     n_ended: usize,
 }
@@ -83,11 +89,24 @@ impl Reply {
         })
     }
 
+    /// Begins a block, which ends the one before it.
+    fn start(&mut self, open: Block, content: &Value, events: &mut Vec<Event>) {
+        self.close(events);
+        self.open = Some(open);
+        let start = json!({ "index": self.n_ended, "content_block": content });
+        events.push(event("content_block_start", start));
+    }
+
+    /// An event for the block that is open.
+    fn delta(&self, delta: &Value) -> Event {
+        event("content_block_delta", json!({ "index": self.n_ended, "delta": delta }))
+    }
+
     /// Ends the block that is open.
     fn close(&mut self, events: &mut Vec<Event>) {
-        let Some(kind) = self.open.take() else { return };
+        let Some(open) = self.open.take() else { return };
         let index = self.n_ended;
-        if kind == TextKind::Reasoning {
+        if open == Block::Text(TextKind::Reasoning) {
             let delta = json!({ "type": "signature_delta", "signature": "" });
             events.push(event("content_block_delta", json!({ "index": index, "delta": delta })));
         }
@@ -119,32 +138,32 @@ impl Form for Reply {
         if kind == TextKind::Reasoning && !self.shows_thought {
             return events;
         }
-        if self.open != Some(kind) {
-            self.close(&mut events);
-            self.open = Some(kind);
-            let start = json!({ "index": self.n_ended, "content_block": block(kind, "") });
-            events.push(event("content_block_start", start));
+        if self.open != Some(Block::Text(kind)) {
+            self.start(Block::Text(kind), &block(kind, ""), &mut events);
         }
         let delta = match kind {
             TextKind::Reasoning => json!({ "type": "thinking_delta", "thinking": text }),
             TextKind::Answer => json!({ "type": "text_delta", "text": text }),
         };
-        events.push(event("content_block_delta", json!({ "index": self.n_ended, "delta": delta })));
+        events.push(self.delta(&delta));
         events
     }
 
-    fn call(&mut self, _: usize, Sent { id, call }: &Sent) -> Vec<Event> {
+    fn begin_call(&mut self, _: usize, id: &str, name: &str) -> Vec<Event> {
+        let mut events = Vec::new();
+        let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {}, "caller": null });
+        self.start(Block::Call, &block, &mut events);
+        events.extend(self.arguments(0, ""));
+        events
+    }
+
+    fn arguments(&mut self, _: usize, fragment: &str) -> Vec<Event> {
+        vec![self.delta(&json!({ "type": "input_json_delta", "partial_json": fragment }))]
+    }
+
+    fn end_call(&mut self, _: usize) -> Vec<Event> {
         let mut events = Vec::new();
         self.close(&mut events);
-        let index = self.n_ended;
-        let block = json!({ "type": "tool_use", "id": id, "name": call.name, "input": {}, "caller": null });
-        events.push(event("content_block_start", json!({ "index": index, "content_block": block })));
-        for fragment in std::iter::once("").chain(fragments(&call.arguments)) {
-            let delta = json!({ "type": "input_json_delta", "partial_json": fragment });
-            events.push(event("content_block_delta", json!({ "index": index, "delta": delta })));
-        }
-        events.push(event("content_block_stop", json!({ "index": index })));
-        self.n_ended += 1;
         events
     }
 

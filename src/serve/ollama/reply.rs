@@ -90,6 +90,8 @@ fn call(index: usize, Sent { id, call }: &Sent) -> Value {
 
 impl Form for Reply {
     const STREAM: &'static str = LINES;
+    /// Arguments are an object.
+    const STREAMS_CALLS: bool = false;
 
     fn trims(&self) -> bool {
         !self.raw

@@ -8,7 +8,7 @@ use crate::serve::logprobs;
 use crate::serve::metrics::{generated, seconds};
 use crate::serve::refusal::Refusal;
 use crate::serve::stamp::{now, random_digits};
-use crate::serve::tools::{Sent, fragments};
+use crate::serve::tools::Sent;
 use serde_json::{Value, json};
 
 /// What an answer answers.
@@ -95,6 +95,12 @@ impl Reply {
         })
     }
 
+    /// A chunk of a call.
+    fn call_chunk(&self, delta: Value) -> Event {
+        let delta = json!({ "tool_calls": [delta] });
+        event(&self.chunk(self.choice("delta", delta, &[], None)))
+    }
+
     /// The last chunk of a choice.
     fn last(&self, end: End) -> Value {
         self.chunk(match self.kind {
@@ -164,18 +170,13 @@ impl Form for Reply {
         })]
     }
 
-    /// The first chunk has the id and the name; the arguments follow in fragments.
-    fn call(&mut self, index: usize, Sent { id, call }: &Sent) -> Vec<Event> {
-        let chunk = |delta: Value| {
-            let delta = json!({ "tool_calls": [delta] });
-            event(&self.chunk(self.choice("delta", delta, &[], None)))
-        };
-        let function = json!({ "name": call.name, "arguments": "" });
-        let mut events = vec![chunk(json!({ "index": index, "id": id, "type": "function", "function": function }))];
-        for fragment in fragments(&call.arguments) {
-            events.push(chunk(json!({ "index": index, "function": { "arguments": fragment } })));
-        }
-        events
+    fn begin_call(&mut self, index: usize, id: &str, name: &str) -> Vec<Event> {
+        let function = json!({ "name": name, "arguments": "" });
+        vec![self.call_chunk(json!({ "index": index, "id": id, "type": "function", "function": function }))]
+    }
+
+    fn arguments(&mut self, index: usize, fragment: &str) -> Vec<Event> {
+        vec![self.call_chunk(json!({ "index": index, "function": { "arguments": fragment } }))]
     }
 
     fn ended(&mut self, end: End) -> Vec<Event> {

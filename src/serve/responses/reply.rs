@@ -9,7 +9,6 @@ use crate::serve::refusal::Refusal;
 use crate::serve::shared::Shared;
 use crate::serve::stamp::{now, random_digits};
 use crate::serve::stored::Stored;
-use crate::serve::tools::{Sent, fragments};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -19,6 +18,23 @@ pub struct Kept {
     /// Items of the answers before it, and of its input.
     pub before: Vec<Arc<Value>>,
     pub new: Vec<Value>,
+}
+
+/// A call that is being written.
+struct OpenCall {
+    id: String,
+    call_id: String,
+    name: String,
+    arguments: String,
+}
+
+impl OpenCall {
+    fn item(&self, status: &str) -> Value {
+        json!({
+            "id": self.id, "type": "function_call", "call_id": self.call_id, "name": self.name,
+            "arguments": self.arguments, "status": status,
+        })
+    }
 }
 
 /// An item that is being written.
@@ -41,6 +57,7 @@ pub struct Reply {
     /// Items that are complete.
     output: Vec<Value>,
     open: Option<Open>,
+    call: Option<OpenCall>,
     /// Events that were made.
     n_events: usize,
 }
@@ -74,7 +91,7 @@ impl Reply {
         });
         echoed.into_iter().for_each(|(name, value)| response[name] = value);
         let Value::Object(response) = response else { unreachable!("it was made above") };
-        Self { response, kept, repeats_thought, logprobs, output: Vec::new(), open: None, n_events: 0 }
+        Self { response, kept, repeats_thought, logprobs, output: Vec::new(), open: None, call: None, n_events: 0 }
     }
 
     /// An event, which has its name and its number in its data.
@@ -116,8 +133,11 @@ impl Reply {
         events.push(self.part_event("response.content_part.added", json!({ "part": part })));
     }
 
-    /// Ends the item that is open.
+    /// Ends the item that is open. A call that is open is incomplete.
     fn end_item(&mut self, events: &mut Vec<Event>, status: &str) {
+        if let Some(call) = self.call.take() {
+            self.done(call.item("incomplete"), events);
+        }
         let Some(open) = &self.open else { return };
         let (mut item, part, text) = (self.item(open, status), part(open), json!(open.text));
         let done = match open.kind {
@@ -129,10 +149,15 @@ impl Reply {
         }
         events.push(self.part_event(done.0, done.1));
         events.push(self.part_event("response.content_part.done", json!({ "part": part })));
+        self.done(item, events);
+        self.open = None;
+    }
+
+    /// Adds an item that is complete.
+    fn done(&mut self, item: Value, events: &mut Vec<Event>) {
         let done = json!({ "output_index": self.output.len(), "item": item });
         events.push(self.event("response.output_item.done", done));
         self.output.push(item);
-        self.open = None;
     }
 
     fn item(&self, open: &Open, status: &str) -> Value {
@@ -207,28 +232,31 @@ impl Form for Reply {
         events
     }
 
-    fn call(&mut self, _: usize, Sent { id: call_id, call }: &Sent) -> Vec<Event> {
+    fn begin_call(&mut self, _: usize, id: &str, name: &str) -> Vec<Event> {
         let mut events = Vec::new();
         self.end_item(&mut events, "completed");
-        let (id, index) = (format!("fc_{}", random_digits()), self.output.len());
-        let item = |arguments: &str, status: &str| {
-            json!({
-                "id": id, "type": "function_call", "call_id": call_id, "name": call.name,
-                "arguments": arguments, "status": status,
-            })
-        };
-        let whole = &call.arguments;
-        let added = json!({ "output_index": index, "item": item("", "in_progress") });
+        let (call_id, name) = (id.to_owned(), name.to_owned());
+        let call = OpenCall { id: format!("fc_{}", random_digits()), call_id, name, arguments: String::new() };
+        let added = json!({ "output_index": self.output.len(), "item": call.item("in_progress") });
+        self.call = Some(call);
         events.push(self.event("response.output_item.added", added));
-        for fragment in fragments(whole) {
-            let delta = json!({ "item_id": id, "output_index": index, "delta": fragment });
-            events.push(self.event("response.function_call_arguments.delta", delta));
-        }
-        let done = json!({ "item_id": id, "output_index": index, "name": call.name, "arguments": whole });
-        events.push(self.event("response.function_call_arguments.done", done));
-        let item = item(whole, "completed");
-        events.push(self.event("response.output_item.done", json!({ "output_index": index, "item": item })));
-        self.output.push(item);
+        events
+    }
+
+    fn arguments(&mut self, _: usize, fragment: &str) -> Vec<Event> {
+        let Some(call) = &mut self.call else { return Vec::new() };
+        call.arguments += fragment;
+        let delta = json!({ "item_id": call.id, "output_index": self.output.len(), "delta": fragment });
+        vec![self.event("response.function_call_arguments.delta", delta)]
+    }
+
+    fn end_call(&mut self, _: usize) -> Vec<Event> {
+        let Some(call) = self.call.take() else { return Vec::new() };
+        let done = json!({
+            "item_id": call.id, "output_index": self.output.len(), "name": call.name, "arguments": call.arguments,
+        });
+        let mut events = vec![self.event("response.function_call_arguments.done", done)];
+        self.done(call.item("completed"), &mut events);
         events
     }
 
@@ -238,7 +266,7 @@ impl Form for Reply {
             End::Stop | End::Calls => ("completed", "response.completed"),
             End::Length => ("incomplete", "response.incomplete"),
         };
-        if end == End::Stop {
+        if end == End::Stop && self.call.is_none() {
             // An answer without a text has one that is empty.
             self.begin_item(TextKind::Answer, &mut events);
         }

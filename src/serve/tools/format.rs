@@ -52,6 +52,14 @@ pub enum Step {
     Open(usize),
 }
 
+/// A call that has begun: whatever follows, it is a call of this tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    pub name: String,
+    /// The byte at which its arguments begin, an object in JSON.
+    pub start: usize,
+}
+
 /// Position of a text in its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
@@ -74,6 +82,13 @@ pub trait Format: Sync {
 
     /// Reads the start of a text. The result must not change when more text arrives.
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step;
+
+    /// Finds the `nth` call of an incomplete text, once its name is a tool's and its arguments have
+    /// begun. The result must not change when more text arrives. `None`, too, in a format whose
+    /// arguments are not JSON: its calls are sent whole.
+    fn begun(&self, _text: &str, _at: At, _tools: &[Tool], _nth: usize) -> Option<Begun> {
+        None
+    }
 
     /// Grammar of an answer that must call one of these tools. `None`: the format has none.
     fn grammar(&self, tools: &[&Tool], template: &str) -> Option<Vec<GrammarPart>>;

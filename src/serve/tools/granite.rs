@@ -1,6 +1,7 @@
 //! A JSON array after a mark: `<|tool_call|>[{"name": "f", "arguments": {}}]`. Granite 3.
 
-use super::format::{At, Format, Step, Tool};
+use super::arguments;
+use super::format::{At, Begun, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
 use super::schema;
@@ -40,5 +41,10 @@ impl Format for Granite {
                 None => Step::Text(OPEN.len()),
             },
         }
+    }
+
+    fn begun(&self, text: &str, _: At, tools: &[Tool], nth: usize) -> Option<Begun> {
+        let start = text.len() - text.strip_prefix(OPEN)?.trim_start().len();
+        arguments::of_element(text, start, tools, nth)
     }
 }

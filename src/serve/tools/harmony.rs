@@ -3,7 +3,8 @@
 //! The engine reads the headers of messages, and writes those of calls in this spelling into the
 //! text of the answer.
 
-use super::format::{At, Call, Format, Step, Tool};
+use super::arguments;
+use super::format::{At, Begun, Call, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
 use crate::protocol::GrammarPart;
@@ -49,5 +50,10 @@ impl Format for Harmony {
                 None => Step::Text(OPEN.len()),
             },
         }
+    }
+
+    fn begun(&self, text: &str, _: At, tools: &[Tool], nth: usize) -> Option<Begun> {
+        let (name, arguments) = text.strip_prefix(OPEN)?.split_once(MESSAGE)?;
+        arguments::of_call(name, text, text.len() - arguments.len(), tools).filter(|_| nth == 0)
     }
 }

@@ -1,7 +1,8 @@
 //! JSON between tags: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`. Qwen 2.5, Qwen 3 and
 //! SmolLM3.
 
-use super::format::{At, Format, Step, Tool};
+use super::arguments;
+use super::format::{At, Begun, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::{before_mark, closed_by};
 use super::schema;
@@ -45,5 +46,10 @@ impl Format for Hermes {
                 None => Step::Text(OPEN.len()),
             },
         }
+    }
+
+    fn begun(&self, text: &str, _: At, tools: &[Tool], nth: usize) -> Option<Begun> {
+        let start = text.len() - text.strip_prefix(OPEN)?.trim_start().len();
+        arguments::of_object(text, start, tools).filter(|_| nth == 0)
     }
 }

@@ -21,7 +21,7 @@ pub fn spaces(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }
 
-fn scan_as<'a, T: Deserialize<'a>>(text: &'a str) -> (Scan, Option<T>) {
+pub fn scan_as<'a, T: Deserialize<'a>>(text: &'a str) -> (Scan, Option<T>) {
     let mut values = Deserializer::from_str(text).into_iter::<T>();
     match values.next() {
         None => (Scan::Open, None),

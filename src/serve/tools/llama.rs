@@ -3,7 +3,8 @@
 //!
 //! An answer may be JSON without being a call, so without the mark the name must be a tool's.
 
-use super::format::{At, Format, Step, Tool};
+use super::arguments;
+use super::format::{At, Begun, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
 use super::schema;
@@ -32,14 +33,8 @@ impl Format for Llama {
 
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step {
         let has_mark = text.starts_with(OPEN);
-        let mut start = if has_mark { OPEN.len() } else { 0 };
-        start += spaces(&text[start..]);
-        // Between two calls.
-        if at.first && !has_mark && text[start..].starts_with(';') {
-            start += 1 + spaces(&text[start + 1..]);
-        }
-        let has_object = at.first && text[start..].starts_with('{');
-        if !has_mark && !has_object {
+        let start = start(text, at);
+        if !has_mark && !(at.first && text[start..].starts_with('{')) {
             return match at.first && !at.ended && start == text.len() {
                 true => Step::Text(0),
                 false => before_mark(text, &[OPEN], at),
@@ -58,5 +53,21 @@ impl Format for Llama {
                 _ => not,
             },
         }
+    }
+
+    fn begun(&self, text: &str, at: At, tools: &[Tool], nth: usize) -> Option<Begun> {
+        let may_begin = nth == 0 && (at.first || text.starts_with(OPEN));
+        may_begin.then(|| arguments::of_object(text, start(text, at), tools))?
+    }
+}
+
+/// Where the object of a call may begin.
+fn start(text: &str, at: At) -> usize {
+    let mark = if text.starts_with(OPEN) { OPEN.len() } else { 0 };
+    let start = mark + spaces(&text[mark..]);
+    // Between two calls.
+    match at.first && mark == 0 && text[start..].starts_with(';') {
+        true => start + 1 + spaces(&text[start + 1..]),
+        false => start,
     }
 }

@@ -2,7 +2,8 @@
 //! Mistral's tokenizers, and `[TOOL_CALLS]f[ARGS]{}` from the eleventh on, with `[CALL_ID]id` in
 //! some models.
 
-use super::format::{At, Call, Format, Step, Tool};
+use super::arguments;
+use super::format::{At, Begun, Call, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
 use super::schema;
@@ -77,20 +78,15 @@ impl Format for Mistral {
                 },
             };
         }
-        let Some(brace) = text[start..].find('{').map(|at| start + at) else {
+        if !text[start..].contains('{') {
             // Characters that no name has.
             let is_name = |c: char| !c.is_whitespace() && !matches!(c, '"' | '}' | '(');
             return match text[start..].trim_end().chars().all(is_name) && text.len() - start <= NAME_BYTES {
                 true => Step::Open(start),
                 false => not,
             };
-        };
-        let head = text[start..brace].trim_end();
-        let head = head.strip_suffix(ARGS).unwrap_or(head);
-        let name = head.split_once(ID).map_or(head, |(name, _)| name).trim();
-        if name.is_empty() || name.contains(char::is_whitespace) || brace - start > NAME_BYTES {
-            return not;
         }
+        let Some((name, brace)) = named(text, start) else { return not };
         match json::object(&text[brace..]) {
             Scan::Open => Step::Open(start),
             Scan::Not => not,
@@ -100,4 +96,23 @@ impl Format for Mistral {
             },
         }
     }
+
+    fn begun(&self, text: &str, _: At, tools: &[Tool], nth: usize) -> Option<Begun> {
+        let start = text.len() - text.strip_prefix(OPEN)?.trim_start().len();
+        if text[start..].starts_with('[') {
+            return arguments::of_element(text, start, tools, nth);
+        }
+        let (name, brace) = named(text, start)?;
+        arguments::of_call(name, text, brace, tools).filter(|_| nth == 0)
+    }
+}
+
+/// Reads the name of a call at byte `start`, and finds the brace of its arguments.
+fn named(text: &str, start: usize) -> Option<(&str, usize)> {
+    let brace = start + text[start..].find('{')?;
+    let head = text[start..brace].trim_end();
+    let head = head.strip_suffix(ARGS).unwrap_or(head);
+    let name = head.split_once(ID).map_or(head, |(name, _)| name).trim();
+    let is_name = !name.is_empty() && !name.contains(char::is_whitespace) && brace - start <= NAME_BYTES;
+    is_name.then_some((name, brace))
 }

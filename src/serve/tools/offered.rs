@@ -44,9 +44,9 @@ pub enum Choice {
 }
 
 impl Offered {
-    /// Creates the parser of one answer.
-    pub fn parser(&self) -> Parser {
-        Parser::new(self.format, Arc::clone(&self.tools))
+    /// Creates the parser of one answer. `streams`: a call is heard from its name on.
+    pub fn parser(&self, streams: bool) -> Parser {
+        Parser::new(self.format, Arc::clone(&self.tools), streams)
     }
 
     /// Checks tools in OpenAI's form, each with its place in the request, where its schema is at

@@ -1,6 +1,8 @@
 //! Finds the calls in the text of an answer while it arrives.
 
+use super::arguments::Object;
 use super::format::{At, Call, Format, Step, Tool};
+use super::json::Scan;
 use crate::tokenizer::begun;
 use std::sync::Arc;
 
@@ -17,8 +19,14 @@ const AGAIN: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Text(String),
-    /// So many bytes of the text are these calls.
+    /// So many bytes of the text are calls: these, behind those that have begun.
     Calls(usize, Vec<Call>),
+    /// A call of this tool begins, whatever follows.
+    Begun(String),
+    /// A fragment of its arguments.
+    Arguments(String),
+    /// Its arguments are complete. Without this they are not, and are the rest of the answer.
+    Complete,
 }
 
 /// Finds the calls in a text that comes in parts.
@@ -32,44 +40,109 @@ pub struct Parser {
     /// Whether there is nothing but white space and calls so far.
     first: bool,
     n_calls: usize,
+    /// Whether a call is heard from its name on.
+    streams: bool,
+    /// Calls of the held text that were heard, and the byte of it behind their arguments.
+    begun: usize,
+    sent: usize,
+    /// Arguments that are not complete.
+    open: Option<Object>,
+    /// The arguments are not JSON: all that follows is heard as they are.
+    broken: bool,
 }
 
 impl Parser {
-    pub fn new(format: &'static dyn Format, tools: Arc<[Tool]>) -> Self {
-        Self { format, tools, held: String::new(), next: 0, first: true, n_calls: 0 }
+    /// `streams`: a call is heard from its name on, and its arguments while they arrive. Otherwise
+    /// it is heard when it is complete and valid.
+    pub fn new(format: &'static dyn Format, tools: Arc<[Tool]>, streams: bool) -> Self {
+        let (held, open) = (String::new(), None);
+        Self { format, tools, held, next: 0, first: true, n_calls: 0, streams, begun: 0, sent: 0, open, broken: false }
     }
 
     /// Takes the next part of the text and appends what is decided to `out`.
     pub fn push(&mut self, text: &str, out: &mut Vec<Heard>) {
         self.held += text;
-        if self.held.len() >= self.next || text.contains(['}', ']', '>']) {
+        if self.open.is_some() || self.held.len() >= self.next || text.contains(['}', ']', '>']) {
             self.read(false, out);
         }
     }
 
-    /// Ends the text. An incomplete call becomes text, or is dropped if complete ones precede it.
+    /// Ends the text. An incomplete call that has not begun becomes text, or is dropped if complete
+    /// ones precede it.
     pub fn finish(&mut self, out: &mut Vec<Heard>) {
         self.read(true, out);
         let rest = std::mem::take(&mut self.held);
-        self.text(rest, out);
+        if self.open.is_none() {
+            self.text(rest, out);
+        }
+    }
+
+    /// Hears the calls that have begun. Returns false while arguments are incomplete.
+    fn stream(&mut self, out: &mut Vec<Heard>) -> bool {
+        loop {
+            if let Some(open) = &mut self.open {
+                let rest = &self.held[self.sent..];
+                let scan = if self.broken { Scan::Not } else { open.push(rest) };
+                let end = if let Scan::Ends(end) = scan { end } else { rest.len() };
+                if end > 0 {
+                    out.push(Heard::Arguments(rest[..end].to_owned()));
+                }
+                self.sent += end;
+                if let Scan::Ends(_) = scan {
+                    out.push(Heard::Complete);
+                    (self.open, self.begun) = (None, self.begun + 1);
+                } else {
+                    self.broken |= scan == Scan::Not || self.held.len() > CALL_BYTES;
+                    if self.broken {
+                        self.held.clear();
+                        self.sent = 0;
+                    }
+                    return false;
+                }
+            }
+            let at = At { first: self.first, ended: false };
+            if self.n_calls + self.begun >= MOST_CALLS {
+                return true;
+            }
+            let Some(begun) = self.format.begun(&self.held, at, &self.tools, self.begun) else { return true };
+            self.sent = begun.start;
+            self.open = Some(Object::new());
+            out.push(Heard::Begun(begun.name));
+        }
+    }
+
+    /// Takes the first `n` held bytes off, with the calls in them.
+    fn take(&mut self, n: usize, calls: Vec<Call>, out: &mut Vec<Heard>) {
+        self.held.drain(..n);
+        self.n_calls += self.begun + calls.len();
+        (self.begun, self.sent) = (0, 0);
+        out.push(Heard::Calls(n, calls));
     }
 
     fn read(&mut self, ended: bool, out: &mut Vec<Heard>) {
         self.next = 0;
         while !self.held.is_empty() && self.n_calls < MOST_CALLS {
+            if self.streams && !self.stream(out) {
+                break;
+            }
             let at = At { first: self.first, ended };
             match self.format.step(&self.held, at, &self.tools) {
                 Step::Text(0) => break,
+                // Calls that have begun stay calls.
+                Step::Text(_) if self.begun > 0 => self.take(self.sent, Vec::new(), out),
                 Step::Text(n) => {
                     let rest = self.held.split_off(self.char_end(n));
                     let text = std::mem::replace(&mut self.held, rest);
                     self.text(text, out);
                 }
                 Step::Calls(n, mut calls) => {
-                    self.held.drain(..n);
                     calls.truncate(MOST_CALLS - self.n_calls);
-                    self.n_calls += calls.len();
-                    out.push(Heard::Calls(n, calls));
+                    let calls = calls.split_off(self.begun.min(calls.len()));
+                    self.take(n, calls, out);
+                }
+                Step::Open(_) if self.begun > 0 && (ended || self.held.len() > CALL_BYTES) => {
+                    let end = if ended { self.held.len() } else { self.sent };
+                    self.take(end, Vec::new(), out);
                 }
                 Step::Open(marks) if ended => {
                     let is_empty = self.held[marks.min(self.held.len())..].trim().is_empty();
@@ -150,31 +223,52 @@ mod tests {
         FORMATS.into_iter().find(|format| format.name() == name).unwrap()
     }
 
-    fn in_parts(name: &str, parts: &[&str]) -> (String, Vec<Call>) {
-        let (mut parser, mut heard) = (Parser::new(format(name), tools()), Vec::new());
+    /// The text of an answer, its calls, and whether they are complete.
+    fn in_parts(name: &str, parts: &[&str], streams: bool) -> (String, Vec<Call>, bool) {
+        let (mut parser, mut heard) = (Parser::new(format(name), tools(), streams), Vec::new());
         parts.iter().for_each(|part| parser.push(part, &mut heard));
         parser.finish(&mut heard);
-        let (mut text, mut calls) = (String::new(), Vec::new());
+        let (mut text, mut calls, mut complete) = (String::new(), Vec::<Call>::new(), true);
         for one in heard {
+            // Nothing but arguments follows a call's name until they are complete.
+            assert!(complete || matches!(one, Heard::Arguments(_) | Heard::Complete), "{name}: {one:?}");
             match one {
                 Heard::Text(more) => text += &more,
                 Heard::Calls(_, more) => calls.extend(more),
+                Heard::Begun(name) => {
+                    calls.push(Call { name, arguments: String::new() });
+                    complete = false;
+                }
+                Heard::Arguments(more) => calls.last_mut().unwrap().arguments += &more,
+                Heard::Complete => complete = true,
             }
         }
-        (text, calls)
+        (text, calls, complete)
     }
 
-    /// Returns the text and the calls. Checks that every cut, and single characters, give the same.
-    fn read(name: &str, text: &str) -> (String, Vec<(String, Value)>) {
-        let whole = in_parts(name, &[text]);
+    /// Reads a text whole. Checks that every cut, and single characters, give the same.
+    fn wherever(name: &str, text: &str, streams: bool) -> (String, Vec<Call>, bool) {
+        let whole = in_parts(name, &[text], streams);
         for (at, _) in text.char_indices() {
             let (a, b) = text.split_at(at);
-            assert_eq!(in_parts(name, &[a, b]), whole, "{name}: {a:?} | {b:?}");
+            assert_eq!(in_parts(name, &[a, b], streams), whole, "{name}: {a:?} | {b:?}");
         }
         let chars: Vec<String> = text.chars().map(String::from).collect();
-        assert_eq!(in_parts(name, &chars.iter().map(String::as_str).collect::<Vec<_>>()), whole, "{text:?}");
+        let chars: Vec<&str> = chars.iter().map(String::as_str).collect();
+        assert_eq!(in_parts(name, &chars, streams), whole, "{name}: {text:?}");
+        whole
+    }
+
+    /// Returns the text and the calls that are heard when they are complete.
+    fn read(name: &str, text: &str) -> (String, Vec<(String, Value)>) {
+        let (text, calls, _) = wherever(name, text, false);
         let call = |call: Call| (call.name, serde_json::from_str(&call.arguments).unwrap());
-        (whole.0, whole.1.into_iter().map(call).collect())
+        (text, calls.into_iter().map(call).collect())
+    }
+
+    /// Checks that calls are the same, byte by byte, if they are heard from their names on.
+    fn check_streamed(name: &str, text: &str) {
+        assert_eq!(wherever(name, text, true), wherever(name, text, false), "{name}: {text}");
     }
 
     #[test]
@@ -205,8 +299,94 @@ mod tests {
             if name != "llama3" && !text.starts_with("functools") {
                 assert_eq!(read(name, &format!("Let me <see>: {text}")), ("Let me <see>: ".to_owned(), one.clone()));
             }
-            let two = read(name, &format!("{text}{}{text}", if name == "llama3" { "; " } else { "" }));
-            assert_eq!(two.1.len(), 2, "{text}");
+            let two = format!("{text}{}{text}", if name == "llama3" { "; " } else { "" });
+            assert_eq!(read(name, &two).1.len(), 2, "{text}");
+            for text in [&text, &format!("Let me <see>: {text}"), &two, &format!("{two}\nDone <to")] {
+                check_streamed(name, text);
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_is_heard_from_its_name_on_and_its_arguments_as_they_arrive() {
+        let object = r#"{"city": "Bern", "n": 1}"#;
+        let json = |name: &str| format!(r#"{{"name": "{name}", "arguments": {object}}}"#);
+        let (f, g) = (json("f"), json("g"));
+        for (name, text) in [
+            ("hermes", format!("<tool_call>\n{f}\n</tool_call>")),
+            ("granite", format!("<|tool_call|>[{f}]")),
+            ("phi", format!("<|tool_call|>[{f}]<|/tool_call|>")),
+            ("phi", format!("functools[{f}]")),
+            ("mistral", format!("[TOOL_CALLS][{f}]")),
+            ("mistral", format!("[TOOL_CALLS]f[ARGS]{object}")),
+            ("mistral", format!("[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{object}")),
+            ("llama3", f.clone()),
+            ("llama3", format!("<|python_tag|>{f}")),
+            ("harmony", format!("<|channel|>commentary to=functions.f<|message|>{object}")),
+        ] {
+            let (mut parser, mut heard) = (Parser::new(format(name), tools(), true), Vec::new());
+            let begins = text.find(object).unwrap() + 1;
+            for (at, _) in text[..begins + object.len() - 1].char_indices().skip(1) {
+                parser.push(&text[at - 1..at], &mut heard);
+                let n_sent = heard.len();
+                assert_eq!(n_sent, if at < begins { 0 } else { 2 + at - begins }, "{name}: {}", &text[..at]);
+            }
+            assert_eq!(heard[..2], [Heard::Begun("f".into()), Heard::Arguments("{".into())], "{name}");
+        }
+        // An array whose calls of an unknown tool, and those behind them, are heard at its end.
+        for (name, open, close) in
+            [("granite", "<|tool_call|>[", "]"), ("phi", "functools[", "]"), ("mistral", "[TOOL_CALLS] [", "]")]
+        {
+            for calls in [[&f, &f, &g], [&f, &g, &f], [&g, &f, &f]] {
+                let text = format!("{open}{}, {} ,{}{close}", calls[0], calls[1], calls[2]);
+                assert_eq!(read(name, &text).1.len(), 3);
+                check_streamed(name, &text);
+            }
+        }
+        let early = r#"<tool_call>{"arguments": {"n": 1}, "name": "f"}</tool_call>"#;
+        let inner = r#"<tool_call>{"name": "f", "arguments": "{\"n\": 1}"}</tool_call>"#;
+        for text in [early, inner] {
+            assert_eq!(read("hermes", text).1.len(), 1);
+            check_streamed("hermes", text);
+        }
+    }
+
+    #[test]
+    fn a_call_that_has_begun_stays_one_and_what_breaks_it_off_is_part_of_it() {
+        let broken =
+            |arguments: &str| (String::new(), vec![Call { name: "f".into(), arguments: arguments.into() }], false);
+        for (name, text, arguments) in [
+            ("hermes", r#"<tool_call>{"name": "f", "arguments": {"city": "Par"#, r#"{"city": "Par"#),
+            ("hermes", r#"<tool_call>{"name": "f", "arguments": {"#, "{"),
+            ("hermes", r#"<tool_call>{"name": "f", "arguments": {'n': 1}}</tool_call> x"#, "{'n': 1}}</tool_call> x"),
+            ("mistral", "[TOOL_CALLS]f[ARGS]{\"city\": \"a\nb\"}", "{\"city\": \"a\nb\"}"),
+            ("mistral", r#"[TOOL_CALLS][{"name": "f", "arguments": {"n": ]"#, r#"{"n": ]"#),
+            ("llama3", r#"{"name": "f", "parameters": {"n": 1"#, r#"{"n": 1"#),
+            ("harmony", r#"<|channel|>commentary to=functions.f<|message|>{"n": "#, r#"{"n": "#),
+        ] {
+            assert_eq!(wherever(name, text, true), broken(arguments), "{name}: {text}");
+        }
+        // Its arguments are complete, and the rest is text, or nothing at the end.
+        let call = || vec![Call { name: "f".into(), arguments: "{}".into() }];
+        for (name, text, rest) in [
+            ("hermes", r#"<tool_call>{"name": "f", "arguments": {}"#, ""),
+            ("hermes", r#"<tool_call>{"name": "f", "arguments": {}, 7}"#, ", 7}"),
+            ("granite", r#"<|tool_call|>[{"name": "f", "arguments": {}}, {"name": "#, ""),
+            ("granite", r#"<|tool_call|>[{"name": "f", "arguments": {}}, x]"#, "}, x]"),
+        ] {
+            assert_eq!(wherever(name, text, true), (rest.to_owned(), call(), true), "{name}: {text}");
+        }
+        // What does not begin a call of a tool is what it is without a stream.
+        for (name, text) in [
+            ("hermes", "<tool_call>\n{\"name\": \"g\", \"arguments\": {\"city\": \"Par"),
+            ("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>"),
+            ("hermes", "<tool_call>{\"name\":\u{a0}\"f\", \"arguments\": {}}</tool_call>"),
+            ("llama3", "{\"name\": \"g\", \"parameters\": {}} is JSON"),
+            ("mistral", "[TOOL_CALLS]g[ARGS]{\"city\": "),
+            ("xml", "<tool_call>\n<function=f>\n<parameter=city>\nPar"),
+            ("xml", "<tool_call><function=f>\n<parameter=n>\n1\n</parameter>\n</function></tool_call>"),
+        ] {
+            check_streamed(name, text);
         }
     }
 
@@ -241,13 +421,17 @@ mod tests {
     #[test]
     fn calls_and_their_bytes_are_bounded() {
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-        let (text, calls) = in_parts("hermes", &[&call.repeat(MOST_CALLS + 2)]);
-        assert_eq!((text, calls.len()), (call.repeat(2), MOST_CALLS));
+        for streams in [false, true] {
+            let (text, calls, _) = in_parts("hermes", &[&call.repeat(MOST_CALLS + 2)], streams);
+            assert_eq!((text, calls.len()), (call.repeat(2), MOST_CALLS));
+        }
         let long = format!(
             "<tool_call>{{\"name\": \"f\", \"arguments\": {{\"city\": \"{}",
             "x".repeat(CALL_BYTES + CALL_BYTES / 8)
         );
-        let (mut parser, mut heard) = (Parser::new(format("hermes"), tools()), Vec::new());
+        let (text, calls, complete) = in_parts("hermes", &[&long], true);
+        assert!(text.is_empty() && !complete && long.ends_with(&calls[0].arguments));
+        let (mut parser, mut heard) = (Parser::new(format("hermes"), tools(), false), Vec::new());
         long.as_bytes().chunks(4096).for_each(|part| parser.push(std::str::from_utf8(part).unwrap(), &mut heard));
         assert!(parser.held.len() < 64, "it is text once it is too long");
         parser.finish(&mut heard);

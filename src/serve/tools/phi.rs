@@ -1,7 +1,8 @@
 //! A JSON array between marks, `<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>`, or
 //! after the word `functools`. Phi-4-mini.
 
-use super::format::{At, Format, Step, Tool};
+use super::arguments;
+use super::format::{At, Begun, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::{before_mark, closed_by};
 use super::schema;
@@ -37,12 +38,11 @@ impl Format for Phi {
     }
 
     fn step(&self, text: &str, at: At, _: &[Tool]) -> Step {
-        let lead = spaces(text);
-        let (mark, start) = match text[lead..].starts_with(WORD) && at.first {
-            true => (lead + WORD.len(), lead + WORD.len() - 1),
-            false if text.starts_with(OPEN) => (OPEN.len(), OPEN.len() + spaces(&text[OPEN.len()..])),
-            false if at.first && !at.ended && WORD.starts_with(&text[lead..]) => return Step::Text(0),
-            false => return before_mark(text, &[OPEN], at),
+        let Some((mark, start)) = array(text, at) else {
+            return match at.first && !at.ended && WORD.starts_with(text.trim_start()) {
+                true => Step::Text(0),
+                false => before_mark(text, &[OPEN], at),
+            };
         };
         match json::array(&text[start..]) {
             Scan::Open => Step::Open(start.max(mark)),
@@ -53,4 +53,17 @@ impl Format for Phi {
             },
         }
     }
+
+    fn begun(&self, text: &str, at: At, tools: &[Tool], nth: usize) -> Option<Begun> {
+        arguments::of_element(text, array(text, at)?.1, tools, nth)
+    }
+}
+
+/// Where the mark at the start of a text ends, and where the array of calls begins.
+fn array(text: &str, at: At) -> Option<(usize, usize)> {
+    let lead = spaces(text);
+    if at.first && text[lead..].starts_with(WORD) {
+        return Some((lead + WORD.len(), lead + WORD.len() - 1));
+    }
+    text.starts_with(OPEN).then(|| (OPEN.len(), OPEN.len() + spaces(&text[OPEN.len()..])))
 }

@@ -23,6 +23,26 @@ pub fn schema() -> Value {
     })
 }
 
+/// The data of a stream's events.
+fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
+    let (status, _, text) = server.call("POST", path, &[], &with(body.clone(), json!({ "stream": true })).to_string());
+    assert_eq!(status, 200, "{text}");
+    text.lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+/// Those of a type.
+fn of<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["type"] == kind).collect()
+}
+
+/// Joins the fragments that events have.
+fn joined(events: &[&Value], fragment: impl Fn(&Value) -> &Value) -> String {
+    events.iter().filter_map(|event| fragment(event).as_str()).collect()
+}
+
 /// Fails unless a value is as the schema says.
 pub fn check(value: &Value) {
     assert!(["Bern", "Zürich", "<tool_call>"].contains(&value["city"].as_str().unwrap()), "{value}");
@@ -71,6 +91,8 @@ fn a_call_is_demanded_streamed_and_taken_back_as_it_was_sampled() {
     assert_eq!((&first["function"]["name"], first["id"] == call["id"]), (&call["function"]["name"], false));
     let arguments: String = deltas.iter().map(|delta| delta[0]["function"]["arguments"].as_str().unwrap()).collect();
     assert_eq!(json!(arguments), call["function"]["arguments"], "the same seed");
+    // The name comes before the arguments, which come as they are generated.
+    assert_eq!((&first["function"]["arguments"], deltas.len() > 3), (&json!(""), true), "{deltas:?}");
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 
     // The second turn reads what is new alone: spaces that the model chose are in the prompt again.
@@ -162,6 +184,57 @@ fn each_api_has_calls_and_answers_by_a_schema() {
     let asked = body(json!({ "stream": false, "options": options, "tools": tools(), "tool_choice": "required" }));
     let (_, whole) = server.post("/api/chat", &asked);
     check(&whole["message"]["tool_calls"][0]["function"]["arguments"]);
+}
+
+#[test]
+fn streams_have_a_call_from_its_name_on_and_say_when_it_breaks_off() {
+    let (_model, server) = server();
+    let flat = json!([{ "type": "function", "name": "f", "parameters": schema() }]);
+    let asked = json!({ "model": "default", "input": "hi", "temperature": 1, "seed": 3, "max_output_tokens": 900 });
+    let asked = with(asked, json!({ "tools": flat, "tool_choice": "required" }));
+    const DELTA: &str = "response.function_call_arguments.delta";
+    for (more, status) in [(json!({}), "completed"), (json!({ "max_output_tokens": 0 }), "incomplete")] {
+        let mut asked = with(asked.clone(), more);
+        if asked["max_output_tokens"] == 0 {
+            // Within the arguments.
+            let (_, whole) = server.post("/v1/responses", &with(asked.clone(), json!({ "max_output_tokens": 900 })));
+            asked["max_output_tokens"] = json!(whole["usage"]["output_tokens"].as_u64().unwrap() - 6);
+        }
+        let events = events(&server, "/v1/responses", &asked);
+        let deltas = of(&events, DELTA);
+        assert!(deltas.len() > 1, "{events:?}");
+        let (done, end) = (of(&events, "response.output_item.done"), events.last().unwrap());
+        let item = &done[0]["item"];
+        assert_eq!(
+            (&item["status"], &item["name"], &end["response"]["output"][0]),
+            (&json!(status), &json!("f"), item)
+        );
+        assert_eq!((&end["response"]["status"], done.len()), (&json!(status), 1));
+        assert_eq!(item["arguments"], joined(&deltas, |event| &event["delta"]));
+        assert_eq!(of(&events, "response.output_item.added")[0]["item"]["arguments"], "");
+        assert_eq!(of(&events, "response.function_call_arguments.done").len(), usize::from(status == "completed"));
+        assert!(events.iter().enumerate().all(|(n, event)| event["sequence_number"] == n), "{events:?}");
+    }
+
+    let tool = json!([{ "name": "f", "input_schema": schema() }]);
+    let asked = body(json!({ "tools": tool, "tool_choice": { "type": "tool", "name": "f" } }));
+    let (_, whole) = server.post("/v1/messages", &asked);
+    let n = whole["usage"]["output_tokens"].as_u64().unwrap();
+    for (limit, stop) in [(n, "tool_use"), (n - 6, "max_tokens")] {
+        let events = events(&server, "/v1/messages", &with(asked.clone(), json!({ "max_tokens": limit })));
+        let deltas = of(&events, "content_block_delta");
+        assert!(deltas.len() > 2 && deltas.iter().all(|event| event["index"] == 0), "{events:?}");
+        let arguments = joined(&deltas, |event| &event["delta"]["partial_json"]);
+        let parsed = serde_json::from_str::<Value>(&arguments);
+        match stop {
+            "tool_use" => assert_eq!(parsed.unwrap(), whole["content"][0]["input"]),
+            _ => assert!(parsed.is_err() && arguments.starts_with('{'), "{arguments}"),
+        }
+        let start = &of(&events, "content_block_start")[0]["content_block"];
+        assert_eq!((&start["type"], &start["name"], &start["input"]), (&json!("tool_use"), &json!("f"), &json!({})));
+        assert_eq!(of(&events, "content_block_stop").len(), 1);
+        assert_eq!(of(&events, "message_delta")[0]["delta"]["stop_reason"], stop);
+    }
 }
 
 #[test]
