@@ -1,9 +1,10 @@
 //! A model on another machine's engine: a server with OpenAI's API stands where the engine's thread
 //! does, with the same commands and events. What it does not report, such as its cache, is refused
-//! by name.
+//! by name; another dmschat switches eviction with a request, and reports what its cache holds.
 
 mod chat;
 mod http;
+mod memory;
 mod reading;
 mod served;
 
@@ -18,7 +19,7 @@ use http::Server;
 use reading::{Reading, Running, lock};
 use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Starts the thread that speaks to the server. [`Event::Ready`] follows once it has said which
 /// model it has, or [`Event::LoadFailed`].
@@ -32,11 +33,22 @@ pub fn spawn(remote: Remote) -> std::io::Result<EngineHandle> {
     Ok(handle)
 }
 
+/// A conversation with a server.
+#[derive(Clone)]
+struct Conversation {
+    outlet: Arc<Outlet>,
+    running: Running,
+    /// Whether the server is to evict, once that was switched here. The thread that reads an
+    /// answer sees it change.
+    eviction: Arc<Mutex<Option<bool>>>,
+    memory: Arc<memory::Shared>,
+}
+
 /// The conversations with a server.
 struct Remotes {
     server: Arc<Server>,
     info: Arc<ModelInfo>,
-    open: HashMap<ConversationId, (Arc<Outlet>, Running)>,
+    open: HashMap<ConversationId, Conversation>,
 }
 
 impl Remotes {
@@ -48,7 +60,17 @@ impl Remotes {
 
     fn begin(&mut self, outlet: Outlet) {
         outlet.event(Event::Ready(Arc::clone(&self.info)));
-        self.open.insert(outlet.conversation(), (Arc::new(outlet), Running::default()));
+        let (outlet, running) = (Arc::new(outlet), Running::default());
+        let conversation = Conversation { outlet, running, eviction: Arc::default(), memory: Arc::default() };
+        self.publish_empty(&conversation);
+        self.open.insert(conversation.outlet.conversation(), conversation);
+    }
+
+    /// Publishes an empty cache.
+    fn publish_empty(&self, Conversation { outlet, eviction, memory, .. }: &Conversation) {
+        memory.lock().set(None);
+        let eviction = reading::wanted(eviction).or(self.info.eviction).unwrap_or(false);
+        outlet.snapshot(Snapshot { eviction, ..Snapshot::default() });
     }
 
     /// Ends with the last conversation.
@@ -62,8 +84,8 @@ impl Remotes {
                 }
                 EngineMessage::Request(request) => self.take(request),
                 EngineMessage::Close(conversation) => {
-                    if let Some((_, running)) = self.open.remove(&conversation) {
-                        lock(&running).take();
+                    if let Some(conversation) = self.open.remove(&conversation) {
+                        lock(&conversation.running).take();
                     }
                 }
             }
@@ -71,15 +93,15 @@ impl Remotes {
     }
 
     fn take(&mut self, Request { conversation, id, command }: Request) {
-        let Some((outlet, running)) = self.open.get(&conversation).cloned() else { return };
-        let events = outlet.sender(Some(id));
+        let Some(of) = self.open.get(&conversation).cloned() else { return };
+        let events = of.outlet.sender(Some(id));
         match command {
             Command::Generate(request) => {
-                let running = self.generate(Arc::clone(&outlet), events, *request);
-                self.open.insert(conversation, (outlet, running));
+                let running = self.generate(&of, events, *request);
+                self.open.insert(conversation, Conversation { running, ..of });
             }
             Command::Cancel => {
-                if let Some(reading) = lock(&running).take() {
+                if let Some(reading) = lock(&of.running).take() {
                     events.event(Event::TurnDone(Box::new(reading.cancelled())));
                 }
             }
@@ -95,8 +117,17 @@ impl Remotes {
             }
             // The messages that follow are sent whole. What the server holds then it says with the
             // next answer.
-            Command::Rewind(_) | Command::Clear => outlet.snapshot(Snapshot::default()),
+            Command::Rewind(_) | Command::Clear => self.publish_empty(&of),
             Command::KeepCache(_) | Command::Elect(_) => {}
+            // The server switches it with the next request, and counts what that drops.
+            Command::SetEviction(on) if self.info.eviction.is_some() => {
+                *of.eviction.lock().unwrap_or_else(PoisonError::into_inner) = Some(on);
+                let at_token = of.outlet.last_snapshot().map_or(0, |last| last.tokens);
+                events.event(Event::EvictionSet { on, at_token, dropped_slots: 0 });
+            }
+            Command::Presence(request) if self.info.has_memory => {
+                memory::ask(&self.server, &of.memory, events, request);
+            }
             // What is shown stays empty.
             Command::Inspect { .. } | Command::Presence(_) => {}
             Command::Probe(probe) => events.event(Event::Found(probe.refused(&self.why()))),
@@ -124,17 +155,18 @@ impl Remotes {
 
     /// Begins to read an answer. A reading of its own: the thread of one that was stopped ends
     /// with the next object that it receives.
-    fn generate(&self, outlet: Arc<Outlet>, events: EventSender, request: GenerateRequest) -> Running {
+    fn generate(&self, of: &Conversation, events: EventSender, request: GenerateRequest) -> Running {
         if request.chains.is_some() {
             events.refuse("width", format!("several chains are not available on {}", self.server.name()));
         }
         let seed = request.ask.seed.unwrap_or_else(random::fresh_seed);
-        let request = GenerateRequest { ask: Ask { seed: Some(seed), ..request.ask }, ..request };
+        let eviction = reading::wanted(&of.eviction);
+        let request = GenerateRequest { ask: Ask { seed: Some(seed), eviction, ..request.ask }, ..request };
         let reading = Reading::new(&request, [self.info.n_layers, self.info.n_kv_heads], events);
         let body = chat::body(&request.ask, self.server.model());
         let running = Arc::new(Mutex::new(Some(reading)));
-        let (server, of) = (Arc::clone(&self.server), Arc::clone(&running));
-        std::thread::spawn(move || reading::read(&server, &body, &outlet, &of));
+        let (server, of) = (Arc::clone(&self.server), Conversation { running: Arc::clone(&running), ..of.clone() });
+        std::thread::spawn(move || reading::read(&server, &body, &of));
         running
     }
 }

@@ -9,7 +9,7 @@
 //! | `openai`, `responses`, `messages`, `ollama` | requests and answers in OpenAI's two forms, Anthropic's and ollama's |
 //! | `request`, `prompt`, `thought`, `logprobs`, `structured` | what requests of all forms have |
 //! | `facts`, `tokenize`, `metrics` | the model, properties, health, tokens, counters |
-//! | `stored` | answers that can be asked for again |
+//! | `stored`, `memory` | answers that can be asked for again, and what the cache held after them |
 //! | `tools` | calls of tools, in the format of the model |
 //! | `fields`, `refusal`, `stamp` | bodies, errors, ids |
 //!
@@ -25,6 +25,7 @@ mod facts;
 mod fields;
 mod http;
 mod logprobs;
+mod memory;
 mod messages;
 mod metrics;
 mod ollama;

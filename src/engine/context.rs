@@ -71,6 +71,11 @@ impl Context {
         Ok(self.apply(runner, LogEntry::Toggle { eviction })?.1)
     }
 
+    /// Whether eviction was ever other than this.
+    pub fn was_switched(&self, eviction: bool) -> bool {
+        self.log.iter().any(|entry| matches!(entry, LogEntry::Toggle { eviction: on } if *on != eviction))
+    }
+
     /// Tokens fed since the far pages were last chosen, or `most` if it is that long ago.
     pub fn since_choice(&self, most: usize) -> usize {
         let newest = self.log.iter().rev().take_while(|entry| !matches!(entry, LogEntry::Choose { .. }));

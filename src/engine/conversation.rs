@@ -62,6 +62,7 @@ impl<B: Backend> Conversation<B> {
             reported: Vec::new(),
             replies: HashMap::new(),
             eviction: m.eviction,
+            unswitched: false,
             dial: m.dial,
             decode_tok_s: None,
             unread: 0,

@@ -56,8 +56,12 @@ impl<B: Backend> Loaded<B> {
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
         let think = ThinkTags::of(&tokenizer, checkpoint.chat_template.as_deref());
         let disabled = checkpoint.config.dms.as_ref().is_some_and(|d| d.disabled);
-        let window_is_models = runner.cache.geometry().policy.models_window().is_some();
-        let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, &think));
+        let policy = runner.cache.geometry().policy;
+        let window_is_models = policy.models_window().is_some();
+        let eviction = options.eviction.unwrap_or(!disabled) || window_is_models;
+        let info = model_info(&runner, checkpoint, &tokenizer, options, plan, &think);
+        let switchable = policy.evicts() && !window_is_models;
+        let info = Arc::new(ModelInfo { eviction: switchable.then_some(eviction), ..info });
         Ok(Self {
             identity: identity(&runner, checkpoint, options, &info),
             snapshots: Snapshots::new(options.max_older, options.checkpoint_bytes, shared_states(options.slots)),
@@ -69,7 +73,7 @@ impl<B: Backend> Loaded<B> {
                 think,
                 compiler: Default::default(),
             },
-            eviction: options.eviction.unwrap_or(!disabled) || window_is_models,
+            eviction,
             dial: 0.0,
             dials: None,
             dial_folder: options.dial_folder.clone(),
@@ -180,6 +184,8 @@ fn model_info<B: Backend>(
     let (c, g) = (&checkpoint.config, runner.cache.geometry());
     ModelInfo {
         is_remote: false,
+        eviction: None,
+        has_memory: false,
         identity: ModelIdentity {
             name: checkpoint.name.clone(),
             reference: options.reference.clone(),

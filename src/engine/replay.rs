@@ -209,7 +209,7 @@ impl<B: Backend> Conversation<B> {
 
     fn go_back_to(&mut self, m: &mut Loaded<B>, events: &EventSender, flat: &str) {
         self.disk.left_log();
-        match m.snapshots.longest_prefix(self.id(), flat) {
+        match m.snapshots.longest_prefix(self.id(), flat, |_| true) {
             Some(i) => {
                 let kept = m.snapshots.take(i).context;
                 self.leave_for(m, kept);

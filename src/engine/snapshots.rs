@@ -78,10 +78,10 @@ impl Snapshots {
         &self.kept[index]
     }
 
-    /// Index of the conversation's snapshot with the longest text that is a prefix of `flat`; the
-    /// newest among equal ones.
-    pub fn longest_prefix(&self, owner: ConversationId, flat: &str) -> Option<usize> {
-        let begins = |one: &Kept| one.owner == Some(owner) && flat.starts_with(&one.context.flat);
+    /// Index of the conversation's snapshot with the longest text that is a prefix of `flat`, of
+    /// those that are `fit`; the newest among equal ones.
+    pub fn longest_prefix(&self, owner: ConversationId, flat: &str, fit: impl Fn(&Context) -> bool) -> Option<usize> {
+        let begins = |one: &Kept| one.owner == Some(owner) && flat.starts_with(&one.context.flat) && fit(&one.context);
         let fitting = self.kept.iter().enumerate().filter(|(_, one)| begins(one));
         fitting.max_by_key(|(i, one)| (one.context.flat.len(), *i)).map(|(i, _)| i)
     }

@@ -173,7 +173,8 @@ impl<B: Backend> Worker<B> {
     /// Answers a prompt in a slot.
     fn ask(&mut self, outlet: Outlet, id: RequestId, request: Box<GenerateRequest>) {
         let flat = flatten(&request.ask.prompt);
-        let held = |id| self.conversations.get(&id).map_or(0, |slot| slot.held(&self.model, &flat));
+        let eviction = request.ask.eviction;
+        let held = |id| self.conversations.get(&id).map_or(0, |slot| slot.held(&self.model, &flat, eviction));
         let choice = self.slots.choose(held);
         let slot = match choice {
             Choice::Idle(id) => match self.conversations.remove(&id) {
@@ -192,6 +193,7 @@ impl<B: Backend> Worker<B> {
             Err((outlet, why)) => return outlet.event(Event::Failed(why)),
         };
         let was = if let Choice::Idle(was) = choice { Some(was) } else { None };
+        slot.set_eviction(&self.model, eviction);
         self.slots.take(was, slot.id());
         let events = slot.outlet.sender(Some(id));
         slot.receive(&mut self.model, events, Command::Generate(request));

@@ -95,6 +95,11 @@ impl Outlet {
         self.snapshots.send_replace(Some(Arc::new(snapshot)));
     }
 
+    /// Returns the latest snapshot.
+    pub fn last_snapshot(&self) -> Option<Arc<Snapshot>> {
+        self.snapshots.borrow().clone()
+    }
+
     /// Whether the front end is gone.
     pub fn is_closed(&self) -> bool {
         self.events.is_closed()

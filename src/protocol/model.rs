@@ -171,6 +171,10 @@ pub struct ModelInfo {
     /// Whether a server runs it: its cache is there, and what is known of it are the figures that
     /// the server reports.
     pub is_remote: bool,
+    /// Whether conversations begin with eviction; `None` if it cannot be switched.
+    pub eviction: Option<bool>,
+    /// Whether the server reports which tokens its cache holds.
+    pub has_memory: bool,
     /// From `generation_config.json`.
     pub default_sampling: SamplingParams,
 }

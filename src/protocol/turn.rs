@@ -33,6 +33,9 @@ pub struct Ask {
     /// Texts that end the answer where the first of them begins. They are not part of it. A thought
     /// is not searched for them.
     pub stop: Vec<String>,
+    /// Of a prompt that is answered in a slot: whether the cache evicts from what is read of it on.
+    /// `None`: as the engine was started, after states alone that had it so from their beginning.
+    pub eviction: Option<bool>,
     /// Whether the answer continues a text: all of it is the answer, with the tags of thoughts.
     pub raw: bool,
     /// Literals of control tokens that appear in the answer's text, such as the marks of calls.

@@ -75,7 +75,7 @@ pub fn body(ask: &Ask, model: &str) -> Value {
         "seed": ask.seed, "max_tokens": ask.max_tokens, "thinking_budget": ask.max_think,
         "stop": Some(&ask.stop).filter(|stop| !stop.is_empty()),
         "chat_template_kwargs": { "enable_thinking": think }, "return_progress": true,
-        "return_cache": true,
+        "return_cache": true, "eviction": ask.eviction,
     });
     let Value::Object(fields) = fields else { unreachable!("an object was written") };
     body.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));

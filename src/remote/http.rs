@@ -1,7 +1,7 @@
 //! Requests to a server.
 
-use super::served;
-use crate::protocol::ModelInfo;
+use super::{memory, served};
+use crate::protocol::{ModelInfo, Presence};
 use crate::unicode::one_line;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -63,6 +63,11 @@ impl Server {
 
     pub fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Which tokens the cache held at the end of this answer. The error is one line.
+    pub fn memory(&self, answer: &str) -> Result<Presence, String> {
+        memory::presence(&self.get(&format!("/dmschat/memory/{answer}"))?)
     }
 
     /// The address without `/v1`.

@@ -1,8 +1,9 @@
 //! An answer that is being read from a server.
 
+use super::Conversation;
 use super::http::Server;
 use crate::protocol::{
-    Event, EventSender, GenerateRequest, KvStats, Outlet, SamplingParams, Snapshot, StopReason, TextKind, TurnReport,
+    Event, EventSender, GenerateRequest, KvStats, SamplingParams, Snapshot, StopReason, TextKind, TurnReport,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -29,6 +30,11 @@ pub struct Reading {
     /// Layers and KV heads of the model's cache, and its figures if the server reports them.
     shape: [usize; 2],
     kv: Option<KvStats>,
+    /// Whether the server evicted, tokens that its cache holds, and the id of an answer whose
+    /// tokens it reports.
+    eviction: Option<bool>,
+    tokens: Option<usize>,
+    answer: Option<String>,
 }
 
 /// An answer that is being read. Whoever takes it reports its end.
@@ -38,19 +44,26 @@ pub fn lock(running: &Running) -> MutexGuard<'_, Option<Reading>> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether the server is to evict, once that was switched.
+pub fn wanted(eviction: &Mutex<Option<bool>>) -> Option<bool> {
+    *eviction.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Reads the answer to `body`, until its end or until another takes the reading.
-pub fn read(server: &Server, body: &Value, outlet: &Outlet, running: &Running) {
+pub fn read(server: &Server, body: &Value, Conversation { outlet, running, eviction, memory }: &Conversation) {
     let read = server.stream(body, |chunk| lock(running).as_mut().map(|reading| reading.take(chunk)).is_some());
     let Some(reading) = lock(running).take() else { return };
-    let events = reading.events.clone();
+    let (events, answer, tokens) = (reading.events.clone(), reading.answer.clone(), reading.tokens);
     let report = match read {
         Ok(()) => reading.report(StopReason::End, None),
         // What came of the answer stays.
         Err(why) => reading.report(StopReason::Error, Some(format!("{}: {why}", server.name()))),
     };
+    memory.lock().set(answer.as_deref());
     outlet.snapshot(Snapshot {
-        tokens: report.prompt_tokens + report.answer_tokens + report.reasoning_tokens,
-        eviction: report.eviction,
+        tokens: tokens.unwrap_or(report.prompt_tokens + report.answer_tokens + report.reasoning_tokens),
+        // It may have been switched for the next answer.
+        eviction: wanted(eviction).unwrap_or(report.eviction),
         kv: report.kv.clone(),
         decode_tok_s: report.decode_tok_s,
         ..Snapshot::default()
@@ -76,6 +89,9 @@ impl Reading {
             timings: Value::Null,
             shape,
             kv: None,
+            eviction: None,
+            tokens: None,
+            answer: None,
         }
     }
 
@@ -93,8 +109,11 @@ impl Reading {
                 *to = chunk[field].clone();
             }
         }
-        if let Some(kv) = figures(&chunk["cache"], self.shape) {
-            self.kv = Some(kv);
+        let cache = &chunk["cache"];
+        if let Some(kv) = figures(cache, self.shape) {
+            (self.kv, self.eviction) = (Some(kv), cache["eviction"].as_bool());
+            self.tokens = count(&cache["tokens"]);
+            self.answer = chunk["id"].as_str().filter(|_| self.tokens.is_some()).map(str::to_owned);
         }
         let choice = &chunk["choices"][0];
         let delta = &choice["delta"];
@@ -148,7 +167,7 @@ impl Reading {
                 .map(|first| ms(first, self.answered.or(self.latest).unwrap_or(first))),
             seed: self.seed,
             sampling: self.sampling,
-            eviction: self.kv.is_some(),
+            eviction: self.eviction.unwrap_or(self.kv.is_some()),
             kv: self.kv.unwrap_or_default(),
             ..TurnReport::empty(self.turn)
         }

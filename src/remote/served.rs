@@ -54,6 +54,8 @@ pub fn info(entry: &Value, props: &Value, server: &str) -> ModelInfo {
         windows.iter().take(MAX_LAYERS).map(|window| LayerLanes { window: tokens(window) }).collect();
     ModelInfo {
         is_remote: true,
+        eviction: rule["on"].as_bool(),
+        has_memory: cache["memory"].is_string(),
         n_layers: lanes.len(),
         n_kv_heads: size(&cache["kv_heads"], MAX_HEADS),
         slot_bytes: size(&cache["slot_bytes"], MAX_SLOT_BYTES),

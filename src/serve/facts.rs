@@ -33,10 +33,12 @@ fn model(info: &ModelInfo) -> Value {
             "kv_heads": info.n_kv_heads,
             "slot_bytes": info.slot_bytes,
             "page_slots": info.page_slots,
+            "memory": "/v1/dmschat/memory",
         },
         "family": info.family,
         "weights": info.weights.format,
         "eviction": {
+            "on": info.eviction,
             "policy": info.policy.name(),
             "decisions": info.dms,
             "by": info.evicts_by,

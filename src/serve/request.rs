@@ -72,7 +72,8 @@ impl Asked {
         let defaults = &shared.defaults;
         let sampling = sampling(fields)?.over(&defaults.sampling);
         let logit_bias = logit_bias(fields, shared.info.vocab)?;
-        let ask = Ask { sampling, logit_bias, drafts: defaults.drafts, ..Ask::default() };
+        let eviction = eviction(fields, shared)?;
+        let ask = Ask { sampling, logit_bias, eviction, drafts: defaults.drafts, ..Ask::default() };
         let ask = Ask { seed: seed(fields)?.or(defaults.seed), ..ask };
         Ok(Self { stream, return_progress, n: 1, ask, tools: None })
     }
@@ -87,6 +88,19 @@ impl Asked {
         let grammar = tools.as_ref().and_then(|tools| tools.forced.clone()).or(self.ask.grammar);
         let marks = tools.iter().flat_map(|tools| tools.format.marks()).map(|mark| (*mark).to_owned()).collect();
         Ok(Self { tools, ask: Ask { marks, grammar, ..self.ask }, ..self })
+    }
+}
+
+/// Whether the cache evicts from this prompt on; `None` if the request does not say.
+fn eviction(fields: &mut Fields, shared: &Shared) -> Result<Option<bool>, Refusal> {
+    let (asked, policy) = (fields.bool("eviction")?, shared.info.policy);
+    match (asked, shared.info.eviction) {
+        (asked, Some(_)) => Ok(asked),
+        (Some(on), None) if on == policy.keeps_all() => {
+            let message = format!("eviction: this cache cannot switch it: its policy is {}", policy.name());
+            Err(Refusal::unsupported("eviction", message))
+        }
+        (_, None) => Ok(None),
     }
 }
 

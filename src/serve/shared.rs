@@ -1,6 +1,7 @@
 //! What all requests share: the engine, the model, the settings of answers, counters.
 
 use super::admission::Admission;
+use super::memory::Memories;
 use super::metrics::Metrics;
 use super::refusal::Refusal;
 use super::stored::Store;
@@ -40,6 +41,8 @@ pub struct Shared {
     pub metrics: Metrics,
     /// Answers in the form of Responses that can be asked for again.
     pub responses: Store,
+    /// What the slots held at the ends of answers.
+    pub memories: Memories,
     /// Answers with tool calls, as the model wrote them.
     pub said: Said,
     pub log: Log,
@@ -70,6 +73,7 @@ impl Shared {
             admission,
             metrics,
             responses,
+            memories: Memories::default(),
             said: Said::default(),
             log,
             keep_alive: KEEP_ALIVE,

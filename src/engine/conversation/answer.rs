@@ -72,12 +72,19 @@ impl<B: Backend> Conversation<B> {
         self.job = Some(job);
     }
 
-    /// The state whose text is the longest that begins `flat`.
+    /// The state that a turn with this text begins with.
     pub fn base_of(&self, m: &Loaded<B>, flat: &str) -> Base {
+        self.longest_base(m, flat, self.unswitched)
+    }
+
+    /// The state whose text is the longest that begins `flat`. `unswitched`: of those in which
+    /// eviction was never switched.
+    pub fn longest_base(&self, m: &Loaded<B>, flat: &str, unswitched: bool) -> Base {
         let current = &self.chain.context;
-        let continues = !current.flat.is_empty() && flat.starts_with(&current.flat);
+        let fit = |context: &Context| !(unswitched && context.was_switched(m.eviction));
+        let continues = !current.flat.is_empty() && flat.starts_with(&current.flat) && fit(current);
         let goes_on = flat.len() > current.flat.len() || current.pending.is_some();
-        let kept = m.snapshots.longest_prefix(self.id(), flat).map(|i| (i, m.snapshots.get(i).context.flat.len()));
+        let kept = m.snapshots.longest_prefix(self.id(), flat, fit).map(|i| (i, m.snapshots.get(i).context.flat.len()));
         match kept.filter(|(_, len)| *len > 0) {
             Some((_, len)) if continues && goes_on && current.flat.len() >= len => Base::Current,
             None if continues && goes_on => Base::Current,

@@ -7,16 +7,22 @@ use crate::engine::reply::flat_of;
 use crate::protocol::Outlet;
 
 impl<B: Backend> Conversation<B> {
-    /// Bytes of a prompt's canonical text that the conversation holds.
-    pub fn held(&self, m: &Loaded<B>, flat: &str) -> usize {
-        self.context_of(m, self.base_of(m, flat)).map_or(0, |context| context.flat.len())
+    /// Sets whether the next turn evicts: see [`Ask::eviction`](crate::protocol::Ask::eviction).
+    pub fn set_eviction(&mut self, m: &Loaded<B>, eviction: Option<bool>) {
+        (self.eviction, self.unswitched) = (eviction.unwrap_or(m.eviction), eviction.is_none());
+    }
+
+    /// Bytes of a prompt's canonical text that the conversation holds for a turn with this eviction.
+    pub fn held(&self, m: &Loaded<B>, flat: &str, eviction: Option<bool>) -> usize {
+        let base = self.longest_base(m, flat, eviction.is_none());
+        self.context_of(m, base).map_or(0, |context| context.flat.len())
     }
 
     /// Gives the conversation, which has no work, to another front end, as if it were new to it.
     pub fn hand_to(&mut self, m: &mut Loaded<B>, outlet: Outlet) {
         m.snapshots.give(self.id(), outlet.conversation());
         self.outlet = outlet;
-        (self.eviction, self.dial, self.decode_tok_s) = (m.eviction, m.dial, None);
+        (self.dial, self.decode_tok_s) = (m.dial, None);
         self.reported.clear();
         self.replies.clear();
     }

@@ -26,6 +26,8 @@ pub(in crate::engine) struct Conversation<B: Backend> {
     pub replies: HashMap<u64, Vec<Token>>,
     /// Eviction as the user wants it. The cache knows the state of the sequence.
     pub eviction: bool,
+    /// Whether turns begin only with states in which eviction was never switched.
+    pub unswitched: bool,
     /// Threshold of decisions, as the user set it.
     pub dial: f32,
     pub decode_tok_s: Option<f64>,

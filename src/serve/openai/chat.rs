@@ -24,7 +24,7 @@ pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Re
     let thought = thought(&mut fields, &shared)?;
     let common = Common::take(&mut fields, &shared, false)?;
     let chat = Chat::new(messages, thought.think, &shared)?.with_tools(tools.as_ref(), &shared);
-    let form = Reply::new(Kind::Chat, &shared.info.identity.name, &common);
+    let form = Reply::new(Kind::Chat, &shared, &common);
     let Common { asked, .. } = common;
     let asked = Asked { ask: Ask { max_think: thought.most, ..asked.ask }, ..asked }.with_tools(tools)?;
     answer(&shared, form, asked, move |shared| chat.render(shared)).await

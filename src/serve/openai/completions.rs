@@ -21,7 +21,7 @@ pub async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Re
     refuse(&mut fields, &[("tools", is_empty)])?;
     let common = Common::take(&mut fields, &shared, true)?;
     shared.check_length("prompt", prompt.len())?;
-    let form = Reply::new(Kind::Text, &shared.info.identity.name, &common);
+    let form = Reply::new(Kind::Text, &shared, &common);
     let Common { asked, .. } = common;
     let asked = Asked { ask: Ask { raw: true, ..asked.ask }, ..asked };
     answer(&shared, form, asked, move |shared| Ok(Prompt::raw(&prompt, shared))).await

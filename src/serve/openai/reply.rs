@@ -7,9 +7,11 @@ use crate::serve::choice::Choice;
 use crate::serve::logprobs;
 use crate::serve::metrics::{generated, seconds};
 use crate::serve::refusal::Refusal;
+use crate::serve::shared::Shared;
 use crate::serve::stamp::{now, random_digits};
 use crate::serve::tools::Sent;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// What an answer answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +23,6 @@ pub enum Kind {
 }
 
 /// Members that every object of one answer has.
-#[derive(Clone, Debug)]
 pub struct Reply {
     kind: Kind,
     id: String,
@@ -29,8 +30,8 @@ pub struct Reply {
     model: String,
     /// The client asked for usage in its stream, where it is null until the end.
     has_usage: bool,
-    /// It asked for the figures of the cache.
-    has_cache: bool,
+    /// Where what the cache holds is kept, if its figures were asked for.
+    cache: Option<Arc<Shared>>,
     /// Number of choices, and the one that is written.
     n: usize,
     choice: usize,
@@ -39,12 +40,14 @@ pub struct Reply {
 }
 
 impl Reply {
-    pub fn new(kind: Kind, model: &str, asked: &Common) -> Self {
+    pub fn new(kind: Kind, shared: &Arc<Shared>, asked: &Common) -> Self {
         let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", random_digits());
-        let Common { include_usage: has_usage, return_cache: has_cache, asked } = asked;
-        let (n, logprobs, has_usage, has_cache) = (asked.n, asked.ask.logprobs, *has_usage, *has_cache);
-        Self { kind, id, created: now(), model: model.to_owned(), has_usage, has_cache, n, choice: 0, logprobs }
+        let Common { include_usage: has_usage, return_cache, asked } = asked;
+        let (n, logprobs, has_usage) = (asked.n, asked.ask.logprobs, *has_usage);
+        let cache = return_cache.then(|| Arc::clone(shared));
+        let model = shared.info.identity.name.clone();
+        Self { kind, id, created: now(), model, has_usage, cache, n, choice: 0, logprobs }
     }
 
     fn object(&self, object: &str, choices: Value) -> Value {
@@ -57,10 +60,14 @@ impl Reply {
         })
     }
 
-    /// Adds the figures of the cache, if they were asked for.
+    /// Adds the figures of the cache, if they were asked for, and keeps which tokens it holds.
     fn add_cache(&self, last: &mut Value, report: &TurnReport) {
-        if self.has_cache {
-            last["cache"] = json!(report.kv);
+        let Some(shared) = &self.cache else { return };
+        last["cache"] = json!(report.kv);
+        last["cache"]["eviction"] = json!(report.eviction);
+        if let Some(presence) = &report.presence {
+            last["cache"]["tokens"] = json!(presence.kept.len());
+            shared.memories.keep(&self.id, presence);
         }
     }
 

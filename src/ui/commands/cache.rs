@@ -24,9 +24,11 @@ pub fn eviction(app: &mut App, argument: &str) -> Done {
     let after = match &app.turn {
         _ if app.session.is_restoring() => "once the conversation is loaded",
         Some(turn) if turn.chains.is_some() => "after this answer",
-        _ => "with the next step",
+        _ => next_step(app),
     };
-    if model.policy.keeps_all() {
+    if model.is_remote && model.eviction.is_none() {
+        app.info(format!("whether the cache evicts is {}", numbers::NOT_REPORTED));
+    } else if model.policy.keeps_all() {
         app.info(format!("the cache keeps everything: its policy is {}", model.policy));
     } else if on == eviction_later.unwrap_or(set) {
         app.info(match eviction_later {
@@ -45,10 +47,18 @@ pub fn eviction(app: &mut App, argument: &str) -> Done {
     Ok(())
 }
 
+/// When a switch acts while an answer runs. A server is asked with a message.
+fn next_step(app: &App) -> &'static str {
+    match app.engine.info.as_ref().is_some_and(|info| info.is_remote) {
+        true => "with the next message",
+        false => "with the next step",
+    }
+}
+
 /// Switches eviction now, or before the next step of what runs.
 pub fn switch(app: &mut App, on: bool) {
     if app.turn.is_some() {
-        app.info(format!("eviction goes {} with the next step", on_or_off(on)));
+        app.info(format!("eviction goes {} {}", on_or_off(on), next_step(app)));
     }
     app.engine.eviction_asked = Some(on);
     app.send(Engine::SetEviction(on));

@@ -86,7 +86,12 @@ impl Overlay<App> for Inspect {
     }
 
     fn key(&mut self, app: &mut App, key: Key, action: Option<Action>) -> After {
+        let is_remote = app.engine.info.as_ref().is_some_and(|info| info.is_remote);
         match (key.code, action) {
+            (_, Some(Action::Inspect)) if is_remote => return After::Close,
+            (KeyCode::Tab | KeyCode::Char('l' | 'L' | 'h' | 'H'), _) if is_remote => {
+                app.info(format!("what single heads keep is {}", numbers::NOT_REPORTED));
+            }
             (KeyCode::Tab, _) | (_, Some(Action::Inspect)) => {
                 self.page = if self.page == Page::Memory { Page::Heads } else { Page::Memory };
                 self.read(app);

@@ -251,7 +251,10 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.engine.eviction = on;
     app.engine.eviction_asked.take_if(|asked| *asked == on);
     app.memory.mark_stale();
-    let text = texts::mark(texts::keeps_far(app), on, at_token, dropped_slots);
+    let text = match app.engine.info.as_ref().is_some_and(|info| info.is_remote) {
+        true => texts::mark_on_server(on).to_owned(),
+        false => texts::mark(texts::keeps_far(app), on, at_token, dropped_slots),
+    };
     if !app.session.is_restored() {
         // The empty cache was switched. The saved conversation continues it, and reports it then.
         return app.note(LocalKind::Note, text);

@@ -61,7 +61,10 @@ pub fn show(app: &mut App, chat: Conversation) {
         app.feed.locals.push(Local::new(None, LocalKind::Note, text));
     }
     for mark in &marks[more..] {
-        let text = texts::mark(keeps_far, mark.eviction, mark.at_token, mark.dropped_slots);
+        let text = match app.engine.info.as_ref().is_some_and(|info| info.is_remote) {
+            true => texts::mark_on_server(mark.eviction).to_owned(),
+            false => texts::mark(keeps_far, mark.eviction, mark.at_token, mark.dropped_slots),
+        };
         app.feed.locals.push(Local::of_mark(mark, text));
     }
     app.feed.arrange(&app.chat);

@@ -69,7 +69,7 @@ fn open_inspect(app: &mut App) {
     if app.engine.info.is_none() {
         return app.info(NO_MODEL);
     }
-    if app.engine.info.as_ref().is_some_and(|info| info.is_remote) {
+    if app.engine.info.as_ref().is_some_and(|info| info.is_remote && !info.has_memory) {
         return app.info(format!("which tokens are in the cache is {NOT_REPORTED}"));
     }
     app.open(Inspect::default());

@@ -32,6 +32,16 @@ pub fn keeps_far(app: &App) -> bool {
     app.engine.snapshot.as_ref().is_some_and(|snapshot| snapshot.kv.far.is_some())
 }
 
+/// Returns the text of the line of a toggle that a server is told with the next message.
+pub fn mark_on_server(on: bool) -> &'static str {
+    match on {
+        true => "eviction on from the next message on: marked tokens are dropped then",
+        false => {
+            "eviction off from the next message on: tokens are kept while there is memory; dropped tokens are gone"
+        }
+    }
+}
+
 /// Returns the text of a toggle's line.
 pub fn mark(keeps_far: bool, on: bool, at_token: usize, dropped_slots: u64) -> String {
     match (on, at_token) {

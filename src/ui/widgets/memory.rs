@@ -238,7 +238,9 @@ fn about(app: &App, spelled: &Spelled, chosen: Option<Range<usize>>) -> Vec<Stri
         first += &format!("; chosen: {tokens}, {share} %");
     }
     let mut lines = vec![first];
-    if presence.position == last {
+    if presence.of_position.is_empty() {
+        lines.push(format!("which layers store it is {}", numbers::NOT_REPORTED));
+    } else if presence.position == last {
         lines.push(match memory.layers_that_keep().as_str() {
             "" => "stored in no layer".to_owned(),
             layers => format!("stored in layers {layers}"),

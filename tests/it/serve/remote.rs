@@ -1,6 +1,6 @@
 //! The chat and `-p` with a model of a server: another dmschat, and scripted servers that say less.
 
-use super::{QUESTION, Server};
+use super::{QUESTION, Server, with};
 use crate::program::{program, said};
 use crate::pty::{Chat, answer};
 use dmschat::protocol::{Ask, Command as ToEngine, EngineHandle, Event, GenerateRequest, StopReason, TurnReport};
@@ -49,11 +49,81 @@ fn an_answer_is_that_of_the_engine_and_the_second_turn_reads_what_is_new() {
     assert!(first.contains(alone["answer"].as_str().unwrap().trim()), "{first}");
     chat.say("Solve 3*x + 3 = 12 for x.");
     answer(&chat, 2);
-    // Another dmschat reports its figures, and not which tokens they are.
+    // Another dmschat reports its figures, and which tokens they are.
     chat.say("/stats");
     chat.until_shows(" live, ");
     chat.keys("\x1bOR");
-    chat.until_shows("which tokens are in the cache");
+    let page = chat.until("the memory page", |screen| screen.contains("% kept, mean of all heads"));
+    assert!(page.contains("which layers store it is not reported"), "{page}");
+    let kept = |page: &str| page.split(" % kept").next().unwrap().rsplit(' ').next().unwrap().parse::<u32>().unwrap();
+    assert!(kept(&page) < 95, "{page}");
+    chat.keys("l");
+    chat.until_shows("what single heads keep is not reported");
+    chat.keys("q");
+    chat.until("the conversation", |screen| !screen.contains("mean of all heads"));
+    // Switched from the next message on, as the server then says.
+    chat.keys("\x1bOS");
+    chat.until_shows("eviction off from the next message on");
+    chat.say("Solve 2*x + 3 = 11 for x, please.");
+    answer(&chat, 3);
+    chat.keys("\x1bOR");
+    let before = kept(&page);
+    let more = |screen: &str| screen.contains("% kept, mean of all heads") && kept(screen) > before;
+    chat.until("a memory that keeps more", more);
+}
+
+#[test]
+fn eviction_is_switched_by_a_request_and_what_is_kept_is_told() {
+    let server = Server::start(&["--slots", "2", "--think", "off"]);
+    let question = |text: &str| json!([{ "role": "user", "content": text }]);
+    let long = format!("Remember: my name is Ada. {QUESTION} {}", "I like trains, rivers and old maps. ".repeat(8));
+    let asked = |more: Value| {
+        let body = with(super::chat(question(&long)), json!({ "return_cache": true, "max_tokens": 8 }));
+        let (status, whole) = server.post("/v1/chat/completions", &with(body, more));
+        assert_eq!(status, 200, "{whole}");
+        whole
+    };
+    let cached = |whole: &Value| whole["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let (_, _, models) = server.call("GET", "/v1/models", &[], "");
+    let models: Value = serde_json::from_str(&models).unwrap();
+    assert_eq!(models["data"][0]["eviction"]["on"], true);
+
+    let plain = asked(json!({}));
+    let all = asked(json!({ "eviction": false }));
+    assert!(cached(&all) > 0, "it may begin with what was kept");
+    let fresh = question(&format!("Now {long}"));
+    let dense = asked(json!({ "eviction": false, "messages": fresh }));
+    let evicting = asked(json!({ "messages": fresh }));
+    assert_eq!((cached(&evicting), &dense["cache"]["eviction"]), (0, &json!(false)), "{evicting}");
+    assert_eq!(
+        (&dense["cache"]["live_slots"], &plain["cache"]["eviction"]),
+        (&dense["cache"]["dense_slots"], &json!(true))
+    );
+    assert!(evicting["cache"]["live_slots"].as_u64() < dense["cache"]["live_slots"].as_u64(), "{evicting} {dense}");
+    // What was switched once is continued by who says so, and the answer is the same for others.
+    let again = asked(json!({ "eviction": true, "messages": fresh }));
+    assert!(cached(&again) > 0 && again["cache"]["eviction"] == true, "{again}");
+    let same = asked(json!({ "messages": fresh }));
+    assert_eq!(same["choices"][0]["message"], evicting["choices"][0]["message"]);
+
+    for whole in [&plain, &dense, &evicting] {
+        let id = whole["id"].as_str().unwrap();
+        let (status, _, memory) = server.call("GET", &format!("/v1/dmschat/memory/{id}"), &[], "");
+        assert_eq!(status, 200, "{memory}");
+        let memory: Value = serde_json::from_str(&memory).unwrap();
+        let list =
+            |name: &str| memory[name].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect::<Vec<_>>();
+        let (kept, ends) = (list("kept"), list("ends"));
+        assert_eq!(whole["cache"]["live_slots"], kept.iter().sum::<u64>(), "as the figures say");
+        assert_eq!((json!(kept.len()), ends.len()), (whole["cache"]["tokens"].clone(), kept.len()));
+        let text = memory["text"].as_str().unwrap();
+        assert!(text.contains(&long) && *ends.last().unwrap() as usize == text.len(), "{text}");
+    }
+    let (status, _, body) = server.call("GET", "/v1/dmschat/memory/chatcmpl-0", &[], "");
+    assert!(status == 404 && body.contains("memory_not_found"), "{body}");
+    let (status, refused) =
+        server.post("/v1/messages", &with(super::chat(question("x")), json!({ "max_tokens": 1, "eviction": "no" })));
+    assert_eq!(status, 400, "{refused}");
 }
 
 #[test]
