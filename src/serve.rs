@@ -5,6 +5,7 @@
 //! | `http` | connections, their bounds, which request goes where |
 //! | `access` | keys, and the checks of `Host` and `Origin` |
 //! | `admission` | the queue in front of the slots |
+//! | `board` | the requests that are worked on, for a screen |
 //! | `answer`, `choice`, `answering` | an answer that is being generated, and its way to its client |
 //! | `openai`, `responses`, `messages`, `ollama` | requests and answers in OpenAI's two forms, Anthropic's and ollama's |
 //! | `request`, `prompt`, `thought`, `logprobs`, `structured` | what requests of all forms have |
@@ -20,6 +21,7 @@ mod access;
 mod admission;
 mod answer;
 mod answering;
+pub mod board;
 mod choice;
 mod facts;
 mod fields;
@@ -48,6 +50,7 @@ pub use http::Ends;
 pub use shared::{Defaults, Log};
 
 use crate::protocol::{EngineHandle, Event, ModelInfo};
+use board::Board;
 use shared::Shared;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -93,15 +96,16 @@ pub struct Options {
     pub defaults: Defaults,
     pub access: Access,
     pub admission: Admission,
+    pub board: Arc<Board>,
     pub log: Log,
 }
 
 /// Serves until the first of `ends`, and then until the answers that run have ended, but not longer
 /// than ten seconds or until the second. Fails if the engine does.
 pub async fn serve(bound: Bound, mut engine: EngineHandle, options: Options, ends: impl Ends) -> Result<(), String> {
-    let Options { info, defaults, access, admission, log } = options;
+    let Options { info, defaults, access, admission, board, log } = options;
     let listener = TcpListener::from_std(bound.listener).map_err(|error| error.to_string())?;
-    let shared = Arc::new(Shared::new(engine.commands.clone(), info, defaults, admission, log));
+    let shared = Arc::new(Shared::new(engine.commands.clone(), info, defaults, admission, board, log));
     let router = http::router(Arc::clone(&shared), Arc::new(access));
     let listening = async {
         while let Some(response) = engine.events.recv().await {

@@ -1,14 +1,21 @@
 //! `dmschat serve`: starts the engine and the server on it.
 
+mod screen;
+
 use super::args::ServeArgs;
 use super::client::{self, Started};
 use super::interrupts::{Interrupts, Kills};
 use super::output::{self, wrong_use};
 use crate::config::Settings;
 use crate::regular_file;
-use crate::serve::{self, Access, Admission, Bound, Defaults, Options};
+use crate::serve::board::Board;
+use crate::serve::{self, Access, Admission, Bound, Defaults, Log, Options};
+use crate::system;
 use anyhow::{Context, Result, anyhow};
+use screen::{Facts, Shown};
+use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Longest file of keys.
 const KEYS_BYTES: u64 = 1 << 20;
@@ -51,31 +58,75 @@ pub fn run(settings: &Settings, args: &ServeArgs) -> Result<u8> {
         "{} at http://{address}/v1 (context {}, {} at once); Ctrl+C ends it",
         info.identity.name, info.context, args.slots
     ));
+    let board = Arc::new(Board::default());
+    let facts = Facts {
+        model: info.identity.name.clone(),
+        address: format!("http://{address}/v1"),
+        context: info.context,
+        slots: args.slots,
+    };
+    let mut shown = match has_screen(settings) {
+        true => Some(screen::show(facts, Arc::clone(&board))?),
+        false => None,
+    };
     let options = Options {
         info,
         defaults,
         access: Access::new(&keys, loopback, args.cors.clone()),
         admission: Admission::new(args.slots, args.queue),
-        log: Box::new(output::notice),
+        log: log(shown.is_some().then(|| Arc::clone(&board))),
+        board,
     };
-    runtime.block_on(async {
-        let ends = Ends { interrupts, kills: Kills::new().context("cannot listen for signals")? };
+    let ended = runtime.block_on(async {
+        let kills = Kills::new().context("cannot listen for signals")?;
+        let ends = Ends { interrupts, kills, screen: shown.as_mut() };
         serve::serve(bound, handle, options, ends).await.map_err(|why| anyhow!(why))
-    })?;
-    Ok(output::OK)
+    });
+    // The terminal is given back before anything is said.
+    drop(shown);
+    ended.map(|()| output::OK)
 }
 
-/// Signals that end the server: the first lets answers end, the second does not.
-struct Ends {
+/// Whether the server has a screen: it is drawn to stdout, and its keys come from stdin.
+fn has_screen(settings: &Settings) -> bool {
+    let terminals = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    terminals
+        && system::process::is_in_foreground()
+        && !settings.plain
+        && !std::env::var("TERM").is_ok_and(|term| term == "dumb")
+}
+
+/// Writes lines to the screen, if there is one, and to stderr where the screen does not hide it.
+fn log(board: Option<Arc<Board>>) -> Log {
+    let Some(board) = board else { return Box::new(output::notice) };
+    let is_hidden = std::io::stderr().is_terminal();
+    Box::new(move |line| {
+        if !is_hidden {
+            output::notice(line);
+        }
+        board.say(format!("{}  {line}", jiff::Zoned::now().strftime("%H:%M:%S")));
+    })
+}
+
+/// Signals and keys that end the server: the first lets answers end, the second does not.
+struct Ends<'a> {
     interrupts: Interrupts,
     kills: Kills,
+    screen: Option<&'a mut Shown>,
 }
 
-impl serve::Ends for Ends {
+impl serve::Ends for Ends<'_> {
     async fn next(&mut self) {
+        let key = async {
+            match &mut self.screen {
+                Some(screen) => screen.next_end().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = self.interrupts.next() => {}
             _ = self.kills.next() => {}
+            () = key => {}
         }
     }
 }

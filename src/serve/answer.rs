@@ -4,6 +4,7 @@
 //! slot. Dropping the [`Answer`] ends the work within a step.
 
 use super::admission::Permit;
+use super::board::Entry;
 use super::metrics::seconds;
 use super::shared::Shared;
 use crate::protocol::{
@@ -50,6 +51,7 @@ struct Slot {
     handle: EngineHandle,
     #[expect(dead_code, reason = "held for its drop")]
     permit: Permit,
+    entry: Entry,
 }
 
 /// An answer in one line of the log.
@@ -111,9 +113,10 @@ impl Several {
 
 impl Answer {
     /// Asks the engine for `n` answers. `progress`: how much of the prompt was read is a part, too.
-    pub fn begin(shared: &Arc<Shared>, permit: Permit, ask: Ask, n: usize, mut progress: bool) -> Self {
+    pub fn begin(shared: &Arc<Shared>, permit: Permit, entry: Entry, ask: Ask, n: usize, progress: bool) -> Self {
         let chains = ChainsRequest { width: Some(n), early_stop: false, checked: false, may_equal: true };
-        let slot = Slot { handle: shared.commands().ask(ask, (n > 1).then_some(chains)), permit };
+        let slot = Slot { handle: shared.commands().ask(ask, (n > 1).then_some(chains)), permit, entry };
+        let mut watched = true;
         let mut several = (n > 1).then_some(Several { n, current: 0, begun: false });
         let (send, parts) = unbounded_channel();
         let shared = Arc::clone(shared);
@@ -124,14 +127,15 @@ impl Answer {
                 let event = tokio::select! {
                     () = send.closed() => {
                         shared.metrics.abandoned.fetch_add(1, Relaxed);
-                        (shared.log)("a client hung up");
+                        (shared.log)(&format!("#{}: the client hung up", slot.entry.number()));
                         return;
                     }
                     response = slot.handle.events.recv() => response.map(|response| response.event),
-                    changed = slot.handle.snapshot.changed(), if progress => {
-                        progress = changed.is_ok();
-                        let phase = slot.handle.snapshot.borrow_and_update().as_ref().map(|now| now.phase.clone());
-                        if let Some(Phase::Prefill { done, .. }) = phase {
+                    changed = slot.handle.snapshot.changed(), if watched => {
+                        watched = changed.is_ok();
+                        let now = slot.handle.snapshot.borrow_and_update().clone();
+                        now.iter().for_each(|now| slot.entry.sees(now));
+                        if let Some(Phase::Prefill { done, .. }) = now.map(|now| now.phase.clone()).filter(|_| progress) {
                             let _ = send.send(Part::Read(done));
                         }
                         continue;
@@ -148,6 +152,7 @@ impl Answer {
                 }
                 let part = match event {
                     Some(Event::TurnStarted { prompt_tokens, reused, .. }) => {
+                        slot.entry.begins(prompt_tokens, reused);
                         Part::Started { prompt_tokens, cached: reused }
                     }
                     Some(Event::Likely { tokens, .. }) => Part::Likely(tokens),
@@ -165,7 +170,7 @@ impl Answer {
                 let is_last = matches!(part, Part::Done(_) | Part::Failed(_));
                 if let Part::Done(report) = &part {
                     shared.metrics.answered(report);
-                    (shared.log)(&line(report));
+                    (shared.log)(&format!("#{} {}", slot.entry.number(), line(report)));
                 }
                 if send.send(part).is_err() || is_last {
                     return;

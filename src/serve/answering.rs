@@ -74,6 +74,9 @@ pub trait Form: Send + 'static {
     /// Whether a stream has fragments of a call's arguments.
     const STREAMS_CALLS: bool = true;
 
+    /// The API, for the server's screen.
+    fn name(&self) -> &'static str;
+
     /// Whether newlines around an answer, and around a streamed thought, are left out. In a
     /// whole answer, the thought never has them.
     fn trims(&self) -> bool;
@@ -143,6 +146,7 @@ pub async fn answer<F: Form>(
 ) -> Result<Response, Refusal> {
     shared.metrics.requests.fetch_add(1, Relaxed);
     let place = shared.admission.enter()?;
+    let entry = shared.board.enter(form.name());
     let prompt = rendered(shared, render).await?;
     (asked.ask.prompt, asked.ask.shared) = (prompt.pieces, prompt.shared);
     // Texts lose the sentinels of control literals, so a prompt of nothing else is empty.
@@ -157,7 +161,7 @@ pub async fn answer<F: Form>(
     let of = Arc::clone(shared);
     let beginning = async move {
         let permit = place.slot().await?;
-        Ok(Answer::begin(&of, permit, ask, n, stream && return_progress))
+        Ok(Answer::begin(&of, permit, entry, ask, n, stream && return_progress))
     };
     let mut sending = Sending {
         shared: Arc::clone(shared),
@@ -384,6 +388,9 @@ mod tests {
     struct Plain;
 
     impl Form for Plain {
+        fn name(&self) -> &'static str {
+            "plain"
+        }
         fn trims(&self) -> bool {
             true
         }
@@ -414,7 +421,8 @@ mod tests {
         let info = ModelInfo { context: 10, ..ModelInfo::default() };
         let admission = Admission::new(1, 9);
         let log = Box::new(|_: &str| {});
-        let mut shared = Shared::new(handle.commands.clone(), Arc::new(info), Defaults::default(), admission, log);
+        let (commands, defaults) = (handle.commands.clone(), Defaults::default());
+        let mut shared = Shared::new(commands, Arc::new(info), defaults, admission, Arc::default(), log);
         shared.keep_alive = keep_alive;
         let shared = Arc::new(shared);
         let of = Arc::clone(&shared);

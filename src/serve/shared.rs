@@ -1,6 +1,7 @@
 //! What all requests share: the engine, the model, the settings of answers, counters.
 
 use super::admission::Admission;
+use super::board::Board;
 use super::memory::Memories;
 use super::metrics::Metrics;
 use super::refusal::Refusal;
@@ -38,6 +39,7 @@ pub struct Shared {
     pub info: Arc<ModelInfo>,
     pub defaults: Defaults,
     pub admission: Admission,
+    pub board: Arc<Board>,
     pub metrics: Metrics,
     /// Answers in the form of Responses that can be asked for again.
     pub responses: Store,
@@ -61,6 +63,7 @@ impl Shared {
         info: Arc<ModelInfo>,
         defaults: Defaults,
         admission: Admission,
+        board: Arc<Board>,
         log: Log,
     ) -> Self {
         let (metrics, responses) = (Metrics::default(), Store::default());
@@ -71,6 +74,7 @@ impl Shared {
             info,
             defaults,
             admission,
+            board,
             metrics,
             responses,
             memories: Memories::default(),

@@ -3,8 +3,8 @@
 use std::process::{Command, ExitStatus};
 
 pub use imp::{
-    CPU_LIMIT, KILLED, can_open, ended_by, in_group_of_its_own, in_session_of_its_own, kill_group, limit_this_process,
-    shell, stdin_is_given, stdout_is_closed,
+    CPU_LIMIT, KILLED, can_open, ended_by, in_group_of_its_own, in_session_of_its_own, is_in_foreground, kill_group,
+    limit_this_process, shell, stdin_is_given, stdout_is_closed,
 };
 
 #[cfg(unix)]
@@ -56,6 +56,12 @@ mod imp {
         // The soft limit sends SIGXCPU, which the exit status shows; the hard limit kills.
         let _ = setrlimit(Resource::Cpu, Rlimit { current: Some(seconds), maximum: Some(2 * seconds) });
         let _ = setrlimit(Resource::Core, at_most(0));
+    }
+
+    /// Whether the terminal of stdin is this process's to use: a shell's job in the background is
+    /// stopped if it sets it up.
+    pub fn is_in_foreground() -> bool {
+        rustix::termios::tcgetpgrp(io::stdin()).is_ok_and(|group| group == rustix::process::getpgrp())
     }
 
     /// Whether stdin is a pipe or a file. Terminals and devices are not read.
@@ -114,6 +120,10 @@ mod imp {
     /// Only a write says so here.
     pub fn stdout_is_closed() -> bool {
         false
+    }
+
+    pub fn is_in_foreground() -> bool {
+        true
     }
 
     pub fn stdin_is_given() -> bool {

@@ -19,7 +19,7 @@ use crossterm::terminal::{
 };
 use ratatui::backend::CrosstermBackend;
 use ratatui::layout::Rect;
-use ratatui::{TerminalOptions, Viewport};
+use ratatui::{Frame, TerminalOptions, Viewport};
 use std::fmt;
 use std::io::{self, BufWriter, Stdout, Write};
 use std::mem::ManuallyDrop;
@@ -115,19 +115,25 @@ impl Screen {
         super::capabilities::ask_background(self.terminal.backend_mut())
     }
 
-    /// Draws one frame; the terminal shows it as a whole.
+    /// Draws one frame of the chat.
     pub fn draw(&mut self, app: &mut App) -> io::Result<()> {
+        self.frame(|frame| frame::draw(frame, app))?;
+        if app.setup.settings.title {
+            self.set_title(app.title())?;
+        }
+        Write::flush(self.terminal.backend_mut())
+    }
+
+    /// Draws one frame; the terminal shows it as a whole.
+    pub fn frame(&mut self, draw: impl FnOnce(&mut Frame)) -> io::Result<()> {
         let fixed = fixed_size();
         if self.fixed != fixed {
             self.fixed = fixed;
             *self.terminal = open()?;
         }
         queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
-        self.terminal.draw(|f| frame::draw(f, app))?;
+        self.terminal.draw(draw)?;
         queue!(self.terminal.backend_mut(), EndSynchronizedUpdate)?;
-        if app.setup.settings.title {
-            self.set_title(app.title())?;
-        }
         Write::flush(self.terminal.backend_mut())
     }
 

@@ -6,6 +6,7 @@ mod messages;
 mod ollama;
 mod remote;
 mod responses;
+mod screen;
 mod tools;
 
 use crate::program::{program, said};
@@ -66,17 +67,7 @@ impl Server {
     }
 
     fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
-        for (name, value) in [("Host", &self.address), ("Content-Length", &body.len().to_string())] {
-            if !headers.iter().any(|(given, _)| *given == name) {
-                head += &format!("{name}: {value}\r\n");
-            }
-        }
-        headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
-        write!(stream, "{head}\r\n{body}").unwrap();
-        stream
+        request(&self.address, method, path, headers, body)
     }
 
     /// Status, head and body.
@@ -97,6 +88,20 @@ impl Server {
         assert_eq!(data.pop(), Some("[DONE]"), "{body}");
         data.into_iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
     }
+}
+
+fn request(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+    for (name, value) in [("Host", address), ("Content-Length", &body.len().to_string())] {
+        if !headers.iter().any(|(given, _)| *given == name) {
+            head += &format!("{name}: {value}\r\n");
+        }
+    }
+    headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
+    write!(stream, "{head}\r\n{body}").unwrap();
+    stream
 }
 
 /// Reads an answer to its end, and undoes chunked encoding.

@@ -116,6 +116,10 @@ impl Reply {
 }
 
 impl Form for Reply {
+    fn name(&self) -> &'static str {
+        "messages"
+    }
+
     fn trims(&self) -> bool {
         true
     }

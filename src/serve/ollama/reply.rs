@@ -93,6 +93,13 @@ impl Form for Reply {
     /// Arguments are an object.
     const STREAMS_CALLS: bool = false;
 
+    fn name(&self) -> &'static str {
+        match self.said {
+            Said::Message => "api/chat",
+            Said::Response => "api/generate",
+        }
+    }
+
     fn trims(&self) -> bool {
         !self.raw
     }

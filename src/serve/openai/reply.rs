@@ -136,6 +136,13 @@ fn finish_reason(end: End) -> &'static str {
 }
 
 impl Form for Reply {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Chat => "chat/completions",
+            Kind::Text => "completions",
+        }
+    }
+
     fn trims(&self) -> bool {
         self.kind == Kind::Chat
     }

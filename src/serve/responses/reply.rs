@@ -203,6 +203,10 @@ fn usage(report: &TurnReport) -> Value {
 }
 
 impl Form for Reply {
+    fn name(&self) -> &'static str {
+        "responses"
+    }
+
     fn trims(&self) -> bool {
         true
     }
