@@ -18,11 +18,11 @@ typedef float QueryTile[TILE_QUERIES][LANES][LANE_CHANNELS + 4];
 // its number are those of an allocation, of which `homes` has both addresses.
 struct FarPage {
   u8* rows;
-  float* mean;
+  u16* mean;  // in bf16
   __device__ __forceinline__ FarPage(const Kv& kv, const u64* homes, int number) {
     u64 of = number >> 16, at = number & 0xffff;
     rows = (u8*)homes[2 * of] + at * BLOCKS * kv.stride;
-    mean = (float*)homes[2 * of + 1] + at * kv.head_dim;
+    mean = (u16*)homes[2 * of + 1] + at * kv.head_dim;
   }
 };
 
@@ -53,7 +53,7 @@ KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* home
     float sum = 0.0f;
     for (int row = 0; row < FAR_ROWS; row++)
       sum = __fadd_rn(sum, stored_key(kv, page_at(kv, pages[row / PAGE_SLOTS]), row % PAGE_SLOTS, channel));
-    to.mean[channel] = sum * (1.0f / FAR_ROWS);
+    to.mean[channel] = f32_to_bf16(sum * (1.0f / FAR_ROWS));
   }
 }
 
@@ -66,10 +66,10 @@ __device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile,
   for (int first = blockIdx.z * AT_ONCE; first < n; first += gridDim.z * AT_ONCE) {
     int page = first + threadIdx.x / LANES;
     bool real = page < n;
-    const float* from = real ? FarPage(kv, homes, numbers[page]).mean : nullptr;
+    const u16* from = real ? FarPage(kv, homes, numbers[page]).mean : nullptr;
     float mean[LANE_CHANNELS], best = real && !first_tile ? scores[page] : NEG_INFINITY;
 #pragma unroll
-    for (int i = 0; i < LANE_CHANNELS; i++) mean[i] = real && LANES * i < kv.head_dim ? from[LANES * i + at] : 0.0f;
+    for (int i = 0; i < LANE_CHANNELS; i++) mean[i] = real && LANES * i < kv.head_dim ? bf16_to_f32(from[LANES * i + at]) : 0.0f;
 #pragma unroll 1
     for (int q = 0; q < queries; q++) {
       float sum = 0.0f;

@@ -9,11 +9,12 @@
 //! in the machine's byte order. Queries are those of the newest tokens, at most
 //! [`Far::QUERIES`], of the query heads that read the lane. A page has
 //! [`Far::ROWS`] rows in blocks of the layout of the cache's pages; rows of the last block that do
-//! not exist are zero. All numbers are finite.
+//! not exist are zero. All numbers are finite, and means are rounded to bf16.
 
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, FarLane, FarSizes, KvGeometry, Lane};
 use crate::policy::Far;
+use half::bf16;
 
 /// Numbers before the lists.
 const HEAD: usize = 5;
@@ -132,6 +133,7 @@ pub(super) fn check(g: &KvGeometry, tokens: usize, lane: Lane, image: &[u8]) -> 
     let numbers = |bytes: &[u8]| -> Vec<f32> { bytes.chunks_exact(WORD).map(bytemuck::pod_read_unaligned).collect() };
     let (queries, means) = (numbers(queries), numbers(means));
     require(queries.iter().chain(&means).all(|x| x.is_finite()), "queries or means that are not numbers")?;
+    require(means.iter().all(|x| bf16::from_f32(*x).to_f32() == *x), "means that are not rounded")?;
     let (layout, mut taken) = (g.page(), vec![false; tokens]);
     for row in 0..full * Far::ROWS + filling {
         let (page, row) = (&blocks[row / g.page_slots * g.page_bytes()..][..g.page_bytes()], row % g.page_slots);

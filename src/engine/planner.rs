@@ -210,11 +210,13 @@ fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
     options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
 }
 
-/// The part of a budget that is left for slots. The rest is for the near rows of one sequence: the
-/// pages that a choice brings, and the rows that leave until the next one.
+/// The part of a budget that is left for slots. The rest is for the far rows of one sequence: the
+/// pages that a choice brings, the rows that leave until the next one, and the index of all.
 fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
     let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
-    budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec)))
+    let lanes = c.lanes().filter(LayerLanes::decides).count() * c.n_kv_heads;
+    let index = far.map_or(0, |_| lanes * c.head_dim * size_of::<u16>() * context.div_ceil(Far::ROWS));
+    budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index as u64))
 }
 
 /// Tokens of `context` that fit into a budget at a compression ratio, in whole pages of all lanes.
@@ -330,9 +332,10 @@ mod tests {
         let options = EngineOptions::new(Codec::F32);
         // 32 lanes x 16 slots x 516 bytes are 264,192 bytes: three times in 1 MiB.
         assert_eq!(plan(&checkpoint, &options, 8192, Some(1 << 20)).certain_context, 48);
-        // Near rows come first: two far pages, the page that is filling, and a block of a prompt.
+        // Far rows come first: two far pages, the page that is filling, a block of a prompt, and the
+        // index, for each page 32 lanes x 64 channels in bf16.
         let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
-        let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32);
+        let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 128;
         let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
         assert_eq!((plan.certain_context, plan.kv_budget_bytes), (48, Some((1 << 20) + near)));
     }

@@ -151,7 +151,7 @@ mod tests {
             ("pins", json!([[0, 4]])),
             ("pins", json!([[2, 1]])),
             ("lanes", json!(-1)),
-            ("decided_after", json!(1 << 40)),
+            ("decided_after", json!(1u64 << 40)),
         ] {
             let mut wrong = sent.clone();
             wrong[name] = value;

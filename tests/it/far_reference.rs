@@ -124,6 +124,7 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
                             .map(|(rows, _)| {
                                 let mean: Vec<f64> = (0..s.head_dim)
                                     .map(|c| rows.iter().map(|&t| keys[t][head][c]).sum::<f64>() / ROWS as f64)
+                                    .map(|mean| half::bf16::from_f64(mean).to_f64())
                                     .collect();
                                 let queries = newest.clone().flat_map(|t| &q[t][head * group..(head + 1) * group]);
                                 queries.map(|q| dot(q, &mean)).fold(f64::NEG_INFINITY, f64::max)

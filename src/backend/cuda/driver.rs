@@ -96,6 +96,8 @@ pub struct Driver {
     allocations: RefCell<HashMap<u64, (&'static str, u64)>>,
     blocks: RefCell<Blocks>,
     mapped_bytes: Cell<u64>,
+    /// For the user, said once.
+    pub notice: Cell<Option<&'static str>>,
     /// Declared last: fields drop in order, and those above need them.
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
@@ -198,6 +200,7 @@ impl Driver {
             allocations: RefCell::default(),
             blocks: RefCell::default(),
             mapped_bytes: Cell::new(0),
+            notice: Cell::default(),
             stream: ready(context.new_stream(), "creating a stream")?,
             context,
         };

@@ -7,6 +7,7 @@ use super::driver::Driver;
 use super::memory::Buf;
 use super::pinned::Registered;
 use crate::policy::{Far, SlotMeta};
+use half::bf16;
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -25,10 +26,14 @@ const MOST_HOMES: usize = 4096;
 /// Pages that one launch sends to the host.
 pub(super) const MOST_JOBS: usize = 4096;
 
-/// Host memory of some far pages, and memory of the GPU for their means.
+/// Said where pages are lost.
+const NO_ROOM: &str = "no memory is left for far pages, on the GPU for their index or of the host for their rows; tokens that leave the \
+                       cache from here on are gone. A smaller --ctx-size or --kv k8v4 leaves room";
+
+/// Host memory of some far pages, and memory of the GPU for their means in bf16.
 struct Home {
     rows: Registered,
-    means: Buf<f32>,
+    means: Buf<u16>,
 }
 
 /// A far page by its number, which is free once nobody holds it.
@@ -131,10 +136,11 @@ impl FarRows {
         [self.near.ptr(), self.near_rows.ptr(), self.recent.ptr()]
     }
 
-    /// Takes host memory for a page; `None` if there is none.
+    /// Takes host memory for a page; `None` if there is none, which a notice says.
     pub fn take(&mut self) -> Option<Rc<Page>> {
-        if self.free.borrow().is_empty() {
-            self.grow()?;
+        if self.free.borrow().is_empty() && self.grow().is_none() {
+            self.driver.notice.set(Some(NO_ROOM));
+            return None;
         }
         let number = self.free.borrow_mut().pop()?;
         Some(Rc::new(Page { number, span: OnceCell::new(), free: Rc::clone(&self.free) }))
@@ -202,13 +208,14 @@ impl FarRows {
             let means;
             (means, rest) = rest.split_at(run.len() * self.head_dim);
             let (home, at) = Self::place(run[0].number);
-            self.homes[home].means.write(at * self.head_dim, means);
+            let means: Vec<u16> = means.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
+            self.homes[home].means.write(at * self.head_dim, &means);
         }
     }
 
     /// Means of full pages, `[pages.len(), head_dim]`. Waits for the device.
     pub fn means(&self, pages: &[Rc<Page>]) -> Vec<f32> {
-        let mut all = vec![0.0; pages.len() * self.head_dim];
+        let mut all = vec![0u16; pages.len() * self.head_dim];
         let mut rest = &mut all[..];
         for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
             let means;
@@ -216,7 +223,7 @@ impl FarRows {
             let (home, at) = Self::place(run[0].number);
             self.homes[home].means.read(at * self.head_dim, means);
         }
-        all
+        all.into_iter().map(|bits| bf16::from_bits(bits).to_f32()).collect()
     }
 
     /// Near rows of a lane. Waits for the device.

@@ -37,7 +37,7 @@ impl Report for Cuda {
     }
 
     fn notice(&self) -> Option<String> {
-        self.graphs.notice()
+        self.graphs.notice().or_else(|| self.driver.notice.take().map(str::to_owned))
     }
 
     fn device_bytes(&self) -> Option<u64> {
