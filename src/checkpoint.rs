@@ -27,6 +27,7 @@ mod oss;
 pub(crate) mod pack;
 mod packed;
 mod parse;
+mod pth;
 pub mod pull;
 mod quantized;
 pub mod random;

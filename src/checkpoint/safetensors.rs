@@ -38,10 +38,10 @@ pub struct TensorFile {
 }
 
 /// The range of a tensor in the file. Files may have element types that no supported model needs.
-struct Entry {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    range: Range<usize>,
+pub(super) struct Entry {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub range: Range<usize>,
 }
 
 impl TensorFile {
@@ -79,6 +79,11 @@ impl TensorFile {
             bail!("{label}: tensors {a} and {b} overlap");
         }
         Ok(Self { label: label.to_owned(), bytes, head_bytes: data_start, entries, metadata })
+    }
+
+    /// A file of another format, whose tensors have these places in it. They may overlap.
+    pub(super) fn of_entries(label: &str, bytes: SharedBytes, entries: BTreeMap<String, Entry>) -> Self {
+        Self { label: label.to_owned(), bytes, head_bytes: 0, entries, metadata: BTreeMap::new() }
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
