@@ -42,7 +42,7 @@ mod texts;
 mod tuning;
 
 pub use crate::hub::ModelRef;
-pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
+pub use config::{DmcConfig, DmsConfig, DmsVariant, Gates, ModelConfig, Predictor, Rope, RopeScaling};
 pub use family::Family;
 pub use identity::full_path;
 pub use model::{AdapterChoice, Checkpoint, GenerationDefaults};
@@ -107,7 +107,7 @@ impl Checkpoint {
         if let Some(adapter) = choose_adapter(adapter, &names, &config)? {
             let mut take = || -> Result<Vec<Tensor>> {
                 adapter.fits(name, &config)?;
-                config.dms = Some(adapter.dms()?);
+                adapter.decide(&mut config)?;
                 adapter.tensors(&config)
             };
             let decisions = take().map_err(|why| if found { adapter::refused_unasked(&why) } else { why })?;
@@ -189,7 +189,11 @@ impl Checkpoint {
     /// The source of decisions from outside the model's files, with what it is measured to do:
     /// `forgets with KVzap-mlp-Qwen3-8B (about 3.1x, KL 0.009 on held-out text)`.
     pub fn evicts_by(&self) -> Option<String> {
-        let (source, dms) = (self.adapter.as_ref()?, self.config.dms.as_ref()?);
+        let source = self.adapter.as_ref()?;
+        if let Some(Gates { memory_size, .. }) = self.config.gates {
+            return Some(format!("forgets with {} (made for {memory_size} tokens a head)", source.name));
+        }
+        let dms = self.config.dms.as_ref()?;
         let base = source.base.as_deref().unwrap_or("an unnamed model");
         let name = match source.kind {
             "adapter" if builtin::is_adapter(&source.name) => format!("the built-in adapter for {base}"),

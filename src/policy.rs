@@ -3,9 +3,9 @@
 //!
 //! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without
 //! holes: a token either appends a slot, overwrites one or is not stored. There are four kinds of
-//! rule. [`Dms`] marks a token when it arrives and drops it later. [`Scored`] drops a token by the
-//! attention weights of the newest query. [`Merging`] chooses the tokens that share a slot.
-//! [`Quest`] chooses what a query reads.
+//! rule. [`Dms`] marks a token when it arrives and drops it later. [`Scored`] drops the token with
+//! the least score, by attention weights or by retention gates. [`Merging`] chooses the tokens that
+//! share a slot. [`Quest`] chooses what a query reads.
 
 mod budget;
 mod cache_policy;
@@ -24,6 +24,7 @@ mod scored;
 mod slot;
 mod strength;
 mod tova;
+mod trimkv;
 mod window;
 
 pub use budget::Budget;
@@ -42,4 +43,5 @@ pub use scored::{History, Scope, Scored};
 pub use slot::{LaneSlots, POSITION_BITS, Placement, SlotMeta};
 pub use strength::{STRENGTHS, decision_of, least_decision, strength};
 pub use tova::Tova;
+pub use trimkv::TrimKv;
 pub use window::{SINKS, Window};

@@ -273,7 +273,7 @@ mod tests {
         let header = Header { base: "tiny".to_owned(), threshold: 0.0, window: 128, sinks: 4, card: Card::default() };
         let bytes = file::to_bytes(&checkpoint.config, &layers, &header).unwrap();
         let adapter = Adapter::new("made", Arc::new(bytes)).unwrap();
-        checkpoint.config.dms = Some(adapter.dms().unwrap());
+        adapter.decide(&mut checkpoint.config).unwrap();
         let tensors = adapter.tensors(&checkpoint.config).unwrap();
         checkpoint.tensors.extend(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)));
         let measured = [piece(20, 1200), piece(21, 1000)];

@@ -89,7 +89,7 @@ impl DeviceJob for Job<'_> {
         };
         let bytes = file::to_bytes(&checkpoint.config, &layers, &header)?;
         let adapter = Adapter::new("made", Arc::new(bytes))?;
-        checkpoint.config.dms = Some(adapter.dms()?);
+        adapter.decide(&mut checkpoint.config)?;
         let tensors = adapter.tensors(&checkpoint.config)?;
         checkpoint.tensors.extend(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)));
         let mut runner = Runner::new(device.open()?, &checkpoint, &options, |_, _| true)?;

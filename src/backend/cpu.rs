@@ -173,7 +173,7 @@ impl Ops for Cpu {
         kv::round_trip(self, qkv, kv, layer, spans);
         let sinks = rope.sinks.map_or(&[][..], |sinks| sinks);
         if kv.geometry.policy.scored().is_some() {
-            attention::attend_in_order(self, out, qkv, kv, layer, spans, sinks);
+            attention::attend_in_order(self, out, qkv, decisions, kv, layer, spans, sinks);
         } else {
             attention::attend(self, out, qkv, decisions, kv, layer, spans, sinks);
             attention::count_reads(self, kv, spans);

@@ -87,8 +87,12 @@ pub struct Columns {
     pub copies: usize,
 }
 
-/// The second matrix of a predictor's MLP, whose input are hidden units after GELU.
+/// The last matrix of a predictor's MLP, whose input are hidden units after the activation.
 pub struct Mlp<'a, B: Device> {
+    /// Whether the activation is SiLU, and not GELU. Host backends only.
+    pub silu: bool,
+    /// Weights `[units, units]` and biases `[units]` of a second hidden layer. Host backends only.
+    pub middle: Option<[&'a B::Buf<f32>; 2]>,
     /// `[n_kv_heads, units]`
     pub weight: &'a B::Buf<f32>,
     /// `[n_kv_heads]`

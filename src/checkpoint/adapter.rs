@@ -1,19 +1,21 @@
 //! Eviction decisions from outside a model's own files: adapters of version 1 (a linear map with
-//! its own norm), predictors of version 2, and KVzap's. All become tensors of
-//! [`names`](super::names) and a [`DmsConfig`].
+//! its own norm), predictors of version 2, KVzap's, and TrimKV's gates. All become tensors of
+//! [`names`](super::names), and a [`DmsConfig`] or [`Gates`](super::Gates).
 
 pub mod card;
 pub mod kvzap;
+pub mod trimkv;
 
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor};
 use super::files::Files;
 use super::identity::{fingerprint, full_path};
+use super::json;
 use super::known;
 use super::names::{DecisionSpec, PREDICTOR, TensorSpec};
 use super::safetensors::TensorFile;
 use super::{bounds, mapped};
-use crate::hub::layout::WEIGHTS;
+use crate::hub::layout::{GATES, WEIGHTS};
 use crate::hub::model_names::Names;
 use crate::hub::{self, HubModel};
 use crate::policy::{Dms, Shift};
@@ -23,6 +25,7 @@ use card::{Card, FORMATS, Header, Metadata, VERSION_1, VERSION_2};
 use kvzap::KvZap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use trimkv::TrimKv;
 
 /// How the names of our files end.
 pub const EXTENSION: &str = "safetensors";
@@ -34,6 +37,17 @@ pub fn is_own(path: &Path) -> bool {
         Ok(file.metadata.get("format").cloned())
     };
     metadata().is_ok_and(|format| format.is_some_and(|format| format.starts_with(FORMATS)))
+}
+
+/// Whether `config.json` is of a source of decisions, and not of a model.
+pub fn is_source(files: &Files) -> bool {
+    json::optional(files, "config.json")
+        .is_ok_and(|config| config.is_some_and(|config| kvzap::is_kvzap(&config) || trimkv::are_gates(&config)))
+}
+
+/// [`is_source`] for a folder.
+pub fn is_source_at(folder: &Path) -> bool {
+    Files::folder(folder).is_ok_and(|files| is_source(&files))
 }
 
 /// An opened file or folder of decisions. `label` names it in error messages.
@@ -48,12 +62,13 @@ enum Form {
     Version1,
     Version2(Header),
     KvZap(KvZap),
+    TrimKv(TrimKv),
 }
 
 /// The source of a model's decisions, for users and records.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Source {
-    /// `adapter`, `predictor` or `kvzap`.
+    /// `adapter`, `predictor`, `kvzap` or `trimkv`.
     pub kind: &'static str,
     pub name: String,
     /// Its path, for error messages.
@@ -85,11 +100,11 @@ impl Adapter {
         Ok(Self { label: label.to_owned(), name, file, form })
     }
 
-    /// Loads one of our files, or a folder with a KVzap predictor. `name` is shown to users instead
-    /// of the file name.
+    /// Loads one of our files, or a folder with a KVzap predictor or retention gates. `name` is
+    /// shown to users instead of the file name.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self> {
         let label = path.display().to_string();
-        let folder = match path.file_name().is_some_and(|name| name == WEIGHTS) {
+        let folder = match path.file_name().is_some_and(|name| name == WEIGHTS || name == GATES) {
             true => path.parent().filter(|folder| folder.join("config.json").is_file()),
             false => Some(path).filter(|path| path.is_dir()),
         };
@@ -97,12 +112,21 @@ impl Adapter {
             let opened = Self::new(&label, mapped::map_file(path)?)?;
             return Ok(Self { name: name.map_or(opened.name, str::to_owned), ..opened });
         };
-        let Some((config, file)) = KvZap::open(&Files::folder(folder)?)? else {
-            bail!("{label} holds no KVzap predictor: it needs a config.json with model_type \"kvzap\"");
+        let files = Files::folder(folder)?;
+        let kvzap = KvZap::open(&files)?.map(|(config, file)| (Form::KvZap(config), file));
+        let opened = match kvzap {
+            None => TrimKv::open(&files)?.map(|(config, file)| (Form::TrimKv(config), file)),
+            found => found,
+        };
+        let Some((form, file)) = opened else {
+            bail!(
+                "{label} holds no KVzap predictor and no retention gates: it needs a config.json with model_type \"kvzap\" \
+                 or with retention_gate"
+            );
         };
         let called = || full_path(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
         let name = name.map_or_else(called, str::to_owned);
-        Ok(Self { label: folder.display().to_string(), name, file, form: Form::KvZap(config) })
+        Ok(Self { label: folder.display().to_string(), name, file, form })
     }
 
     /// Opens the adapter that `--adapter` names: a file, a folder, or a hub id whose predictor is
@@ -192,6 +216,7 @@ impl Adapter {
     pub fn base(&self) -> Option<&str> {
         match &self.form {
             Form::KvZap(_) => kvzap::base_of(&self.name),
+            Form::TrimKv(config) => config.base.as_deref(),
             _ => self.file.metadata.get("base").map(String::as_str),
         }
     }
@@ -202,8 +227,10 @@ impl Adapter {
 
     /// Fails unless every shape field equals the model's. The error names the first difference.
     pub fn fits(&self, model: &str, c: &ModelConfig) -> Result<()> {
-        if let Form::KvZap(config) = &self.form {
-            return config.fits(&self.label, model, c);
+        match &self.form {
+            Form::KvZap(config) => return config.fits(&self.label, model, c),
+            Form::TrimKv(config) => return config.fits(&self.label, model, c),
+            Form::Version1 | Form::Version2(_) => {}
         }
         let metadata = self.metadata();
         let refuse = |key: &str, theirs: &str, ours: &str| -> Result<()> {
@@ -223,17 +250,23 @@ impl Adapter {
         Ok(())
     }
 
-    /// The rule of eviction.
-    pub fn dms(&self) -> Result<DmsConfig> {
-        match &self.form {
-            Form::Version1 => self.version_1(),
+    /// Makes the decisions of a model its own.
+    pub fn decide(&self, config: &mut ModelConfig) -> Result<()> {
+        let dms = match &self.form {
+            Form::Version1 => self.version_1()?,
             Form::Version2(header) => {
                 let Header { threshold, window, sinks, ref card, .. } = *header;
                 let target_ratio = card.figures(threshold, window).map(|(ratio, _)| ratio);
-                Ok(DmsConfig { target_ratio, ..predictor(self.maps("layers.")?, threshold, window, sinks) })
+                DmsConfig { target_ratio, ..predictor(self.maps("layers.")?, threshold, window, sinks) }
             }
-            Form::KvZap(config) => Ok(predictor(config.maps, kvzap::THRESHOLD, kvzap::WINDOW, kvzap::SINKS)),
-        }
+            Form::KvZap(config) => predictor(config.maps, kvzap::THRESHOLD, kvzap::WINDOW, kvzap::SINKS),
+            Form::TrimKv(gates) => {
+                config.gates = Some(gates.gates);
+                return Ok(());
+            }
+        };
+        config.dms = Some(dms);
+        Ok(())
     }
 
     fn version_1(&self) -> Result<DmsConfig> {
@@ -263,20 +296,21 @@ impl Adapter {
         let units = self.file.raw(&format!("{prefix}0.0.weight")).map_or(0, |t| t.shape.first().copied().unwrap_or(0));
         ensure!(linear || units > 0, "{}: tensor {prefix}0.weight or {prefix}0.0.weight is missing", self.label);
         ensure!(units <= bounds::FFN, "{}: {units} hidden units, expected at most {}", self.label, bounds::FFN);
-        Ok(Predictor { linear, units })
+        Ok(Predictor { linear, units, deep: false })
     }
 
     /// Its tensors, with their shapes checked. `config` has its rule.
     pub fn tensors(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let prefix = match &self.form {
-            Form::KvZap(config) => config.prefix,
-            _ => "layers.",
+        let short = |rest: &str| match &self.form {
+            Form::KvZap(config) => format!("{}{rest}", config.prefix),
+            Form::TrimKv(config) => config.stored_name(rest),
+            Form::Version1 | Form::Version2(_) => format!("layers.{rest}"),
         };
         let specs = (0..config.n_layers).filter_map(|layer| DecisionSpec::new(config, layer));
         let read = |TensorSpec { name, shape }: TensorSpec| {
-            // The file has predictors' tensors under shorter names.
+            // The file has predictors' tensors under names of its own.
             let stored = match name.strip_prefix(PREDICTOR).and_then(|name| name.strip_prefix("layers.")) {
-                Some(rest) => format!("{prefix}{rest}"),
+                Some(rest) => short(rest),
                 None => name.clone(),
             };
             let spec = TensorSpec { name: stored, shape };
@@ -293,6 +327,7 @@ impl Adapter {
             Form::Version1 => ("adapter", None),
             Form::Version2(header) => ("predictor", Some(header.card.clone())),
             Form::KvZap(_) => ("kvzap", None),
+            Form::TrimKv(_) => ("trimkv", None),
         };
         let tensors = tensors.iter().map(|t| (t.name.clone(), t.clone())).collect();
         let hash = fingerprint(&self.identity(), &tensors);

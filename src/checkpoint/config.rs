@@ -29,13 +29,35 @@ pub struct ModelConfig {
     pub dms: Option<DmsConfig>,
     /// `None`: the model was not trained to merge tokens.
     pub dmc: Option<DmcConfig>,
+    /// Retention gates from outside the model's files.
+    pub gates: Option<Gates>,
 }
 
 impl ModelConfig {
     /// Eviction or merging that the model was trained for.
     pub fn trained(&self) -> Option<Trained> {
         let dmc = self.dmc.map(|dmc| Trained::Dmc(dmc.rule));
-        self.dms.as_ref().map(|dms| Trained::Dms(dms.rule)).or(dmc).or(self.spec.window.map(Trained::Window))
+        let gates = self.gates.map(|gates| Trained::Gates(gates.memory_size));
+        let dms = self.dms.as_ref().map(|dms| Trained::Dms(dms.rule));
+        dms.or(dmc).or(gates).or(self.spec.window.map(Trained::Window))
+    }
+
+    /// The maps that compute decisions from a layer's normed input, if some do.
+    pub fn predictor(&self) -> Option<Predictor> {
+        let of_dms = self.dms.as_ref().and_then(|dms| match dms.variant {
+            DmsVariant::Predictor(maps) => Some(maps),
+            _ => None,
+        });
+        of_dms.or(self.gates.map(|gates| gates.maps))
+    }
+
+    /// Where decisions come from, in a word.
+    pub fn decided_by(&self) -> &'static str {
+        match (&self.dms, self.gates) {
+            (Some(dms), _) => dms.variant.name(),
+            (None, Some(_)) => "gates",
+            (None, None) => "none",
+        }
     }
 
     /// Resolves the cache's policy. Fails for DMS and DMC if the model was not trained with it.
@@ -56,10 +78,16 @@ impl ModelConfig {
             "policy {}: layers of this model see a window of tokens; the others take --policy window or dense, or a predictor",
             asked.kind.name()
         );
-        let untrained = if asked.kind == PolicyKind::Dmc {
-            "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens"
-        } else {
-            "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its memory"
+        let untrained = match asked.kind {
+            PolicyKind::Dmc => "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens",
+            PolicyKind::TrimKv => {
+                "policy trimkv: this model has no retention gates; name their folder with --adapter, or use --policy \
+                 window, tova or h2o to bound its memory"
+            }
+            _ => {
+                "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its \
+                 memory"
+            }
         };
         asked.resolve(self.trained()).context(untrained)
     }
@@ -174,6 +202,16 @@ pub struct Predictor {
     pub linear: bool,
     /// Units of the hidden layer of an MLP; 0 without one.
     pub units: usize,
+    /// Whether the MLP has a second hidden layer of that many units.
+    pub deep: bool,
+}
+
+/// Retention gates (TrimKV): MLPs with the model's activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gates {
+    pub maps: Predictor,
+    /// Slots of each KV head that they were trained for.
+    pub memory_size: usize,
 }
 
 impl DmsConfig {

@@ -18,7 +18,7 @@ pub fn read(source: &Source, c: &ModelConfig) -> Result<Option<DraftHead>> {
     let kind = (0..c.n_layers).map(|layer| c.layer(layer)).find(LayerKind::attends);
     let Some(kind) = kind.filter(|_| source.has_mtp(&fc.name)) else { return Ok(None) };
     let spec = Spec { layers: vec![kind], delta_net: None, ..c.spec.clone() };
-    let config = ModelConfig { n_layers: 1, spec, dms: None, dmc: None, ..c.clone() };
+    let config = ModelConfig { n_layers: 1, spec, dms: None, dmc: None, gates: None, ..c.clone() };
     let get = |spec: &TensorSpec| source.mtp(&config, spec);
     let own = names::all(&config).filter(|spec| spec.name.starts_with("model.layers."));
     let tensors = own.chain([names::final_norm(&config)]).map(|spec| get(&spec)).collect::<Result<_>>()?;

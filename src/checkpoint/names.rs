@@ -112,8 +112,10 @@ pub struct DecisionSpec {
     pub norm: Option<TensorSpec>,
     /// `[n_kv_heads, hidden]`
     pub linear: Option<LinearSpec>,
-    /// `[units, hidden]` and `[n_kv_heads, units]`, with GELU between them.
+    /// `[units, hidden]` and `[n_kv_heads, units]`, with an activation between them.
     pub mlp: Option<[LinearSpec; 2]>,
+    /// `[units, units]`: the MLP's second hidden layer, if it has one.
+    pub middle: Option<LinearSpec>,
 }
 
 /// `[vocab, hidden]`
@@ -262,18 +264,20 @@ impl DecisionSpec {
     /// `None` for models whose decisions need no tensors, and in layers without attention. The maps
     /// of a predictor are numbered by layers with attention.
     pub fn new(c: &ModelConfig, layer: usize) -> Option<Self> {
-        match c.dms.as_ref()?.variant {
-            _ if !c.layer(layer).attends() => None,
-            DmsVariant::Borrowed => None,
-            DmsVariant::Adapter => {
+        if !c.layer(layer).attends() {
+            return None;
+        }
+        match (c.dms.as_ref().map(|dms| dms.variant), c.predictor()) {
+            (Some(DmsVariant::Adapter), _) => {
                 let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
                 Some(Self {
                     linear: Some(linear(&name, c.n_kv_heads, c.hidden, c.spec.o_bias)),
                     norm: Some(tensor(&format!("{name}_norm.weight"), &[c.hidden])),
                     mlp: None,
+                    middle: None,
                 })
             }
-            DmsVariant::Predictor(Predictor { linear: is_linear, units }) => {
+            (_, Some(Predictor { linear: is_linear, units, deep })) => {
                 let name = format!("{PREDICTOR}layers.{}", c.mixer_index(layer));
                 let mlp = || {
                     [
@@ -285,14 +289,16 @@ impl DecisionSpec {
                     norm: None,
                     linear: is_linear.then(|| linear(&name, c.n_kv_heads, c.hidden, true)),
                     mlp: (units > 0).then(mlp),
+                    middle: deep.then(|| linear(&format!("{name}.1"), units, units, true)),
                 })
             }
+            _ => None,
         }
     }
 
     pub fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
         let (weight, bias) = self.linear.map_or((None, None), |linear| (Some(linear.weight), linear.bias));
-        let mlp = self.mlp.into_iter().flatten().flat_map(LinearSpec::into_tensors);
+        let mlp = self.mlp.into_iter().flatten().chain(self.middle).flat_map(LinearSpec::into_tensors);
         weight.into_iter().chain(self.norm).chain(bias).chain(mlp)
     }
 }

@@ -125,6 +125,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         context: context.min(bounds::POSITIONS),
         dms,
         dmc,
+        gates: None,
     })
 }
 

@@ -2,7 +2,7 @@
 //! The configuration is downloaded into memory and checked first, so that a model that cannot run,
 //! or that does not fit on the disk, is refused before a byte is written.
 
-use super::adapter::kvzap;
+use super::adapter;
 use super::config::ModelConfig;
 use super::eagle::config::is_head;
 use super::files::Files;
@@ -11,7 +11,7 @@ use super::summary::{Summary, config_of, summary_of};
 use crate::hub::cache::{self, CONFIG};
 use crate::hub::download::{Fetcher, File};
 use crate::hub::gguf_files::{self, GgufModel};
-use crate::hub::layout::{CARD, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
+use crate::hub::layout::{CARD, GATES, INDEX, TEXTS, WEIGHTS, max_text_bytes, plain_name};
 use crate::hub::{Hub, HubError, HubModel, Listed, Listing, Observer};
 use crate::protocol::bytes as size;
 use crate::regular_file::free_bytes;
@@ -60,7 +60,7 @@ pub struct About {
     pub license: Option<String>,
     pub gated: bool,
     pub model_type: Option<String>,
-    /// Bytes of all safetensors files in the listing, or of the GGUF file.
+    /// Bytes of all safetensors files or gates in the listing, or of the GGUF file.
     pub weight_bytes: u64,
     /// List of its GGUF files, if it has any.
     pub gguf: Option<String>,
@@ -78,7 +78,8 @@ impl Hub {
         let weight_bytes = match &model.gguf {
             Some(_) => pick(model, &listing)?.bytes,
             None => {
-                let weights = listing.files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
+                let is_weights = |name: &str| name.ends_with(".safetensors") || name == GATES;
+                let weights = listing.files.iter().filter(|(name, _)| is_weights(name));
                 weights.filter_map(|(_, file)| file.bytes).sum()
             }
         };
@@ -223,7 +224,7 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
                 self.config_files(&texts)?
             }
         };
-        if kvzap::is_predictor(&files) || is_head(&files) {
+        if adapter::is_source(&files) || is_head(&files) {
             return Ok(None);
         }
         let summary = summary_of(&files, model.id.rsplit('/').next().unwrap_or(&model.id));
@@ -254,11 +255,15 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
         }
         let mut texts = self.files(TEXTS.iter().filter(|name| is_wanted(listing, name)))?;
         let files = self.config_files(&texts)?;
-        let config = match kvzap::is_predictor(&files) || is_head(&files) {
+        let is_source = adapter::is_source(&files);
+        let config = match is_source || is_head(&files) {
             true => None,
             false => Some(config_of(&files).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?),
         };
-        let weights = self.weights(&mut texts)?;
+        let weights = match is_source && has(GATES) {
+            true => self.files([GATES].iter())?,
+            false => self.weights(&mut texts)?,
+        };
         Ok(Wanted { texts, weights, config })
     }
 
@@ -302,7 +307,7 @@ impl<O: Observer + ?Sized> Pull<'_, O> {
                 )));
             };
             // Opening the model reads all other files into memory, so their size is bounded.
-            let weights = [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end));
+            let weights = [".safetensors", ".gguf", GATES].iter().any(|end| name.ends_with(end));
             let most = if weights || gguf_files::is_imatrix(name) { u64::MAX } else { max_text_bytes(name) };
             if bytes > most {
                 let (id, host) = (remote.id, remote.hub.host());

@@ -92,8 +92,8 @@ impl Checkpoint {
         // Biases are 1. Scores of the linear map are near N(1, 1); scores of the MLP have a
         // variance of about 2.
         let (maps, threshold) = match name {
-            "random-linear" => (Predictor { linear: true, units: 0 }, 1.4),
-            "random-mlp" => (Predictor { linear: false, units: 512 }, 1.6),
+            "random-linear" => (Predictor { linear: true, units: 0, deep: false }, 1.4),
+            "random-mlp" => (Predictor { linear: false, units: 512, deep: false }, 1.6),
             _ => return Ok(None),
         };
         let dms = adapter::predictor(maps, threshold, kvzap::WINDOW, kvzap::SINKS);
@@ -258,6 +258,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         context: 40_960,
         dms: None,
         dmc: None,
+        gates: None,
     };
     let llama = |n_layers, hidden, n_q_heads, n_kv_heads, ffn, vocab| ModelConfig {
         family: family("llama"),

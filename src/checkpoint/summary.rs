@@ -113,6 +113,7 @@ pub(super) fn choose_adapter(choice: &AdapterChoice, names: &Names, config: &Mod
                 Some(Trained::Dms(_)) => "DMS",
                 Some(Trained::Dmc(_)) => "DMC",
                 Some(Trained::Window(_)) => "a sliding window",
+                Some(Trained::Gates(_)) => "retention gates",
                 None => return Adapter::named(path).map(Some),
             };
             bail!("{model} has {own} of its own, so --adapter {label} is refused");

@@ -221,7 +221,9 @@ fn the_shipped_adapter_is_found_by_shape() {
     let find = |config: &ModelConfig| Adapter::find(None, &Names::of("a-finetune"), config).unwrap();
     let adapter = find(&config).expect("fits");
     assert_eq!(adapter.base(), Some("HuggingFaceTB/SmolLM2-135M-Instruct"));
-    assert_eq!(adapter.dms().unwrap().rule.window, 192);
+    let mut with_it = config.clone();
+    adapter.decide(&mut with_it).unwrap();
+    assert_eq!(with_it.dms.unwrap().rule.window, 192);
     assert_eq!(adapter.tensors(&config).unwrap().len(), 2 * config.n_layers);
     config.vocab += 1;
     assert!(find(&config).is_none());

@@ -20,6 +20,11 @@ impl Checkpoint {
             return Ok(());
         }
         let name = &self.name;
+        ensure!(
+            self.config.gates.is_none(),
+            "{name} evicts by retention gates, so --threshold, --window and --sinks are refused; --policy trimkv --budget \
+             SLOTS changes how much it keeps"
+        );
         let Some(dms) = &mut self.config.dms else {
             bail!(
                 "{name} has nothing that decides about eviction, so --threshold, --window and --sinks need an --adapter"

@@ -7,7 +7,7 @@ use super::naming;
 use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
 use crate::checkpoint;
-use crate::checkpoint::adapter::kvzap;
+use crate::checkpoint::adapter;
 use crate::checkpoint::eagle;
 use crate::checkpoint::known::{self, Kind};
 use crate::checkpoint::pull::{Downloader, Plan};
@@ -118,7 +118,7 @@ fn newest_of(name: &str, device: Device) -> Result<PathBuf> {
 /// Whether all is there that the repository is for: a predictor or a head has no tokenizer.
 fn is_whole(cached: &Cached) -> bool {
     cached.extent == Extent::Whole
-        || cached.extent == Extent::Weights && (kvzap::is_at(&cached.path) || eagle::is_at(&cached.path))
+        || cached.extent == Extent::Weights && (adapter::is_source_at(&cached.path) || eagle::is_at(&cached.path))
 }
 
 /// Downloads on its own thread, while this one waits for Ctrl+C.

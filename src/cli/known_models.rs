@@ -40,6 +40,7 @@ pub fn trained_by(summary: &Summary) -> Option<String> {
     Some(match (summary.config.trained(), &summary.adapter) {
         (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
         (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),
+        (Some(Trained::Gates(slots)), _) => format!("retention gates, {slots} tokens a head"),
         (Some(Trained::Window(tokens)), _) => format!("sliding window of {tokens}"),
         (None, Some(base)) => format!("adapter for {base}"),
         (None, None) => return None,

@@ -4,7 +4,7 @@ use super::devices::Room;
 use super::models::{self, Found};
 use super::{known_models, naming, reference};
 use crate::catalogue::{Catalogue, Entry};
-use crate::checkpoint::adapter::kvzap;
+use crate::checkpoint::adapter;
 use crate::checkpoint::eagle;
 use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::Settings;
@@ -48,8 +48,9 @@ impl Models for Local {
         for path in used {
             models::add(&mut found, path);
         }
-        let is_model =
-            |found: &Found| !found.path.as_deref().is_some_and(|path| kvzap::is_at(path) || eagle::is_at(path));
+        let is_model = |found: &Found| {
+            !found.path.as_deref().is_some_and(|path| adapter::is_source_at(path) || eagle::is_at(path))
+        };
         let here = found.into_iter().filter(is_model).map(|model| entry(model, room.as_ref()));
         let catalogue = naming::catalogue();
         let (missing, best) = on_hub(&catalogue, room.as_ref());

@@ -5,15 +5,15 @@ use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
 use super::start::quiet_settings as settings;
-use super::{devices, download, known_models, naming, quantized, spawn};
+use super::{download, known_models, naming, quantized, spawn};
 use crate::chat::session::Store;
-use crate::checkpoint::adapter::{Adapter, kvzap};
+use crate::checkpoint::adapter::{self, Adapter};
 use crate::checkpoint::eagle;
 use crate::checkpoint::known::Kind;
 use crate::checkpoint::{self, ModelConfig, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
 use crate::hub::cache::{self, Extent};
-use crate::hub::layout::INDEX;
+use crate::hub::layout::{GATES, INDEX};
 use crate::hub::{Hub, HubError, HubModel, MAIN, Observer, Progress};
 use crate::policy::{PolicyKind, PolicyRequest};
 use crate::quant::{self, Weights};
@@ -138,7 +138,7 @@ fn list(common: &Common) -> Result<()> {
                 let before = if used(model) { "  (used before)" } else { "" };
                 let evicts = match predictor(model) {
                     Some(name) => format!(", predictor {name}"),
-                    None if kvzap::is_at(path) => ", a predictor".to_owned(),
+                    None if adapter::is_source_at(path) => ", a predictor".to_owned(),
                     None if eagle::is_at(path) => ", a draft head".to_owned(),
                     None => String::new(),
                 };
@@ -259,7 +259,7 @@ fn weight_bytes(folder: &Path) -> u64 {
         return fs::metadata(folder).map_or(0, |m| m.len());
     }
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
-    let weights = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
+    let weights = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors") || p.ends_with(GATES));
     weights.filter_map(|p| fs::metadata(p).ok().map(|m| m.len())).sum()
 }
 
@@ -388,7 +388,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     about.extend(shape(c));
     let adapter = checkpoint.adapter.as_ref().and_then(|source| source.base.as_deref());
     about.extend(object(json!({
-        "dms": dms.map(|d| d.variant.name()), "dms_window": dms.map(|d| d.rule.window), "adapter": adapter,
+        "dms": Some(c.decided_by()).filter(|by| *by != "none"), "dms_window": dms.map(|d| d.rule.window), "adapter": adapter,
         "dmc": c.dmc.is_some(), "cache_policies": policies(c),
     })));
     Ok((about, formats))

@@ -197,8 +197,9 @@ sampling_table!(settings {
 
         /// What makes a dense model evict: a predictor or adapter, or `none`
         ///
-        /// An adapter file, or a KVzap predictor (folder or hub id), such as
-        /// nvidia/KVzap-mlp-Qwen3-8B.
+        /// An adapter file, a KVzap predictor (folder or hub id), such as
+        /// nvidia/KVzap-mlp-Qwen3-8B, or retention gates of TrimKV, such as
+        /// ngocbh/TrimKV-Qwen3-4B-Math.
         #[arg(long, value_name = "FILE|FOLDER|ORG/NAME|none", value_hint = ValueHint::AnyPath, hide_short_help = true)]
         #[arg(help_heading = "Model")]
         adapter: Adapter = Adapter::Auto;
@@ -264,16 +265,16 @@ sampling_table!(settings {
 
         /// Rule: auto, dense, dms, window, tova, h2o or pool
         ///
-        /// auto is dms or dmc for models trained with it, else dense. The others work with any
-        /// model, within --budget. window keeps the newest tokens and the first four; tova drops
-        /// what the newest token attends to least; h2o keeps the newest half of the budget and the
-        /// tokens with the most attention so far. tova and h2o read prompts token by token. pool
-        /// merges every 4 tokens (--budget 4x) into their mean; dmc merges what a model trained for
-        /// it decides.
+        /// auto is dms or dmc for models trained with it, trimkv with retention gates (--adapter),
+        /// else dense. The others work with any model, within --budget. window keeps the newest
+        /// tokens and the first four; tova drops what the newest token attends to least; h2o keeps
+        /// the newest half of the budget and the tokens with the most attention so far. tova, h2o
+        /// and trimkv read prompts token by token. pool merges every 4 tokens (--budget 4x) into
+        /// their mean; dmc merges what a model trained for it decides.
         #[arg(long, value_name = "POLICY", help_heading = "Cache")]
         policy: List<PolicyKind> = List::of(PolicyKind::Auto);
 
-        /// Slots per head of a policy, or 4x [default: 512]
+        /// Slots per head of a policy, or 4x [default: 512, of trimkv the gates']
         ///
         /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole
         /// ratio only, 4x if none is given.

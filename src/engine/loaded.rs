@@ -10,7 +10,7 @@ use super::think::ThinkTags;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::cache::file::Identity;
-use crate::checkpoint::{Checkpoint, GenerationDefaults};
+use crate::checkpoint::{Checkpoint, DmsConfig, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
     Decisions, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token,
@@ -157,7 +157,8 @@ fn identity<B: Backend>(
 ) -> Identity {
     let c = runner.config();
     let dmc = c.dmc.map(|dmc| format!(" {dmc:?}")).unwrap_or_default();
-    let parameters = format!("{:?} {:?}{dmc}", c.rope.frequencies(c.head_dim), c.dms);
+    let gates = c.gates.map(|gates| format!(" {gates:?}")).unwrap_or_default();
+    let parameters = format!("{:?} {:?}{dmc}{gates}", c.rope.frequencies(c.head_dim), c.dms);
     let digests = [
         info.identity.model_fingerprint.clone(),
         info.identity.tokenizer_fingerprint.clone(),
@@ -210,9 +211,9 @@ fn model_info<B: Backend>(
         policy: g.policy.kind(),
         budget: g.policy.budget(),
         window: g.policy.dropping().map(|rule| rule.window),
-        dms: c.dms.as_ref().map_or("none", |dms| dms.variant.name()).to_owned(),
+        dms: c.decided_by().to_owned(),
         adapter: checkpoint.adapter.as_ref().and_then(|source| source.base.clone()),
-        evicts_by: checkpoint.evicts_by().filter(|_| g.policy.kind().is_steered()),
+        evicts_by: checkpoint.evicts_by().filter(|_| g.policy.kind().is_steered() || g.policy.is_gated()),
         weights: weights_info(checkpoint),
         slot_bytes: g.slot_bytes(),
         page_slots: g.page_slots,
@@ -227,15 +228,15 @@ fn model_info<B: Backend>(
 
 /// Where the model's decisions come from.
 fn decisions(checkpoint: &Checkpoint) -> Option<Decisions> {
-    let dms = checkpoint.config.dms.as_ref()?;
-    let source = checkpoint.adapter.as_ref();
-    Some(Decisions {
-        kind: source.map_or(dms.variant.name(), |source| source.kind).to_owned(),
+    let (c, source) = (&checkpoint.config, checkpoint.adapter.as_ref());
+    let dms = c.dms.as_ref();
+    (dms.is_some() || c.gates.is_some()).then(|| Decisions {
+        kind: source.map_or(c.decided_by(), |source| source.kind).to_owned(),
         name: source.map_or(&checkpoint.name, |source| &source.name).clone(),
         hash: source.map(|source| source.hash.clone()),
-        threshold: dms.threshold(),
-        window: dms.rule.window,
-        sinks: dms.rule.sinks,
+        threshold: dms.and_then(DmsConfig::threshold),
+        window: dms.map_or(0, |dms| dms.rule.window),
+        sinks: dms.map_or(0, |dms| dms.rule.sinks),
     })
 }
 

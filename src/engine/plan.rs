@@ -39,7 +39,7 @@ pub fn resolve_context<B: Backend>(
     resolve(b, checkpoint, options, notice).map_err(|why| {
         let Some(source) = checkpoint.adapter.as_ref().filter(|source| source.found) else { return why };
         let label = source.label.clone();
-        checkpoint.config.dms = None;
+        (checkpoint.config.dms, checkpoint.config.gates) = (None, None);
         match resolve(b, checkpoint, &mut before, |_| ()) {
             Ok(_) => {
                 anyhow!("{why:#}; it fits without {label}, which was found by itself: --adapter none leaves it out")

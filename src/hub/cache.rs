@@ -3,7 +3,7 @@
 //! in `.locks/models--ORG--NAME/HASH.lock`. Opens no connection.
 
 use super::gguf_files::{self, GgufModel};
-use super::layout::{self, INDEX, WEIGHTS};
+use super::layout::{self, GATES, INDEX, WEIGHTS};
 use super::names::{HubModel, is_hub_id, is_plain};
 use super::near;
 use super::progress::HubError;
@@ -306,7 +306,7 @@ pub fn extent(snapshot: &Path) -> Extent {
         let names = raw.ok().and_then(|raw| shards(&raw).ok());
         names.is_some_and(|names| !names.is_empty() && names.iter().all(|name| there(name)))
     };
-    if !there(CONFIG) || !(there(WEIGHTS) || sharded()) {
+    if !there(CONFIG) || !(there(WEIGHTS) || there(GATES) || sharded()) {
         Extent::Part
     } else if there(TOKENIZER) {
         Extent::Whole

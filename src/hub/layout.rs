@@ -22,6 +22,8 @@ pub const WEIGHTS: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 /// The model card, which states the licence and what the model was made of.
 pub const CARD: &str = "README.md";
+/// The weights of retention gates (TrimKV).
+pub const GATES: &str = "trimkv_weights.pth";
 
 /// Files beside the weights that a checkpoint is opened from, where they exist. The first two
 /// decide whether the model can run.

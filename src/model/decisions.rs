@@ -3,11 +3,11 @@
 use crate::backend::{Alpha, Backend, Columns, Mlp, Predictor};
 
 /// Tensors of a layer's decisions: a projection, unless its rows are stacked below q, k and v, and
-/// the second matrix of an MLP. [`Self::NONE`] is for borrowed channels and constant decisions.
+/// the other matrices of an MLP. [`Self::NONE`] is for borrowed channels and constant decisions.
 pub(super) struct Decisions<B: Backend> {
     pub columns: Columns,
     pub own: Option<Own<B>>,
-    pub mlp: Option<Second<B>>,
+    pub mlp: Option<Rest<B>>,
 }
 
 /// A linear map with its own norm: an adapter.
@@ -17,8 +17,10 @@ pub(super) struct Own<B: Backend> {
     pub bias: Option<B::Buf<f32>>,
 }
 
-/// Second matrix of an MLP.
-pub(super) struct Second<B: Backend> {
+/// Matrices of an MLP after the first: [`Mlp`].
+pub(super) struct Rest<B: Backend> {
+    pub silu: bool,
+    pub middle: Option<[B::Buf<f32>; 2]>,
     pub weight: B::Buf<f32>,
     pub bias: B::Buf<f32>,
 }
@@ -30,7 +32,10 @@ impl<B: Backend> Decisions<B> {
     /// Predictor from which attention reads decisions. `raw` holds the output of
     /// [`Workspace::project`](super::Workspace::project).
     pub fn predictor<'a>(&'a self, raw: &'a B::Acts, alpha: Alpha) -> Option<Predictor<'a, B>> {
-        let mlp = self.mlp.as_ref().map(|second| Mlp { weight: &second.weight, bias: &second.bias });
+        let mlp = self.mlp.as_ref().map(|Rest { silu, middle, weight, bias }| {
+            let middle = middle.as_ref().map(|[weight, bias]| [weight, bias]);
+            Mlp { silu: *silu, middle, weight, bias }
+        });
         let own = self.own.is_some().then_some(raw);
         (self.columns.copies > 0).then_some(Predictor { own, columns: self.columns, mlp, alpha })
     }

@@ -1,7 +1,7 @@
 //! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and
 //! are checked there.
 
-use super::decisions::{Decisions, Own, Second};
+use super::decisions::{Decisions, Own, Rest};
 use super::taps::Taps;
 use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Growth, Norm};
 use crate::checkpoint::draft_head::DraftHead;
@@ -231,7 +231,11 @@ impl<B: Backend> Model<B> {
         self.config.rms_eps / (self.config.spec.residual_scale * self.config.spec.residual_scale)
     }
 
+    /// How scores become decisions. Those of gates are decisions as they are.
     pub(super) fn alpha(&self) -> Option<Alpha> {
+        if self.config.gates.is_some() {
+            return Some(Alpha { scale: 1.0, offset: 0.0, per_layer: false });
+        }
         let dms = self.config.dms.as_ref()?;
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
@@ -348,9 +352,14 @@ impl<B: Backend> Loader<'_, B> {
             bias.extend(own.bias.as_ref().map(|spec| self.tensor(spec)).transpose()?.iter().flat_map(Tensor::to_f32));
         }
         bias.resize(end, 0.0);
+        let middle = match &decisions.middle {
+            Some(LinearSpec { weight, bias: Some(bias) }) => Some([self.vector(weight)?, self.vector(bias)?]),
+            _ => None,
+        };
         let mlp = match &decisions.mlp {
             Some([_, LinearSpec { weight, bias: Some(bias) }]) => {
-                Some(Second { weight: self.vector(weight)?, bias: self.vector(bias)? })
+                let silu = self.checkpoint.config.gates.is_some();
+                Some(Rest { silu, middle, weight: self.vector(weight)?, bias: self.vector(bias)? })
             }
             _ => None,
         };

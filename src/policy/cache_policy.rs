@@ -12,6 +12,7 @@ use super::quest::Quest;
 use super::scored::Scored;
 use super::slot::{LaneSlots, Placement, SlotMeta};
 use super::tova::Tova;
+use super::trimkv::TrimKv;
 use super::window::Window;
 
 /// Policy of a cache, fixed when a model is loaded.
@@ -23,6 +24,7 @@ pub enum Policy {
     Window(Window),
     Tova(Tova),
     H2o(H2o),
+    TrimKv(TrimKv),
     Quest(Quest),
     Pool(Pool),
     Dmc(Dmc),
@@ -35,6 +37,8 @@ pub enum Trained {
     Dmc(Dmc),
     /// Attention that sees only the given number of newest tokens.
     Window(usize),
+    /// Retention gates, for this many slots of a lane.
+    Gates(usize),
 }
 
 impl Trained {
@@ -44,6 +48,11 @@ impl Trained {
 
     pub(super) fn dmc(self) -> Option<Dmc> {
         if let Trained::Dmc(dmc) = self { Some(dmc) } else { None }
+    }
+
+    /// The budget of retention gates.
+    pub(super) fn gated(self) -> Option<Budget> {
+        if let Trained::Gates(slots) = self { Some(Budget::Slots(slots)) } else { None }
     }
 }
 
@@ -60,6 +69,7 @@ impl Policy {
             Policy::Window(_) => PolicyKind::Window,
             Policy::Tova(_) => PolicyKind::Tova,
             Policy::H2o(_) => PolicyKind::H2o,
+            Policy::TrimKv(_) => PolicyKind::TrimKv,
             Policy::Quest(Quest { dms: None, .. }) => PolicyKind::Quest,
             Policy::Quest(_) => PolicyKind::DmsQuest,
             Policy::Pool(_) => PolicyKind::Pool,
@@ -79,6 +89,7 @@ impl Policy {
             Policy::Window(window) => Some(Budget::Slots(window.budget)),
             Policy::Tova(tova) => Some(tova.budget),
             Policy::H2o(h2o) => Some(h2o.budget),
+            Policy::TrimKv(trimkv) => Some(trimkv.budget),
             Policy::Quest(quest) => Some(quest.budget),
             Policy::Pool(pool) => Some(Budget::of_ratio(pool.every as f32)),
         }
@@ -92,7 +103,7 @@ impl Policy {
             Policy::Window(window) => Some(window.rule()),
             Policy::Quest(quest) => quest.dms,
             Policy::Pool(_) | Policy::Dmc(_) => Some(Merging::RULE),
-            Policy::Dense | Policy::Tova(_) | Policy::H2o(_) => None,
+            Policy::Dense | Policy::Tova(_) | Policy::H2o(_) | Policy::TrimKv(_) => None,
         }
     }
 
@@ -133,11 +144,12 @@ impl Policy {
         if let Policy::Window(window) = self { window.is_of_model().then_some(window.budget) } else { None }
     }
 
-    /// The rule by which attention weights drop tokens; `None` where they do not.
+    /// The rule by which scores drop tokens; `None` where they do not.
     pub fn scored(&self) -> Option<Scored> {
         match self {
             Policy::Tova(tova) => Some(tova.rule()),
             Policy::H2o(h2o) => Some(h2o.rule()),
+            Policy::TrimKv(trimkv) => Some(trimkv.rule()),
             _ => None,
         }
     }
@@ -204,7 +216,12 @@ impl Policy {
 
     /// Whether the model's decisions about dropping tokens are used.
     pub fn uses_decisions(&self) -> bool {
-        self.dropping().is_some() && self.constant_decision().is_none()
+        self.dropping().is_some() && self.constant_decision().is_none() || self.is_gated()
+    }
+
+    /// Whether decisions are those of retention gates.
+    pub fn is_gated(&self) -> bool {
+        self.scored().is_some_and(|rule| rule.uses_decisions())
     }
 
     /// Whether tokens can be attended to before they are placed. They cannot if only attention
@@ -294,22 +311,26 @@ impl PolicyRequest {
         }
     }
 
-    /// The policy of a model that was trained for `trained`. `None` if DMS or DMC is asked of a
-    /// model without it, or if a model with a sliding window cannot have the policy. The budget is
-    /// one that [`PolicyKind::budget_refusal`] allows.
+    /// The policy of a model that was trained for `trained`. `None` if DMS, DMC or retention gates
+    /// are asked of a model without them, or if a model with a sliding window cannot have the
+    /// policy. The budget is one that [`PolicyKind::budget_refusal`] allows.
     pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
         if let Some(Trained::Window(tokens)) = trained {
             return self.within(tokens).map(Policy::Window);
         }
         let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
+        let gated = trained.and_then(Trained::gated).map(|budget| TrimKv { budget: self.budget.unwrap_or(budget) });
         let budget = self.budget().unwrap_or(Budget::Slots(0));
         match self.kind {
-            PolicyKind::Auto => dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(Some(Policy::Dense)),
+            PolicyKind::Auto => {
+                dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(gated.map(Policy::TrimKv)).or(Some(Policy::Dense))
+            }
             PolicyKind::Dense => Some(Policy::Dense),
             PolicyKind::Dms => dms.map(Policy::Dms),
             PolicyKind::Window => Some(Policy::Window(Window::new(budget.at(0)))),
             PolicyKind::Tova => Some(Policy::Tova(Tova { budget })),
             PolicyKind::H2o => Some(Policy::H2o(H2o { budget })),
+            PolicyKind::TrimKv => gated.map(Policy::TrimKv),
             PolicyKind::Quest => Some(Policy::Quest(Quest { budget, dms: None })),
             PolicyKind::DmsQuest => dms.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
             PolicyKind::Pool => Some(Policy::Pool(Pool { every: budget.ratio() as usize })),

@@ -17,6 +17,8 @@ pub enum PolicyKind {
     Tova,
     /// Keeps the newest tokens and those with the most attention.
     H2o,
+    /// Drops what trained gates let decay most.
+    TrimKv,
     /// Keeps everything; a query reads the pages that may match it.
     Quest,
     /// Quest over the cache that DMS leaves.
@@ -28,7 +30,7 @@ pub enum PolicyKind {
 }
 
 words! { PolicyKind, "a cache policy", {
-    Auto = "auto", Dense = "dense", Dms = "dms", Window = "window", Tova = "tova", H2o = "h2o", Quest = "quest",
+    Auto = "auto", Dense = "dense", Dms = "dms", Window = "window", Tova = "tova", H2o = "h2o", TrimKv = "trimkv", Quest = "quest",
     DmsQuest = "dms+quest", Pool = "pool", Dmc = "dmc",
 } }
 
@@ -41,17 +43,18 @@ impl PolicyKind {
         !matches!(self, Self::Auto | Self::Dense | Self::Dms | Self::Dmc)
     }
 
-    /// The budget that the policy has unless the user names one.
+    /// The budget that the policy has unless the user or the model's gates name one.
     pub fn default_budget(self) -> Option<Budget> {
         let budget = if self == Self::Pool { Budget::of_ratio(4.0) } else { Budget::Slots(512) };
-        self.has_budget().then_some(budget)
+        (self.has_budget() && self != Self::TrimKv).then_some(budget)
     }
 
     /// Why the policy cannot have this budget.
     pub fn budget_refusal(self, budget: Budget) -> Option<String> {
         match (self, budget) {
             (policy, _) if !policy.has_budget() => Some(
-                "this policy has no budget; add --policy window, tova, h2o, quest or pool, or remove it".to_owned(),
+                "this policy has no budget; add --policy window, tova, h2o, trimkv, quest or pool, or remove it"
+                    .to_owned(),
             ),
             (Self::Pool, Budget::Ratio(units))
                 if units.is_multiple_of(Budget::UNIT) && units <= MOST_MEMBERS as u32 * Budget::UNIT =>
@@ -62,7 +65,9 @@ impl PolicyKind {
                 Some(format!("policy pool takes a whole ratio from 1x to {MOST_MEMBERS}x, such as --budget 4x"))
             }
             (Self::Window, Budget::Ratio(_)) => Some("policy window takes slots, such as --budget 512".to_owned()),
-            (Self::Tova | Self::H2o | Self::Quest | Self::DmsQuest, Budget::Slots(n)) if n < PAGE_SLOTS => {
+            (Self::Tova | Self::H2o | Self::TrimKv | Self::Quest | Self::DmsQuest, Budget::Slots(n))
+                if n < PAGE_SLOTS =>
+            {
                 Some(format!("{n} slots are less than a page of the cache, expected at least {PAGE_SLOTS}"))
             }
             _ => None,
@@ -110,6 +115,8 @@ impl PolicyKind {
             (Self::Tova | Self::H2o, Some(gone)) => {
                 format!("dropped by {gone}, whose queries attended to it least")
             }
+            (Self::TrimKv, None) => "it stays while its gate leaves more of it than of others".to_owned(),
+            (Self::TrimKv, Some(gone)) => format!("dropped by {gone}, whose gates left the least of it"),
             _ => "a dense cache: it stays while there is memory".to_owned(),
         }
     }

@@ -1,13 +1,14 @@
-//! Policies whose victims the attention weights choose. The rule is stated here once, for one lane
-//! and token; [`Tova`] and [`H2o`] are two settings of it.
+//! Policies that drop the token with the least score. The rule is stated here once, for one lane
+//! and token; [`Tova`], [`H2o`] and [`TrimKv`] are three settings of it.
 //!
-//! The incoming token t attends to the stored slots and to itself. Each of these keys gets a
-//! *score* from the weights of the lane's query heads. Where that makes more keys than the budget,
-//! the one with the least score is dropped: a stored one, whose slot the incoming token takes, or
-//! the incoming token itself.
+//! The incoming token t attends to the stored slots and to itself. Each of these keys has a
+//! *score*, from the weights of the lane's query heads or from its own decision. Where that makes
+//! more keys than the budget, the one with the least score is dropped: a stored one, whose slot the
+//! incoming token takes, or the incoming token itself.
 //!
 //! [`Tova`]: super::Tova
 //! [`H2o`]: super::H2o
+//! [`TrimKv`]: super::TrimKv
 
 use super::{Budget, Placement};
 
@@ -38,14 +39,40 @@ pub enum History {
     Last,
     /// All since the key was stored.
     Sum,
+    /// None: a key has the score that its token's decision gave it, which counts once for each
+    /// token since.
+    Decision,
 }
 
 impl Scored {
+    /// Whether scores come from decisions and not from attention weights.
+    pub fn uses_decisions(&self) -> bool {
+        self.history == History::Decision
+    }
+
+    /// The score of the incoming key: its own query gave it `weight`.
+    pub fn first(&self, weight: f32, decision: f32) -> f32 {
+        match self.history {
+            History::Last | History::Sum => weight,
+            History::Decision => log_sigmoid(decision),
+        }
+    }
+
     /// The score of a stored key after a query that gave it `weight`.
     pub fn update(&self, score: f32, weight: f32) -> f32 {
         match self.history {
             History::Last => weight,
             History::Sum => score + weight,
+            History::Decision => score,
+        }
+    }
+
+    /// The score by which a key is compared with others, once `tokens` tokens were fed. The newest
+    /// token's age is 2 there, as in the published code.
+    fn rank(&self, score: f32, tokens: usize, position: usize) -> f32 {
+        match self.history {
+            History::Last | History::Sum => score,
+            History::Decision => score * (tokens + 1 - position) as f32,
         }
     }
 
@@ -65,13 +92,14 @@ impl Scored {
             return Placement::Append;
         }
         let protected = self.protected_from(tokens);
-        let may_go = |slot: usize| {
-            let position = if slot == incoming { tokens - 1 } else { position(slot) };
-            position < protected
-        };
-        let candidates = (0..scores.len()).filter(|&slot| !self.keeps_newest || may_go(slot));
-        match candidates.reduce(|least, slot| if scores[slot] < scores[least] { slot } else { least }) {
-            Some(slot) if slot < incoming => Placement::Overwrite(slot),
+        let position = |slot: usize| if slot == incoming { tokens - 1 } else { position(slot) };
+        let candidates = (0..scores.len()).filter(|&slot| !self.keeps_newest || position(slot) < protected);
+        let rank =
+            |slot: usize| self.rank(scores[slot], tokens, if self.uses_decisions() { position(slot) } else { 0 });
+        let least =
+            candidates.map(|slot| (rank(slot), slot)).reduce(|least, one| if one.0 < least.0 { one } else { least });
+        match least {
+            Some((_, slot)) if slot < incoming => Placement::Overwrite(slot),
             _ => Placement::Skip,
         }
     }
@@ -83,16 +111,22 @@ impl Scored {
         let dropped = scores.len().checked_sub(self.budget.at(tokens)).filter(|&n| n > 0)?;
         let protected = self.protected_from(tokens);
         let mut candidates: Vec<usize> = (0..scores.len()).filter(|&slot| position(slot) < protected).collect();
-        candidates.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+        let rank = |slot: usize| self.rank(scores[slot], tokens, position(slot));
+        candidates.sort_by(|&a, &b| rank(a).total_cmp(&rank(b)));
         candidates.truncate(dropped);
         candidates.sort_unstable();
         Some((0..scores.len()).filter(|slot| candidates.binary_search(slot).is_err()).collect())
     }
 }
 
+/// The logarithm of the sigmoid.
+fn log_sigmoid(x: f32) -> f32 {
+    x.min(0.0) - (-x.abs()).exp().ln_1p()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{H2o, Tova};
+    use super::super::{H2o, Tova, TrimKv};
     use super::*;
 
     #[test]
@@ -114,11 +148,31 @@ mod tests {
         assert_eq!((tova.update(2.0, 0.5), h2o.update(2.0, 0.5)), (0.5, 2.5));
     }
 
+    /// The published rule: the least `(tokens + 1 - position) * log_beta` leaves.
+    #[test]
+    fn trimkv_drops_what_its_decision_and_its_age_make_least() {
+        let rule = TrimKv { budget: Budget::Slots(3) }.rule();
+        let position = |slot: usize| [8, 2, 5][slot];
+        // After the tenth token the ages are 3, 9, 6, and the incoming token's is 2.
+        assert_eq!(rule.place(10, &[-3.0, -0.9, -1.3, -1.0], position), Placement::Overwrite(0), "-9, -8.1, -7.8, -2");
+        assert_eq!(rule.place(10, &[-2.0, -0.9, -1.3, -1.0], position), Placement::Overwrite(1), "-6, -8.1, -7.8, -2");
+        assert_eq!(rule.place(10, &[-2.0, -0.9, -1.3, -4.1], position), Placement::Skip, "-6, -8.1, -7.8, -8.2");
+        assert_eq!(
+            rule.place(10, &[-3.0, -1.0, -1.0, -4.5], position),
+            Placement::Overwrite(0),
+            "the lowest slot of a tie"
+        );
+        for (gate, log) in [(0.0, -0.693_147_2), (10.0, -4.539_889_9e-5), (-20.0, -20.0), (-200.0, -200.0)] {
+            assert!((rule.first(0.7, gate) / log - 1.0).abs() < 1e-6, "{gate}: {}", rule.first(0.7, gate));
+        }
+        assert_eq!(rule.update(-3.0, 0.5), -3.0);
+    }
+
     #[test]
     fn a_reduction_is_the_rule_applied_repeatedly() {
         let budget = Budget::Slots(3);
         let scores = [0.5, 0.1, 0.4, 0.3, 0.2, 0.1];
-        for rule in [Tova { budget }.rule(), H2o { budget }.rule()] {
+        for rule in [Tova { budget }.rule(), H2o { budget }.rule(), TrimKv { budget }.rule()] {
             let mut left: Vec<usize> = (0..scores.len()).collect();
             while left.len() > 3 {
                 // One less than is stored, so that exactly one has to go; the newest slot stands

@@ -82,7 +82,7 @@ pub struct ModelIdentity {
 /// A source of decisions about eviction, with the rule's parameters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Decisions {
-    /// `borrowed`, `adapter`, `predictor` or `kvzap`.
+    /// `borrowed`, `adapter`, `predictor`, `kvzap` or `trimkv`.
     pub kind: String,
     /// The model's own name, or the name of a file or hub id.
     pub name: String,
@@ -152,7 +152,7 @@ pub struct ModelInfo {
     pub budget: Option<Budget>,
     /// Window W in tokens, where tokens leave the cache after one.
     pub window: Option<usize>,
-    /// Source of the eviction decisions: `borrowed`, `adapter`, `predictor` or `none`.
+    /// Source of the eviction decisions: `borrowed`, `adapter`, `predictor`, `gates` or `none`.
     pub dms: String,
     pub adapter: Option<String>,
     /// The source of decisions, if not the model itself, and its measured effect:

@@ -406,8 +406,8 @@ impl<'a> Wanted<'a> {
 /// so that the file serves with and without one.
 fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
     let codes = convert::codes_of(source, weights);
-    let own =
-        ModelConfig { dms: source.config.dms.clone().filter(|_| source.adapter.is_none()), ..source.config.clone() };
+    let dms = source.config.dms.clone().filter(|_| source.adapter.is_none());
+    let own = ModelConfig { dms, gates: None, ..source.config.clone() };
     let entry = |spec: TensorSpec| {
         let stored = match codes.get(&spec.name) {
             Some(&code) => Stored::Packed(code),

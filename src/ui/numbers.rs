@@ -123,7 +123,9 @@ pub fn cache_settings(app: &App) -> Vec<String> {
 fn policy(info: &ModelInfo) -> String {
     let by = match (info.policy, info.dms.as_str()) {
         (PolicyKind::Dms, "adapter") => Some(info.adapter.as_deref().map_or("adapter", short_name)),
-        (PolicyKind::Dms, "predictor") => info.identity.decisions.as_ref().map(|source| source.name.as_str()),
+        (PolicyKind::Dms, "predictor") | (PolicyKind::TrimKv, _) => {
+            info.identity.decisions.as_ref().map(|source| source.name.as_str())
+        }
         _ => None,
     };
     by.map_or_else(|| info.policy.to_string(), |by| format!("{}, {}", info.policy, clean_line(by)))

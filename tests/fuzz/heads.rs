@@ -1,6 +1,6 @@
-//! Files read beside a model: predictors of our second format and of KVzap, heads of EAGLE-3 and
-//! for multi-token prediction. Their headers and configurations keep their form, so that most
-//! inputs get past them.
+//! Files read beside a model: predictors of our second format and of KVzap, retention gates, heads
+//! of EAGLE-3 and for multi-token prediction. Their headers and configurations keep their form, so
+//! that most inputs get past them.
 
 use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
 use crate::mutate::{Example, Shape};
@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const KVZAP: [&str; 2] = ["tests/golden/kvzap/mlp-qwen3_gqa", "tests/golden/kvzap/linear-qwen3_gqa"];
+const GATES: &str = "tests/golden/trimkv/rg10";
+const PTH: [&str; 3] = ["state_dict", "parameters", "tensors"];
 const EAGLE: [&str; 2] = ["tests/golden/eagle/plain", "tests/golden/eagle/speculators"];
 /// The model that the golden head for multi-token prediction belongs to.
 const MTP_BASE: &str = "tests/golden/qwen3_5";
@@ -70,6 +72,21 @@ pub fn run_kvzap(folder: &Path, model: Files, bytes: &[u8]) -> Result<()> {
     let folder = whole(folder, KVZAP[bytes.len() % 2], bytes);
     Adapter::open(&folder, None)?;
     open_with(model, &folder)
+}
+
+pub fn gates() -> Vec<Example> {
+    let small = PTH.map(|name| corpus::bytes(&format!("tests/golden/trimkv/pth/{name}.pth")));
+    let whole = corpus::bytes(&format!("{GATES}/trimkv_weights.pth"));
+    small.into_iter().chain([whole]).map(|bytes| Example::new(Shape::Binary, bytes)).collect()
+}
+
+/// Gates of the golden model, whose tensors a file of torch has.
+pub fn run_gates(folder: &Path, model: Files, bytes: &[u8]) -> Result<()> {
+    let to = folder.join("gates");
+    std::fs::create_dir_all(&to).expect("a folder");
+    std::fs::write(to.join(CONFIG), corpus::bytes(&format!("{GATES}/{CONFIG}"))).expect("written");
+    std::fs::write(to.join("trimkv_weights.pth"), bytes).expect("written");
+    open_with(model, &to)
 }
 
 pub fn eagles() -> Vec<Example> {

@@ -112,7 +112,7 @@ fn hash(bytes: &[u8]) -> usize {
 const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
     model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
 
-pub const ALL: [Target; 27] = [
+pub const ALL: [Target; 28] = [
     Target {
         name: "config.json",
         share: 12,
@@ -253,6 +253,16 @@ pub const ALL: [Target; 27] = [
         words: "kvzap KVzapModel qwen3 0 1 2 48 512",
         examples: heads::kvzaps,
         run: |place, bytes| heads::run_kvzap(place.folder.path(), place.models[0].clone(), bytes),
+    },
+    Target {
+        name: "pth",
+        share: 6,
+        shape: Shape::Binary,
+        words: "PK archive/data.pkl archive/data/0 archive/byteorder little collections OrderedDict torch._utils \
+            _rebuild_tensor_v2 _rebuild_parameter torch FloatStorage HalfStorage BFloat16Storage LongStorage storage cpu \
+            model.layers.0.self_attn.retention_gate.linear1.weight posix system",
+        examples: heads::gates,
+        run: |place, bytes| heads::run_gates(place.folder.path(), place.models[0].clone(), bytes),
     },
     Target {
         name: "eagle",

@@ -22,6 +22,7 @@ mod far_reference;
 mod files;
 mod folder;
 mod full;
+mod gates;
 mod gemma;
 mod gguf;
 mod gguf_file;

@@ -326,8 +326,12 @@ impl Ops for Spy {
         let inv_freq = rope.inv_freq.borrow();
         let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
         let predictor = rope.predictor.as_ref();
-        let mlp = predictor.and_then(|p| p.mlp.as_ref()).map(|mlp| [mlp.weight.borrow(), mlp.bias.borrow()]);
-        let mlp = mlp.as_ref().map(|[weight, bias]| Mlp { weight: &**weight, bias: &**bias });
+        let mlp = predictor.and_then(|p| p.mlp.as_ref());
+        let middle = mlp.and_then(|mlp| mlp.middle).map(|tensors| tensors.map(|tensor| tensor.borrow()));
+        let middle = middle.as_ref().map(|[weight, bias]| [&**weight, &**bias]);
+        let mlp = mlp.map(|mlp| (mlp.silu, mlp.weight.borrow(), mlp.bias.borrow()));
+        let mlp =
+            mlp.as_ref().map(|(silu, weight, bias)| Mlp { silu: *silu, middle, weight: &**weight, bias: &**bias });
         let sinks = rope.sinks.map(|sinks| sinks.borrow());
         let predictor = predictor.map(|p| Predictor { own: p.own, columns: p.columns, mlp, alpha: p.alpha });
         let rope = QkvRopeArgs {

@@ -209,7 +209,7 @@ impl Case for Rope {
                 predictor = Some(Predictor { own: Some(&own), columns, mlp: None, alpha: alpha(per_layer) });
             }
             Decisions::Predicted { units, .. } => {
-                let mlp = (units > 0).then_some(Mlp { weight: &mlp[0], bias: &mlp[1] });
+                let mlp = (units > 0).then_some(Mlp { silu: false, middle: None, weight: &mlp[0], bias: &mlp[1] });
                 predictor = Some(Predictor { own: None, columns, mlp, alpha: alpha(false) });
             }
         }

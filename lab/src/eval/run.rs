@@ -277,7 +277,8 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<(FileProblems, Option<String>)
     Ok((out, digest))
 }
 
-/// The policies to compare: by default dense, and dms or dmc where the model was trained for it.
+/// The policies to compare: by default dense, and dms, dmc or trimkv where the model was trained
+/// for it.
 fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<PolicyKind>> {
     let trained = checkpoint.config.trained();
     let asked = common.policy.as_ref().map_or(vec![PolicyKind::Auto], |list| list.0.clone());
@@ -287,6 +288,7 @@ fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<PolicyKind>>
             PolicyKind::Auto => match trained {
                 Some(Trained::Dms(_)) => vec![PolicyKind::Dense, PolicyKind::Dms],
                 Some(Trained::Dmc(_)) => vec![PolicyKind::Dense, PolicyKind::Dmc],
+                Some(Trained::Gates(_)) => vec![PolicyKind::Dense, PolicyKind::TrimKv],
                 Some(Trained::Window(_)) => vec![PolicyKind::Window],
                 None => vec![PolicyKind::Dense],
             },

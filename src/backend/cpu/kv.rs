@@ -222,16 +222,16 @@ fn set_bounds(lane: &mut Lane<'_>, (codec, coder): (Codec, Option<&dyn Coder>), 
     layout.set_bounds(page, &low, &high);
 }
 
-/// Places and stores one token of a layer under a policy with scores. `k` and `v` are
-/// `[n_kv_heads, head_dim]`. `weights` holds the attention weights of each head's slots and then of
-/// the token itself, and becomes their scores.
+/// Places and stores token `n` of a sequence in a layer under a policy with scores. `k` and `v` are
+/// `[n_kv_heads, head_dim]`, `decisions` has one for each head. `weights` holds the attention
+/// weights of each head's slots and then of the token itself, and becomes their scores.
 pub(super) fn put_by_scores<'w>(
     kv: &mut KvTables<Cpu>,
     rule: &Scored,
     layer: usize,
-    seq: usize,
-    n: usize,
+    (seq, n): (usize, usize),
     kv_row: (&[f32], &[f32]),
+    decisions: &[f32],
     weights: impl Iterator<Item = &'w mut [f32]>,
 ) {
     let g = kv.geometry;
@@ -245,6 +245,7 @@ pub(super) fn put_by_scores<'w>(
             *score = rule.update(*score, *weight);
             *weight = *score;
         }
+        weights[live] = rule.first(weights[live], decisions[head]);
         let position = |slot| lane.meta(slot).position();
         let slot = match if eviction { rule.place(n + 1, weights, position) } else { Placement::Append } {
             Placement::Append => lane.append(),

@@ -55,6 +55,11 @@ pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
         "on a GPU, queries that grow with their positions need heads of at most {USUAL_HEAD_DIM} channels, and this \
          model's have {head_dim}; use --device cpu"
     );
+    anyhow::ensure!(
+        !policy.is_gated(),
+        "policy {}: retention gates have no kernels for a GPU; use --device cpu, or --adapter none",
+        policy.name()
+    );
     let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
     anyhow::ensure!(
         head_dim <= USUAL_HEAD_DIM || !other,

@@ -9,7 +9,6 @@ use super::super::safetensors::TensorFile;
 use crate::hub::layout::WEIGHTS;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
-use std::path::Path;
 
 /// Threshold of the paper and of the model cards.
 pub const THRESHOLD: f32 = -4.0;
@@ -22,18 +21,9 @@ pub const SINKS: usize = 4;
 /// The `model_type` in `config.json`.
 const MODEL_TYPE: &str = "kvzap";
 
-/// Whether `config.json` belongs to a predictor.
-pub fn is_predictor(files: &Files) -> bool {
-    json::optional(files, "config.json").is_ok_and(|config| config.is_some_and(|config| is_kvzap(&config)))
-}
-
-fn is_kvzap(config: &Map<String, Value>) -> bool {
+/// Whether `config.json` is of a predictor.
+pub fn is_kvzap(config: &Map<String, Value>) -> bool {
     config.get("model_type").and_then(Value::as_str) == Some(MODEL_TYPE)
-}
-
-/// Whether a folder holds a predictor.
-pub fn is_at(folder: &Path) -> bool {
-    Files::folder(folder).is_ok_and(|files| is_predictor(&files))
 }
 
 /// Contents of `config.json`.
@@ -62,7 +52,7 @@ impl KvZap {
         let prefix = prefix.with_context(|| format!("{label}: tensor layers.{first} is missing"))?;
         Ok(Some((
             Self {
-                maps: Predictor { linear: units.is_none(), units: units.unwrap_or(0) },
+                maps: Predictor { linear: units.is_none(), units: units.unwrap_or(0), deep: false },
                 input_dim: config.size_to("input_dim", bounds::HIDDEN)?,
                 output_dim: config.size_to("output_dim", bounds::HEADS)?,
                 n_modules: config.size_to("n_modules", bounds::LAYERS)?,

@@ -95,6 +95,7 @@ pub fn parse(outer: &Fields) -> Result<(EagleConfig, Option<String>)> {
             context,
             dms: None,
             dmc: None,
+            gates: None,
         },
         vocab,
         norm_before_residual: outer.bool_or("norm_before_residual", false)?,

@@ -1,5 +1,5 @@
-//! Attention of policies that place by the attention weights: one token of each sequence after the
-//! other, because each changes the slots that the next one sees.
+//! Attention of policies that place by scores: one token of each sequence after the other, because
+//! each changes the slots that the next one sees.
 
 use super::super::super::{KvTables, Span};
 use super::super::kv::{order_slots, put_by_scores};
@@ -11,10 +11,12 @@ use super::plan::{Chosen, Group, Plan, Scratch, finish};
 use super::weights::{EXTRA, softmax, totals};
 use crate::policy::{Scope, Scored};
 
+#[allow(clippy::too_many_arguments)]
 pub(in super::super) fn attend_in_order(
     cpu: &Cpu,
     out: &mut Acts,
     qkv: &Acts,
+    decisions: &[f32],
     kv: &mut KvTables<Cpu>,
     layer: usize,
     spans: &[Span],
@@ -33,7 +35,7 @@ pub(in super::super) fn attend_in_order(
         rows.clear();
         let row = |s: &Span| Span { seq: s.seq, start: s.start + token, len: 1 };
         rows.extend(spans.iter().filter(|s| token < s.len).map(row));
-        step(cpu, out, qkv, kv, layer, &rows, token, &rule, sinks);
+        step(cpu, out, qkv, decisions, kv, layer, &rows, token, &rule, sinks);
     }
 }
 
@@ -43,6 +45,7 @@ fn step(
     cpu: &Cpu,
     out: &mut Acts,
     qkv: &Acts,
+    decisions: &[f32],
     kv: &mut KvTables<Cpu>,
     layer: usize,
     rows: &[Span],
@@ -61,7 +64,7 @@ fn step(
     let n = rows.len() * heads;
     results.resize(results.len().max(n * width), 0.0);
     let (isa, layout) = (cpu.isa, g.page());
-    let call = Call { isa, qkv, decisions: &[], kv, geometry: &g, layout, layer, spans: rows, own, sinks, orders: &[] };
+    let call = Call { isa, qkv, decisions, kv, geometry: &g, layout, layer, spans: rows, own, sinks, orders: &[] };
     cpu.thread_pool.tiles(&mut Tile::new(results, n, width), 1, width, |worker, tile| {
         let lane = tile.row_range().start;
         let group = Group { span: lane / heads, head: lane % heads, tokens: 0..1, chosen: Chosen::default() };
@@ -80,7 +83,8 @@ fn step(
         }
         let kv_row = qkv.row(span.start)[g.n_q_heads * d..].split_at(heads * d);
         let weights = lanes.chunks_exact_mut(width).map(|lane| &mut lane[means..]);
-        put_by_scores(kv, rule, layer, span.seq, kv.seq_len[span.seq] as usize + token, kv_row, weights);
+        let at = (span.seq, kv.seq_len[span.seq] as usize + token);
+        put_by_scores(kv, rule, layer, at, kv_row, &decisions[span.start * heads..][..heads], weights);
     }
 }
 
