@@ -277,6 +277,11 @@ mod tests {
         ] {
             assert_eq!(takes(&compiler, &grammar, &text), good, "{text}");
         }
+        // Rows that pad the embedding table have no token.
+        let padded = Compiler::new(Arc::clone(&compiler.tokenizer), VOCAB + 40, &[EOS]).unwrap();
+        let mask = padded.compile(&grammar).unwrap().allowed().unwrap();
+        let allowed = (0..VOCAB as Token + 40).filter(|&token| mask.has(token));
+        assert!(allowed.eq(compiler.tokenizer.token_for("<think>")));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub fn environment(tokenizer: &Tokenizer, vocab: usize, eos: &[Token]) -> Result
     let end = *eos.first().ok_or("the model has no token that ends an answer")?;
     let word = |token| match tokenizer.bytes_of(token) {
         Some(bytes) => bytes,
+        // An id without a token: rows that pad the embedding table. No grammar allows it.
+        None if tokenizer.literal(token).is_empty() => Vec::new(),
         // A control token is not text. It is marked by a byte that UTF-8 does not have.
         None => [&[TokTrie::SPECIAL_TOKEN_MARKER], tokenizer.literal(token).as_bytes()].concat(),
     };
