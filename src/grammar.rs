@@ -33,6 +33,13 @@ impl Mask {
         Self(vec![0; vocab.div_ceil(32)])
     }
 
+    /// The tokens of a vocabulary for which this is true.
+    pub fn of(vocab: usize, has: impl Fn(Token) -> bool) -> Self {
+        let mut mask = Self::none(vocab);
+        (0..vocab as Token).filter(|&token| has(token)).for_each(|token| mask.set(token, true));
+        mask
+    }
+
     pub fn words(&self) -> &[u32] {
         &self.0
     }

@@ -4,7 +4,7 @@
 //! scheduler chooses which.
 
 use super::adjust::Adjust;
-use super::constrain::Constrained;
+use super::constrain::{Constrained, Thought};
 use super::context::Context;
 use super::draft::{Drafting, Drafts, Price};
 use super::likely;
@@ -116,10 +116,9 @@ impl Generation {
         }
     }
 
-    /// Puts the answer under a grammar. `opens`: the token that may begin a thought before the
-    /// answer; `closes`: the one that ends it.
-    pub fn constrain(&mut self, constraint: Constraint, opens: Option<Token>, closes: Option<Token>) {
-        match Constrained::new(constraint, opens, closes, self.reply.is_thinking()) {
+    /// Puts the answer under a grammar.
+    pub fn constrain(&mut self, constraint: Constraint, thought: Thought) {
+        match Constrained::new(constraint, thought, self.reply.is_free()) {
             Ok(constrained) => self.constrained = Some(constrained),
             Err(why) => self.end_dead(&why),
         }
@@ -136,8 +135,9 @@ impl Generation {
     fn closing(&mut self, vocabulary: &Vocabulary) -> Option<Token> {
         let tags = &vocabulary.think;
         let is_due = self.max_think.is_some_and(|limit| self.reply.reasoning_tokens >= limit);
-        if is_due && self.reply.is_thinking() && self.forced.is_empty() {
-            self.forced = vocabulary.tokenizer.encode_pieces(&tags.end_of_thought()).unwrap_or_default().into();
+        if is_due && self.reply.is_free() && self.forced.is_empty() {
+            let end = tags.end_of_thought(self.constrained.is_some());
+            self.forced = vocabulary.tokenizer.encode_pieces(&end).unwrap_or_default().into();
         }
         self.forced.pop_front()
     }
@@ -327,7 +327,7 @@ impl Chain {
             })?,
             _ => {}
         }
-        let Spoken { said, flat, stops, thinks, .. } = spoken;
+        let Spoken { said, flat, stops, is_free, .. } = spoken;
         if was_thinking && !reply.is_thinking() {
             timings.reasoning_end = Some(now);
         }
@@ -343,7 +343,7 @@ impl Chain {
             None
         };
         if let Some(constrained) = generation.constrained.as_mut().filter(|_| generation.stop.is_none())
-            && let Err(why) = constrained.push(token, thinks, generation.reply.is_thinking())
+            && let Err(why) = constrained.push(token, is_free, generation.reply.is_free())
         {
             generation.end_dead(&why);
         }

@@ -4,7 +4,7 @@
 //! `to=functions.NAME` in the role or the channel makes the message a tool call, whose text is
 //! arguments.
 
-use crate::protocol::Token;
+use crate::protocol::{Grammar, GrammarPart, Piece, Token};
 use crate::tokenizer::Tokenizer;
 
 /// Channels whose text is the answer.
@@ -31,25 +31,58 @@ impl Message {
     }
 }
 
-/// Control tokens of a message's header.
+/// Control tokens around a message.
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const END: &str = "<|end|>";
+
+/// Control tokens of a message's header, and the one that ends a message before another.
 #[derive(Clone, Copy, Debug)]
 pub struct Channels {
     start: Token,
     channel: Token,
-    message: Token,
+    pub message: Token,
+    pub end: Token,
 }
 
 impl Channels {
     /// Returns `None` if the vocabulary lacks one of them.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
-        let [start, channel, message] = ["<|start|>", "<|channel|>", "<|message|>"].map(|t| tokenizer.token_for(t));
-        Some(Self { start: start?, channel: channel?, message: message? })
+        let [start, channel, message, end] = [START, CHANNEL, MESSAGE, END].map(|t| tokenizer.token_for(t));
+        Some(Self { start: start?, channel: channel?, message: message?, end: end? })
     }
 
-    /// Whether a token is one of them.
+    /// Whether a token is one of a header.
     pub fn has(&self, token: Token) -> bool {
         [self.start, self.channel, self.message].contains(&token)
     }
+}
+
+/// The messages of a reply whose answer has this grammar: a thought or none, whose text is under no
+/// grammar, and the answer. A grammar that begins with a channel has the header of its message;
+/// others are of a message in the channel `final`.
+pub fn reply_of(grammar: &Grammar, prompt: &[Piece]) -> Grammar {
+    let mark = |literal: &str| GrammarPart::Mark(literal.to_owned());
+    let text = |text: &str| GrammarPart::Text(text.to_owned());
+    let next = || vec![mark(START), text("assistant")];
+    let has_header = grammar.parts.first() == Some(&mark(CHANNEL));
+    let open = prompt.iter().rev().find(|piece| !matches!(piece, Piece::Text(_)));
+    let in_message = matches!(open, Some(Piece::Control(literal)) if literal == MESSAGE);
+    let mut parts = match (in_message, has_header) {
+        (true, false) => Vec::new(),
+        (true, true) => [vec![mark(END)], next()].concat(),
+        (false, _) => {
+            let thought = [vec![mark(CHANNEL), text("analysis"), mark(MESSAGE)], next()].concat();
+            vec![GrammarPart::Either(vec![Vec::new(), thought])]
+        }
+    };
+    if !in_message && !has_header {
+        let json = vec![text(" "), mark("<|constrain|>"), text("json")];
+        parts.extend([mark(CHANNEL), text("final"), GrammarPart::Either(vec![Vec::new(), json]), mark(MESSAGE)]);
+    }
+    parts.extend_from_slice(&grammar.parts);
+    Grammar { parts, ..grammar.clone() }
 }
 
 /// The header of a message while it is generated.
@@ -123,8 +156,8 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    const CHANNELS: Channels = Channels { start: 0, channel: 1, message: 2 };
-    const MARKS: [&str; 3] = ["<|start|>", "<|channel|>", "<|message|>"];
+    const CHANNELS: Channels = Channels { start: 0, channel: 1, message: 2, end: 3 };
+    const MARKS: [&str; 3] = [START, CHANNEL, MESSAGE];
 
     /// The meanings of the messages of an answer.
     fn read(mut text: &str) -> Vec<Message> {

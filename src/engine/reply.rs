@@ -96,6 +96,8 @@ pub(super) struct Spoken {
     pub spelled: Option<usize>,
     /// Whether it belongs to a thought.
     pub thinks: bool,
+    /// Whether a grammar does not apply to it: it is in a thought, and not in the header of one.
+    pub is_free: bool,
     /// The answer so far was a thought.
     pub was_thought: bool,
 }
@@ -144,6 +146,7 @@ impl Reply {
         let is_mark = self.marks.contains(&token);
         let flat = self.flat.push(token, tokenizer, is_end, is_mark);
         let (was_open, was_undecided) = (self.splitter.is_thinking(), self.splitter.is_undecided());
+        let was_free = self.is_free();
         let had_thought = self.splitter.thought;
         let (mut said, mut spelled) = (Vec::new(), None);
         let (opens, closes) = vocabulary.think.tokens.map_or((false, false), |(o, c)| (o == token, c == token));
@@ -186,7 +189,8 @@ impl Reply {
         let of_header = self.header.is_open();
         let tokens = if of_header { 0 } else { self.header.take_tokens().max(1) };
         *(if thinks { &mut self.reasoning_tokens } else { &mut self.answer_tokens }) += tokens;
-        Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, thinks, was_thought }
+        let is_free = if vocabulary.think.channels.is_some() { was_free && self.is_free() } else { thinks };
+        Spoken { said, flat, stops: self.splitter.stop().is_some(), spelled, thinks, is_free, was_thought }
     }
 
     /// Ends a thought, if there is one.
@@ -203,6 +207,11 @@ impl Reply {
 
     pub fn is_thinking(&self) -> bool {
         self.splitter.is_thinking()
+    }
+
+    /// Whether the next token is one of a thought, and not of a header.
+    pub fn is_free(&self) -> bool {
+        self.splitter.is_thinking() && !self.header.is_open()
     }
 
     /// Ends the reply. Returns the rest of its text, and of the canonical text.
@@ -365,7 +374,7 @@ mod tests {
         assert_eq!(read(both), of("It is 2 + 2.", "2 + 2 = 4."));
         assert_eq!(read("<|channel|>final<|message|>the dog<|return|>"), of("", "the dog"));
         // A thought that is closed for the model.
-        let end = v.tokenizer.encode_pieces(&v.think.end_of_thought()).unwrap();
+        let end = v.tokenizer.encode_pieces(&v.think.end_of_thought(false)).unwrap();
         let thought = v.tokenizer.encode_text("<|channel|>analysis<|message|>It is").unwrap();
         let tokens = [thought, end, v.tokenizer.encode_text("4.<|return|>").unwrap()].concat();
         let (reasoning, answer, ..) = super::tests::read(&v, &tokens);

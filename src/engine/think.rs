@@ -61,15 +61,19 @@ impl ThinkTags {
         self.tokens.map(|(open, _)| open).filter(|_| !is_over)
     }
 
-    /// What ends a thought and begins the answer.
-    pub fn end_of_thought(&self) -> Vec<Piece> {
+    /// What ends a thought and begins the answer. `by_grammar`: a grammar says how the answer
+    /// begins.
+    pub fn end_of_thought(&self, by_grammar: bool) -> Vec<Piece> {
         if self.channels.is_none() {
             return vec![self.closing()];
         }
         let control = |literal: &str| Piece::Control(literal.to_owned());
         let text = |text: &str| Piece::Text(text.to_owned());
         let [end, start, channel, message] = ["<|end|>", "<|start|>", "<|channel|>", "<|message|>"].map(control);
-        vec![end, start, text("assistant"), channel, text("final"), message]
+        match by_grammar {
+            true => vec![end, start],
+            false => vec![end, start, text("assistant"), channel, text("final"), message],
+        }
     }
 
     /// Whether a prompt ends in an open thought.

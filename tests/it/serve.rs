@@ -1,5 +1,6 @@
 //! `dmschat serve` over loopback, with the built-in model: what clients of OpenAI's API rely on.
 
+mod channels;
 mod choices;
 mod devices;
 mod messages;

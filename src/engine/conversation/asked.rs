@@ -3,13 +3,14 @@
 use super::halt::Halt;
 use crate::backend::Backend;
 use crate::engine::chain::{Chain, Generation};
-use crate::engine::constrain::Compiling;
+use crate::engine::channels::reply_of;
+use crate::engine::constrain::{Compiling, Thought};
 use crate::engine::loaded::Loaded;
 use crate::engine::prompt::{Encoding, stretches};
 use crate::engine::reply::{Reply, Vocabulary};
 use crate::engine::report::Figures;
 use crate::engine::runner::Runner;
-use crate::grammar::Constraint;
+use crate::grammar::{Constraint, Mask};
 use crate::protocol::{Ask, Phase, StopReason, Token, TurnReport, count};
 use crate::random::fresh_seed;
 use crate::system;
@@ -72,10 +73,6 @@ impl Asked {
 
     /// Refuses tokens that the model does not have.
     pub fn check_options<B: Backend>(&self, m: &Loaded<B>) -> Result<(), Halt> {
-        if let Some(grammar) = self.ask.grammar.as_ref().filter(|_| m.vocabulary.think.channels.is_some()) {
-            let why = "a model that replies in channels, such as gpt-oss, cannot be constrained yet";
-            return Err(Halt::Grammar(grammar.refused(why.to_owned())));
-        }
         match self.ask.logit_bias.iter().find(|(token, _)| *token as usize >= m.info.vocab) {
             Some((token, _)) => Err(Halt::Error(format!("logit_bias: {token} is not a token of the model"))),
             None => Ok(()),
@@ -90,7 +87,11 @@ impl Asked {
         if let Some(grammar) = self.ask.grammar.as_ref().filter(|_| self.constraint.is_none()) {
             let Vocabulary { tokenizer, eos, compiler, .. } = &m.vocabulary;
             let (compilers, tokenizer) = (Arc::clone(compiler), Arc::clone(tokenizer));
-            self.compiling = Some(Compiling::start(grammar.clone(), compilers, tokenizer, m.info.vocab, eos.clone()));
+            let grammar = match m.vocabulary.think.channels.filter(|_| !self.ask.raw) {
+                Some(_) => reply_of(grammar, &self.ask.prompt),
+                None => grammar.clone(),
+            };
+            self.compiling = Some(Compiling::start(grammar, compilers, tokenizer, m.info.vocab, eos.clone()));
         }
     }
 
@@ -152,11 +153,22 @@ impl Asked {
         let mut answer = Generation::new(&self.ask, &m.drafts, seed, reply, m.runner.has_head());
         answer.drafting.iter_mut().for_each(|drafting| drafting.replaces(&self.replaced));
         if let Some(constraint) = &self.constraint {
-            let opens = m.vocabulary.think.may_open(&self.ask.prompt).filter(|_| !self.ask.raw);
-            let closes = m.vocabulary.think.tokens.map(|(_, closes)| closes);
-            answer.constrain(constraint.clone(), opens, closes);
+            answer.constrain(constraint.clone(), self.thought(m));
         }
         chain.begin_answer(&m.runner, answer);
+    }
+
+    /// The tokens of a thought before an answer under a grammar.
+    fn thought<B: Backend>(&self, m: &Loaded<B>) -> Thought {
+        let Vocabulary { think, tokenizer, .. } = &m.vocabulary;
+        if let Some(channels) = think.channels.filter(|_| !self.ask.raw) {
+            let is_within = |token| token == channels.end || tokenizer.bytes_of(token).is_some();
+            let within = Mask::of(m.info.vocab, is_within);
+            let (begins, closes) = (Some(channels.message), Some(channels.end));
+            return Thought { opens: None, begins, closes, within: Some(within) };
+        }
+        let opens = think.may_open(&self.ask.prompt).filter(|_| !self.ask.raw);
+        Thought { opens, begins: opens, closes: think.tokens.map(|(_, closes)| closes), within: None }
     }
 
     /// Work of the chain that answers.

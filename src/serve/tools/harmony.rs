@@ -7,11 +7,13 @@ use super::arguments;
 use super::format::{At, Begun, Call, Format, Step, Tool};
 use super::json::{self, Scan, spaces};
 use super::parser::before_mark;
+use super::schema;
 use crate::protocol::GrammarPart;
 
 pub struct Harmony;
 
 const OPEN: &str = "<|channel|>commentary to=functions.";
+const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 
 impl Format for Harmony {
@@ -24,12 +26,18 @@ impl Format for Harmony {
     }
 
     fn marks(&self) -> &'static [&'static str] {
-        &["<|channel|>", MESSAGE]
+        &[CHANNEL, MESSAGE]
     }
 
-    /// A model that replies in channels cannot be constrained yet.
-    fn grammar(&self, _: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
-        None
+    fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
+        let (mark, text) = (|mark: &str| GrammarPart::Mark(mark.to_owned()), |text| GrammarPart::Text(text));
+        let one = |tool: &&Tool| {
+            let arguments = GrammarPart::Json(schema::of_arguments(tool).to_string());
+            let name = text(format!("{} ", tool.name));
+            vec![name, mark("<|constrain|>"), text("json".to_owned()), mark(MESSAGE), arguments]
+        };
+        let to = text("commentary to=functions.".to_owned());
+        Some(vec![mark(CHANNEL), to, GrammarPart::Either(tools.iter().map(one).collect())])
     }
 
     /// The template writes the headers of calls itself.
