@@ -286,20 +286,39 @@ impl Room {
         self.target != Target::Cpu
     }
 
-    /// What of a model fits, whose files have `file_bytes`. `own`: its weights stay as a GGUF file
-    /// has them, where that fits.
-    pub fn estimate(&self, c: &ModelConfig, file_bytes: u64, own: bool) -> Option<Estimate> {
+    /// What of a model fits, whose files have `file_bytes`.
+    pub fn estimate(&self, c: &ModelConfig, file_bytes: u64, stored: Stored) -> Option<Estimate> {
         let packed = |weights| (weights, loaded_bytes(c, weights, DType::Bf16.size_bytes()));
-        let formats: Vec<_> = match own {
-            true => {
+        // A GPU computes experts with our codes only.
+        let keeps = stored == Stored::Codes && (c.spec.experts.is_none() || !self.is_gpu());
+        let formats: Vec<_> = match stored {
+            Stored::Codes if keeps => {
                 let kept =
                     formats().find(|weights| weights.keeps_codes()).map(|weights| (weights, kept_bytes(c, file_bytes)));
                 kept.into_iter().chain(EXACT_FIRST.last().map(|weights| packed(*weights))).collect()
             }
-            false => EXACT_FIRST.map(|w| if w.is_plain() { (w, file_bytes) } else { packed(w) }).to_vec(),
+            Stored::Codes | Stored::Others => EXACT_FIRST.into_iter().filter(|w| !w.is_plain()).map(packed).collect(),
+            Stored::Plain => EXACT_FIRST.map(|w| if w.is_plain() { (w, file_bytes) } else { packed(w) }).to_vec(),
         };
         let codecs = [&[self.target.codec(Auto::Auto)], self.target.smaller_codecs(Auto::Auto)].concat();
         estimate(c, &formats, &codecs, self.bytes)
+    }
+}
+
+/// How files have the weights of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// In bf16.
+    Plain,
+    /// In codes of GGUF files that stay as they are where that is possible.
+    Codes,
+    /// In codes that are converted.
+    Others,
+}
+
+impl Stored {
+    pub fn of(is_gguf: bool) -> Self {
+        if is_gguf { Self::Codes } else { Self::Plain }
     }
 }
 
@@ -311,11 +330,10 @@ fn kept_bytes(c: &ModelConfig, file_bytes: u64) -> u64 {
 }
 
 /// One line on whether weights fit where they would run, and how much context beside them; `None`
-/// where that is not known. Without a configuration the sizes are estimates. `own` as in
-/// [`Room::estimate`].
-pub fn fit(config: Option<&ModelConfig>, file_bytes: u64, own: bool, device: Device) -> Option<String> {
+/// where that is not known. Without a configuration the sizes are estimates.
+pub fn fit(config: Option<&ModelConfig>, file_bytes: u64, stored: Stored, device: Device) -> Option<String> {
     let room = Room::here(device)?;
-    let found = config.map(|config| room.estimate(config, file_bytes, own));
+    let found = config.map(|config| room.estimate(config, file_bytes, stored));
     let by_size = || {
         let sizes = EXACT_FIRST.into_iter().map(|weights| (weights, weights.estimated_bytes(file_bytes)));
         sizes.into_iter().find(|(_, bytes)| *bytes < room.bytes)

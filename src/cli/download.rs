@@ -1,7 +1,7 @@
 //! Downloads for the command line and the chat: shows the plan and the progress, and stops on
 //! Ctrl+C. [`crate::checkpoint::hub`] does the download.
 
-use super::devices;
+use super::devices::{self, Stored};
 use super::interrupts::Interrupts;
 use super::naming;
 use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
@@ -296,7 +296,7 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     };
     let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
     let size = format!("{name} at {commit}: {files}, {}{here}; licence {license}{disk}", bytes(plan.bytes));
-    let own = name.contains(':');
-    let fit = plan.config.as_ref().and_then(|config| devices::fit(Some(config), plan.weight_bytes, own, device));
+    let stored = Stored::of(name.contains(':'));
+    let fit = plan.config.as_ref().and_then(|config| devices::fit(Some(config), plan.weight_bytes, stored, device));
     [Some(size), fit].into_iter().flatten().collect()
 }

@@ -2,7 +2,7 @@
 //! `dmschat models list --known`. Opens no connection.
 
 use super::args::Common;
-use super::devices::Room;
+use super::devices::{Room, Stored};
 use super::naming::catalogue;
 use super::start::quiet_settings;
 use super::{download, output};
@@ -20,7 +20,12 @@ const MOST_BYTES_ON_CPU: u64 = 1_000_000_000;
 
 /// What of a known model fits.
 pub fn fit(entry: &Entry, room: &Room) -> Option<Estimate> {
-    room.estimate(&entry.summary.config, entry.bytes, entry.quantization().is_some())
+    let stored = match entry.quantization() {
+        // No code of ours has its values.
+        Some(codes) if codes.eq_ignore_ascii_case("mxfp4") => Stored::Others,
+        codes => Stored::of(codes.is_some()),
+    };
+    room.estimate(&entry.summary.config, entry.bytes, stored)
 }
 
 /// The known model to recommend: of those that anyone may use and of which a usual context fits,

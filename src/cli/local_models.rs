@@ -1,6 +1,6 @@
 //! The models on this machine, for the chat's lists. Opens no connection.
 
-use super::devices::Room;
+use super::devices::{Room, Stored};
 use super::models::{self, Found};
 use super::{known_models, naming, reference};
 use crate::catalogue::{Catalogue, Entry};
@@ -108,8 +108,8 @@ fn entry(model: Found, room: Option<&Room>) -> ModelEntry {
     match checkpoint::summary(&place, short(&out.name)) {
         Ok(s) => {
             let c = &s.config;
-            let own = out.path.as_ref().is_some_and(|path| path.ends_with(".gguf"));
-            out.fits = room.map(|room| room.estimate(c, out.bytes, own).is_some());
+            let stored = Stored::of(out.path.as_ref().is_some_and(|path| path.ends_with(".gguf")));
+            out.fits = room.map(|room| room.estimate(c, out.bytes, stored).is_some());
             out.shape = shape(c);
             out.dms = known_models::trained_by(&s).unwrap_or_else(|| "dense".to_owned());
             out.licence = s.licence;

@@ -1,6 +1,7 @@
 //! `dmschat models ...`: lists, downloads, describes, quantizes and deletes models.
 
 use super::args::{Common, ModelsCommand};
+use super::devices::{self, Stored};
 use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
@@ -427,7 +428,7 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
     let config = summary.as_ref().map(|summary| &summary.config);
     let fit = match config {
         None if is_gguf => None,
-        config => devices::fit(config, size, is_gguf, device),
+        config => devices::fit(config, size, Stored::of(is_gguf), device),
     };
     let mut object = object(json!({
         "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
