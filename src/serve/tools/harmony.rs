@@ -30,14 +30,14 @@ impl Format for Harmony {
     }
 
     fn grammar(&self, tools: &[&Tool], _: &str) -> Option<Vec<GrammarPart>> {
-        let (mark, text) = (|mark: &str| GrammarPart::Mark(mark.to_owned()), |text| GrammarPart::Text(text));
+        let mark = |mark: &str| GrammarPart::Mark(mark.to_owned());
+        let text = |text: &str| GrammarPart::Text(text.to_owned());
         let one = |tool: &&Tool| {
             let arguments = GrammarPart::Json(schema::of_arguments(tool).to_string());
-            let name = text(format!("{} ", tool.name));
-            vec![name, mark("<|constrain|>"), text("json".to_owned()), mark(MESSAGE), arguments]
+            vec![text(&format!("{} ", tool.name)), mark("<|constrain|>"), text("json"), mark(MESSAGE), arguments]
         };
-        let to = text("commentary to=functions.".to_owned());
-        Some(vec![mark(CHANNEL), to, GrammarPart::Either(tools.iter().map(one).collect())])
+        let all = GrammarPart::Either(tools.iter().map(one).collect());
+        Some(vec![mark(CHANNEL), text("commentary to=functions."), all])
     }
 
     /// The template writes the headers of calls itself.
