@@ -16,7 +16,7 @@ use crate::protocol::{
 };
 use crate::random;
 use http::Server;
-use reading::{Reading, Running, lock};
+use reading::{Conversation, Reading, Running, lock};
 use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,17 +31,6 @@ pub fn spawn(remote: Remote) -> std::io::Result<EngineHandle> {
     };
     std::thread::Builder::new().name("remote".into()).spawn(work)?;
     Ok(handle)
-}
-
-/// A conversation with a server.
-#[derive(Clone)]
-struct Conversation {
-    outlet: Arc<Outlet>,
-    running: Running,
-    /// Whether the server is to evict, once that was switched here. The thread that reads an
-    /// answer sees it change.
-    eviction: Arc<Mutex<Option<bool>>>,
-    memory: Arc<memory::Shared>,
 }
 
 /// The conversations with a server.

@@ -274,10 +274,10 @@ sampling_table!(settings {
         #[arg(long, value_name = "POLICY", help_heading = "Cache")]
         policy: List<PolicyKind> = List::of(PolicyKind::Auto);
 
-        /// Slots per head of a policy, or 4x [default: 512, of trimkv the gates']
+        /// Slots per head of a policy, or 4x [default: 512]
         ///
         /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole
-        /// ratio only, 4x if none is given.
+        /// ratio only, 4x if none is given. trimkv takes those of its gates if none is given.
         #[arg(long, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
         budget: Budget, or "\"512\" (pool: \"4x\")";
 

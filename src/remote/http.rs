@@ -1,7 +1,7 @@
 //! Requests to a server.
 
-use super::{memory, served};
-use crate::protocol::{ModelInfo, Presence};
+use super::served;
+use crate::protocol::ModelInfo;
 use crate::unicode::one_line;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -66,8 +66,8 @@ impl Server {
     }
 
     /// Which tokens the cache held at the end of this answer. The error is one line.
-    pub fn memory(&self, answer: &str) -> Result<Presence, String> {
-        memory::presence(&self.get(&format!("/dmschat/memory/{answer}"))?)
+    pub fn memory(&self, answer: &str) -> Result<Value, String> {
+        self.get(&format!("/dmschat/memory/{answer}"))
     }
 
     /// The address without `/v1`.

@@ -63,7 +63,7 @@ pub fn ask(server: &Arc<Server>, shared: &Arc<Shared>, events: EventSender, requ
         let unknown =
             Some(shared.lock()).filter(|memory| memory.known.is_none()).and_then(|memory| memory.answer.clone());
         if let Some(answer) = unknown {
-            let known = server.memory(&answer).unwrap_or_else(|why| {
+            let known = server.memory(&answer).and_then(|sent| presence(&sent)).unwrap_or_else(|why| {
                 events.notice(format!("which tokens the cache of {} holds is not known: {why}", server.name()));
                 Presence::default()
             });
@@ -98,7 +98,7 @@ struct Sent {
 }
 
 /// Reads what a server sends. Fails unless all of it is about the same tokens.
-pub fn presence(value: &Value) -> Result<Presence, String> {
+fn presence(value: &Value) -> Result<Presence, String> {
     let Sent { text, ends, lanes, kept, marked, far, near, pins, decided_after, forgot } =
         Sent::deserialize(value).map_err(|why| format!("it is not understood: {why}"))?;
     let n = ends.len();
@@ -151,7 +151,7 @@ mod tests {
             ("pins", json!([[0, 4]])),
             ("pins", json!([[2, 1]])),
             ("lanes", json!(-1)),
-            ("decided_after", json!(1u64 << 40)),
+            ("decided_after", json!(1_u64 << 40)),
         ] {
             let mut wrong = sent.clone();
             wrong[name] = value;

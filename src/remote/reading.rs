@@ -1,9 +1,9 @@
 //! An answer that is being read from a server.
 
-use super::Conversation;
 use super::http::Server;
+use super::memory;
 use crate::protocol::{
-    Event, EventSender, GenerateRequest, KvStats, SamplingParams, Snapshot, StopReason, TextKind, TurnReport,
+    Event, EventSender, GenerateRequest, KvStats, Outlet, SamplingParams, Snapshot, StopReason, TextKind, TurnReport,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -39,6 +39,17 @@ pub struct Reading {
 
 /// An answer that is being read. Whoever takes it reports its end.
 pub type Running = Arc<Mutex<Option<Reading>>>;
+
+/// A conversation with a server.
+#[derive(Clone)]
+pub struct Conversation {
+    pub outlet: Arc<Outlet>,
+    pub running: Running,
+    /// Whether the server is to evict, once that was switched here. The thread that reads an
+    /// answer sees it change.
+    pub eviction: Arc<Mutex<Option<bool>>>,
+    pub memory: Arc<memory::Shared>,
+}
 
 pub fn lock(running: &Running) -> MutexGuard<'_, Option<Reading>> {
     running.lock().unwrap_or_else(PoisonError::into_inner)

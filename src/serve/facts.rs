@@ -8,7 +8,7 @@ use super::tools::format_of;
 use crate::protocol::ModelInfo;
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -93,4 +93,28 @@ pub async fn health(State(shared): State<Arc<Shared>>) -> Response {
 pub async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     let text = shared.metrics.text(shared.admission.load(), shared.admission.n_slots());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// `GET /v1/dmschat/memory/ID`: which tokens of its conversation the slot held at the end of an
+/// answer. Not a part of any other API: the chat on a server shows it.
+pub async fn memory(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+    let Some(presence) = shared.memories.find(&id) else {
+        let message = format!("what the cache held after {id:?} is not kept (any more); ask with return_cache: true");
+        return Err(Refusal::new(StatusCode::NOT_FOUND, message).code("memory_not_found"));
+    };
+    let pins: Vec<[usize; 2]> = presence.pins.iter().map(|pin| [pin.start, pin.end]).collect();
+    Ok(Json(json!({
+        "id": id,
+        "object": "dmschat.memory",
+        "text": presence.text,
+        "ends": presence.ends,
+        "lanes": presence.lanes,
+        "kept": presence.kept,
+        "marked": presence.marked,
+        "far": presence.far,
+        "near": presence.near,
+        "pins": pins,
+        "decided_after": presence.decided_after,
+        "forgot": presence.forgot,
+    })))
 }

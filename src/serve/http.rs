@@ -5,7 +5,7 @@ use super::fields::unread;
 use super::openai::{chat, completions};
 use super::refusal::Refusal;
 use super::shared::Shared;
-use super::{facts, memory, messages, ollama, responses, tokenize};
+use super::{facts, messages, ollama, responses, tokenize};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
@@ -73,7 +73,7 @@ pub fn router(shared: Arc<Shared>, access: Arc<Access>) -> Router {
                 get(responses::retrieve).delete(responses::delete).post(not_found),
             )
             .route(&format!("{base}/responses/{{id}}/input_items"), get(responses::input_items))
-            .route(&format!("{base}/dmschat/memory/{{id}}"), get(memory::retrieve))
+            .route(&format!("{base}/dmschat/memory/{{id}}"), get(facts::memory))
             .route(&format!("{base}/messages"), post(messages::create))
             .route(&format!("{base}/messages/count_tokens"), post(messages::count_tokens));
     }

@@ -1,13 +1,6 @@
-//! `GET /v1/dmschat/memory/ID`: which tokens of its conversation the slot held at the end of an
-//! answer. Not a part of any other API: the chat on a server shows it.
+//! Which tokens of their conversations the slots held at the ends of answers.
 
-use super::refusal::Refusal;
-use super::shared::Shared;
 use crate::protocol::Presence;
-use axum::Json;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -40,31 +33,9 @@ impl Memories {
         }
     }
 
-    fn find(&self, id: &str) -> Option<Arc<Presence>> {
+    pub fn find(&self, id: &str) -> Option<Arc<Presence>> {
         self.lock().iter().rev().find(|(known, _)| known == id).map(|(_, presence)| Arc::clone(presence))
     }
-}
-
-pub async fn retrieve(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
-    let Some(presence) = shared.memories.find(&id) else {
-        let message = format!("what the cache held after {id:?} is not kept (any more); ask with return_cache: true");
-        return Err(Refusal::new(StatusCode::NOT_FOUND, message).code("memory_not_found"));
-    };
-    let pins: Vec<[usize; 2]> = presence.pins.iter().map(|pin| [pin.start, pin.end]).collect();
-    Ok(Json(json!({
-        "id": id,
-        "object": "dmschat.memory",
-        "text": presence.text,
-        "ends": presence.ends,
-        "lanes": presence.lanes,
-        "kept": presence.kept,
-        "marked": presence.marked,
-        "far": presence.far,
-        "near": presence.near,
-        "pins": pins,
-        "decided_after": presence.decided_after,
-        "forgot": presence.forgot,
-    })))
 }
 
 #[cfg(test)]

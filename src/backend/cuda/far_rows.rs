@@ -91,6 +91,8 @@ pub(super) struct FarRows {
     /// Host memory for the next of `homes`, which a thread allocates while steps run.
     next: Option<JoinHandle<Option<Registered>>>,
     free: Rc<RefCell<Vec<usize>>>,
+    /// Whether the user knows that there was no memory for pages.
+    is_said: bool,
     /// Pages of all allocations, and bytes of a page and of a pool page.
     n_pages: usize,
     pub page_bytes: usize,
@@ -123,6 +125,7 @@ impl FarRows {
                 homes: Vec::new(),
                 next: None,
                 free: Rc::default(),
+                is_said: false,
                 n_pages: 0,
                 page_bytes: Far::ROWS / g.page_slots * stride,
                 stride,
@@ -139,7 +142,8 @@ impl FarRows {
     /// Takes host memory for a page; `None` if there is none, which a notice says.
     pub fn take(&mut self) -> Option<Rc<Page>> {
         if self.free.borrow().is_empty() && self.grow().is_none() {
-            self.driver.notice.set(Some(NO_ROOM));
+            self.driver.notice.set((!self.is_said).then_some(NO_ROOM));
+            self.is_said = true;
             return None;
         }
         let number = self.free.borrow_mut().pop()?;

@@ -26,8 +26,8 @@ const COLUMNS: [(u16, &str); 8] = [
     (37, "prompt"),
     (46, "cached"),
     (55, "held"),
-    (63, "tok/s"),
-    (70, "cache"),
+    (62, "tok/s"),
+    (69, "cache"),
     (80, "  "),
 ];
 

@@ -12,7 +12,8 @@ impl<B: Backend> Conversation<B> {
         (self.eviction, self.unswitched) = (eviction.unwrap_or(m.eviction), eviction.is_none());
     }
 
-    /// Bytes of a prompt's canonical text that the conversation holds for a turn with this eviction.
+    /// Bytes of a prompt's canonical text that the conversation holds for a turn with this
+    /// eviction.
     pub fn held(&self, m: &Loaded<B>, flat: &str, eviction: Option<bool>) -> usize {
         let base = self.longest_base(m, flat, eviction.is_none());
         self.context_of(m, base).map_or(0, |context| context.flat.len())

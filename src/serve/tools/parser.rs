@@ -200,10 +200,12 @@ pub fn closed_by(text: &str, end: usize, close: &str, at: At, calls: Vec<Call>) 
     if rest.starts_with(close) {
         return Step::Calls(text.len() - rest.len() + close.len(), calls);
     }
-    // The mark may still arrive.
-    match close.starts_with(rest) && !at.ended {
-        true => Step::Open(0),
-        false => Step::Calls(end, calls),
+    match close.starts_with(rest) {
+        // The mark may still arrive.
+        true if !at.ended => Step::Open(0),
+        // It was cut off.
+        true if !rest.is_empty() => Step::Calls(text.len(), calls),
+        _ => Step::Calls(end, calls),
     }
 }
 
@@ -279,6 +281,7 @@ mod tests {
         for (name, text) in [
             ("hermes", format!("<tool_call>\n{json}\n</tool_call>")),
             ("hermes", format!("<tool_call>{json}")),
+            ("hermes", format!("<tool_call>{json}\n</tool_c")),
             ("granite", format!("<|tool_call|>[{json}]")),
             ("phi", format!("<|tool_call|>[{json}]<|/tool_call|>")),
             ("phi", format!("functools[{json}]")),

@@ -192,48 +192,53 @@ fn streams_have_a_call_from_its_name_on_and_say_when_it_breaks_off() {
     let flat = json!([{ "type": "function", "name": "f", "parameters": schema() }]);
     let asked = json!({ "model": "default", "input": "hi", "temperature": 1, "seed": 3, "max_output_tokens": 900 });
     let asked = with(asked, json!({ "tools": flat, "tool_choice": "required" }));
-    const DELTA: &str = "response.function_call_arguments.delta";
-    for (more, status) in [(json!({}), "completed"), (json!({ "max_output_tokens": 0 }), "incomplete")] {
-        let mut asked = with(asked.clone(), more);
-        if asked["max_output_tokens"] == 0 {
-            // Within the arguments.
-            let (_, whole) = server.post("/v1/responses", &with(asked.clone(), json!({ "max_output_tokens": 900 })));
-            asked["max_output_tokens"] = json!(whole["usage"]["output_tokens"].as_u64().unwrap() - 6);
-        }
-        let events = events(&server, "/v1/responses", &asked);
-        let deltas = of(&events, DELTA);
-        assert!(deltas.len() > 1, "{events:?}");
-        let (done, end) = (of(&events, "response.output_item.done"), events.last().unwrap());
+    let (_, whole) = server.post("/v1/responses", &asked);
+    let n = whole["usage"]["output_tokens"].as_u64().unwrap();
+    // Up to a limit within the arguments.
+    for limit in (n.saturating_sub(60)..=n).rev() {
+        let events = events(&server, "/v1/responses", &with(asked.clone(), json!({ "max_output_tokens": limit })));
+        let deltas = of(&events, "response.function_call_arguments.delta");
+        let (done, end) = (of(&events, "response.output_item.done"), &events.last().unwrap()["response"]);
         let item = &done[0]["item"];
-        assert_eq!(
-            (&item["status"], &item["name"], &end["response"]["output"][0]),
-            (&json!(status), &json!("f"), item)
-        );
-        assert_eq!((&end["response"]["status"], done.len()), (&json!(status), 1));
+        assert_eq!((&item["name"], &end["output"][0], done.len()), (&json!("f"), item, 1), "{events:?}");
+        assert_eq!(end["status"], if limit == n { "completed" } else { "incomplete" });
+        assert!(deltas.len() > 1, "{events:?}");
         assert_eq!(item["arguments"], joined(&deltas, |event| &event["delta"]));
         assert_eq!(of(&events, "response.output_item.added")[0]["item"]["arguments"], "");
-        assert_eq!(of(&events, "response.function_call_arguments.done").len(), usize::from(status == "completed"));
         assert!(events.iter().enumerate().all(|(n, event)| event["sequence_number"] == n), "{events:?}");
+        let is_complete = item["status"] == "completed";
+        assert_eq!(of(&events, "response.function_call_arguments.done").len(), usize::from(is_complete));
+        if is_complete {
+            assert_eq!(item["arguments"], whole["output"][0]["arguments"]);
+        } else {
+            assert_eq!((limit < n, &item["status"]), (true, &json!("incomplete")));
+            break;
+        }
+        assert!(limit + 60 > n, "no limit is within the arguments: {whole}");
     }
 
     let tool = json!([{ "name": "f", "input_schema": schema() }]);
     let asked = body(json!({ "tools": tool, "tool_choice": { "type": "tool", "name": "f" } }));
     let (_, whole) = server.post("/v1/messages", &asked);
     let n = whole["usage"]["output_tokens"].as_u64().unwrap();
-    for (limit, stop) in [(n, "tool_use"), (n - 6, "max_tokens")] {
+    for limit in (n.saturating_sub(60)..=n).rev() {
         let events = events(&server, "/v1/messages", &with(asked.clone(), json!({ "max_tokens": limit })));
         let deltas = of(&events, "content_block_delta");
         assert!(deltas.len() > 2 && deltas.iter().all(|event| event["index"] == 0), "{events:?}");
-        let arguments = joined(&deltas, |event| &event["delta"]["partial_json"]);
-        let parsed = serde_json::from_str::<Value>(&arguments);
-        match stop {
-            "tool_use" => assert_eq!(parsed.unwrap(), whole["content"][0]["input"]),
-            _ => assert!(parsed.is_err() && arguments.starts_with('{'), "{arguments}"),
-        }
         let start = &of(&events, "content_block_start")[0]["content_block"];
         assert_eq!((&start["type"], &start["name"], &start["input"]), (&json!("tool_use"), &json!("f"), &json!({})));
         assert_eq!(of(&events, "content_block_stop").len(), 1);
+        let stop = if limit == n { "tool_use" } else { "max_tokens" };
         assert_eq!(of(&events, "message_delta")[0]["delta"]["stop_reason"], stop);
+        let arguments = joined(&deltas, |event| &event["delta"]["partial_json"]);
+        match serde_json::from_str::<Value>(&arguments) {
+            Ok(input) => assert_eq!(input, whole["content"][0]["input"]),
+            Err(_) => {
+                assert!(limit < n && arguments.starts_with('{'), "{arguments}");
+                break;
+            }
+        }
+        assert!(limit + 60 > n, "no limit is within the arguments: {whole}");
     }
 }
 
