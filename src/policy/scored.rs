@@ -162,7 +162,7 @@ mod tests {
             Placement::Overwrite(0),
             "the lowest slot of a tie"
         );
-        for (gate, log) in [(0.0, -0.693_147_2), (10.0, -4.539_889_9e-5), (-20.0, -20.0), (-200.0, -200.0)] {
+        for (gate, log) in [(0.0, -std::f32::consts::LN_2), (10.0, -4.539_889_9e-5), (-20.0, -20.0), (-200.0, -200.0)] {
             assert!((rule.first(0.7, gate) / log - 1.0).abs() < 1e-6, "{gate}: {}", rule.first(0.7, gate));
         }
         assert_eq!(rule.update(-3.0, 0.5), -3.0);

@@ -81,7 +81,7 @@ fn what_is_no_dict_of_tensors_is_refused_by_name() {
     }
     let attack = refusal(with_pickle(b"\x80\x02cposix\nsystem\nX\x04\0\0\0true\x85R."));
     assert!(attack.contains("\"posix.system\", which is refused"), "{attack}");
-    let storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\00X\x03\0\0\0cpu";
+    let storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpu";
     let tensor = |storage_len: &[u8], place: &[u8]| {
         let call = b"ctorch._utils\n_rebuild_tensor_v2\n(";
         let parts = [b"\x80\x02}X\x01\0\0\0a", &call[..], storage, storage_len, b"tQ", place, b"\x89NtRs."];

@@ -34,7 +34,7 @@ impl Format for Llama {
     fn step(&self, text: &str, at: At, tools: &[Tool]) -> Step {
         let has_mark = text.starts_with(OPEN);
         let start = start(text, at);
-        if !has_mark && !(at.first && text[start..].starts_with('{')) {
+        if !(has_mark || at.first && text[start..].starts_with('{')) {
             return match at.first && !at.ended && start == text.len() {
                 true => Step::Text(0),
                 false => before_mark(text, &[OPEN], at),
