@@ -332,8 +332,8 @@ mod tests {
         let options = EngineOptions::new(Codec::F32);
         // 32 lanes x 16 slots x 516 bytes are 264,192 bytes: three times in 1 MiB.
         assert_eq!(plan(&checkpoint, &options, 8192, Some(1 << 20)).certain_context, 48);
-        // Far rows come first: two far pages, the page that is filling, a block of a prompt, and the
-        // index, for each page 32 lanes x 64 channels in bf16.
+        // Far rows come first: two far pages, the page that is filling, a block of a prompt, and
+        // the index, for each page 32 lanes x 64 channels in bf16.
         let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
         let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 128;
         let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
