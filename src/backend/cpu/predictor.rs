@@ -1,6 +1,7 @@
 //! Decisions of a predictor from the columns that its maps have in projected rows.
 
 use super::super::Predictor;
+use super::simd::maths;
 use super::thread_pool::Tile;
 use super::{Acts, Cpu};
 
@@ -19,13 +20,18 @@ pub(super) fn decide(cpu: &Cpu, decisions: &mut [f32], heads: usize, qkv: &Acts,
             let row = &rows.row(tile.row_range().start + i)[at..];
             let column = |c: usize| (0..columns.copies).map(|copy| row[copy * columns.stride + c]).sum::<f32>();
             let first_unit = if columns.linear { heads } else { 0 };
-            let activate = if predictor.mlp.as_ref().is_some_and(|mlp| mlp.silu) { silu } else { gelu };
-            units.iter_mut().enumerate().for_each(|(u, unit)| *unit = activate(column(first_unit + u)));
+            let activate = |units: &mut [f32]| match predictor.mlp.as_ref().is_some_and(|mlp| mlp.silu) {
+                true => maths::silu(cpu.isa, units),
+                false => units.iter_mut().for_each(|unit| *unit = gelu(*unit)),
+            };
+            units.iter_mut().enumerate().for_each(|(u, unit)| *unit = column(first_unit + u));
+            activate(&mut units);
             if let Some([weight, bias]) = predictor.mlp.as_ref().and_then(|mlp| mlp.middle) {
                 let below = units.clone();
                 for ((unit, bias), weights) in units.iter_mut().zip(bias).zip(weight.chunks_exact(below.len())) {
-                    *unit = activate(bias + below.iter().zip(weights).map(|(x, w)| x * w).sum::<f32>());
+                    *unit = bias + below.iter().zip(weights).map(|(x, w)| x * w).sum::<f32>();
                 }
+                activate(&mut units);
             }
             for (h, decision) in tile.row_mut(i).iter_mut().enumerate() {
                 let from = if alpha.per_layer { 0 } else { h };
@@ -39,10 +45,6 @@ pub(super) fn decide(cpu: &Cpu, decisions: &mut [f32], heads: usize, qkv: &Acts,
             }
         }
     });
-}
-
-fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
 }
 
 /// The exact form, with the error function.
