@@ -142,8 +142,9 @@ impl FarRows {
     /// Takes host memory for a page; `None` if there is none, which a notice says.
     pub fn take(&mut self) -> Option<Rc<Page>> {
         if self.free.borrow().is_empty() && self.grow().is_none() {
-            self.driver.notice.set((!self.is_said).then_some(NO_ROOM));
-            self.is_said = true;
+            if !std::mem::replace(&mut self.is_said, true) {
+                self.driver.notice.set(Some(NO_ROOM));
+            }
             return None;
         }
         let number = self.free.borrow_mut().pop()?;
