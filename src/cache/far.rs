@@ -71,7 +71,12 @@ impl<B: Backend> KvCache<B> {
 
     /// Counts the far rows of a sequence.
     pub fn far_counts(&self, b: &B, seq: SeqId) -> FarCounts {
-        FarCounts { fetched: self.seqs[seq.row()].fetched, ..b.far_counts(&self.tables, seq.row()) }
+        FarCounts { fetched: self.far_fetched(seq), ..b.far_counts(&self.tables, seq.row()) }
+    }
+
+    /// [`FarCounts::fetched`], without waiting for the device.
+    pub fn far_fetched(&self, seq: SeqId) -> u64 {
+        self.seqs[seq.row()].fetched
     }
 
     /// Bytes of the far pages of all sequences; shared pages count once.
