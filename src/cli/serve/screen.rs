@@ -157,19 +157,7 @@ fn table(buffer: &mut Buffer, area: Rect, facts: &Facts, view: &View, up: Durati
     }
     let waiting: Vec<&Line> = view.lines.iter().filter(|line| line.slot.is_none()).collect();
     for line in waiting.iter().take(3) {
-        rows.cells(
-            &[
-                "-".to_owned(),
-                name(line),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-                "waits".to_owned(),
-            ],
-            plain,
-        );
+        rows.cells(&cells(line), plain);
     }
     if waiting.len() > 3 {
         rows.cells(&["-".to_owned(), format!("{} more wait", waiting.len() - 3)], dim);
@@ -181,22 +169,20 @@ fn table(buffer: &mut Buffer, area: Rect, facts: &Facts, view: &View, up: Durati
     }
 }
 
-fn name(line: &Line) -> String {
-    format!("#{} {}", line.number, line.form)
-}
-
 fn cells(line: &Line) -> [String; 8] {
     let state = match line.stage {
         Stage::Waits => "waits".to_owned(),
         Stage::Reads { done, total } => format!("reads {} %", 100 * done / total.max(1)),
         Stage::Answers => "answers".to_owned(),
     };
+    // Of one that waits they are not known.
+    let tokens = |n: usize| line.slot.map_or(String::new(), |_| count(n as u64));
     [
         line.slot.map_or("-".to_owned(), |slot| slot.to_string()),
-        name(line),
-        count(line.prompt_tokens as u64),
-        count(line.cached as u64),
-        count(line.tokens as u64),
+        format!("#{} {}", line.number, line.form),
+        tokens(line.prompt_tokens),
+        tokens(line.cached),
+        tokens(line.tokens),
         line.tok_s.map_or(String::new(), |speed| format!("{speed:.1}")),
         line.ratio.map_or(String::new(), |ratio| format!("{ratio:.1}x")),
         state,
