@@ -184,25 +184,13 @@ impl Constrained {
 #[cfg(test)]
 mod tests {
     use super::super::channels::reply_of;
+    use super::super::reply::tests::vocabulary_of_harmony;
     use super::super::reply::{Reply, Vocabulary};
-    use super::super::think::ThinkTags;
     use super::*;
     use crate::protocol::{Ask, GrammarPart};
     use serde_json::json;
 
-    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tokenizer/tokenizer.json");
     const VOCAB: usize = 405;
-
-    /// The vocabulary of the goldens with the control tokens of Harmony.
-    fn vocabulary() -> Vocabulary {
-        let file = std::fs::read_to_string(FILE).unwrap();
-        let file = file.replace("<|im_start|>", "<|start|>").replace("<|im_end|>", "<|return|>");
-        let file = file.replace("<|endoftext|>", "<|end|>").replace("</think>", "<|message|>");
-        let tokenizer = Tokenizer::new(file.replace("<think>", "<|channel|>").as_bytes(), 1000).unwrap();
-        let eos = tokenizer.token_for("<|return|>").into_iter().collect();
-        let think = ThinkTags::of(&tokenizer, None);
-        Vocabulary { think, tokenizer: Arc::new(tokenizer), eos, stop: None, compiler: Compilers::default() }
-    }
 
     fn grammar(parts: Vec<GrammarPart>) -> Grammar {
         Grammar { parts, field: "x".to_owned(), schemas: Vec::new() }
@@ -239,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_reply_in_channels_has_a_thought_or_none_and_then_what_the_grammar_says() {
-        let v = vocabulary();
+        let v = vocabulary_of_harmony();
         let answer = grammar(vec![json_part()]);
         let mark = |mark: &str| GrammarPart::Mark(mark.to_owned());
         let text = |text: &str| GrammarPart::Text(text.to_owned());

@@ -280,7 +280,7 @@ pub(super) fn ids_that_spell(tokenizer: &Tokenizer, generated: &[Token], flat: &
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::protocol::TextKind;
 
@@ -299,6 +299,17 @@ mod tests {
             stop,
             compiler: Default::default(),
         }
+    }
+
+    /// The vocabulary of the goldens with the control tokens of Harmony.
+    pub fn vocabulary_of_harmony() -> Vocabulary {
+        let file = std::fs::read_to_string(FILE).unwrap();
+        let file = file.replace("<|im_start|>", "<|start|>").replace("<|im_end|>", "<|return|>");
+        let file = file.replace("<|endoftext|>", "<|end|>").replace("</think>", "<|message|>");
+        let tokenizer = Tokenizer::new(file.replace("<think>", "<|channel|>").as_bytes(), 1000).unwrap();
+        let eos = tokenizer.token_for("<|return|>").into_iter().collect();
+        let think = ThinkTags::of(&tokenizer, None);
+        Vocabulary { think, tokenizer: Arc::new(tokenizer), eos, stop: None, compiler: Default::default() }
     }
 
     /// Thought, answer and counts of both.
@@ -355,13 +366,7 @@ mod tests {
     /// Forms of a reply in the documentation of Harmony; of its texts, white space is a part.
     #[test]
     fn channels_but_the_final_one_are_thoughts() {
-        let file = std::fs::read_to_string(FILE).unwrap();
-        let file = file.replace("<|im_start|>", "<|start|>").replace("<|im_end|>", "<|return|>");
-        let file = file.replace("<|endoftext|>", "<|end|>").replace("</think>", "<|message|>");
-        let tokenizer = Tokenizer::new(file.replace("<think>", "<|channel|>").as_bytes(), 1000).unwrap();
-        let eos = tokenizer.token_for("<|return|>").into_iter().collect();
-        let think = ThinkTags::of(&tokenizer, None);
-        let v = Vocabulary { think, tokenizer: Arc::new(tokenizer), eos, stop: None, compiler: Default::default() };
+        let v = vocabulary_of_harmony();
         assert!(v.think.channels.is_some() && v.think.literals().is_none());
         let read = |text: &str| {
             let tokens = v.tokenizer.encode_text(text).unwrap();

@@ -3,10 +3,10 @@
 
 use crate::fake_hub::{COMMIT, FakeHub};
 use crate::hub::{Home, WEIGHTS, files, said};
+use crate::kernels::needs;
 use crate::rule::slots;
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::backend::KernelNeeds;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::cuda::check_needs;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning};
@@ -14,7 +14,6 @@ use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::policy::{Budget, Policy, PolicyKind};
 use dmschat::protocol::Token;
-use dmschat::quant::Weights;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs;
@@ -234,17 +233,6 @@ fn what_gates_cannot_be_is_refused_in_one_line() {
     let why = tuned.tune(Tuning { window: Some(9), ..Tuning::default() }).unwrap_err().to_string();
     assert!(why.contains("evicts by retention gates"), "{why}");
 
-    let needs = |policy: Policy| KernelNeeds {
-        head_dim: 128,
-        codec: Codec::Bf16,
-        weights: Weights::Bf16,
-        policy,
-        far: false,
-        delta_net: false,
-        experts: false,
-        growth: false,
-        drafts: false,
-    };
     let gated = opened("rg").config.policy(PolicyKind::Auto.into()).unwrap();
     let why = check_needs(&needs(gated)).unwrap_err().to_string();
     assert!(why.contains("retention gates have no kernels for a GPU; use --device cpu"), "{why}");

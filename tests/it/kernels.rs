@@ -92,22 +92,27 @@ fn the_kernels_of_the_host_are_those_of_the_archive() {
     }
 }
 
+/// What a plain model with heads of 128 needs.
+pub fn needs(policy: Policy) -> KernelNeeds {
+    KernelNeeds {
+        head_dim: 128,
+        codec: Codec::Bf16,
+        weights: Weights::Bf16,
+        policy,
+        far: false,
+        delta_net: false,
+        experts: false,
+        growth: false,
+        drafts: false,
+    }
+}
+
 /// Compiling a file takes seconds: no policy may leave one of its own to the first answer.
 #[test]
 fn the_files_of_the_policy_are_loaded_with_the_model() {
     let budget = Budget::Slots(64);
     let of_policy = |policy| {
-        let needs = KernelNeeds {
-            head_dim: 128,
-            codec: Codec::Bf16,
-            weights: Weights::Bf16,
-            policy,
-            far: false,
-            delta_net: false,
-            experts: false,
-            growth: false,
-            drafts: true,
-        };
+        let needs = KernelNeeds { drafts: true, ..needs(policy) };
         let names = SOURCES.iter().filter(|s| s.is_needed((9, 0), &needs)).map(|s| s.name);
         let of_decode = |name: &&str| {
             *name != "attend_wgmma" && ["attend", "place_scores", "pages", "merge"].iter().any(|p| name.starts_with(p))
@@ -125,17 +130,7 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
 /// refused.
 #[test]
 fn wide_heads_have_files_of_their_own() {
-    let needs = |head_dim, policy| KernelNeeds {
-        head_dim,
-        codec: Codec::Int8,
-        weights: Weights::Bf16,
-        policy,
-        far: false,
-        delta_net: false,
-        experts: false,
-        growth: false,
-        drafts: true,
-    };
+    let needs = |head_dim, policy| KernelNeeds { head_dim, codec: Codec::Int8, drafts: true, ..needs(policy) };
     let files = |head_dim| {
         let needed = SOURCES.iter().filter(move |s| s.is_needed((9, 0), &needs(head_dim, Policy::Dense)));
         needed.map(|s| s.name).filter(|name| name.starts_with("attend") || name.starts_with("rope"))
