@@ -175,16 +175,17 @@ fn cells(line: &Line) -> [String; 8] {
         Stage::Reads { done, total } => format!("reads {} %", 100 * done / total.max(1)),
         Stage::Answers => "answers".to_owned(),
     };
-    // Of one that waits they are not known.
-    let tokens = |n: usize| line.slot.map_or(String::new(), |_| count(n as u64));
+    // Of one that waits no figure is known.
+    let known = |figure: Option<String>| figure.filter(|_| line.slot.is_some()).unwrap_or_default();
+    let tokens = |n: usize| known(Some(count(n as u64)));
     [
         line.slot.map_or("-".to_owned(), |slot| slot.to_string()),
         format!("#{} {}", line.number, line.form),
         tokens(line.prompt_tokens),
         tokens(line.cached),
         tokens(line.tokens),
-        line.tok_s.map_or(String::new(), |speed| format!("{speed:.1}")),
-        line.ratio.map_or(String::new(), |ratio| format!("{ratio:.1}x")),
+        known(line.tok_s.map(|speed| format!("{speed:.1}"))),
+        known(line.ratio.map(|ratio| format!("{ratio:.1}x"))),
         state,
     ]
 }
