@@ -18,9 +18,9 @@ pub fn each<T: Send>(parts: Vec<T>, asked: usize, work: impl Fn(T) + Sync) {
     let threads = threads(asked).min(parts.len()).max(1);
     let queue = Mutex::new(parts.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    thread::scope(|scope| {
+    rayon::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| {
+            scope.spawn(|_| {
                 while let Some(part) = next() {
                     work(part);
                 }
@@ -31,7 +31,12 @@ pub fn each<T: Send>(parts: Vec<T>, asked: usize, work: impl Fn(T) + Sync) {
 
 /// Applies `of` to every item, on all cores.
 pub fn map<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    map_on(0, items, of)
+}
+
+/// [`map`] on as many threads as [`threads`] says.
+pub fn map_on<T: Sync, R: Send>(asked: usize, items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let mut out: Vec<Option<R>> = items.iter().map(|_| None).collect();
-    each(items.iter().zip(&mut out).collect(), 0, |(item, out)| *out = Some(of(item)));
+    each(items.iter().zip(&mut out).collect(), asked, |(item, out)| *out = Some(of(item)));
     out.into_iter().flatten().collect()
 }

@@ -35,7 +35,7 @@ mod q8;
 mod vectorize;
 
 pub use code::Code;
-pub use feedback::{Column, Factor, add_products};
+pub use feedback::{Column, Factor, ROWS, add_products};
 pub use formats::{EXACT_FIRST, Part, Weights, formats, has_kernels_of_formats, natural};
 pub use group::{EIGHT, Form, GROUP, TILE_ROWS};
 pub use vectorize::vectorized;

@@ -133,6 +133,11 @@ pub fn final_norm(c: &ModelConfig) -> TensorSpec {
     tensor("model.norm.weight", &[c.hidden])
 }
 
+/// Whether logits are a product with it: the head, or the embedding of a model where that is one.
+pub fn is_head(name: &str) -> bool {
+    matches!(name, "lm_head.weight" | "model.embed_tokens.weight")
+}
+
 /// `[vocab, hidden]`, or `None` if the embedding is also the output.
 pub fn lm_head(c: &ModelConfig) -> Option<TensorSpec> {
     (!c.tied).then(|| tensor("lm_head.weight", &[c.vocab, c.hidden]))

@@ -241,7 +241,7 @@ sampling_table!(settings {
         /// minutes; or auto
         ///
         /// auto takes the file of the model's GGUF repository if it is in the cache, else measures,
-        /// and uses GPTQ for models of up to about 0.15 billion weights. GPTQ chooses the codes of
+        /// and uses GPTQ for models of up to about 0.6 billion weights. GPTQ chooses the codes of
         /// a matrix only where that lowers the error on text that was held out.
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true, help_heading = "Model")]
         importance: Importance = Importance::Auto;

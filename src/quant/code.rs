@@ -105,19 +105,19 @@ impl Code {
         assert!(importance.is_none_or(|w| w.len() == cols), "importance of other columns");
         let strip = StripMut::new(self.form(), self.word_bytes(cols), cols, out);
         match self {
-            Code::Q8 => vectorize::vectorized(
+            Code::Q8 => vectorize::vectorized_by_eight(
                 #[inline(always)]
                 || pack(&Q8, rows, importance, strip),
             ),
-            Code::Q4 => vectorize::vectorized(
+            Code::Q4 => vectorize::vectorized_by_eight(
                 #[inline(always)]
                 || pack(&Q4, rows, importance, strip),
             ),
-            Code::Q4H => vectorize::vectorized(
+            Code::Q4H => vectorize::vectorized_by_eight(
                 #[inline(always)]
                 || pack(&Halves::<4>, rows, importance, strip),
             ),
-            Code::Q6H => vectorize::vectorized(
+            Code::Q6H => vectorize::vectorized_by_eight(
                 #[inline(always)]
                 || pack(&Halves::<6>, rows, importance, strip),
             ),

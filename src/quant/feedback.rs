@@ -69,20 +69,24 @@ pub fn choose<C: Columns>(to: &mut C, rows: &[f32], factor: &Factor) {
     let mut errors = vec![[0.0; TILE_ROWS]; cols];
     let mut corrected = vec![[0.0; TILE_ROWS]; C::BLOCK];
     let mut codes = vec![[[0u8; GROUP]; TILE_ROWS]; C::BLOCK / GROUP];
-    let mut x = vec![0.0; C::BLOCK];
+    let (mut x, mut grids) = (vec![0.0; C::BLOCK], Vec::with_capacity(TILE_ROWS));
     for first in (0..cols).step_by(C::BLOCK) {
         let end = cols.min(first + C::BLOCK);
         correct(&mut corrected, &weights, &errors, factor, first..end);
         let x = &mut x[..end - first];
-        let grids: [C::Grid; TILE_ROWS] = std::array::from_fn(|row| {
-            x.iter_mut().zip(&corrected).for_each(|(x, column)| *x = column[row]);
-            to.grid(x, &factor.diagonal[first..end])
-        });
+        grids.clear();
+        for row in 0..TILE_ROWS {
+            for (x, column) in x.iter_mut().zip(&corrected) {
+                *x = column[row];
+            }
+            // Not in a closure, which would not be compiled for the caller's instructions.
+            grids.push(to.grid(x, &factor.diagonal[first..end]));
+        }
         for k in first..end {
             let (col, mut column) = (k - first, corrected[k - first]);
             for (e, u) in errors[first..k].iter().zip(&factor.column(k)[first..]) {
                 for row in 0..TILE_ROWS {
-                    column[row] += e[row] * u;
+                    column[row] = e[row].mul_add(*u, column[row]);
                 }
             }
             for row in 0..TILE_ROWS {
@@ -101,10 +105,10 @@ pub fn choose<C: Columns>(to: &mut C, rows: &[f32], factor: &Factor) {
 /// The weights of columns `block`, corrected for the errors of the columns before it.
 #[inline(always)]
 fn correct(out: &mut [Column], weights: &[Column], errors: &[Column], factor: &Factor, block: std::ops::Range<usize>) {
-    for at in block.clone().step_by(4) {
-        let mut sums = [[0.0; TILE_ROWS]; 4];
+    for at in block.clone().step_by(ROWS) {
+        let mut sums = [[0.0; TILE_ROWS]; ROWS];
         add_products(&mut sums, std::array::from_fn(|i| &factor.column(at + i)[..block.start]), &errors[..block.start]);
-        for i in 0..4 {
+        for i in 0..ROWS {
             for row in 0..TILE_ROWS {
                 out[at + i - block.start][row] = weights[at + i][row] + sums[i][row];
             }
@@ -112,17 +116,29 @@ fn correct(out: &mut [Column], weights: &[Column], errors: &[Column], factor: &F
     }
 }
 
-/// `sums[i] += sum of a[i][k] b[k] over k`, in the order of k.
+/// Rows that [`add_products`] multiplies at a time.
+pub const ROWS: usize = 8;
+
+/// `sums[i] += sum of a[i][k] b[k] over k`, fused, in the order of k. The sums fit the registers;
+/// as two arrays of four the compiler keeps them there.
 #[inline(always)]
-pub fn add_products(sums: &mut [Column; 4], a: [&[f32]; 4], b: &[Column]) {
+pub fn add_products(sums: &mut [Column; ROWS], a: [&[f32]; ROWS], b: &[Column]) {
     let n = b.len();
-    let (a, mut lanes) = (a.map(|a| &a[..n]), *sums);
+    let (a, [mut upper, mut lower]) = (a.map(|a| &a[..n]), [[[0.0; TILE_ROWS]; 4]; 2]);
+    upper.copy_from_slice(&sums[..4]);
+    lower.copy_from_slice(&sums[4..]);
     for k in 0..n {
         for i in 0..4 {
             for row in 0..TILE_ROWS {
-                lanes[i][row] += a[i][k] * b[k][row];
+                upper[i][row] = a[i][k].mul_add(b[k][row], upper[i][row]);
+            }
+        }
+        for i in 0..4 {
+            for row in 0..TILE_ROWS {
+                lower[i][row] = a[4 + i][k].mul_add(b[k][row], lower[i][row]);
             }
         }
     }
-    *sums = lanes;
+    sums[..4].copy_from_slice(&upper);
+    sums[4..].copy_from_slice(&lower);
 }

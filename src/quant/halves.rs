@@ -15,6 +15,7 @@ use super::feedback::Columns;
 use super::grid::{Grid, moments};
 use super::group::{EIGHT, Form, GROUP, Group, GroupCode, nearest, range};
 use super::layout::StripMut;
+use super::vectorize::vectorized_by_eight;
 use half::f16;
 
 /// Codes of `BITS` bits.
@@ -102,7 +103,8 @@ impl<const BITS: usize> Halves<BITS> {
     #[inline(always)]
     fn choose_words(&self, x: &[f32; GROUP], weights: &[f32; GROUP]) -> ([u16; 2], [Grid<BITS>; 2]) {
         let (x, weights) = (halves(x), halves(weights));
-        let words = [0, 1].map(|half| self.choose_word(&x[half], &weights[half]));
+        // Not a closure, which would not be compiled for the caller's instructions.
+        let words = [self.choose_word(&x[0], &weights[0]), self.choose_word(&x[1], &weights[1])];
         let grid = |word| {
             let (scale, zero) = self.scale_zero(word);
             Grid::new(scale, zero)
@@ -179,7 +181,10 @@ impl<const BITS: usize> Columns for HalvesStrip<'_, BITS> {
     #[inline(always)]
     fn grid(&self, x: &[f32], weights: &[f32]) -> Self::Grid {
         let (x, weights) = (x.as_chunks::<GROUP>().0, weights.as_chunks::<GROUP>().0);
-        Halves::<BITS>.choose_words(&x[0], &weights[0])
+        vectorized_by_eight(
+            #[inline(always)]
+            || Halves::<BITS>.choose_words(&x[0], &weights[0]),
+        )
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use super::feedback::Columns;
 use super::grid::{self, moments};
 use super::group::{Form, GROUP, Group, GroupCode, nearest, range};
 use super::layout::StripMut;
+use super::vectorize::vectorized_by_eight;
 use half::f16;
 
 pub struct Q4;
@@ -99,7 +100,10 @@ impl Columns for Q4Strip<'_> {
     #[inline(always)]
     fn grid(&self, x: &[f32], weights: &[f32]) -> Self::Grid {
         let (x, weights) = (x.as_chunks::<GROUP>().0, weights.as_chunks::<GROUP>().0);
-        let word = Q4.choose(&x[0], &weights[0]).words[0];
+        let word = vectorized_by_eight(
+            #[inline(always)]
+            || Q4.choose(&x[0], &weights[0]).words[0],
+        );
         let (scale, zero) = Q4.scale_zero(word);
         (word, Grid::new(scale, zero))
     }

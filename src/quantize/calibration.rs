@@ -51,10 +51,10 @@ pub struct Given {
 
 /// How [`Calibration::Measured`] measures. Changes with every change of the text or of the
 /// computation that changes bytes.
-const MEASURED: &str = "measured 1";
+const MEASURED: &str = "measured 2";
 /// How [`Calibration::Corrected`] chooses. Changes with every change of the texts or of the
 /// computation that changes bytes.
-const CORRECTED: &str = "gptq 2";
+const CORRECTED: &str = "gptq 3";
 
 impl Calibration {
     /// How importance was obtained, in a few words; part of a quantized file's key. Empty if

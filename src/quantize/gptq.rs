@@ -4,7 +4,7 @@
 
 use super::calibration::Guide;
 use super::convert::{self, Importance};
-use super::hessian;
+use super::hessian::{self, Sums};
 use super::imatrix;
 use crate::checkpoint::names::{self, LayerSpec};
 use crate::checkpoint::{Checkpoint, ModelConfig, mapped, pack};
@@ -13,19 +13,21 @@ use crate::quant::{Code, Column, Factor, TILE_ROWS, Weights};
 use crate::tensor::{Format, Tensor};
 use anyhow::Result;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Tokens of a run of inputs; one run in [`HELD_EACH`] is held out.
 const RUN: usize = 32;
 const HELD_EACH: usize = 5;
+/// Strips of a matrix whose codes are compared on the inputs that were held out.
+const TRIED: usize = 64;
 /// Least number of inputs that show a matrix.
 const LEAST_INPUTS: usize = RUN * HELD_EACH;
 /// Largest Hessian and factor of a matrix; wider ones are left to importance.
-const MAX_HESSIAN_BYTES: u64 = 1 << 30;
+const MAX_HESSIAN_BYTES: u64 = 1700 << 20;
 /// Operations of a whole model up to which `auto` uses GPTQ, two minutes of two cores: models of up
-/// to about 0.15 billion weights. A number, not a time, so that every machine makes the same
-/// weights.
-const QUICK: f64 = 2e12;
+/// to about 0.6 billion weights. A number, not a time, so that every machine makes the same weights.
+const QUICK: f64 = 1e13;
 
 /// Whether codes of that matrix are chosen so: not experts', of which a text reaches few often
 /// enough.
@@ -46,12 +48,13 @@ pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
                 // All experts, although a token passes few.
                 sum += 2.0 * tokens * rows * cols;
                 if taken(&matrix.name, matrix.shape[1]) {
-                    sum += rows * cols * (cols + 4.0 * tokens / HELD_EACH as f64);
+                    let tried = rows.min((TRIED * TILE_ROWS) as f64);
+                    sum += (rows + tried) * cols * cols + 4.0 * tried * cols * tokens / HELD_EACH as f64;
                     shared = true;
                 }
             }
             let cols = stack.first().map_or(0.0, |matrix| matrix.shape[1] as f64);
-            sum += if shared { cols * cols * (tokens + cols / 3.0) } else { 0.0 };
+            sum += if shared { cols * cols * (tokens + 2.0 * cols / 3.0) } else { 0.0 };
         }
     }
     sum
@@ -141,7 +144,7 @@ impl Chooser {
         if parts.is_empty() {
             return true;
         }
-        let (measured, mut inputs) = (means(x, cols), None);
+        let (measured, mut inputs) = (means(x, cols, self.threads), None);
         for part in parts {
             if let Some(measured) = &measured {
                 self.made().importance.insert(part.name.clone(), measured.clone());
@@ -202,11 +205,14 @@ impl Chooser {
 }
 
 /// The mean of squares of each column; `None` if none is above 0, or one is not finite.
-fn means(x: &[f32], cols: usize) -> Option<Vec<f32>> {
+fn means(x: &[f32], cols: usize, threads: usize) -> Option<Vec<f32>> {
+    const SHARE: usize = 256;
     let mut sums = vec![0.0f64; cols];
-    for row in x.chunks_exact(cols) {
-        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(x * x));
-    }
+    cores::each(sums.chunks_mut(SHARE).enumerate().collect(), threads, |(share, sums): (usize, &mut [f64])| {
+        for row in x.chunks_exact(cols) {
+            sums.iter_mut().zip(&row[share * SHARE..]).for_each(|(sum, x)| *sum += f64::from(x * x));
+        }
+    });
     let n = (x.len() / cols.max(1)) as f64;
     let means: Vec<f32> = sums.iter().map(|sum| (sum / n) as f32).collect();
     imatrix::with_floor(means).filter(|means| means.iter().all(|x| x.is_finite()))
@@ -222,33 +228,49 @@ fn keeps(tensor: &Tensor, code: Code) -> bool {
 }
 
 /// The inputs of a stack of matrices.
-struct Inputs<'a> {
-    /// All of them, `[n, cols]`.
-    all: &'a [f32],
+struct Inputs {
     /// The factor of those that were not held out.
     factor: Factor,
     held: Vec<f32>,
     /// The factor of all, for codes that are better on those that were held out.
     whole: OnceLock<Option<Factor>>,
+    /// The sums of those that were not held out, until `whole` is known.
+    shown: Mutex<Option<Sums>>,
 }
 
-impl<'a> Inputs<'a> {
+impl Inputs {
     /// `None` if there are too few, or they have no factor.
-    fn new(x: &'a [f32], cols: usize, threads: usize) -> Option<Self> {
+    fn new(x: &[f32], cols: usize, threads: usize) -> Option<Self> {
         if x.len() < LEAST_INPUTS * cols {
             return None;
         }
-        let (mut shown, mut held) = (Vec::with_capacity(x.len()), Vec::new());
+        let (mut rows, mut held) = (Vec::with_capacity(x.len() / cols), Vec::new());
         for (i, run) in x.chunks(RUN * cols).enumerate() {
-            let to = if i % HELD_EACH == HELD_EACH - 1 { &mut held } else { &mut shown };
-            to.extend_from_slice(run);
+            match i % HELD_EACH == HELD_EACH - 1 {
+                true => held.extend_from_slice(run),
+                false => rows.extend(run.chunks_exact(cols)),
+            }
         }
-        Some(Self { all: x, factor: hessian::factor(&shown, cols, threads)?, held, whole: OnceLock::new() })
+        let mut shown = Sums::new(cols);
+        shown.add(&rows, threads);
+        let factor = shown.copied(threads).factor(threads)?;
+        Some(Self { factor, held, whole: OnceLock::new(), shown: Mutex::new(Some(shown)) })
+    }
+
+    /// The factor of all inputs.
+    fn whole(&self, threads: usize) -> Option<&Factor> {
+        let of_all = || {
+            let mut sums = self.shown.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+            sums.add(&self.held.chunks_exact(self.factor.cols()).collect::<Vec<_>>(), threads);
+            sums.factor(threads)
+        };
+        self.whole.get_or_init(of_all).as_ref()
     }
 
     /// The error of a matrix's codes on held-out inputs as a share of what codes chosen by
-    /// importance have, and if it is less, the codes chosen once more on all inputs. `None` for a
-    /// matrix with values that are not finite.
+    /// importance have, and if it is less, the codes chosen once more on all inputs. At most
+    /// [`TRIED`] strips, evenly spaced, are tried. `None` for a matrix with values in them that are
+    /// not finite.
     fn choose(
         &self,
         tensor: &Tensor,
@@ -258,29 +280,30 @@ impl<'a> Inputs<'a> {
     ) -> Result<Option<(Option<Tensor>, f64)>> {
         let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
         let importance = importance.filter(|w| w.len() == cols);
-        // Of each strip: by importance, and corrected.
-        let mut errors = vec![[0.0f64; 2]; rows.div_ceil(TILE_ROWS)];
-        let strips: Vec<_> = errors.iter_mut().enumerate().collect();
-        cores::each(strips, threads, |(strip, errors)| {
+        let strips = rows.div_ceil(TILE_ROWS);
+        let tried: Vec<usize> = (0..strips.min(TRIED)).map(|i| i * strips / strips.min(TRIED)).collect();
+        // Of each: by importance, and corrected.
+        let errors = cores::map_on(threads, &tried, |&strip| {
             let (mut values, mut packed) = (Vec::new(), vec![0; code.strip_bytes(cols)]);
             pack::decode_strip(tensor, strip, &mut values);
             if !values.iter().all(|v| v.is_finite()) {
-                *errors = [f64::NAN; 2];
-                return;
+                return [f64::NAN; 2];
             }
             code.pack_strip(&values, cols, importance, &mut packed);
-            errors[0] = self.error(&values, code, &packed);
+            let by_importance = self.error(&values, code, &packed);
             code.pack_corrected(&values, &self.factor, &mut packed);
-            errors[1] = self.error(&values, code, &packed);
+            [by_importance, self.error(&values, code, &packed)]
         });
         let [by_importance, corrected] = errors.iter().fold([0.0; 2], |sum, e| [sum[0] + e[0], sum[1] + e[1]]);
         if !by_importance.is_finite() || !corrected.is_finite() {
             return Ok(None);
         }
         let share = if by_importance > 0.0 { corrected / by_importance } else { 1.0 };
-        let whole = self.whole.get_or_init(|| hessian::factor(self.all, cols, threads));
-        let (true, Some(factor)) = (share < 1.0, whole) else { return Ok(Some((None, share))) };
-        Ok(Some((Some(corrected_by(factor, tensor, code, threads)?), share)))
+        if share >= 1.0 {
+            return Ok(Some((None, share)));
+        }
+        let Some(factor) = self.whole(threads) else { return Ok(Some((None, share))) };
+        Ok(corrected_by(factor, tensor, code, threads)?.map(|packed| (Some(packed), share)))
     }
 
     /// Squared error of a strip's outputs on the held-out inputs.
@@ -296,19 +319,23 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// A matrix whose codes are chosen by a factor.
-fn corrected_by(factor: &Factor, tensor: &Tensor, code: Code, threads: usize) -> Result<Tensor> {
+/// A matrix whose codes are chosen by a factor; `None` if it has values that are not finite.
+fn corrected_by(factor: &Factor, tensor: &Tensor, code: Code, threads: usize) -> Result<Option<Tensor>> {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
-    let len = code.bytes(rows, cols);
+    let (len, is_finite) = (code.bytes(rows, cols), AtomicBool::new(true));
     let bytes = mapped::buffer(len, |out| {
         let strips: Vec<_> = out.chunks_exact_mut(code.strip_bytes(cols)).enumerate().collect();
         cores::each(strips, threads, |(strip, out)| {
             let mut values = Vec::new();
             pack::decode_strip(tensor, strip, &mut values);
+            if !values.iter().all(|v| v.is_finite()) {
+                return is_finite.store(false, Ordering::Relaxed);
+            }
             code.pack_corrected(&values, factor, out);
         });
     })?;
-    Ok(Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len))
+    let packed = || Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len);
+    Ok(is_finite.into_inner().then(packed))
 }
 
 #[cfg(test)]
@@ -342,13 +369,13 @@ mod tests {
         for code in [Code::Q4, Code::Q4H] {
             for (rows, cols) in [(40, 64), (16, 320), (33, 576)] {
                 let (x, tensor) = (inputs(400, cols), matrix(rows, cols));
-                let importance = means(&x, cols).unwrap();
+                let importance = means(&x, cols, 1).unwrap();
                 let made = [1, 8].map(|threads| {
                     let inputs = Inputs::new(&x, cols, threads).unwrap();
                     assert_eq!(inputs.held.len(), 2 * RUN * cols);
                     let (packed, share) = inputs.choose(&tensor, code, Some(&importance), threads).unwrap().unwrap();
                     let by_importance = importance_alone(&tensor, code, &importance);
-                    let shown = corrected_by(&inputs.factor, &tensor, code, threads).unwrap();
+                    let shown = corrected_by(&inputs.factor, &tensor, code, threads).unwrap().unwrap();
                     let want = error(&inputs.held, &tensor, &shown) / error(&inputs.held, &tensor, &by_importance);
                     assert!((share / want - 1.0).abs() < 1e-3 && share < 0.8, "{code:?} {rows}x{cols}: {share} {want}");
                     let packed = packed.unwrap();
@@ -359,6 +386,23 @@ mod tests {
                 assert!(made[0].bytes() == made[1].bytes(), "{code:?} {rows}x{cols}");
             }
         }
+    }
+
+    #[test]
+    fn of_a_tall_matrix_some_strips_are_tried_and_all_are_checked() {
+        let (rows, cols, code) = (2 * TRIED * TILE_ROWS, 64, Code::Q4H);
+        let x = inputs(320, cols);
+        let chosen = |tensor: &Tensor| Inputs::new(&x, cols, 2).unwrap().choose(tensor, code, None, 2).unwrap();
+        let mut values = matrix(rows, cols).to_f32();
+        let (first, share) = chosen(&Tensor::from_f32("w", vec![rows, cols], &values)).unwrap();
+        assert!(first.is_some());
+        // Every second strip is compared.
+        let odd = |v: &mut [f32]| v.iter_mut().for_each(|v| *v = v.abs());
+        values.chunks_exact_mut(TILE_ROWS * cols).skip(1).step_by(2).for_each(odd);
+        let (second, same) = chosen(&Tensor::from_f32("w", vec![rows, cols], &values)).unwrap();
+        assert!(same == share && second.unwrap().bytes() != first.unwrap().bytes());
+        values[3 * TILE_ROWS * cols + 5] = f32::NAN;
+        assert!(chosen(&Tensor::from_f32("w", vec![rows, cols], &values)).is_none());
     }
 
     /// Column by column in f64, with the inverse of the Hessian as the paper has it.

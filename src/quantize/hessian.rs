@@ -1,194 +1,308 @@
 //! The Hessian of a matrix's output error: H is the mean of `x^T x` over inputs, and its factor is
-//! what [`quant`](crate::quant) corrects errors by. f32 and f64 sums in a fixed order, each by one
-//! thread: the same bits on every machine and with any number of threads.
+//! what [`quant`](crate::quant) corrects errors by. Fused f32 and f64 sums in a fixed order, each by
+//! one thread: the same bits on every machine and with any number of threads.
+//!
+//! Columns of x are taken in reverse: the Cholesky factor of H is then the reverse of an upper one.
+//! A *panel* is 16 columns of a matrix row by row, or 16 rows of a lower triangle column by column:
+//! what the products of two panels read lies together.
 
 // Indexed loops, which become vector code.
 #![allow(clippy::needless_range_loop)]
 
 use crate::cores;
-use crate::quant::{Column, Factor, TILE_ROWS, add_products, vectorized};
+use crate::quant::{Column, Factor, ROWS, TILE_ROWS, add_products, vectorized};
 
 /// Share of the mean of H's diagonal that is added to it: columns that a short text hardly uses
 /// keep small corrections.
 const DAMPING: f64 = 0.02;
-/// Columns of a block of the factorization.
-const BLOCK: usize = 64;
-const LANES: usize = 8;
+/// Panels of a task, and panels that are factored at a time.
+const BLOCK: usize = 4;
+/// Rows of panels whose products are summed while they are in the caches.
+const CHUNK: usize = 256;
+/// Columns of panels that are copied at a time.
+const COPIED: usize = 1 << 14;
 
-/// Bytes of the lower triangle of H and of the factor of a matrix that wide.
+type Row<T> = [T; TILE_ROWS];
+/// Products of two panels.
+type Tile<T> = [Row<T>; TILE_ROWS];
+
+/// Bytes that the sums and the factor of a matrix that wide need.
 pub fn bytes(cols: usize) -> u64 {
     let triangle = (cols as u64) * (cols as u64 + 1) / 2;
-    triangle * (size_of::<f64>() + size_of::<f32>()) as u64
+    triangle * (2 * size_of::<f64>() + size_of::<f32>()) as u64
 }
 
-/// Where row `i` of a lower triangle begins.
-fn start(i: usize) -> usize {
-    i * (i + 1) / 2
+trait Float: Copy {
+    const ZERO: Self;
+    fn fused(self, a: Self, b: Self) -> Self;
 }
 
-/// The factor of the inputs `x [n, cols]`, where `cols` is a multiple of 16. `None` if they have
-/// none: all are zero, or one is not finite.
-pub fn factor(x: &[f32], cols: usize, threads: usize) -> Option<Factor> {
-    let mut triangle = reversed_sums(x, cols, threads);
-    let (n, mut mean) = ((x.len() / cols) as f64, 0.0);
-    triangle.iter_mut().for_each(|h| *h /= n);
-    (0..cols).for_each(|i| mean += triangle[start(i) + i] / cols as f64);
-    if !(mean > 0.0 && mean.is_finite()) {
-        return None;
+impl Float for f32 {
+    const ZERO: Self = 0.0;
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        self.mul_add(a, b)
     }
-    (0..cols).for_each(|i| triangle[start(i) + i] += DAMPING * mean);
-    cholesky(&mut triangle, cols, threads)?;
-    Some(unit(&triangle, cols))
 }
 
-/// The lower triangle of the sums of `x^T x`, with the columns of x in reverse: its Cholesky factor
-/// is then the reverse of an upper one.
-fn reversed_sums(x: &[f32], cols: usize, threads: usize) -> Vec<f64> {
-    let panels: Vec<Vec<Column>> = (0..cols / TILE_ROWS)
-        .map(|p| {
-            let last = cols - 1 - p * TILE_ROWS;
-            x.chunks_exact(cols).map(|x| std::array::from_fn(|i| x[last - i])).collect()
-        })
-        .collect();
-    let mut out = vec![0.0; start(cols)];
-    let mut rows = Vec::new();
-    let mut rest = &mut out[..];
-    for p in 0..panels.len() {
-        let (these, behind) = rest.split_at_mut(start((p + 1) * TILE_ROWS) - start(p * TILE_ROWS));
-        rows.push((p, these));
-        rest = behind;
+impl Float for f64 {
+    const ZERO: Self = 0.0;
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        self.mul_add(a, b)
     }
-    // The longest rows first.
-    rows.reverse();
-    cores::each(rows, threads, |(p, rows)| {
-        let first = start(p * TILE_ROWS);
-        for q in 0..=p {
-            let tile = vectorized(
-                #[inline(always)]
-                || outer(&panels[p], &panels[q]),
-            );
-            for i in 0..TILE_ROWS {
-                let row = p * TILE_ROWS + i;
-                let len = if q == p { i + 1 } else { TILE_ROWS };
-                let at = start(row) - first + q * TILE_ROWS;
-                rows[at..at + len].iter_mut().zip(&tile[i]).for_each(|(to, v)| *to = f64::from(*v));
-            }
-        }
-    });
-    out
 }
 
-/// `a^T b` of two panels of columns, in the order of their rows.
+/// `sums += a^T b` of two panels, in the order of their rows. The sums of eight rows fit the
+/// registers; as two arrays of four the compiler keeps them there.
 #[inline(always)]
-fn outer(a: &[Column], b: &[Column]) -> [Column; TILE_ROWS] {
-    let mut out = [[0.0; TILE_ROWS]; TILE_ROWS];
-    for four in 0..TILE_ROWS / 4 {
-        let mut sums = [[0.0; TILE_ROWS]; 4];
+fn add_outer<T: Float>(sums: &mut Tile<T>, a: &[Row<T>], b: &[Row<T>]) {
+    for (first, eight) in sums.chunks_exact_mut(8).enumerate() {
+        let [mut upper, mut lower] = [[[T::ZERO; TILE_ROWS]; 4]; 2];
+        upper.copy_from_slice(&eight[..4]);
+        lower.copy_from_slice(&eight[4..]);
         for (a, b) in a.iter().zip(b) {
+            let a = &a[8 * first..][..8];
             for i in 0..4 {
                 for j in 0..TILE_ROWS {
-                    sums[i][j] += a[4 * four + i] * b[j];
+                    upper[i][j] = a[i].fused(b[j], upper[i][j]);
+                }
+            }
+            for i in 0..4 {
+                for j in 0..TILE_ROWS {
+                    lower[i][j] = a[4 + i].fused(b[j], lower[i][j]);
                 }
             }
         }
-        out[4 * four..4 * four + 4].copy_from_slice(&sums);
+        eight[..4].copy_from_slice(&upper);
+        eight[4..].copy_from_slice(&lower);
+    }
+}
+
+/// Where panel `p` of a lower triangle begins: panel p has `16 (p + 1)` columns.
+fn start(p: usize) -> usize {
+    TILE_ROWS / 2 * p * (p + 1)
+}
+
+/// The lower triangle in tasks of [`BLOCK`] panels from panel `first` on, the longest ones first:
+/// each with the number of its first panel.
+fn tasks(mut rest: &mut [Row<f64>], first: usize, panels: usize) -> Vec<(usize, &mut [Row<f64>])> {
+    let mut out = Vec::new();
+    for p in (first..panels).step_by(BLOCK) {
+        let (these, behind) = rest.split_at_mut(start(panels.min(p + BLOCK)) - start(p));
+        out.push((p, these));
+        rest = behind;
+    }
+    out.reverse();
+    out
+}
+
+/// The panels of a task, each with its number.
+#[inline(always)]
+fn panels(first: usize, mut rest: &mut [Row<f64>]) -> Vec<(usize, &mut [Row<f64>])> {
+    let mut out = Vec::with_capacity(BLOCK);
+    let mut p = first;
+    while !rest.is_empty() {
+        let (panel, behind) = rest.split_at_mut(TILE_ROWS * (p + 1));
+        out.push((p, panel));
+        (rest, p) = (behind, p + 1);
     }
     out
+}
+
+/// Sums of `x^T x` over inputs.
+pub struct Sums {
+    cols: usize,
+    n: usize,
+    /// Panels of the lower triangle.
+    lower: Vec<Row<f64>>,
+}
+
+impl Sums {
+    /// `cols` is a multiple of 16.
+    pub fn new(cols: usize) -> Self {
+        Self { cols, n: 0, lower: vec![[0.0; TILE_ROWS]; start(cols / TILE_ROWS)] }
+    }
+
+    /// A copy, by all threads: most of its time goes to memory that is used for the first time.
+    pub fn copied(&self, threads: usize) -> Self {
+        let mut copy = Self { lower: vec![[0.0; TILE_ROWS]; self.lower.len()], ..*self };
+        let parts = copy.lower.chunks_mut(COPIED).zip(self.lower.chunks(COPIED)).collect();
+        cores::each(parts, threads, |(to, from): (&mut [Row<f64>], _)| to.copy_from_slice(from));
+        copy
+    }
+
+    /// Adds the inputs `x`, rows of `cols` values.
+    pub fn add(&mut self, x: &[&[f32]], threads: usize) {
+        let panels_of_x = cores::map_on(threads, &(0..self.cols / TILE_ROWS).collect::<Vec<_>>(), |p| {
+            let last = self.cols - 1 - p * TILE_ROWS;
+            x.iter().map(|x| std::array::from_fn(|i| x[last - i])).collect::<Vec<Row<f32>>>()
+        });
+        self.n += x.len();
+        let tasks = tasks(&mut self.lower, 0, panels_of_x.len());
+        cores::each(tasks, threads, |(first, rows)| {
+            vectorized(
+                #[inline(always)]
+                || {
+                    let mut panels = panels(first, rows);
+                    for (q, x_q) in panels_of_x.iter().enumerate() {
+                        for (p, panel) in &mut panels {
+                            if *p < q {
+                                continue;
+                            }
+                            let sums = &mut panel[q * TILE_ROWS..][..TILE_ROWS];
+                            for (x_q, x_p) in x_q.chunks(CHUNK).zip(panels_of_x[*p].chunks(CHUNK)) {
+                                let mut tile = [[0.0; TILE_ROWS]; TILE_ROWS];
+                                add_outer(&mut tile, x_q, x_p);
+                                for i in 0..TILE_ROWS {
+                                    for j in 0..TILE_ROWS {
+                                        sums[i][j] += f64::from(tile[i][j]);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                },
+            );
+        });
+    }
+
+    /// The factor of the mean. `None` if it has none: all inputs are zero, or one is not finite.
+    pub fn factor(self, threads: usize) -> Option<Factor> {
+        let Self { cols, n, mut lower } = self;
+        let diagonal = |c: usize| (start(c / TILE_ROWS) + c, c % TILE_ROWS);
+        let mean = (0..cols).map(diagonal).map(|(k, i)| lower[k][i]).sum::<f64>() / cols as f64;
+        if !(mean > 0.0 && mean.is_finite()) {
+            return None;
+        }
+        (0..cols).map(diagonal).for_each(|(k, i)| lower[k][i] += DAMPING * mean);
+        cholesky(&mut lower, cols / TILE_ROWS, threads)?;
+        Some(unit(&lower, cols, n as f64, threads))
+    }
 }
 
 /// Replaces a lower triangle by its Cholesky factor, `a = l l^T`. `None` if it is not positive
 /// definite.
-fn cholesky(a: &mut [f64], n: usize, threads: usize) -> Option<()> {
-    for first in (0..n).step_by(BLOCK) {
-        let end = n.min(first + BLOCK);
+fn cholesky(a: &mut [Row<f64>], n_panels: usize, threads: usize) -> Option<()> {
+    for first in (0..n_panels).step_by(BLOCK) {
+        let end = n_panels.min(first + BLOCK);
         let (above, below) = a.split_at_mut(start(end));
-        for i in first..end {
-            for j in first..=i {
-                let (before, row) = above.split_at_mut(start(i));
-                let of_j = if j == i { &row[..j] } else { &before[start(j)..][..j] };
-                let rest = row[j] - dots([&row[..j]; 4], of_j)[0];
-                row[j] = if j < i { rest / before[start(j) + j] } else { rest.sqrt() };
-            }
-            let pivot = above[start(i) + i];
-            if !(pivot > 0.0 && pivot.is_finite()) {
+        for p in first..end {
+            let (before, panel) = above[..start(p + 1)].split_at_mut(start(p));
+            let is_definite = vectorized(
+                #[inline(always)]
+                || {
+                    solve(&mut [(p, &mut *panel)], before, first..p);
+                    root(panel)
+                },
+            );
+            if !is_definite {
                 return None;
             }
         }
-        // Four rows at a time.
-        let mut rows = Vec::new();
-        let mut rest = below;
-        for i in (end..n).step_by(4) {
-            let (these, behind) = rest.split_at_mut(start(n.min(i + 4)) - start(i));
-            rows.push((i, these));
-            rest = behind;
-        }
         let above = &above[..];
-        cores::each(rows, threads, |(i, rows)| {
+        cores::each(tasks(below, end, n_panels), threads, |(p, rows)| {
             vectorized(
                 #[inline(always)]
-                || solve(rows, i, above, first..end),
+                || solve(&mut panels(p, rows), above, first..end),
             );
         });
     }
     Some(())
 }
 
-/// Columns `block` of the factor in up to four rows from `i` on; `above` has the rows of the
-/// factor up to the block's end.
+/// The factor's columns `block`, a range of panels, in up to [`BLOCK`] panels; `above` has the
+/// panels of the factor up to the block's end.
 #[inline(always)]
-fn solve(rows: &mut [f64], i: usize, above: &[f64], block: std::ops::Range<usize>) {
-    let mut four: Vec<&mut [f64]> = Vec::with_capacity(4);
-    let (mut rest, mut len) = (rows, i + 1);
-    while !rest.is_empty() {
-        let (row, behind) = rest.split_at_mut(len);
-        four.push(row);
-        (rest, len) = (behind, len + 1);
-    }
-    let last = four.len() - 1;
-    for j in block {
-        let l = &above[start(j)..][..j + 1];
-        let dots = dots(std::array::from_fn(|r| &four[r.min(last)][..j]), &l[..j]);
-        for r in 0..=last {
-            four[r][j] = (four[r][j] - dots[r]) / l[j];
-        }
-    }
-}
-
-/// Dot products of four rows with another.
-#[inline(always)]
-fn dots(a: [&[f64]; 4], b: &[f64]) -> [f64; 4] {
-    let mut lanes = [[0.0; LANES]; 4];
-    let (whole, tail) = b.as_chunks::<LANES>();
-    let a = a.map(|a| &a[..b.len()]);
-    for k in 0..whole.len() {
-        for r in 0..4 {
-            for i in 0..LANES {
-                lanes[r][i] += a[r][k * LANES + i] * whole[k][i];
+fn solve(panels: &mut [(usize, &mut [Row<f64>])], above: &[Row<f64>], block: std::ops::Range<usize>) {
+    let first = TILE_ROWS * block.start;
+    let mut sums = [[[[0.0; TILE_ROWS]; TILE_ROWS]; BLOCK]; BLOCK];
+    for from in (0..first).step_by(CHUNK) {
+        let rows = from..first.min(from + CHUNK);
+        for (q, sums) in block.clone().zip(&mut sums) {
+            let of_q = &above[start(q)..][rows.clone()];
+            // Closures would not be compiled for the vector instructions.
+            for ((_, panel), sums) in panels.iter().zip(sums) {
+                add_outer(sums, of_q, &panel[rows.clone()]);
             }
         }
     }
-    let done = whole.len() * LANES;
-    std::array::from_fn(|r| {
-        let mut sum = 0.0;
-        tail.iter().zip(&a[r][done..]).for_each(|(b, a)| sum += a * b);
-        lanes[r].iter().fold(sum, |sum, lane| sum + lane)
-    })
-}
-
-/// The upper factor with ones in its diagonal, from the Cholesky factor of the reversed matrix.
-fn unit(l: &[f64], cols: usize) -> Factor {
-    let mut above = vec![0.0f32; cols * cols.saturating_sub(1) / 2];
-    let mut diagonal = vec![0.0f32; cols];
-    for k in 0..cols {
-        let reversed = cols - 1 - k;
-        let pivot = l[start(reversed) + reversed];
-        diagonal[k] = (pivot * pivot) as f32;
-        let column = &mut above[k * k.saturating_sub(1) / 2..][..k];
-        for (j, u) in column.iter_mut().enumerate() {
-            *u = (l[start(cols - 1 - j) + reversed] / pivot) as f32;
+    for (q, sums) in block.zip(&mut sums) {
+        let at = TILE_ROWS * q;
+        let of_q = &above[start(q)..][..at + TILE_ROWS];
+        for ((_, panel), sums) in panels.iter_mut().zip(sums) {
+            add_outer(sums, &of_q[first..at], &panel[first..at]);
+            let (tile, _) = panel[at..].split_at_mut(TILE_ROWS);
+            for c in 0..TILE_ROWS {
+                for i in 0..TILE_ROWS {
+                    tile[c][i] -= sums[c][i];
+                }
+                for b in 0..c {
+                    let l = -of_q[at + b][c];
+                    for i in 0..TILE_ROWS {
+                        tile[c][i] = l.mul_add(tile[b][i], tile[c][i]);
+                    }
+                }
+                for i in 0..TILE_ROWS {
+                    tile[c][i] /= of_q[at + c][c];
+                }
+            }
         }
     }
-    Factor::new(above, diagonal)
+}
+
+/// The last tile of a panel, on the diagonal, whose other columns are the factor's. Returns whether
+/// the matrix is positive definite so far.
+#[inline(always)]
+fn root(panel: &mut [Row<f64>]) -> bool {
+    let (before, tile) = panel.split_at_mut(panel.len() - TILE_ROWS);
+    let mut sums = [[0.0; TILE_ROWS]; TILE_ROWS];
+    add_outer(&mut sums, before, before);
+    for c in 0..TILE_ROWS {
+        for i in 0..TILE_ROWS {
+            tile[c][i] -= sums[c][i];
+        }
+        for b in 0..c {
+            let l = -tile[b][c];
+            for i in c..TILE_ROWS {
+                tile[c][i] = l.mul_add(tile[b][i], tile[c][i]);
+            }
+        }
+        let pivot = tile[c][c];
+        if !(pivot > 0.0 && pivot.is_finite()) {
+            return false;
+        }
+        for i in c..TILE_ROWS {
+            tile[c][i] /= pivot.sqrt();
+        }
+    }
+    true
+}
+
+/// The upper factor with ones in its diagonal of `1 / n` of the reversed matrix, from its Cholesky
+/// factor.
+fn unit(l: &[Row<f64>], cols: usize, n: f64, threads: usize) -> Factor {
+    let mut above = vec![0.0f32; cols * cols.saturating_sub(1) / 2];
+    let pivot = |k: usize| {
+        let reversed = cols - 1 - k;
+        l[start(reversed / TILE_ROWS) + reversed][reversed % TILE_ROWS]
+    };
+    let mut rest = &mut above[..];
+    let mut columns = Vec::with_capacity(cols);
+    for k in 0..cols {
+        let (column, behind) = rest.split_at_mut(k);
+        columns.push((k, column));
+        rest = behind;
+    }
+    columns.reverse();
+    cores::each(columns, threads, |(k, column)| {
+        let (reversed, pivot) = (cols - 1 - k, pivot(k));
+        for (p, column) in (0..cols / TILE_ROWS).rev().zip(column.chunks_mut(TILE_ROWS)) {
+            let l = &l[start(p) + reversed];
+            column.iter_mut().zip(l.iter().rev()).for_each(|(u, l)| *u = (l / pivot) as f32);
+        }
+    });
+    Factor::new(above, (0..cols).map(|k| (pivot(k) * pivot(k) / n) as f32).collect())
 }
 
 /// Sum of squares of the outputs of `x [n, cols]` with the columns of a strip's errors.
@@ -199,11 +313,11 @@ pub fn output_error(x: &[f32], errors: &[Column]) -> f64 {
         || {
             let mut sum = 0.0;
             let n = x.len() / cols;
-            for first in (0..n).step_by(4) {
-                let mut outputs = [[0.0; TILE_ROWS]; 4];
+            for first in (0..n).step_by(ROWS) {
+                let mut outputs = [[0.0; TILE_ROWS]; ROWS];
                 let row = |i: usize| &x[(first + i).min(n - 1) * cols..][..cols];
                 add_products(&mut outputs, std::array::from_fn(row), errors);
-                for output in &outputs[..4.min(n - first)] {
+                for output in &outputs[..ROWS.min(n - first)] {
                     for v in output {
                         sum += f64::from(*v) * f64::from(*v);
                     }
@@ -217,6 +331,14 @@ pub fn output_error(x: &[f32], errors: &[Column]) -> f64 {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+
+    fn factor(x: &[f32], cols: usize, threads: usize) -> Option<Factor> {
+        let (mut sums, rows) = (Sums::new(cols), x.chunks_exact(cols).collect::<Vec<_>>());
+        // In two parts.
+        let (some, others) = rows.split_at(rows.len() / 3);
+        [some, others].iter().for_each(|x| sums.add(x, threads));
+        sums.factor(threads)
+    }
 
     /// Correlated inputs of very different sizes.
     pub fn inputs(n: usize, cols: usize) -> Vec<f32> {

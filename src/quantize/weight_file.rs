@@ -3,7 +3,7 @@
 //! out, writes it and reads it back. Knows no folders.
 //!
 //! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on,
-//! `weights` the choice, `calibration` how columns were weighted (`measured 1`: on the built-in
+//! `weights` the choice, `calibration` how columns were weighted (`measured 2`: on the built-in
 //! text; a digest: by a file; `gptq 1`, with or without a digest: the same with GPTQ; nothing: all
 //! the same), and one entry `NAME: CODE ROWS COLS` for each
 //! packed matrix.

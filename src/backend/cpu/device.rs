@@ -147,11 +147,17 @@ pub(super) fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
 }
 
 /// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`.
-/// What is shown of a forward pass. Both return whether to continue; after a false, GEMMs do
+/// What is shown of a forward pass. `input` and `attention` return whether to continue; after a false, GEMMs do
 /// nothing, so that an abandoned step ends soon.
 pub trait Watch: Send {
     /// The input `x [n, cols]` of stacked matrices.
     fn input(&mut self, parts: &[Tensor], x: &[f32]) -> bool;
+
+    /// Whether the product with these matrices is needed after that. Else its result is left as it
+    /// was.
+    fn wants_product(&self, _parts: &[Tensor]) -> bool {
+        true
+    }
 
     /// The attention of a layer whose q, k and v were shown last. `average` of rows
     /// `x [n, cols]` has, for each token, their average by the attention of one of its heads.
@@ -176,7 +182,12 @@ impl Observer {
 
     /// Returns whether the GEMM is wanted.
     pub(super) fn input(&self, parts: &[Tensor], x: &[f32]) -> bool {
-        self.show(|watch| watch.input(parts, x))
+        let mut wanted = true;
+        let goes_on = self.show(|watch| {
+            wanted = watch.wants_product(parts);
+            watch.input(parts, x)
+        });
+        goes_on && wanted
     }
 
     pub(super) fn attention(&self, average: &dyn Fn(&[f32], usize) -> Vec<f32>) {

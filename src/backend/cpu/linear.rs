@@ -271,6 +271,7 @@ mod tests {
     use super::super::super::{Device, Ops, Use};
     use super::super::simd::maths::tests::random;
     use super::*;
+    use crate::backend::cpu::Watch;
     use crate::quant::Code;
     use std::sync::{Arc, Mutex};
 
@@ -323,6 +324,29 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn products_that_nobody_wants_are_not_computed() {
+        struct OnlyShown(Arc<Mutex<usize>>);
+        impl Watch for OnlyShown {
+            fn input(&mut self, _: &[Tensor], x: &[f32]) -> bool {
+                *self.0.lock().unwrap() += x.len();
+                true
+            }
+            fn wants_product(&self, parts: &[Tensor]) -> bool {
+                parts[0].name != "head"
+            }
+        }
+        let seen = Arc::default();
+        let cpu = Cpu::observing(1, Box::new(OnlyShown(Arc::clone(&seen))));
+        let mut out = vec![7.0; 16];
+        for (name, wanted) in [("head", 7.0), ("other", 1.5)] {
+            let weight = Weight::new(&[Tensor::from_f32(name, vec![16, 2], &[0.5; 32])]);
+            linear(&cpu, &mut out, &[1.0, 2.0], weight.all(), None, 1);
+            assert_eq!(out, [wanted; 16], "{name}");
+        }
+        assert_eq!(*seen.lock().unwrap(), 4);
     }
 
     #[test]

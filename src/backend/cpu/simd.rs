@@ -6,9 +6,9 @@
 //! that this machine can run; it can only be made by CPU detection, which makes the calls sound.
 //! This backend uses `unsafe` here and in `thread_pool` only.
 //!
-//! [`Isa::EXACT`] is another: portable code that never fuses a multiplication with an addition, so
-//! that its results have the same bits on every machine. What quantization is calibrated with is
-//! computed in it.
+//! [`Isa::EXACT`] is another: eight lanes with fused additions, which AVX2 and NEON have and plain
+//! code imitates, so that its results have the same bits on every machine. What quantization is
+//! calibrated with is computed in it.
 
 pub(super) mod dots;
 mod file_codes;

@@ -9,8 +9,6 @@ use super::call::Call;
 
 /// Query rows whose scores are in memory at once, on each thread.
 const ROWS: usize = 32;
-/// Weights below are left out: less than the rounding of bf16 to any average.
-const LEAST: f32 = 1e-5;
 
 /// `[n, cols]`: for each of the `n` tokens of a step that is a sequence's first, the average of
 /// the rows `x [n, cols]` by the attention that one of its query heads pays; tokens take the heads
@@ -22,12 +20,12 @@ pub(super) fn averages(cpu: &Cpu, call: &Call<'_>, x: &[f32], cols: usize) -> Ve
     let (qkv, scale, rule) = (&call.qkv.data[span.start * width..], 1.0 / (d as f32).sqrt(), call.rule(span));
     let mut out = vec![0.0; n * cols];
     cpu.thread_pool.tiles(&mut Tile::new(&mut out, n, cols), ROWS, cols, |_, tile| {
-        let rows = tile.row_range();
-        let mut scores = vec![0.0; rows.end];
-        for i in rows.clone() {
+        let (rows, stride) = (tile.row_range(), tile.row_range().end);
+        let mut weights = vec![0.0; rows.len() * stride];
+        for (i, weights) in rows.clone().zip(weights.chunks_exact_mut(stride)) {
             let head = i % g.n_q_heads;
             let (q, k) = (&qkv[i * width + head * d..], &qkv[(g.n_q_heads + head / group) * d..]);
-            let weights = &mut scores[..=i];
+            let weights = &mut weights[..=i];
             matmul::a_bt(cpu.isa, &mut Tile::new(weights, 1, i + 1), q, width, k, width, d, false);
             maths::scale(cpu.isa, weights, scale);
             if let Some(rule) = &rule {
@@ -38,14 +36,9 @@ pub(super) fn averages(cpu: &Cpu, call: &Call<'_>, x: &[f32], cols: usize) -> Ve
             let max = maths::max(cpu.isa, weights).max(sink.unwrap_or(f32::NEG_INFINITY));
             let sum = maths::exp_minus(cpu.isa, weights, max);
             let sum = sum + sink.map_or(0.0, |sink| f64::from(sink - max).exp());
-            let average = tile.row_mut(i - rows.start);
-            for (weight, x) in weights.iter().zip(x.chunks_exact(cols)) {
-                let weight = (f64::from(*weight) / sum) as f32;
-                if weight >= LEAST {
-                    average.iter_mut().zip(x).for_each(|(sum, x)| *sum += weight * x);
-                }
-            }
+            weights.iter_mut().for_each(|weight| *weight = (f64::from(*weight) / sum) as f32);
         }
+        matmul::add_a_b(cpu.isa, tile, &weights, stride, x, cols, stride);
     });
     out
 }

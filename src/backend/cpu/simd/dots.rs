@@ -7,9 +7,11 @@
 use super::super::thread_pool::Tile;
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
+#[cfg(not(target_arch = "aarch64"))]
+use super::vector::Exact;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
-use super::vector::{Bf16, Elem, Exact, F16, F32, Fp8, Int8, Portable, Vector};
+use super::vector::{Bf16, Elem, F16, F32, Fp8, Int8, Portable, Vector};
 use super::{BLOCK_COLS, Format, Isa, Set, array_of, by_isa};
 
 /// Contiguous rows of `cols` values.

@@ -15,9 +15,11 @@ use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::strip::{Line, TILE_BYTES};
 use super::strip::{STEPS, Strip};
+#[cfg(not(target_arch = "aarch64"))]
+use super::vector::Exact;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
-use super::vector::{Exact, Portable, Vector};
+use super::vector::{Portable, Vector};
 use super::{Isa, Set, by_isa};
 #[cfg(target_arch = "x86_64")]
 use crate::quant::file::Words;

@@ -43,7 +43,7 @@ pub(super) enum Set {
 }
 
 impl Isa {
-    /// The same bits on every machine, at perhaps a third of the speed.
+    /// The same bits on every machine, at the speed of AVX2 where there is AVX2 or NEON.
     pub const EXACT: Isa = Isa(Set::Exact);
 
     /// All that this machine can run, fastest first.
@@ -51,8 +51,7 @@ impl Isa {
         let mut levels = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 =
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx2 = has_avx2();
             if avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -87,6 +86,12 @@ impl Isa {
             Set::Neon => "neon",
         }
     }
+}
+
+/// Whether this machine has what [`Set::Avx2`] uses.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
 /// Builds `[$value; $len]` with `$value` evaluated for each index, by a loop that the compiler
@@ -124,19 +129,15 @@ macro_rules! by_isa {
             // SAFETY: the caller's contract is `$body`'s.
             unsafe { $body::<Avx2, $($generic),*>($($arg),*) }
         }
-        #[cfg(target_arch = "x86_64")]
-        #[allow(clippy::too_many_arguments)]
-        #[target_feature(enable = "avx2")]
-        unsafe fn exact<$($generic: Elem),*>($($arg: $ty),*) {
-            // SAFETY: the caller's contract is `$body`'s.
-            unsafe { $body::<Exact, $($generic),*>($($arg),*) }
-        }
         // SAFETY: an `Isa` exists only if its instructions were detected. The function that uses
         // this macro upholds the rest of `$body`'s contract.
         unsafe {
             match $isa.0 {
                 #[cfg(target_arch = "x86_64")]
-                Set::Exact if is_x86_feature_detected!("avx2") => exact::<$($generic),*>($($arg),*),
+                Set::Exact if $crate::backend::cpu::simd::isa::has_avx2() => avx2::<$($generic),*>($($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                Set::Exact => $body::<Neon, $($generic),*>($($arg),*),
+                #[cfg(not(target_arch = "aarch64"))]
                 Set::Exact => $body::<Exact, $($generic),*>($($arg),*),
                 Set::Portable => $body::<Portable, $($generic),*>($($arg),*),
                 #[cfg(target_arch = "x86_64")]

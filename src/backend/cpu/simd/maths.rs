@@ -20,6 +20,9 @@ macro_rules! plain_by_isa {
             }
             match isa.0 {
                 // No loop here is fused, so all of them have the same results.
+                // SAFETY: AVX2 was detected.
+                #[cfg(target_arch = "x86_64")]
+                Set::Exact if super::isa::has_avx2() => unsafe { avx2($($arg),*) },
                 Set::Exact | Set::Portable => $body($($arg),*),
                 // SAFETY: a `Isa` exists only where its instructions were detected.
                 #[cfg(target_arch = "x86_64")]

@@ -20,9 +20,11 @@ use super::neon::Neon;
 use super::strip::{
     Line, MOST_WORDS, Ordered, STEPS, Strip, TILE_BYTES, WORDS, as_nibbles, put, put_halves, put_runs, round, zero_of,
 };
+#[cfg(not(target_arch = "aarch64"))]
+use super::vector::Exact;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
-use super::vector::{Exact, Portable, Vector};
+use super::vector::{Portable, Vector};
 use super::{Isa, Set, array_of, by_isa};
 use crate::quant::{Code, EIGHT, GROUP, TILE_ROWS};
 use std::ops::Range;

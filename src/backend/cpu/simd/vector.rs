@@ -78,16 +78,17 @@ fn fp8(code: u8) -> f32 {
 
 pub(super) const FP8_SCALE: f32 = f32::from_bits((127 + 120) << 23);
 
-/// Eight lanes in plain Rust. `FUSED`: [`Vector::mul_add`] rounds once where the target has such an
-/// instruction.
+/// Eight lanes in plain Rust. `EXACT`: [`Vector::mul_add`] rounds once even where the target has no
+/// such instruction, and takes much longer there.
 #[derive(Clone, Copy)]
-pub(super) struct Eight<const FUSED: bool>([f32; 8]);
+pub(super) struct Eight<const EXACT: bool>([f32; 8]);
 
-pub(super) type Portable = Eight<true>;
-/// The same sums on every machine.
-pub(super) type Exact = Eight<false>;
+pub(super) type Portable = Eight<false>;
+/// The sums of AVX2 and NEON on a machine without either.
+#[cfg(not(target_arch = "aarch64"))]
+pub(super) type Exact = Eight<true>;
 
-impl<const FUSED: bool> Vector for Eight<FUSED> {
+impl<const EXACT: bool> Vector for Eight<EXACT> {
     const LANES: usize = 8;
     const MAX_RHS: usize = 2;
 
@@ -159,7 +160,7 @@ impl<const FUSED: bool> Vector for Eight<FUSED> {
         let mut out = b;
         for i in 0..8 {
             // Where the target has no fused form by default, `f32::mul_add` is a library call.
-            out.0[i] = if FUSED && cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+            out.0[i] = if EXACT || cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
                 self.0[i].mul_add(a.0[i], b.0[i])
             } else {
                 self.0[i] * a.0[i] + b.0[i]
@@ -172,7 +173,7 @@ impl<const FUSED: bool> Vector for Eight<FUSED> {
     unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
         v.map(|v| {
             let h: [f32; 4] = std::array::from_fn(|i| v.0[i] + v.0[i + 4]);
-            (h[0] + h[2]) + (h[1] + h[3])
+            (h[0] + h[1]) + (h[2] + h[3])
         })
     }
 }
