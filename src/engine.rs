@@ -10,6 +10,7 @@
 //! | `Context` | the token log and the cache sequence that holds it |
 //! | `Scheduler` | ids of the chains that wait and run; chooses each step |
 //! | `Slots` | ids of the conversations that answer prompts without an owner; chooses one for each |
+//! | `KeptSlots` | the files from which slots go on after a restart |
 //! | `Runner` | model, workspace and cache: runs steps |
 //!
 //! Requests are received between two steps, so a cancel costs at most a step. Events are lossless
@@ -27,6 +28,7 @@ mod draft;
 mod draws;
 mod far;
 mod head;
+mod kept_slots;
 mod likely;
 mod loaded;
 mod options;

@@ -71,6 +71,8 @@ impl Remotes {
                 EngineMessage::Ask { outlet, .. } => {
                     outlet.event(Event::Failed("a server is not asked on behalf of others".to_owned()));
                 }
+                // Slots are of an engine.
+                EngineMessage::KeepSlots { .. } => {}
                 EngineMessage::Request(request) => self.take(request),
                 EngineMessage::Close(conversation) => {
                     if let Some(conversation) = self.open.remove(&conversation) {

@@ -90,7 +90,7 @@ fn write<B: Measure>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
     let (sequence, layer_bytes) = runner.head(seq);
     let identity = Identity::new(runner.cache.geometry(), Default::default());
     let bytes = layer_bytes.iter().sum();
-    let header = Header { identity, sequence, log: String::new(), layer_bytes };
+    let header = Header { identity, sequence, log: String::new(), layer_bytes, slot: None };
     let n_layers = header.layer_bytes.len();
     let writer = Writer::start(path.to_owned(), Room { limit_bytes: u64::MAX }, header)?;
     for layer in 0..n_layers {

@@ -16,7 +16,7 @@ mod read;
 mod room;
 mod write;
 
-pub use header::{FileError, Header, Identity, Opened};
+pub use header::{FileError, Header, Identity, Opened, SlotLog};
 pub use read::Reader;
 pub use room::{Kept, Room};
 pub use write::Writer;

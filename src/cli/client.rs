@@ -11,10 +11,11 @@ use crate::chat::{Conversation, RenderOptions, render};
 use crate::config::{Pin, Settings};
 use crate::protocol::{
     Ask, ChainEvent, ChainReport, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo,
-    SamplingParams, TextKind, TurnReport,
+    SamplingParams, TextKind, TurnReport, count,
 };
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// How one answer is sampled.
@@ -83,6 +84,28 @@ pub fn start(settings: &Settings, slots: usize) -> Result<Started> {
     })?;
     let Source { handle, interrupts } = source;
     Ok(Started { runtime, handle, interrupts, info })
+}
+
+impl Started {
+    /// Keeps the caches of slots in a folder, and lets the slots go on from those that are there.
+    pub fn keep_slots(&mut self, slots: usize, folder: PathBuf, limit_bytes: u64) -> Result<()> {
+        let Self { runtime, handle, .. } = self;
+        handle.commands.keep_slots(slots, folder, limit_bytes);
+        runtime.block_on(async {
+            while let Some(response) = handle.events.recv().await {
+                match response.event {
+                    Event::SlotsLoaded { slots: 0, .. } => return Ok(()),
+                    Event::SlotsLoaded { slots, tokens } => {
+                        let slots = if slots == 1 { "a slot goes".to_owned() } else { format!("{slots} slots go") };
+                        output::notice(&format!("{slots} on from {} tokens", count(tokens)));
+                        return Ok(());
+                    }
+                    event => self::handle(event)?,
+                }
+            }
+            Err(anyhow!("the engine has ended"))
+        })
+    }
 }
 
 impl Client {

@@ -34,6 +34,9 @@ pub fn run(settings: &Settings, args: &ServeArgs) -> Result<u8> {
     if args.queue > MOST_QUEUE {
         return Err(wrong_use(format!("--queue {}: expected 0 to {MOST_QUEUE}", args.queue)));
     }
+    if args.keep_slots && settings.cache_disk == 0 {
+        return Err(wrong_use("--keep-slots keeps caches within cache_disk, which is 0"));
+    }
     let keys = args.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default();
     // Before the model is loaded, which may take minutes.
     let bound = Bound::new(&args.host, args.port).map_err(|why| anyhow!("--host {}: {why}", args.host))?;
@@ -44,7 +47,12 @@ pub fn run(settings: &Settings, args: &ServeArgs) -> Result<u8> {
             args.host
         )));
     }
-    let Started { runtime, handle, interrupts, info } = client::start(settings, args.slots)?;
+    let mut started = client::start(settings, args.slots)?;
+    if args.keep_slots {
+        let folder = settings.dirs.slots(&started.info.identity.model_fingerprint);
+        started.keep_slots(args.slots, folder, settings.cache_disk)?;
+    }
+    let Started { runtime, handle, interrupts, info } = started;
     let defaults = Defaults {
         sampling: settings.sampling.over(&info.default_sampling),
         seed: settings.seed,

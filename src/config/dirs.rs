@@ -48,6 +48,11 @@ impl Dirs {
         self.config.join("themes")
     }
 
+    /// Caches of a server's slots, which are a model's.
+    pub fn slots(&self, model_fingerprint: &str) -> PathBuf {
+        self.data.join("slots").join(model_fingerprint.get(..16).unwrap_or(model_fingerprint))
+    }
+
     /// Settings by name.
     pub fn profiles(&self) -> PathBuf {
         self.config.join("profiles")

@@ -79,16 +79,14 @@ impl<B: Backend> Conversation<B> {
 
     /// Goes on with the write of the cache to its file.
     pub fn write_cache(&mut self, m: &mut Loaded<B>) -> Due {
-        let context = &self.chain.context;
-        let now = self.job.is_none().then_some((context.seq, &context.log[..]));
+        let now = self.job.is_none().then_some(&self.chain.context);
         self.disk.go_on(m, now, &self.outlet)
     }
 
     /// Like [`Self::write_cache`], but until the file is complete, before the conversation is
     /// closed or replaced by another one.
     pub fn write_cache_at_close(&mut self, m: &mut Loaded<B>) {
-        let context = &self.chain.context;
-        let now = self.job.is_none().then_some((context.seq, &context.log[..]));
+        let now = self.job.is_none().then_some(&self.chain.context);
         self.disk.close(m, now, &self.outlet);
     }
 

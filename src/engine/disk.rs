@@ -8,10 +8,11 @@
 
 use super::context::Context;
 use super::loaded::{Loaded, hex_digest};
+use super::snapshots::Worth;
 use crate::backend::Backend;
-use crate::cache::file::{Header, Identity, Opened, Reader, Room, Writer};
+use crate::cache::file::{Header, Identity, Opened, Reader, Room, SlotLog, Writer};
 use crate::cache::{CheckedLayer, SeqId};
-use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, count};
+use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, Token, count};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -85,9 +86,6 @@ fn log_digest(log: &[LogEntry]) -> String {
     hex_digest(&text)
 }
 
-/// The sequence of a context and its log.
-type State<'a> = (SeqId, &'a [LogEntry]);
-
 impl DiskCache {
     /// Sets the file that stores the cache. A write to another file is abandoned.
     pub fn set_file(&mut self, file: Option<CacheFile>) {
@@ -97,7 +95,12 @@ impl DiskCache {
         }
     }
 
-    /// Notes that the cache is one that a session will come back to.
+    /// Where the cache is kept.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| &*file.path)
+    }
+
+    /// Notes that the cache is one that a session or a slot will come back to.
     pub fn changed(&mut self) {
         self.changed = Some(Instant::now());
     }
@@ -110,8 +113,9 @@ impl DiskCache {
 
     /// Continues writing the cache, if there is one to write. `now`: the current state, or `None`
     /// while a request is served.
-    pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<State<'_>>, outlet: &Outlet) -> Due {
-        let is_of = |write: &Write| now.is_some_and(|(seq, log)| (write.seq, write.entries) == (seq, log.len()));
+    pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<&Context>, outlet: &Outlet) -> Due {
+        let state = now.map(|now| self.state(m, now, outlet)).map(|at| (at.seq, at.log.len()));
+        let is_of = |write: &Write| state == Some((write.seq, write.entries));
         if self.write.take_if(|write| write.layer < write.n_layers && !is_of(write)).is_some() {
             return NOW;
         }
@@ -125,15 +129,27 @@ impl DiskCache {
         }
     }
 
-    fn begin<B: Backend>(&mut self, m: &mut Loaded<B>, (seq, log): State<'_>, outlet: &Outlet) -> Due {
+    /// The state that is written. A slot's is the end of the last prompt if the model thinks: from
+    /// there the next prompt goes on, also where its template drops the thought.
+    fn state<'a, B: Backend>(&self, m: &'a Loaded<B>, now: &'a Context, outlet: &Outlet) -> &'a Context {
+        if !self.file.as_ref().is_some_and(|file| file.has_log) || m.info.think_tags.is_none() {
+            return now;
+        }
+        let mut kept = m.snapshots.of(outlet.conversation());
+        kept.rfind(|one| one.worth == Worth::PromptEnd).map_or(now, |one| &one.context)
+    }
+
+    fn begin<B: Backend>(&mut self, m: &mut Loaded<B>, now: &Context, outlet: &Outlet) -> Due {
         self.changed = None;
-        let Some(CacheFile { path, limit_bytes }) = self.file.clone() else { return Due::Never };
+        let Some(CacheFile { path, limit_bytes, has_log }) = self.file.clone() else { return Due::Never };
+        let &Context { seq, ref log, pending, is_cut, .. } = self.state(m, now, outlet);
         let (sequence, layer_bytes) = m.runner.head(seq);
         if sequence.len == 0 {
             return Due::Never;
         }
         let (entries, n_layers) = (log.len(), layer_bytes.len());
-        let header = Header { identity: m.identity.clone(), sequence, log: log_digest(log), layer_bytes };
+        let slot = has_log.then(|| SlotLog { entries: log.clone(), pending, is_cut });
+        let header = Header { identity: m.identity.clone(), sequence, log: log_digest(log), layer_bytes, slot };
         match Writer::start(path, Room { limit_bytes }, header) {
             Ok(writer) => {
                 self.write = Some(Write { writer, seq, entries, n_layers, layer: 0, image: None });
@@ -192,7 +208,7 @@ impl DiskCache {
     }
 
     /// Writes the remaining data, in bounded time, before the conversation is closed.
-    pub fn close<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<State<'_>>, outlet: &Outlet) {
+    pub fn close<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<&Context>, outlet: &Outlet) {
         let until = Instant::now() + CLOSE;
         if let (Some(state), Some(_), None) = (now, self.changed, &self.write) {
             self.begin(m, state, outlet);
@@ -257,6 +273,24 @@ pub(super) fn begin_load<B: Backend>(
     }
 }
 
+/// Begins to load the cache of a slot from its file. Returns the log too, or why the file cannot be
+/// used.
+pub(super) fn begin_slot<B: Backend>(m: &Loaded<B>, path: &Path) -> Result<(Box<Load>, SlotLog), String> {
+    let opened = Opened::open(path).map_err(|e| e.to_string())?;
+    let slot = opened.and_then(|opened| opened.header.slot).ok_or("it has no log")?;
+    let (context, vocab) = (m.runner.context(), m.runner.config().vocab as Token);
+    let (mut tokens, pending) = (slot.entries.iter().filter_map(LogEntry::token), slot.pending);
+    if tokens.clone().count() > context {
+        return Err(format!("the context holds {} tokens", count(context)));
+    }
+    if tokens.by_ref().chain(pending).any(|token| token >= vocab) {
+        return Err("its log names tokens that this model does not have".into());
+    }
+    let total = slot.entries.iter().filter_map(LogEntry::token).count();
+    let (header, reader) = open(m, path, &slot.entries, total)?.ok_or("it is empty")?;
+    Ok((Box::new(Load { header, reader, log: slot.entries.clone() }), slot))
+}
+
 /// Notice if the file cannot be used.
 pub(super) fn not_used(why: &str, tokens: usize) -> String {
     format!("the saved cache is not used: {why}; recomputing {} tokens", count(tokens))
@@ -274,7 +308,7 @@ fn open<B: Backend>(
         return Ok(None);
     }
     let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };
-    let Header { identity, sequence, log: digest, layer_bytes } = &opened.header;
+    let Header { identity, sequence, log: digest, layer_bytes, .. } = &opened.header;
     let state = canonical(log).fold((true, 0.0), |(on, at), entry| match entry {
         LogEntry::Toggle { eviction } => (eviction, at),
         LogEntry::Dial { dial } => (on, dial),

@@ -5,6 +5,7 @@ use super::conversation::{Conversation, Halt};
 use super::disk::Due;
 use super::draft::Costs;
 use super::head::{self, DraftRequest};
+use super::kept_slots::KeptSlots;
 use super::loaded::Loaded;
 use super::options::EngineOptions;
 use super::runner::StepError;
@@ -42,6 +43,8 @@ pub(super) struct Worker<B: Backend> {
     pub(super) conversations: BTreeMap<ConversationId, Conversation<B>>,
     pub(super) scheduler: Scheduler,
     pub(super) slots: Slots,
+    /// Where the caches of slots are kept.
+    pub(super) kept_slots: Option<KeptSlots>,
     /// Cost of decode steps with drafts.
     costs: Costs,
     /// Seconds that the draft head took to guess the next step's drafts.
@@ -64,6 +67,7 @@ impl<B: Backend> Worker<B> {
             model,
             fixed_bytes,
             slots: Slots::new(options.slots),
+            kept_slots: None,
             memory_bytes: options.memory_bytes,
             inbox,
             conversations: BTreeMap::new(),
@@ -95,6 +99,7 @@ impl<B: Backend> Worker<B> {
                 self.conversations.values().for_each(|c| c.outlet.notice(&*text));
             }
         }
+        self.write_slots();
     }
 
     /// Sends an event to all conversations.
@@ -132,6 +137,7 @@ impl<B: Backend> Worker<B> {
         match message {
             EngineMessage::Open(outlet) => self.open(outlet),
             EngineMessage::Ask { outlet, id, request } => self.ask(outlet, id, request),
+            EngineMessage::KeepSlots { outlets, folder, limit_bytes } => self.keep_slots(outlets, folder, limit_bytes),
             EngineMessage::Close(id) => {
                 self.scheduler.retain(|other| other.conversation != id);
                 if self.slots.free(id) {
@@ -184,8 +190,15 @@ impl<B: Backend> Worker<B> {
                 }
                 None => unreachable!("an idle slot is a conversation"),
             },
-            Choice::New => Conversation::new(&mut self.model, outlet)
-                .map_err(|(outlet, error)| (outlet, format!("no slot can be opened: {error}"))),
+            Choice::New => {
+                let file = self.file_of_slot();
+                let slot = Conversation::new(&mut self.model, outlet);
+                slot.map(|mut slot| {
+                    slot.disk.set_file(file);
+                    slot
+                })
+                .map_err(|(outlet, error)| (outlet, format!("no slot can be opened: {error}")))
+            }
             Choice::Full => Err((outlet, "all slots are taken".to_owned())),
         };
         let mut slot = match slot {

@@ -5,6 +5,7 @@
 //! snapshots.
 
 use super::{Ask, ChainsRequest, Command, Event, GenerateRequest, Snapshot};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -54,6 +55,14 @@ pub enum EngineMessage {
         outlet: Outlet,
         id: RequestId,
         request: Box<GenerateRequest>,
+    },
+    /// Keeps the caches of slots in a folder from now on, and loads the newest that it has, one for
+    /// each outlet. Answered by [`Event::SlotsLoaded`] in every conversation.
+    KeepSlots {
+        outlets: Vec<Outlet>,
+        folder: PathBuf,
+        /// Maximum bytes of the files in it.
+        limit_bytes: u64,
     },
     Request(Request),
     /// Closes a conversation and releases its cache; the cache of a slot stays for the next prompt,
@@ -164,6 +173,12 @@ impl CommandSender {
         let id = RequestId(self.next_id());
         let _ = self.messages.send(EngineMessage::Ask { outlet, id, request });
         handle
+    }
+
+    /// Keeps the caches of up to `slots` slots in a folder: see [`EngineMessage::KeepSlots`].
+    pub fn keep_slots(&self, slots: usize, folder: PathBuf, limit_bytes: u64) {
+        let outlets = (0..slots).map(|_| self.another().1).collect();
+        let _ = self.messages.send(EngineMessage::KeepSlots { outlets, folder, limit_bytes });
     }
 
     /// The channels of another conversation.

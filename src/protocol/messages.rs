@@ -32,6 +32,8 @@ pub struct CacheFile {
     pub path: PathBuf,
     /// Maximum bytes of all caches in the folder. The oldest are removed to make room.
     pub limit_bytes: u64,
+    /// Whether the log is in the file too: of a slot, which has no session.
+    pub has_log: bool,
 }
 
 /// A command to the engine. Commands that change the conversation are served in order; `Cancel`,
@@ -110,6 +112,11 @@ pub enum Event {
         done: usize,
         total: usize,
         seconds: u64,
+    },
+    /// Slots go on from their files: so many, with so many tokens in all.
+    SlotsLoaded {
+        slots: usize,
+        tokens: usize,
     },
     /// The model is loaded, or another conversation was opened.
     Ready(Arc<ModelInfo>),

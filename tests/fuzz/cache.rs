@@ -5,10 +5,11 @@ use crate::mutate::{Example, Shape};
 use anyhow::Result;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{Device, KvGeometry, Measure, QkvRopeArgs, Use};
-use dmschat::cache::file::{Header, Identity, Opened, Room, Writer};
+use dmschat::cache::file::{Header, Identity, Opened, Room, SlotLog, Writer};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Far, Policy, Shift};
+use dmschat::protocol::LogEntry;
 use dmschat::regular_file::checksum::checksum;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -70,7 +71,9 @@ fn original() -> &'static [Vec<u8>] {
         let seq = filled(&b, &mut cache);
         let (sequence, layer_bytes) = cache.head(&b, seq);
         let identity = Identity::new(cache.geometry(), Default::default());
-        let header = Header { identity, sequence, log: "log".into(), layer_bytes };
+        let entries = vec![LogEntry::Token(3), LogEntry::Toggle { eviction: false }];
+        let slot = SlotLog { entries, pending: Some(7), is_cut: false };
+        let header = Header { identity, sequence, log: "log".into(), layer_bytes, slot: Some(slot) };
         let images = (0..cache.n_images()).map(|number| {
             let mut image = Vec::new();
             cache.export_layer(&b, seq, number, &mut image);

@@ -191,7 +191,7 @@ fn a_saved_cache_has_the_far_rows_of_a_replay() {
         };
         let mut s = Session::with(&tiny, with(Some(PAGES)));
         s.max_tokens = 50;
-        s.send(Command::KeepCache(Some(CacheFile { path: path.clone(), limit_bytes: 1 << 30 })));
+        s.send(Command::KeepCache(Some(CacheFile { path: path.clone(), limit_bytes: 1 << 30, has_log: false })));
         ask(&mut s, &question());
         s.toggle(false);
         ask(&mut s, "and then?");

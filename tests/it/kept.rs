@@ -18,7 +18,7 @@ fn talker(form: Form, seed: u64) -> Tiny {
 }
 
 fn keep(s: &mut Session, path: &Path, limit_bytes: u64) {
-    s.send(Command::KeepCache(Some(CacheFile { path: path.to_owned(), limit_bytes })));
+    s.send(Command::KeepCache(Some(CacheFile { path: path.to_owned(), limit_bytes, has_log: false })));
 }
 
 /// A session that keeps its cache in a file of a new folder and was asked one question.

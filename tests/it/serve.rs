@@ -3,6 +3,7 @@
 mod channels;
 mod choices;
 mod devices;
+mod kept;
 mod messages;
 mod ollama;
 mod remote;
@@ -49,7 +50,10 @@ impl Server {
 
     /// `libraries`: where the device's driver is.
     fn start_on(device: &str, libraries: Option<&Path>, flags: &[&str]) -> Self {
-        let home = tempfile::tempdir().unwrap();
+        Self::start_at(tempfile::tempdir().unwrap(), device, libraries, flags)
+    }
+
+    fn start_at(home: TempDir, device: &str, libraries: Option<&Path>, flags: &[&str]) -> Self {
         let mut command = program(env!("CARGO_BIN_EXE_dmschat"), &home);
         command.envs(libraries.map(|folder| ("LD_LIBRARY_PATH", folder)));
         command.args(["serve", "--port", "0", "--device", device]).args(flags).stdout(Stdio::null());

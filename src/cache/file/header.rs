@@ -3,6 +3,7 @@
 use super::super::{InvalidImage, SeqHead};
 use crate::backend::KvGeometry;
 use crate::policy::SlotMeta;
+use crate::protocol::{LogEntry, Token};
 use crate::regular_file::{self, checksum::checksum};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -23,7 +24,8 @@ pub(super) const UNNUMBERED: u32 = 1;
 /// Bytes before the header.
 pub(super) const FIXED_BYTES: usize = MAGIC.len() + 2 * size_of::<u32>();
 
-pub(super) const MAX_HEADER_BYTES: usize = 64 << 10;
+/// Bound of a header. Only that of a slot, with its log, is longer than 64 KiB.
+pub(super) const MAX_HEADER_BYTES: usize = 32 << 20;
 
 pub(super) const CHECKSUM_BYTES: usize = size_of::<u64>();
 
@@ -83,6 +85,17 @@ impl Identity {
     }
 }
 
+/// The log of a slot, which no session has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlotLog {
+    pub entries: Vec<LogEntry>,
+    /// The last sampled token, which is not fed yet.
+    pub pending: Option<Token>,
+    /// The text ends inside a prompt that was not read to its end.
+    pub is_cut: bool,
+}
+
 /// Header of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -93,6 +106,8 @@ pub struct Header {
     pub log: String,
     /// Bytes of each image: of layers, of states, and of far rows.
     pub layer_bytes: Vec<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<SlotLog>,
 }
 
 impl Header {

@@ -28,7 +28,7 @@ fn header(layer_bytes: Vec<u64>) -> Header {
         far: None,
     };
     let sequence = SeqHead { len: 9, eviction: true, dial: 0.1, pins: vec![0..4, 7..8], reads: 5, peak: 9 };
-    Header { identity, sequence, log: "l".into(), layer_bytes }
+    Header { identity, sequence, log: "l".into(), layer_bytes, slot: None }
 }
 
 fn layers() -> Vec<Vec<u8>> {

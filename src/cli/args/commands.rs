@@ -98,6 +98,9 @@ pub struct ServeArgs {
     /// Requests that wait for a slot; further ones are sent away
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub queue: usize,
+    /// Keep the caches on disk within cache_disk, and go on from them after a restart
+    #[arg(long)]
+    pub keep_slots: bool,
     /// Origin of web pages that may ask, such as https://chat.example, or *
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,

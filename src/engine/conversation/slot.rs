@@ -2,9 +2,11 @@
 
 use super::state::Conversation;
 use crate::backend::Backend;
+use crate::engine::disk::begin_slot;
 use crate::engine::loaded::Loaded;
 use crate::engine::reply::flat_of;
-use crate::protocol::Outlet;
+use crate::protocol::{Outlet, Token};
+use std::path::Path;
 
 impl<B: Backend> Conversation<B> {
     /// Sets whether the next turn evicts: see [`Ask::eviction`](crate::protocol::Ask::eviction).
@@ -40,14 +42,32 @@ impl<B: Backend> Conversation<B> {
         self.give_up_old_cache(runner);
         (self.job, self.twin_wanted) = (None, false);
         if self.chain.tokens_left() > 0 || self.chain.is_replaying() {
-            let context = &mut self.chain.context;
-            let (flat, _) = flat_of(&m.vocabulary.tokenizer, context.tokens());
-            // The last token may end inside a character.
-            context.flat = flat.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned();
-            (context.pending, context.is_cut) = (None, true);
+            self.become_text(m, None, true);
         } else {
             self.chain.finish_text();
         }
         self.chain.stop();
+        self.disk.changed();
+    }
+
+    /// Sets the text to that of the tokens in the cache and of `pending`.
+    fn become_text(&mut self, m: &Loaded<B>, pending: Option<Token>, is_cut: bool) {
+        let context = &mut self.chain.context;
+        let (flat, _) = flat_of(&m.vocabulary.tokenizer, context.tokens().chain(pending));
+        // The last token may end inside a character.
+        context.flat = if is_cut { flat.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned() } else { flat };
+        (context.pending, context.is_cut) = (pending, is_cut);
+    }
+
+    /// Loads the cache of a slot, which has had no prompt, from its file. Returns its tokens. Fails
+    /// with the reason, and the slot is empty then.
+    pub fn load_slot(&mut self, m: &mut Loaded<B>, path: &Path) -> Result<usize, String> {
+        let (mut load, slot) = begin_slot(m, path)?;
+        self.reset_context(&mut m.runner, true);
+        while !load.go_on(m, &mut self.chain.context).inspect_err(|_| self.reset_context(&mut m.runner, true))? {}
+        self.chain.count_from(&m.runner, (0, 0));
+        self.become_text(m, slot.pending, slot.is_cut);
+        self.publish(m);
+        Ok(load.total())
     }
 }

@@ -87,7 +87,7 @@ impl Sessions {
     /// Returns where the cache of the open session is kept.
     pub fn cache_file(&self) -> Option<CacheFile> {
         let path = self.session.path().filter(|_| self.cache_disk > 0)?;
-        Some(CacheFile { path: session::cache_of(path), limit_bytes: self.cache_disk })
+        Some(CacheFile { path: session::cache_of(path), limit_bytes: self.cache_disk, has_log: false })
     }
 
     /// The open session, as it is announced.

@@ -33,7 +33,9 @@ pub fn event(app: &mut App, event: Event) {
         | Event::Quantizing { .. }
         | Event::CompilingKernels { .. }
         | Event::Ready(_)
-        | Event::LoadFailed(_) => {}
+        | Event::LoadFailed(_)
+        // That of a server.
+        | Event::SlotsLoaded { .. } => {}
         Event::Planned(plan) => {
             if let Some(info) = &mut app.engine.info {
                 Arc::make_mut(info).plan = *plan;
