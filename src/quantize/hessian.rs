@@ -19,8 +19,6 @@ const DAMPING: f64 = 0.02;
 const BLOCK: usize = 4;
 /// Rows of panels whose products are summed while they are in the caches.
 const CHUNK: usize = 256;
-/// Columns of panels that are copied at a time.
-const COPIED: usize = 1 << 14;
 
 type Row<T> = [T; TILE_ROWS];
 /// Products of two panels.
@@ -29,7 +27,7 @@ type Tile<T> = [Row<T>; TILE_ROWS];
 /// Bytes that the sums and the factor of a matrix that wide need.
 pub fn bytes(cols: usize) -> u64 {
     let triangle = (cols as u64) * (cols as u64 + 1) / 2;
-    triangle * (2 * size_of::<f64>() + size_of::<f32>()) as u64
+    triangle * (size_of::<f64>() + size_of::<f32>()) as u64
 }
 
 trait Float: Copy {
@@ -122,14 +120,6 @@ impl Sums {
     /// `cols` is a multiple of 16.
     pub fn new(cols: usize) -> Self {
         Self { cols, n: 0, lower: vec![[0.0; TILE_ROWS]; start(cols / TILE_ROWS)] }
-    }
-
-    /// A copy, by all threads: most of its time goes to memory that is used for the first time.
-    pub fn copied(&self, threads: usize) -> Self {
-        let mut copy = Self { lower: vec![[0.0; TILE_ROWS]; self.lower.len()], ..*self };
-        let parts = copy.lower.chunks_mut(COPIED).zip(self.lower.chunks(COPIED)).collect();
-        cores::each(parts, threads, |(to, from): (&mut [Row<f64>], _)| to.copy_from_slice(from));
-        copy
     }
 
     /// Adds the inputs `x`, rows of `cols` values.

@@ -51,16 +51,10 @@ impl Isa {
         let mut levels = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = has_avx2();
-            if avx2
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-            {
+            if has_avx512() {
                 levels.push(Isa(Set::Avx512));
             }
-            if avx2 {
+            if has_avx2() {
                 levels.push(Isa(Set::Avx2));
             }
         }
@@ -92,6 +86,16 @@ impl Isa {
 #[cfg(target_arch = "x86_64")]
 pub(super) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+/// Whether this machine has what [`Set::Avx512`] uses.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
 }
 
 /// Builds `[$value; $len]` with `$value` evaluated for each index, by a loop that the compiler

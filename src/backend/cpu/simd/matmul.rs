@@ -13,6 +13,11 @@ use super::vector::Exact;
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use super::{BLOCK_COLS, Isa, Set, array_of, by_isa};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    __m512, _mm256_loadu_ps, _mm512_broadcast_f32x8, _mm512_castps256_ps512, _mm512_castps512_ps256,
+    _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_insertf32x8, _mm512_setzero_ps,
+};
 
 /// `out = a b^T`, or `out += a b^T`, for a `[out.rows, k]` in rows of `a_stride` and b
 /// `[out.cols, k]` in rows of `b_stride`. Sums run as in [`super::dots::dots`].
@@ -77,6 +82,11 @@ struct Gemm {
 }
 
 fn a_bt_of(isa: Isa, gemm: Gemm, out: *mut f32) {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::EXACT && super::isa::has_avx512() {
+        // SAFETY: the instructions were detected, and `a_bt` has checked the shapes.
+        return unsafe { a_bt_in_pairs(gemm, out) };
+    }
     by_isa!(isa, a_bt_body::<>(gemm: Gemm, out: *mut f32))
 }
 
@@ -119,6 +129,51 @@ unsafe fn a_bt_tiles<V: Vector, const N: usize>(g: Gemm, out: *mut f32) {
                 }
                 for y in 0..N.min(g.n - j) {
                     let mut sums = V::sum4(acc[y]);
+                    for x in 0..TILE_M.min(g.m - i) {
+                        for c in whole..g.k {
+                            sums[x] += *b[y].add(c) * *a[x].add(c);
+                        }
+                        let out = out.add((i + x) * g.width + j + y);
+                        *out = if g.add { *out + sums[x] } else { sums[x] };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// [`a_bt_tiles`] of [`Avx2`], with the same bits, by AVX-512: a register has the eight lanes of two
+/// rows of `b`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn a_bt_in_pairs(g: Gemm, out: *mut f32) {
+    const PAIRS: usize = 4;
+    let whole = g.k / Avx2::LANES * Avx2::LANES;
+    for i in (0..g.m).step_by(TILE_M) {
+        for j in (0..g.n).step_by(2 * PAIRS) {
+            // SAFETY: as in `a_bt_tiles`.
+            unsafe {
+                let a: [*const f32; TILE_M] = array_of!(TILE_M, r => g.a.add((i + r).min(g.m - 1) * g.a_stride));
+                let b: [*const f32; 2 * PAIRS] = array_of!(2 * PAIRS, r => g.b.add((j + r).min(g.n - 1) * g.b_stride));
+                let mut acc = [[_mm512_setzero_ps(); TILE_M]; PAIRS];
+                for c in (0..whole).step_by(Avx2::LANES) {
+                    let a: [__m512; TILE_M] =
+                        array_of!(TILE_M, x => _mm512_broadcast_f32x8(_mm256_loadu_ps(a[x].add(c))));
+                    for y in 0..PAIRS {
+                        let [lower, upper] = [_mm256_loadu_ps(b[2 * y].add(c)), _mm256_loadu_ps(b[2 * y + 1].add(c))];
+                        let b = _mm512_insertf32x8::<1>(_mm512_castps256_ps512(lower), upper);
+                        for x in 0..TILE_M {
+                            acc[y][x] = _mm512_fmadd_ps(b, a[x], acc[y][x]);
+                        }
+                    }
+                }
+                for y in 0..(2 * PAIRS).min(g.n - j) {
+                    let of_row: [Avx2; TILE_M] = if y % 2 == 0 {
+                        array_of!(TILE_M, x => Avx2(_mm512_castps512_ps256(acc[y / 2][x])))
+                    } else {
+                        array_of!(TILE_M, x => Avx2(_mm512_extractf32x8_ps::<1>(acc[y / 2][x])))
+                    };
+                    let mut sums = Avx2::sum4(of_row);
                     for x in 0..TILE_M.min(g.m - i) {
                         for c in whole..g.k {
                             sums[x] += *b[y].add(c) * *a[x].add(c);

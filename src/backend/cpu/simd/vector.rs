@@ -180,7 +180,7 @@ impl<const EXACT: bool> Vector for Eight<EXACT> {
 
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256);
+pub(super) struct Avx2(pub(super) __m256);
 
 // SAFETY of the intrinsics below: enabled where inlined, and pointers by the trait's contract.
 #[cfg(target_arch = "x86_64")]
