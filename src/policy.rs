@@ -35,7 +35,7 @@ pub use dms::{Dms, Shift};
 pub use far::Far;
 pub use h2o::H2o;
 pub use kind::PolicyKind;
-pub use lanes::{LayerLanes, LocalLayers};
+pub use lanes::{KvHeads, LayerLanes, LocalLayers};
 pub use merge::{Merging, members, merge, sums_len};
 pub use pool::{MOST_MEMBERS, Pool};
 pub use quest::{Quest, bf16_down, bf16_up, choose, upper_bound};

@@ -41,7 +41,7 @@ pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
 pub use kv_stats::{FarStats, KvStats};
-pub use model::{Decisions, ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo};
+pub use model::{Decisions, ModelIdentity, ModelInfo, ModelReference, Plan, Thinking, WeightsInfo, thought_header};
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use probe::{Finding, Likely, Probe, TokenChoice};
 pub use recall::{Evidence, Guess, RecallRequest, Recalled, RecalledToken};

@@ -153,7 +153,7 @@ impl Remotes {
         let seed = request.ask.seed.unwrap_or_else(random::fresh_seed);
         let eviction = reading::wanted(&of.eviction);
         let request = GenerateRequest { ask: Ask { seed: Some(seed), eviction, ..request.ask }, ..request };
-        let reading = Reading::new(&request, [self.info.n_layers, self.info.n_kv_heads], events);
+        let reading = Reading::new(&request, self.info.lanes.iter().map(|layer| layer.heads.count).collect(), events);
         let body = chat::body(&request.ask, self.server.model());
         let running = Arc::new(Mutex::new(Some(reading)));
         let (server, of) = (Arc::clone(&self.server), Conversation { running: Arc::clone(&running), ..of.clone() });

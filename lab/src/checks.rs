@@ -381,6 +381,7 @@ pub(super) fn geometry(
         n_q_heads: heads * group,
         n_kv_heads: heads,
         head_dim,
+        heads: None,
         n_seqs,
         page_slots: PAGE_SLOTS,
         max_pages: 0,

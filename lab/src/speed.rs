@@ -185,7 +185,7 @@ impl<B: Measure> Table<'_, B> {
             let x = acts(b, c.hidden, &random.floats(n * c.hidden));
             let state = (self.matmul_input(n, c.hidden, &table)?, b.alloc::<i32>(1)?);
             let us = self.time(calls, state, |(out, non_finite), _| {
-                b.rms_norm(out, &x, Norm { weight: &norm, eps: c.rms_eps, layer: 0, non_finite }, false, n);
+                b.rms_norm(out, &x, Norm { weight: &norm, eps: c.rms_eps, layer: 0, non_finite }, None, n);
             });
             self.report("norm", n, us, Work::Bytes(n * c.hidden * 6));
         }

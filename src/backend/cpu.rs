@@ -124,16 +124,21 @@ impl Ops for Cpu {
         });
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: bool, n: usize) {
-        let sane = AtomicBool::new(true);
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: Option<f32>, n: usize) {
+        let (sane, width) = (AtomicBool::new(true), norm.weight.len());
         self.rows(out, n, |out, i| {
-            let mut normed = if add { vec![0.0; out.len()] } else { Vec::new() };
-            let into = if add { &mut normed[..] } else { &mut *out };
-            if !maths::rms_norm(self.isa, into, x.row(i), norm.weight, norm.eps).is_finite() {
-                sane.store(false, Ordering::Relaxed);
+            let mut normed = if add.is_some() { vec![0.0; out.len()] } else { Vec::new() };
+            let into = if add.is_some() { &mut normed[..] } else { &mut *out };
+            for (into, x) in into.chunks_exact_mut(width).zip(x.row(i).chunks_exact(width)) {
+                if !maths::rms_norm(self.isa, into, x, norm.weight, norm.eps).is_finite() {
+                    sane.store(false, Ordering::Relaxed);
+                }
             }
-            if add {
+            if let Some(factor) = add {
                 maths::add(self.isa, out, &normed);
+                if factor != 1.0 {
+                    maths::scale(self.isa, out, factor);
+                }
             }
         });
         if !sane.into_inner() {
@@ -144,7 +149,7 @@ impl Ops for Cpu {
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         let x = match layer.before {
             Some((norm, normed)) => {
-                self.rms_norm(normed, x, norm, false, n);
+                self.rms_norm(normed, x, norm, None, n);
                 &*normed
             }
             None => x,
@@ -164,34 +169,55 @@ impl Ops for Cpu {
                 multiply(y);
                 self.gated(out, y, n, maths::geglu);
             }
+            After::GeluTimes { rows, at } => {
+                multiply(out);
+                self.rows(out, n, |out, i| {
+                    let gates = out.to_vec();
+                    let times = &rows.row(i)[at..at + gates.len()];
+                    maths::geglu(self.isa, out, &gates, times);
+                });
+            }
+            After::Cap(cap) => {
+                multiply(out);
+                self.rows(out, n, |out, _| out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh()));
+            }
         }
     }
 
     fn attention(&self, out: &mut Acts, args: AttentionArgs<'_, Self>) {
         let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
         rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
-        kv::round_trip(self, qkv, kv, layer, spans);
-        let sinks = rope.sinks.map_or(&[][..], |sinks| sinks);
+        if rope.keys_of.is_none() {
+            kv::round_trip(self, qkv, kv, layer, spans);
+        }
         if kv.geometry.policy.scored().is_some() {
-            attention::attend_in_order(self, out, qkv, decisions, kv, layer, spans, sinks);
+            attention::attend_in_order(self, out, qkv, decisions, kv, layer, spans, rope);
         } else {
-            attention::attend(self, out, qkv, decisions, kv, layer, spans, sinks);
+            attention::attend(self, out, qkv, decisions, kv, layer, spans, rope);
             attention::count_reads(self, kv, spans);
-            if !rope.staged {
+            if !rope.staged && rope.keys_of.is_none() {
                 kv::append(kv, qkv, decisions, layer, spans);
             }
         }
         if rope.gated {
-            let g = &kv.geometry;
+            let g = &kv.geometry.of_layer(layer);
             let behind_v = (g.n_q_heads + 2 * g.n_kv_heads) * g.head_dim;
             let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
             self.rows(out, n, |out, i| maths::gate(self.isa, out, &qkv.row(i)[behind_v..]));
         }
     }
 
-    fn commit(&self, rows: &Acts, decisions: &Vec<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
+    fn commit(
+        &self,
+        rows: &Acts,
+        decisions: &Vec<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        drafts: bool,
+    ) {
         let lived = kv::append(kv, rows, decisions, layer, spans);
-        for (span, lived) in spans.iter().zip(lived).filter(|(span, _)| span.len > 1) {
+        for (span, lived) in spans.iter().zip(lived).filter(|(span, _)| drafts && span.len > 1) {
             kv.reads[span.seq] += lived;
         }
     }

@@ -179,10 +179,9 @@ impl Ops for Cuda {
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: bool, n: usize) {
-        if !add {
-            return matmul::rms_norm(self, out, x, norm, n);
-        }
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: Option<f32>, n: usize) {
+        let Some(factor) = add else { return matmul::rms_norm(self, out, x, norm, n) };
+        assert_eq!(factor, 1.0, "no kernel scales the residual stream");
         self.settle();
         out.holds_f32(n);
         self.norm(out, x, 0, &norm, true, n);
@@ -200,7 +199,7 @@ impl Ops for Cuda {
         }
     }
 
-    fn commit(&self, _: &Acts, _: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, _: &[Span]) {
+    fn commit(&self, _: &Acts, _: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, _: &[Span], _: bool) {
         kv::commit(kv, layer);
     }
 

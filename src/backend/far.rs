@@ -106,7 +106,8 @@ pub(super) fn is_held(held: &[Range<usize>], mut positions: impl Iterator<Item =
 /// Index of a full page in these blocks: the mean of its keys as attention reads them, rounded to
 /// bf16.
 pub(super) fn mean<B: Pages>(kv: &KvTables<B>, layer: usize, blocks: &[u8]) -> Box<[f32]> {
-    let (g, layout): (&KvGeometry, _) = (&kv.geometry, kv.geometry.page());
+    let g: KvGeometry = kv.geometry.of_layer(layer);
+    let layout = g.page();
     let (mut sum, mut key) = (vec![0.0; g.head_dim], vec![0.0; g.head_dim]);
     for row in 0..Far::ROWS {
         let (block, row) = (&blocks[row / g.page_slots * g.page_bytes()..], row % g.page_slots);

@@ -3,7 +3,7 @@
 
 use super::memory::{Device, OutOfMemory};
 use crate::codec::{Codec, Coder, SlotLayout};
-use crate::policy::{Far, LayerLanes, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
+use crate::policy::{Far, KvHeads, LayerLanes, Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::{LaneFilter, LaneState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,11 +24,15 @@ pub struct KvGeometry {
     /// Layers with attention.
     pub n_layers: usize,
     pub n_q_heads: usize,
+    /// KV heads of a layer and their channels; the most of any layer where layers differ, so that
+    /// what reads or writes a layer asks for [its own](Self::of_layer).
     pub n_kv_heads: usize,
     pub head_dim: usize,
+    /// Heads of local layers and of the others, where they differ. Host backends only.
+    pub heads: Option<[KvHeads; 2]>,
     /// Number of sequences in the tables.
     pub n_seqs: usize,
-    /// Slots per page.
+    /// Slots per page: of the widest heads, where layers differ.
     pub page_slots: usize,
     /// Entries of one lane's page table.
     pub max_pages: usize,
@@ -103,7 +107,41 @@ pub struct Lane {
 impl KvGeometry {
     /// Properties of the lanes of a layer.
     pub fn layer(&self, layer: usize) -> LayerLanes {
-        self.local.lanes(layer)
+        let usual = KvHeads { count: self.n_kv_heads, dim: self.head_dim };
+        let lanes = self.local.lanes(layer, usual);
+        let own = self.heads.map(|[local, global]| if lanes.decides() { global } else { local });
+        LayerLanes { heads: own.unwrap_or(usual), ..lanes }
+    }
+
+    /// The geometry with the heads of a layer, and the slots of its pages. Numbers of lanes and
+    /// bytes of pages are the same.
+    pub fn of_layer(&self, layer: usize) -> Self {
+        let KvHeads { count, dim } = self.layer(layer).heads;
+        Self { n_kv_heads: count, head_dim: dim, page_slots: self.slots_of(dim), ..*self }
+    }
+
+    /// Slots of a page in lanes of that many channels: narrower heads have more, so that pages of
+    /// all layers have about the same size, and one pool.
+    fn slots_of(&self, dim: usize) -> usize {
+        let ratio = |more: usize, less: usize| 1 << (more / less.max(1)).max(1).ilog2().min(Self::MOST_NARROWER);
+        if dim <= self.head_dim {
+            self.page_slots * ratio(self.head_dim, dim)
+        } else {
+            self.page_slots / ratio(dim, self.head_dim)
+        }
+    }
+
+    /// Binary logarithm of the most slots in place of one: a far page holds whole pages.
+    const MOST_NARROWER: u32 = 1;
+
+    /// The most KV heads of a layer.
+    fn most_heads(&self) -> usize {
+        self.heads.map_or(self.n_kv_heads, |heads| heads.map(|own| own.count).into_iter().max().unwrap_or(0))
+    }
+
+    /// Lanes of one sequence in tables that have as many in each layer.
+    pub fn table_lanes(&self) -> usize {
+        self.n_layers * self.most_heads()
     }
 
     /// Properties of the lanes of each layer, in order.
@@ -115,7 +153,8 @@ impl KvGeometry {
     /// Lanes of a sequence, layer by layer.
     pub fn lanes(&self) -> impl Iterator<Item = Lane> + use<> {
         let g = *self;
-        (0..g.n_layers).flat_map(move |layer| (0..g.n_kv_heads).map(move |head| Lane { layer, head }))
+        let heads = move |layer| 0..g.layer(layer).heads.count;
+        (0..g.n_layers).flat_map(move |layer| heads(layer).map(move |head| Lane { layer, head }))
     }
 
     /// Lanes of a sequence whose tokens the policy chooses, layer by layer.
@@ -132,7 +171,7 @@ impl KvGeometry {
 
     /// Number of lanes of a sequence.
     pub fn seq_lanes(&self) -> usize {
-        self.n_layers * self.n_kv_heads
+        self.layers().map(|layer| layer.heads.count).sum()
     }
 
     /// Slots of one lane of a layer in a dense cache of `n` tokens.
@@ -142,17 +181,17 @@ impl KvGeometry {
 
     /// Pages of a dense cache of `n` tokens.
     pub fn dense_pages(&self, n: usize) -> usize {
-        self.lanes().map(|lane| self.dense_slots(lane.layer, n).div_ceil(self.page_slots)).sum()
+        self.lanes().map(|lane| self.dense_slots(lane.layer, n).div_ceil(self.of_layer(lane.layer).page_slots)).sum()
     }
 
     /// Lanes of one layer in the tables. Lane `seq * n_kv_heads + head` is one KV head of one
-    /// sequence.
+    /// sequence, with the most heads of a layer; lanes that a layer lacks stay empty.
     pub fn n_lanes(&self) -> usize {
-        self.n_seqs * self.n_kv_heads
+        self.n_seqs * self.most_heads()
     }
 
     pub fn lane(&self, seq: usize, head: usize) -> usize {
-        seq * self.n_kv_heads + head
+        seq * self.most_heads() + head
     }
 
     /// Index of a lane in `[n_layers, n_lanes]`.
@@ -165,13 +204,16 @@ impl KvGeometry {
         self.codec.slot_bytes(self.head_dim)
     }
 
+    /// Bytes of a page, of any layer.
     pub fn page_bytes(&self) -> usize {
-        self.page_slots * self.slot_bytes() + self.bounds_bytes()
+        let of = |dim| self.slots_of(dim) * self.codec.slot_bytes(dim) + self.bounds_bytes(dim);
+        let own = of(self.head_dim);
+        self.heads.map_or(own, |heads| heads.into_iter().map(|heads| of(heads.dim)).fold(own, usize::max))
     }
 
     /// Bytes of the key bounds of a page, for a policy that selects pages by them.
-    fn bounds_bytes(&self) -> usize {
-        self.policy.quest().map_or(0, |_| 2 * self.head_dim * size_of::<u16>())
+    fn bounds_bytes(&self, dim: usize) -> usize {
+        self.policy.quest().map_or(0, |_| 2 * dim * size_of::<u16>())
     }
 
     /// The policy of a layer.
@@ -182,6 +224,12 @@ impl KvGeometry {
     /// How rows that leave are kept; `None` if they are in no layer.
     pub fn kept_far(&self) -> Option<Far> {
         (0..self.n_layers).find_map(|layer| self.far_of(layer))
+    }
+
+    /// The geometry of the layers that keep rows which leave: they have the same heads.
+    pub fn of_far(&self) -> Self {
+        let layer = (0..self.n_layers).find(|&layer| self.far_of(layer).is_some());
+        layer.map_or(*self, |layer| self.of_layer(layer))
     }
 
     /// Whether rows that leave are kept in some layers.
@@ -259,6 +307,8 @@ pub struct PageLayout {
     pub v_side_at: usize,
     pub meta_at: usize,
     pub bounds_at: usize,
+    /// Bytes of what is in a page. A page is larger in layers with fewer of them.
+    pub end: usize,
 }
 
 impl PageLayout {
@@ -269,7 +319,8 @@ impl PageLayout {
         let v_side_at = k_side_at + p * slot.side_bytes;
         let meta_at = v_side_at + p * slot.side_bytes;
         let bounds_at = meta_at + p * size_of::<SlotMeta>();
-        Self { page_slots: p, slot, v_at, k_side_at, v_side_at, meta_at, bounds_at }
+        let end = bounds_at + g.bounds_bytes(g.head_dim);
+        Self { page_slots: p, slot, v_at, k_side_at, v_side_at, meta_at, bounds_at, end }
     }
 
     /// Byte range of row `row`'s K.
@@ -324,20 +375,21 @@ impl PageLayout {
 
     /// Bounds of the page's keys: minimum and maximum of each channel, in bf16.
     pub fn bounds<'a>(&self, page: &'a [u8]) -> [&'a [u16]; 2] {
-        let bounds: &[u16] = bytemuck::cast_slice(&page[self.bounds_at..]);
+        let bounds: &[u16] = bytemuck::cast_slice(&page[self.bounds_at..self.end]);
         bounds.split_at(bounds.len() / 2).into()
     }
 
     /// Writes the bounds of a page whose keys lie between `low` and `high`.
     pub fn set_bounds(&self, page: &mut [u8], low: &[f32], high: &[f32]) {
-        let bounds: &mut [u16] = bytemuck::cast_slice_mut(&mut page[self.bounds_at..]);
+        let bounds: &mut [u16] = bytemuck::cast_slice_mut(&mut page[self.bounds_at..self.end]);
         let (lows, highs) = bounds.split_at_mut(low.len());
         lows.iter_mut().zip(low).for_each(|(bound, &x)| *bound = bf16_down(x));
         highs.iter_mut().zip(high).for_each(|(bound, &x)| *bound = bf16_up(x));
     }
 
-    /// Zeroes the rows of a page from `row` on.
+    /// Zeroes the rows of a page from `row` on, and what is behind its end.
     pub fn clear_rows(&self, page: &mut [u8], row: usize) {
+        page[self.end..].fill(0);
         let starts = [0, self.v_at, self.k_side_at, self.v_side_at, self.meta_at, self.bounds_at];
         for parts in starts.windows(2) {
             let row_bytes = (parts[1] - parts[0]) / self.page_slots;

@@ -18,6 +18,13 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub rope_scale: f32,
     /// Factor of q after norm and RoPE that grows with its position.
     pub growth: Option<Growth>,
+    /// Whether v has a per-head RMS norm without weights (Gemma 4).
+    pub v_norm: bool,
+    /// Rows of an earlier layer of the step as its attention left them, with the same `layer` in
+    /// the cache. Attention then reads their K and V, and the decisions of that layer; its own
+    /// rows have q alone, and nothing is stored. That layer was [staged](Self::staged). Host
+    /// backends only.
+    pub keys_of: Option<&'a B::Acts>,
     /// Set for models that borrow channels of q.
     pub borrowed: Option<Borrowed>,
     /// Set for models whose decisions are read from columns after v.
@@ -41,6 +48,8 @@ impl<'a, B: Device> QkvRopeArgs<'a, B> {
             inv_freq,
             rope_scale: 1.0,
             growth: None,
+            v_norm: false,
+            keys_of: None,
             borrowed: None,
             predictor: None,
             gated: false,
@@ -271,6 +280,10 @@ pub enum After<'a, A> {
     Swiglu(&'a mut A),
     /// SwiGLU with GELU (tanh approximation) instead of SiLU. Its scratch is [`Use::Any`].
     Geglu(&'a mut A),
+    /// `out = gelu(y) * columns`, as many columns of `rows` from `at` on. Host backends only.
+    GeluTimes { rows: &'a A, at: usize },
+    /// `out = cap * tanh(y / cap)`. Host backends only.
+    Cap(f32),
 }
 
 /// Arguments of [`Ops::attention`].
@@ -292,8 +305,10 @@ pub trait Ops: Pages {
     }
     /// `out[i] = scale * table[tokens[i]]`
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, scale: f32, n: usize);
-    /// `out = rms_norm(x)`; with `add`, `out += rms_norm(x)`.
-    fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, add: bool, n: usize);
+    /// `out = rms_norm(x)`; with `add`, `out = add * (out + rms_norm(x))`. A factor of other than
+    /// 1, and a norm of fewer channels than a row, which is that of each run of as many, are of
+    /// host backends only.
+    fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, add: Option<f32>, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
     /// Attention and cache update of one layer. The input is projected rows
@@ -332,8 +347,8 @@ pub trait Ops: Pages {
     fn attention(&self, out: &mut Self::Acts, args: AttentionArgs<'_, Self>);
     /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its
     /// spans, given by `spans` with the same starts. `rows` and `decisions` are the output of that
-    /// step. For spans of several rows, `kv.reads` counts the slots that live once each row has its
-    /// own slot. The caller then calls [`Self::advance`].
+    /// step. If they are `drafts`, `kv.reads` counts for spans of several rows the slots that live
+    /// once each row has its own slot. The caller then calls [`Self::advance`].
     fn commit(
         &self,
         rows: &Self::Acts,
@@ -341,6 +356,7 @@ pub trait Ops: Pages {
         kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
+        drafts: bool,
     );
     /// Gated delta net of one layer: mixes each sequence's rows with its state, and stores the
     /// state after the last row. `rows` is `[n, channels + value_width]`:

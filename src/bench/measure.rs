@@ -111,10 +111,9 @@ impl Line {
         let decode_tok_s = Spread::of(runs.iter().map(|r| per_s(case.parallel * case.n, r.decode)));
         let last = runs.last().context("a run")?;
         let geometry = runner.cache.geometry();
-        let slot_bytes = geometry.slot_bytes() as f64;
         let tokens = case.ctx.max(1) + case.n;
         let dense_slots: usize = geometry.lanes().map(|lane| geometry.dense_slots(lane.layer, tokens)).sum();
-        let bytes_per_step = weight_bytes(checkpoint) as f64 + last.mean_live * slot_bytes;
+        let bytes_per_step = weight_bytes(checkpoint) as f64 + last.mean_live;
         let bytes_per_token = bytes_per_step / case.parallel as f64;
         let prefilled = case.prompts() * case.ctx.saturating_sub(1);
         Ok(Self {
@@ -206,7 +205,7 @@ struct Run {
     decode: Duration,
     kv_bytes: u64,
     live_slots: u64,
-    /// Live slots halfway through decoding, approximately.
+    /// Bytes of live slots halfway through decoding, approximately.
     mean_live: f64,
     /// Median over the steps.
     host_us: f64,
@@ -240,7 +239,11 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let live = |runner: &Runner<B>| -> u64 {
         seqs.iter().map(|&seq| runner.cache.stats(runner.backend(), seq).live_slots).sum()
     };
-    let before = live(runner);
+    let live_bytes = |runner: &Runner<B>| -> u64 {
+        let stats = seqs.iter().map(|&seq| runner.cache.stats(runner.backend(), seq));
+        stats.map(|stats| stats.bytes(runner.cache.geometry())).sum()
+    };
+    let before = live_bytes(runner);
     let (start, mut host) = (Instant::now(), Vec::with_capacity(case.n));
     let mut read = start;
     let (mut steps, mut left) = (0, case.n);
@@ -263,7 +266,7 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
         host.push((began.elapsed() - runner.waited()).as_secs_f64() * 1e6);
     }
     let decode = start.elapsed();
-    let live_slots = live(runner);
+    let (live_slots, live_bytes) = (live(runner), live_bytes(runner));
     let pages = runner.cache.pool_stats(runner.backend()).used_pages;
     let device_bytes = runner.backend().device_bytes();
     let far = choices.figures(runner, &seqs, case.n);
@@ -274,7 +277,7 @@ fn once<B: Measure>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
         decode,
         kv_bytes: (pages * runner.cache.geometry().page_bytes()) as u64,
         live_slots,
-        mean_live: (before + live_slots) as f64 / 2.0,
+        mean_live: (before + live_bytes) as f64 / 2.0,
         host_us: Spread::of(host.into_iter()).median,
         device_bytes,
         steps,

@@ -15,9 +15,10 @@ impl<B: Measure> KvCache<B> {
         let mut counted = vec![0u32; refs.len()];
         for seq in 0..g.n_seqs {
             self.audit_layers(b, seq)?;
-            for (live, row) in self.live_rows(b, seq) {
+            for (live, lane) in self.live_lanes(b, seq) {
+                let row = g.row(lane.layer, seq, lane.head);
                 let entries = &table[row * g.max_pages..(row + 1) * g.max_pages];
-                let held = live.div_ceil(g.page_slots);
+                let held = live.div_ceil(g.of_layer(lane.layer).page_slots);
                 for (i, &page) in entries.iter().enumerate() {
                     match (i < held, page) {
                         (true, page) if page < 0 || page as usize >= refs.len() => {

@@ -44,7 +44,7 @@ impl<B: Backend> KvCache<B> {
         let g = *self.geometry();
         let brings = g.keeps_far() && !held.is_empty();
         let pages = if brings && B::IN_POOL { self.pages_to_bring(b, seq, held) } else { 0 };
-        self.reserve(b, pages * Far::ROWS / g.page_slots + copies)?;
+        self.reserve(b, pages * Far::ROWS / g.of_far().page_slots + copies)?;
         if brings {
             b.bring(&mut self.tables, seq.row(), held);
             self.used_upper_bound = self.pool_stats(b).used_pages;

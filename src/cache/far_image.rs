@@ -60,20 +60,20 @@ fn bytes(g: &KvGeometry, tokens: usize, sizes: FarSizes) -> usize {
 
 /// Most bytes that an image of a sequence of `tokens` tokens may have.
 pub(super) fn max_bytes(g: &KvGeometry, tokens: usize) -> usize {
-    let full = tokens / Far::ROWS;
+    let (g, full) = (&g.of_far(), tokens / Far::ROWS);
     if g.keeps_far() { bytes(g, tokens, FarSizes { full, near: full, filling: Far::ROWS - 1 }) } else { 0 }
 }
 
 impl<B: Backend> KvCache<B> {
     /// Bytes of the images of a sequence's far rows. Waits for the device.
     pub(super) fn far_image_bytes(&self, b: &B, seq: SeqId) -> impl Iterator<Item = u64> {
-        let (g, tokens) = (*self.geometry(), self.len(seq));
+        let (g, tokens) = (self.geometry().of_far(), self.len(seq));
         g.far_lanes().map(move |lane| bytes(&g, tokens, b.far_sizes(&self.tables, seq.row(), lane)) as u64)
     }
 
     /// Replaces `out` by image `number`. Waits for the device.
     pub(super) fn export_far(&mut self, b: &B, seq: SeqId, number: usize, lane: Lane, out: &mut Vec<u8>) {
-        let g = *self.geometry();
+        let g = self.geometry().of_far();
         let sizes = b.far_sizes(&self.tables, seq.row(), lane);
         let all = bytes(&g, self.len(seq), sizes);
         let blocks_at = all - blocks(&g, sizes.full, sizes.filling) * g.page_bytes();
@@ -99,7 +99,7 @@ impl<B: Backend> KvCache<B> {
 
     /// Fills the far rows of a lane.
     pub(super) fn import_far(&mut self, b: &B, seq: SeqId, image: &FarImage, bytes: &[u8]) -> Result<(), CacheError> {
-        let (g, FarImage { lane, tokens, far, blocks_at }) = (*self.geometry(), image);
+        let (g, FarImage { lane, tokens, far, blocks_at }) = (self.geometry().of_far(), image);
         let read = blocks(&g, far.near.len(), far.filling);
         self.reserve(b, if B::IN_POOL { read } else { 0 })?;
         Ok(b.import_far(&mut self.tables, seq.row(), *lane, *tokens, far, &bytes[*blocks_at..])?)
@@ -117,6 +117,7 @@ impl<B: Backend> KvCache<B> {
 
 /// Checks that the far rows of a lane of `tokens` tokens could have this image.
 pub(super) fn check(g: &KvGeometry, tokens: usize, lane: Lane, image: &[u8]) -> Result<FarImage, &'static str> {
+    let g = &g.of_far();
     let (head, rest) = image.split_at_checked(HEAD * WORD).ok_or("shorter than its head")?;
     let head: Vec<usize> = head.chunks_exact(WORD).map(|n| bytemuck::pod_read_unaligned::<u32>(n) as usize).collect();
     let [_, full, filling, dropped, near] = head[..] else { return Err("shorter than its head") };

@@ -101,8 +101,11 @@ impl<B: Backend> KvCache<B> {
     /// State of a sequence, and the bytes of each layer's image. Waits for the device.
     pub fn head(&self, b: &B, seq: SeqId) -> (SeqHead, Vec<u64>) {
         let (g, stats) = (self.geometry(), self.stats(b, seq));
-        let pages = |lanes: &Vec<u32>| lanes.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).sum::<usize>();
-        let bytes = |lanes| (table_bytes(g) + pages(lanes) * page_bytes(g)) as u64;
+        let bytes = |(layer, lanes): (usize, &Vec<u32>)| {
+            let own = g.of_layer(layer);
+            let pages: usize = lanes.iter().map(|&live| (live as usize).div_ceil(own.page_slots)).sum();
+            (table_bytes(&own) + pages * page_bytes(&own)) as u64
+        };
         let state = &self.seqs[seq.0];
         let head = SeqHead {
             len: stats.len,
@@ -113,7 +116,7 @@ impl<B: Backend> KvCache<B> {
             peak: stats.peak,
         };
         let states = g.delta.iter().flat_map(|delta| vec![state::bytes(delta) as u64; delta.n_layers]);
-        (head, stats.live.iter().map(bytes).chain(states).chain(self.far_image_bytes(b, seq)).collect())
+        (head, stats.live.iter().enumerate().map(bytes).chain(states).chain(self.far_image_bytes(b, seq)).collect())
     }
 
     /// Images of a sequence: one of each layer, and one of each lane that keeps far rows.
@@ -124,7 +127,11 @@ impl<B: Backend> KvCache<B> {
     /// Most bytes that an image of a sequence of `len` tokens may have.
     pub fn max_layer_bytes(&self, len: usize) -> u64 {
         let g = self.geometry();
-        let attention = table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * page_bytes(g);
+        let of_layer = |layer| {
+            let own = g.of_layer(layer);
+            table_bytes(&own) + own.n_kv_heads * len.div_ceil(own.page_slots) * page_bytes(&own)
+        };
+        let attention = (0..g.n_layers).map(of_layer).max().unwrap_or(0);
         attention.max(g.delta.as_ref().map_or(0, state::bytes)).max(far_image::max_bytes(g, len)) as u64
     }
 
@@ -137,6 +144,7 @@ impl<B: Backend> KvCache<B> {
         if let Some(of_state) = layer.checked_sub(g.n_layers) {
             return self.export_state(b, seq, layer, of_state, out);
         }
+        let g = g.of_layer(layer);
         let (heads, ring_len, row) = (g.n_kv_heads, g.ring_len(), g.row(layer, seq.0, 0));
         let mut live = vec![0; heads];
         let mut ring = vec![0; heads * ring_len];
@@ -163,8 +171,11 @@ impl<B: Backend> KvCache<B> {
             [&number, bytemuck::cast_slice(&live), bytemuck::cast_slice(&ring), bytemuck::cast_slice(&sums)];
         out[..tables].copy_from_slice(&parts.concat());
         b.export_pages(&mut self.tables, &pages, &mut out[tables..]);
-        // Rows without a slot hold what others left there.
+        // Rows without a slot hold what others left there, and so do ends of pages.
         let (mut end, layout) = (0, g.page());
+        for page in out[tables..].chunks_exact_mut(g.page_bytes()) {
+            page[layout.end..].fill(0);
+        }
         for (head, &live) in live.iter().enumerate() {
             end += held(head);
             let used = live as usize % g.page_slots;
@@ -210,6 +221,7 @@ impl<B: Backend> KvCache<B> {
             self.import_state(b, seq, of_state, state);
             return Ok(());
         }
+        let g = g.of_layer(*layer);
         let held = |live: &i32| (*live as usize).div_ceil(g.page_slots);
         let n_pages: usize = live.iter().map(held).sum();
         let pages = &bytes[table_bytes(&g)..][..n_pages * g.page_bytes()];
@@ -270,6 +282,7 @@ impl LayerCheck {
             let state = state::check(delta, &image)?;
             return Ok(CheckedLayer { layer, state, bytes: image, ..CheckedLayer::default() });
         }
+        let g = &g.of_layer(layer);
         let (tables, pages) = image.split_at_checked(table_bytes(g)).ok_or("shorter than its tables")?;
         let (_, tables) = tables.split_at(LAYER_BYTES);
         let (tables, sums) = tables.split_at(tables.len() - g.n_kv_heads * g.sums_len() * size_of::<f32>());
@@ -293,7 +306,7 @@ impl LayerCheck {
             let policy = g.policy_of(layer);
             let (ring, beyond) = rings[head * ring_len..][..ring_len].split_at(policy.ring_len());
             require(beyond.iter().all(|&slot| slot == 0), "the ring is longer than the window")?;
-            self.lane((head as u32 + 1, policy), live[head] as usize, ring, lane, &mut stored)?;
+            self.lane((g, head as u32 + 1, policy), live[head] as usize, ring, lane, &mut stored)?;
         }
         let by_layer = g.policy.scored().is_some_and(|rule| rule.scope == Scope::Layer);
         let agree = !by_layer || self.lanes_agree(&live, pages, &scores);
@@ -317,18 +330,18 @@ impl LayerCheck {
         (1..g.n_kv_heads).all(|head| (0..n).all(|i| slot(head, i) == slot(0, i)))
     }
 
-    /// Checks lane `number` of a layer of this policy, counted from 1: every slot holds a different
-    /// token of the sequence, and the ring names the slots of the newest tokens. `stored`: `[len]`
-    /// number of the last lane in which the position was found.
+    /// Checks lane `number` of a layer of this geometry and policy, counted from 1: every slot
+    /// holds a different token of the sequence, and the ring names the slots of the newest tokens.
+    /// `stored`: `[len]` number of the last lane in which the position was found.
     fn lane(
         &self,
-        (number, policy): (u32, Policy),
+        (g, number, policy): (&KvGeometry, u32, Policy),
         live: usize,
         ring: &[i32],
         pages: &[u8],
         stored: &mut [u32],
     ) -> Result<(), &'static str> {
-        let Self { g, len } = self;
+        let len = &self.len;
         let (layout, page_bytes) = (g.page(), g.page_bytes());
         let meta = |slot: usize| layout.meta(&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots);
         // No slot is given to a token that is not of it.

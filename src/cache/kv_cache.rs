@@ -1,7 +1,7 @@
 //! The cache itself: its sequences, and steps over them.
 
 use super::error::CacheError;
-use crate::backend::{AttentionArgs, Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span};
+use crate::backend::{AttentionArgs, Backend, KvGeometry, KvTables, Lane, OutOfMemory, PoolStats, QkvRopeArgs, Span};
 use crate::codec::Coder;
 use crate::policy::{STRENGTHS, Shift, strength};
 use crate::protocol::Token;
@@ -347,12 +347,13 @@ impl<B: Backend> KvCache<B> {
         let (g, most) = (self.geometry(), self.most_taken(span));
         let written = g.most_written(span.len, self.seqs[span.seq].owns_newest);
         let copied = if self.is_shared(span.seq) { written } else { 0 };
-        let in_lane = |(live, _): (usize, usize)| {
-            let held = live.div_ceil(g.page_slots);
-            let appended = (live + span.len).div_ceil(g.page_slots) - held;
+        let in_lane = |(live, lane): (usize, Lane)| {
+            let page_slots = g.of_layer(lane.layer).page_slots;
+            let held = live.div_ceil(page_slots);
+            let appended = (live + span.len).div_ceil(page_slots) - held;
             (appended + self.far_pages(2) + copied.min(held)).min(most)
         };
-        self.live_rows(b, span.seq).map(in_lane).sum()
+        self.live_lanes(b, span.seq).map(in_lane).sum()
     }
 
     /// Upper bound on the pages that a span allocates in one lane, for any lane state: the appended
@@ -426,9 +427,18 @@ impl<B: Backend> KvCache<B> {
         b.attention(out, AttentionArgs { qkv, decisions, kv: &mut self.tables, layer, spans, rope });
     }
 
-    /// Commits rows of one layer of a staged step: [`Ops::commit`](crate::backend::Ops::commit).
-    pub fn commit(&mut self, b: &B, rows: &B::Acts, decisions: &B::Buf<f32>, layer: usize, spans: &[Span]) {
-        b.commit(rows, decisions, &mut self.tables, layer, spans);
+    /// Commits rows of one staged layer, which may be `drafts`:
+    /// [`Ops::commit`](crate::backend::Ops::commit).
+    pub fn commit(
+        &mut self,
+        b: &B,
+        rows: &B::Acts,
+        decisions: &B::Buf<f32>,
+        layer: usize,
+        spans: &[Span],
+        drafts: bool,
+    ) {
+        b.commit(rows, decisions, &mut self.tables, layer, spans, drafts);
     }
 
     /// Ends a step on the device: adds its tokens to the sequence lengths and, if `tokens` is
@@ -467,16 +477,10 @@ impl<B: Backend> KvCache<B> {
         b.pool_stats(&self.tables)
     }
 
-    /// Live slots and table row of each lane of a sequence, layer by layer.
-    pub(super) fn live_rows(&self, b: &B, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<B> {
-        let live = self.live_slots(b);
-        self.rows_of(seq).map(move |row| (live[row], row))
-    }
-
-    /// Table rows of the lanes of a sequence, layer by layer.
-    pub(super) fn rows_of(&self, seq: usize) -> impl Iterator<Item = usize> + use<B> {
-        let g = *self.geometry();
-        g.lanes().map(move |lane| g.row(lane.layer, seq, lane.head))
+    /// Live slots of each lane of a sequence, layer by layer.
+    pub(super) fn live_lanes(&self, b: &B, seq: usize) -> impl Iterator<Item = (usize, Lane)> + use<B> {
+        let (g, live) = (*self.geometry(), self.live_slots(b));
+        g.lanes().map(move |lane| (live[g.row(lane.layer, seq, lane.head)], lane))
     }
 
     /// Live slots of all lanes, by table row.

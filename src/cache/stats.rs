@@ -11,7 +11,7 @@ use crate::protocol::LaneFilter;
 pub struct SeqStats {
     /// Number of tokens fed.
     pub len: usize,
-    /// Live slots `[n_layers][n_kv_heads]`.
+    /// Live slots of the lanes of each layer.
     pub live: Vec<Vec<u32>>,
     /// Sum of `live`.
     pub live_slots: u64,
@@ -34,6 +34,22 @@ impl SeqStats {
         layers.map(|(&dense, lanes)| u64::from(dense) * lanes.len() as u64).sum()
     }
 
+    /// Bytes of the live slots.
+    pub fn bytes(&self, geometry: &KvGeometry) -> u64 {
+        let of_layer = |(layer, lanes): (usize, &Vec<u32>)| {
+            lanes.iter().map(|&live| u64::from(live)).sum::<u64>() * geometry.of_layer(layer).slot_bytes() as u64
+        };
+        self.live.iter().enumerate().map(of_layer).sum()
+    }
+
+    /// Bytes of the slots of a dense cache.
+    pub fn dense_bytes(&self, geometry: &KvGeometry) -> u64 {
+        let of_layer = |(layer, (&dense, lanes)): (usize, (&u32, &Vec<u32>))| {
+            u64::from(dense) * lanes.len() as u64 * geometry.of_layer(layer).slot_bytes() as u64
+        };
+        self.dense.iter().zip(&self.live).enumerate().map(of_layer).sum()
+    }
+
     /// Dense and live slots of the lanes whose tokens the policy of `geometry` chooses.
     pub fn decided(&self, geometry: &KvGeometry) -> (u64, u64) {
         let lanes = geometry.deciding_lanes();
@@ -48,7 +64,11 @@ impl<B: Backend> KvCache<B> {
     /// Reads the counters of a sequence. Waits for the device.
     pub fn stats(&self, b: &B, seq: SeqId) -> SeqStats {
         let g = self.geometry();
-        let rows: Vec<u32> = self.live_rows(b, seq.0).map(|(live, _)| live as u32).collect();
+        let (mut live, mut pages) = (vec![Vec::new(); g.n_layers], 0);
+        for (slots, lane) in self.live_lanes(b, seq.0) {
+            live[lane.layer].push(slots as u32);
+            pages += slots.div_ceil(g.of_layer(lane.layer).page_slots);
+        }
         let (mut reads, mut peak) = ([0], [0]);
         b.read(&self.tables.reads, seq.0, &mut reads);
         b.read(&self.tables.peak, seq.0, &mut peak);
@@ -57,9 +77,9 @@ impl<B: Backend> KvCache<B> {
             dense: g.layers().map(|layer| layer.dense_slots(self.len(seq)) as u32).collect(),
             reads: reads[0],
             peak: peak[0],
-            live_slots: rows.iter().map(|&l| l as u64).sum(),
-            pages: rows.iter().map(|&l| (l as usize).div_ceil(g.page_slots)).sum(),
-            live: rows.chunks(g.n_kv_heads).map(<[u32]>::to_vec).collect(),
+            live_slots: live.iter().flatten().map(|&slots| u64::from(slots)).sum(),
+            pages,
+            live,
             far: self.far_counts(b, seq),
         }
     }
@@ -78,7 +98,10 @@ impl<B: Backend> KvCache<B> {
     /// bound on the distinct pages that needs no page table.
     pub fn held_pages(&self, b: &B, seqs: &[SeqId]) -> usize {
         let (g, live) = (self.geometry(), self.live_slots(b));
-        seqs.iter().flat_map(|seq| self.rows_of(seq.0)).map(|row| live[row].div_ceil(g.page_slots)).sum()
+        let of_lane = |lane: Lane, seq: &SeqId| {
+            live[g.row(lane.layer, seq.0, lane.head)].div_ceil(g.of_layer(lane.layer).page_slots)
+        };
+        seqs.iter().map(|seq| g.lanes().map(|lane| of_lane(lane, seq)).sum::<usize>()).sum()
     }
 
     /// Returns, for each group, the numbers of distinct pages that its first sequence, its first
@@ -89,16 +112,17 @@ impl<B: Backend> KvCache<B> {
         let mut counts: Vec<Vec<usize>> = groups.iter().map(|group| vec![0; group.len()]).collect();
         let rows = || groups.iter().flatten().map(|seq| seq.0);
         let (Some(first), Some(last)) = (rows().min(), rows().max()) else { return counts };
-        let (live, of_seq) = (self.live_slots(b), g.n_kv_heads * g.max_pages);
+        let (live, of_seq) = (self.live_slots(b), g.lane(1, 0) * g.max_pages);
         let mut tables = vec![0; (last + 1 - first) * of_seq];
         // The group, from 1, that was last seen to hold a page. Pages belong to one layer.
         let mut holder: Vec<usize> = Vec::new();
         for layer in 0..g.n_layers {
+            let page_slots = g.of_layer(layer).page_slots;
             b.read(&self.tables.page_table, g.row(layer, first, 0) * g.max_pages, &mut tables);
             for (i, group) in groups.iter().enumerate() {
                 for (seq, count) in group.iter().zip(&mut counts[i]) {
                     let lanes = tables[(seq.0 - first) * of_seq..][..of_seq].chunks_exact(g.max_pages);
-                    let held = (0..).map(|head| live[g.row(layer, seq.0, head)].div_ceil(g.page_slots));
+                    let held = (0..).map(|head| live[g.row(layer, seq.0, head)].div_ceil(page_slots));
                     for page in lanes.zip(held).flat_map(|(pages, held)| &pages[..held]) {
                         let page = *page as usize;
                         holder.resize(holder.len().max(page + 1), 0);

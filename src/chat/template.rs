@@ -18,7 +18,7 @@ pub use given::{Author, Given, GivenCall, Tools};
 pub use sandbox::child_main;
 
 use crate::chat::conversation::{Message, Role};
-use crate::protocol::{Piece, TemplateSpec};
+use crate::protocol::{Piece, TemplateSpec, thought_header};
 use anyhow::{Context, Result, bail};
 use guard::Guard;
 use jinja::{JinjaMessage, Job};
@@ -342,7 +342,9 @@ impl<'a> Rendering<'a> {
     fn without_empty_think<'t>(&self, text: &'t str) -> &'t str {
         let Some((open, close)) = &self.opts.think_tags else { return text };
         let before_close = text.trim_end().strip_suffix(close.as_str());
-        before_close.and_then(|t| t.trim_end().strip_suffix(open.as_str())).unwrap_or(text)
+        let header = thought_header(open).trim_end();
+        let before = before_close.and_then(|t| t.trim_end().strip_suffix(header));
+        before.and_then(|t| t.trim_end().strip_suffix(open.as_str())).unwrap_or(text)
     }
 
     /// Splits a rendering into pieces and replaces placeholders by replies.
@@ -390,12 +392,13 @@ impl<'a> Rendering<'a> {
         let mut out = Vec::new();
         if let (Some((open, close)), Some(reasoning)) = (&self.opts.think_tags, &message.reasoning) {
             if !in_prompt {
-                out.push(self.tag(open));
+                out.extend([self.tag(open), Piece::Text(thought_header(open).to_owned())]);
             }
             // Given texts, unlike generated ones, lack the newlines around a think block.
             let given = message.turn.is_none();
             let around = if given { "\n" } else { "" };
-            out.push(Piece::Text(format!("{around}{reasoning}{around}")));
+            let before = if thought_header(open).is_empty() { around } else { "" };
+            out.push(Piece::Text(format!("{before}{reasoning}{around}")));
             if message.reasoning_closed || given {
                 out.push(self.tag(close));
                 out.push(Piece::Text(format!("{around}{around}")));

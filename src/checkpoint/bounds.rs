@@ -20,6 +20,8 @@ pub const KERNEL: usize = 16;
 pub const HIDDEN: usize = 1 << 16;
 /// 19 times Llama 3.1 405B.
 pub const FFN: usize = 1 << 20;
+/// Channels of the input that a layer has of its own: 16 times Gemma 4.
+pub const LAYER_INPUT: usize = 1 << 12;
 /// 3 times Qwen3, 2 times Gemma 3. A tokenizer of that size takes two to three seconds to read.
 pub const VOCAB: usize = 1 << 19;
 /// Merges of the largest vocabulary: 4 times the number in Gemma 3.
@@ -40,6 +42,7 @@ const _: () = {
     let token_bytes = LAYERS * HEADS * (2 * size_of::<f32>() * HEAD_DIM + 4);
     assert!(token_bytes.checked_mul(CONTEXT).is_some());
     assert!(VOCAB.checked_mul(HIDDEN * size_of::<f32>()).is_some());
+    assert!(VOCAB.checked_mul(LAYERS * LAYER_INPUT * size_of::<f32>()).is_some());
     assert!((HEADS * HEAD_DIM).checked_mul(HIDDEN * size_of::<f32>()).is_some());
 };
 

@@ -121,6 +121,11 @@ pub enum RopeScaling {
     Linear {
         factor: f64,
     },
+    /// Like that, and [`Rope::share`] is that of the pairs of channels that turn: the first ones,
+    /// with the frequencies that they have among all pairs. The others stay as they are.
+    Proportional {
+        factor: f64,
+    },
     Llama3 {
         factor: f64,
         low_freq_factor: f64,

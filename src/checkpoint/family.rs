@@ -35,6 +35,8 @@ pub struct Family {
     /// are local, gates are GELU, embeddings are multiplied by the root of their size, and the
     /// factor of the scores is stated.
     pub gemma: bool,
+    /// Whether it is Gemma 4, whose configuration is described in [`gemma4`](super::gemma4).
+    pub gemma4: bool,
     /// Whether it is gpt-oss: attention has sinks, every other layer is local, experts have biases
     /// and clamped activations, and folders store them as [`oss`](super::oss) describes.
     pub oss: bool,
@@ -75,13 +77,14 @@ const PLAIN: Family = Family {
     experts: false,
     shared_expert: false,
     gemma: false,
+    gemma4: false,
     oss: false,
     growth: false,
     interleaved: false,
 };
 
 /// Mistral is `llama` in GGUF files, or `mistral3`.
-const FAMILIES: [Family; 13] = [
+const FAMILIES: [Family; 15] = [
     Family { name: "qwen3", qk_norm: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
     Family { name: "llama", mlp_bias: true, interleaved: true, ..PLAIN },
     Family { name: "qwen2", qkv_bias: true, window: WindowIn::ListedLayers, yarn: true, ..PLAIN },
@@ -109,16 +112,20 @@ const FAMILIES: [Family; 13] = [
         ..PLAIN
     },
     Family { name: "gemma3_text", qk_norm: true, gemma: true, ..PLAIN },
+    Family { name: "gemma4_text", qk_norm: true, gemma4: true, ..PLAIN },
+    Family { name: "gemma4_unified_text", qk_norm: true, gemma4: true, ..PLAIN },
     Family { name: "gpt_oss", experts: true, oss: true, ..PLAIN },
     Family { name: "granite", mlp_bias: true, scaled: true, interleaved: true, ..PLAIN },
 ];
 
 /// Families with another name in GGUF files, and that.
-const GGUF_NAMES: [[&str; 2]; 6] = [
+const GGUF_NAMES: [[&str; 2]; 8] = [
     ["qwen3_5_text", "qwen35"],
     ["qwen3_5_moe_text", "qwen35moe"],
     ["qwen3_moe", "qwen3moe"],
     ["gemma3_text", "gemma3"],
+    ["gemma4_text", "gemma4"],
+    ["gemma4_unified_text", "gemma4"],
     ["gpt_oss", "gpt-oss"],
     ["ministral3", "mistral3"],
 ];
@@ -181,6 +188,18 @@ impl Family {
                 "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
                 "query_pre_attn_scalar": 256, "sliding_window": 4096,
             }),
+            "gemma4_text" => json!({
+                "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+                "sliding_window": 512, "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256,
+            }),
+            "gemma4_unified_text" => json!({
+                "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+                "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+                "sliding_window": 1024,
+            }),
             _ => json!({}),
         };
         let Value::Object(mut all) = own else { return own };
@@ -201,7 +220,7 @@ impl Family {
 
     /// Whether some layers may be local.
     pub fn has_local(&self) -> bool {
-        self.gemma || self.oss
+        self.gemma || self.gemma4 || self.oss
     }
 
     pub fn named(name: &str) -> Option<&'static Self> {
@@ -216,7 +235,11 @@ impl Family {
 
     /// Like [`Self::names`], for GGUF files.
     pub fn gguf_names() -> String {
-        GGUF_NAMES.iter().fold(Self::names(), |names, [ours, theirs]| names.replace(ours, theirs))
+        let theirs =
+            |ours: &'static str| GGUF_NAMES.iter().find(|[name, _]| *name == ours).map_or(ours, |name| name[1]);
+        let mut names: Vec<&str> = FAMILIES.iter().map(|family| theirs(family.name)).collect();
+        names.dedup();
+        names.join(", ")
     }
 
     /// The names of all families, for a message.

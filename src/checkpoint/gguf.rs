@@ -4,6 +4,7 @@
 mod blocks;
 mod codes;
 mod config;
+mod gemma4;
 mod header;
 mod keys;
 mod sentencepiece;
@@ -29,7 +30,7 @@ pub use tokenizer::PROMPT_BOS;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 38] = [
+const LAYER_NAMES: [(&str, &str); 42] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -41,6 +42,10 @@ const LAYER_NAMES: [(&str, &str); 38] = [
     ("post_attention_layernorm", "ffn_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("layer_scalar", "layer_output_scale"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.gate_up_proj", "ffn_up"),
@@ -71,8 +76,14 @@ const LAYER_NAMES: [(&str, &str); 38] = [
 ];
 /// Another name of the norm after attention's block, which is the MLP's, or attention's own.
 const POST_NORM: &str = "post_attention_norm";
-const MODEL_NAMES: [(&str, &str); 3] =
-    [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
+const MODEL_NAMES: [(&str, &str); 6] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+];
 
 /// A GGUF file, or one of the parts of a model.
 pub struct Part {
@@ -191,7 +202,12 @@ impl Gguf {
         let (h, raw) = (&self.header, self.raw());
         let data = |name: &str| h.tensors.get(name).and_then(|entry| self.data(entry));
         let value = match name {
-            "config.json" => config::config(h, raw, &data).map(|map| Some(map.into())),
+            "config.json" => config::architecture(h)
+                .and_then(|(family, _)| match family.gemma4 {
+                    true => gemma4::config(h, raw, &data),
+                    false => config::config(h, raw, &data),
+                })
+                .map(|map| Some(map.into())),
             "generation_config.json" => config::generation(h, raw).map(|map| Some(map.into())),
             "tokenizer_config.json" => tokenizer::texts(h, raw).map(|map| Some(map.into())),
             "tokenizer.json" => tokenizer::tokenizer(h, raw),
@@ -374,7 +390,7 @@ pub fn gguf_name(name: &str) -> Option<String> {
     let (stem, kind) = match name.rsplit_once('.')? {
         (_, "A_log") => (name, ""),
         (_, "dt_bias") => (name, ".bias"),
-        (_, "sinks") => (name, ".weight"),
+        (_, "sinks" | "layer_scalar") => (name, ".weight"),
         (stem, kind) => (stem, &name[name.len() - kind.len() - 1..]),
     };
     let (layer, names, stem) = match stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {

@@ -2,7 +2,8 @@
 //! a checkpoint, making random weights and loading a model all read it.
 
 use super::config::{DmsVariant, ModelConfig, Predictor};
-use super::spec::{DeltaNet, Mixer, Mlp};
+use super::spec::{DeltaNet, LayerInputs, Mixer, Mlp};
+use crate::policy::KvHeads;
 use crate::tensor::{RowRuns, Tensor};
 use anyhow::{Context, Result, ensure};
 
@@ -51,6 +52,30 @@ pub struct LayerSpec {
     /// Before the MLP.
     pub post_norm: TensorSpec,
     pub mlp: MlpSpec,
+    /// What the layer does with an input of its own, if it has one.
+    pub input: Option<InputSpec>,
+    /// `[1]`: factor of the residual stream behind the layer.
+    pub scale: Option<TensorSpec>,
+}
+
+/// The tensors with which a layer adds an [input of its own](super::spec::LayerInputs).
+pub struct InputSpec {
+    /// `[width, hidden]`
+    pub gate: LinearSpec,
+    /// `[hidden, width]`
+    pub projection: LinearSpec,
+    /// The norm of what is added to the residual stream.
+    pub norm: TensorSpec,
+}
+
+/// The tensors that compute the inputs of all layers.
+pub struct InputsSpec {
+    /// `[vocab, n_layers * width]`
+    pub embedding: TensorSpec,
+    /// `[n_layers * width, hidden]`: of the token's embedding.
+    pub projection: LinearSpec,
+    /// `[width]`: the norm of each layer's part of it.
+    pub norm: TensorSpec,
 }
 
 /// The tensors of a feed-forward block: dense, or experts.
@@ -71,13 +96,16 @@ pub enum MixerSpec {
 /// The tensors of an attention block.
 pub struct AttentionSpec {
     pub q: LinearSpec,
-    pub k: LinearSpec,
-    pub v: LinearSpec,
+    /// `None`: the layer reads K and V of another.
+    pub k: Option<LinearSpec>,
+    /// `None`: it is that of k, or there is none.
+    pub v: Option<LinearSpec>,
     /// The output gate, whose rows are among the rows of q in the files.
     pub gate: Option<LinearSpec>,
     pub o: LinearSpec,
-    /// Norms of q and of k, each `[head_dim]`.
-    pub qk_norm: Option<[TensorSpec; 2]>,
+    /// Norms of q and of k, each `[head_dim]`; a layer without k has only the first.
+    pub q_norm: Option<TensorSpec>,
+    pub k_norm: Option<TensorSpec>,
     /// A logit for each query head that joins the softmax.
     pub sinks: Option<TensorSpec>,
     /// Tensors that compute eviction decisions, if the model has its own.
@@ -123,6 +151,16 @@ pub fn embedding(c: &ModelConfig) -> TensorSpec {
     tensor("model.embed_tokens.weight", &[c.vocab, c.hidden])
 }
 
+/// The tensors that compute inputs of layers, if the model has such inputs.
+pub fn layer_inputs(c: &ModelConfig) -> Option<InputsSpec> {
+    let LayerInputs { width, vocab } = c.spec.layer_inputs?;
+    Some(InputsSpec {
+        embedding: tensor("model.embed_tokens_per_layer.weight", &[vocab, c.n_layers * width]),
+        projection: linear("model.per_layer_model_projection", c.n_layers * width, c.hidden, false),
+        norm: tensor("model.per_layer_projection_norm.weight", &[width]),
+    })
+}
+
 /// Whether a matrix is the values' projection of an attention layer.
 pub fn is_value(name: &str) -> bool {
     name.ends_with(".self_attn.v_proj.weight")
@@ -158,6 +196,12 @@ impl LayerSpec {
             behind: c.spec.norms_behind.then(|| ["post_attention_layernorm", "post_feedforward_layernorm"].map(norm)),
             post_norm: norm(if c.spec.norms_behind { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }),
             mlp: MlpSpec::new(c, layer, &name("mlp")),
+            input: c.spec.layer_inputs.map(|LayerInputs { width, .. }| InputSpec {
+                gate: linear(&name("per_layer_input_gate"), width, c.hidden, false),
+                projection: linear(&name("per_layer_projection"), c.hidden, width, false),
+                norm: norm("post_per_layer_input_norm"),
+            }),
+            scale: c.spec.layer_scale.then(|| tensor(&name("layer_scalar"), &[1])),
         }
     }
 
@@ -167,7 +211,8 @@ impl LayerSpec {
             MixerSpec::Attention(mixer) => [mixer.projections(), vec![&mixer.o]],
             MixerSpec::DeltaNet(mixer) => [vec![&mixer.qkv, &mixer.z], vec![&mixer.out]],
         };
-        let stacks = [first, out, self.mlp.gate_up.iter().collect(), self.mlp.down.iter().collect()];
+        let (gate, projection) = self.input.iter().map(|input| (&input.gate, &input.projection)).unzip();
+        let stacks = [first, out, self.mlp.gate_up.iter().collect(), self.mlp.down.iter().collect(), gate, projection];
         stacks.map(|stack: Vec<&LinearSpec>| stack.iter().map(|linear| &linear.weight).collect()).into()
     }
 
@@ -180,7 +225,14 @@ impl LayerSpec {
         let mlp = router.into_iter().chain(gate_up).chain(down).flat_map(LinearSpec::into_tensors);
         let norms = self.behind.into_iter().flatten().chain([self.post_norm]);
         let before = std::iter::once(self.input_norm).chain(mixer).chain(norms);
-        before.chain(mlp).chain(decisions.into_iter().flat_map(DecisionSpec::into_tensors))
+        let input = self.input.into_iter().flat_map(|InputSpec { gate, projection, norm }| {
+            [gate, projection].into_iter().flat_map(LinearSpec::into_tensors).chain([norm])
+        });
+        before
+            .chain(mlp)
+            .chain(input)
+            .chain(self.scale)
+            .chain(decisions.into_iter().flat_map(DecisionSpec::into_tensors))
     }
 }
 
@@ -195,7 +247,7 @@ impl MlpSpec {
                 router.extend(experts.shared.then(|| row("shared_expert_gate", 1)));
                 (names.chain(shared).collect(), experts.width, router, experts.bias)
             }
-            _ => (vec![name.to_owned()], c.ffn, Vec::new(), c.spec.mlp_bias),
+            _ => (vec![name.to_owned()], c.ffn_of(c.layer(layer)), Vec::new(), c.spec.mlp_bias),
         };
         let part = |name: &str, part, out, from| linear(&format!("{name}.{part}"), out, from, bias);
         let gate_up = |name: &String| ["gate_proj", "up_proj"].map(|of| part(name, of, width, c.hidden));
@@ -209,30 +261,36 @@ impl MlpSpec {
 
 impl AttentionSpec {
     fn new(c: &ModelConfig, layer: usize) -> Self {
-        let (q, kv, spec) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim, &c.spec);
+        let (kind, spec) = (c.layer(layer), &c.spec);
+        let KvHeads { count, dim } = c.heads(kind);
+        let (q, kv) = (c.q_width(kind), count * dim);
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
         let rows = |part: &str, rows| linear(&name(part), rows, c.hidden, spec.qkv_bias);
-        let norm = |part: &str| tensor(&name(&format!("{part}.weight")), &[c.head_dim]);
+        let norm = |part: &str| tensor(&name(&format!("{part}.weight")), &[dim]);
+        let own_values = kind.stores() && !(kind.decides() && spec.keys_are_values);
         Self {
             q: rows("q_proj", q),
-            k: rows("k_proj", kv),
-            v: rows("v_proj", kv),
+            k: kind.stores().then(|| rows("k_proj", kv)),
+            v: own_values.then(|| rows("v_proj", kv)),
             gate: spec.output_gate.then(|| rows("q_gate", q)),
             o: linear(&name("o_proj"), c.hidden, q, spec.o_bias),
-            qk_norm: spec.qk_norm.then(|| ["q_norm", "k_norm"].map(norm)),
+            q_norm: spec.qk_norm.then(|| norm("q_norm")),
+            k_norm: (spec.qk_norm && kind.stores()).then(|| norm("k_norm")),
             sinks: spec.sinks.then(|| tensor(&name("sinks"), &[c.n_q_heads])),
             decisions: DecisionSpec::new(c, layer),
         }
     }
 
-    /// Linear layers with the block's input, in the order in which they are stacked.
+    /// Linear layers with the block's input, in the order in which they are stacked. That of k is
+    /// there twice where it is also that of v: values differ from keys after norms and RoPE.
     pub fn projections(&self) -> Vec<&LinearSpec> {
-        [&self.q, &self.k, &self.v].into_iter().chain(&self.gate).collect()
+        let values = self.v.as_ref().or(self.k.as_ref());
+        std::iter::once(&self.q).chain(&self.k).chain(values).chain(&self.gate).collect()
     }
 
     fn into_tensors(self) -> (Vec<TensorSpec>, Option<DecisionSpec>) {
-        let linears = [self.q, self.k, self.v, self.o].into_iter().chain(self.gate);
-        let norms = self.qk_norm.into_iter().flatten();
+        let linears = std::iter::once(self.q).chain(self.k).chain(self.v).chain([self.o]).chain(self.gate);
+        let norms = self.q_norm.into_iter().chain(self.k_norm);
         let tensors = linears.flat_map(LinearSpec::into_tensors).chain(norms).chain(self.sinks);
         (tensors.collect(), self.decisions)
     }
@@ -266,33 +324,35 @@ impl DeltaNetSpec {
 pub const PREDICTOR: &str = "predictor.";
 
 impl DecisionSpec {
-    /// `None` for models whose decisions need no tensors, and in layers without attention. The maps
-    /// of a predictor are numbered by layers with attention.
+    /// `None` for models whose decisions need no tensors, and in layers that store nothing. The
+    /// maps of a predictor are numbered by layers of the KV cache.
     pub fn new(c: &ModelConfig, layer: usize) -> Option<Self> {
-        if !c.layer(layer).attends() {
+        let (kind, heads) = (c.layer(layer), c.heads(c.layer(layer)).count);
+        if !kind.stores() {
             return None;
         }
         match (c.dms.as_ref().map(|dms| dms.variant), c.predictor()) {
             (Some(DmsVariant::Adapter), _) => {
                 let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
                 Some(Self {
-                    linear: Some(linear(&name, c.n_kv_heads, c.hidden, c.spec.o_bias)),
+                    linear: Some(linear(&name, heads, c.hidden, c.spec.o_bias)),
                     norm: Some(tensor(&format!("{name}_norm.weight"), &[c.hidden])),
                     mlp: None,
                     middle: None,
                 })
             }
             (_, Some(Predictor { linear: is_linear, units, deep })) => {
-                let name = format!("{PREDICTOR}layers.{}", c.mixer_index(layer));
+                // Files have maps of one size, also for local layers, whose maps decide nothing.
+                let (name, heads) = (format!("{PREDICTOR}layers.{}", c.mixer_index(layer)), c.deciding_heads().count);
                 let mlp = || {
                     [
                         linear(&format!("{name}.0"), units, c.hidden, true),
-                        linear(&format!("{name}.2"), c.n_kv_heads, units, true),
+                        linear(&format!("{name}.2"), heads, units, true),
                     ]
                 };
                 Some(Self {
                     norm: None,
-                    linear: is_linear.then(|| linear(&name, c.n_kv_heads, c.hidden, true)),
+                    linear: is_linear.then(|| linear(&name, heads, c.hidden, true)),
                     mlp: (units > 0).then(mlp),
                     middle: deep.then(|| linear(&format!("{name}.1"), units, units, true)),
                 })
@@ -317,7 +377,10 @@ impl LinearSpec {
 /// Every tensor that the forward pass reads. The first is the embedding.
 pub fn all(c: &ModelConfig) -> impl Iterator<Item = TensorSpec> {
     let layers = (0..c.n_layers).flat_map(move |layer| LayerSpec::new(c, layer).into_tensors());
-    std::iter::once(embedding(c)).chain(layers).chain([final_norm(c)]).chain(lm_head(c))
+    let inputs = layer_inputs(c).into_iter().flat_map(|InputsSpec { embedding, projection, norm }| {
+        [embedding].into_iter().chain(projection.into_tensors()).chain([norm])
+    });
+    std::iter::once(embedding(c)).chain(inputs).chain(layers).chain([final_norm(c)]).chain(lm_head(c))
 }
 
 /// The tensor that contains this one as some of its rows, and which rows: in families that fuse q,

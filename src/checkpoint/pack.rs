@@ -26,6 +26,10 @@ pub fn packable(c: &ModelConfig) -> BTreeMap<String, Part> {
     if let Some(head) = names::lm_head(c) {
         add(&[&head], &|_| Part::End);
     }
+    if let Some(inputs) = names::layer_inputs(c) {
+        add(&[&inputs.embedding], &|_| Part::End);
+        add(&[&inputs.projection.weight], &|_| Part::End);
+    }
     for l in 0..c.n_layers {
         LayerSpec::new(c, l).stacks().iter().for_each(|stack| add(stack, &|t| part_of(c, l, &t.name)));
     }

@@ -4,12 +4,14 @@
 use super::bounds;
 use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
 use super::family::{Family, WindowIn};
+use super::gemma4;
 use super::json::{self, Fields};
+use super::listed::{full_layers, local_window};
 use super::model::GenerationDefaults;
 use super::quantized::Quantization;
 use super::rope;
 use super::spec::{Activation, DeltaNet, Experts, LayerKind, Local, Mlp, Spec};
-use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
+use crate::policy::{Dmc, Dms, KvHeads, MOST_MEMBERS, Shift};
 use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
 use serde_json::{Map, Value};
@@ -29,11 +31,18 @@ const FOREIGN_KEYS: [&str; 7] = [
 /// with the keys beside it.
 pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default().to_owned();
-    if !matches!(&*kind, "qwen3_5" | "qwen3_5_moe" | "gemma3" | "mistral3") {
+    let wholes = ["qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "gemma4", "gemma4_unified"];
+    if !wholes.contains(&&*kind) {
         return with_gemmas_defaults(config);
     }
     let Some(Value::Object(mut text)) = config.remove("text_config") else { return config };
-    let usual = [("gemma3", "gemma3_text"), ("mistral3", "mistral")].into_iter().find(|(whole, _)| *whole == kind);
+    let usual = [
+        ("gemma3", "gemma3_text"),
+        ("mistral3", "mistral"),
+        ("gemma4", "gemma4_text"),
+        ("gemma4_unified", "gemma4_unified_text"),
+    ];
+    let usual = usual.into_iter().find(|(whole, _)| *whole == kind);
     if let Some((_, usual)) = usual {
         text.entry("model_type").or_insert_with(|| usual.into());
     }
@@ -46,10 +55,11 @@ pub fn text_part(mut config: Map<String, Value>) -> Map<String, Value> {
     with_gemmas_defaults(config)
 }
 
-/// Adds keys that files of Gemma 3 omit. They are part of the model's identity, which sessions
+/// Adds keys that files of Gemma omit. They are part of the model's identity, which sessions
 /// store.
 fn with_gemmas_defaults(config: Map<String, Value>) -> Map<String, Value> {
-    if config.get("model_type").is_some_and(|kind| kind == "gemma3_text") {
+    let kind = config.get("model_type").and_then(Value::as_str);
+    if kind.and_then(Family::named).is_some_and(|family| family.gemma || family.gemma4) {
         with_class_defaults(config)
     } else {
         config
@@ -92,10 +102,13 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     let context = config.size_to("max_position_embeddings", bounds::CONTEXT)?;
     let rms_eps = config.positive("rms_norm_eps")? as f32;
     ensure!(rms_eps > 0.0 && rms_eps < 1.0, "{place}: rms_norm_eps is not between 0 and 1 in 32 bits");
+    let heads = KvHeads { count: n_kv_heads, dim: head_dim };
+    let spec = spec(config, family, heads)?;
     let rope = rope::parse(config, family, context)?;
-    let channels = rope.channels(head_dim);
+    let head_dim_all = spec.global_heads.map_or(head_dim, |heads| heads.dim);
+    let channels = rope.channels(head_dim_all);
     ensure!(channels > 0 && channels % 2 == 0, "{place}: {channels} channels of a head cannot be rotated");
-    let (angles, scale) = rope.frequencies(head_dim);
+    let (angles, scale) = rope.frequencies(head_dim_all);
     let factors = 2 * angles.len();
     ensure!(
         factors == channels,
@@ -120,7 +133,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         vocab: config.size_to("vocab_size", bounds::VOCAB)?,
         rms_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        spec: spec(config, family)?,
+        spec,
         rope,
         context: context.min(bounds::POSITIONS),
         dms,
@@ -130,7 +143,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
 }
 
 /// Parses the computation of the layers.
-fn spec(config: &Fields, family: &Family) -> Result<Spec> {
+fn spec(config: &Fields, family: &Family, heads: KvHeads) -> Result<Spec> {
     let bias = config.bool_or("attention_bias", false)?;
     let mlp_bias = config.bool_or("mlp_bias", false)?;
     ensure!(family.mlp_bias || !mlp_bias, "{}: mlp_bias is not part of {}", config.place(), family.name);
@@ -180,6 +193,9 @@ fn spec(config: &Fields, family: &Family) -> Result<Spec> {
     if family.gemma {
         gemma(config, &mut spec)?;
     }
+    if family.gemma4 {
+        gemma4::spec(config, &mut spec, heads)?;
+    }
     Ok(spec)
 }
 
@@ -209,11 +225,6 @@ fn gemma(config: &Fields, spec: &mut Spec) -> Result<()> {
         ("sliding_window_pattern", 6),
     )?;
     spec.set_local(&is_global, || Ok(Local { window: local_window(config)?, theta: Some(rope::local_theta(config)?) }))
-}
-
-/// Tokens that local layers see.
-fn local_window(config: &Fields) -> Result<usize> {
-    Ok(config.size_to("sliding_window", bounds::CONTEXT)?.min(bounds::POSITIONS))
 }
 
 /// Sizes of the layers that are a gated delta net.
@@ -301,26 +312,6 @@ fn mixers(config: &Fields) -> Result<Vec<LayerKind>> {
     Ok(full.into_iter().map(of).collect())
 }
 
-/// Whether the attention of each layer is full, for at most `most` layers: decided by `is_full` for
-/// its entry in `layer_types`, or else by a key with an interval and its usual value.
-fn full_layers(
-    config: &Fields,
-    most: usize,
-    is_full: impl Fn(&Value) -> bool,
-    (key, usual): (&str, usize),
-) -> Result<Vec<bool>> {
-    let n = config.size_to("num_hidden_layers", most)?;
-    let full: Vec<bool> = match config.get("layer_types").and_then(Value::as_array) {
-        Some(listed) => listed.iter().take(n).map(is_full).collect(),
-        None => {
-            let interval = config.opt_size(key)?.unwrap_or(usual).max(1);
-            (1..=n).map(|layer| layer % interval == 0).collect()
-        }
-    };
-    ensure!(full.len() == n, "{}: layer_types is not a list of {n} names", config.place());
-    Ok(full)
-}
-
 /// Whether `layer_types` lists only sliding windows.
 fn all_slide(config: &Fields) -> bool {
     let layers = config.get("layer_types").and_then(Value::as_array);
@@ -406,8 +397,13 @@ fn family(config: &Fields) -> Result<&'static Family> {
 fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
     let place = config.place();
     Quantization::parse(config)?;
+    if family.gemma4 {
+        gemma4::refuse(config)?;
+    }
     for key in FOREIGN_KEYS {
-        let known = family.experts && key.ends_with("_experts") || family.gemma && key == "query_pre_attn_scalar";
+        let known = family.experts && key.ends_with("_experts")
+            || family.gemma && key == "query_pre_attn_scalar"
+            || family.gemma4 && key == "final_logit_softcapping";
         ensure!(known || config.get(key).is_none(), "{place}: {key} is set, which is not supported");
     }
     ensure!(

@@ -197,7 +197,7 @@ fn six_bits(c: &ModelConfig) -> HashSet<String> {
     let layers = (0..c.n_layers).filter(more).map(|l| LayerSpec::new(c, l));
     let head = names::lm_head(c).unwrap_or_else(|| names::embedding(c));
     let six = |layer: LayerSpec| {
-        let v = if let MixerSpec::Attention(mixer) = layer.mixer { Some(mixer.v) } else { None };
+        let v = if let MixerSpec::Attention(mixer) = layer.mixer { mixer.v } else { None };
         v.into_iter().chain(layer.mlp.down).map(|linear| linear.weight.name)
     };
     layers.flat_map(six).chain([head.name]).collect()

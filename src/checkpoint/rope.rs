@@ -23,8 +23,8 @@ const PHI3_ORIGINAL: usize = 4096;
 /// `max_position_embeddings`, YaRN's original context if the config states none.
 pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
     let place = config.place();
-    if family.gemma {
-        return gemma(config, context);
+    if family.gemma || family.gemma4 {
+        return gemma(config, family, context);
     }
     let fields = given(config)?;
     if let Some(fields) = fields.as_ref().filter(|fields| fields.get(BETA).is_some()) {
@@ -48,7 +48,12 @@ pub fn parse(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
     }
     ensure!(!config.bool_or("rope_interleaved", false)?, "{place}: rope_interleaved is not supported");
     let scaling = match fields {
-        Some(fields) => parse_scaling(&fields, config, context)?,
+        Some(fields) => match parse_scaling(&fields, config, context)? {
+            RopeScaling::Proportional { .. } => {
+                bail!("{}: rope type \"proportional\" is not supported in {}", fields.place(), family.name)
+            }
+            scaling => scaling,
+        },
         None => RopeScaling::Default,
     };
     // transformers' default for a base that is not stated.
@@ -94,6 +99,7 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
                 truncate: f.bool_or("truncate", true)?,
             })
         }
+        "proportional" => Ok(RopeScaling::Proportional { factor: f.opt_positive("factor")?.unwrap_or(1.0) }),
         "longrope" | "su" => longrope(f, original.unwrap_or(if is_phi3 { PHI3_ORIGINAL } else { context }), context),
         other => {
             bail!("{}: rope type {other:?} is not supported (default, linear, llama3, yarn, longrope are)", f.place())
@@ -103,7 +109,12 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
 
 /// Parameters of Gemma's global layers: by the kind of a layer, or in older files for global layers
 /// only.
-fn gemma(config: &Fields, context: usize) -> Result<Rope> {
+fn gemma(config: &Fields, family: &Family, context: usize) -> Result<Rope> {
+    if family.gemma4 && config.get("rope_parameters").is_none() {
+        // As transformers' class has it.
+        let scaling = RopeScaling::Proportional { factor: 1.0 };
+        return Ok(Rope { theta: GEMMA_THETA, share: 0.25, scaling });
+    }
     let of_kind = config.opt_object("rope_parameters")?.map(|f| f.opt_object("full_attention")).transpose()?.flatten();
     let fields = match of_kind {
         Some(fields) => Some(fields),
@@ -112,8 +123,16 @@ fn gemma(config: &Fields, context: usize) -> Result<Rope> {
     let inner = fields.as_ref().map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
     let theta = inner.or(config.opt_positive("rope_theta")?).unwrap_or(GEMMA_THETA);
     ensure!(theta > 1.0, "{}: rope_theta {theta} is not above 1", config.place());
+    let share = fields.as_ref().map(|f| f.opt_f64("partial_rotary_factor")).transpose()?.flatten().unwrap_or(1.0);
+    let place = config.place();
     let scaling = fields.map_or(Ok(RopeScaling::Default), |fields| parse_scaling(&fields, config, context))?;
-    Ok(Rope { theta, share: 1.0, scaling })
+    let is_proportional = matches!(scaling, RopeScaling::Proportional { .. });
+    if !is_proportional {
+        return Ok(Rope { theta, share: 1.0, scaling });
+    }
+    ensure!(family.gemma4, "{place}: rope type \"proportional\" is not supported in {}", family.name);
+    ensure!(0.0 < share && share <= 1.0, "{place}: partial_rotary_factor {share} is not above 0 and at most 1");
+    Ok(Rope { theta, share, scaling })
 }
 
 /// The growth of queries, which is among the parameters of RoPE. As in transformers, it begins at
@@ -177,9 +196,12 @@ impl Rope {
         Self { theta, share: 1.0, scaling: RopeScaling::Default }
     }
 
-    /// Channels of a head that are rotated.
+    /// Channels of a head that are rotated, some perhaps by the angle 0.
     pub fn channels(&self, head_dim: usize) -> usize {
-        (head_dim as f64 * self.share) as usize
+        match self.scaling {
+            RopeScaling::Proportional { .. } => head_dim,
+            _ => (head_dim as f64 * self.share) as usize,
+        }
     }
 
     /// Takes the frequencies for a context of that many tokens, if they depend on it. As in
@@ -198,6 +220,11 @@ impl Rope {
         let plain = (0..channels / 2).map(|i| self.theta.powf(-((2 * i) as f64) / channels as f64));
         let (freqs, scale): (Vec<f64>, f64) = match &self.scaling {
             RopeScaling::Default => (plain.collect(), 1.0),
+            RopeScaling::Proportional { factor } => {
+                let turned = (self.share * head_dim as f64 / 2.0) as usize;
+                let of = |(i, f): (usize, f64)| if i < turned { f / factor } else { 0.0 };
+                (plain.enumerate().map(of).collect(), 1.0)
+            }
             RopeScaling::Linear { factor } => (plain.map(|f| f / factor).collect(), 1.0),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let context = *original_context as f64;
@@ -322,7 +349,8 @@ impl ModelConfig {
             RopeScaling::Default if self.context == QWEN3_CONTEXT => QWEN3_TRAINED,
             RopeScaling::Default => self.context,
             RopeScaling::Yarn { original_context, .. } => *original_context,
-            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0,
+            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 0,
+            RopeScaling::LongRope { .. } | RopeScaling::Proportional { .. } => 0,
         };
         ensure!(
             self.family.yarn && trained > 0,

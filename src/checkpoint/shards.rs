@@ -86,8 +86,9 @@ impl Shards {
 
     /// Contents of the files besides the language model, with the number of their tensors.
     pub fn unused(&self) -> Vec<(&'static str, usize)> {
-        let vision = ["visual.", "vision_tower.", "multi_modal_projector."];
-        let parts = [(&vision[..], "the vision tower"), (&["mtp."], names::MTP)];
+        let vision = ["visual.", "vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision."];
+        let audio = ["audio_tower.", "embed_audio."];
+        let parts = [(&vision[..], "the vision tower"), (&audio, "the audio tower"), (&["mtp."], names::MTP)];
         let of = |name: &String, prefixes: &[&str]| {
             let name = name.strip_prefix("model.").unwrap_or(name);
             prefixes.iter().any(|prefix| name.starts_with(prefix))

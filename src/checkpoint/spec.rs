@@ -4,4 +4,4 @@
 mod kinds;
 mod layers;
 
-pub use kinds::{Activation, DeltaNet, Experts, LayerKind, Local, Mixer, Mlp, QueryGrowth, Spec};
+pub use kinds::{Activation, DeltaNet, Experts, LayerInputs, LayerKind, Local, Mixer, Mlp, QueryGrowth, Spec};

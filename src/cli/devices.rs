@@ -182,6 +182,13 @@ impl Target {
 
     /// Fails with the reason where this device's kernels do not support the model.
     pub fn check_model(self, c: &ModelConfig) -> Result<()> {
+        if matches!(self, Self::Cuda(_))
+            && (c.spec.global_heads.is_some() || c.spec.v_norm || c.spec.layer_inputs.is_some())
+        {
+            bail!(
+                "the CUDA backend has no kernels for heads by layer, norms of values and inputs of layers: use --device cpu"
+            );
+        }
         let has = |d: &DeltaNet| cuda::has_delta_net(d.kernel, d.key_dim, d.value_dim);
         if matches!(self, Self::Cuda(_)) && c.spec.delta_net.as_ref().is_some_and(|d| !has(d)) {
             bail!(

@@ -16,10 +16,10 @@ use crate::config::{BUILTIN_MODEL, Settings};
 use crate::hub::cache::{self, Extent};
 use crate::hub::layout::{GATES, INDEX};
 use crate::hub::{Hub, HubError, HubModel, MAIN, Observer, Progress};
-use crate::policy::{PolicyKind, PolicyRequest};
+use crate::policy::{KvHeads, PolicyKind, PolicyRequest};
 use crate::quant::{self, Weights};
 use crate::quantize::weight_cache::Cached;
-use crate::ui::text::bytes;
+use crate::ui::text::{bytes, plural};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -403,9 +403,15 @@ fn layers_with_state(c: &ModelConfig) -> Option<String> {
 
 /// The layers that see a window of tokens, if there are any.
 fn layers_with_window(c: &ModelConfig) -> Option<String> {
-    let windows: Vec<usize> = c.lanes().filter_map(|layer| layer.window).collect();
-    let widest = windows.iter().max()?;
-    Some(format!("{}, which see the newest {widest} tokens", windows.len()))
+    let window = c.lanes().filter_map(|layer| layer.window).max()?;
+    let n = (0..c.n_layers).filter(|&layer| !c.layer(layer).decides()).count();
+    Some(format!("{n}, which see the newest {window} tokens"))
+}
+
+/// The layers that store nothing, if there are any.
+fn layers_that_share(c: &ModelConfig) -> Option<String> {
+    let n = (0..c.n_layers).filter(|&layer| c.layer(layer).shares).count();
+    (n > 0).then(|| format!("{n}, which read the K and V of earlier ones"))
 }
 
 /// Values of `--policy` for a model.
@@ -446,13 +452,19 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
     Ok(object)
 }
 
+/// Heads of the layers that see all tokens, where they are others than those of local ones.
+fn global_heads(c: &ModelConfig) -> Option<String> {
+    let KvHeads { count, dim } = c.spec.global_heads?;
+    Some(format!("{} of {dim} channels", plural(count as u64, "KV head")))
+}
+
 /// The family of a model, and its sizes.
 fn shape(c: &ModelConfig) -> Map<String, Value> {
     let experts = c.spec.experts.map(|e| format!("{} experts, {} per token", e.count, e.per_token));
     object(json!({
         "architecture": c.family.name, "layers": c.n_layers, "layers_with_state": layers_with_state(c),
-        "local_layers": layers_with_window(c), "experts": experts, "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads,
-        "head_dim": c.head_dim, "vocabulary": c.vocab, "context": c.context, "rope_factors": c.rope_factors(),
+        "local_layers": layers_with_window(c), "sharing_layers": layers_that_share(c), "experts": experts, "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads,
+        "head_dim": c.head_dim, "global_heads": global_heads(c), "vocabulary": c.vocab, "context": c.context, "rope_factors": c.rope_factors(),
     }))
 }
 

@@ -388,8 +388,8 @@ impl<B: Backend> Conversation<B> {
     }
 
     fn inspect(&self, m: &Loaded<B>, events: &EventSender, layer: usize, head: usize) {
-        let config = m.runner.config();
-        if layer >= config.attention_layers() || head >= config.n_kv_heads {
+        let g = m.runner.cache.geometry();
+        if layer >= g.n_layers || head >= g.layer(layer).heads.count {
             return;
         }
         let metas = m.runner.cache.slot_metas(m.runner.backend(), self.chain.context.seq, layer, head);

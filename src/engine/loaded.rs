@@ -158,7 +158,7 @@ fn identity<B: Backend>(
     let c = runner.config();
     let dmc = c.dmc.map(|dmc| format!(" {dmc:?}")).unwrap_or_default();
     let gates = c.gates.map(|gates| format!(" {gates:?}")).unwrap_or_default();
-    let parameters = format!("{:?} {:?}{dmc}{gates}", c.rope.frequencies(c.head_dim), c.dms);
+    let parameters = format!("{:?} {:?}{dmc}{gates}", c.rope.frequencies(c.deciding_heads().dim), c.dms);
     let digests = [
         info.identity.model_fingerprint.clone(),
         info.identity.tokenizer_fingerprint.clone(),
@@ -203,8 +203,8 @@ fn model_info<B: Backend>(
         state_bytes: g.delta.map_or(0, |delta| delta.seq_bytes() as u64),
         lanes: g.layers().collect(),
         n_q_heads: c.n_q_heads,
-        n_kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
+        n_kv_heads: g.n_kv_heads,
+        head_dim: g.head_dim,
         vocab: c.vocab,
         context: runner.context(),
         codec: options.codec,

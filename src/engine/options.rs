@@ -9,7 +9,7 @@ use crate::protocol::WhenFull;
 use crate::quant::Weights;
 use crate::quantize::calibration::Calibration;
 use crate::quantize::weight_cache::WeightCache;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -97,6 +97,12 @@ impl EngineOptions {
     /// model.
     pub fn coder(&self, config: &ModelConfig) -> Result<Option<Arc<dyn Coder>>> {
         let rotation = |(inv_freq, factor)| Rotation { inv_freq, factor };
+        let own = config.spec.global_heads.is_some();
+        ensure!(
+            !own || !self.codec.needs_data(),
+            "--kv {}: layers of this model have heads of different sizes, for which there is no dictionary",
+            self.codec.name()
+        );
         let rotations = config.rotations().map(rotation).collect();
         let heads = Heads { head_dim: config.head_dim, rotations };
         self.codec.coder(self.codec_data.as_ref(), &heads).map_err(anyhow::Error::msg)
@@ -108,7 +114,7 @@ impl EngineOptions {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
         let policy = config.policy(self.policy)?;
         Ok(KernelNeeds {
-            head_dim: config.head_dim,
+            head_dim: config.lanes().map(|layer| layer.heads.dim).max().unwrap_or(config.head_dim),
             codec: self.codec,
             weights,
             policy,

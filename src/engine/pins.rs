@@ -148,7 +148,8 @@ impl<B: Backend> Conversation<B> {
         if pins.iter().any(|pin| pin.start <= positions.start && positions.end <= pin.end) {
             return Err("that message is pinned already; /unpin takes the pin back".into());
         }
-        let token_bytes = (counted(&m.runner) * g.slot_bytes()) as u64;
+        let deciding = g.deciding_lanes().next().map_or(0, |lane| lane.layer);
+        let token_bytes = (counted(&m.runner) * g.of_layer(deciding).slot_bytes()) as u64;
         let n = pins.iter().map(ExactSizeIterator::len).sum::<usize>() + positions.len();
         let needed = n as u64 * token_bytes;
         if let Some(limit) = m.runner.cache.limit_bytes().filter(|limit| needed > *limit) {

@@ -3,7 +3,7 @@
 use super::EngineOptions;
 use crate::backend::{DeltaGeometry, KvGeometry};
 use crate::cache::PAGE_SLOTS;
-use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
+use crate::checkpoint::{Checkpoint, DeltaNet, LayerKind, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
 use crate::policy::{Budget, Far, LayerLanes, POSITION_BITS, Policy};
@@ -40,11 +40,13 @@ fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
 /// Geometry of the cache of a model's layers with attention, except for values that depend on the
 /// backend.
 pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy, n_seqs: usize) -> KvGeometry {
+    let [local, global] = [true, false].map(|local| c.heads(LayerKind { local, ..LayerKind::ATTENTION }));
     KvGeometry {
         n_layers: c.attention_layers(),
         n_q_heads: c.n_q_heads,
-        n_kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
+        n_kv_heads: local.count.max(global.count),
+        head_dim: local.dim.max(global.dim),
+        heads: (local != global).then_some([local, global]),
         n_seqs,
         page_slots: PAGE_SLOTS,
         max_pages: 0,
@@ -60,15 +62,21 @@ pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy,
 
 /// Bytes per token of a dense cache in the layers that store all tokens.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
-    let layers = c.lanes().filter(LayerLanes::decides).count();
-    (layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+    c.lanes().filter(LayerLanes::decides).map(|layer| layer_slot_bytes(&layer, codec)).sum()
+}
+
+/// Bytes of a slot in each lane of a layer.
+fn layer_slot_bytes(layer: &LayerLanes, codec: Codec) -> u64 {
+    (layer.heads.count * codec.slot_bytes(layer.heads.dim)) as u64
 }
 
 /// Bytes of a sequence in the layers that store a window, which is full, in whole pages.
 fn local_bytes(c: &ModelConfig, codec: Codec) -> u64 {
-    let windows = c.lanes().filter_map(|layer| layer.window);
-    let slots: usize = windows.map(|window| window.next_multiple_of(PAGE_SLOTS)).sum();
-    (slots * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+    let bytes = |layer: LayerLanes| {
+        let slots = layer.window?.next_multiple_of(PAGE_SLOTS);
+        Some(slots as u64 * layer_slot_bytes(&layer, codec))
+    };
+    c.lanes().filter_map(bytes).sum()
 }
 
 /// Bytes of tables per token of context, used or not: one entry of the page table per page in every
@@ -76,7 +84,8 @@ fn local_bytes(c: &ModelConfig, codec: Codec) -> u64 {
 fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     let scores = policy(c, options).scored().map_or(0, |_| size_of::<f32>());
     let slot = size_of::<i32>() as f64 / PAGE_SLOTS as f64 + scores as f64;
-    (c.attention_layers() * c.n_kv_heads * options.max_seqs) as f64 * slot
+    let lanes = c.attention_layers() * c.lanes().map(|layer| layer.heads.count).max().unwrap_or(0);
+    (lanes * options.max_seqs) as f64 * slot
 }
 
 /// Bytes of the states of one sequence in the layers that have no attention.
@@ -131,7 +140,9 @@ pub fn sequences_that_fit(c: &ModelConfig, options: &EngineOptions, context: usi
 /// Bytes of a row that is committed later, in all layers.
 fn staged_row_bytes(c: &ModelConfig) -> usize {
     let delta = c.spec.delta_net.map_or(0, |d| d.channels() + d.value_width() + 2 * d.value_heads);
-    size_of::<f32>() * (c.attention_layers() * (c.qkv_width() + c.n_kv_heads) + c.delta_layers() * delta)
+    let stored = (0..c.n_layers).map(|layer| c.layer(layer)).filter(LayerKind::stores);
+    let attention: usize = stored.map(|kind| c.qkv_width(kind) + c.heads(kind).count).sum();
+    size_of::<f32>() * (attention + c.delta_layers() * delta)
 }
 
 /// Default tokens of a step on host backends.
@@ -214,8 +225,8 @@ fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
 /// pages that a choice brings, the rows that leave until the next one, and the index of all.
 fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
     let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
-    let lanes = c.lanes().filter(LayerLanes::decides).count() * c.n_kv_heads;
-    let index = far.map_or(0, |_| lanes * c.head_dim * size_of::<u16>() * context.div_ceil(Far::ROWS));
+    let channels: usize = c.lanes().filter(LayerLanes::decides).map(|layer| layer.heads.count * layer.heads.dim).sum();
+    let index = far.map_or(0, |_| channels * size_of::<u16>() * context.div_ceil(Far::ROWS));
     budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index as u64))
 }
 

@@ -6,7 +6,7 @@ use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::policy::Shift;
-use crate::protocol::{Evidence, LaneFilter, LaneState, Presence, PresenceRequest, Token};
+use crate::protocol::{Evidence, LaneFilter, Presence, PresenceRequest, Token};
 use crate::tokenizer::{Decoder, Tokenizer};
 use std::ops::Range;
 
@@ -57,7 +57,8 @@ impl FedText {
         let counts = runner.cache.presence(runner.backend(), context.seq, request.filter, request.position);
         let [far, near] = runner.cache.far_presence(runner.backend(), context.seq, request.filter);
         let geometry = runner.cache.geometry();
-        let layers = counts.of_position.chunks(geometry.n_kv_heads).map(<[LaneState]>::to_vec);
+        let layers = counts.of_position.chunks(geometry.n_kv_heads).zip(geometry.layers());
+        let layers = layers.map(|(heads, layer)| heads[..layer.heads.count].to_vec());
         self.follow(tokenizer, context, counts.kept.len());
         let known = request.revision == self.revision && request.known <= self.tokens.len();
         let from = if known { request.known } else { 0 };

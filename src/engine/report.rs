@@ -94,7 +94,6 @@ impl Figures {
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
         let dense_slots = stats.dense_slots();
-        let slot_bytes = g.slot_bytes() as u64;
         let FarCounts { rows, near, dropped, bytes, fetched, .. } = stats.far;
         let fetched = fetched.saturating_sub(self.fetched_before);
         KvStats {
@@ -103,8 +102,8 @@ impl Figures {
             dense_slots,
             ratio: (stats.live_slots > 0).then(|| dense_slots as f64 / stats.live_slots as f64),
             bytes: self.pool.used_pages as u64 * g.page_bytes() as u64,
-            live_bytes: stats.live_slots * slot_bytes,
-            dense_bytes: dense_slots * slot_bytes,
+            live_bytes: stats.bytes(g),
+            dense_bytes: stats.dense_bytes(g),
             live: stats.live.clone(),
             dense: stats.dense.clone(),
             reads: Self::per_lane(g, self.counted.0),

@@ -182,7 +182,7 @@ fn oldest<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<[u32; 2]> {
     let metas = runner.cache.slot_metas(runner.backend(), seq, lane.layer, lane.head);
     let mut stored: Vec<usize> = metas.iter().map(|meta| meta.position()).collect();
     stored.sort_unstable();
-    let page_slots = geometry.page_slots;
+    let page_slots = geometry.of_layer(lane.layer).page_slots;
     let pages = stored.len().div_ceil(page_slots);
     let goal = pages.div_ceil(FREED_SHARE).max(1);
     let left = pages.checked_sub(goal)? * page_slots;
@@ -218,8 +218,9 @@ impl Lanes {
     fn read<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Self {
         let (g, n) = (runner.cache.geometry(), runner.cache.len(seq));
         let lanes = g.deciding_lanes().count();
-        let mut out =
-            Self { page_slots: g.page_slots, live: vec![0; lanes], at_least: vec![vec![0; STRENGTHS + 1]; lanes] };
+        // They have the same heads.
+        let page_slots = g.deciding_lanes().next().map_or(g.page_slots, |lane| g.of_layer(lane.layer).page_slots);
+        let mut out = Self { page_slots, live: vec![0; lanes], at_least: vec![vec![0; STRENGTHS + 1]; lanes] };
         for_each_slot(runner, seq, |lane, meta| {
             out.live[lane] += 1;
             if rule.drops(n, meta, 1) {

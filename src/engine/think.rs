@@ -2,7 +2,7 @@
 //! ordinary text. [`Splitter`] separates thoughts from answers in streamed text.
 
 use super::channels::Channels;
-use crate::protocol::{Event, Piece, TextKind, Token};
+use crate::protocol::{Event, Piece, TextKind, Token, thought_header};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::begun;
 
@@ -111,6 +111,8 @@ enum State {
     Start,
     /// Likewise, and the prompt has the opening tag, which the model may write once more.
     Opened,
+    /// An opening token came, whose header may follow.
+    Headed,
     Thought,
     Answer,
 }
@@ -136,6 +138,8 @@ pub struct Splitter {
     state: State,
     /// Tags in text. `None` where they are tokens.
     tags: Option<(String, String)>,
+    /// See [`thought_header`].
+    header: &'static str,
     /// A closing tag without an opening one makes the answer so far a thought.
     closes_alone: bool,
     stops: Vec<Stop>,
@@ -150,7 +154,16 @@ impl Splitter {
     /// Of an answer without thoughts.
     pub fn plain(stops: Vec<Stop>) -> Self {
         let state = State::Answer;
-        Self { state, tags: None, closes_alone: false, stops, held: String::new(), thought: false, stopped: None }
+        Self {
+            state,
+            tags: None,
+            header: "",
+            closes_alone: false,
+            stops,
+            held: String::new(),
+            thought: false,
+            stopped: None,
+        }
     }
 
     /// `thinks`: the prompt ends in an open thought. `stops`: texts that end the answer.
@@ -164,6 +177,7 @@ impl Splitter {
                 false => State::Answer,
             },
             tags: in_text.then(|| (tags.open.clone(), tags.close.clone())),
+            header: thought_header(&tags.open),
             closes_alone: tags.named,
             stops,
             held: String::new(),
@@ -178,7 +192,7 @@ impl Splitter {
     }
 
     pub fn is_thinking(&self) -> bool {
-        matches!(self.state, State::Opened | State::Thought)
+        matches!(self.state, State::Opened | State::Headed | State::Thought)
     }
 
     /// Whether it is open if the reply begins with a thought.
@@ -189,7 +203,7 @@ impl Splitter {
     /// An opening token came.
     pub fn open(&mut self, out: &mut Vec<Said>) {
         self.release(out);
-        self.state = State::Thought;
+        self.state = if self.header.is_empty() { State::Thought } else { State::Headed };
     }
 
     /// A closing token came.
@@ -214,6 +228,9 @@ impl Splitter {
     }
 
     fn release(&mut self, out: &mut Vec<Said>) {
+        if self.state == State::Headed && self.held == self.header.trim_end() {
+            self.held.clear();
+        }
         let kind = if self.is_thinking() { TextKind::Reasoning } else { TextKind::Answer };
         say(out, kind, std::mem::take(&mut self.held));
     }
@@ -232,6 +249,16 @@ impl Splitter {
                 self.held = held;
                 if !undecided {
                     self.state = if self.state == State::Opened { State::Thought } else { State::Answer };
+                }
+                !undecided
+            }
+            (State::Headed, _) => {
+                let is_part = self.header.starts_with(&held);
+                let thought = held.strip_prefix(self.header).map(str::to_owned);
+                let undecided = is_part && thought.is_none();
+                self.held = thought.unwrap_or(held);
+                if !undecided {
+                    self.state = State::Thought;
                 }
                 !undecided
             }
@@ -358,6 +385,33 @@ mod tests {
         assert_eq!(of(" <thin", true, true), two(" <thin", ""));
         // As the templates of Qwen3 and DeepSeek R1 read a reply.
         assert_eq!(of("ponder</think>Done </think>", false, true), two("ponder", "Done </think>"));
+    }
+
+    #[test]
+    fn the_name_of_a_channel_is_no_part_of_its_thought() {
+        let tokens = Some((7, 8));
+        let tags = ThinkTags { open: "<|channel>".into(), close: "<channel|>".into(), tokens, ..tags(true) };
+        let of = |thought: &str| {
+            let (mut splitter, mut said) = (Splitter::new(&tags, false, Vec::new()), Vec::new());
+            splitter.open(&mut said);
+            thought.chars().for_each(|c| splitter.push(&c.to_string(), &mut said));
+            splitter.close(&mut said);
+            splitter.push("4", &mut said);
+            let text = |of: TextKind| {
+                let all = said.iter().filter_map(|said| match said {
+                    Said::Text(kind, text) if *kind == of => Some(text.as_str()),
+                    _ => None,
+                });
+                all.collect::<String>()
+            };
+            (text(TextKind::Reasoning), text(TextKind::Answer))
+        };
+        let parts = |thought: &str| (thought.to_owned(), "4".to_owned());
+        assert_eq!(of("thought\n2+2"), parts("2+2"));
+        assert_eq!(of("thought\n"), parts(""));
+        assert_eq!(of("thought"), parts(""));
+        assert_eq!(of("thoughts"), parts("thoughts"));
+        assert_eq!(of("tho"), parts("tho"));
     }
 
     #[test]

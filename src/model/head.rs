@@ -6,8 +6,8 @@
 use super::{Model, Step, Workspace, logits, step_token_bytes};
 use crate::backend::{After, Backend, KvGeometry, Linear, SampleArgs, SamplingState, Span, Use};
 use crate::cache::KvCache;
-use crate::checkpoint::ModelConfig;
 use crate::checkpoint::draft_head::{self, DraftHead};
+use crate::checkpoint::{LayerKind, ModelConfig};
 use crate::policy::Window;
 use crate::protocol::{SamplingParams, Token};
 use anyhow::Result;
@@ -56,7 +56,7 @@ impl<B: Backend> Input<B> {
 
 /// Bytes of workspace, counted in f32, for guesses from at most `logits` rows in one step.
 pub fn workspace_bytes(c: &ModelConfig, logits: usize) -> u64 {
-    let inputs = 3 * c.hidden + c.qkv_width();
+    let inputs = 3 * c.hidden + c.qkv_width(LayerKind::ATTENTION);
     (ROWS * (step_token_bytes(c) + size_of::<f32>() * inputs) + size_of::<f32>() * logits * c.vocab) as u64
 }
 
@@ -90,7 +90,7 @@ impl<B: Backend> Head<B> {
             states: b.acts(ROWS.max(logits), c.hidden, Use::Any)?,
             embedded: b.acts(ROWS, c.hidden, Use::Any)?,
             normed,
-            sum: b.acts(if hidden.is_none() { ROWS } else { 0 }, c.qkv_width(), Use::Any)?,
+            sum: b.acts(if hidden.is_none() { ROWS } else { 0 }, c.qkv_width(LayerKind::ATTENTION), Use::Any)?,
             sampled: b.alloc(logits)?,
             draws,
             embedding,
@@ -113,9 +113,9 @@ impl<B: Backend> Head<B> {
         let (n, ws, model) = (rows.len(), &mut self.ws, &self.model);
         b.select_rows(&mut self.states, &ws.x, rows);
         std::mem::swap(&mut self.states, &mut ws.x);
-        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
+        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), None, n);
         match self.norm_output {
-            true => b.rms_norm(&mut self.states, &ws.x, model.final_norm(&mut ws.non_finite), false, n),
+            true => b.rms_norm(&mut self.states, &ws.x, model.final_norm(&mut ws.non_finite), None, n),
             false => std::mem::swap(&mut self.states, &mut ws.x),
         }
         logits(b, model, ws, n);
@@ -169,7 +169,7 @@ impl<B: Backend> Head<B> {
                 After::Store
             }
             None => {
-                b.linear(&mut ws.qkv, embedded, of_embedding, n);
+                b.linear(ws.qkv.of(model.qkv_width(mixer)), embedded, of_embedding, n);
                 std::mem::swap(&mut ws.x, states);
                 After::Add(sum)
             }
@@ -179,7 +179,7 @@ impl<B: Backend> Head<B> {
         if self.norm_before_residual {
             let ws = &mut *step.ws;
             let norm = model.norm(0, input_norm, &mut ws.non_finite);
-            b.rms_norm(states, &ws.x, norm, false, n);
+            b.rms_norm(states, &ws.x, norm, None, n);
             std::mem::swap(&mut ws.x, states);
         }
         step.attention((0, layer, mixer));

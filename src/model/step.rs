@@ -3,7 +3,7 @@
 use super::taps::Tap;
 use super::weights::Model;
 use super::weights::{Attention, DeltaNet, Layer, Mixer};
-use super::workspace::Workspace;
+use super::workspace::{Staged, Workspace};
 use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use crate::checkpoint::{Activation, Experts};
@@ -40,6 +40,7 @@ impl<B: Backend> Step<'_, B> {
         let n = self.n();
         assert!(n > 0 && n <= self.ws.max_tokens, "a step of {n} tokens in a workspace for {}", self.ws.max_tokens);
         b.embed(&mut self.ws.x, &model.embed, &self.ws.tokens, model.embedding_scale(), n);
+        self.inputs();
         for (l, layer) in model.layers.iter().enumerate() {
             before(l, self.ws, self.cache);
             self.tap(l);
@@ -51,14 +52,20 @@ impl<B: Backend> Step<'_, B> {
                 Mixer::DeltaNet(mixer) => self.delta_net((l, layer, mixer)),
             }
             self.mlp((l, layer));
+            self.add_input((l, layer));
         }
         self.tap(model.layers.len());
         let ws = &mut *self.ws;
-        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
+        b.rms_norm(&mut ws.h, &ws.x, model.final_norm(&mut ws.non_finite), None, n);
         if model.taps.as_ref().is_some_and(|taps| taps.all.is_empty()) {
-            b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), false, n);
+            b.rms_norm(&mut ws.features, &ws.x, model.final_norm(&mut ws.non_finite), None, n);
         }
         if !staged {
+            for (layer, lent) in model.layers.iter().zip(&ws.staged) {
+                if let Some(mixer) = layer.mixer.attention().filter(|mixer| mixer.lends) {
+                    self.cache.commit(b, &lent.rows, &lent.decisions, mixer.index, spans, false);
+                }
+            }
             self.cache.advance(b, Some(&self.ws.tokens), spans);
         }
     }
@@ -74,8 +81,8 @@ impl<B: Backend> Step<'_, B> {
             }
         }
         for (layer, staged) in model.layers.iter().zip(&ws.staged) {
-            if let Some(mixer) = layer.mixer.attention() {
-                cache.commit(b, &staged.rows, &staged.decisions, mixer.index, spans);
+            if let Some(mixer) = layer.mixer.attention().filter(|mixer| mixer.reads.is_none()) {
+                cache.commit(b, &staged.rows, &staged.decisions, mixer.index, spans, true);
             }
         }
         cache.advance(b, Some(&ws.tokens), spans);
@@ -102,7 +109,8 @@ impl<B: Backend> Step<'_, B> {
         let (n, ws) = (self.n(), &mut *self.ws);
         let norm = self.model.norm(l, &layer.input_norm, &mut ws.non_finite);
         let qkv = Linear { weight: &mixer.qkv, bias: mixer.qkv_bias.as_ref(), before: Some((norm, &mut ws.h)), after };
-        let rows = if self.staged { &mut ws.staged[l].rows } else { &mut ws.qkv };
+        let is_kept = mixer.lends || self.staged && mixer.reads.is_none();
+        let rows = if is_kept { &mut ws.staged[l].rows } else { ws.qkv.of(self.model.qkv_width(mixer)) };
         self.b.linear(rows, &ws.x, qkv, n);
     }
 
@@ -112,32 +120,39 @@ impl<B: Backend> Step<'_, B> {
         let Self { b, model, spans, staged, .. } = *self;
         let (n, ws) = (self.n(), &mut *self.ws);
         let policy = self.cache.geometry().policy_of(mixer.index);
-        let alpha = model.alpha().filter(|_| policy.uses_decisions());
+        let alpha = model.alpha().filter(|_| policy.uses_decisions() && mixer.reads.is_none());
         if alpha.is_some() {
             ws.project(b, &mixer.decisions, model.eps(), l, n);
         }
         let (inv_freq, rope_scale) = model.rope(mixer);
+        let (rows, decisions, keys_of) = match (&mut ws.staged[..], mixer.reads) {
+            (all, Some(lender)) => {
+                let Staged { rows, decisions, .. } = &mut all[lender];
+                (ws.qkv.of(model.qkv_width(mixer)), decisions, Some(&*rows))
+            }
+            (all, None) if staged || mixer.lends => (&mut all[l].rows, &mut all[l].decisions, None),
+            _ if !mixer.kind.decides() => (ws.qkv.of(model.qkv_width(mixer)), &mut ws.local_decisions, None),
+            _ => (ws.qkv.of(model.qkv_width(mixer)), &mut ws.decisions, None),
+        };
         let args = QkvRopeArgs {
             qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
             rms_eps: model.config.rms_eps,
             inv_freq,
             rope_scale,
             growth: model.growth(),
-            borrowed: model.borrowed(policy.constant_decision()),
+            v_norm: model.config.spec.v_norm,
+            keys_of,
+            borrowed: model.borrowed(policy.constant_decision()).filter(|_| mixer.reads.is_none()),
             predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
             gated: model.config.spec.output_gate,
             sinks: mixer.sinks.as_ref(),
-            staged,
+            staged: staged || mixer.lends,
         };
-        let (rows, decisions) = match &mut ws.staged[..] {
-            all if staged => (&mut all[l].rows, &mut all[l].decisions),
-            _ if !mixer.kind.decides() => (&mut ws.qkv, &mut ws.local_decisions),
-            _ => (&mut ws.qkv, &mut ws.decisions),
-        };
-        self.cache.attention(b, &mut ws.att, rows, decisions, mixer.index, spans, &args);
+        let att = ws.att.of(model.att_width(mixer));
+        self.cache.attention(b, att, rows, decisions, mixer.index, spans, &args);
         let o = Linear { bias: mixer.o_bias.as_ref(), ..Linear::plain(&mixer.o) };
         let behind = layer.behind.as_ref().map(|[mixer, _]| model.norm(l, mixer, &mut ws.non_finite));
-        add(b, [&mut ws.x, &mut ws.proj], &ws.att, o, behind, n);
+        add(b, [&mut ws.x, &mut ws.proj], att, o, behind, 1.0, n);
     }
 
     /// Like [`Self::attention`], for a gated delta net.
@@ -156,7 +171,7 @@ impl<B: Backend> Step<'_, B> {
         let args = mixer.args(gates, model.config.rms_eps, staged);
         self.cache.delta_net(b, &mut ws.delta_out, rows, mixer.index, spans, &args);
         let behind = layer.behind.as_ref().map(|[mixer, _]| model.norm(l, mixer, &mut ws.non_finite));
-        add(b, [&mut ws.x, &mut ws.proj], &ws.delta_out, Linear::plain(&mixer.out), behind, n);
+        add(b, [&mut ws.x, &mut ws.proj], &ws.delta_out, Linear::plain(&mixer.out), behind, 1.0, n);
     }
 
     /// Computes the feed-forward block of layer `l` and adds it to the residual stream `ws.x`.
@@ -165,7 +180,7 @@ impl<B: Backend> Step<'_, B> {
         let (n, ws) = (self.n(), &mut *self.ws);
         let norm = model.norm(l, &layer.post_norm, &mut ws.non_finite);
         if let (Some(router), Some(sizes), Some(rows)) = (&layer.router, &model.config.spec.experts, &mut ws.experts) {
-            b.rms_norm(&mut ws.h, &ws.x, norm, false, n);
+            b.rms_norm(&mut ws.h, &ws.x, norm, None, n);
             let &Experts { per_token, normalized, shared, clamped, .. } = sizes;
             let args = ExpertsArgs {
                 router,
@@ -182,37 +197,68 @@ impl<B: Backend> Step<'_, B> {
             };
             return b.experts(&mut ws.x, &ws.h, args, n);
         }
+        let (scratch, act) = (ws.gate_up.of(2 * layer.ffn), ws.act.of(layer.ffn));
         let gate_up = Linear {
             weight: &layer.gate_up,
             bias: layer.gate_up_bias.as_ref(),
             before: Some((norm, &mut ws.h)),
             after: match model.config.spec.activation {
-                Activation::Silu => After::Swiglu(&mut ws.gate_up),
-                Activation::GeluTanh => After::Geglu(&mut ws.gate_up),
+                Activation::Silu => After::Swiglu(scratch),
+                Activation::GeluTanh => After::Geglu(scratch),
             },
         };
-        b.linear(&mut ws.act, &ws.x, gate_up, n);
+        b.linear(act, &ws.x, gate_up, n);
         let down = Linear { bias: layer.down_bias.as_ref(), ..Linear::plain(&layer.down) };
         let behind = layer.behind.as_ref().map(|[_, mlp]| model.norm(l, mlp, &mut ws.non_finite));
-        add(b, [&mut ws.x, &mut ws.proj], &ws.act, down, behind, n);
+        let scale = if layer.input.is_none() { layer.scale } else { 1.0 };
+        add(b, [&mut ws.x, &mut ws.proj], act, down, behind, scale, n);
+    }
+
+    /// Computes the inputs of all layers from the tokens and from their embeddings `ws.x`, if
+    /// layers have inputs.
+    fn inputs(&mut self) {
+        let (b, n, ws, c) = (self.b, self.n(), &mut *self.ws, &self.model.config);
+        let (Some(inputs), Some(sizes)) = (&self.model.inputs, c.spec.layer_inputs) else { return };
+        b.embed(&mut ws.inputs, &inputs.embed, &ws.tokens, (sizes.width as f32).sqrt(), n);
+        b.linear(&mut ws.projected_inputs, &ws.x, Linear::plain(&inputs.projection), n);
+        // The projection is defined with a factor of 1 / sqrt(hidden), which the norm cancels but
+        // for its epsilon.
+        let eps = c.rms_eps * c.hidden as f32;
+        let norm = Norm { weight: &inputs.norm, eps, layer: 0, non_finite: &mut ws.non_finite };
+        b.rms_norm(&mut ws.inputs, &ws.projected_inputs, norm, Some(std::f32::consts::FRAC_1_SQRT_2), n);
+    }
+
+    /// Adds what layer `l` makes of its own input to the residual stream `ws.x`, if it has one.
+    fn add_input(&mut self, (l, layer): (usize, &Layer<B>)) {
+        let (b, n, ws, model) = (self.b, self.n(), &mut *self.ws, self.model);
+        let (Some(input), Some(sizes)) = (&layer.input, model.config.spec.layer_inputs) else { return };
+        let after = After::GeluTimes { rows: &ws.inputs, at: l * sizes.width };
+        b.linear(&mut ws.gated_input, &ws.x, Linear { after, ..Linear::plain(&input.gate) }, n);
+        let norm = model.norm(l, &input.norm, &mut ws.non_finite);
+        let projection = Linear::plain(&input.projection);
+        add(b, [&mut ws.x, &mut ws.proj], &ws.gated_input, projection, Some(norm), layer.scale, n);
     }
 }
 
-/// Adds a linear layer of `input` to the residual stream `x`, after a norm if there is one. `y`:
-/// scratch.
-pub(super) fn add<B: Backend>(
+/// Adds a linear layer of `input` to the residual stream `x`, after a norm if there is one, and
+/// then multiplies the stream by `scale`. `y`: scratch.
+fn add<B: Backend>(
     b: &B,
     [x, y]: [&mut B::Acts; 2],
     input: &B::Acts,
     layer: Linear<'_, B>,
     behind: Option<Norm<'_, B>>,
+    scale: f32,
     n: usize,
 ) {
     match behind {
-        None => b.linear(x, input, Linear { after: After::Add(y), ..layer }, n),
+        None => {
+            assert_eq!(scale, 1.0, "only blocks that are normed are scaled");
+            b.linear(x, input, Linear { after: After::Add(y), ..layer }, n);
+        }
         Some(norm) => {
             b.linear(y, input, layer, n);
-            b.rms_norm(x, y, norm, true, n);
+            b.rms_norm(x, y, norm, Some(scale), n);
         }
     }
 }
@@ -220,12 +266,12 @@ pub(super) fn add<B: Backend>(
 /// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.
 pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usize) {
     assert!(n <= ws.max_logits, "{n} rows of logits in a workspace for {}", ws.max_logits);
-    b.linear(&mut ws.logits, &ws.h, Linear::plain(model.head()), n);
+    b.linear(&mut ws.logits, &ws.h, model.output(), n);
 }
 
 /// Like [`logits`], for the given rows.
 pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
     assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
     b.select_rows(&mut ws.chosen, &ws.h, rows);
-    b.linear(&mut ws.logits, &ws.chosen, Linear::plain(model.head()), rows.len());
+    b.linear(&mut ws.logits, &ws.chosen, model.output(), rows.len());
 }

@@ -3,9 +3,11 @@
 
 use super::decisions::{Decisions, Own, Rest};
 use super::taps::Taps;
-use crate::backend::{Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Growth, Norm};
+use crate::backend::{After, Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Growth, Linear, Norm};
 use crate::checkpoint::draft_head::DraftHead;
-use crate::checkpoint::names::{self, AttentionSpec, DeltaNetSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec};
+use crate::checkpoint::names::{
+    self, AttentionSpec, DeltaNetSpec, InputsSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec,
+};
 use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, QueryGrowth, Stacked};
 use crate::tensor::Tensor;
 use anyhow::{Context, Result, ensure};
@@ -17,6 +19,8 @@ pub struct Model<B: Backend> {
     /// Embedding table `[vocab, hidden]`. A draft head may share it with its target model, like the
     /// output head.
     pub(super) embed: Arc<B::Weight>,
+    /// The weights that compute inputs of layers, if there are such inputs.
+    pub(super) inputs: Option<Inputs<B>>,
     pub(super) layers: Vec<Layer<B>>,
     /// Final norm `[hidden]`.
     pub(super) norm: B::Buf<f32>,
@@ -52,6 +56,26 @@ pub(super) struct Layer<B: Backend> {
     /// Down projection `[hidden, ffn]`.
     pub down: B::Weight,
     pub down_bias: Option<B::Buf<f32>>,
+    /// Channels between gate and down of a dense block.
+    pub ffn: usize,
+    /// What the layer does with an input of its own, if it has one.
+    pub input: Option<LayerInput<B>>,
+    /// Factor of the residual stream behind the layer.
+    pub scale: f32,
+}
+
+/// The weights of [`InputsSpec`].
+pub(super) struct Inputs<B: Backend> {
+    pub embed: B::Weight,
+    pub projection: B::Weight,
+    pub norm: B::Buf<f32>,
+}
+
+/// The weights of [`InputSpec`](names::InputSpec).
+pub(super) struct LayerInput<B: Backend> {
+    pub gate: B::Weight,
+    pub projection: B::Weight,
+    pub norm: B::Buf<f32>,
 }
 
 pub(super) enum Mixer<B: Backend> {
@@ -73,11 +97,15 @@ pub(super) struct Attention<B: Backend> {
     /// Index among the layers of the KV cache.
     pub index: usize,
     pub kind: LayerKind,
-    /// Stacked q, k, v, the output gate if there is one, and a predictor's rows
-    /// `[(n_q_heads + 2 n_kv_heads) * head_dim + .. + columns, hidden]`.
+    /// The layer whose K and V it reads instead of its own.
+    pub reads: Option<usize>,
+    /// Whether a later layer reads its K and V.
+    pub lends: bool,
+    /// Stacked q, k and v if the layer stores any, the output gate if there is one, and a
+    /// predictor's rows `[(n_q_heads + 2 n_kv_heads) * head_dim + .. + columns, hidden]`.
     pub qkv: B::Weight,
     pub qkv_bias: Option<B::Buf<f32>>,
-    /// Norms of q and k `[head_dim]` (Qwen3).
+    /// Norms of q and k `[head_dim]` (Qwen3); that of q twice where the layer has no k.
     pub qk_norm: Option<(B::Buf<f32>, B::Buf<f32>)>,
     /// Output projection `[hidden, n_q_heads * head_dim]`.
     pub o: B::Weight,
@@ -136,10 +164,15 @@ impl<B: Backend> Model<B> {
         self.attentions().filter_map(|l| l.decisions.own.as_ref()).map(|own| &own.proj).collect()
     }
 
-    /// Columns of projected rows of attention: q, k, v, the output gate and a predictor's columns.
-    pub(super) fn qkv_width(&self) -> usize {
-        let predictor = self.attentions().next().map_or(0, |layer| layer.decisions.stacked_width());
-        self.config.qkv_width() + predictor
+    /// Columns of a layer's projected rows of attention: q, k, v, the output gate and a predictor's
+    /// columns.
+    pub(super) fn qkv_width(&self, layer: &Attention<B>) -> usize {
+        self.config.qkv_width(layer.kind) + layer.decisions.stacked_width()
+    }
+
+    /// Columns of attention's output in a layer.
+    pub(super) fn att_width(&self, layer: &Attention<B>) -> usize {
+        self.config.q_width(layer.kind)
     }
 
     /// Loads all weights. `progress` receives the bytes loaded and the total, and returns whether
@@ -180,6 +213,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self> {
         let (b, c) = (loader.b, &loader.checkpoint.config);
         let layers = (0..c.n_layers).map(|l| loader.layer(l)).collect::<Result<Vec<_>>>()?;
+        let inputs = names::layer_inputs(c).map(|inputs| loader.inputs(&inputs)).transpose()?;
         let norm = loader.norm(&names::final_norm(c), c.spec.logit_scale)?;
         let (inv_freq, rope_scale) = c.rotation(LayerKind::ATTENTION);
         let inv_freq = loader.upload(&inv_freq)?;
@@ -188,7 +222,20 @@ impl<B: Backend> Model<B> {
         let local_freq = loader.upload(&local_freq)?;
         let no_rope = b.alloc(0)?;
         let config = c.clone();
-        Ok(Self { config, embed, layers, norm, head, inv_freq, local_freq, no_rope, rope_scale, local_scale, taps })
+        Ok(Self {
+            config,
+            embed,
+            inputs,
+            layers,
+            norm,
+            head,
+            inv_freq,
+            local_freq,
+            no_rope,
+            rope_scale,
+            local_scale,
+            taps,
+        })
     }
 
     /// Arguments of a norm in layer `layer`.
@@ -212,6 +259,12 @@ impl<B: Backend> Model<B> {
             LayerKind { local: true, .. } => (&self.local_freq, self.local_scale),
             _ => (&self.inv_freq, self.rope_scale),
         }
+    }
+
+    /// The matmul of logits.
+    pub(super) fn output(&self) -> Linear<'_, B> {
+        let after = self.config.spec.logit_cap.map_or(After::Store, After::Cap);
+        Linear { after, ..Linear::plain(self.head()) }
     }
 
     /// Growth of queries with their positions.
@@ -264,9 +317,29 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
+    fn inputs(&mut self, t: &InputsSpec) -> Result<Inputs<B>> {
+        Ok(Inputs {
+            embed: self.stacked(&[&t.embedding])?,
+            projection: self.matrix(&[&t.projection])?,
+            norm: self.norm(&t.norm, 1.0)?,
+        })
+    }
+
     fn layer(&mut self, l: usize) -> Result<Layer<B>> {
-        let t = LayerSpec::new(&self.checkpoint.config, l);
+        let c = &self.checkpoint.config;
+        let (t, ffn) = (LayerSpec::new(c, l), c.ffn_of(c.layer(l)));
+        let scale = t.scale.as_ref().map(|scale| self.tensor(scale)).transpose()?;
         Ok(Layer {
+            ffn,
+            scale: scale.map_or(1.0, |scale| scale.to_f32()[0]),
+            input: match &t.input {
+                Some(t) => Some(LayerInput {
+                    gate: self.matrix(&[&t.gate])?,
+                    projection: self.matrix(&[&t.projection])?,
+                    norm: self.norm(&t.norm, 1.0)?,
+                }),
+                None => None,
+            },
             input_norm: self.norm(&t.input_norm, 1.0)?,
             mixer: match &t.mixer {
                 MixerSpec::Attention(t) => Mixer::Attention(self.attention(t, l)?),
@@ -292,14 +365,20 @@ impl<B: Backend> Loader<'_, B> {
     fn attention(&mut self, t: &AttentionSpec, l: usize) -> Result<Attention<B>> {
         let (qkv, qkv_bias, decisions) = self.projection(t)?;
         let config = &self.checkpoint.config;
+        let kind = config.layer(l);
         Ok(Attention {
             index: config.mixer_index(l),
-            kind: config.layer(l),
+            kind,
+            reads: kind.shares.then(|| config.kv_layer(l)),
+            lends: config.lends(l),
             qkv,
             qkv_bias,
-            qk_norm: match &t.qk_norm {
-                Some([q, k]) => Some((self.norm(q, config.score_factor())?, self.norm(k, 1.0)?)),
-                None => None,
+            qk_norm: match (&t.q_norm, &t.k_norm) {
+                (Some(q), k) => {
+                    let factor = config.score_factor(kind);
+                    Some((self.norm(q, factor)?, self.norm(k.as_ref().unwrap_or(q), 1.0)?))
+                }
+                _ => None,
             },
             o: self.matrix(&[&t.o])?,
             o_bias: self.bias(&[&t.o])?,

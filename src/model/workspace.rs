@@ -1,11 +1,12 @@
 //! Buffers of a forward pass, allocated once.
 
 use super::decisions::{Decisions, Own};
-use super::weights::{Layer, Model};
+use super::weights::{Attention, Layer, LayerInput, Model};
 use crate::backend::{After, Backend, ExpertRows, Linear, Norm, OutOfMemory, Use};
 use crate::checkpoint::{Activation, DeltaNet, Experts, ModelConfig};
 use crate::policy::Window;
 use crate::protocol::Token;
+use std::collections::BTreeSet;
 
 pub struct Workspace<B: Backend> {
     pub max_tokens: usize,
@@ -24,10 +25,10 @@ pub struct Workspace<B: Backend> {
     /// `[max_tokens, hidden]`.
     pub(super) h: B::Acts,
     /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`, followed by the output
-    /// gate and a predictor's columns.
-    pub(super) qkv: B::Acts,
+    /// gate and a predictor's columns, for each width that layers have.
+    pub(super) qkv: ByWidth<B>,
     /// Attention output `[max_tokens, n_q_heads * head_dim]`.
-    pub(super) att: B::Acts,
+    pub(super) att: ByWidth<B>,
     /// Projections of a delta net `[max_tokens, channels + value_width]` and
     /// `[max_tokens, 2 value_heads]`, and its output `[max_tokens, value_width]`; empty if the
     /// model has no delta net.
@@ -38,9 +39,14 @@ pub struct Workspace<B: Backend> {
     pub(super) proj: B::Acts,
     /// Gate and up projections `[max_tokens, 2 ffn]`; unused by backends that fuse SwiGLU into the
     /// GEMM.
-    pub(super) gate_up: B::Acts,
+    pub(super) gate_up: ByWidth<B>,
     /// SwiGLU output `[max_tokens, ffn]`.
-    pub(super) act: B::Acts,
+    pub(super) act: ByWidth<B>,
+    /// Inputs of all layers `[max_tokens, n_layers * width]`, their part that is projected, and one
+    /// layer's after its gate `[max_tokens, width]`; empty if layers have no inputs.
+    pub(super) inputs: B::Acts,
+    pub(super) projected_inputs: B::Acts,
+    pub(super) gated_input: B::Acts,
     /// Scratch of experts, if layers have them.
     pub(super) experts: Option<ExpertRows<B>>,
     /// Rows of `h` selected for logits `[max_logits, hidden]`.
@@ -58,10 +64,28 @@ pub struct Workspace<B: Backend> {
     pub features: B::Acts,
     pub(super) feature_sum: B::Acts,
     pub(super) feature_norm: B::Acts,
-    /// Rows of each layer that [`commit`](super::commit) needs after a staged step.
+    /// Rows of each layer that [`commit`](super::commit) needs after a staged step, and those of
+    /// layers whose K and V others read.
     pub(super) staged: Vec<Staged<B>>,
     /// Tokens sampled in a staged step.
     pub sampled: B::Buf<Token>,
+}
+
+/// Buffers for the same rows, one for each width that layers have.
+pub(super) struct ByWidth<B: Backend>(Vec<(usize, B::Acts)>);
+
+impl<B: Backend> ByWidth<B> {
+    fn new(
+        widths: impl IntoIterator<Item = usize>,
+        mut new: impl FnMut(usize) -> Result<B::Acts, OutOfMemory>,
+    ) -> Result<Self, OutOfMemory> {
+        Ok(Self(widths.into_iter().map(|width| Ok((width, new(width)?))).collect::<Result<_, _>>()?))
+    }
+
+    pub fn of(&mut self, width: usize) -> &mut B::Acts {
+        let found = self.0.iter_mut().find(|(own, _)| *own == width);
+        found.map(|(_, acts)| acts).expect("a buffer for each width of the model")
+    }
 }
 
 /// Rows of a layer that are committed later: `qkv` and `decisions`, or `delta_rows` and
@@ -82,11 +106,14 @@ fn constant<B: Backend>(b: &B, len: usize) -> Result<B::Buf<f32>, OutOfMemory> {
 
 /// Bytes of workspace per token of a step, counted in f32.
 pub fn step_token_bytes(c: &ModelConfig) -> usize {
-    let heads = c.n_q_heads * c.head_dim;
+    let widths: usize = c.attention_widths().into_iter().flatten().sum();
+    let ffns: usize = c.dense_ffns().into_iter().sum();
+    let inputs = c.spec.layer_inputs.map_or(0, |inputs| (2 * c.n_layers + 1) * inputs.width);
+    let lent: usize = (0..c.n_layers).filter(|&l| c.lends(l)).map(|l| c.qkv_width(c.layer(l))).sum();
     let delta = c.spec.delta_net.map_or(0, |d| d.channels() + 2 * d.value_width() + 2 * d.value_heads);
     let of_experts = |e: Experts| e.all() + e.passed() * (4 + 3 * e.width + c.hidden);
     let experts = c.spec.experts.map_or(0, of_experts);
-    size_of::<f32>() * (4 * c.hidden + c.qkv_width() + heads + delta + experts + 3 * c.dense_ffn())
+    size_of::<f32>() * (4 * c.hidden + widths + lent + inputs + delta + experts + 3 * ffns)
 }
 
 impl<B: Backend> Workspace<B> {
@@ -115,27 +142,50 @@ impl<B: Backend> Workspace<B> {
         let projections =
             model.attentions().map(|l| &l.qkv).chain(model.delta_nets().flat_map(|l| [&l.qkvz, &l.gates]));
         let (of_dense, of_act) = (model.each(false, |l| &l.gate_up), model.each(false, |l| &l.down));
+        let with_input = |of: fn(&LayerInput<B>) -> &B::Weight| -> Vec<&B::Weight> {
+            model.layers.iter().filter_map(|l| l.input.as_ref()).map(of).collect()
+        };
         let of_experts = model.each(true, |l| &l.gate_up);
         let of_h: Vec<_> = projections.chain(of_dense).chain(of_experts).chain([model.head()]).collect();
-        let (of_att, of_delta): (Vec<_>, Vec<_>) =
-            (model.attentions().map(|l| &l.o).collect(), model.delta_nets().map(|l| &l.out).collect());
+        let of_delta: Vec<_> = model.delta_nets().map(|l| &l.out).collect();
+        let attention_widths =
+            |of: &dyn Fn(&Attention<B>) -> usize| model.attentions().map(of).collect::<BTreeSet<_>>();
+        let of_att = |width: usize| -> Vec<&B::Weight> {
+            model.attentions().filter(|l| model.att_width(l) == width).map(|l| &l.o).collect()
+        };
+        let of_act_width = |width: usize| -> Vec<&B::Weight> {
+            let dense = model.layers.iter().filter(|l| l.router.is_none() && l.ffn == width);
+            dense.map(|l| &l.down).collect()
+        };
         let delta = c.spec.delta_net.filter(|_| !of_delta.is_empty());
         let delta_rows = delta.map_or(0, |_| rows);
         let delta_width = |of: fn(&DeltaNet) -> usize| delta.as_ref().map_or(0, of);
         let delta_columns = delta_width(|d| d.channels() + d.value_width());
         let gate_columns = delta_width(|d| 2 * d.value_heads);
+        let most_heads = c.lanes().map(|layer| layer.heads.count).max().unwrap_or(0);
+        let ffns = match c.dense_ffns() {
+            none if none.is_empty() => BTreeSet::from([0]),
+            ffns => ffns,
+        };
+        let input = c.spec.layer_inputs.map_or(0, |inputs| inputs.width);
+        let inputs = c.n_layers * input;
         let around_gate_up = [&of_h[..], &of_act].concat();
         // SwiGLU is the only gate that backends fuse.
-        let of_gate_up = match c.spec.activation {
+        let of_gate_up = || match c.spec.activation {
             Activation::Silu => Use::GateUp(&around_gate_up),
             Activation::GeluTanh => Use::Any,
         };
         let staged = |layer: &Layer<B>| {
+            let lends = layer.mixer.attention().is_some_and(|mixer| mixer.lends);
+            let staged_rows = if lends { rows } else { staged_rows };
             let attention = layer.mixer.attention();
             let attends = attention.is_some();
             let gates = if attends { 0 } else { gate_columns };
-            let width = if attends { model.qkv_width() } else { delta_columns };
-            let decisions_len = if attends { staged_rows * c.n_kv_heads } else { 0 };
+            let width = attention.map_or(delta_columns, |mixer| model.qkv_width(mixer));
+            let heads = attention.map_or(0, |mixer| c.heads(mixer.kind).count);
+            // A layer that reads what another stores has nothing to commit.
+            let staged_rows = if attention.is_some_and(|mixer| mixer.reads.is_some()) { 0 } else { staged_rows };
+            let decisions_len = staged_rows * heads;
             let fixed = attention.is_some_and(|mixer| !mixer.kind.decides());
             Ok(Staged {
                 rows: b.acts(staged_rows, width, Use::Any)?,
@@ -144,7 +194,8 @@ impl<B: Backend> Workspace<B> {
                 gates: b.acts(staged_rows, gates, Use::Any)?,
             })
         };
-        let staged = model.layers.iter().filter(|_| staged_rows > 0).map(staged).collect::<Result<_, _>>()?;
+        let keeps = staged_rows > 0 || model.attentions().any(|mixer| mixer.lends);
+        let staged = model.layers.iter().filter(|_| keeps).map(staged).collect::<Result<_, _>>()?;
         let taps: Vec<_> = model.taps.iter().flat_map(|taps| &taps.all).map(|tap| &tap.weight).collect();
         let feature_rows = if model.taps.is_some() { rows } else { 0 };
         let sum_rows = if taps.is_empty() { 0 } else { rows };
@@ -154,26 +205,31 @@ impl<B: Backend> Workspace<B> {
             max_tokens,
             max_logits,
             hidden: c.hidden,
-            n_kv_heads: c.n_kv_heads,
+            n_kv_heads: most_heads,
             h: b.acts(rows, c.hidden, Use::Input(&of_h))?,
-            act: b.acts(rows, c.dense_ffn(), Use::Input(&of_act))?,
+            act: ByWidth::new(ffns.clone(), |width| b.acts(rows, width, Use::Input(&of_act_width(width))))?,
             logits: b.allocating("logits and sampling", || b.acts(max_logits, c.vocab, Use::Logits))?,
             tokens: b.alloc(rows)?,
             non_finite,
             x: b.acts(rows, c.hidden, Use::Any)?,
-            qkv: b.acts(rows, model.qkv_width(), Use::Any)?,
-            att: b.acts(rows, c.n_q_heads * c.head_dim, Use::Input(&of_att))?,
+            qkv: ByWidth::new(attention_widths(&|l| model.qkv_width(l)), |width| b.acts(rows, width, Use::Any))?,
+            att: ByWidth::new(attention_widths(&|l| model.att_width(l)), |width| {
+                b.acts(rows, width, Use::Input(&of_att(width)))
+            })?,
+            inputs: b.acts(rows, inputs, Use::Any)?,
+            projected_inputs: b.acts(rows, inputs, Use::Any)?,
+            gated_input: b.acts(rows, input, Use::Input(&with_input(|l| &l.projection)))?,
             delta_rows: b.acts(delta_rows, delta_columns, Use::Any)?,
             delta_gates: b.acts(delta_rows, gate_columns, Use::Any)?,
             delta_out: b.acts(delta_rows, delta_width(DeltaNet::value_width), Use::Input(&of_delta))?,
             proj: b.acts(rows, c.hidden, Use::Any)?,
-            gate_up: b.acts(rows, 2 * c.dense_ffn(), of_gate_up)?,
+            gate_up: ByWidth::new(ffns.iter().map(|ffn| 2 * ffn), |width| b.acts(rows, width, of_gate_up()))?,
             experts: c.spec.experts.map(|sizes| expert_rows(b, model, sizes, rows)).transpose()?,
             chosen: b.acts(max_logits, c.hidden, Use::Input(&of_h))?,
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
-            raw: b.acts(adapter_rows, c.n_kv_heads, Use::Any)?,
-            decisions: b.alloc(rows * c.n_kv_heads)?,
-            local_decisions: constant(b, if c.has_windows() { rows * c.n_kv_heads } else { 0 })?,
+            raw: b.acts(adapter_rows, c.deciding_heads().count, Use::Any)?,
+            decisions: b.alloc(rows * most_heads)?,
+            local_decisions: constant(b, if c.has_windows() { rows * most_heads } else { 0 })?,
             features: b.acts(feature_rows, c.hidden, Use::Any)?,
             feature_sum: b.acts(sum_rows, c.hidden, Use::Any)?,
             feature_norm: b.acts(sum_rows, c.hidden, Use::Input(&taps))?,

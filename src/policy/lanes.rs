@@ -37,9 +37,9 @@ impl LocalLayers {
         self.layers.iter().map(|bits| bits.count_ones() as usize).sum()
     }
 
-    /// The lanes of a layer.
-    pub fn lanes(&self, layer: usize) -> LayerLanes {
-        LayerLanes { window: self.contains(layer).then_some(self.window) }
+    /// The lanes of a layer with these heads.
+    pub fn lanes(&self, layer: usize, heads: KvHeads) -> LayerLanes {
+        LayerLanes { window: self.contains(layer).then_some(self.window), heads }
     }
 
     /// The policies of a cache whose other layers have this one.
@@ -54,11 +54,19 @@ impl LocalLayers {
     }
 }
 
-/// Slots that the lanes of one layer store if no policy drops anything.
+/// KV heads of a layer, and channels of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvHeads {
+    pub count: usize,
+    pub dim: usize,
+}
+
+/// The lanes of one layer, and the slots that they store if no policy drops anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerLanes {
     /// Newest tokens that attention sees, as the model was trained; `None`: all of them.
     pub window: Option<usize>,
+    pub heads: KvHeads,
 }
 
 impl LayerLanes {
@@ -81,6 +89,11 @@ impl LayerLanes {
     /// Slots of one lane of a dense cache after `n` tokens.
     pub fn dense_slots(&self, n: usize) -> usize {
         self.window.map_or(n, |window| n.min(window))
+    }
+
+    /// Slots of all lanes of a dense cache after `n` tokens.
+    pub fn all_dense_slots(&self, n: usize) -> usize {
+        self.heads.count * self.dense_slots(n)
     }
 
     /// Sum of [`Self::dense_slots`] over the lengths from 1 to `n`: the reads of a dense cache that

@@ -7,6 +7,7 @@ use crate::checkpoint::ModelConfig;
 use crate::cores;
 use crate::engine::Runner;
 use crate::model::{Observed, Text};
+use crate::policy::KvHeads;
 use crate::protocol::Token;
 use anyhow::{Result, ensure};
 use half::bf16;
@@ -61,7 +62,8 @@ pub struct LayerRows {
 impl Rows {
     /// Bytes that one token takes in all layers.
     pub fn bytes(config: &ModelConfig) -> usize {
-        config.attention_layers() * (config.hidden * size_of::<bf16>() + config.n_kv_heads * size_of::<f32>())
+        config.attention_layers()
+            * (config.hidden * size_of::<bf16>() + config.deciding_heads().count * size_of::<f32>())
     }
 }
 
@@ -80,21 +82,26 @@ pub struct Collector {
 impl Collector {
     pub fn new<B: Measure>(runner: &mut Runner<B>, rows_per_text: usize) -> Self {
         let c = runner.config().clone();
+        let KvHeads { count: heads, dim } = c.deciding_heads();
+        let lanes: Vec<_> = c.lanes().collect();
         let grams = |layer: usize| {
+            if !lanes[layer].decides() {
+                return Vec::new();
+            }
             let columns = runner.output_columns(layer);
             let of_head = |columns: &[f32]| {
-                let columns = DMatrixView::from_slice(columns, c.hidden, c.head_dim);
+                let columns = DMatrixView::from_slice(columns, c.hidden, dim);
                 columns.transpose() * columns
             };
-            let columns: Vec<&[f32]> = columns.chunks_exact(c.head_dim * c.hidden).collect();
+            let columns: Vec<&[f32]> = columns.chunks_exact(dim * c.hidden).collect();
             cores::map(&columns, |columns| of_head(columns))
         };
         let layers = (0..c.attention_layers()).map(|_| LayerRows::default()).collect();
         Self {
             grams: (0..c.attention_layers()).map(grams).collect(),
-            rows: Rows { hidden: c.hidden, heads: c.n_kv_heads, layers },
+            rows: Rows { hidden: c.hidden, heads, layers },
             rows_per_text,
-            head_dim: c.head_dim,
+            head_dim: dim,
             random: Random::new(1),
         }
     }

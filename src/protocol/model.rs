@@ -140,6 +140,7 @@ pub struct ModelInfo {
     /// The lanes of each layer of the cache.
     pub lanes: Vec<LayerLanes>,
     pub n_q_heads: usize,
+    /// The most of any layer, and the most channels of one, as of a slot and a page below.
     pub n_kv_heads: usize,
     pub head_dim: usize,
     pub vocab: usize,
@@ -182,14 +183,22 @@ pub struct ModelInfo {
 impl ModelInfo {
     /// KV heads of all layers of the cache.
     pub fn heads(&self) -> usize {
-        self.lanes.len() * self.n_kv_heads
+        self.lanes.iter().map(|layer| layer.heads.count).sum()
     }
 
     /// Bytes of the slots of a dense cache of `n` tokens.
     pub fn dense_bytes(&self, n: usize) -> u64 {
-        let slots: usize = self.lanes.iter().map(|layer| layer.dense_slots(n) * self.n_kv_heads).sum();
-        (slots * self.slot_bytes) as u64
+        let slot_bytes = |layer: &LayerLanes| match layer.heads.dim {
+            dim if dim == self.head_dim => self.slot_bytes,
+            dim => self.codec.slot_bytes(dim),
+        };
+        self.lanes.iter().map(|layer| (layer.all_dense_slots(n) * slot_bytes(layer)) as u64).sum()
     }
+}
+
+/// The beginning of a thought that is a part of its opening tag: a channel has a name (Gemma 4).
+pub fn thought_header(open: &str) -> &'static str {
+    if open == "<|channel>" { "thought\n" } else { "" }
 }
 
 /// Whether a model thinks before it answers.

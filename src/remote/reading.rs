@@ -27,8 +27,8 @@ pub struct Reading {
     stop: Option<StopReason>,
     usage: Value,
     timings: Value,
-    /// Layers and KV heads of the model's cache, and its figures if the server reports them.
-    shape: [usize; 2],
+    /// KV heads of each layer of the model's cache, and its figures if the server reports them.
+    shape: Vec<usize>,
     kv: Option<KvStats>,
     /// Whether the server evicted, tokens that its cache holds, and the id of an answer whose
     /// tokens it reports.
@@ -83,7 +83,7 @@ pub fn read(server: &Server, body: &Value, Conversation { outlet, running, evict
 }
 
 impl Reading {
-    pub fn new(request: &GenerateRequest, shape: [usize; 2], events: EventSender) -> Self {
+    pub fn new(request: &GenerateRequest, shape: Vec<usize>, events: EventSender) -> Self {
         Self {
             turn: request.turn,
             events,
@@ -121,7 +121,7 @@ impl Reading {
             }
         }
         let cache = &chunk["cache"];
-        if let Some(kv) = figures(cache, self.shape) {
+        if let Some(kv) = figures(cache, &self.shape) {
             (self.kv, self.eviction) = (Some(kv), cache["eviction"].as_bool());
             self.tokens = count(&cache["tokens"]);
             self.answer = chunk["id"].as_str().filter(|_| self.tokens.is_some()).map(str::to_owned);
@@ -189,9 +189,9 @@ fn count(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|n| usize::try_from(n).ok())
 }
 
-/// The figures of a cache, if they are of that many layers and KV heads.
-fn figures(value: &Value, [layers, heads]: [usize; 2]) -> Option<KvStats> {
+/// The figures of a cache, if they are of layers with these numbers of KV heads.
+fn figures(value: &Value, shape: &[usize]) -> Option<KvStats> {
     let kv = KvStats::deserialize(value).ok()?;
-    let fits = layers > 0 && kv.live.len() == layers && kv.live.iter().all(|lanes| lanes.len() == heads);
-    (fits && kv.dense.len() == layers).then_some(kv)
+    let fits = !shape.is_empty() && kv.live.iter().map(Vec::len).eq(shape.iter().copied());
+    (fits && kv.dense.len() == shape.len()).then_some(kv)
 }

@@ -1,7 +1,7 @@
 //! What a server says about its models.
 
 use super::chat;
-use crate::policy::{LayerLanes, PolicyKind};
+use crate::policy::{KvHeads, LayerLanes, PolicyKind};
 use crate::protocol::{MAX_CONTEXT, ModelIdentity, ModelInfo};
 use serde_json::Value;
 
@@ -50,14 +50,23 @@ pub fn info(entry: &Value, props: &Value, server: &str) -> ModelInfo {
     let size = |value: &Value, most: usize| value.as_u64().map_or(0, |n| usize::try_from(n).unwrap_or(0).min(most));
     let windows = cache["windows"].as_array().map(Vec::as_slice).unwrap_or_default();
     let tokens = |n: &Value| n.as_u64().map(|n| n.min(MAX_CONTEXT as u64) as usize);
+    let n_kv_heads = size(&cache["kv_heads"], MAX_HEADS);
+    // Where layers differ, a server lists their heads and channels.
+    let lane = |at: usize, window| {
+        let own = &cache["heads"][at];
+        let count = if own.is_null() { n_kv_heads } else { size(&own[0], n_kv_heads) };
+        LayerLanes { window, heads: KvHeads { count, dim: size(&own[1], MAX_SLOT_BYTES) } }
+    };
+    let head_dim = (0..windows.len().min(MAX_LAYERS)).map(|at| lane(at, None).heads.dim).max().unwrap_or(0);
     let lanes: Vec<LayerLanes> =
-        windows.iter().take(MAX_LAYERS).map(|window| LayerLanes { window: tokens(window) }).collect();
+        windows.iter().take(MAX_LAYERS).enumerate().map(|(at, window)| lane(at, tokens(window))).collect();
     ModelInfo {
         is_remote: true,
         eviction: rule["on"].as_bool(),
         has_memory: cache["memory"].is_string(),
         n_layers: lanes.len(),
-        n_kv_heads: size(&cache["kv_heads"], MAX_HEADS),
+        n_kv_heads,
+        head_dim,
         slot_bytes: size(&cache["slot_bytes"], MAX_SLOT_BYTES),
         page_slots: size(&cache["page_slots"], MAX_HEADS),
         lanes,

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 /// The model as an entry of a list, with the names that other servers have for its context.
 fn model(info: &ModelInfo) -> Value {
-    json!({
+    let differ = info.lanes.iter().any(|layer| layer.heads != info.lanes[0].heads);
+    let heads = info.lanes.iter().filter(|_| differ).map(|layer| [layer.heads.count, layer.heads.dim]);
+    let mut model = json!({
         "id": info.identity.name,
         "object": "model",
         "created": now(),
@@ -45,7 +47,11 @@ fn model(info: &ModelInfo) -> Value {
             "window": info.window,
             "kv": info.codec.name(),
         },
-    })
+    });
+    if differ {
+        model["cache"]["heads"] = heads.collect::<Vec<_>>().into();
+    }
+    model
 }
 
 /// `GET /v1/models`

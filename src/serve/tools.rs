@@ -18,6 +18,7 @@
 
 mod arguments;
 mod format;
+mod gemma;
 mod granite;
 mod harmony;
 mod hermes;

@@ -358,11 +358,12 @@ pub(super) fn slice_end(text: &str) -> usize {
 }
 
 /// Spellings of the tokens that open and close a thought: of Qwen3 and DeepSeek R1, Magistral,
-/// Seed-OSS, and fine-tunes.
-pub(super) const THINK_TAGS: [(&str, &str); 4] = [
+/// Seed-OSS, Gemma 4, and fine-tunes.
+pub(super) const THINK_TAGS: [(&str, &str); 5] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
+    ("<|channel>", "<channel|>"),
     ("<thinking>", "</thinking>"),
 ];
 

@@ -10,7 +10,7 @@ pub use super::update::update;
 use crate::chat::Conversation;
 use crate::codec::Codec;
 use crate::config::{Dirs, Layer, Settings};
-use crate::policy::{LayerLanes, PolicyKind};
+use crate::policy::{KvHeads, LayerLanes, PolicyKind};
 use crate::protocol::*;
 use crate::ui::event::Opened;
 pub use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -93,7 +93,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
-        lanes: vec![LayerLanes::default(); n_layers],
+        lanes: vec![LayerLanes { window: None, heads: KvHeads { count: n_kv_heads, dim: 32 } }; n_layers],
         n_q_heads: n_kv_heads,
         n_kv_heads,
         head_dim: 32,

@@ -27,6 +27,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         n_q_heads: HEADS,
         n_kv_heads: HEADS,
         head_dim: DIM,
+        heads: None,
         n_seqs: 2,
         page_slots: 16,
         max_pages: 0,

@@ -20,7 +20,7 @@ import sys
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3TextConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config, MistralConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3TextConfig, Gemma4Config, Gemma4TextConfig, Gemma4UnifiedTextConfig, GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config, MistralConfig,
                           Phi3Config, Qwen2Config,
                           Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
@@ -37,6 +37,11 @@ OSS = dict(
     tie_word_embeddings=False,
     rope_parameters={"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
                      "truncate": False, "original_max_position_embeddings": 64}, **COMMON)
+
+GEMMA4 = dict(
+    hidden_size=32, intermediate_size=48, num_attention_heads=4, head_dim=8, global_head_dim=16, max_position_embeddings=512,
+    sliding_window=24, final_logit_softcapping=12.0, vocab_size_per_layer_input=128, **COMMON)
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 # name, configuration, stored dtype, max_shard_size
 MODELS = [
@@ -143,6 +148,28 @@ MODELS = [
                          "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                          "llama_4_scaling_beta": 0.7},
         **COMMON), torch.bfloat16, None),
+    # As the small ones: inputs of each layer, and the last layers read K and V of others and are twice as wide.
+    ("gemma4", Gemma4TextConfig(
+        num_key_value_heads=1, hidden_size_per_layer_input=8, num_kv_shared_layers=4, use_double_wide_mlp=True,
+        layer_types=[LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, LOCAL, LOCAL, GLOBAL], tie_word_embeddings=True,
+        **dict(GEMMA4, num_hidden_layers=8)), torch.bfloat16, None),
+    # As the large ones: fewer KV heads in global layers, whose values are the keys' projection. Its class has no inputs.
+    ("gemma4_wide", Gemma4UnifiedTextConfig(
+        num_key_value_heads=4, num_global_key_value_heads=2, attention_k_eq_v=True, tie_word_embeddings=False,
+        layer_types=[LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
+        **{k: v for k, v in dict(GEMMA4, num_hidden_layers=5).items() if "per_layer" not in k}), torch.bfloat16, None),
+    # A model that sees and hears, with both.
+    ("gemma4_seeing", Gemma4Config(
+        text_config=dict(
+            model_type="gemma4_text", num_key_value_heads=2, num_global_key_value_heads=1, attention_k_eq_v=True,
+            hidden_size_per_layer_input=16, num_kv_shared_layers=2, layer_types=[LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
+            rope_parameters={GLOBAL: {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+                             LOCAL: {"rope_type": "default", "rope_theta": 1e3}},
+            **dict(GEMMA4, num_hidden_layers=5, pad_token_id=0)),
+        vision_config=dict(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16,
+            position_embedding_size=8),
+        tie_word_embeddings=True), torch.bfloat16, None),
 ]
 
 # Seeds other than the number in the list: of some the model makes much of rounding.
@@ -203,10 +230,14 @@ def fill(model, seed):
             elif "mlp.experts" in name and "gpt_oss" in model.config.model_type:
                 p.copy_(1.4 * noise / math.sqrt(p.shape[-2]))
             elif "embed" in name or "lm_head" in name:
-                scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0) if "embed" in name else 1.0
+                table = model.get_submodule(name.removesuffix(".weight")) if "embed_tokens" in name else None
+                scale = getattr(table, "scalar_embed_scale", 1.0)
                 p.copy_(0.8 / scale * noise)
             else:
                 p.copy_(1.4 * noise / math.sqrt(p.shape[-1]))
+        for name, factor in sorted(model.named_buffers()):
+            if name.endswith("layer_scalar"):
+                factor.copy_(0.5 + torch.rand(factor.shape, generator=g))
 
 
 @torch.no_grad()
@@ -278,7 +309,7 @@ def make_model(out, name, config, dtype, shard, seed):
     with open(os.path.join(folder, "logits.f32"), "wb") as f:
         f.write(logits.contiguous().numpy().astype("<f4").tobytes())
     rope = model.get_decoder().rotary_emb  # as the logits have left it: longrope depends on the length
-    of = "full_attention_" if "gemma3" in config.model_type else ""
+    of = "full_attention_" if "gemma" in config.model_type else ""
     inv_freq, scale = getattr(rope, f"{of}inv_freq").float().tolist(), float(getattr(rope, f"{of}attention_scaling"))
     golden = {
         "versions": versions(), "tokens": tokens, "vocab": config.vocab_size, "prompt_tokens": 40,

@@ -236,7 +236,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
     let cases = [
         (
             json!({"model_type": "gemma2"}),
-            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, ministral3, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, gpt_oss, granite are)",
+            "model_type \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, ministral3, phi3, smollm3, qwen3_5_text, qwen3_moe, qwen3_5_moe_text, gemma3_text, gemma4_text, gemma4_unified_text, gpt_oss, granite are)",
         ),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -418,6 +418,8 @@ fn keys_that_a_config_leaves_out_have_their_class_defaults() {
         ("qwen3_5_moe_text", false, 32_768, 2, 256, 1e-6, 1e4),
         ("gpt_oss", false, 131_072, 8, 64, 1e-5, 1.5e5),
         ("gemma3_text", true, 131_072, 4, 256, 1e-6, 1e6),
+        ("gemma4_text", true, 131_072, 4, 256, 1e-6, 1e6),
+        ("gemma4_unified_text", true, 262_144, 4, 256, 1e-6, 1e6),
     ] {
         let c = read(family);
         let found = (c.tied, c.context, c.n_kv_heads, c.head_dim, c.rms_eps, c.rope.theta);

@@ -124,7 +124,7 @@ fn a_shared_expert_is_the_last_one_of_its_layer() {
     };
     let config = whole(json!({})).unwrap();
     let experts = config.spec.experts.unwrap();
-    assert_eq!((experts.all(), experts.passed(), config.dense_ffn()), (11, 4, 0));
+    assert_eq!((experts.all(), experts.passed(), config.dense_ffns().len()), (11, 4, 0));
     let packed = codes(&whole(json!({"hidden_size": 64})).unwrap(), Weights::Int4);
     let code = |part: &str| packed.get(&format!("model.layers.0.mlp.{part}.up_proj.weight"));
     assert!(code("experts.9").is_some() && code("experts.9") == code("shared_expert"), "{packed:?}");

@@ -23,7 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub const FAMILIES: [&str; 12] = [
+pub const FAMILIES: [&str; 15] = [
     "qwen2",
     "mistral",
     "phi3_longrope",
@@ -31,6 +31,9 @@ pub const FAMILIES: [&str; 12] = [
     "granite",
     "qwen3_moe",
     "gemma3",
+    "gemma4",
+    "gemma4_wide",
+    "gemma4_seeing",
     "qwen3_5",
     "qwen3_5_moe",
     "gpt_oss",
@@ -159,15 +162,14 @@ fn a_folder_and_a_gguf_file_answer_a_prompt() {
 pub fn predictor(folder: &Path, c: &ModelConfig) {
     let layers = c.attention_layers();
     let config = json!({
-        "model_type": "kvzap", "input_dim": c.hidden, "output_dim": c.n_kv_heads, "hidden_dim": null, "n_modules": layers,
+        "model_type": "kvzap", "input_dim": c.hidden, "output_dim": c.deciding_heads().count, "hidden_dim": null, "n_modules": layers,
     });
     let (mut header, mut data, mut rng) = (json!({}), Vec::<u8>::new(), Rng(1));
+    let heads = c.deciding_heads().count;
     for layer in 0..layers {
-        let weight: Vec<f32> = (0..c.n_kv_heads * c.hidden).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect();
-        let bias = vec![-4.0; c.n_kv_heads];
-        for (name, shape, values) in
-            [("weight", vec![c.n_kv_heads, c.hidden], weight), ("bias", vec![c.n_kv_heads], bias)]
-        {
+        let weight: Vec<f32> = (0..heads * c.hidden).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect();
+        let bias = vec![-4.0; heads];
+        for (name, shape, values) in [("weight", vec![heads, c.hidden], weight), ("bias", vec![heads], bias)] {
             let begin = data.len();
             data.extend(values.iter().flat_map(|x| x.to_le_bytes()));
             header[format!("layers.{layer}.{name}")] =
@@ -251,7 +253,7 @@ fn other_architectures_are_named_in_one_line() {
         assert!(code == 2 && stdout.is_empty() && stderr.lines().count() == 1, "{code} {stdout} {stderr}");
         assert!(stderr.contains(wanted), "{stderr}");
     };
-    let names = "olmo2 olmo3 deepseek_v3 gemma2 gemma3n gemma4 mixtral mistral4 qwen3_next glm4_moe \
+    let names = "olmo2 olmo3 deepseek_v3 gemma2 gemma3n mixtral mistral4 qwen3_next glm4_moe \
                  cohere2 llama4 falcon_h1 mamba2 granitemoehybrid lfm2 starcoder2 bert";
     for name in names.split_whitespace() {
         let folder = home.path().join(name);
@@ -261,7 +263,7 @@ fn other_architectures_are_named_in_one_line() {
         fs::write(folder.join("config.json"), config.to_string()).unwrap();
         refused(&folder, &format!("model_type \"{name}\" is not supported ("));
     }
-    let names = "olmo2 deepseek2 gemma2 gemma3n gemma4 mistral4 qwen3next glm4moe cohere2 llama4 falcon-h1 \
+    let names = "olmo2 deepseek2 gemma2 gemma3n mistral4 qwen3next glm4moe cohere2 llama4 falcon-h1 \
                  mamba2 granitehybrid lfm2 phi2 starcoder2 bert";
     let file = home.path().join("model.gguf");
     for name in names.split_whitespace() {

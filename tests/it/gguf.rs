@@ -4,8 +4,7 @@ use crate::converter::{as_converted, interleave};
 use crate::gguf_file::{BF16, Data, F32, GgufFile, Meta, Q8_0};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::names;
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef, RopeScaling};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef, RopeScaling, names};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::Piece;
@@ -45,7 +44,14 @@ pub fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
     said
 }
 
-const NAMES: [(&str, &str); 21] = [
+const NAMES: [(&str, &str); 28] = [
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("layer_scalar", "layer_output_scale"),
     ("mlp.router", "ffn_gate_inp"),
     ("self_attn", "attn_sinks"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
@@ -138,7 +144,8 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
     for mut spec in names {
         let gate = c.tensors.get(&spec.name.replace("q_proj", "q_gate")).filter(|_| spec.name.contains("q_proj"));
         let tensor = c.tensor(&spec).unwrap();
-        let (stem, kind) = spec.name.rsplit_once('.').unwrap();
+        let own = spec.name.replace("layer_scalar", "layer_scalar.weight");
+        let (stem, kind) = own.rsplit_once('.').unwrap();
         let (prefix, part) = match stem.strip_prefix("model.layers.").and_then(|s| s.split_once('.')) {
             Some((layer, part)) => (format!("blk.{layer}."), part),
             None => (String::new(), stem),
@@ -162,7 +169,7 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
                 (if part.starts_with("post") { "post_attention_norm" } else { part }, format!(".{kind}"))
             }
             None if m.spec.norms_behind && part.contains("norm") => {
-                values.iter_mut().for_each(|w| *w += 1.0);
+                values.iter_mut().for_each(|w| *w += m.spec.norm_offset);
                 let name = match part {
                     "post_attention_layernorm" => "post_attention_norm",
                     "pre_feedforward_layernorm" => "ffn_norm",
@@ -191,6 +198,11 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
             || tensor.format.name() != "bf16";
         let element = if dims.len() == 2 && !f32s { BF16 } else { F32 };
         file.tensor(&format!("{prefix}{theirs}{kind}"), &dims, element, &values);
+    }
+    if m.spec.v_norm {
+        let (frequencies, _) = m.rope.frequencies(m.deciding_heads().dim);
+        let factors: Vec<f32> = frequencies.iter().map(|f| if *f > 0.0 { 1.0 } else { 1e30 }).collect();
+        file.tensor("rope_freqs.weight", &[factors.len()], F32, &factors);
     }
     for layer in (0..m.n_layers).filter(|_| arch == "phi3") {
         for (whole, parts) in [("attn_qkv", &["attn_q", "attn_k", "attn_v"][..]), ("ffn_up", &["ffn_gate", "ffn_up"])] {
@@ -404,7 +416,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
     assert_eq!(
         set("general.architecture", Meta::text("gemma2")),
-        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, mistral3, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, gpt-oss, granite are)"
+        "x.gguf: architecture \"gemma2\" is not supported (qwen3, llama, qwen2, mistral, mistral3, phi3, smollm3, qwen35, qwen3moe, qwen35moe, gemma3, gemma4, gpt-oss, granite are)"
     );
     assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
     assert_eq!(

@@ -108,6 +108,7 @@ fn hidden_states_and_guesses_are_those_of_speculators() {
                 n_kv_heads: c.n_kv_heads,
                 head_dim: c.head_dim,
                 policy: Policy::Dense,
+                heads: None,
                 n_seqs: 1,
                 delta: None,
                 ..*runner.cache.geometry()

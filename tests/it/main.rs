@@ -24,6 +24,7 @@ mod folder;
 mod full;
 mod gates;
 mod gemma;
+mod gemma4;
 mod gguf;
 mod gguf_file;
 mod gguf_keys;

@@ -61,6 +61,7 @@ impl Bench {
             n_q_heads: HEADS,
             n_kv_heads: HEADS,
             head_dim: DIM,
+            heads: None,
             n_seqs: N_SEQS,
             page_slots: 4,
             max_pages: 0,

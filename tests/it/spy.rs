@@ -303,7 +303,7 @@ impl Ops for Spy {
         self.cpu.embed(out, table, &tokens.borrow(), scale, n);
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: bool, n: usize) {
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: Option<f32>, n: usize) {
         let (weight, mut non_finite) = (norm.weight.borrow(), changed(norm.non_finite));
         let norm = Norm { weight: &*weight, eps: norm.eps, layer: norm.layer, non_finite: &mut *non_finite };
         self.cpu.rms_norm(out, x, norm, add, n);
@@ -340,6 +340,8 @@ impl Ops for Spy {
             inv_freq: &*inv_freq,
             rope_scale: rope.rope_scale,
             growth: rope.growth,
+            v_norm: rope.v_norm,
+            keys_of: rope.keys_of,
             borrowed: rope.borrowed,
             predictor,
             gated: rope.gated,
@@ -352,12 +354,20 @@ impl Ops for Spy {
         });
         if let Some(all) = &mut self.watch.seen().decisions {
             let n: usize = spans.iter().map(|span| span.len).sum();
-            all.extend(&decisions.borrow()[..n * kv.geometry.n_kv_heads]);
+            all.extend(&decisions.borrow()[..n * kv.geometry.of_layer(layer).n_kv_heads]);
         }
     }
 
-    fn commit(&self, rows: &Acts, decisions: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
-        self.lent(kv, |kv| self.cpu.commit(rows, &decisions.borrow(), kv, layer, spans));
+    fn commit(
+        &self,
+        rows: &Acts,
+        decisions: &Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        drafts: bool,
+    ) {
+        self.lent(kv, |kv| self.cpu.commit(rows, &decisions.borrow(), kv, layer, spans, drafts));
     }
 
     fn delta_net(

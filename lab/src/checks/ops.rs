@@ -86,7 +86,7 @@ impl Case for Norms {
             let y = acts(b, width, &rows);
             let (mut first, mut second, mut third) = ([0], [0], [0]);
             let norm = Norm { weight: &weight, eps: 1e-5, layer: 11, non_finite: &mut non_finite };
-            b.rms_norm(&mut plain, &acc, norm, false, n);
+            b.rms_norm(&mut plain, &acc, norm, None, n);
             b.read(&non_finite, 0, &mut first);
             // The norm reads the first sum; only the host reads the second.
             let mut add = |acc: &mut B::Acts| {
@@ -95,11 +95,11 @@ impl Case for Norms {
             };
             add(&mut acc);
             let norm = Norm { weight: &weight, eps: 1e-6, layer: 4, non_finite: &mut non_finite };
-            b.rms_norm(&mut fused, &acc, norm, false, n);
+            b.rms_norm(&mut fused, &acc, norm, None, n);
             b.read(&non_finite, 0, &mut second);
             add(&mut acc);
             let norm = Norm { weight: &weight, eps: 1e-6, layer: 3, non_finite: &mut non_finite };
-            b.rms_norm(&mut acc, &y, norm, true, n);
+            b.rms_norm(&mut acc, &y, norm, Some(1.0), n);
             b.read(&non_finite, 0, &mut third);
             // The output of an infinite row is not compared, only the flag.
             let rows = if self.bad { n - 1 } else { n };

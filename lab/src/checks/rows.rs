@@ -220,6 +220,8 @@ impl Case for Rope {
             inv_freq: &buffer(b, &inv_freq),
             rope_scale: 1.25,
             growth: self.grows().then_some(Growth { beta: 0.3, length: 5_000 }),
+            v_norm: false,
+            keys_of: None,
             borrowed,
             predictor,
             gated: self.group % 4 == 2,

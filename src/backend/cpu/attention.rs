@@ -31,7 +31,7 @@ mod reference;
 mod tests;
 mod weights;
 
-use super::super::{KvTables, Span};
+use super::super::{KvTables, QkvRopeArgs, Span};
 use super::device::{Acts, Cpu};
 use super::kv;
 use super::thread_pool::Tile;
@@ -41,7 +41,7 @@ pub(super) use in_order::attend_in_order;
 pub(super) use paged::count_reads;
 use plan::{FEW_TOKENS, Plan, finish};
 
-/// `sinks`: scores `[n_q_heads]` that join the softmax, or none.
+/// Attention of a step's rows, with K and V of `qkv` or of [`QkvRopeArgs::keys_of`].
 #[allow(clippy::too_many_arguments)]
 pub(super) fn attend(
     cpu: &Cpu,
@@ -51,20 +51,21 @@ pub(super) fn attend(
     kv: &mut KvTables<Cpu>,
     layer: usize,
     spans: &[Span],
-    sinks: &[f32],
+    rope: &QkvRopeArgs<'_, Cpu>,
 ) {
     spans.iter().for_each(|span| kv::order_slots(kv, layer, span.seq));
     let kv = &*kv;
-    let g = &kv.geometry;
+    let g = &kv.geometry.of_layer(layer);
+    let sinks = rope.sinks.map_or(&[][..], |sinks| sinks);
     let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
     let mut plan = cpu.plan();
-    fill(&mut plan, kv, layer, spans);
+    fill(&mut plan, kv, g, layer, spans);
     let Plan { groups, spans: groups_of_spans, own, orders, scores, out: results } = &mut *plan;
-    encode(own, cpu, qkv, kv, layer, spans);
+    encode(own, cpu, rope.keys_of.unwrap_or(qkv), kv, layer, spans);
     let (isa, layout) = (cpu.isa, g.page());
     let call = Call { isa, qkv, decisions, kv, geometry: g, layout, layer, spans, own, sinks, orders };
-    if let Some(observer) = &cpu.observer {
+    if let Some(observer) = cpu.observer.as_ref().filter(|_| rope.keys_of.is_none()) {
         observer.attention(&|x, cols| averages::averages(cpu, &call, x, cols));
     }
     paged::choose(cpu, &call, groups);

@@ -103,6 +103,7 @@ pub(super) struct FarRows {
 
 impl FarRows {
     pub fn new(g: &KvGeometry) -> Self {
+        let g = &g.of_far();
         assert!(Far::ROWS.is_multiple_of(g.page_slots), "far pages are whole blocks");
         Self {
             layout: g.page(),
@@ -221,7 +222,7 @@ impl FarRows {
 
 /// Keeps the newest queries of a step's rows.
 pub(super) fn remember(kv: &mut KvTables<Cpu>, rows: &Acts, layer: usize, spans: &[Span]) {
-    let g = kv.geometry;
+    let g = kv.geometry.of_layer(layer);
     let (Some(far), Some(_)) = (&mut kv.pool.far, g.far_of(layer)) else { return };
     let (width, len) = FarRows::recent_len(&g);
     for span in spans {
@@ -278,7 +279,7 @@ impl FarPages for Cpu {
             dropped: *dropped,
             near: near.clone(),
             means: full.iter().flat_map(mean).collect(),
-            queries: all.queries(&kv.geometry, seq, lane, tokens - tokens.min(Far::QUERIES)..tokens),
+            queries: all.queries(&kv.geometry.of_far(), seq, lane, tokens - tokens.min(Far::QUERIES)..tokens),
         }
     }
 
@@ -297,7 +298,7 @@ impl FarPages for Cpu {
         far: &FarLane,
         blocks: &[u8],
     ) -> Result<(), OutOfMemory> {
-        let g = kv.geometry;
+        let g = kv.geometry.of_far();
         let Some(all) = &mut kv.pool.far else { return Ok(()) };
         let per_page = all.per_page();
         let page = |bytes: &[u8]| {
@@ -330,7 +331,7 @@ impl FarPages for Cpu {
 }
 
 fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
-    let g = kv.geometry;
+    let g = kv.geometry.of_far();
     let lanes: Vec<_> = g.far_lanes().collect();
     let n = queries.min(Far::QUERIES).min(kv.seq_len[seq] as usize);
     let (Some(far), Some(all)) = (g.far.filter(|_| n > 0), &kv.pool.far) else { return 0 };

@@ -31,7 +31,7 @@ impl<'a> Lane<'a> {
         let (row, rings, scores) = (g.row(layer, seq, head), g.ring_len(), g.score_slots());
         let (ring_len, far) = (g.policy_of(layer).ring_len(), g.far_of(layer).is_some());
         Self {
-            layout: g.page(),
+            layout: g.of_layer(layer).page(),
             number: row,
             pages: &mut kv.page_table[row * g.max_pages..(row + 1) * g.max_pages],
             live: &mut kv.live[row],
@@ -130,7 +130,7 @@ pub(super) fn positions(kv: &KvTables<Cpu>, spans: &[Span]) -> Vec<usize> {
 /// Replaces K and V of a step's rows `[q | k | v]` by what storing and reading makes of them, or by
 /// their codes if the codec has a coder.
 pub(super) fn round_trip(cpu: &Cpu, qkv: &mut Acts, kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
-    let (g, n) = (&kv.geometry, spans.iter().map(|s| s.len).sum());
+    let (g, n) = (kv.geometry.of_layer(layer), spans.iter().map(|s| s.len).sum());
     if g.codec.is_exact() {
         return;
     }
@@ -154,7 +154,7 @@ pub(super) fn round_trip(cpu: &Cpu, qkv: &mut Acts, kv: &KvTables<Cpu>, layer: u
 
 /// Makes the order of the slots of a sequence's lanes where it is not known.
 pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
-    for head in 0..kv.geometry.n_kv_heads {
+    for head in 0..kv.geometry.of_layer(layer).n_kv_heads {
         let lane = Lane::of(kv, layer, seq, head);
         let live = *lane.live as usize;
         if lane.pool.order(lane.number).len() != live {
@@ -170,7 +170,7 @@ pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
 /// each span, the rows of all lanes that attention reads after each of its tokens has its own slot,
 /// summed over its tokens.
 pub(super) fn append(kv: &mut KvTables<Cpu>, qkv: &Acts, decisions: &[f32], layer: usize, spans: &[Span]) -> Vec<u64> {
-    let (g, policy) = (kv.geometry, kv.geometry.policy_of(layer));
+    let (g, policy) = (kv.geometry.of_layer(layer), kv.geometry.policy_of(layer));
     let (d, heads, coder) = (g.head_dim, g.n_kv_heads, kv.coder.clone());
     far::remember(kv, qkv, layer, spans);
     let mut lived = vec![0; spans.len()];
@@ -234,7 +234,7 @@ pub(super) fn put_by_scores<'w>(
     decisions: &[f32],
     weights: impl Iterator<Item = &'w mut [f32]>,
 ) {
-    let g = kv.geometry;
+    let g = kv.geometry.of_layer(layer);
     let (layout, d, eviction) = (g.page(), g.head_dim, kv.eviction[seq] != 0);
     let heads = kv_row.0.chunks_exact(d).zip(kv_row.1.chunks_exact(d)).zip(weights).enumerate();
     for (head, ((k, v), weights)) in heads {
@@ -298,7 +298,7 @@ impl Pages for Cpu {
                 *lane.pool.order_mut(b) = order;
                 lane.pool.far.iter_mut().for_each(|far| far.fork(a, b));
             }
-            kv.pool.far.iter_mut().for_each(|far| far.fork_queries(&g, layer, from, to));
+            kv.pool.far.iter_mut().for_each(|far| far.fork_queries(&g.of_far(), layer, from, to));
         }
         for layer in 0..g.delta.map_or(0, |d| d.n_layers) {
             let (len, state) = g.delta.map_or((0, 0), |d| (d.inputs_len(), d.state_len()));
@@ -375,7 +375,7 @@ impl Pages for Cpu {
         position: usize,
     ) -> PresenceCounts {
         let g = &kv.geometry;
-        let mut words = vec![0u32; n + g.seq_lanes()];
+        let mut words = vec![0u32; n + g.table_lanes()];
         for layer in 0..g.n_layers {
             for head in 0..g.n_kv_heads {
                 for meta in self.slot_metas(kv, layer, seq, head) {
@@ -409,11 +409,11 @@ impl Pages for Cpu {
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         let g = &kv.geometry;
-        let (row, layout) = (g.row(layer, seq, head), g.page());
+        let (row, layout) = (g.row(layer, seq, head), g.of_layer(layer).page());
         (0..kv.live[row] as usize)
             .map(|slot| {
-                let page = kv.page_table[row * g.max_pages + slot / g.page_slots];
-                layout.meta(kv.pool.page(page), slot % g.page_slots)
+                let page = kv.page_table[row * g.max_pages + slot / layout.page_slots];
+                layout.meta(kv.pool.page(page), slot % layout.page_slots)
             })
             .collect()
     }

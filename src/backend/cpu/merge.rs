@@ -15,7 +15,7 @@ pub(super) fn merge_rows(
     spans: &[Span],
     merging: &Merging,
 ) {
-    let g = kv.geometry;
+    let g = kv.geometry.of_layer(layer);
     let (d, heads, group, len) = (g.head_dim, g.n_kv_heads, g.n_q_heads / g.n_kv_heads, g.sums_len());
     for span in spans {
         let (base, merges) = (kv.seq_len[span.seq] as usize, kv.eviction[span.seq] != 0);

@@ -14,10 +14,13 @@ pub(super) fn qkv_rope(
     spans: &[Span],
     args: &QkvRopeArgs<'_, Cpu>,
 ) {
-    let g = kv.geometry;
+    let g = kv.geometry.of_layer(layer);
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
     norm_heads(cpu, qkv, &g, args, n);
+    if args.keys_of.is_some() {
+        return rotate_heads(cpu, qkv, &g, args, positions(kv, spans).into_iter());
+    }
     if let Some(Borrowed { alpha, .. }) = args.borrowed {
         for (i, decisions) in decisions.chunks_exact_mut(g.n_kv_heads).enumerate().take(n) {
             for (h, decision) in decisions.iter_mut().enumerate() {
@@ -39,13 +42,24 @@ pub(super) fn qkv_rope(
     rotate_heads(cpu, qkv, &g, args, positions(kv, spans).into_iter());
 }
 
-/// Applies the RMSNorm of each head of q and k, if the model has one.
+/// Heads of q, and of k where the rows have it.
+fn heads(g: &KvGeometry, args: &QkvRopeArgs<'_, Cpu>) -> usize {
+    g.n_q_heads + if args.keys_of.is_none() { g.n_kv_heads } else { 0 }
+}
+
+/// Applies the RMSNorm of each head of q and k, if the model has one, and of v.
 pub(super) fn norm_heads(cpu: &Cpu, qkv: &mut Acts, g: &KvGeometry, args: &QkvRopeArgs<'_, Cpu>, n: usize) {
     let Some([q_norm, k_norm]) = args.qk_norm else { return };
-    let d = g.head_dim;
+    let (d, qk) = (g.head_dim, heads(g, args));
+    let ones = vec![1.0; if args.v_norm { d } else { 0 }];
+    let normed = qk + if args.v_norm { qk - g.n_q_heads } else { 0 };
     cpu.rows(qkv, n, |row, _| {
-        for (h, head) in row[..(g.n_q_heads + g.n_kv_heads) * d].chunks_exact_mut(d).enumerate() {
-            let weight = if h < g.n_q_heads { q_norm } else { k_norm };
+        for (h, head) in row[..normed * d].chunks_exact_mut(d).enumerate() {
+            let weight = match h {
+                _ if h < g.n_q_heads => q_norm,
+                _ if h < qk => k_norm,
+                _ => &ones,
+            };
             maths::rms_norm_in_place(cpu.isa, head, weight, args.rms_eps);
         }
     });
@@ -61,7 +75,7 @@ pub(super) fn rotate_heads(
     positions: impl ExactSizeIterator<Item = usize> + Clone,
 ) {
     let (d, group, n) = (g.head_dim, g.n_q_heads / g.n_kv_heads, positions.len());
-    let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
+    let (q_width, qk_width) = (g.n_q_heads * d, heads(g, args) * d);
     let mut angles = cpu.angles();
     let half = args.inv_freq.len();
     if half > 0 {

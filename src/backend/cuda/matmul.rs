@@ -130,6 +130,7 @@ fn unnormed(
         After::Add(sum) => add(cuda, out, sum, x, weight, bias, m),
         After::Swiglu(gate_up) if x.bf16 && out.bf16 => fused_swiglu(cuda, out, gate_up, x, weight, bias, m),
         After::Geglu(_) => unreachable!("`linear` makes two of it"),
+        After::GeluTimes { .. } | After::Cap(_) => unreachable!("models with it are refused"),
         After::Swiglu(gate_up) => {
             store(cuda, gate_up, x, weight, bias, m);
             gemm::glu(cuda, out, 0, gate_up, m, gemm::Gate::Silu);

@@ -52,6 +52,9 @@ pub struct Identity {
     /// Sizes of the states beside, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<String>,
+    /// Heads of local layers and of the others, if they differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heads: Option<String>,
     /// Pages that a choice makes near, if far rows are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<usize>,
@@ -72,6 +75,7 @@ impl Identity {
             page_slots: g.page_slots,
             slot_meta: SlotMeta::new(5, 3, true).0,
             delta: g.delta.map(|delta| format!("{delta:?}")),
+            heads: g.heads.map(|heads| format!("{heads:?}")),
             far: g.kept_far().map(|far| far.pages),
         }
     }

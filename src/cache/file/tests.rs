@@ -22,6 +22,7 @@ fn header(layer_bytes: Vec<u64>) -> Header {
         n_layers: layer_bytes.len(),
         n_kv_heads: 1,
         head_dim: 8,
+        heads: None,
         page_slots: 16,
         slot_meta: 0,
         delta: None,

@@ -1,7 +1,7 @@
 //! Filters, tests and functions of Jinja that minijinja lacks or whose arguments it takes
 //! otherwise.
 
-use super::guard::is_space;
+use super::guard::{self, is_space};
 use super::python::{self, failed};
 use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, filters, functions, tests};
@@ -38,9 +38,7 @@ pub fn add_to(env: &mut Environment) {
     env.add_filter("sort", |state: &State, value: Value, args: Args| {
         filters::sort(state, value, named(args, &["reverse", "case_sensitive", "attribute"])?)
     });
-    env.add_filter("dictsort", |value: Value, args: Args| {
-        filters::dictsort(&value, named(args, &["case_sensitive", "by", "reverse"])?)
-    });
+    env.add_filter("dictsort", dictsort);
     const CASED: [&str; 2] = ["case_sensitive", "attribute"];
     env.add_filter("unique", |state: &State, value: Value, args: Args| {
         filters::unique(state, value, named(args, &CASED)?)
@@ -50,6 +48,29 @@ pub fn add_to(env: &mut Environment) {
     env.add_function("dict", dict);
     env.add_function("cycler", cycler);
     env.add_function("joiner", minijinja_contrib::globals::joiner);
+}
+
+/// Keys are ordered without the marks that keep them from becoming control tokens.
+fn dictsort(value: Value, args: Args) -> Result<Value, Error> {
+    let options = named(args, &["case_sensitive", "by", "reverse"])?;
+    let is = |name: &str| options.get::<Option<bool>>(name).map(|set| set == Some(true));
+    let by_value = options.get::<Option<String>>("by")?.is_some_and(|by| by == "value");
+    let (cased, reverse) = (is("case_sensitive")?, is("reverse")?);
+    let sorted = filters::dictsort(&value, options)?;
+    let mut pairs: Vec<Value> = sorted.try_iter()?.collect();
+    let key = |pair: &Value| pair.get_item_by_index(0).ok().filter(|key| key.as_str().is_some());
+    let is_marked = |pair: &Value| key(pair).is_some_and(|key| key.as_str().is_some_and(guard::is_marked));
+    if by_value || !pairs.iter().any(is_marked) {
+        return Ok(sorted);
+    }
+    pairs.sort_by_cached_key(|pair| {
+        let text = guard::without_marks(key(pair).as_ref().and_then(Value::as_str).unwrap_or_default());
+        if cased { text } else { text.to_lowercase() }
+    });
+    if reverse {
+        pairs.reverse();
+    }
+    Ok(pairs.into())
 }
 
 /// All arguments by name.

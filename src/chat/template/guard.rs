@@ -18,6 +18,16 @@ fn is_sentinel(c: char) -> bool {
     ('\u{FDD0}'..='\u{FDD3}').contains(&c)
 }
 
+/// Whether a text of a person has marks.
+pub fn is_marked(text: &str) -> bool {
+    text.contains(is_sentinel)
+}
+
+/// The text without its marks.
+pub fn without_marks(text: &str) -> String {
+    text.chars().filter(|c| !is_sentinel(*c)).collect()
+}
+
 /// Bytes of a rendering without the noncharacters.
 pub fn text_bytes_of(rendered: &str) -> usize {
     rendered.len() - BREAK.len_utf8() * rendered.chars().filter(|c| is_sentinel(*c)).count()

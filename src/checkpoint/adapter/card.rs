@@ -130,7 +130,7 @@ pub(super) fn shapes(c: &ModelConfig) -> [(&'static str, usize); 4] {
     [
         ("num_hidden_layers", c.n_layers),
         ("hidden_size", c.hidden),
-        ("num_key_value_heads", c.n_kv_heads),
+        ("num_key_value_heads", c.deciding_heads().count),
         ("vocab_size", c.vocab),
     ]
 }

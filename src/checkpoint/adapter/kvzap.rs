@@ -67,7 +67,7 @@ impl KvZap {
         for (key, theirs, ours) in [
             ("n_modules", self.n_modules, c.attention_layers()),
             ("input_dim", self.input_dim, c.hidden),
-            ("output_dim", self.output_dim, c.n_kv_heads),
+            ("output_dim", self.output_dim, c.deciding_heads().count),
         ] {
             if theirs != ours {
                 bail!("{label} does not fit {model}: its {key} is {theirs}, and the model needs {ours}");

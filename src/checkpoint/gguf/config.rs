@@ -24,7 +24,7 @@ const GEMMA_STRETCHED: [usize; 3] = [34, 48, GEMMA_27B_LAYERS];
 const GEMMA_FACTOR: f64 = 8.0;
 
 /// The bytes of the tensor of a name.
-type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
+pub type Data<'f, 'a> = &'f dyn Fn(&str) -> Option<&'a [u8]>;
 
 /// The family, and its name in GGUF files, with which keys begin. Fails for anything except a whole
 /// model of a supported architecture.
@@ -217,7 +217,7 @@ pub fn layer_of(tensor: &str) -> Option<usize> {
 
 /// Values per head: stated, or the embedding's divided by the number of heads. Tables are made of
 /// it, so it is bounded here.
-fn head_dim(h: &Header, arch: &str) -> Result<usize> {
+pub fn head_dim(h: &Header, arch: &str) -> Result<usize> {
     let key = |name: &str| format!("{arch}.{name}");
     let (named, size) = match h.opt_size(&key("attention.key_length"))? {
         Some(stated) => (key("attention.key_length"), stated),
@@ -316,7 +316,7 @@ fn theta(h: &Header, arch: &str, family: &Family) -> Result<f64> {
 }
 
 /// Factors of RoPE, one for each pair of channels, if the file has that tensor.
-fn factors<'a>(h: &Header, name: &str, channels: usize, data: Data<'_, 'a>) -> Result<Option<Vec<f32>>> {
+pub fn factors<'a>(h: &Header, name: &str, channels: usize, data: Data<'_, 'a>) -> Result<Option<Vec<f32>>> {
     let Some((tensor, raw)) = h.tensors.get(name).zip(data(name)) else { return Ok(None) };
     let kind = tensor.kind.ok().with_context(|| format!("tensor {name} has an element type that is not supported"))?;
     ensure!(tensor.shape == [channels / 2], "tensor {name} has shape {:?}", tensor.shape);

@@ -87,6 +87,9 @@ const NEUTRAL: [(&str, Neutral); 25] = [
 /// refused.
 const GROWTH: [&str; 2] = ["attention.temperature_scale", "rope.scaling.yarn_log_multiplier"];
 
+/// Keys that Gemma 4 reads.
+const GEMMA4: [&str; 3] = ["attention.shared_kv_layers", "embedding_length_per_layer_input", "final_logit_softcapping"];
+
 /// Factors that families with [`Family::scaled`] read.
 const SCALES: [&str; 3] = ["logit_scale", "residual_scale", "embedding_scale"];
 
@@ -120,7 +123,10 @@ const GEMMA_1B_LAYERS: usize = 26;
 pub fn check(h: &Header, family: &Family, arch: &str, head_dim: usize) -> Result<()> {
     for (key, value) in &h.metadata {
         if let Some(name) = key.strip_prefix("tokenizer.ggml.") {
-            tokenizer(key, name, value)?;
+            // Tokens of images and sounds, of which a conversation has none.
+            if !(family.gemma4 && name == "suppress_tokens") {
+                tokenizer(key, name, value)?;
+            }
         } else if let Some(name) = key.strip_prefix(arch).and_then(|rest| rest.strip_prefix('.')) {
             model(h, family, (arch, head_dim), (key, name), value)?;
         }
@@ -138,6 +144,7 @@ fn model(
     let window = family.has_local() || family.window == WindowIn::AllLayers;
     let read = READ.contains(&name)
         || GROWTH.contains(&name) && family.growth
+        || GEMMA4.contains(&name) && family.gemma4
         || name == "attention.sliding_window" && window
         || name.starts_with("expert_shared_") && family.shared_expert
         || name == "attention.scale" && (family.gemma || family.scaled)

@@ -30,11 +30,14 @@ pub struct Vocabulary<'a> {
     pub space_prefix: bool,
 }
 
-/// `ids` are the ids of the spellings.
-pub fn parts(v: &Vocabulary<'_>, ids: Map<String, Value>) -> Result<Parts> {
+/// `ids` are the ids of the spellings. `stated`: the merges, where the file has them (`gemma4`).
+pub fn parts(v: &Vocabulary<'_>, ids: Map<String, Value>, stated: Option<&[&str]>) -> Result<Parts> {
     let mut model = json!({"type": "BPE", "dropout": null, "unk_token": v.unknown, "continuing_subword_prefix": null,
         "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false});
-    model["merges"] = merges(v)?.into();
+    model["merges"] = match stated {
+        Some(merges) => merges.into(),
+        None => merges(v)?.into(),
+    };
     model["vocab"] = ids.into();
     let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
     let mut normalizers = vec![replace(" ", SPACE)];

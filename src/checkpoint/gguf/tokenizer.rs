@@ -13,6 +13,8 @@ const MODEL: &str = "tokenizer.ggml.model";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
+/// Value of [`MODEL`] of SentencePiece's vocabulary with merges.
+const GEMMA4: &str = "gemma4";
 const MERGES: &str = "tokenizer.ggml.merges";
 
 /// Key that we add to `tokenizer_config.json`: whether a prompt begins with the BOS even if the
@@ -105,7 +107,7 @@ impl Split {
 pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     let split = match h.text(MODEL)? {
         Some("gpt2") => Some(Split::of(h)?),
-        Some("llama") => None,
+        Some("llama" | GEMMA4) => None,
         None | Some("no_vocab" | "none") => return Ok(None),
         Some(other) => {
             bail!("tokenizer {other:?} is not supported (byte-level BPE, \"gpt2\", and SentencePiece, \"llama\", are)")
@@ -147,18 +149,31 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     let parts = match split {
         Some(split) => byte_level(h, raw, split, vocab)?,
         None => {
-            let scores = array(h, SCORES, tokens.len())?.with_context(|| format!("{SCORES} is missing"))?;
-            let scores = scores.floats(raw).context(SCORES)?;
-            ensure!(scores.len() == tokens.len(), "{SCORES} has {} values for {} tokens", scores.len(), tokens.len());
+            let has_merges = h.text(MODEL)? == Some(GEMMA4);
+            let merges = if has_merges { Some(merges(h, raw)?) } else { None };
+            let scores = match has_merges {
+                true => Vec::new(),
+                false => {
+                    let scores = array(h, SCORES, tokens.len())?.with_context(|| format!("{SCORES} is missing"))?;
+                    scores.floats(raw).context(SCORES)?
+                }
+            };
+            ensure!(
+                has_merges || scores.len() == tokens.len(),
+                "{SCORES} has {} values for {} tokens",
+                scores.len(),
+                tokens.len()
+            );
             let ordinary: Vec<bool> = types.iter().map(|kind| *kind == NORMAL).collect();
             let unknown = match types.iter().position(|kind| *kind == UNKNOWN) {
                 None => special(h, raw, "unknown")?,
                 found => found,
             };
             let unknown = unknown.map(|id| tokens[id]);
-            let space_prefix = h.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+            let space_prefix = h.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(!has_merges);
             let (scores, ordinary, tokens) = (&scores, &ordinary, &tokens);
-            sentencepiece::parts(&Vocabulary { tokens, scores, ordinary, unknown, space_prefix }, vocab)?
+            let vocabulary = Vocabulary { tokens, scores, ordinary, unknown, space_prefix };
+            sentencepiece::parts(&vocabulary, vocab, merges.as_deref())?
         }
     };
     let mut file = json!({
@@ -186,9 +201,14 @@ fn is_phi3(h: &Header, split: Option<Split>) -> Result<bool> {
     Ok(named || split.is_none() && h.text("general.architecture")? == Some("phi3"))
 }
 
-fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -> Result<Parts> {
+/// The merges that the file states, best first.
+fn merges<'a>(h: &Header, raw: &'a [u8]) -> Result<Vec<&'a str>> {
     let merges = array(h, MERGES, bounds::MERGES)?.with_context(|| format!("{MERGES} is missing"))?;
-    let merges = merges.texts(raw).context(MERGES)?;
+    merges.texts(raw).context(MERGES)
+}
+
+fn byte_level(h: &Header, raw: &[u8], split: Split, vocab: Map<String, Value>) -> Result<Parts> {
+    let merges = merges(h, raw)?;
     let normalizer = matches!(split, Split::Qwen2 | Split::Qwen35).then(|| json!({"type": "NFC"}));
     Ok(Parts {
         normalizer: normalizer.into(),
@@ -279,6 +299,9 @@ pub fn special(h: &Header, raw: &[u8], name: &str) -> Result<Option<usize>> {
         (Some("llama"), "bos") => Some(1),
         (Some("llama"), "eos") => Some(2),
         (Some("llama"), "unknown") => Some(0),
+        (Some(GEMMA4), "bos") => Some(2),
+        (Some(GEMMA4), "eos") => Some(1),
+        (Some(GEMMA4), "unknown") => Some(3),
         // Falcon's. In other vocabularies of this kind it is an ordinary word.
         (Some("gpt2"), "bos" | "eos") => {
             let types = array(h, TYPES, bounds::VOCAB)?.map(|types| types.integers(raw)).transpose()?;

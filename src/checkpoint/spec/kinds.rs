@@ -1,13 +1,15 @@
 //! The computation of a model beyond its sizes, as data. A family's parser writes it; the forward
 //! pass reads it and knows no family.
 
-use crate::policy::LocalLayers;
+use crate::policy::{KvHeads, LocalLayers};
 use anyhow::Result;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     /// Whether q and k are RMS-normalized per head before RoPE.
     pub qk_norm: bool,
+    /// Whether v is RMS-normalized per head, without weights.
+    pub v_norm: bool,
     /// Biases of q, k and v, of the output projection, and of the MLP.
     pub qkv_bias: bool,
     pub o_bias: bool,
@@ -31,6 +33,16 @@ pub struct Spec {
     pub score_scale: Option<f32>,
     /// Growth of queries with their positions; `None`: they do not grow.
     pub query_growth: Option<QueryGrowth>,
+    /// Cap c of logits, which become `c * tanh(logit / c)`.
+    pub logit_cap: Option<f32>,
+    /// KV heads of layers that are not local, where they are not those of local layers.
+    pub global_heads: Option<KvHeads>,
+    /// Whether the projection of k is also that of v in layers that are not local.
+    pub keys_are_values: bool,
+    /// Whether the residual stream is multiplied by a factor behind each layer.
+    pub layer_scale: bool,
+    /// Inputs of each layer beside the residual stream; `None`: there are none.
+    pub layer_inputs: Option<LayerInputs>,
     /// The newest tokens that attention sees in every layer; `None`: all.
     pub window: Option<usize>,
     /// Properties of layers that are [local](LayerKind::local).
@@ -51,6 +63,16 @@ pub struct QueryGrowth {
     pub length: usize,
 }
 
+/// Sizes of the inputs that layers have of their own: rows of a table of embeddings, plus a map of
+/// the token's embedding (per-layer embeddings, Gemma 3n and 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInputs {
+    /// Channels of a layer's input.
+    pub width: usize,
+    /// Tokens of the table.
+    pub vocab: usize,
+}
+
 /// Differences between the layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerKind {
@@ -58,8 +80,13 @@ pub struct LayerKind {
     /// Whether q and k are rotated by their positions.
     pub rotates: bool,
     pub mlp: Mlp,
+    /// Whether a dense feed-forward block has twice the channels.
+    pub wide: bool,
     /// Whether attention sees a window of tokens, and may rotate by other angles than elsewhere.
     pub local: bool,
+    /// Whether attention reads K and V of an earlier layer: of the last one that computes its own
+    /// and is local, or not, as this one.
+    pub shares: bool,
 }
 
 /// The feed-forward block of a layer.
@@ -155,7 +182,8 @@ impl DeltaNet {
 }
 
 impl LayerKind {
-    pub const ATTENTION: Self = Self { mixer: Mixer::Attention, rotates: true, mlp: Mlp::Dense, local: false };
+    pub const ATTENTION: Self =
+        Self { mixer: Mixer::Attention, rotates: true, mlp: Mlp::Dense, wide: false, local: false, shares: false };
     pub const DELTA_NET: Self = Self { mixer: Mixer::DeltaNet, ..Self::ATTENTION };
 
     /// Whether the cache's policy chooses the tokens that it stores, and not a window of the model.
@@ -163,7 +191,12 @@ impl LayerKind {
         !self.local
     }
 
-    /// Whether its mixer is attention, whose K and V are in the KV cache.
+    /// Whether it computes K and V and stores them in the KV cache.
+    pub fn stores(&self) -> bool {
+        self.attends() && !self.shares
+    }
+
+    /// Whether its mixer is attention.
     pub fn attends(&self) -> bool {
         self.mixer == Mixer::Attention
     }
@@ -198,6 +231,7 @@ impl Default for Spec {
     fn default() -> Self {
         Self {
             qk_norm: false,
+            v_norm: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
@@ -211,6 +245,11 @@ impl Default for Spec {
             logit_scale: 1.0,
             score_scale: None,
             query_growth: None,
+            logit_cap: None,
+            global_heads: None,
+            keys_are_values: false,
+            layer_scale: false,
+            layer_inputs: None,
             window: None,
             local: None,
             delta_net: None,

@@ -1,12 +1,20 @@
 //! The list of formats, and the choice of one by the template of a model.
 
 use super::format::Format;
-use super::{granite, harmony, hermes, llama, mistral, phi, xml};
+use super::{gemma, granite, harmony, hermes, llama, mistral, phi, xml};
 use crate::protocol::TemplateSpec;
 
 /// All formats. A model has the first one whose [`Format::is_of`] accepts its template.
-pub const FORMATS: [&dyn Format; 7] =
-    [&harmony::Harmony, &xml::Xml, &mistral::Mistral, &phi::Phi, &granite::Granite, &hermes::Hermes, &llama::Llama];
+pub const FORMATS: [&dyn Format; 8] = [
+    &harmony::Harmony,
+    &gemma::Gemma,
+    &xml::Xml,
+    &mistral::Mistral,
+    &phi::Phi,
+    &granite::Granite,
+    &hermes::Hermes,
+    &llama::Llama,
+];
 
 /// Returns the format of a model's calls, if its template takes tools.
 pub fn format_of(template: &TemplateSpec) -> Option<&'static dyn Format> {

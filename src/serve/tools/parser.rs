@@ -291,6 +291,9 @@ mod tests {
             ("llama3", parameters.clone()),
             ("llama3", format!("<|python_tag|>{parameters}")),
             ("harmony", "<|channel|>commentary to=functions.f<|message|>{\"city\": \"Zürich }]\", \"n\": 1.5}".to_owned()),
+            ("gemma", "<|tool_call>call:f{city:<|\"|>Zürich }]<|\"|>,n:1.5}<tool_call|>".to_owned()),
+            ("gemma", "<|tool_call>call:f{city:<|\"|>Zürich }]<|\"|>,n:1.5}".to_owned()),
+            ("gemma", "<|tool_call>call:f{\"city\": \"Zürich }]\", \"n\": 1.5}<tool_call|>".to_owned()),
             (
                 "xml",
                 "<tool_call>\n<function=f>\n<parameter=city>\nZürich }]\n</parameter>\n<parameter=n>\n1.5\n</parameter>\n\

@@ -29,6 +29,9 @@ FAMILIES = [
     ("granite", "granite", True, "refact"),
     ("qwen3_moe", "qwen3moe", False, "qwen2"),
     ("gemma3", "gemma3", False, "default"),
+    ("gemma4", "gemma4", False, "gemma4"),
+    ("gemma4_wide", "gemma4", False, "gemma4"),
+    ("gemma4_seeing", "gemma4", False, "gemma4"),
     ("qwen3_5", "qwen35", False, "qwen35"),
     ("qwen3_5_moe", "qwen35moe", False, "qwen35"),
     ("gpt_oss", "gpt-oss", False, "gpt-4o"),
@@ -60,8 +63,9 @@ def stored(folder):
     start = 8 + int.from_bytes(raw[:8], "little")
     tensors = {}
     for name, t in json.loads(raw[8:start]).items():
-        name = name.removeprefix("language_model.")
-        if name != "__metadata__" and not name.startswith(("vision_tower", "multi_modal")):
+        name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
+        parts = ("vision_tower", "multi_modal", "model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio")
+        if name != "__metadata__" and not name.startswith(parts):
             assert t["dtype"] == "BF16"
             begin, end = t["data_offsets"]
             tensors[name] = np.frombuffer(raw[start + begin:start + end], "<u2").reshape(t["shape"])
@@ -99,14 +103,17 @@ def parameters(w, c, arch):
     w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
-    if "intermediate_size" in c:
+    if "intermediate_size" in c and arch != "gemma4":
         w.add_feed_forward_length(c["intermediate_size"])
     w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv(c["num_key_value_heads"])
+    if arch != "gemma4":
+        w.add_head_count_kv(c["num_key_value_heads"])
+    if arch == "gemma4":
+        gemma4(w, c)
     w.add_rope_freq_base(rope["rope_theta"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_file_type(32)
-    if head_dim:
+    if head_dim and arch != "gemma4":
         w.add_key_length(head_dim)
         w.add_value_length(head_dim)
     if arch in ("llama", "smollm3", "granite", "mistral3"):
@@ -164,22 +171,48 @@ def parameters(w, c, arch):
         w.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
 
 
+def gemma4(w, c):
+    """What differs between its layers, and its other keys. transformers states other heads by layer."""
+    n, own = c["num_hidden_layers"], c["per_layer_config"]
+    local = [kind == "sliding_attention" for kind in c["layer_types"]]
+    wide = [i >= n - c["num_kv_shared_layers"] and c["use_double_wide_mlp"] for i in range(n)]
+    heads = [own.get(str(i), {}).get("num_key_value_heads", c["num_key_value_heads"]) for i in range(n)]
+    dim = next(iter(own.values()))["head_dim"]
+    w.add_shared_kv_layers(c["num_kv_shared_layers"])
+    w.add_embedding_length_per_layer_input(c.get("hidden_size_per_layer_input") or 0)
+    w.add_sliding_window(c["sliding_window"])
+    w.add_sliding_window_pattern(local)
+    w.add_final_logit_softcapping(c["final_logit_softcapping"])
+    for length in (w.add_key_length, w.add_value_length, w.add_rope_dimension_count):
+        length(dim)
+    for length in (w.add_key_length_swa, w.add_value_length_swa, w.add_rope_dimension_count_swa):
+        length(c["head_dim"])
+    w.add_feed_forward_length([c["intermediate_size"] * (1 + w) for w in wide] if any(wide) else c["intermediate_size"])
+    w.add_head_count_kv(heads if len(set(heads)) > 1 else heads[0])
+    w.add_rope_freq_base_swa(c["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
 def vocabulary(w, pre, size):
     ordinary, unknown, control, byte = 1, 2, 3, 6
-    if pre == "default":
+    if pre in ("default", "gemma4"):
         tokens = [("<unk>", unknown), *((t, control) for t in [*ENDS, START]), ("\u2581", ordinary), ("<0x0A>", byte)]
         tokens += [(t, ordinary) for t in PRINTABLE + PAIRS]
-        w.add_tokenizer_model("llama")
+        w.add_tokenizer_model("gemma4" if pre == "gemma4" else "llama")
     else:
         tokens = [(t, control) for t in [START, *ENDS]] + [(t, ordinary) for t in ["\u0120", "\u010a"] + PRINTABLE + PAIRS]
         w.add_tokenizer_model("gpt2")
         w.add_token_merges([" ".join(pair) for pair in PAIRS])
     tokens = tokens[:size]
     assert len(tokens) == size
-    w.add_tokenizer_pre(pre)
+    if pre == "gemma4":
+        w.add_token_merges([" ".join(pair) for pair in PAIRS if pair in dict(tokens)])
+        w.add_unk_token_id(0)
+        w.add_add_space_prefix(False)
+    else:
+        w.add_tokenizer_pre(pre)
     w.add_token_list([t for t, _ in tokens])
     w.add_token_types([kind for _, kind in tokens])
-    if pre == "default":
+    if pre in ("default", "gemma4"):
         w.add_token_scores([-float(PAIRS.index(t)) if t in PAIRS else -1000.0 for t, _ in tokens])
     w.add_eos_token_id([t for t, _ in tokens].index(ENDS[0]))
     w.add_add_bos_token(False)
@@ -227,12 +260,22 @@ def make(name, arch, permuted, pre, work):
     # llama.cpp's architecture has experts in all layers; one without them has the names of other architectures.
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, c["num_hidden_layers"])
     suffixes = (".weight", ".bias")
-    plain = lambda n: n.replace(".dt_bias", ".dt_proj.bias").replace(".sinks", ".sinks.weight")
+    if arch == "gemma4":
+        # As its converter spells the scalar.
+        scalar = lambda n: f"{n}.weight" if n.endswith("layer_scalar") else n
+    else:
+        scalar = lambda n: n
+    plain = lambda n: scalar(n).replace(".dt_bias", ".dt_proj.bias").replace(".sinks", ".sinks.weight")
     named = lambda n: next(filter(None, (of.get_name(plain(n), try_suffixes=suffixes) for of in (names, dense))))
     tensors = {named(n): (n, t) for n, t in merged(stored(folder)).items()}
     for key in ("long", "short") if arch == "phi3" else ():
         factors = np.array(c["rope_parameters"][f"{key}_factor"], np.float32)
         tensors[f"rope_factors_{key}.weight"] = ("", factors)
+    if arch == "gemma4":
+        rope = c["rope_parameters"]["full_attention"]
+        half = next(iter(c["per_layer_config"].values()))["head_dim"] // 2
+        turned = int(half * rope["partial_rotary_factor"])
+        tensors["rope_freqs.weight"] = ("", np.array([1.0] * turned + [1e30] * (half - turned), np.float32))
     for theirs in sorted(tensors):
         ours, t = tensors[theirs]
         for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):

@@ -29,6 +29,7 @@ MODELS = [
     ("gemma_turns", False, "<bos>", "<eos>"),
     ("Mistral-Small-3.2-24B-Instruct-2506", False, "<s>", "</s>"),
     ("mistralai-Ministral-3-14B-Reasoning-2512", False, "<s>", "</s>"),
+    ("google-gemma-4-31B-it", False, "<bos>", "<eos>"),
     ("openai-gpt-oss-120b", False, "<|startoftext|>", "<|return|>"),
 ]
 

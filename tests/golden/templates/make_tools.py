@@ -14,7 +14,7 @@ from transformers.utils import chat_template_utils
 from make_goldens import HERE, MODELS, Clock
 
 TAKES = ["Qwen-Qwen2.5-7B-Instruct", "Qwen3.5-4B", "ibm-granite-granite-3.3-2B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407",
-         "Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Ministral-3-14B-Reasoning-2512", "openai-gpt-oss-120b"]
+         "Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Ministral-3-14B-Reasoning-2512", "openai-gpt-oss-120b", "google-gemma-4-31B-it"]
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "The weather of a city <now>.", "parameters": {
         "type": "object",

@@ -71,12 +71,12 @@ impl Call<'_> {
     /// Stored keys that a lane reads, in one list of pages: its slots, then its near far rows.
     /// Where there are far rows, the last page of each part may have rows without a key.
     pub(super) fn stored(&self, group: &Group) -> usize {
-        stored(self.kv, self.lane(group))
+        stored(self.kv, self.geometry, self.lane(group))
     }
 
     /// The page of a lane that has stored key `key`, and the number of its rows that have one.
     pub(super) fn rows_of(&self, group: &Group, key: usize) -> (&[u8], usize) {
-        listed(self.kv, self.lane(group), key)
+        listed(self.kv, self.geometry, self.lane(group), key)
     }
 
     /// The page of a lane that has stored key `key`.
@@ -167,23 +167,23 @@ impl Call<'_> {
     }
 }
 
-/// Pages of a lane's slots in its list of pages.
-fn slot_pages(kv: &KvTables<Cpu>, lane: usize) -> usize {
-    (kv.live[lane] as usize).div_ceil(kv.geometry.page_slots)
+/// Pages of a lane's slots in its list of pages. `g`, here and below: the geometry of the layer.
+fn slot_pages(kv: &KvTables<Cpu>, g: &KvGeometry, lane: usize) -> usize {
+    (kv.live[lane] as usize).div_ceil(g.page_slots)
 }
 
 /// [`Call::stored`]
-fn stored(kv: &KvTables<Cpu>, lane: usize) -> usize {
+fn stored(kv: &KvTables<Cpu>, g: &KvGeometry, lane: usize) -> usize {
     match kv.pool.far.as_ref().map_or(0, |far| far.blocks(lane)) {
         0 => kv.live[lane] as usize,
-        blocks => (slot_pages(kv, lane) + blocks) * kv.geometry.page_slots,
+        blocks => (slot_pages(kv, g, lane) + blocks) * g.page_slots,
     }
 }
 
 /// [`Call::rows_of`]
-fn listed(kv: &KvTables<Cpu>, lane: usize, key: usize) -> (&[u8], usize) {
-    let (g, page) = (&kv.geometry, key / kv.geometry.page_slots);
-    match (page.checked_sub(slot_pages(kv, lane)), &kv.pool.far) {
+fn listed<'a>(kv: &'a KvTables<Cpu>, g: &KvGeometry, lane: usize, key: usize) -> (&'a [u8], usize) {
+    let page = key / g.page_slots;
+    match (page.checked_sub(slot_pages(kv, g, lane)), &kv.pool.far) {
         (Some(block), Some(far)) => far.block(lane, block),
         _ => {
             let rows = (kv.live[lane] as usize - page * g.page_slots).min(g.page_slots);
@@ -193,13 +193,13 @@ fn listed(kv: &KvTables<Cpu>, lane: usize, key: usize) -> (&[u8], usize) {
 }
 
 /// The stored keys of a lane by position, if it reads far rows; else empty.
-fn order_with_far(kv: &KvTables<Cpu>, lane: usize) -> Vec<u32> {
-    let (slots, layout) = (kv.geometry.page_slots, kv.geometry.page());
-    let first = slot_pages(kv, lane) * slots;
-    let position = |key: usize| layout.meta(listed(kv, lane, key).0, key % slots).position();
+fn order_with_far(kv: &KvTables<Cpu>, g: &KvGeometry, lane: usize) -> Vec<u32> {
+    let (slots, layout) = (g.page_slots, g.page());
+    let first = slot_pages(kv, g, lane) * slots;
+    let position = |key: usize| layout.meta(listed(kv, g, lane, key).0, key % slots).position();
     let mut far: Vec<(usize, u32)> = Vec::new();
-    for start in (first..stored(kv, lane).max(first)).step_by(slots) {
-        far.extend((start..start + listed(kv, lane, start).1).map(|key| (position(key), key as u32)));
+    for start in (first..stored(kv, g, lane).max(first)).step_by(slots) {
+        far.extend((start..start + listed(kv, g, lane, start).1).map(|key| (position(key), key as u32)));
     }
     if far.is_empty() {
         return Vec::new();
@@ -211,7 +211,7 @@ fn order_with_far(kv: &KvTables<Cpu>, lane: usize) -> Vec<u32> {
 
 /// Encodes the step's own rows as they will be stored, unpacked.
 pub(super) fn encode(own: &mut OwnRows, cpu: &Cpu, qkv: &Acts, kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
-    let (g, positions) = (&kv.geometry, positions(kv, spans));
+    let (g, positions) = (kv.geometry.of_layer(layer), positions(kv, spans));
     let (layout, d, n) = (g.page(), g.head_dim, positions.len());
     let unpacked = d * format(g.codec).size_bytes();
     (own.heads, own.k_bytes, own.v_bytes) = (g.n_kv_heads, unpacked, unpacked);
@@ -284,16 +284,15 @@ pub(super) fn unpacked(buffer: &mut Vec<f32>, bytes: usize) -> &mut [u8] {
 }
 
 /// Splits the spans into groups.
-pub(super) fn fill(plan: &mut Plan, kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
-    let g = &kv.geometry;
+pub(super) fn fill(plan: &mut Plan, kv: &KvTables<Cpu>, g: &KvGeometry, layer: usize, spans: &[Span]) {
     let q_heads = g.n_q_heads / g.n_kv_heads;
     plan.groups.clear();
     plan.spans.clear();
     plan.orders.clear();
     for (s, span) in spans.iter().enumerate() {
         let lanes = || (0..g.n_kv_heads).map(|head| g.row(layer, span.seq, head));
-        plan.orders.extend(lanes().map(|lane| order_with_far(kv, lane)));
-        let keys = lanes().map(|lane| stored(kv, lane)).max().unwrap_or(0) + span.len;
+        plan.orders.extend(lanes().map(|lane| order_with_far(kv, g, lane)));
+        let keys = lanes().map(|lane| stored(kv, g, lane)).max().unwrap_or(0) + span.len;
         let rows = (GROUP_SCORES / keys.max(1)).min(BLOCK_ROWS);
         let tokens = if span.len <= FEW_TOKENS { span.len.max(1) } else { (rows / q_heads).max(1) };
         plan.spans.push((plan.groups.len(), tokens));

@@ -1,7 +1,7 @@
 //! Attention of policies that place by scores: one token of each sequence after the other, because
 //! each changes the slots that the next one sees.
 
-use super::super::super::{KvTables, Span};
+use super::super::super::{KvTables, QkvRopeArgs, Span};
 use super::super::kv::{order_slots, put_by_scores};
 use super::super::thread_pool::Tile;
 use super::super::{Acts, Cpu};
@@ -20,8 +20,10 @@ pub(in super::super) fn attend_in_order(
     kv: &mut KvTables<Cpu>,
     layer: usize,
     spans: &[Span],
-    sinks: &[f32],
+    rope: &QkvRopeArgs<'_, Cpu>,
 ) {
+    assert!(rope.keys_of.is_none(), "each row changes what the next one sees");
+    let sinks = rope.sinks.map_or(&[][..], |sinks| sinks);
     let Some(rule) = kv.geometry.policy.scored() else { return };
     let (g, heads) = (kv.geometry, kv.geometry.n_kv_heads);
     for span in spans.iter().filter(|s| s.len == 1) {

@@ -62,6 +62,7 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         n_q_heads: q_heads,
         n_kv_heads: heads,
         head_dim,
+        heads: None,
         n_seqs: 2,
         page_slots: 16,
         max_pages: 64,
@@ -90,8 +91,8 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         round_trip(&cpu, &mut qkv, &kv, 0, &spans);
         let acts = |poison: f32| Acts { data: vec![poison; n * q_heads * head_dim], width: q_heads * head_dim };
         let (mut got, mut again, mut want) = (acts(f32::NAN), acts(1.0), acts(0.0));
-        attend(&cpu, &mut got, &qkv, &decisions, &mut kv, 0, &spans, &[]);
-        attend(&cpu, &mut again, &qkv, &decisions, &mut kv, 0, &spans, &[]);
+        attend(&cpu, &mut got, &qkv, &decisions, &mut kv, 0, &spans, &QkvRopeArgs::plain(&Vec::new()));
+        attend(&cpu, &mut again, &qkv, &decisions, &mut kv, 0, &spans, &QkvRopeArgs::plain(&Vec::new()));
         reference::attend(&mut want, &qkv, &decisions, &kv, 0, &spans);
         for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
             assert!((g - w).abs() < 2e-5, "{name}, step {step}, row {}: {g} {w}", i / got.width);
@@ -137,6 +138,7 @@ fn a_format_changes_k_and_v_and_not_the_gate_behind_them() {
         n_q_heads: 2,
         n_kv_heads: 1,
         head_dim: d,
+        heads: None,
         n_seqs: 1,
         page_slots: 16,
         max_pages: 4,
@@ -171,6 +173,7 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
         n_q_heads: q_heads,
         n_kv_heads: heads,
         head_dim,
+        heads: None,
         n_seqs: 1,
         page_slots: 16,
         max_pages: 64,
@@ -201,13 +204,13 @@ fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
             cpu.advance(kv, None, &[span]);
         };
         let mut out = Acts { data: vec![0.0; n * out_width], width: out_width };
-        attend(&prefill, &mut out, &qkv, &decisions, &mut chunks, 0, &[span], &[]);
+        attend(&prefill, &mut out, &qkv, &decisions, &mut chunks, 0, &[span], &QkvRopeArgs::plain(&Vec::new()));
         put(&prefill, &mut chunks, &qkv, &decisions, span);
         for i in 0..n {
             let one = Acts { data: qkv.row(i).to_vec(), width };
             let (decisions, span) = (&decisions[i * heads..(i + 1) * heads], Span { seq: 0, start: 0, len: 1 });
             let mut alone = Acts { data: vec![0.0; out_width], width: out_width };
-            attend(&decode, &mut alone, &one, decisions, &mut steps, 0, &[span], &[]);
+            attend(&decode, &mut alone, &one, decisions, &mut steps, 0, &[span], &QkvRopeArgs::plain(&Vec::new()));
             put(&decode, &mut steps, &one, decisions, span);
             let same = alone.data.iter().zip(out.row(i)).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{policy:?} {codec:?} {head_dim}, step {step}, row {i}");
@@ -237,6 +240,7 @@ fn importance_is_the_largest_weighted_attention_of_the_chosen_queries() {
         n_q_heads,
         n_kv_heads,
         head_dim: d,
+        heads: None,
         n_seqs: 1,
         page_slots: 16,
         max_pages: 8,

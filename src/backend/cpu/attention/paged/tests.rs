@@ -1,6 +1,6 @@
 //! Which pages a decode step reads, against a sort of recomputed bounds.
 
-use super::super::super::super::{KvGeometry, KvTables, Ops, Pages, Span};
+use super::super::super::super::{KvGeometry, KvTables, Ops, Pages, QkvRopeArgs, Span};
 use super::super::super::kv::{append, round_trip};
 use super::super::super::simd::maths::tests::random;
 use super::super::super::{Acts, Cpu};
@@ -51,7 +51,7 @@ fn step(cpu: &Cpu, kv: &mut KvTables<Cpu>, n: usize, seed: u64) {
     round_trip(cpu, &mut qkv, kv, 0, &[span]);
     let acts = || Acts { data: vec![0.0; n * HEADS * GROUP * D], width: HEADS * GROUP * D };
     let (mut got, mut want, before) = (acts(), acts(), kv.reads[0]);
-    attend(cpu, &mut got, &qkv, &decisions, kv, 0, &[span], &[]);
+    attend(cpu, &mut got, &qkv, &decisions, kv, 0, &[span], &QkvRopeArgs::plain(&Vec::new()));
     count_reads(cpu, kv, &[span]);
     let mut reads = 0;
     for head in 0..HEADS {
@@ -105,6 +105,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 n_q_heads: HEADS * GROUP,
                 n_kv_heads: HEADS,
                 head_dim: D,
+                heads: None,
                 n_seqs: 1,
                 page_slots: 16,
                 max_pages: 64,
