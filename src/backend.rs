@@ -29,7 +29,7 @@ pub use kv::{DeltaGeometry, KvGeometry, KvTables, Lane, PageLayout, Pages, PoolS
 pub use measure::{Measure, Queries, TIMED_ROUNDS};
 pub use memory::{Device, DeviceLost, OutOfMemory, Plain, Use};
 pub use ops::{
-    After, Alpha, AttentionArgs, Backend, Borrowed, Columns, DeltaNetArgs, ExpertRows, ExpertsArgs, Growth, Linear,
-    Mlp, Norm, Ops, Predictor, QkvRopeArgs, SampleArgs, StepKind, StepResult,
+    After, Alpha, AttentionArgs, Backend, Beside, Borrowed, Columns, DeltaNetArgs, ExpertRows, ExpertsArgs, Growth,
+    Linear, Mlp, Norm, Ops, Predictor, QkvRopeArgs, SampleArgs, StepKind, StepResult,
 };
 pub use report::{About, KernelNeeds, MemoryUse, Report};

@@ -198,7 +198,17 @@ pub struct ExpertsArgs<'a, B: Device> {
     /// Whether the activation is `(up + 1) * gate * sigmoid(1.702 gate)` instead of SwiGLU, with
     /// the gate clamped to at most 7 and up to [-7, 7].
     pub clamped: bool,
+    pub beside: Option<Beside<'a, B>>,
     pub rows: &'a mut ExpertRows<B>,
+}
+
+/// Experts beside a dense block (Gemma 4): their sum overwrites `x`, the gate is GELU (tanh), and
+/// the router has an input of its own.
+pub struct Beside<'a, B: Device> {
+    /// `[n, hidden]`
+    pub router_input: &'a B::Acts,
+    /// `[experts]`: factors of the experts' outputs.
+    pub factors: &'a B::Buf<f32>,
 }
 
 /// Scratch of [`Ops::experts`] for steps of `n` tokens with `k` experts each, a shared one among

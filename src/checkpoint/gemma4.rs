@@ -5,7 +5,7 @@ use super::bounds;
 use super::json::Fields;
 use super::listed::{full_layers, local_window};
 use super::rope;
-use super::spec::{Activation, LayerInputs, Local, Spec};
+use super::spec::{Activation, Experts, LayerInputs, Local, Mlp, Spec};
 use crate::policy::KvHeads;
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
@@ -16,10 +16,6 @@ const GLOBAL: &str = "full_attention";
 /// Refuses what is not computed, before sizes are read.
 pub fn refuse(config: &Fields) -> Result<()> {
     let place = config.place();
-    ensure!(
-        !config.bool_or("enable_moe_block", false)?,
-        "{place}: enable_moe_block is set: Gemma 4 with experts (26B-A4B) is not supported, its dense models are"
-    );
     ensure!(
         config.get("use_bidirectional_attention").is_none_or(|kind| kind == "vision"),
         "{place}: use_bidirectional_attention is set for text, which is not supported"
@@ -59,7 +55,21 @@ pub fn spec(config: &Fields, spec: &mut Spec, local_heads: KvHeads) -> Result<()
         is_global.contains(&false) || global == local_heads,
         "{place}: all layers are full_attention, and have other heads than head_dim and num_key_value_heads say"
     );
-    share(config, spec)
+    share(config, spec)?;
+    if config.bool_or("enable_moe_block", false)? {
+        spec.experts = Some(experts(config)?);
+        spec.layers.iter_mut().for_each(|layer| layer.mlp = Mlp::DenseAndExperts);
+    }
+    Ok(())
+}
+
+/// Sizes of the experts beside dense blocks.
+fn experts(config: &Fields) -> Result<Experts> {
+    let [count, per_token] = ["num_experts", "top_k_experts"].map(|key| config.size_to(key, bounds::EXPERTS));
+    let (count, per_token, place) = (count?, per_token?, config.place());
+    ensure!(per_token <= count, "{place}: a token has {per_token} of {count} experts");
+    let width = config.size_to("moe_intermediate_size", bounds::FFN)?;
+    Ok(Experts { count, per_token, width, normalized: true, shared: false, bias: false, clamped: false })
 }
 
 /// Sets which layers read K and V of earlier ones, and which blocks are wide.

@@ -30,7 +30,7 @@ pub use tokenizer::PROMPT_BOS;
 
 /// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
 /// `blk.N.`.
-const LAYER_NAMES: [(&str, &str); 42] = [
+const LAYER_NAMES: [(&str, &str); 49] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -42,6 +42,9 @@ const LAYER_NAMES: [(&str, &str); 42] = [
     ("post_attention_layernorm", "ffn_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
     ("per_layer_input_gate", "inp_gate"),
     ("per_layer_projection", "proj"),
     ("post_per_layer_input_norm", "post_norm"),
@@ -52,7 +55,11 @@ const LAYER_NAMES: [(&str, &str); 42] = [
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.router", "ffn_gate_inp"),
+    ("router.proj", "ffn_gate_inp"),
+    ("router", "ffn_gate_inp"),
+    ("router.per_expert_scale", "ffn_down_exps"),
     ("self_attn.sinks", "attn_sinks"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
@@ -390,7 +397,8 @@ pub fn gguf_name(name: &str) -> Option<String> {
     let (stem, kind) = match name.rsplit_once('.')? {
         (_, "A_log") => (name, ""),
         (_, "dt_bias") => (name, ".bias"),
-        (_, "sinks" | "layer_scalar") => (name, ".weight"),
+        (_, "sinks" | "layer_scalar" | "gate_up_proj") => (name, ".weight"),
+        (_, "per_expert_scale") => (name, ".scale"),
         (stem, kind) => (stem, &name[name.len() - kind.len() - 1..]),
     };
     let (layer, names, stem) = match stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {

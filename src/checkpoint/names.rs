@@ -2,7 +2,7 @@
 //! a checkpoint, making random weights and loading a model all read it.
 
 use super::config::{DmsVariant, ModelConfig, Predictor};
-use super::spec::{DeltaNet, LayerInputs, Mixer, Mlp};
+use super::spec::{DeltaNet, Experts, LayerInputs, Mixer, Mlp};
 use crate::policy::KvHeads;
 use crate::tensor::{RowRuns, Tensor};
 use anyhow::{Context, Result, ensure};
@@ -52,6 +52,8 @@ pub struct LayerSpec {
     /// Before the MLP.
     pub post_norm: TensorSpec,
     pub mlp: MlpSpec,
+    /// Experts beside a dense block.
+    pub beside: Option<BesideSpec>,
     /// What the layer does with an input of its own, if it has one.
     pub input: Option<InputSpec>,
     /// `[1]`: factor of the residual stream behind the layer.
@@ -86,6 +88,17 @@ pub struct MlpSpec {
     pub gate_up: Vec<LinearSpec>,
     /// `[hidden, ffn]`
     pub down: Vec<LinearSpec>,
+}
+
+/// The tensors of [experts beside a dense block](Mlp::DenseAndExperts).
+pub struct BesideSpec {
+    pub experts: MlpSpec,
+    /// `[experts]`: factors of the experts' outputs.
+    pub factors: TensorSpec,
+    /// `[hidden]`: the norm of the router's input, to be divided by the root of `hidden`.
+    pub router_norm: TensorSpec,
+    /// The norms before the experts, behind the dense block, and behind the experts.
+    pub norms: [TensorSpec; 3],
 }
 
 pub enum MixerSpec {
@@ -196,6 +209,13 @@ impl LayerSpec {
             behind: c.spec.norms_behind.then(|| ["post_attention_layernorm", "post_feedforward_layernorm"].map(norm)),
             post_norm: norm(if c.spec.norms_behind { "pre_feedforward_layernorm" } else { "post_attention_layernorm" }),
             mlp: MlpSpec::new(c, layer, &name("mlp")),
+            beside: c.spec.experts.filter(|_| c.layer(layer).mlp == Mlp::DenseAndExperts).map(|experts| BesideSpec {
+                experts: MlpSpec::of_experts(c, &experts, &name("mlp"), &name("router.proj")),
+                factors: tensor(&name("router.per_expert_scale"), &[experts.count]),
+                router_norm: tensor(&name("router.scale"), &[c.hidden]),
+                norms: ["pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"]
+                    .map(norm),
+            }),
             input: c.spec.layer_inputs.map(|LayerInputs { width, .. }| InputSpec {
                 gate: linear(&name("per_layer_input_gate"), width, c.hidden, false),
                 projection: linear(&name("per_layer_projection"), c.hidden, width, false),
@@ -212,8 +232,10 @@ impl LayerSpec {
             MixerSpec::DeltaNet(mixer) => [vec![&mixer.qkv, &mixer.z], vec![&mixer.out]],
         };
         let (gate, projection) = self.input.iter().map(|input| (&input.gate, &input.projection)).unzip();
-        let stacks = [first, out, self.mlp.gate_up.iter().collect(), self.mlp.down.iter().collect(), gate, projection];
-        stacks.map(|stack: Vec<&LinearSpec>| stack.iter().map(|linear| &linear.weight).collect()).into()
+        let blocks = std::iter::once(&self.mlp).chain(self.beside.iter().map(|beside| &beside.experts));
+        let blocks = blocks.flat_map(|mlp| [mlp.gate_up.iter().collect(), mlp.down.iter().collect()]);
+        let stacks = [first, out].into_iter().chain(blocks).chain([gate, projection]);
+        stacks.map(|stack: Vec<&LinearSpec>| stack.iter().map(|linear| &linear.weight).collect()).collect()
     }
 
     fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
@@ -221,8 +243,10 @@ impl LayerSpec {
             MixerSpec::Attention(mixer) => mixer.into_tensors(),
             MixerSpec::DeltaNet(mixer) => (mixer.into_tensors(), None),
         };
-        let MlpSpec { router, gate_up, down } = self.mlp;
-        let mlp = router.into_iter().chain(gate_up).chain(down).flat_map(LinearSpec::into_tensors);
+        let mlp = self.mlp.into_tensors();
+        let beside = self.beside.into_iter().flat_map(|BesideSpec { experts, factors, router_norm, norms }| {
+            experts.into_tensors().chain([factors, router_norm]).chain(norms)
+        });
         let norms = self.behind.into_iter().flatten().chain([self.post_norm]);
         let before = std::iter::once(self.input_norm).chain(mixer).chain(norms);
         let input = self.input.into_iter().flat_map(|InputSpec { gate, projection, norm }| {
@@ -230,6 +254,7 @@ impl LayerSpec {
         });
         before
             .chain(mlp)
+            .chain(beside)
             .chain(input)
             .chain(self.scale)
             .chain(decisions.into_iter().flat_map(DecisionSpec::into_tensors))
@@ -238,17 +263,26 @@ impl LayerSpec {
 
 impl MlpSpec {
     fn new(c: &ModelConfig, layer: usize, name: &str) -> Self {
-        let (names, width, router, bias) = match (c.layer(layer).mlp, &c.spec.experts) {
+        match (c.layer(layer).mlp, &c.spec.experts) {
             (Mlp::Experts, Some(experts)) => {
-                let names = (0..experts.count).map(|expert| format!("{name}.experts.{expert}"));
-                let shared = experts.shared.then(|| format!("{name}.shared_expert"));
-                let row = |part: &str, rows| linear(&format!("{name}.{part}"), rows, c.hidden, experts.bias);
-                let mut router = vec![row(if c.family.oss { "router" } else { "gate" }, experts.count)];
-                router.extend(experts.shared.then(|| row("shared_expert_gate", 1)));
-                (names.chain(shared).collect(), experts.width, router, experts.bias)
+                let router = format!("{name}.{}", if c.family.oss { "router" } else { "gate" });
+                Self::of_experts(c, experts, name, &router)
             }
-            _ => (vec![name.to_owned()], c.ffn_of(c.layer(layer)), Vec::new(), c.spec.mlp_bias),
-        };
+            _ => Self::of(c, &[name.to_owned()], c.ffn_of(c.layer(layer)), Vec::new(), c.spec.mlp_bias),
+        }
+    }
+
+    fn of_experts(c: &ModelConfig, experts: &Experts, name: &str, router: &str) -> Self {
+        let names = (0..experts.count).map(|expert| format!("{name}.experts.{expert}"));
+        let shared = experts.shared.then(|| format!("{name}.shared_expert"));
+        let names: Vec<_> = names.chain(shared).collect();
+        let mut routers = vec![linear(router, experts.count, c.hidden, experts.bias)];
+        let gate = || linear(&format!("{name}.shared_expert_gate"), 1, c.hidden, experts.bias);
+        routers.extend(experts.shared.then(gate));
+        Self::of(c, &names, experts.width, routers, experts.bias)
+    }
+
+    fn of(c: &ModelConfig, names: &[String], width: usize, router: Vec<LinearSpec>, bias: bool) -> Self {
         let part = |name: &str, part, out, from| linear(&format!("{name}.{part}"), out, from, bias);
         let gate_up = |name: &String| ["gate_proj", "up_proj"].map(|of| part(name, of, width, c.hidden));
         Self {
@@ -256,6 +290,11 @@ impl MlpSpec {
             gate_up: names.iter().flat_map(gate_up).collect(),
             down: names.iter().map(|name| part(name, "down_proj", c.hidden, width)).collect(),
         }
+    }
+
+    fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
+        let Self { router, gate_up, down } = self;
+        router.into_iter().chain(gate_up).chain(down).flat_map(LinearSpec::into_tensors)
     }
 }
 
@@ -424,11 +463,19 @@ pub fn of_experts(c: &ModelConfig, spec: &TensorSpec) -> Vec<(TensorSpec, RowRun
         (spec, RowRuns::one(expert * all + at, rows))
     };
     let own = whole(part, rows, 0);
-    match part {
-        "gate_proj.weight" => vec![whole("gate_up_proj", 2 * rows, 0), own],
-        "up_proj.weight" => vec![whole("gate_up_proj", 2 * rows, rows), own],
-        _ => vec![whole("down_proj", rows, 0), own],
+    let (stack, all, at) = match part {
+        "gate_proj.weight" => ("gate_up_proj", 2 * rows, 0),
+        "up_proj.weight" => ("gate_up_proj", 2 * rows, rows),
+        _ => ("down_proj", rows, 0),
+    };
+    let mut places = vec![whole(stack, all, at), own];
+    if c.layer(0).mlp == Mlp::DenseAndExperts {
+        // Experts beside a dense block are no part of it.
+        let (mut beside, runs) = whole(stack, all, at);
+        beside.name = beside.name.replace(".mlp.experts.", ".experts.");
+        places.push((beside, runs));
     }
+    places
 }
 
 fn tensor(name: &str, shape: &[usize]) -> TensorSpec {

@@ -401,7 +401,7 @@ fn refuse_unsupported(config: &Fields, family: &Family) -> Result<()> {
         gemma4::refuse(config)?;
     }
     for key in FOREIGN_KEYS {
-        let known = family.experts && key.ends_with("_experts")
+        let known = (family.experts || family.gemma4) && key.ends_with("_experts")
             || family.gemma && key == "query_pre_attn_scalar"
             || family.gemma4 && key == "final_logit_softcapping";
         ensure!(known || config.get(key).is_none(), "{place}: {key} is set, which is not supported");

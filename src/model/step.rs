@@ -2,9 +2,9 @@
 
 use super::taps::Tap;
 use super::weights::Model;
-use super::weights::{Attention, DeltaNet, Layer, Mixer};
+use super::weights::{Attention, Beside, DeltaNet, Layer, Mixer};
 use super::workspace::{Staged, Workspace};
-use crate::backend::{After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
+use crate::backend::{self, After, Backend, ExpertsArgs, Linear, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use crate::checkpoint::{Activation, Experts};
 
@@ -193,6 +193,7 @@ impl<B: Backend> Step<'_, B> {
                 normalized,
                 shared,
                 clamped,
+                beside: None,
                 rows,
             };
             return b.experts(&mut ws.x, &ws.h, args, n);
@@ -209,9 +210,46 @@ impl<B: Backend> Step<'_, B> {
         };
         b.linear(act, &ws.x, gate_up, n);
         let down = Linear { bias: layer.down_bias.as_ref(), ..Linear::plain(&layer.down) };
-        let behind = layer.behind.as_ref().map(|[_, mlp]| model.norm(l, mlp, &mut ws.non_finite));
+        let behind = layer.behind.as_ref().map(|[_, mlp]| mlp);
         let scale = if layer.input.is_none() { layer.scale } else { 1.0 };
+        if let (Some(beside), Some(behind)) = (&layer.beside, behind) {
+            b.linear(&mut ws.proj, act, down, n);
+            self.experts_beside(l, beside);
+            let ws = &mut *self.ws;
+            let norm = model.norm(l, behind, &mut ws.non_finite);
+            return b.rms_norm(&mut ws.x, &ws.beside[0], norm, Some(scale), n);
+        }
+        let behind = behind.map(|mlp| model.norm(l, mlp, &mut ws.non_finite));
         add(b, [&mut ws.x, &mut ws.proj], act, down, behind, scale, n);
+    }
+
+    /// Computes the experts beside a dense block, whose output is in `ws.proj`, and the sum of both
+    /// after a norm of each.
+    fn experts_beside(&mut self, l: usize, layer: &Beside<B>) {
+        let Self { b, model, .. } = *self;
+        let (n, ws) = (self.n(), &mut *self.ws);
+        let (Some(sizes), Some(rows)) = (model.config.spec.experts, &mut ws.experts) else { return };
+        let [sum, router_input, out] = &mut ws.beside;
+        let [before, dense, behind] = &layer.norms;
+        b.rms_norm(sum, &ws.proj, model.norm(l, dense, &mut ws.non_finite), None, n);
+        b.rms_norm(&mut ws.h, &ws.x, model.norm(l, before, &mut ws.non_finite), None, n);
+        b.rms_norm(router_input, &ws.x, model.norm(l, &layer.router_norm, &mut ws.non_finite), None, n);
+        let args = ExpertsArgs {
+            router: &layer.router,
+            router_bias: None,
+            gate_up: &layer.gate_up,
+            gate_up_bias: None,
+            down: &layer.down,
+            down_bias: None,
+            per_token: sizes.per_token,
+            normalized: sizes.normalized,
+            shared: sizes.shared,
+            clamped: sizes.clamped,
+            beside: Some(backend::Beside { router_input, factors: &layer.factors }),
+            rows,
+        };
+        b.experts(out, &ws.h, args, n);
+        b.rms_norm(sum, out, model.norm(l, behind, &mut ws.non_finite), Some(1.0), n);
     }
 
     /// Computes the inputs of all layers from the tokens and from their embeddings `ws.x`, if

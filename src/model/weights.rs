@@ -6,7 +6,7 @@ use super::taps::Taps;
 use crate::backend::{After, Alpha, Backend, Borrowed, Columns, DeltaNetArgs, Growth, Linear, Norm};
 use crate::checkpoint::draft_head::DraftHead;
 use crate::checkpoint::names::{
-    self, AttentionSpec, DeltaNetSpec, InputsSpec, LayerSpec, LinearSpec, MixerSpec, TensorSpec,
+    self, AttentionSpec, BesideSpec, DeltaNetSpec, InputsSpec, LayerSpec, LinearSpec, MixerSpec, MlpSpec, TensorSpec,
 };
 use crate::checkpoint::{Checkpoint, DmsVariant, LayerKind, ModelConfig, QueryGrowth, Stacked};
 use crate::tensor::Tensor;
@@ -58,10 +58,23 @@ pub(super) struct Layer<B: Backend> {
     pub down_bias: Option<B::Buf<f32>>,
     /// Channels between gate and down of a dense block.
     pub ffn: usize,
+    /// Experts beside the dense block.
+    pub beside: Option<Beside<B>>,
     /// What the layer does with an input of its own, if it has one.
     pub input: Option<LayerInput<B>>,
     /// Factor of the residual stream behind the layer.
     pub scale: f32,
+}
+
+/// The weights of [`BesideSpec`].
+pub(super) struct Beside<B: Backend> {
+    pub router: B::Weight,
+    pub gate_up: B::Weight,
+    pub down: B::Weight,
+    pub factors: B::Buf<f32>,
+    pub router_norm: B::Buf<f32>,
+    /// Before the experts, behind the dense block, and behind the experts.
+    pub norms: [B::Buf<f32>; 3],
 }
 
 /// The weights of [`InputsSpec`].
@@ -147,6 +160,11 @@ impl<B: Backend> Model<B> {
     /// Returns one weight of every layer with a dense MLP, or of every layer with experts.
     pub(super) fn each<'a>(&'a self, experts: bool, of: fn(&'a Layer<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
         self.layers.iter().filter(|layer| layer.router.is_some() == experts).map(of).collect()
+    }
+
+    /// Returns one weight of every layer with experts beside a dense block.
+    pub(super) fn each_beside<'a>(&'a self, of: fn(&'a Beside<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
+        self.layers.iter().filter_map(|layer| layer.beside.as_ref()).map(of).collect()
     }
 
     /// The layers with attention.
@@ -332,6 +350,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Layer {
             ffn,
             scale: scale.map_or(1.0, |scale| scale.to_f32()[0]),
+            beside: t.beside.as_ref().map(|t| self.beside(t)).transpose()?,
             input: match &t.input {
                 Some(t) => Some(LayerInput {
                     gate: self.matrix(&[&t.gate])?,
@@ -359,6 +378,23 @@ impl<B: Backend> Loader<'_, B> {
             gate_up_bias: self.bias(&t.mlp.gate_up.iter().collect::<Vec<_>>())?,
             down: self.matrix(&t.mlp.down.iter().collect::<Vec<_>>())?,
             down_bias: self.bias(&t.mlp.down.iter().collect::<Vec<_>>())?,
+        })
+    }
+
+    fn beside(&mut self, t: &BesideSpec) -> Result<Beside<B>> {
+        let MlpSpec { router, gate_up, down } = &t.experts;
+        let mut matrix = |stack: &[LinearSpec]| self.matrix(&stack.iter().collect::<Vec<_>>());
+        let [router, gate_up, down] = [matrix(router)?, matrix(gate_up)?, matrix(down)?];
+        let factors = self.tensor(&t.factors)?.to_f32();
+        let root = (self.checkpoint.config.hidden as f32).sqrt();
+        let [before, dense, behind] = &t.norms;
+        Ok(Beside {
+            router,
+            gate_up,
+            down,
+            factors: self.upload(&factors)?,
+            router_norm: self.norm(&t.router_norm, root.recip())?,
+            norms: [self.norm(before, 1.0)?, self.norm(dense, 1.0)?, self.norm(behind, 1.0)?],
         })
     }
 

@@ -49,6 +49,9 @@ pub struct Workspace<B: Backend> {
     pub(super) gated_input: B::Acts,
     /// Scratch of experts, if layers have them.
     pub(super) experts: Option<ExpertRows<B>>,
+    /// Of experts beside a dense block `[max_tokens, hidden]`: the normed output of the block, the
+    /// router's input, and the experts' output; empty without such experts.
+    pub(super) beside: [B::Acts; 3],
     /// Rows of `h` selected for logits `[max_logits, hidden]`.
     pub(super) chosen: B::Acts,
     /// Normalised input of an adapter `[max_tokens, hidden]`.
@@ -113,7 +116,8 @@ pub fn step_token_bytes(c: &ModelConfig) -> usize {
     let delta = c.spec.delta_net.map_or(0, |d| d.channels() + 2 * d.value_width() + 2 * d.value_heads);
     let of_experts = |e: Experts| e.all() + e.passed() * (4 + 3 * e.width + c.hidden);
     let experts = c.spec.experts.map_or(0, of_experts);
-    size_of::<f32>() * (4 * c.hidden + widths + lent + inputs + delta + experts + 3 * ffns)
+    let beside = if c.has_experts_beside() { 3 * c.hidden } else { 0 };
+    size_of::<f32>() * (4 * c.hidden + beside + widths + lent + inputs + delta + experts + 3 * ffns)
 }
 
 impl<B: Backend> Workspace<B> {
@@ -146,7 +150,11 @@ impl<B: Backend> Workspace<B> {
             model.layers.iter().filter_map(|l| l.input.as_ref()).map(of).collect()
         };
         let of_experts = model.each(true, |l| &l.gate_up);
-        let of_h: Vec<_> = projections.chain(of_dense).chain(of_experts).chain([model.head()]).collect();
+        let of_beside = model.each_beside(|beside| &beside.gate_up);
+        let of_h = projections.chain(of_dense).chain(of_experts).chain(of_beside).chain([model.head()]);
+        let of_h: Vec<_> = of_h.collect();
+        let of_routers = model.each_beside(|beside| &beside.router);
+        let beside_rows = if of_routers.is_empty() { 0 } else { rows };
         let of_delta: Vec<_> = model.delta_nets().map(|l| &l.out).collect();
         let attention_widths =
             |of: &dyn Fn(&Attention<B>) -> usize| model.attentions().map(of).collect::<BTreeSet<_>>();
@@ -225,6 +233,11 @@ impl<B: Backend> Workspace<B> {
             proj: b.acts(rows, c.hidden, Use::Any)?,
             gate_up: ByWidth::new(ffns.iter().map(|ffn| 2 * ffn), |width| b.acts(rows, width, of_gate_up()))?,
             experts: c.spec.experts.map(|sizes| expert_rows(b, model, sizes, rows)).transpose()?,
+            beside: [
+                b.acts(beside_rows, c.hidden, Use::Any)?,
+                b.acts(beside_rows, c.hidden, Use::Input(&of_routers))?,
+                b.acts(beside_rows, c.hidden, Use::Any)?,
+            ],
             chosen: b.acts(max_logits, c.hidden, Use::Input(&of_h))?,
             adapter: b.acts(adapter_rows, c.hidden, Use::Input(&adapters))?,
             raw: b.acts(adapter_rows, c.deciding_heads().count, Use::Any)?,
@@ -261,13 +274,14 @@ impl<B: Backend> Workspace<B> {
 /// Allocates scratch for `rows` tokens in layers with experts.
 fn expert_rows<B: Backend>(b: &B, model: &Model<B>, sizes: Experts, rows: usize) -> Result<ExpertRows<B>, OutOfMemory> {
     let (pairs, all) = (rows * sizes.passed(), sizes.all());
+    let of_act = [model.each(true, |l| &l.down), model.each_beside(|beside| &beside.down)].concat();
     Ok(ExpertRows {
         logits: b.acts(rows, all, Use::Any)?,
         chosen: b.alloc(pairs)?,
         weights: b.alloc(pairs)?,
         order: b.alloc(2 * pairs + all + 1)?,
         gate_up: b.acts(pairs, 2 * sizes.width, Use::Any)?,
-        act: b.acts(pairs, sizes.width, Use::Input(&model.each(true, |l| &l.down)))?,
+        act: b.acts(pairs, sizes.width, Use::Input(&of_act))?,
         out: b.acts(pairs, model.config.hidden, Use::Any)?,
     })
 }

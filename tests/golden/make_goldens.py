@@ -170,6 +170,11 @@ MODELS = [
             hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=16,
             position_embedding_size=8),
         tie_word_embeddings=True), torch.bfloat16, None),
+    # Experts beside dense blocks of another width.
+    ("gemma4_experts", Gemma4TextConfig(
+        num_key_value_heads=2, num_global_key_value_heads=1, attention_k_eq_v=True, tie_word_embeddings=True,
+        enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16, hidden_size_per_layer_input=0,
+        layer_types=[LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL], **dict(GEMMA4, num_hidden_layers=5)), torch.bfloat16, None),
 ]
 
 # Seeds other than the number in the list: of some the model makes much of rounding.
@@ -227,6 +232,8 @@ def fill(model, seed):
                 p.copy_(0.6 * noise)
             elif name.endswith(("bias", "sinks")):
                 p.copy_((1.5 if name.endswith("sinks") else 0.3) * noise)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                p.copy_((4.0 if name.endswith("router.scale") else 1.0) + 0.3 * noise)
             elif "mlp.experts" in name and "gpt_oss" in model.config.model_type:
                 p.copy_(1.4 * noise / math.sqrt(p.shape[-2]))
             elif "embed" in name or "lm_head" in name:

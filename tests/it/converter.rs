@@ -1,6 +1,68 @@
 //! Changes that llama.cpp's converter makes to tensors.
 
+use crate::gguf_file::{Data, GgufFile};
 use dmschat::checkpoint::DeltaNet;
+
+/// Names of Hugging Face and of llama.cpp, of a layer or of the whole model.
+pub const NAMES: [(&str, &str); 28] = [
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("layer_scalar", "layer_output_scale"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("self_attn", "attn_sinks"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// Norms of families that have them behind blocks.
+pub const NORMS_BEHIND: [(&str, &str); 6] = [
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+];
+
+/// Parts of names that Gemma 4's converter replaces first.
+pub const OWN: [(&str, &str); 4] = [
+    ("layer_scalar", "layer_scalar.weight"),
+    ("router.proj", "mlp.gate"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+];
+
+/// Puts gate and up of each expert of a layer into one matrix.
+pub fn gates_in_one(file: &mut GgufFile, layer: usize) {
+    let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+    let [gate, up] = ["gate", "up"].map(|part| file.tensors.remove(&name(part)).unwrap());
+    let of_expert = gate.bytes.len() / gate.dims[2] as usize;
+    let pairs = gate.bytes.chunks(of_expert).zip(up.bytes.chunks(of_expert));
+    let bytes = pairs.flat_map(|(gate, up)| [gate, up].concat()).collect();
+    let dims = vec![gate.dims[0], 2 * gate.dims[1], gate.dims[2]];
+    file.tensors.insert(name("gate_up"), Data { dims, bytes, ..gate });
+}
 
 /// Permutes rows as llama.cpp's converter does for q and k of `llama`: the halves of each head
 /// alternate.

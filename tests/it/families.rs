@@ -23,7 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub const FAMILIES: [&str; 15] = [
+pub const FAMILIES: [&str; 16] = [
     "qwen2",
     "mistral",
     "phi3_longrope",
@@ -34,6 +34,7 @@ pub const FAMILIES: [&str; 15] = [
     "gemma4",
     "gemma4_wide",
     "gemma4_seeing",
+    "gemma4_experts",
     "qwen3_5",
     "qwen3_5_moe",
     "gpt_oss",

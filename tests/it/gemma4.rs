@@ -15,7 +15,7 @@ use dmschat::protocol::{LaneFilter, SamplingParams, Token};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-const NAMES: [&str; 3] = ["gemma4", "gemma4_wide", "gemma4_seeing"];
+const NAMES: [&str; 4] = ["gemma4", "gemma4_wide", "gemma4_seeing", "gemma4_experts"];
 const TOKENS: usize = 80;
 const WINDOW: usize = 24;
 
@@ -204,12 +204,18 @@ fn heads_of_global_layers_are_stated_in_two_ways() {
 
 #[test]
 fn hostile_configurations_are_refused_in_one_line() {
+    let experts = |change: Value| {
+        let mut fields =
+            json!({"enable_moe_block": true, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16});
+        fields.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        fields
+    };
     let by_layer = |own: Value| json!({"per_layer_config": {"2": own, "4": own}});
     for (changes, wanted) in [
-        (
-            json!({"enable_moe_block": true}),
-            "x: enable_moe_block is set: Gemma 4 with experts (26B-A4B) is not supported",
-        ),
+        (json!({"enable_moe_block": true}), "x has no num_experts, which is needed"),
+        (experts(json!({"top_k_experts": 9})), "x: a token has 9 of 8 experts"),
+        (experts(json!({"num_experts": 1 << 20})), "num_experts is 1048576, expected at most"),
+        (experts(json!({"moe_intermediate_size": 0})), "moe_intermediate_size is 0, expected"),
         (json!({"use_bidirectional_attention": "all"}), "use_bidirectional_attention is set for text"),
         (json!({"hidden_activation": "silu"}), "hidden_activation \"silu\" is not supported"),
         (json!({"num_kv_shared_layers": 5}), "num_kv_shared_layers is 5, expected fewer than the 5 layers"),

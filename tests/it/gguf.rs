@@ -1,6 +1,6 @@
 //! GGUF files as checkpoints: the model equals its folder, and each fault gives one clear line.
 
-use crate::converter::{as_converted, interleave};
+use crate::converter::{NAMES, NORMS_BEHIND, OWN, as_converted, gates_in_one, interleave};
 use crate::gguf_file::{BF16, Data, F32, GgufFile, Meta, Q8_0};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
@@ -43,37 +43,6 @@ pub fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
     assert!(!said.contains('\n'), "{said}");
     said
 }
-
-const NAMES: [(&str, &str); 28] = [
-    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
-    ("model.per_layer_model_projection", "per_layer_model_proj"),
-    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
-    ("per_layer_input_gate", "inp_gate"),
-    ("per_layer_projection", "proj"),
-    ("post_per_layer_input_norm", "post_norm"),
-    ("layer_scalar", "layer_output_scale"),
-    ("mlp.router", "ffn_gate_inp"),
-    ("self_attn", "attn_sinks"),
-    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
-    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-    ("mlp.gate", "ffn_gate_inp"),
-    ("model.embed_tokens", "token_embd"),
-    ("model.norm", "output_norm"),
-    ("lm_head", "output"),
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
 
 /// A folder as llama.cpp would convert it, without a vocabulary.
 pub fn converted(c: &Checkpoint) -> GgufFile {
@@ -144,7 +113,7 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
     for mut spec in names {
         let gate = c.tensors.get(&spec.name.replace("q_proj", "q_gate")).filter(|_| spec.name.contains("q_proj"));
         let tensor = c.tensor(&spec).unwrap();
-        let own = spec.name.replace("layer_scalar", "layer_scalar.weight");
+        let own = OWN.iter().fold(spec.name.clone(), |name, (ours, theirs)| name.replace(ours, theirs));
         let (stem, kind) = own.rsplit_once('.').unwrap();
         let (prefix, part) = match stem.strip_prefix("model.layers.").and_then(|s| s.split_once('.')) {
             Some((layer, part)) => (format!("blk.{layer}."), part),
@@ -170,13 +139,7 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
             }
             None if m.spec.norms_behind && part.contains("norm") => {
                 values.iter_mut().for_each(|w| *w += m.spec.norm_offset);
-                let name = match part {
-                    "post_attention_layernorm" => "post_attention_norm",
-                    "pre_feedforward_layernorm" => "ffn_norm",
-                    "post_feedforward_layernorm" => "post_ffw_norm",
-                    other => other,
-                };
-                (name, format!(".{kind}"))
+                (NORMS_BEHIND.iter().find(|n| n.0 == part).map_or(part, |n| n.1), format!(".{kind}"))
             }
             None if kind == "sinks" => (part, ".weight".to_owned()),
             None if arch == "gpt-oss" && part.starts_with("post") => ("post_attention_norm", format!(".{kind}")),
@@ -204,6 +167,7 @@ pub fn converted(c: &Checkpoint) -> GgufFile {
         let factors: Vec<f32> = frequencies.iter().map(|f| if *f > 0.0 { 1.0 } else { 1e30 }).collect();
         file.tensor("rope_freqs.weight", &[factors.len()], F32, &factors);
     }
+    (0..m.n_layers).filter(|_| m.has_experts_beside()).for_each(|layer| gates_in_one(&mut file, layer));
     for layer in (0..m.n_layers).filter(|_| arch == "phi3") {
         for (whole, parts) in [("attn_qkv", &["attn_q", "attn_k", "attn_v"][..]), ("ffn_up", &["ffn_gate", "ffn_up"])] {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");

@@ -129,6 +129,11 @@ fn gemma4_that_sees() {
 }
 
 #[test]
+fn gemma4_with_experts_beside_dense_blocks() {
+    holds("gemma4_experts");
+}
+
+#[test]
 fn qwen3_with_yarn_in_f16() {
     holds("qwen3_yarn");
 }

@@ -4,9 +4,9 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    About, AttentionArgs, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, FarCounts, FarLane, FarPages,
-    FarSizes, KvGeometry, KvTables, Lane, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats, Predictor,
-    PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
+    About, AttentionArgs, Beside, DeltaNetArgs, Device, DeviceLost, ExpertRows, ExpertsArgs, FarCounts, FarLane,
+    FarPages, FarSizes, KvGeometry, KvTables, Lane, Linear, Mlp, Norm, Ops, OutOfMemory, Pages, Plain, PoolStats,
+    Predictor, PresenceCounts, QkvRopeArgs, Report, SampleArgs, Span, StepKind, StepResult, Use,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, EngineHandle, LaneFilter, Token};
@@ -390,6 +390,9 @@ impl Ops for Spy {
         let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, rows, .. } = args;
         let [router_bias, gate_up_bias, down_bias] =
             [args.router_bias, args.gate_up_bias, args.down_bias].map(|bias| bias.map(|bias| bias.borrow()));
+        let beside = args.beside.map(|Beside { router_input, factors }| (router_input, factors.borrow()));
+        let beside =
+            beside.as_ref().map(|(router_input, factors)| Beside { router_input: *router_input, factors: &**factors });
         let take = |acts: &mut Self::Acts| std::mem::replace(acts, self.cpu.acts(0, 0, Use::Any).expect("nothing"));
         let mut own = ExpertRows {
             logits: take(&mut rows.logits),
@@ -411,6 +414,7 @@ impl Ops for Spy {
             normalized,
             shared,
             clamped,
+            beside,
             rows: &mut own,
         };
         self.cpu.experts(x, h, args, n);

@@ -74,6 +74,7 @@ impl Case for Mixture {
             per_token: self.per_token - usize::from(self.shared),
             normalized: self.count % 2 == 1,
             shared: self.shared,
+            beside: None,
             rows: &mut rows,
         };
         b.experts(&mut x, &h, args, n);

@@ -4,17 +4,18 @@
 //! A row's result does not depend on the rows beside it: GEMM rows do not, and a row's experts are
 //! summed in the order of their probability.
 
-use super::super::ExpertsArgs;
+use super::super::{Beside, ExpertsArgs};
 use super::simd::maths;
 use super::{Acts, Cpu, linear};
 use std::ops::Range;
 
 /// [`Ops::experts`](super::super::Ops::experts)
 pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cpu>, n: usize) {
-    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, rows, .. } = args;
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, beside, rows, .. } = args;
     let (count, k) = (router.rows(), per_token + usize::from(shared));
     let pairs = n * k;
-    cpu.multiply(&mut rows.logits, h, router, args.router_bias, n);
+    let router_input = beside.as_ref().map_or(h, |beside| beside.router_input);
+    cpu.multiply(&mut rows.logits, router_input, router, args.router_bias, n);
     for i in 0..n {
         let (chosen, weights) = (&mut rows.chosen[i * k..][..k], &mut rows.weights[i * k..][..k]);
         let mut logits = rows.logits.row_mut(i);
@@ -24,6 +25,9 @@ pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, C
             logits = others;
         }
         choose(logits, &mut chosen[..per_token], &mut weights[..per_token], normalized);
+        if let Some(Beside { factors, .. }) = &beside {
+            weights.iter_mut().zip(&*chosen).for_each(|(weight, &e)| *weight *= factors[e as usize]);
+        }
     }
     let (order, rest) = rows.order.split_at_mut(pairs);
     let (place, rest) = rest.split_at_mut(pairs);
@@ -44,13 +48,17 @@ pub(super) fn experts(cpu: &Cpu, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, C
     used().for_each(|(e, pairs)| multiply(&mut rows.gate_up, &rows.out, gate_up, args.gate_up_bias, e, pairs));
     cpu.rows(&mut rows.act, pairs, |out, at| {
         let (gate, up) = rows.gate_up.row(at).split_at(out.len());
-        match clamped {
-            true => clamped_swiglu(out, gate, up),
-            false => maths::swiglu(cpu.isa, out, gate, up),
+        match (clamped, &beside) {
+            (true, _) => clamped_swiglu(out, gate, up),
+            (_, Some(_)) => maths::geglu(cpu.isa, out, gate, up),
+            _ => maths::swiglu(cpu.isa, out, gate, up),
         }
     });
     used().for_each(|(e, pairs)| multiply(&mut rows.out, &rows.act, down, args.down_bias, e, pairs));
     cpu.rows(x, n, |x, i| {
+        if beside.is_some() {
+            x.fill(0.0);
+        }
         let of_row = i * k..(i + 1) * k;
         for (weight, &place) in rows.weights[of_row.clone()].iter().zip(&place[of_row]) {
             let y = rows.out.row(place as usize);

@@ -36,6 +36,7 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
     let (count, k) = (router.rows, per_token + usize::from(shared));
     let pairs = n * k;
     assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");
+    assert!(args.beside.is_none(), "experts beside a dense block have no kernels");
     assert!(has_experts(gate_up.cols, down.cols), "experts of {} columns have no kernels", down.cols);
     [(&*x, n), (&rows.logits, n), (&rows.gate_up, pairs), (&rows.out, pairs)]
         .iter()

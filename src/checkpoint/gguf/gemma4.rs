@@ -20,11 +20,6 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
     let (family, arch) = architecture(h)?;
     let key = |name: &str| format!("{arch}.{name}");
     keys::check(h, family, arch, head_dim(h, arch)?)?;
-    ensure!(
-        h.opt_size(&key("expert_count"))?.unwrap_or(0) == 0,
-        "{} is set: models with experts are not supported in Gemma 4 (26B-A4B), its dense ones are",
-        key("expert_count")
-    );
     let need = |name: &str| h.opt_size(&key(name))?.with_context(|| format!("{} is missing", key(name)));
     let [n, _] = layers(h)?;
     ensure!(n <= bounds::LAYERS, "{} is {n}, expected at most {}", key("block_count"), bounds::LAYERS);
@@ -89,6 +84,7 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         }
     };
     let number = |name: &str| h.number(&key(name));
+    let experts = h.opt_size(&key("expert_count"))?.filter(|count| *count > 0);
     let kinds = is_local.iter().map(|local| if *local { "sliding_attention" } else { "full_attention" });
     let out = json!({
         "model_type": "gemma4_text",
@@ -105,6 +101,10 @@ pub fn config<'a>(h: &Header, raw: &[u8], data: Data<'_, 'a>) -> Result<Map<Stri
         "vocab_size": vocab,
         "vocab_size_per_layer_input": vocab,
         "hidden_size_per_layer_input": h.opt_size(&key("embedding_length_per_layer_input"))?.unwrap_or(0),
+        "enable_moe_block": experts.is_some(),
+        "num_experts": experts,
+        "top_k_experts": h.opt_size(&key("expert_used_count"))?,
+        "moe_intermediate_size": h.opt_size(&key("expert_feed_forward_length"))?,
         "max_position_embeddings": need("context_length")?,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon")?,
         "sliding_window": need("attention.sliding_window")?,

@@ -77,6 +77,9 @@ fn names_and_rows_are_those_of_llama_cpp() {
     assert_eq!(name("model.layers.12.self_attn.q_norm.weight"), "blk.12.attn_q_norm.weight");
     assert_eq!(name("model.layers.0.mlp.down_proj.bias"), "blk.0.ffn_down.bias");
     assert_eq!(name("lm_head.weight"), "output.weight");
+    assert_eq!(name("model.layers.0.router.scale"), "blk.0.ffn_gate_inp.scale");
+    assert_eq!(name("model.layers.0.router.per_expert_scale"), "blk.0.ffn_down_exps.scale");
+    assert_eq!(name("model.layers.0.mlp.experts.gate_up_proj"), "blk.0.ffn_gate_up_exps.weight");
     assert_eq!(name("model.layers.0.self_attn.dms_proj_alpha.weight"), "");
     // Heads of 4 rows: their halves alternate in the file.
     let order = RowOrder { head_dim: Some(4) };

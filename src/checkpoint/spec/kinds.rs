@@ -95,6 +95,8 @@ pub enum Mlp {
     Dense,
     /// A mixture of experts, of which a router chooses some for each token.
     Experts,
+    /// Both, side by side (Gemma 4): each is normed, then their sum.
+    DenseAndExperts,
 }
 
 /// Sizes of a mixture of experts.

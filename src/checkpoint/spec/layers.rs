@@ -15,10 +15,15 @@ impl ModelConfig {
         if kind.wide { 2 * self.ffn } else { self.ffn }
     }
 
+    /// Whether there are experts beside dense blocks.
+    pub fn has_experts_beside(&self) -> bool {
+        (0..self.n_layers).any(|layer| self.layer(layer).mlp == Mlp::DenseAndExperts)
+    }
+
     /// Different numbers of channels of the dense feed-forward blocks.
     pub fn dense_ffns(&self) -> BTreeSet<usize> {
         let layers = (0..self.n_layers).map(|layer| self.layer(layer));
-        layers.filter(|kind| kind.mlp == Mlp::Dense).map(|kind| self.ffn_of(kind)).collect()
+        layers.filter(|kind| kind.mlp != Mlp::Experts).map(|kind| self.ffn_of(kind)).collect()
     }
 
     /// The layer whose K and V a layer reads: its own number, unless it [shares](LayerKind::shares)

@@ -32,6 +32,7 @@ FAMILIES = [
     ("gemma4", "gemma4", False, "gemma4"),
     ("gemma4_wide", "gemma4", False, "gemma4"),
     ("gemma4_seeing", "gemma4", False, "gemma4"),
+    ("gemma4_experts", "gemma4", False, "gemma4"),
     ("qwen3_5", "qwen35", False, "qwen35"),
     ("qwen3_5_moe", "qwen35moe", False, "qwen35"),
     ("gpt_oss", "gpt-oss", False, "gpt-4o"),
@@ -72,10 +73,12 @@ def stored(folder):
     return tensors
 
 
-def merged(tensors):
+def merged(tensors, arch):
     """The same with the experts of a kind in one tensor, as the converter stacks them."""
     import numpy as np
 
+    if arch == "gemma4":
+        return tensors
     out, experts = {}, {}
     for name, t in tensors.items():
         if "experts.gate_up_proj" in name or "experts.down_proj" in name:
@@ -190,6 +193,10 @@ def gemma4(w, c):
     w.add_feed_forward_length([c["intermediate_size"] * (1 + w) for w in wide] if any(wide) else c["intermediate_size"])
     w.add_head_count_kv(heads if len(set(heads)) > 1 else heads[0])
     w.add_rope_freq_base_swa(c["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if c.get("enable_moe_block"):
+        w.add_expert_count(c["num_experts"])
+        w.add_expert_used_count(c["top_k_experts"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
 
 
 def vocabulary(w, pre, size):
@@ -261,13 +268,15 @@ def make(name, arch, permuted, pre, work):
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, c["num_hidden_layers"])
     suffixes = (".weight", ".bias")
     if arch == "gemma4":
-        # As its converter spells the scalar.
-        scalar = lambda n: f"{n}.weight" if n.endswith("layer_scalar") else n
+        # As its converter spells what has no such end.
+        scalar = lambda n: f"{n}.weight" if n.endswith(("layer_scalar", "_proj")) else n
     else:
         scalar = lambda n: n
     plain = lambda n: scalar(n).replace(".dt_bias", ".dt_proj.bias").replace(".sinks", ".sinks.weight")
-    named = lambda n: next(filter(None, (of.get_name(plain(n), try_suffixes=suffixes) for of in (names, dense))))
-    tensors = {named(n): (n, t) for n, t in merged(stored(folder)).items()}
+    factors = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    factor = lambda n: next((f"blk.{n.split('.')[2]}.{theirs}" for ours, theirs in factors.items() if n.endswith(ours)), None)
+    named = lambda n: factor(n) or next(filter(None, (of.get_name(plain(n), try_suffixes=suffixes) for of in (names, dense))))
+    tensors = {named(n): (n, t) for n, t in merged(stored(folder), arch).items()}
     for key in ("long", "short") if arch == "phi3" else ():
         factors = np.array(c["rope_parameters"][f"{key}_factor"], np.float32)
         tensors[f"rope_factors_{key}.weight"] = ("", factors)
