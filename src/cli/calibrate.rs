@@ -29,9 +29,9 @@ const TEXT: &str = include_str!("../../assets/calibration.txt");
 /// weights. Ten times this number reduces the divergence of a quantized model by 6 %.
 const BUILT_IN_TOKENS: usize = 256;
 /// Tokens of the built-in texts that GPTQ uses, in one step.
-const CORRECTED_TOKENS: usize = 5120;
+const CORRECTED_TOKENS: usize = 4096;
 /// Of those, the tokens whose inputs of the head are shown.
-const HEAD_TOKENS: usize = 1280;
+const HEAD_TOKENS: usize = 1024;
 /// Tokens of each text after the first.
 const PIECE: usize = 256;
 /// Operations of GPTQ in a second on one core, about.

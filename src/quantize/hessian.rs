@@ -1,6 +1,6 @@
 //! The Hessian of a matrix's output error: H is the mean of `x^T x` over inputs, and its factor is
-//! what [`quant`](crate::quant) corrects errors by. Fused f32 and f64 sums in a fixed order, each by
-//! one thread: the same bits on every machine and with any number of threads.
+//! what [`quant`](crate::quant) corrects errors by. Fused f32 and f64 sums in a fixed order, each
+//! by one thread: the same bits on every machine and with any number of threads.
 //!
 //! Columns of x are taken in reverse: the Cholesky factor of H is then the reverse of an upper one.
 //! A *panel* is 16 columns of a matrix row by row, or 16 rows of a lower triangle column by column:
@@ -19,6 +19,8 @@ const DAMPING: f64 = 0.02;
 const BLOCK: usize = 4;
 /// Rows of panels whose products are summed while they are in the caches.
 const CHUNK: usize = 256;
+/// Columns of panels that are copied at a time.
+const COPIED: usize = 1 << 14;
 
 type Row<T> = [T; TILE_ROWS];
 /// Products of two panels.
@@ -27,7 +29,7 @@ type Tile<T> = [Row<T>; TILE_ROWS];
 /// Bytes that the sums and the factor of a matrix that wide need.
 pub fn bytes(cols: usize) -> u64 {
     let triangle = (cols as u64) * (cols as u64 + 1) / 2;
-    triangle * (size_of::<f64>() + size_of::<f32>()) as u64
+    triangle * (2 * size_of::<f64>() + size_of::<f32>()) as u64
 }
 
 trait Float: Copy {
@@ -120,6 +122,14 @@ impl Sums {
     /// `cols` is a multiple of 16.
     pub fn new(cols: usize) -> Self {
         Self { cols, n: 0, lower: vec![[0.0; TILE_ROWS]; start(cols / TILE_ROWS)] }
+    }
+
+    /// A copy, by all threads: most of its time goes to memory that is used for the first time.
+    pub fn copied(&self, threads: usize) -> Self {
+        let mut copy = Self { lower: vec![[0.0; TILE_ROWS]; self.lower.len()], ..*self };
+        let parts = copy.lower.chunks_mut(COPIED).zip(self.lower.chunks(COPIED)).collect();
+        cores::each(parts, threads, |(to, from): (&mut [Row<f64>], _)| to.copy_from_slice(from));
+        copy
     }
 
     /// Adds the inputs `x`, rows of `cols` values.

@@ -146,9 +146,8 @@ pub(super) fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
     Ok(v)
 }
 
-/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`.
-/// What is shown of a forward pass. `input` and `attention` return whether to continue; after a false, GEMMs do
-/// nothing, so that an abandoned step ends soon.
+/// What is shown of a forward pass. `input` and `attention` return whether to continue; after a
+/// false, GEMMs do nothing, so that an abandoned step ends soon.
 pub trait Watch: Send {
     /// The input `x [n, cols]` of stacked matrices.
     fn input(&mut self, parts: &[Tensor], x: &[f32]) -> bool;

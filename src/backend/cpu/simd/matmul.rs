@@ -142,8 +142,8 @@ unsafe fn a_bt_tiles<V: Vector, const N: usize>(g: Gemm, out: *mut f32) {
     }
 }
 
-/// [`a_bt_tiles`] of [`Avx2`], with the same bits, by AVX-512: a register has the eight lanes of two
-/// rows of `b`.
+/// [`a_bt_tiles`] of [`Avx2`], with the same bits, by AVX-512: a register has the eight lanes of
+/// two rows of `b`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn a_bt_in_pairs(g: Gemm, out: *mut f32) {
