@@ -1,9 +1,10 @@
 //! Caches of slots in files, from which a server goes on after a restart.
 //!
-//! Each slot has a file of a number, which [`disk`](super::disk) writes while the slot is idle, with
-//! its log. A file belongs to the slot until the slot is given up.
+//! Each slot has a file of a number, which [`disk`](super::disk) writes while the slot is idle,
+//! with its log. A file belongs to the slot until the slot is given up.
 
 use super::conversation::Conversation;
+use super::slots::KeptSlots;
 use super::worker::Worker;
 use crate::backend::Backend;
 use crate::cache::file::Room;
@@ -11,18 +12,6 @@ use crate::protocol::{CacheFile, Event, Outlet};
 use std::path::PathBuf;
 
 const EXTENSION: &str = "slot";
-
-/// The folder of the files.
-pub(super) struct KeptSlots {
-    folder: PathBuf,
-    limit_bytes: u64,
-}
-
-impl KeptSlots {
-    fn file(&self, path: PathBuf) -> CacheFile {
-        CacheFile { path, limit_bytes: self.limit_bytes, has_log: true }
-    }
-}
 
 impl<B: Backend> Worker<B> {
     /// See [`EngineMessage::KeepSlots`](crate::protocol::EngineMessage::KeepSlots). A file that

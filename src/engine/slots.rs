@@ -1,7 +1,8 @@
 //! Slots of the server, not of a lane: conversations that answer independent prompts one after
 //! another and keep their cache in between. Holds ids only; the worker owns the conversations.
 
-use crate::protocol::ConversationId;
+use crate::protocol::{CacheFile, ConversationId};
+use std::path::PathBuf;
 
 /// Where a prompt is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,20 @@ pub enum Choice {
     New,
     /// All slots are taken.
     Full,
+}
+
+/// Where the caches of slots are kept: [`kept_slots`](super::kept_slots).
+#[derive(Debug)]
+pub struct KeptSlots {
+    pub folder: PathBuf,
+    /// Maximum bytes of the files in it.
+    pub limit_bytes: u64,
+}
+
+impl KeptSlots {
+    pub fn file(&self, path: PathBuf) -> CacheFile {
+        CacheFile { path, limit_bytes: self.limit_bytes, has_log: true }
+    }
 }
 
 /// Which slots there are, and which of them answer a prompt.
