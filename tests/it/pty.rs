@@ -390,8 +390,10 @@ fn keys_of_all_kinds_edit_and_nothing_is_sent_by_a_paste() {
     assert_eq!((row, column), (28, 2));
     // Too small, and large again.
     let resize = |columns, rows| {
+        // Held, so that nothing of the new size is read at the old one.
+        let mut seen = chat.seen.lock().unwrap();
         chat.master.resize(PtySize { rows, cols: columns, pixel_width: 0, pixel_height: 0 }).unwrap();
-        chat.seen.lock().unwrap().1.screen_mut().set_size(rows, columns);
+        seen.1.screen_mut().set_size(rows, columns);
     };
     resize(20, 5);
     chat.until_shows("too small");
