@@ -25,9 +25,9 @@ const TRIED: usize = 64;
 const LEAST_INPUTS: usize = RUN * HELD_EACH;
 /// Largest Hessian and factor of a matrix; wider ones are left to importance.
 const MAX_HESSIAN_BYTES: u64 = 1700 << 20;
-/// Operations of a whole model up to which `auto` uses GPTQ, some three minutes of two cores: models
-/// of up to about 0.6 billion weights. A number, not a time, so that every machine makes the same
-/// weights.
+/// Operations of a whole model up to which `auto` uses GPTQ, some three minutes of two cores: of
+/// models of up to about 0.6 billion weights. A number, not a time, so that every machine makes the
+/// same weights.
 const QUICK: f64 = 1e13;
 
 /// Whether codes of that matrix are chosen so: not experts', of which a text reaches few often
