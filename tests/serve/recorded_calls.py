@@ -16,8 +16,8 @@ import sys
 PINNED = "canitoolcall==0.1.1"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "target/canitoolcall"
-FORMATS = {"qwen3-hermes": "hermes", "qwen3-xml": "xml", "llama": "llama3", "mistral": "mistral"}
-THOUGHTS = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
+FORMATS = {"qwen3-hermes": "hermes", "qwen3-xml": "xml", "llama": "llama3", "mistral": "mistral", "gemma4": "gemma"}
+THOUGHTS = [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>")]
 
 
 def fixtures():
@@ -39,7 +39,8 @@ def answer(fixture):
     for open, close in THOUGHTS:
         if text.lstrip().startswith(open):
             begun, text = True, text.lstrip()[len(open):]
-        if close in text:
+        # Gemma's end of a thought may also be a part of an argument.
+        if close in text and (begun or close != "<channel|>"):
             return text.split(close, 1)[1]
     thinks = begun or (fixture.get("expected") or {}).get("reasoning_content")
     return "" if thinks else text

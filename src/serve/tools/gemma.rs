@@ -205,8 +205,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value. A bare word is a number or another word of JSON, or else a text, and always a text
-    /// where one is wanted.
+    /// A value. A bare word is a number or another word of JSON, or else a text, and where a text is
+    /// wanted always one but for `null`.
     fn value(&mut self, depth: usize, is_text: bool) -> Read<Value> {
         self.skip();
         if depth > MOST_DEPTH {
@@ -223,8 +223,8 @@ impl<'a> Reader<'a> {
                 let word = self.word(|c| matches!(c, ',' | '}' | ']' | '<'))?.trim();
                 match serde_json::from_str(word) {
                     _ if word.is_empty() => Err(Halt::Not),
+                    _ if matches!(word, "null" | "None") => Ok(Value::Null),
                     Ok(value) if !is_text => Ok(value),
-                    _ if word == "None" => Ok(Value::Null),
                     _ => Ok(Value::String(word.to_owned())),
                 }
             }
