@@ -205,8 +205,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value. A bare word is a number or another word of JSON, or else a text, and where a text is
-    /// wanted always one but for `null`.
+    /// A value. A bare word is a number or another word of JSON, or else a text, and where a text
+    /// is wanted always one but for `null`.
     fn value(&mut self, depth: usize, is_text: bool) -> Read<Value> {
         self.skip();
         if depth > MOST_DEPTH {
