@@ -12,7 +12,7 @@ use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::file::{Header, Identity, Opened, Reader, Room, SlotLog, Writer};
 use crate::cache::{CheckedLayer, SeqId};
-use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, Token, count};
+use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, count};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -264,31 +264,29 @@ pub(super) fn begin_load<B: Backend>(
     total: usize,
     events: &EventSender,
 ) -> Option<Box<Load>> {
-    match open(m, path, log, total) {
-        Ok(found) => found.map(|(header, reader)| Box::new(Load { header, reader, log: log.to_vec() })),
-        Err(why) => {
-            events.notice(not_used(&why, total));
-            None
-        }
+    if total == 0 {
+        return None;
     }
+    let opened = Opened::open(path).map_err(|e| e.to_string());
+    let load = opened.and_then(|opened| opened.map(|opened| read(m, opened, log.to_vec(), total)).transpose());
+    load.unwrap_or_else(|why| {
+        events.notice(not_used(&why, total));
+        None
+    })
 }
 
-/// Begins to load the cache of a slot from its file. Returns the log too, or why the file cannot be
-/// used.
+/// Begins to load the cache of a slot from its file. Returns what else the file has of it, or why
+/// it cannot be used.
 pub(super) fn begin_slot<B: Backend>(m: &Loaded<B>, path: &Path) -> Result<(Box<Load>, SlotLog), String> {
-    let opened = Opened::open(path).map_err(|e| e.to_string())?;
-    let slot = opened.and_then(|opened| opened.header.slot).ok_or("it has no log")?;
-    let (context, vocab) = (m.runner.context(), m.runner.config().vocab as Token);
-    let (mut tokens, pending) = (slot.entries.iter().filter_map(LogEntry::token), slot.pending);
-    if tokens.clone().count() > context {
-        return Err(format!("the context holds {} tokens", count(context)));
+    let mut opened = Opened::open(path).map_err(|e| e.to_string())?.ok_or("it is gone")?;
+    let mut slot = opened.header.slot.take().ok_or("it has no log")?;
+    let total = m.check_log(&slot.entries)?;
+    m.check_log(slot.pending.map(LogEntry::Token).as_slice())?;
+    if total == 0 {
+        return Err("it is empty".to_owned());
     }
-    if tokens.by_ref().chain(pending).any(|token| token >= vocab) {
-        return Err("its log names tokens that this model does not have".into());
-    }
-    let total = slot.entries.iter().filter_map(LogEntry::token).count();
-    let (header, reader) = open(m, path, &slot.entries, total)?.ok_or("it is empty")?;
-    Ok((Box::new(Load { header, reader, log: slot.entries.clone() }), slot))
+    let load = read(m, opened, std::mem::take(&mut slot.entries), total)?;
+    Ok((load, slot))
 }
 
 /// Notice if the file cannot be used.
@@ -296,20 +294,10 @@ pub(super) fn not_used(why: &str, tokens: usize) -> String {
     format!("the saved cache is not used: {why}; recomputing {} tokens", count(tokens))
 }
 
-/// Opens the cache file that matches this log, and starts to read it. `Ok(None)` if there is no
-/// file.
-fn open<B: Backend>(
-    m: &Loaded<B>,
-    path: &Path,
-    log: &[LogEntry],
-    total: usize,
-) -> Result<Option<(Header, Reader<CheckedLayer>)>, String> {
-    if total == 0 {
-        return Ok(None);
-    }
-    let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };
+/// Starts to read a cache file if it matches this log of `total` tokens.
+fn read<B: Backend>(m: &Loaded<B>, opened: Opened, log: Vec<LogEntry>, total: usize) -> Result<Box<Load>, String> {
     let Header { identity, sequence, log: digest, layer_bytes, .. } = &opened.header;
-    let state = canonical(log).fold((true, 0.0), |(on, at), entry| match entry {
+    let state = canonical(&log).fold((true, 0.0), |(on, at), entry| match entry {
         LogEntry::Toggle { eviction } => (eviction, at),
         LogEntry::Dial { dial } => (on, dial),
         _ => (on, at),
@@ -322,7 +310,7 @@ fn open<B: Backend>(
             _ => "it belongs to another model or kind of cache".to_owned(),
         });
     }
-    if *digest != log_digest(log) || sequence.len != total || (sequence.eviction, sequence.dial) != state {
+    if *digest != log_digest(&log) || sequence.len != total || (sequence.eviction, sequence.dial) != state {
         return Err("it is out of date".to_owned());
     }
     m.runner.cache.check_head(sequence, total).map_err(|what| format!("it is damaged ({what})"))?;
@@ -332,8 +320,6 @@ fn open<B: Backend>(
     }
     let header = opened.header.clone();
     let check = m.runner.cache.layer_check(total);
-    opened
-        .read(move |layer, image| check.check(layer, image))
-        .map(|reader| Some((header, reader)))
-        .map_err(|e| e.to_string())
+    let reader = opened.read(move |layer, image| check.check(layer, image)).map_err(|e| e.to_string())?;
+    Ok(Box::new(Load { header, reader, log }))
 }

@@ -13,8 +13,8 @@ use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, DmsConfig, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
-    Decisions, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token,
-    WeightsInfo, WhenFull,
+    Decisions, LogEntry, ModelIdentity, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit,
+    Token, WeightsInfo, WhenFull, count,
 };
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
@@ -52,6 +52,20 @@ pub(super) struct Loaded<B: Backend> {
 }
 
 impl<B: Backend> Loaded<B> {
+    /// Counts the tokens of a saved log. Fails with the reason if this model cannot have been fed
+    /// it.
+    pub fn check_log(&self, log: &[LogEntry]) -> Result<usize, String> {
+        let tokens = || log.iter().filter_map(LogEntry::token);
+        let (total, context, vocab) = (tokens().count(), self.runner.context(), self.runner.config().vocab);
+        if total > context {
+            return Err(format!("it has {} tokens, and the context holds {}", count(total), count(context)));
+        }
+        if tokens().any(|token| token as usize >= vocab) {
+            return Err("its log names tokens that this model does not have".to_owned());
+        }
+        Ok(total)
+    }
+
     pub fn new(runner: Runner<B>, checkpoint: &Checkpoint, options: &EngineOptions, plan: Plan) -> Result<Self> {
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
         let think = ThinkTags::of(&tokenizer, checkpoint.chat_template.as_deref());

@@ -119,20 +119,12 @@ impl<B: Backend> Conversation<B> {
         let vocab = m.runner.config().vocab as Token;
         let known = |ids: &[Token]| ids.iter().all(|id| *id < vocab);
         self.replies = request.replies.into_iter().filter(|(_, ids)| known(ids)).collect();
-        let total = request.log.iter().filter_map(LogEntry::token).count();
-        let context = m.runner.context();
         let pending = request.pending.filter(|id| *id < vocab);
-        let refused = if total > context {
-            Some(Halt::ContextFull(format!("it has {} tokens, and the context holds {}", count(total), count(context))))
-        } else if request.log.iter().filter_map(LogEntry::token).any(|token| token >= vocab) {
-            Some(Halt::Error("its log names tokens that this model does not have".into()))
-        } else {
-            None
-        };
         self.reported.clone_from(&request.log);
-        if refused.is_some() {
-            return (Work::Restore { pending, load: None }, refused);
-        }
+        let total = match m.check_log(&request.log) {
+            Ok(total) => total,
+            Err(why) => return (Work::Restore { pending, load: None }, Some(Halt::Error(why))),
+        };
         self.reset_context(&mut m.runner, true);
         let load = request.cache.and_then(|path| begin_load(m, &path, &request.log, total, events));
         if load.is_none() {

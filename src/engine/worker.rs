@@ -189,15 +189,12 @@ impl<B: Backend> Worker<B> {
                 }
                 None => unreachable!("an idle slot is a conversation"),
             },
-            Choice::New => {
-                let file = self.file_of_slot();
-                let slot = Conversation::new(&mut self.model, outlet);
-                slot.map(|mut slot| {
-                    slot.disk.set_file(file);
-                    slot
-                })
+            Choice::New => Conversation::new(&mut self.model, outlet)
                 .map_err(|(outlet, error)| (outlet, format!("no slot can be opened: {error}")))
-            }
+                .map(|mut slot| {
+                    slot.disk.set_file(self.file_of_slot());
+                    slot
+                }),
             Choice::Full => Err((outlet, "all slots are taken".to_owned())),
         };
         let mut slot = match slot {
