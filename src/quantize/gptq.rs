@@ -14,7 +14,7 @@ use crate::tensor::{Format, Tensor};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens of a run of inputs; one run in [`HELD_EACH`] is held out.
 const RUN: usize = 32;
@@ -233,10 +233,10 @@ struct Inputs {
     /// The factor of those that were not held out.
     factor: Factor,
     held: Vec<f32>,
+    /// The sums of those that were not held out, until `whole` is made of them.
+    shown: Option<Sums>,
     /// The factor of all, for codes that are better on those that were held out.
-    whole: OnceLock<Option<Factor>>,
-    /// The sums of those that were not held out, until `whole` is known.
-    shown: Mutex<Option<Sums>>,
+    whole: Option<Factor>,
 }
 
 impl Inputs {
@@ -255,25 +255,24 @@ impl Inputs {
         let mut shown = Sums::new(cols);
         shown.add(&rows, threads);
         let factor = shown.copied(threads).factor(threads)?;
-        Some(Self { factor, held, whole: OnceLock::new(), shown: Mutex::new(Some(shown)) })
+        Some(Self { factor, held, shown: Some(shown), whole: None })
     }
 
     /// The factor of all inputs.
-    fn whole(&self, threads: usize) -> Option<&Factor> {
-        let of_all = || {
-            let mut sums = self.shown.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    fn whole(&mut self, threads: usize) -> Option<&Factor> {
+        if let Some(mut sums) = self.shown.take() {
             sums.add(&self.held.chunks_exact(self.factor.cols()).collect::<Vec<_>>(), threads);
-            sums.factor(threads)
-        };
-        self.whole.get_or_init(of_all).as_ref()
+            self.whole = sums.factor(threads);
+        }
+        self.whole.as_ref()
     }
 
     /// The error of a matrix's codes on held-out inputs as a share of what codes chosen by
     /// importance have, and if it is less, the codes chosen once more on all inputs. At most
-    /// [`TRIED`] strips, evenly spaced, are tried. `None` for a matrix with values in them that are
-    /// not finite.
+    /// [`TRIED`] strips, evenly spaced, are tried. `None` for a matrix with values that are not
+    /// finite.
     fn choose(
-        &self,
+        &mut self,
         tensor: &Tensor,
         code: Code,
         importance: Option<&[f32]>,
@@ -372,7 +371,7 @@ mod tests {
                 let (x, tensor) = (inputs(400, cols), matrix(rows, cols));
                 let importance = means(&x, cols, 1).unwrap();
                 let made = [1, 8].map(|threads| {
-                    let inputs = Inputs::new(&x, cols, threads).unwrap();
+                    let mut inputs = Inputs::new(&x, cols, threads).unwrap();
                     assert_eq!(inputs.held.len(), 2 * RUN * cols);
                     let (packed, share) = inputs.choose(&tensor, code, Some(&importance), threads).unwrap().unwrap();
                     let by_importance = importance_alone(&tensor, code, &importance);
@@ -411,7 +410,7 @@ mod tests {
     fn codes_are_those_of_the_papers_form() {
         let (cols, code) = (64, Code::Q4);
         let (x, tensor) = (inputs(400, cols), matrix(16, cols));
-        let inputs = Inputs::new(&x, cols, 1).unwrap();
+        let mut inputs = Inputs::new(&x, cols, 1).unwrap();
         let packed = inputs.choose(&tensor, code, None, 1).unwrap().unwrap().0.unwrap();
         let mut h = vec![vec![0.0f64; cols]; cols];
         for x in x.chunks(cols) {
