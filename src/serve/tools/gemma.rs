@@ -163,45 +163,48 @@ impl<'a> Reader<'a> {
 
     /// An object. `tool`: its members are arguments of this tool.
     fn object(&mut self, depth: usize, tool: Option<&Tool>) -> Read<Value> {
-        self.literal("{")?;
         let mut members = Map::new();
-        loop {
-            self.skip();
-            if self.takes("}")? {
-                return Ok(Value::Object(members));
-            }
-            if !members.is_empty() {
-                self.literal(",")?;
-                self.skip();
-            }
-            let key = match self.quoted()? {
+        self.listed(["{", "}"], |reader| {
+            let key = match reader.quoted()? {
                 Some(key) => key,
-                None => self.word(|c| matches!(c, ':' | ',' | '{' | '}' | '[' | ']' | '<'))?.trim().to_owned(),
+                None => reader.word(|c| matches!(c, ':' | ',' | '{' | '}' | '[' | ']' | '<'))?.trim().to_owned(),
             };
-            self.skip();
-            self.literal(":")?;
+            reader.skip();
+            reader.literal(":")?;
             if key.is_empty() {
                 return Err(Halt::Not);
             }
             let is_text = tool.is_some_and(|tool| schema::is_text(tool, &key));
-            let value = self.value(depth + 1, is_text)?;
+            let value = reader.value(depth + 1, is_text)?;
             members.insert(key, value);
-        }
+            Ok(())
+        })?;
+        Ok(Value::Object(members))
     }
 
     fn array(&mut self, depth: usize) -> Read<Value> {
-        self.literal("[")?;
         let mut elements = Vec::new();
+        self.listed(["[", "]"], |reader| {
+            elements.push(reader.value(depth + 1, false)?);
+            Ok(())
+        })?;
+        Ok(Value::Array(elements))
+    }
+
+    /// Reads what is between two brackets, one by one, with commas between them.
+    fn listed(&mut self, [open, close]: [&str; 2], mut one: impl FnMut(&mut Self) -> Read<()>) -> Read<()> {
+        self.literal(open)?;
+        let mut is_first = true;
         loop {
             self.skip();
-            if self.takes("]")? {
-                return Ok(Value::Array(elements));
+            if self.takes(close)? {
+                return Ok(());
             }
-            if !elements.is_empty() {
+            if !std::mem::take(&mut is_first) {
                 self.literal(",")?;
                 self.skip();
             }
-            elements.push(self.value(depth + 1, false)?);
+            one(self)?;
         }
     }
 
