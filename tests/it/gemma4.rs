@@ -4,12 +4,12 @@
 use crate::families::predictor;
 use crate::gguf::golden;
 use crate::hybrids::fed;
-use crate::local::images;
+use crate::local::{images, step_and_draft};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning};
 use dmschat::codec::Codec;
-use dmschat::engine::{Decode, Drafts, EngineOptions, FarOptions, Runner, Verify};
+use dmschat::engine::{Decode, Drafts, EngineOptions, FarOptions, Runner};
 use dmschat::policy::{Budget, Far, KvHeads, PolicyKind, PolicyRequest};
 use dmschat::protocol::{LaneFilter, SamplingParams, Token};
 use serde_json::{Value, json};
@@ -103,18 +103,8 @@ fn layers_that_share_a_cache_follow_the_one_that_stores() {
             runner.feed(drafted, &all).unwrap();
             let fork = runner.fork(plain).unwrap();
             let copy = restored(&mut runner, plain, &all);
+            let next = step_and_draft(&mut runner, plain, drafted);
             let row = |seq, token| Decode { seq, token, sampling: &sampling, seed: 1 };
-            let mut next = vec![5];
-            for i in 0..6 {
-                next.extend(runner.decode(&[row(plain, next[i])]).unwrap());
-            }
-            let mut drafts = next[1..6].to_vec();
-            drafts.extend([9, 9, 9]);
-            let rows = runner.verify(&[Verify { decode: row(drafted, 5), drafts: &drafts }]).unwrap().remove(0);
-            let sampled: Vec<Token> = rows[..6].iter().map(|row| *row.as_ref().unwrap()).collect();
-            assert_eq!(sampled, next[1..], "{what}");
-            (0..6).for_each(|_| runner.accept(drafted));
-            runner.commit();
             let after = images(&mut runner, plain);
             assert!(images(&mut runner, drafted) == after, "{what}: drafts");
             for seq in [fork, copy] {

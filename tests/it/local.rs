@@ -68,6 +68,25 @@ fn check_local(runner: &Runner<Cpu>, seq: SeqId) {
     }
 }
 
+/// Six tokens for two sequences of the same tokens: one by one, and in one step with drafts, of
+/// which some are right. Returns the token before them, and them.
+pub fn step_and_draft(runner: &mut Runner<Cpu>, plain: SeqId, drafted: SeqId) -> Vec<Token> {
+    let sampling = SamplingParams::default();
+    let row = |seq, token| Decode { seq, token, sampling: &sampling, seed: 1 };
+    let mut next = vec![5];
+    for i in 0..6 {
+        next.extend(runner.decode(&[row(plain, next[i])]).unwrap());
+    }
+    let mut drafts = next[1..6].to_vec();
+    drafts.extend([9, 9, 9]);
+    let rows = runner.verify(&[Verify { decode: row(drafted, 5), drafts: &drafts }]).unwrap().remove(0);
+    let sampled: Vec<Token> = rows[..6].iter().map(|row| *row.as_ref().unwrap()).collect();
+    assert_eq!(sampled, next[1..]);
+    (0..6).for_each(|_| runner.accept(drafted));
+    runner.commit();
+    next
+}
+
 /// Any chunks, steps with drafts, and images give the results of single steps, under every source
 /// of decisions.
 #[test]
@@ -82,7 +101,7 @@ fn local_layers_store_their_window_and_the_others_follow_the_policy() {
         (&predicted, PolicyRequest::default()),
     ] {
         let mut runner = runner(adapter, policy);
-        let (all, sampling) = (tokens(), SamplingParams::default());
+        let all = tokens();
         let mut wanted: Option<(Vec<Vec<u8>>, Vec<usize>)> = None;
         for chunks in [vec![1; TOKENS], vec![TOKENS], vec![30, 1, 1, 25, TOKENS - 57]] {
             let seq = runner.create(true).unwrap();
@@ -109,18 +128,7 @@ fn local_layers_store_their_window_and_the_others_follow_the_policy() {
         let [plain, drafted] = [(); 2].map(|()| runner.create(true).unwrap());
         runner.feed(plain, &all).unwrap();
         runner.feed(drafted, &all).unwrap();
-        let row = |seq, token| Decode { seq, token, sampling: &sampling, seed: 1 };
-        let mut next = vec![5];
-        for i in 0..6 {
-            next.extend(runner.decode(&[row(plain, next[i])]).unwrap());
-        }
-        let mut drafts = next[1..6].to_vec();
-        drafts.extend([9, 9, 9]);
-        let rows = runner.verify(&[Verify { decode: row(drafted, 5), drafts: &drafts }]).unwrap().remove(0);
-        let sampled: Vec<Token> = rows[..6].iter().map(|row| *row.as_ref().unwrap()).collect();
-        assert_eq!(sampled, next[1..]);
-        (0..6).for_each(|_| runner.accept(drafted));
-        runner.commit();
+        step_and_draft(&mut runner, plain, drafted);
         check_local(&runner, drafted);
         assert_eq!(images(&mut runner, plain), images(&mut runner, drafted), "{policy:?}");
         runner.cache.audit(runner.backend()).unwrap();
