@@ -54,7 +54,7 @@ pub struct Given {
 const MEASURED: &str = "measured 2";
 /// How [`Calibration::Corrected`] chooses. Changes with every change of the texts or of the
 /// computation that changes bytes.
-const CORRECTED: &str = "gptq 3";
+const CORRECTED: &str = "gptq 4";
 
 impl Calibration {
     /// How importance was obtained, in a few words; part of a quantized file's key. Empty if

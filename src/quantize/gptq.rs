@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const RUN: usize = 32;
 const HELD_EACH: usize = 5;
 /// Strips of a matrix whose codes are compared on the inputs that were held out.
-const TRIED: usize = 64;
+const TRIED: usize = 32;
 /// Least number of inputs that show a matrix.
 const LEAST_INPUTS: usize = RUN * HELD_EACH;
 /// Largest Hessian and factor of a matrix; wider ones are left to importance.
@@ -254,7 +254,7 @@ impl Inputs {
         }
         let mut shown = Sums::new(cols);
         shown.add(&rows, threads);
-        let factor = shown.copied(threads).factor(threads)?;
+        let factor = shown.factor(threads)?;
         Some(Self { factor, held, shown: Some(shown), whole: None })
     }
 

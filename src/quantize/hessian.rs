@@ -23,54 +23,45 @@ const CHUNK: usize = 256;
 const COPIED: usize = 1 << 14;
 
 type Row<T> = [T; TILE_ROWS];
-/// Products of two panels.
-type Tile<T> = [Row<T>; TILE_ROWS];
+/// Sums of products of two panels.
+type Tile = [Row<f64>; TILE_ROWS];
 
 /// Bytes that the sums and the factor of a matrix that wide need.
 pub fn bytes(cols: usize) -> u64 {
     let triangle = (cols as u64) * (cols as u64 + 1) / 2;
-    triangle * (2 * size_of::<f64>() + size_of::<f32>()) as u64
+    triangle * (size_of::<f64>() + 2 * size_of::<f32>()) as u64
 }
 
-trait Float: Copy {
-    const ZERO: Self;
-    fn fused(self, a: Self, b: Self) -> Self;
-}
-
-impl Float for f32 {
-    const ZERO: Self = 0.0;
-    #[inline(always)]
-    fn fused(self, a: Self, b: Self) -> Self {
-        self.mul_add(a, b)
-    }
-}
-
-impl Float for f64 {
-    const ZERO: Self = 0.0;
-    #[inline(always)]
-    fn fused(self, a: Self, b: Self) -> Self {
-        self.mul_add(a, b)
-    }
-}
-
-/// `sums += a^T b` of two panels, in the order of their rows. The sums of eight rows fit the
-/// registers; as two arrays of four the compiler keeps them there.
+/// `sums += a^T b` of two chunks of panels, in the order of their rows.
 #[inline(always)]
-fn add_outer<T: Float>(sums: &mut Tile<T>, a: &[Row<T>], b: &[Row<T>]) {
-    for (first, eight) in sums.chunks_exact_mut(8).enumerate() {
-        let [mut upper, mut lower] = [[[T::ZERO; TILE_ROWS]; 4]; 2];
+fn add_outer(sums: &mut Tile, a: &[Row<f32>], b: &[Row<f32>]) {
+    let mut tile = [[0.0f32; TILE_ROWS]; TILE_ROWS];
+    outer(&mut tile, a, b);
+    for i in 0..TILE_ROWS {
+        for j in 0..TILE_ROWS {
+            sums[i][j] += f64::from(tile[i][j]);
+        }
+    }
+}
+
+/// `tile += a^T b`. The sums of eight rows fit the registers; as two arrays of four the compiler
+/// keeps them there.
+#[inline(always)]
+fn outer(tile: &mut [Row<f32>; TILE_ROWS], a: &[Row<f32>], b: &[Row<f32>]) {
+    for (first, eight) in tile.chunks_exact_mut(8).enumerate() {
+        let [mut upper, mut lower] = [[[0.0f32; TILE_ROWS]; 4]; 2];
         upper.copy_from_slice(&eight[..4]);
         lower.copy_from_slice(&eight[4..]);
         for (a, b) in a.iter().zip(b) {
             let a = &a[8 * first..][..8];
             for i in 0..4 {
                 for j in 0..TILE_ROWS {
-                    upper[i][j] = a[i].fused(b[j], upper[i][j]);
+                    upper[i][j] = a[i].mul_add(b[j], upper[i][j]);
                 }
             }
             for i in 0..4 {
                 for j in 0..TILE_ROWS {
-                    lower[i][j] = a[4 + i].fused(b[j], lower[i][j]);
+                    lower[i][j] = a[4 + i].mul_add(b[j], lower[i][j]);
                 }
             }
         }
@@ -86,7 +77,7 @@ fn start(p: usize) -> usize {
 
 /// The lower triangle in tasks of [`BLOCK`] panels from panel `first` on, the longest ones first:
 /// each with the number of its first panel.
-fn tasks(mut rest: &mut [Row<f64>], first: usize, panels: usize) -> Vec<(usize, &mut [Row<f64>])> {
+fn tasks<T>(mut rest: &mut [Row<T>], first: usize, panels: usize) -> Vec<(usize, &mut [Row<T>])> {
     let mut out = Vec::new();
     for p in (first..panels).step_by(BLOCK) {
         let (these, behind) = rest.split_at_mut(start(panels.min(p + BLOCK)) - start(p));
@@ -99,7 +90,7 @@ fn tasks(mut rest: &mut [Row<f64>], first: usize, panels: usize) -> Vec<(usize, 
 
 /// The panels of a task, each with its number.
 #[inline(always)]
-fn panels(first: usize, mut rest: &mut [Row<f64>]) -> Vec<(usize, &mut [Row<f64>])> {
+fn panels<T>(first: usize, mut rest: &mut [Row<T>]) -> Vec<(usize, &mut [Row<T>])> {
     let mut out = Vec::with_capacity(BLOCK);
     let mut p = first;
     while !rest.is_empty() {
@@ -124,14 +115,6 @@ impl Sums {
         Self { cols, n: 0, lower: vec![[0.0; TILE_ROWS]; start(cols / TILE_ROWS)] }
     }
 
-    /// A copy, by all threads: most of its time goes to memory that is used for the first time.
-    pub fn copied(&self, threads: usize) -> Self {
-        let mut copy = Self { lower: vec![[0.0; TILE_ROWS]; self.lower.len()], ..*self };
-        let parts = copy.lower.chunks_mut(COPIED).zip(self.lower.chunks(COPIED)).collect();
-        cores::each(parts, threads, |(to, from): (&mut [Row<f64>], _)| to.copy_from_slice(from));
-        copy
-    }
-
     /// Adds the inputs `x`, rows of `cols` values.
     pub fn add(&mut self, x: &[&[f32]], threads: usize) {
         let panels_of_x = cores::map_on(threads, &(0..self.cols / TILE_ROWS).collect::<Vec<_>>(), |p| {
@@ -145,20 +128,15 @@ impl Sums {
                 #[inline(always)]
                 || {
                     let mut panels = panels(first, rows);
-                    for (q, x_q) in panels_of_x.iter().enumerate() {
-                        for (p, panel) in &mut panels {
-                            if *p < q {
-                                continue;
-                            }
-                            let sums = &mut panel[q * TILE_ROWS..][..TILE_ROWS];
-                            for (x_q, x_p) in x_q.chunks(CHUNK).zip(panels_of_x[*p].chunks(CHUNK)) {
-                                let mut tile = [[0.0; TILE_ROWS]; TILE_ROWS];
-                                add_outer(&mut tile, x_q, x_p);
-                                for i in 0..TILE_ROWS {
-                                    for j in 0..TILE_ROWS {
-                                        sums[i][j] += f64::from(tile[i][j]);
-                                    }
+                    for from in (0..x.len()).step_by(CHUNK) {
+                        let chunk = from..x.len().min(from + CHUNK);
+                        for (q, x_q) in panels_of_x.iter().enumerate() {
+                            for (p, panel) in &mut panels {
+                                if *p < q {
+                                    continue;
                                 }
+                                let (sums, _) = panel[q * TILE_ROWS..].split_first_chunk_mut().expect("a tile");
+                                add_outer(sums, &x_q[chunk.clone()], &panels_of_x[*p][chunk.clone()]);
                             }
                         }
                     }
@@ -168,57 +146,92 @@ impl Sums {
     }
 
     /// The factor of the mean. `None` if it has none: all inputs are zero, or one is not finite.
-    pub fn factor(self, threads: usize) -> Option<Factor> {
-        let Self { cols, n, mut lower } = self;
+    ///
+    /// In f32, whose products are summed in f64: the damping is at least `DAMPING / cols` of the
+    /// largest value in the diagonal, far above their rounding.
+    pub fn factor(&self, threads: usize) -> Option<Factor> {
+        let (cols, sums) = (self.cols, &self.lower);
         let diagonal = |c: usize| (start(c / TILE_ROWS) + c, c % TILE_ROWS);
-        let mean = (0..cols).map(diagonal).map(|(k, i)| lower[k][i]).sum::<f64>() / cols as f64;
+        let mean = (0..cols).map(diagonal).map(|(k, i)| sums[k][i]).sum::<f64>() / cols as f64;
         if !(mean > 0.0 && mean.is_finite()) {
             return None;
         }
-        (0..cols).map(diagonal).for_each(|(k, i)| lower[k][i] += DAMPING * mean);
+        let mut lower = vec![[0.0f32; TILE_ROWS]; sums.len()];
+        let parts = lower.chunks_mut(COPIED).zip(sums.chunks(COPIED)).collect();
+        cores::each(parts, threads, |(to, from): (&mut [Row<f32>], &[Row<f64>])| {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from.map(|v| v as f32));
+        });
+        for (k, i) in (0..cols).map(diagonal) {
+            lower[k][i] = (sums[k][i] + DAMPING * mean) as f32;
+        }
         cholesky(&mut lower, cols / TILE_ROWS, threads)?;
-        Some(unit(&lower, cols, n as f64, threads))
+        Some(unit(&lower, cols, self.n as f64, threads))
     }
 }
 
 /// Replaces a lower triangle by its Cholesky factor, `a = l l^T`. `None` if it is not positive
 /// definite.
-fn cholesky(a: &mut [Row<f64>], n_panels: usize, threads: usize) -> Option<()> {
+fn cholesky(a: &mut [Row<f32>], n_panels: usize, threads: usize) -> Option<()> {
     for first in (0..n_panels).step_by(BLOCK) {
-        let end = n_panels.min(first + BLOCK);
-        let (above, below) = a.split_at_mut(start(end));
-        for p in first..end {
+        let block = first..n_panels.min(first + BLOCK);
+        let (above, below) = a.split_at_mut(start(block.end));
+        // Of the block itself, by all threads; the rest of it is little work.
+        let tiles: Vec<_> = block.clone().flat_map(|p| (first..=p).map(move |q| (p, q))).collect();
+        let sums = cores::map_on(threads, &tiles, |&(p, q)| {
+            let (of_p, of_q) = (&above[start(p)..], &above[start(q)..]);
+            vectorized(
+                #[inline(always)]
+                || products(of_q, of_p, TILE_ROWS * first),
+            )
+        });
+        let mut sums = &sums[..];
+        for p in block.clone() {
+            let (of_p, rest) = sums.split_at(p - first + 1);
             let (before, panel) = above[..start(p + 1)].split_at_mut(start(p));
             let is_definite = vectorized(
                 #[inline(always)]
                 || {
-                    solve(&mut [(p, &mut *panel)], before, first..p);
-                    root(panel)
+                    for (q, sums) in (first..p).zip(of_p) {
+                        solve(panel, &before[start(q)..], q, first, *sums);
+                    }
+                    root(panel, first, of_p[p - first])
                 },
             );
             if !is_definite {
                 return None;
             }
+            sums = rest;
         }
         let above = &above[..];
-        cores::each(tasks(below, end, n_panels), threads, |(p, rows)| {
+        cores::each(tasks(below, block.end, n_panels), threads, |(p, rows)| {
             vectorized(
                 #[inline(always)]
-                || solve(&mut panels(p, rows), above, first..end),
+                || columns(&mut panels(p, rows), above, block.clone()),
             );
         });
     }
     Some(())
 }
 
+/// Sums over the first `rows` rows of the products of two panels.
+#[inline(always)]
+fn products(a: &[Row<f32>], b: &[Row<f32>], rows: usize) -> Tile {
+    let mut sums = [[0.0; TILE_ROWS]; TILE_ROWS];
+    for from in (0..rows).step_by(CHUNK) {
+        let rows = from..rows.min(from + CHUNK);
+        add_outer(&mut sums, &a[rows.clone()], &b[rows]);
+    }
+    sums
+}
+
 /// The factor's columns `block`, a range of panels, in up to [`BLOCK`] panels; `above` has the
 /// panels of the factor up to the block's end.
 #[inline(always)]
-fn solve(panels: &mut [(usize, &mut [Row<f64>])], above: &[Row<f64>], block: std::ops::Range<usize>) {
-    let first = TILE_ROWS * block.start;
+fn columns(panels: &mut [(usize, &mut [Row<f32>])], above: &[Row<f32>], block: std::ops::Range<usize>) {
+    let rows = TILE_ROWS * block.start;
     let mut sums = [[[[0.0; TILE_ROWS]; TILE_ROWS]; BLOCK]; BLOCK];
-    for from in (0..first).step_by(CHUNK) {
-        let rows = from..first.min(from + CHUNK);
+    for from in (0..rows).step_by(CHUNK) {
+        let rows = from..rows.min(from + CHUNK);
         for (q, sums) in block.clone().zip(&mut sums) {
             let of_q = &above[start(q)..][rows.clone()];
             // Closures would not be compiled for the vector instructions.
@@ -227,53 +240,62 @@ fn solve(panels: &mut [(usize, &mut [Row<f64>])], above: &[Row<f64>], block: std
             }
         }
     }
-    for (q, sums) in block.zip(&mut sums) {
-        let at = TILE_ROWS * q;
-        let of_q = &above[start(q)..][..at + TILE_ROWS];
+    for (q, sums) in block.clone().zip(&sums) {
         for ((_, panel), sums) in panels.iter_mut().zip(sums) {
-            add_outer(sums, &of_q[first..at], &panel[first..at]);
-            let (tile, _) = panel[at..].split_at_mut(TILE_ROWS);
-            for c in 0..TILE_ROWS {
-                for i in 0..TILE_ROWS {
-                    tile[c][i] -= sums[c][i];
-                }
-                for b in 0..c {
-                    let l = -of_q[at + b][c];
-                    for i in 0..TILE_ROWS {
-                        tile[c][i] = l.mul_add(tile[b][i], tile[c][i]);
-                    }
-                }
-                for i in 0..TILE_ROWS {
-                    tile[c][i] /= of_q[at + c][c];
-                }
-            }
+            solve(panel, &above[start(q)..], q, block.start, *sums);
         }
     }
 }
 
-/// The last tile of a panel, on the diagonal, whose other columns are the factor's. Returns whether
-/// the matrix is positive definite so far.
+/// The factor's columns of panel `q` in another panel, from the sums of products of the two up to
+/// panel `first`.
 #[inline(always)]
-fn root(panel: &mut [Row<f64>]) -> bool {
-    let (before, tile) = panel.split_at_mut(panel.len() - TILE_ROWS);
-    let mut sums = [[0.0; TILE_ROWS]; TILE_ROWS];
-    add_outer(&mut sums, before, before);
+fn solve(panel: &mut [Row<f32>], of_q: &[Row<f32>], q: usize, first: usize, mut sums: Tile) {
+    let (first, at) = (TILE_ROWS * first, TILE_ROWS * q);
+    add_outer(&mut sums, &of_q[first..at], &panel[first..at]);
+    let tile = &mut panel[at..][..TILE_ROWS];
     for c in 0..TILE_ROWS {
+        let mut column = sums[c];
         for i in 0..TILE_ROWS {
-            tile[c][i] -= sums[c][i];
+            column[i] = f64::from(tile[c][i]) - column[i];
         }
         for b in 0..c {
-            let l = -tile[b][c];
-            for i in c..TILE_ROWS {
-                tile[c][i] = l.mul_add(tile[b][i], tile[c][i]);
+            let l = -f64::from(of_q[at + b][c]);
+            for i in 0..TILE_ROWS {
+                column[i] = l.mul_add(f64::from(tile[b][i]), column[i]);
             }
         }
-        let pivot = tile[c][c];
+        let pivot = f64::from(of_q[at + c][c]);
+        for i in 0..TILE_ROWS {
+            tile[c][i] = (column[i] / pivot) as f32;
+        }
+    }
+}
+
+/// The last tile of a panel, on the diagonal, whose other columns are the factor's, from the sums of
+/// its products up to panel `first`. Returns whether the matrix is positive definite so far.
+#[inline(always)]
+fn root(panel: &mut [Row<f32>], first: usize, mut sums: Tile) -> bool {
+    let (before, tile) = panel.split_at_mut(panel.len() - TILE_ROWS);
+    let last = &before[TILE_ROWS * first..];
+    add_outer(&mut sums, last, last);
+    for c in 0..TILE_ROWS {
+        let mut column = sums[c];
+        for i in c..TILE_ROWS {
+            column[i] = f64::from(tile[c][i]) - column[i];
+        }
+        for b in 0..c {
+            let l = -f64::from(tile[b][c]);
+            for i in c..TILE_ROWS {
+                column[i] = l.mul_add(f64::from(tile[b][i]), column[i]);
+            }
+        }
+        let pivot = column[c];
         if !(pivot > 0.0 && pivot.is_finite()) {
             return false;
         }
         for i in c..TILE_ROWS {
-            tile[c][i] /= pivot.sqrt();
+            tile[c][i] = (column[i] / pivot.sqrt()) as f32;
         }
     }
     true
@@ -281,11 +303,11 @@ fn root(panel: &mut [Row<f64>]) -> bool {
 
 /// The upper factor with ones in its diagonal of `1 / n` of the reversed matrix, from its Cholesky
 /// factor.
-fn unit(l: &[Row<f64>], cols: usize, n: f64, threads: usize) -> Factor {
+fn unit(l: &[Row<f32>], cols: usize, n: f64, threads: usize) -> Factor {
     let mut above = vec![0.0f32; cols * cols.saturating_sub(1) / 2];
     let pivot = |k: usize| {
         let reversed = cols - 1 - k;
-        l[start(reversed / TILE_ROWS) + reversed][reversed % TILE_ROWS]
+        f64::from(l[start(reversed / TILE_ROWS) + reversed][reversed % TILE_ROWS])
     };
     let mut rest = &mut above[..];
     let mut columns = Vec::with_capacity(cols);
@@ -299,7 +321,7 @@ fn unit(l: &[Row<f64>], cols: usize, n: f64, threads: usize) -> Factor {
         let (reversed, pivot) = (cols - 1 - k, pivot(k));
         for (p, column) in (0..cols / TILE_ROWS).rev().zip(column.chunks_mut(TILE_ROWS)) {
             let l = &l[start(p) + reversed];
-            column.iter_mut().zip(l.iter().rev()).for_each(|(u, l)| *u = (l / pivot) as f32);
+            column.iter_mut().zip(l.iter().rev()).for_each(|(u, l)| *u = (f64::from(*l) / pivot) as f32);
         }
     });
     Factor::new(above, (0..cols).map(|k| (pivot(k) * pivot(k) / n) as f32).collect())

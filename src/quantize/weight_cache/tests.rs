@@ -128,7 +128,7 @@ fn codes_chosen_by_gptq_are_kept() {
     place.write_model("model", 1);
     let plain = convert_with(&place.cache(), place.open("model")).0;
     let calibration = Calibration::Equal.corrected(correct);
-    assert_eq!(calibration.describe(Weights::Int4), "gptq 3");
+    assert_eq!(calibration.describe(Weights::Int4), "gptq 4");
     for source in [1, 2] {
         let cached = place.cache().convert(place.open("model"), Weights::Int4, &calibration, &mut |_| true).unwrap();
         let memory = convert_in_memory(place.open("model"), Weights::Int4, &calibration, &mut |_| true).unwrap();
