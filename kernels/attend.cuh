@@ -227,6 +227,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   int of_span = Mode::DRAFTS ? row_of_step - span.start : 0, rows = group + (own ? 2 * (of_span + 1) : 0);
   auto is_v = [&](int r) { return Mode::DRAFTS ? r > group && (r - group) % 2 : r > group; };
   auto norm_of = [&](int r) { return r < group ? head_params.q_norm : is_v(r) ? nullptr : head_params.k_norm; };
+  auto is_normed = [&](int r) { return norm_of(r) || (Mode::VARIES && is_v(r) && head_params.v_norm); };
   for (int r = warp; r < rows; r += WARPS) prefetch_norm(norm_of(r), d, lane);
   RopeAngles angles;
   auto turn = [&](int r) { angles.compute(head_params, r < group ? position : position - of_span + (r - group) / 2, lane); };
@@ -262,6 +263,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
 
   // rows of the token: norm, RoPE, codec
   const float* row = p.qkv + (u64)row_of_step * head_params.qkv_width;
+  const int keys_width = Mode::VARIES ? p.keys_width : head_params.qkv_width;
+  const float* keys = Mode::VARIES ? p.keys + (u64)row_of_step * keys_width : row;
   u8* staged = Mode::DRAFTS ? p.kept.page(kv, row_of_step, slots.row) : staged_token_at(kv, slots.row);
   int staged_row = slots.row % PAGE_SLOTS;
 #pragma unroll 1
@@ -270,7 +273,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     if constexpr (Mode::DRAFTS) {
       int at = r < group ? of_span : (r - group) / 2;
       float* to = r < group ? s.rows[r] : s.of_span.row[warp];
-      load_row(to, row + (at - of_span) * head_params.qkv_width + column * d, norm_of(r), head_params.eps, d, lane);
+      const float* from = r < group ? row + column * d : keys + (at - of_span) * keys_width + column * d;
+      load_row(to, from, norm_of(r), is_normed(r), head_params.eps, d, lane);
       if (r != warp && !is_v(r)) turn(r);
       if (!is_v(r)) rotate(to, angles, d, head_params.rotary, r < head_params.borrowed, lane);
       if (r < group) continue;
@@ -279,7 +283,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       if (kv.k_sides_at > 0 && lane == 0) *side_at(kv, page, at, is_v(r)) = side;
       if (at == of_span) write_codes(kv, staged, staged_row, is_v(r), codes, side, lane);
     } else {
-      load_row(s.rows[r], row + column * d, norm_of(r), head_params.eps, d, lane);
+      load_row(s.rows[r], (r < group ? row : keys) + column * d, norm_of(r), is_normed(r), head_params.eps, d, lane);
       if (r <= group) rotate(s.rows[r], angles, d, head_params.rotary, r < head_params.borrowed, lane);
       if (r >= group) stage_row(codec, kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
     }

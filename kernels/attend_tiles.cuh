@@ -5,26 +5,34 @@
 //
 // Precision: as attend.cu. Only the order of sums differs.
 //
-// Cost: a tile of 128 query rows (tokens x query heads; 64 for wide heads) reads once, mostly from
-// L2, each key and value that any of its rows sees: 4 D bytes of a bf16 slot for 512 D operations
-// on tensor cores (256 D for wide heads). Keys that no row sees are skipped before they are read.
-// Keys that all rows see are batched apart from keys that only some rows see, so that few batches
-// need a mask.
+// Cost: a tile of 128 query rows (tokens x query heads; 64 for heads of more than 128 channels, 32
+// for more than 256) reads once, mostly from L2, each key and value that any of its rows sees: 4 D
+// bytes of a bf16 slot for 512 D operations on tensor cores (256 D for wide heads, 192 D for the
+// widest, whose scores two warps compute each for itself). Keys that no row sees are skipped before
+// they are read. Keys that all rows see are batched apart from keys that only some rows see, so
+// that few batches need a mask.
 #pragma once
 #include "prefill.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
 // Fragments of 16 query rows in a warp's registers, and keys of a batch in shared memory. For wide
-// heads, only half as many fit.
-#if MAX_HEAD_DIM > 128
+// heads, only half as many fit. For the widest, a quarter of the keys fits, and warps share their
+// query rows by two: each sums up one of two PARTS of the channels of V.
+#if MAX_HEAD_DIM > 256
+#define FRAGMENTS 1
+#define TILE_KEYS 16
+#define PARTS 2
+#elif MAX_HEAD_DIM > 128
 #define FRAGMENTS 1
 #define TILE_KEYS 32
+#define PARTS 1
 #else
 #define FRAGMENTS 2
 #define TILE_KEYS 64
+#define PARTS 1
 #endif
-#define TILE_QUERIES (16 * FRAGMENTS * WARPS)  // rows of a tile: a token and a query head of the group
+#define TILE_QUERIES (16 * FRAGMENTS * WARPS / PARTS)  // rows of a tile: a token and a query head of the group
 #define RING 256                   // keys found that all rows see: at most 2 TILE_KEYS - 1 + THREADS
 #define MASKED 256                 // keys found that some rows see: at most twice the tokens of a tile less one
 #define MIN_SPLIT_KEYS 256         // fewer are not worth a merge
@@ -202,12 +210,17 @@ __device__ __forceinline__ void unpack(const Rows& rows, Shared<D, Codec>& s, in
   }
 }
 
-// Online softmax of a warp's query rows. offset: sum of weights times V's offsets, which
-// `reduce_sums` adds to the accumulators.
+// The first of a warp's query rows in the tile, and the first of its channels of V.
+__device__ __forceinline__ int first_query() { return 16 * FRAGMENTS * (threadIdx.x / 32 / PARTS); }
+template <int D>
+__device__ __forceinline__ int first_channel() { return PARTS == 1 ? 0 : threadIdx.x / 32 % PARTS * (D / PARTS); }
+
+// Online softmax of a warp's query rows and channels. offset: sum of weights times V's offsets,
+// which `reduce_sums` adds to the accumulators.
 template <int D, class Codec>
 struct OnlineSoftmax {
   float offset[FRAGMENTS][2];
-  RowPair<D> rows[FRAGMENTS];
+  RowPair<D / PARTS> rows[FRAGMENTS];
 
   __device__ __forceinline__ void init() {
 #pragma unroll
@@ -217,8 +230,8 @@ struct OnlineSoftmax {
   // S += Q K^T of the batch. Fragment j has 8 keys, of which a warp lane holds keys 2 (lane % 4)
   // and the next.
   __device__ __forceinline__ void score(float (*scores)[TILE_KEYS / 8][4], const Shared<D, Codec>& s) const {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int row = 16 * FRAGMENTS * warp + lane % 16, row_channel = lane / 16 * 8;
+    int lane = threadIdx.x % 32;
+    int row = first_query() + lane % 16, row_channel = lane / 16 * 8;
     int key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
 #pragma unroll
     for (int c = 0; c < D; c += 16) {
@@ -245,7 +258,7 @@ struct OnlineSoftmax {
     // Factor from scores to logits in log2 units; scaled codecs apply it with the scales of the
     // keys.
     float unit = Codec::SCALED ? 1.0f : scale * LOG2E;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32;
     if (Codec::SCALED) {
       // scales of K
 #pragma unroll
@@ -260,7 +273,7 @@ struct OnlineSoftmax {
     }
     if (b.masked || b.n < TILE_KEYS) {
       // mask
-      int query = 16 * FRAGMENTS * warp + lane / 4;
+      int query = first_query() + lane / 4;
 #pragma unroll
       for (int j = 0; j < TILE_KEYS / 8; j++)
 #pragma unroll
@@ -298,7 +311,7 @@ struct OnlineSoftmax {
           sum *= by;
           if (Codec::AFFINE) offset[f][i] *= by;
 #pragma unroll
-          for (int j = 0; j < D / 8; j++) acc[4 * j + 2 * i] *= by, acc[4 * j + 2 * i + 1] *= by;
+          for (int j = 0; j < D / PARTS / 8; j++) acc[4 * j + 2 * i] *= by, acc[4 * j + 2 * i + 1] *= by;
         }
         // weights
 #pragma unroll
@@ -323,11 +336,11 @@ struct OnlineSoftmax {
 
   // O += P V of the batch.
   __device__ __forceinline__ void accumulate(const u32 (*weights)[TILE_KEYS / 8][2], const Shared<D, Codec>& s) {
-    int lane = threadIdx.x % 32, key = lane / 8 % 2 * 8 + lane % 8, channel = lane / 16 * 8;
+    int lane = threadIdx.x % 32, key = lane / 8 % 2 * 8 + lane % 8, channel = first_channel<D>() + lane / 16 * 8;
 #pragma unroll
     for (int j = 0; j < TILE_KEYS / 8; j += 2)
 #pragma unroll
-      for (int c = 0; c < D / 8; c += 2) {
+      for (int c = 0; c < D / PARTS / 8; c += 2) {
         u32 b[4];
         load_matrices_transposed(b, s.v + swizzled<D>(8 * j + key, 8 * c + channel));
 #pragma unroll
@@ -353,7 +366,7 @@ struct OnlineSoftmax {
         plus += __shfl_xor_sync(FULL, plus, 1);
         plus += __shfl_xor_sync(FULL, plus, 2);
 #pragma unroll
-        for (int j = 0; j < D / 8; j++) rows[f].acc[4 * j + 2 * i] += plus, rows[f].acc[4 * j + 2 * i + 1] += plus;
+        for (int j = 0; j < D / PARTS / 8; j++) rows[f].acc[4 * j + 2 * i] += plus, rows[f].acc[4 * j + 2 * i + 1] += plus;
       }
   }
 };
@@ -378,9 +391,10 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   queue.next = split * per;
   queue.end = min(queue.next + per, total);
   if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate<Codec>(kv, t, p.decisions, queue.next + threadIdx.x);
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int lane = threadIdx.x % 32;
   auto query_at = [&](int query, int chunk) { return s.q + swizzled<D>(query, 8 * chunk); };
-  load_queries<D, Codec, 16 * FRAGMENTS, 32>(p, t, 16 * FRAGMENTS * warp, lane, kv.head_dim, query_at);
+  // Warps that share rows write the same values.
+  load_queries<D, Codec, 16 * FRAGMENTS, 32>(p, t, first_query(), lane, kv.head_dim, query_at);
   __syncwarp();
   OnlineSoftmax<D, Codec> softmax;
   softmax.init();
@@ -424,17 +438,17 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   }
   softmax.reduce_sums(codec);
   if (splits > 1) {
-    const int SIZE = (D + 8) * TILE_QUERIES;
+    const int SIZE = FRAGMENTS * (4 + D / PARTS / 2) * THREADS;
     int tile = t.index * kv.n_kv_heads + t.head;
     float* saved = p.partials + (u64)tile * gridDim.x * SIZE;
-    auto state_at = [&](int split, int f) { return (float4*)(saved + split * SIZE) + f * (1 + D / 8) * THREADS + threadIdx.x; };
+    auto state_at = [&](int split, int f) { return (float4*)(saved + split * SIZE) + f * (1 + D / PARTS / 8) * THREADS + threadIdx.x; };
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++) softmax.rows[f].save(state_at(split, f), THREADS);
     if (!is_last(p.arrivals + tile, splits, s.last)) return;
     // merge in order, so that the result does not depend on which split arrives last
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++) {
-      RowPair<D>& rows = softmax.rows[f];
+      RowPair<D / PARTS>& rows = softmax.rows[f];
       rows.max[0] = rows.max[1] = NEG_INFINITY, rows.sum[0] = rows.sum[1] = 0.0f;
 #pragma unroll 1
       for (int i = 0; i < splits; i++) rows.merge(state_at(i, f), THREADS);
@@ -442,7 +456,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   }
 #pragma unroll
   for (int f = 0; f < FRAGMENTS; f++)
-    softmax.rows[f].write(codec, p, t, 16 * FRAGMENTS * warp + 16 * f + lane / 4, kv.head_dim);
+    softmax.rows[f].write(codec, p, t, first_query() + 16 * f + lane / 4, kv.head_dim, first_channel<D>());
 }
 
 #define ATTEND_TILES(name, D, Codec)                                     \

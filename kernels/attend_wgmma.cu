@@ -263,7 +263,7 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
 #pragma unroll 1
     for (int i = 0; i < splits; i++) consumer.rows.merge(state_at(i), 2 * C::QUERIES);
   }
-  consumer.rows.write(consumer.codec, p, t, 64 * consumer.group + 16 * consumer.warp + consumer.lane / 4, C::D);
+  consumer.rows.write(consumer.codec, p, t, 64 * consumer.group + 16 * consumer.warp + consumer.lane / 4, C::D, 0);
 }
 
 #define ATTEND_WGMMA(name, Codec, PRODUCER_REGISTERS, CONSUMER_REGISTERS)                                                  \

@@ -41,6 +41,12 @@ __device__ __forceinline__ void copy_eight_async(void* to, const void* from, boo
   else copy_async4(to, from, real);
 }
 
+// Row of K (v = 0) or V (1) to codes, of values that the codec gave back. By a warp.
+template <class Codec>
+__device__ __forceinline__ u32 encode_again(const Codec& codec, int v, u8* codes, float* x, int d, int lane) {
+  return v ? codec.v.encode(codes, x, d, lane) : codec.k.encode(codes, x, d, lane);
+}
+
 // Row of K (v = 0) or V (1) to codes. By a warp.
 template <class Codec>
 __device__ __forceinline__ u32 encode_row(const Codec& codec, int v, u8* codes, float* x, int d, int lane) {

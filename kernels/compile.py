@@ -86,7 +86,7 @@ REGISTERS = {
 }
 
 # Files that convert to or from fp8, for which compute capability 8.9 has instructions. Attention's own loads shift bits instead.
-CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "attend_far", "far", "pages", "rope"}
+CONVERT_FP8 = {"attend", "attend_256", "attend_choice", "attend_drafts", "attend_far", "far", "pages", "rope", "rope_512"}
 
 # Static shared memory that any block has room for, and all of a block on Hopper.
 STATIC_BYTES = 48 << 10

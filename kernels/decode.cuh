@@ -29,33 +29,38 @@ struct DecodeParams {
   const int* span_of_row;  // [n] of a staged step, whose spans may have several rows
   Kept kept;               // where the rows of a staged step go
   const float* sinks;      // [n_q_heads] see `sink_weight`; null: none
+  // [n, keys_width] rows whose K and V are attended to: `qkv`, or those of the layer whose K and V
+  // this one reads.
+  const float* keys;
+  int keys_width, unused;
 };
-static_assert(sizeof(DecodeParams) == 536 && OFFSET_OF(DecodeParams, heads) == 296 && OFFSET_OF(DecodeParams, out) == 400 &&
-                  OFFSET_OF(DecodeParams, layer) == 460 && OFFSET_OF(DecodeParams, logits) == 472,
+static_assert(sizeof(DecodeParams) == 560 && OFFSET_OF(DecodeParams, heads) == 304 && OFFSET_OF(DecodeParams, out) == 408 &&
+                  OFFSET_OF(DecodeParams, layer) == 468 && OFFSET_OF(DecodeParams, logits) == 480 &&
+                  OFFSET_OF(DecodeParams, keys) == 544,
               "backend::cuda::abi::DecodeParams has another layout");
 
 // What attention does beside the ordinary step: instances of their own, so that the ordinary ones
-// lose nothing.
+// lose nothing. VARIES: whether values may have a norm, and K and V may be those of other rows.
 struct Ordinary {
-  static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false, far = false;
+  static constexpr bool CHOOSES = false, DRAFTS = false, VARIES = true, scores = false, pages = false, far = false;
   __device__ explicit Ordinary(const DecodeParams&) {}
 };
 // Attention chooses: under a policy with scores, whose logits are kept, what is dropped
 // (place_scores.cu), or the pages that a token reads (pages.cu).
 struct WithChoice {
-  static constexpr bool CHOOSES = true, DRAFTS = false, far = false;
+  static constexpr bool CHOOSES = true, DRAFTS = false, VARIES = false, far = false;
   bool scores, pages;
   __device__ explicit WithChoice(const DecodeParams& p) : scores(p.kv.policy & SCORES), pages(p.kv.policy & READS_PAGES) {}
 };
 // Near rows are read after the slots (far.cuh), and the queries are stored: they choose among far
 // pages.
 struct WithFar {
-  static constexpr bool CHOOSES = false, DRAFTS = false, scores = false, pages = false, far = true;
+  static constexpr bool CHOOSES = false, DRAFTS = false, VARIES = false, scores = false, pages = false, far = true;
   __device__ explicit WithFar(const DecodeParams&) {}
 };
 // Rows of a staged step, each with the ones before it in its span.
 struct WithDrafts {
-  static constexpr bool CHOOSES = false, DRAFTS = true, scores = false, pages = false, far = false;
+  static constexpr bool CHOOSES = false, DRAFTS = true, VARIES = true, scores = false, pages = false, far = false;
   __device__ explicit WithDrafts(const DecodeParams&) {}
 };
 

@@ -36,9 +36,11 @@ KERNEL __launch_bounds__(256)
 
 // The k most probable experts of a row by the softmax of its logits [experts], of equal ones those
 // of lower numbers, and their weights. If `shared`, the expert after them (number `experts`) comes
-// last, weighted by the sigmoid of its logit, the last of the row. Logits [experts + shared],
-// chosen and weights [k + shared] per row. Grid n, a warp.
-KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, int experts, int k, int normalized, int shared) {
+// last, weighted by the sigmoid of its logit, the last of the row. Weights are multiplied by the
+// experts' `factors` [experts] unless they are null. Logits [experts + shared], chosen and weights
+// [k + shared] per row. Grid n, a warp.
+KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, const float* factors, int experts,
+                                            int k, int normalized, int shared) {
   __shared__ float p[MOST_EXPERTS];
   after_previous();
   int lane = threadIdx.x;
@@ -70,6 +72,7 @@ KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const f
     __syncwarp();
   }
   for (int j = lane; normalized && j < k; j += 32) weights[j] /= taken;
+  for (int j = lane; factors && j < k; j += 32) weights[j] *= factors[chosen[j]];
 }
 
 // Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and starts [experts + 1]
@@ -251,14 +254,14 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
 EXPERTS_GEMM(8)
 EXPERTS_GEMM(32)
 
-// x [n, width] += sum over j of weights[j] * out[place[j]], from the most probable expert on. Grid
-// (width / 256, n), 256 threads.
-KERNEL add_experts(float* x, const float* out, const float* weights, const int* place, int k, int width) {
+// x [n, width] += sum over j of weights[j] * out[place[j]], from the most probable expert on; if
+// `beside`, x is that sum. Grid (width / 256, n), 256 threads.
+KERNEL add_experts(float* x, const float* out, const float* weights, const int* place, int k, int width, int beside) {
   after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= width) return;
   u64 at = (u64)blockIdx.y * width + i;
-  float sum = x[at];
+  float sum = beside ? 0.0f : x[at];
   for (int j = blockIdx.y * k; j < (blockIdx.y + 1) * k; j++) sum = fmaf(weights[j], out[(u64)place[j] * width + i], sum);
   x[at] = sum;
 }

@@ -28,7 +28,7 @@ struct HeadParams {
   int columns_width, linear, units, stride, copies;
   int qkv_width;  // floats from row to row of the projection
   int rotary;     // channels of a head that RoPE rotates, its first ones; 0: none
-  int unused;
+  int v_norm;     // whether V has an RMS norm too, without weights
 };
 static_assert(sizeof(HeadParams) == 104 && OFFSET_OF(HeadParams, eps) == 24 && OFFSET_OF(HeadParams, columns) == 48 &&
                   OFFSET_OF(HeadParams, qkv_width) == 92,
@@ -70,12 +70,12 @@ __device__ __forceinline__ void norm_row(float* s, const RowPart& x, const RowPa
   __syncwarp();
 }
 
-// Row x[d] to shared memory, normed if `norm` is not null.
-__device__ __forceinline__ void load_row(float* s, const float* x, const float* norm, float eps, int d, int lane) {
+// Row x[d] to shared memory, normed if `normed`, with the weights `norm`; null: ones.
+__device__ __forceinline__ void load_row(float* s, const float* x, const float* norm, bool normed, float eps, int d, int lane) {
   RowPart row, weights;
   row.load(x, d, lane, 0.0f);
   weights.load(norm, d, lane, 1.0f);
-  norm_row(s, row, weights, norm != nullptr, eps, d, lane);
+  norm_row(s, row, weights, normed, eps, d, lane);
 }
 
 // The decision that a normed query row holds in its last channel.
@@ -129,7 +129,7 @@ __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& p
   if (params.columns) return predicted_decision(params, row, head, hidden);
   if (!params.borrowed) return decisions[row * kv.n_kv_heads + head];
   int first = params.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
-  load_row(scratch, qkv_row + first * kv.head_dim, q_norm, params.eps, kv.head_dim, lane);
+  load_row(scratch, qkv_row + first * kv.head_dim, q_norm, q_norm != nullptr, params.eps, kv.head_dim, lane);
   return borrowed_decision(params, scratch, kv.head_dim);
 }
 

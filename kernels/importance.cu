@@ -1,7 +1,7 @@
 // Importance of tokens: the largest weighted attention that chosen queries of a sequence pay to
 // each of its first tokens. Only the training of a predictor needs it. CPU twin:
 // `backend::cpu::attention::importance`.
-#define MAX_HEAD_DIM 256
+#define MAX_HEAD_DIM 512
 #include "growth.cuh"
 #include "heads.cuh"
 #include "sinks.cuh"
@@ -38,7 +38,8 @@ KERNEL __launch_bounds__(32 * WARPS) importance_rows(ImportanceParams p) {
   float *x = p.qkv + (u64)row * p.heads.qkv_width + head * d, *s = shared[warp];
   RopeAngles angles;
   angles.compute(p.heads, row, lane);
-  load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
+  const float* norm = is_q ? p.heads.q_norm : p.heads.k_norm;
+  load_row(s, x, norm, norm != nullptr, p.heads.eps, d, lane);
   rotate(s, angles, d, p.heads.rotary, is_q && head % (p.n_q_heads / p.n_kv_heads) < p.heads.borrowed, lane);
   float growth = is_q ? p.growth.at(row) : 1.0f;
   for (int i = lane; i < d; i += 32) x[i] = s[i] * growth;

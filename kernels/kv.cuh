@@ -6,6 +6,10 @@
 
 #define PAGE_SLOTS 16  // as `cache::PAGE_SLOTS`
 
+// Layers whose heads and rows the view describes, where they are not those of all layers. Mirrors
+// `backend::cuda::abi::layers`.
+enum LayersOf { ALL_LAYERS, LOCAL_LAYERS, OTHER_LAYERS };
+
 // What a policy other than the eviction rule does: bits of `Kv::policy`. Mirrors
 // `backend::cuda::abi::policy`.
 enum PolicyBits {
@@ -35,9 +39,11 @@ struct Kv {
   float* dial;     // [n_seqs] what a decision must exceed to mark
   int* pinned;     // [n_tokens] whether the token that a row's decision marks is pinned
   u64 stride;      // bytes from page to page
+  // Heads of the layers of `layers_of`. Tables have `table_heads` lanes for each layer and
+  // sequence, the most of any layer; those that a layer lacks are empty.
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
-  // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's side data, a u32 each
-  // (0: the codec has none), and of the slots' metadata.
+  // Layout of a page in those layers: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's side
+  // data, a u32 each (0: the codec has none), and of the slots' metadata.
   int k_bytes, v_bytes, v_at, k_sides_at, v_sides_at, meta_at;
   // The eviction rule: see policy_dms.cuh.
   int evicts, window, previous, sinks;
@@ -51,17 +57,17 @@ struct Kv {
   int local_window, ring_len;
   // Codes of one byte, of K at least: see codec_bytes.cuh.
   u32 code_factor, code_shift, code_bits;
-  int unused;
+  int table_heads, layers_of, unused;
   // Rows that have left their lanes, where they are kept: see far.cuh. Null where they are gone.
   int* near;       // [n_layers, n_lanes, max_pages] page of every PAGE_SLOTS far rows that attention reads
   int* near_rows;  // [n_layers, n_lanes] those rows
   u16* recent;     // [n_layers, n_seqs, RECENT_QUERIES, n_q_heads, head_dim] newest queries in bf16, after RoPE
 };
-static_assert(sizeof(Kv) == 296 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+static_assert(sizeof(Kv) == 304 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
                   OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 128 && OFFSET_OF(Kv, n_layers) == 136 &&
                   OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196 &&
                   OFFSET_OF(Kv, score) == 208 && OFFSET_OF(Kv, local) == 216 && OFFSET_OF(Kv, ring_len) == 252 &&
-                  OFFSET_OF(Kv, near) == 272,
+                  OFFSET_OF(Kv, near) == 280,
               "backend::cuda::abi::View has another layout");
 
 // Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.
@@ -75,10 +81,16 @@ static_assert(sizeof(Span) == 16 && OFFSET_OF(Span, start) == 4 && OFFSET_OF(Spa
 
 // Index of a lane, one KV head of one sequence in one layer, in [n_layers, n_lanes].
 __device__ __forceinline__ int lane_index(const Kv& kv, int layer, int seq, int head) {
-  return (layer * kv.n_seqs + seq) * kv.n_kv_heads + head;
+  return (layer * kv.n_seqs + seq) * kv.table_heads + head;
 }
 
 __device__ __forceinline__ bool is_local(const Kv& kv, int layer) { return kv.local[layer / 64] >> layer % 64 & 1; }
+
+// Whether the view has the heads and rows of a layer. A launch over all layers skips the others,
+// which another launch covers.
+__device__ __forceinline__ bool describes(const Kv& kv, int layer) {
+  return kv.layers_of == ALL_LAYERS || is_local(kv, layer) == (kv.layers_of == LOCAL_LAYERS);
+}
 
 // Whether the token that a row's decision marks is pinned: never where the model's window decides.
 __device__ __forceinline__ bool is_pinned(const Kv& kv, int layer, int row) { return kv.pinned[row] && !is_local(kv, layer); }

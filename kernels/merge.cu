@@ -50,11 +50,12 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   if (p.every < 0) {
     // Rows between spans are those of another launch.
     if (!is_q || row < span.start || row >= span.start + span.len) return;
-    load_row(s, x, p.heads.q_norm, p.heads.eps, d, lane);
+    load_row(s, x, p.heads.q_norm, p.heads.q_norm != nullptr, p.heads.eps, d, lane);
     for (int i = lane; i < d; i += 32) x[i] = i == d - 1 && warp < p.heads.borrowed ? s[i] : s[i] * growth;
     return;
   }
-  load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
+  const float* norm = is_q ? p.heads.q_norm : p.heads.k_norm;
+  load_row(s, x, norm, norm != nullptr, p.heads.eps, d, lane);
   if (warp == 1 && lane == 0) weight_channel = s[d - 1];
   __syncthreads();
   if (threadIdx.x == 0) {

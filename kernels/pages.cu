@@ -114,7 +114,7 @@ __device__ __forceinline__ void estimate_pages(const DecodeParams& p, float (*ro
 
   const float* row = p.qkv + (u64)span.start * head_params.qkv_width;
   for (int h = warp; h < group; h += ESTIMATE_WARPS) {
-    load_row(rows[h], row + (head * group + h) * d, norm, head_params.eps, d, lane);
+    load_row(rows[h], row + (head * group + h) * d, norm, norm != nullptr, head_params.eps, d, lane);
     rotate(rows[h], angles, d, head_params.rotary, h < head_params.borrowed, lane);
   }
   __syncthreads();

@@ -152,8 +152,8 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans, u32* seen, const u32* toke
       atomicOr(&seen[(u64)span.seq * words + token / 32], 1u << (token % 32));
     }
     u32 live = 0, near = 0;
-    for (int j = lane; j < kv.n_layers * kv.n_kv_heads; j += 32) {
-      int row = lane_index(kv, j / kv.n_kv_heads, span.seq, j % kv.n_kv_heads);
+    for (int j = lane; j < kv.n_layers * kv.table_heads; j += 32) {
+      int row = lane_index(kv, j / kv.table_heads, span.seq, j % kv.table_heads);
       live += kv.live[row], near += kv.near ? kv.near_rows[row] : 0;
     }
     live = warp_sum(live), near = warp_sum(near);
@@ -172,7 +172,7 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans, u32* seen, const u32* toke
   if (threadIdx.x == 0) kv.counts[0] = free + back, kv.counts[1] = 0;
 }
 
-// Sequence `to` becomes a copy of `from` that shares its pages. Grid (n_kv_heads, n_layers), any
+// Sequence `to` becomes a copy of `from` that shares its pages. Grid (table_heads, n_layers), any
 // block. Copies page numbers, the ring and the scores of each lane.
 KERNEL fork(Kv kv, int from, int to) {
   after_previous();
@@ -203,7 +203,7 @@ KERNEL fork(Kv kv, int from, int to) {
   }
 }
 
-// Empties a sequence and drops its pages. Grid (n_kv_heads, n_layers), any block.
+// Empties a sequence and drops its pages. Grid (table_heads, n_layers), any block.
 KERNEL release(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
@@ -343,6 +343,7 @@ __device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const L
 KERNEL __launch_bounds__(32) compact(Kv kv, int seq, int threshold, int first_layer, int keep) {
   after_previous();
   int layer = first_layer + blockIdx.y;
+  if (!describes(kv, layer)) return;
   Lane l = lane_of(kv, layer, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row];
   Dms dms = dms_of(kv, layer, seq);

@@ -105,7 +105,7 @@ template <class Stored>
 __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, Kept kept, const Stored& stored) {
   next_may_begin();
   int lane = threadIdx.x % 32, head = blockIdx.x * APPEND_WARPS + threadIdx.x / 32;
-  if (head >= kv.n_kv_heads) return;
+  if (head >= kv.n_kv_heads || !describes(kv, first_layer + blockIdx.z)) return;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, first_layer + blockIdx.z, span.seq, head);
   Dms dms = dms_of(kv, first_layer + blockIdx.z, span.seq);

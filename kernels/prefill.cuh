@@ -12,7 +12,7 @@
 struct PrefillParams {
   Kv kv;
   void* out;               // [n, n_q_heads * head_dim], bf16 or f32
-  float* partials;         // [blocks, (D + 8) * TILE_QUERIES] softmax states of the splits
+  float* partials;         // [blocks, threads, 4 + D / PARTS / 2] softmax states of the splits, of each fragment
   int* arrivals;           // [tiles, n_kv_heads] splits that are done; 0 before and after
   const float* qkv;        // [n, qkv_width] rows after qkv_rope; only q is read
   const float* decisions;  // [n, n_kv_heads]
@@ -24,8 +24,8 @@ struct PrefillParams {
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
   const float* sinks;      // [n_q_heads] see `sink_weight`; null: none
 };
-static_assert(sizeof(PrefillParams) == 384 && OFFSET_OF(PrefillParams, out) == 296 && OFFSET_OF(PrefillParams, layer) == 348 &&
-                  OFFSET_OF(PrefillParams, unpacked) == 360,
+static_assert(sizeof(PrefillParams) == 392 && OFFSET_OF(PrefillParams, out) == 304 && OFFSET_OF(PrefillParams, layer) == 356 &&
+                  OFFSET_OF(PrefillParams, unpacked) == 368,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.
@@ -81,9 +81,10 @@ struct RowPair {
     }
   }
 
-  // Writes the normalised output of rows `query` and query + 8 of the tile. By a whole warp.
+  // Writes the normalised output of rows `query` and query + 8 of the tile, whose heads have d
+  // channels, of which these are those from `first` on, a multiple of 128. By a whole warp.
   template <class Codec>
-  __device__ __forceinline__ void write(const Codec& codec, const PrefillParams& p, const Tile& t, int query, int d) const {
+  __device__ __forceinline__ void write(const Codec& codec, const PrefillParams& p, const Tile& t, int query, int d, int first) const {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++, query += 8) {
@@ -93,10 +94,10 @@ struct RowPair {
       for (int j = 0; j < D / 8; j++) x[j][0] = acc[4 * j + 2 * h] * by, x[j][1] = acc[4 * j + 2 * h + 1] * by;
       if (Codec::ROTATED) unrotate_fragment<D>(x, d, lane);
       if (row > t.last_row) continue;
-      u64 at = ((u64)(t.span.start + row) * p.kv.n_q_heads + q_head) * d + lane % 4 * 2;
+      u64 at = ((u64)(t.span.start + row) * p.kv.n_q_heads + q_head) * d + first + lane % 4 * 2;
 #pragma unroll
       for (int j = 0; j < D / 8; j++)
-        if (8 * j < d) put2(p.out, p.out_is_bf16, at + 8 * j, x[j][0], x[j][1]);
+        if (first + 8 * j < d) put2(p.out, p.out_is_bf16, at + 8 * j, x[j][0], x[j][1]);
     }
   }
 };

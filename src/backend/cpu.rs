@@ -146,6 +146,10 @@ impl Ops for Cpu {
         }
     }
 
+    fn copy(&self, out: &mut Acts, x: &Acts, n: usize) {
+        self.rows(out, n, |out, i| out.copy_from_slice(x.row(i)));
+    }
+
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         let x = match layer.before {
             Some((norm, normed)) => {
@@ -169,12 +173,11 @@ impl Ops for Cpu {
                 multiply(y);
                 self.gated(out, y, n, maths::geglu);
             }
-            After::GeluTimes { rows, at } => {
-                multiply(out);
+            After::GeluTimes { y, rows, at } => {
+                multiply(y);
                 self.rows(out, n, |out, i| {
-                    let gates = out.to_vec();
-                    let times = &rows.row(i)[at..at + gates.len()];
-                    maths::geglu(self.isa, out, &gates, times);
+                    let times = &rows.row(i)[at..at + out.len()];
+                    maths::geglu(self.isa, out, y.row(i), times);
                 });
             }
             After::Cap(cap) => {
@@ -195,7 +198,7 @@ impl Ops for Cpu {
         } else {
             attention::attend(self, out, qkv, decisions, kv, layer, spans, rope);
             attention::count_reads(self, kv, spans);
-            if !rope.staged && rope.keys_of.is_none() {
+            if !rope.staged && !rope.lends && rope.keys_of.is_none() {
                 kv::append(kv, qkv, decisions, layer, spans);
             }
         }

@@ -20,6 +20,7 @@ mod gemv;
 mod gpu;
 mod graph;
 mod kernels;
+mod kinds;
 mod kv;
 mod library;
 mod matmul;
@@ -37,6 +38,7 @@ mod scratch;
 mod spans;
 mod tensor_map;
 mod tiles;
+mod views;
 
 use super::{
     AttentionArgs, DeltaNetArgs, Device, ExpertsArgs, KernelNeeds, KvTables, Linear, Norm, Ops, OutOfMemory, Plain,
@@ -44,7 +46,7 @@ use super::{
 };
 use crate::protocol::Token;
 use crate::tensor::Tensor;
-use abi::Arg::{F32, I32, Ptr};
+use abi::Arg::{F32, I32, Ptr, U64};
 pub use cublaslt::cublaslt;
 pub use delta::has_delta_net;
 pub use driver::{CudaOptions, free_bytes, usable};
@@ -181,10 +183,18 @@ impl Ops for Cuda {
 
     fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: Norm<'_, Self>, add: Option<f32>, n: usize) {
         let Some(factor) = add else { return matmul::rms_norm(self, out, x, norm, n) };
-        assert_eq!(factor, 1.0, "no kernel scales the residual stream");
         self.settle();
         out.holds_f32(n);
-        self.norm(out, x, 0, &norm, true, n);
+        self.norm(out, x, 0, &norm, factor, n);
+    }
+
+    fn copy(&self, out: &mut Acts, x: &Acts, n: usize) {
+        self.settle();
+        assert_eq!(out.width, x.width, "a copy of another width");
+        out.fills(n);
+        x.holds_f32(n);
+        let args = [Ptr(out.ptr()), I32(out.bf16 as i32), Ptr(x.ptr()), U64((n * x.width) as u64)];
+        self.driver.launch(Kernel::CopyValues, [(n * x.width).div_ceil(4 * BLOCK), 1, 1], BLOCK, &args);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
@@ -195,12 +205,20 @@ impl Ops for Cuda {
         self.settle();
         kv::attention(self, out, &mut args);
         if args.rope.gated {
-            delta::gate(self, out, args.qkv, &args.kv.geometry, args.spans);
+            delta::gate(self, out, args.qkv, &args.kv.geometry.of_layer(args.layer), args.spans);
         }
     }
 
-    fn commit(&self, _: &Acts, _: &Buf<f32>, kv: &mut KvTables<Self>, layer: usize, _: &[Span], _: bool) {
-        kv::commit(kv, layer);
+    fn commit(
+        &self,
+        rows: &Acts,
+        decisions: &Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        drafts: bool,
+    ) {
+        kv::commit(self, rows, decisions, kv, layer, spans, drafts);
     }
 
     fn delta_net(

@@ -28,12 +28,14 @@ pub struct KvGeometry {
     /// what reads or writes a layer asks for [its own](Self::of_layer).
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// Heads of local layers and of the others, where they differ. Host backends only.
+    /// Heads of local layers and of the others, where they differ.
     pub heads: Option<[KvHeads; 2]>,
     /// Number of sequences in the tables.
     pub n_seqs: usize,
     /// Slots per page: of the widest heads, where layers differ.
     pub page_slots: usize,
+    /// [`Pages::SAME_SLOTS`] of the backend.
+    pub same_slots: bool,
     /// Entries of one lane's page table.
     pub max_pages: usize,
     pub codec: Codec,
@@ -123,6 +125,9 @@ impl KvGeometry {
     /// Slots of a page in lanes of that many channels: narrower heads have more, so that pages of
     /// all layers have about the same size, and one pool.
     fn slots_of(&self, dim: usize) -> usize {
+        if self.same_slots {
+            return self.page_slots;
+        }
         let ratio = |more: usize, less: usize| 1 << (more / less.max(1)).max(1).ilog2().min(Self::MOST_NARROWER);
         if dim <= self.head_dim {
             self.page_slots * ratio(self.head_dim, dim)
@@ -134,8 +139,8 @@ impl KvGeometry {
     /// Binary logarithm of the most slots in place of one: a far page holds whole pages.
     const MOST_NARROWER: u32 = 1;
 
-    /// The most KV heads of a layer.
-    fn most_heads(&self) -> usize {
+    /// The most KV heads of a layer: its lanes of a sequence in tables.
+    pub fn most_heads(&self) -> usize {
         self.heads.map_or(self.n_kv_heads, |heads| heads.map(|own| own.count).into_iter().max().unwrap_or(0))
     }
 
@@ -461,7 +466,7 @@ impl<B: Pages> KvTables<B> {
     pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
         /// Number of entries written at once.
         const FILL: usize = 1 << 20;
-        geometry.max_pages = context.div_ceil(geometry.page_slots);
+        (geometry.max_pages, geometry.same_slots) = (context.div_ceil(geometry.page_slots), B::SAME_SLOTS);
         let g = geometry;
         let lanes = g.n_layers * g.n_lanes();
         let delta = |len: fn(&DeltaGeometry) -> usize| g.delta.map_or(0, |d| d.n_layers * g.n_seqs * len(&d));
@@ -500,6 +505,10 @@ impl<B: Pages> KvTables<B> {
 pub trait Pages: Device {
     /// The pages, their reference counts and the free list.
     type Pool;
+
+    /// Whether pages have as many slots in all layers, so that those of narrower heads are in part
+    /// unused. Else narrower heads have more.
+    const SAME_SLOTS: bool = false;
 
     /// Creates an empty pool that may grow to `max_pages`, for steps of up to `max_step` rows.
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory>;

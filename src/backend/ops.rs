@@ -22,9 +22,12 @@ pub struct QkvRopeArgs<'a, B: Device> {
     pub v_norm: bool,
     /// Rows of an earlier layer of the step as its attention left them, with the same `layer` in
     /// the cache. Attention then reads their K and V, and the decisions of that layer; its own
-    /// rows have q alone, and nothing is stored. That layer was [staged](Self::staged). Host
-    /// backends only.
+    /// rows have q alone, and nothing is stored. That layer [lends](Self::lends), and `qk_norm` has
+    /// its norm of k.
     pub keys_of: Option<&'a B::Acts>,
+    /// Whether later layers of the step read the rows: the cache then stays as it is until
+    /// [`Ops::commit`] at the end of the step.
+    pub lends: bool,
     /// Set for models that borrow channels of q.
     pub borrowed: Option<Borrowed>,
     /// Set for models whose decisions are read from columns after v.
@@ -50,6 +53,7 @@ impl<'a, B: Device> QkvRopeArgs<'a, B> {
             growth: None,
             v_norm: false,
             keys_of: None,
+            lends: false,
             borrowed: None,
             predictor: None,
             gated: false,
@@ -290,9 +294,10 @@ pub enum After<'a, A> {
     Swiglu(&'a mut A),
     /// SwiGLU with GELU (tanh approximation) instead of SiLU. Its scratch is [`Use::Any`].
     Geglu(&'a mut A),
-    /// `out = gelu(y) * columns`, as many columns of `rows` from `at` on. Host backends only.
-    GeluTimes { rows: &'a A, at: usize },
-    /// `out = cap * tanh(y / cap)`. Host backends only.
+    /// `out = gelu(y) * columns`, as many columns of `rows` from `at` on, with scratch for `y`.
+    /// GELU is its tanh approximation.
+    GeluTimes { y: &'a mut A, rows: &'a A, at: usize },
+    /// `out = cap * tanh(y / cap)`
     Cap(f32),
 }
 
@@ -315,10 +320,11 @@ pub trait Ops: Pages {
     }
     /// `out[i] = scale * table[tokens[i]]`
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, scale: f32, n: usize);
-    /// `out = rms_norm(x)`; with `add`, `out = add * (out + rms_norm(x))`. A factor of other than
-    /// 1, and a norm of fewer channels than a row, which is that of each run of as many, are of
-    /// host backends only.
+    /// `out = rms_norm(x)`; with `add`, `out = add * (out + rms_norm(x))`. A norm of fewer channels
+    /// than a row is that of each run of as many.
     fn rms_norm(&self, out: &mut Self::Acts, x: &Self::Acts, norm: Norm<'_, Self>, add: Option<f32>, n: usize);
+    /// `out = x`, in the precision in which `out` is stored.
+    fn copy(&self, out: &mut Self::Acts, x: &Self::Acts, n: usize);
     /// `y = x weight^T + bias`, of the norm of `x` where there is one; then what [`After`] says.
     fn linear(&self, out: &mut Self::Acts, x: &Self::Acts, layer: Linear<'_, Self>, n: usize);
     /// Attention and cache update of one layer. The input is projected rows
@@ -356,9 +362,10 @@ pub trait Ops: Pages {
     /// leave placing and storing single tokens to [`Self::advance`].
     fn attention(&self, out: &mut Self::Acts, args: AttentionArgs<'_, Self>);
     /// Step 3 of a [staged](QkvRopeArgs::staged) [`Self::attention`] for the first rows of its
-    /// spans, given by `spans` with the same starts. `rows` and `decisions` are the output of that
-    /// step. If they are `drafts`, `kv.reads` counts for spans of several rows the slots that live
-    /// once each row has its own slot. The caller then calls [`Self::advance`].
+    /// spans, given by `spans` with the same starts, or of one that [lends](QkvRopeArgs::lends),
+    /// for all rows. `rows` and `decisions` are the output of that step. If they are `drafts`,
+    /// `kv.reads` counts for spans of several rows the slots that live once each row has its own
+    /// slot. The caller then calls [`Self::advance`].
     fn commit(
         &self,
         rows: &Self::Acts,

@@ -8,8 +8,11 @@ use std::ops::RangeInclusive;
 /// Facts that decide which kernels the steps of a model launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelNeeds {
-    /// Channels of a head.
-    pub head_dim: usize,
+    /// Channels of a head in local layers and in the others.
+    pub head_dims: [usize; 2],
+    /// Whether layers have other heads than each other or read K and V of others, or values have a
+    /// norm.
+    pub varies: bool,
     /// Format of K and V in the cache.
     pub codec: Codec,
     /// Format of the weights.

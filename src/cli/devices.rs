@@ -12,6 +12,7 @@ use crate::checkpoint::{Checkpoint, DeltaNet, ModelConfig};
 use crate::codec::{Codec, FALLBACKS};
 use crate::config::{Auto, Device, Gemm, Settings};
 use crate::engine::{Estimate, estimate};
+use crate::policy::KvHeads;
 use crate::quant::{EXACT_FIRST, formats};
 use crate::quantize::convert::loaded_bytes;
 use crate::tensor::DType;
@@ -182,13 +183,6 @@ impl Target {
 
     /// Fails with the reason where this device's kernels do not support the model.
     pub fn check_model(self, c: &ModelConfig) -> Result<()> {
-        if matches!(self, Self::Cuda(_))
-            && (c.spec.global_heads.is_some() || c.spec.v_norm || c.spec.layer_inputs.is_some())
-        {
-            bail!(
-                "the CUDA backend has no kernels for heads by layer, norms of values and inputs of layers: use --device cpu"
-            );
-        }
         let has = |d: &DeltaNet| cuda::has_delta_net(d.kernel, d.key_dim, d.value_dim);
         if matches!(self, Self::Cuda(_)) && c.spec.delta_net.as_ref().is_some_and(|d| !has(d)) {
             bail!(
@@ -199,13 +193,17 @@ impl Target {
         if let (Self::Cuda(_), Some(experts)) = (self, odd) {
             bail!("experts of width {}: the CUDA backend supports multiples of 16", experts.width);
         }
-        let group = c.n_q_heads / c.n_kv_heads.max(1);
-        let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;
-        if matches!(self, Self::Cuda(_)) && !fits {
+        let group = |heads: KvHeads| c.n_q_heads / heads.count.max(1);
+        let fits = |heads: KvHeads| {
+            heads.dim <= cuda::MAX_HEAD_DIM && heads.dim.is_multiple_of(8) && group(heads) <= cuda::MAX_GROUP
+        };
+        let odd = c.lanes().map(|layer| layer.heads).find(|heads| !fits(*heads));
+        if let (Self::Cuda(_), Some(heads)) = (self, odd) {
             bail!(
-                "head_dim {} and {group} query heads per KV head: the CUDA backend supports multiples of 8 up to {}, \
+                "head_dim {} and {} query heads per KV head: the CUDA backend supports multiples of 8 up to {}, \
                  and up to {}",
-                c.head_dim,
+                heads.dim,
+                group(heads),
                 cuda::MAX_HEAD_DIM,
                 cuda::MAX_GROUP
             );

@@ -2,7 +2,7 @@
 
 use super::draft::Drafts;
 use crate::backend::KernelNeeds;
-use crate::checkpoint::{Checkpoint, ModelConfig};
+use crate::checkpoint::{Checkpoint, LayerKind, ModelConfig};
 use crate::codec::{Codec, Coder, DataFile, Heads, Rotation};
 use crate::policy::{Far, PolicyRequest};
 use crate::protocol::WhenFull;
@@ -113,8 +113,10 @@ impl EngineOptions {
     pub(super) fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
         let policy = config.policy(self.policy)?;
+        let [local, global] = [true, false].map(|local| config.heads(LayerKind { local, ..LayerKind::ATTENTION }));
         Ok(KernelNeeds {
-            head_dim: config.lanes().map(|layer| layer.heads.dim).max().unwrap_or(config.head_dim),
+            head_dims: [local.dim, global.dim],
+            varies: local != global || config.spec.v_norm || config.spec.layers.iter().any(|layer| layer.shares),
             codec: self.codec,
             weights,
             policy,

@@ -49,6 +49,7 @@ pub(super) fn geometry(c: &ModelConfig, options: &EngineOptions, policy: Policy,
         heads: (local != global).then_some([local, global]),
         n_seqs,
         page_slots: PAGE_SLOTS,
+        same_slots: false,
         max_pages: 0,
         codec: options.codec,
         policy,
@@ -70,11 +71,14 @@ fn layer_slot_bytes(layer: &LayerLanes, codec: Codec) -> u64 {
     (layer.heads.count * codec.slot_bytes(layer.heads.dim)) as u64
 }
 
-/// Bytes of a sequence in the layers that store a window, which is full, in whole pages.
+/// Bytes of a sequence in the layers that store a window, which is full, in whole pages of the
+/// widest heads: where pages have [as many slots](crate::backend::Pages::SAME_SLOTS) of narrower
+/// ones, those take as much.
 fn local_bytes(c: &ModelConfig, codec: Codec) -> u64 {
+    let widest = c.lanes().map(|layer| layer.heads.dim).max().unwrap_or(0);
     let bytes = |layer: LayerLanes| {
         let slots = layer.window?.next_multiple_of(PAGE_SLOTS);
-        Some(slots as u64 * layer_slot_bytes(&layer, codec))
+        Some((slots * layer.heads.count * codec.slot_bytes(widest)) as u64)
     };
     c.lanes().filter_map(bytes).sum()
 }

@@ -134,19 +134,22 @@ impl<B: Backend> Step<'_, B> {
             _ if !mixer.kind.decides() => (ws.qkv.of(model.qkv_width(mixer)), &mut ws.local_decisions, None),
             _ => (ws.qkv.of(model.qkv_width(mixer)), &mut ws.decisions, None),
         };
+        let lender = mixer.reads.and_then(|lender| model.layers[lender].mixer.attention()).unwrap_or(mixer);
+        let norms = mixer.qk_norm.as_ref().zip(lender.qk_norm.as_ref());
         let args = QkvRopeArgs {
-            qk_norm: mixer.qk_norm.as_ref().map(|(q, k)| [q, k]),
+            qk_norm: norms.map(|((q, _), (_, k))| [q, k]),
             rms_eps: model.config.rms_eps,
             inv_freq,
             rope_scale,
             growth: model.growth(),
             v_norm: model.config.spec.v_norm,
             keys_of,
+            lends: mixer.lends,
             borrowed: model.borrowed(policy.constant_decision()).filter(|_| mixer.reads.is_none()),
             predictor: alpha.and_then(|alpha| mixer.decisions.predictor(&ws.raw, alpha)),
             gated: model.config.spec.output_gate,
             sinks: mixer.sinks.as_ref(),
-            staged: staged || mixer.lends,
+            staged,
         };
         let att = ws.att.of(model.att_width(mixer));
         self.cache.attention(b, att, rows, decisions, mixer.index, spans, &args);
@@ -258,7 +261,8 @@ impl<B: Backend> Step<'_, B> {
         let (b, n, ws, c) = (self.b, self.n(), &mut *self.ws, &self.model.config);
         let (Some(inputs), Some(sizes)) = (&self.model.inputs, c.spec.layer_inputs) else { return };
         b.embed(&mut ws.inputs, &inputs.embed, &ws.tokens, (sizes.width as f32).sqrt(), n);
-        b.linear(&mut ws.projected_inputs, &ws.x, Linear::plain(&inputs.projection), n);
+        b.copy(&mut ws.stream, &ws.x, n);
+        b.linear(&mut ws.projected_inputs, &ws.stream, Linear::plain(&inputs.projection), n);
         // The projection is defined with a factor of 1 / sqrt(hidden), which the norm cancels but
         // for its epsilon.
         let eps = c.rms_eps * c.hidden as f32;
@@ -270,8 +274,9 @@ impl<B: Backend> Step<'_, B> {
     fn add_input(&mut self, (l, layer): (usize, &Layer<B>)) {
         let (b, n, ws, model) = (self.b, self.n(), &mut *self.ws, self.model);
         let (Some(input), Some(sizes)) = (&layer.input, model.config.spec.layer_inputs) else { return };
-        let after = After::GeluTimes { rows: &ws.inputs, at: l * sizes.width };
-        b.linear(&mut ws.gated_input, &ws.x, Linear { after, ..Linear::plain(&input.gate) }, n);
+        let after = After::GeluTimes { y: &mut ws.input_gate, rows: &ws.inputs, at: l * sizes.width };
+        b.copy(&mut ws.stream, &ws.x, n);
+        b.linear(&mut ws.gated_input, &ws.stream, Linear { after, ..Linear::plain(&input.gate) }, n);
         let norm = model.norm(l, &input.norm, &mut ws.non_finite);
         let projection = Linear::plain(&input.projection);
         add(b, [&mut ws.x, &mut ws.proj], &ws.gated_input, projection, Some(norm), layer.scale, n);

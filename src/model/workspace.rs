@@ -47,6 +47,10 @@ pub struct Workspace<B: Backend> {
     pub(super) inputs: B::Acts,
     pub(super) projected_inputs: B::Acts,
     pub(super) gated_input: B::Acts,
+    /// The gate of a layer's input `[max_tokens, width]`, and the residual stream as the matmuls
+    /// around inputs read it `[max_tokens, hidden]`; empty too.
+    pub(super) input_gate: B::Acts,
+    pub(super) stream: B::Acts,
     /// Scratch of experts, if layers have them.
     pub(super) experts: Option<ExpertRows<B>>,
     /// Of experts beside a dense block `[max_tokens, hidden]`: the normed output of the block, the
@@ -111,7 +115,7 @@ fn constant<B: Backend>(b: &B, len: usize) -> Result<B::Buf<f32>, OutOfMemory> {
 pub fn step_token_bytes(c: &ModelConfig) -> usize {
     let widths: usize = c.attention_widths().into_iter().flatten().sum();
     let ffns: usize = c.dense_ffns().into_iter().sum();
-    let inputs = c.spec.layer_inputs.map_or(0, |inputs| (2 * c.n_layers + 1) * inputs.width);
+    let inputs = c.spec.layer_inputs.map_or(0, |inputs| (2 * c.n_layers + 2) * inputs.width + c.hidden);
     let lent: usize = (0..c.n_layers).filter(|&l| c.lends(l)).map(|l| c.qkv_width(c.layer(l))).sum();
     let delta = c.spec.delta_net.map_or(0, |d| d.channels() + 2 * d.value_width() + 2 * d.value_heads);
     let of_experts = |e: Experts| e.all() + e.passed() * (4 + 3 * e.width + c.hidden);
@@ -177,6 +181,9 @@ impl<B: Backend> Workspace<B> {
         };
         let input = c.spec.layer_inputs.map_or(0, |inputs| inputs.width);
         let inputs = c.n_layers * input;
+        let of_stream =
+            [with_input(|l| &l.gate), model.inputs.iter().map(|inputs| &inputs.projection).collect::<Vec<_>>()]
+                .concat();
         let around_gate_up = [&of_h[..], &of_act].concat();
         // SwiGLU is the only gate that backends fuse.
         let of_gate_up = || match c.spec.activation {
@@ -227,6 +234,8 @@ impl<B: Backend> Workspace<B> {
             inputs: b.acts(rows, inputs, Use::Any)?,
             projected_inputs: b.acts(rows, inputs, Use::Any)?,
             gated_input: b.acts(rows, input, Use::Input(&with_input(|l| &l.projection)))?,
+            input_gate: b.acts(rows, input, Use::Any)?,
+            stream: b.acts(rows, if input > 0 { c.hidden } else { 0 }, Use::Input(&of_stream))?,
             delta_rows: b.acts(delta_rows, delta_columns, Use::Any)?,
             delta_gates: b.acts(delta_rows, gate_columns, Use::Any)?,
             delta_out: b.acts(delta_rows, delta_width(DeltaNet::value_width), Use::Input(&of_delta))?,

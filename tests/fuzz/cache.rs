@@ -30,6 +30,7 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         heads: None,
         n_seqs: 2,
         page_slots: 16,
+        same_slots: false,
         max_pages: 0,
         codec: Codec::Int8,
         policy: Policy::Dms(rule),

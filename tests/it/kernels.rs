@@ -95,7 +95,8 @@ fn the_kernels_of_the_host_are_those_of_the_archive() {
 /// What a plain model with heads of 128 needs.
 pub fn needs(policy: Policy) -> KernelNeeds {
     KernelNeeds {
-        head_dim: 128,
+        head_dims: [128; 2],
+        varies: false,
         codec: Codec::Bf16,
         weights: Weights::Bf16,
         policy,
@@ -130,15 +131,21 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
 /// refused.
 #[test]
 fn wide_heads_have_files_of_their_own() {
-    let needs = |head_dim, policy| KernelNeeds { head_dim, codec: Codec::Int8, drafts: true, ..needs(policy) };
+    let needs =
+        |head_dim, policy| KernelNeeds { head_dims: [head_dim; 2], codec: Codec::Int8, drafts: true, ..needs(policy) };
     let files = |head_dim| {
         let needed = SOURCES.iter().filter(move |s| s.is_needed((9, 0), &needs(head_dim, Policy::Dense)));
         needed.map(|s| s.name).filter(|name| name.starts_with("attend") || name.starts_with("rope"))
     };
     assert_eq!(files(128).collect::<Vec<_>>(), ["attend", "attend_drafts", "attend_wgmma", "rope"]);
     assert_eq!(files(136).collect::<Vec<_>>(), ["attend_256", "attend_tiles_256", "rope"]);
+    assert_eq!(files(512).collect::<Vec<_>>(), ["attend_tiles_512", "rope_512"]);
     let tova = Policy::Tova(Tova { budget: Budget::Slots(64) });
     assert!(check_needs(&needs(256, Policy::Dense)).is_ok() && check_needs(&needs(128, tova)).is_ok());
+    let varied = KernelNeeds { head_dims: [256, 512], varies: true, ..needs(128, Policy::Dense) };
+    let of_both = SOURCES.iter().filter(|s| s.is_needed((9, 0), &varied)).map(|s| s.name);
+    let of_both = of_both.filter(|name| name.starts_with("attend") || name.starts_with("rope"));
+    assert_eq!(of_both.collect::<Vec<_>>(), ["attend_256", "attend_tiles_256", "attend_tiles_512", "rope", "rope_512"]);
     let refused = check_needs(&needs(256, tova)).unwrap_err().to_string();
     assert!(refused.starts_with("policy tova: ") && refused.contains("this model's have 256"), "{refused}");
 }

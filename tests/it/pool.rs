@@ -64,6 +64,7 @@ impl Bench {
             heads: None,
             n_seqs: N_SEQS,
             page_slots: 4,
+            same_slots: false,
             max_pages: 0,
             codec,
             policy,

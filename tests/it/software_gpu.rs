@@ -44,8 +44,7 @@ fn an_answer_is_that_of_the_cpu() {
 fn each_family_answers_as_on_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
     // No token of the answers is a near tie, which rounding would decide.
-    let runs = |name: &&str| !name.starts_with("gemma4");
-    for name in families::FAMILIES.into_iter().filter(runs) {
+    for name in families::FAMILIES {
         let home = tempfile::tempdir().unwrap();
         let [folder, file] = families::written(name, home.path());
         let answer = |device, model: &Path| {
@@ -62,15 +61,45 @@ fn each_family_answers_as_on_the_cpu() {
     }
 }
 
+/// Layers with other heads than each other, some of which read K and V of others: eviction in
+/// chunks, single tokens and drafts. No token of the answers is a near tie.
 #[test]
-fn a_model_without_kernels_is_refused_in_one_line() {
+fn heads_by_layer_evict_and_draft_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let cases = [
+        ("gemma4", "48", "bf16"),
+        ("gemma4_wide", "64", "bf16"),
+        ("gemma4_wide", "64", "int8"),
+        ("gemma4_wide", "64", "k8v4"),
+        ("gemma4_experts", "48", "bf16"),
+    ];
+    for (name, budget, kv) in cases {
+        let home = tempfile::tempdir().unwrap();
+        let [folder, _] = families::written(name, home.path());
+        let question = "a long story, ".repeat(6);
+        let answer = |device, draft| {
+            let args = ["-p", &question, "--temperature", "0", "--max-tokens", "16", "--json", "--device", device];
+            let cache = ["--policy", "window", "--budget", budget, "--kv", kv, "--draft", draft, "-m"];
+            dmschat(gpu, &[], &[&args[..], &cache, &[folder.to_str().unwrap()]].concat()).json()
+        };
+        let (wanted, got, drafted) = (answer("cpu", "off"), answer("cuda", "off"), answer("cuda", "lookup"));
+        assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &wanted["answer"]), "{name} {kv}");
+        assert_eq!(drafted["answer"], wanted["answer"], "{name} {kv}: drafts");
+        for key in ["live", "live_slots", "dense_slots", "live_bytes", "reads", "peak_slots"] {
+            assert_eq!(got["kv"][key], wanted["kv"][key], "{name} {kv}: {key}");
+        }
+    }
+}
+
+#[test]
+fn far_pages_of_layers_with_other_heads_are_refused_in_one_line() {
     let Some(gpu) = software_gpu() else { return };
     let home = tempfile::tempdir().unwrap();
-    let [folder, _] = families::written("gemma4", home.path());
-    let args = ["-p", "hello", "--device", "cuda", "-m", folder.to_str().unwrap()];
-    let Said { code, stdout, stderr } = dmschat(gpu, &[], &args);
+    let [folder, _] = families::written("gemma4_wide", home.path());
+    let args = ["-p", "hello", "--device", "cuda", "--far", "1GiB", "--policy", "window", "--budget", "64", "-m"];
+    let Said { code, stdout, stderr } = dmschat(gpu, &[], &[&args[..], &[folder.to_str().unwrap()]].concat());
     assert!(code != 0 && stdout.is_empty() && stderr.lines().count() == 1, "{stderr}");
-    assert!(stderr.contains("the CUDA backend has no kernels for heads by layer"), "{stderr}");
+    assert!(stderr.contains("--far: on a GPU it needs layers with the same heads"), "{stderr}");
 }
 
 /// Far pages are chosen in the prompt and in the answer, single tokens and drafts attend to them.

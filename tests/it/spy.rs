@@ -309,6 +309,10 @@ impl Ops for Spy {
         self.cpu.rms_norm(out, x, norm, add, n);
     }
 
+    fn copy(&self, out: &mut Acts, x: &Acts, n: usize) {
+        self.cpu.copy(out, x, n);
+    }
+
     fn linear(&self, out: &mut Acts, x: &Acts, layer: Linear<'_, Self>, n: usize) {
         let bias = layer.bias.map(|b| b.borrow());
         let mut before = layer
@@ -342,6 +346,7 @@ impl Ops for Spy {
             growth: rope.growth,
             v_norm: rope.v_norm,
             keys_of: rope.keys_of,
+            lends: rope.lends,
             borrowed: rope.borrowed,
             predictor,
             gated: rope.gated,

@@ -158,6 +158,10 @@ pub struct Kv {
     pub code_factor: u32,
     pub code_shift: u32,
     pub code_bits: u32,
+    /// Lanes of a layer and sequence in tables, and the layers that the heads and rows above are
+    /// of: one of [`layers`].
+    pub table_heads: i32,
+    pub layers_of: i32,
     pub unused: i32,
     /// Rows that have left their lanes, and the newest queries: `far.cuh`. All 0 where those rows
     /// are gone.
@@ -165,7 +169,7 @@ pub struct Kv {
     pub near_rows: u64,
     pub recent: u64,
 }
-layout!(Kv: 296 {
+layout!(Kv: 304 {
     table: 8,
     staged: 88,
     reads: 96,
@@ -177,8 +181,15 @@ layout!(Kv: 296 {
     score: 208,
     local: 216,
     ring_len: 252,
-    near: 272,
+    near: 280,
 });
+
+/// Layers that a view describes: `LayersOf` in `kv.cuh`.
+pub mod layers {
+    pub const ALL: i32 = 0;
+    pub const LOCAL: i32 = 1;
+    pub const OTHERS: i32 = 2;
+}
 
 /// Behaviour of a policy other than the eviction rule: `PolicyBits` in `kv.cuh`.
 pub mod policy {
@@ -213,7 +224,7 @@ pub struct HeadParams {
     pub copies: i32,
     pub qkv_width: i32,
     pub rotary: i32,
-    pub unused: i32,
+    pub v_norm: i32,
 }
 layout!(HeadParams: 104 { eps: 24, columns: 48, qkv_width: 92 });
 
@@ -244,8 +255,12 @@ pub struct DecodeParams {
     pub span_of_row: u64,
     pub kept: Kept,
     pub sinks: u64,
+    /// Rows whose K and V are attended to.
+    pub keys: u64,
+    pub keys_width: i32,
+    pub unused: i32,
 }
-layout!(DecodeParams: 536 { heads: 296, out: 400, layer: 460, logits: 472 });
+layout!(DecodeParams: 560 { heads: 304, out: 408, layer: 468, logits: 480, keys: 544 });
 
 /// Parameters of `attend_tiles.cuh` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -267,7 +282,7 @@ pub struct PrefillParams {
     pub first_staged: i32,
     pub sinks: u64,
 }
-layout!(PrefillParams: 384 { out: 296, layer: 348, unpacked: 360 });
+layout!(PrefillParams: 392 { out: 304, layer: 356, unpacked: 368 });
 
 /// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -283,8 +298,12 @@ pub struct RopeParams {
     pub rows: i32,
     pub layer: i32,
     pub kept: Kept,
+    /// Rows whose K and V are prepared already; 0: those of `qkv`.
+    pub keys: u64,
+    pub keys_width: i32,
+    pub unused: i32,
 }
-layout!(RopeParams: 456 { heads: 296, qkv: 400, kept: 440 });
+layout!(RopeParams: 480 { heads: 304, qkv: 408, kept: 448, keys: 464 });
 
 /// Where rows are staged until they are committed: `Kept` in `kv.cuh`. The default is nowhere.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]

@@ -30,28 +30,30 @@ pub fn has_experts(hidden: usize, width: usize) -> bool {
 /// [`Ops::experts`](super::Ops::experts)
 pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_, Cuda>, n: usize) {
     cuda.settle();
-    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, rows, .. } = args;
+    let ExpertsArgs { router, gate_up, down, per_token, normalized, shared, clamped, beside, rows, .. } = args;
     let [of_router, of_gate_up, of_down] =
         [args.router_bias, args.gate_up_bias, args.down_bias].map(|bias| Ptr(bias.map_or(0, Buf::ptr)));
     let (count, k) = (router.rows, per_token + usize::from(shared));
     let pairs = n * k;
     assert_eq!([h.width, x.width, rows.out.width], [router.cols; 3], "columns of experts");
-    assert!(args.beside.is_none(), "experts beside a dense block have no kernels");
     assert!(has_experts(gate_up.cols, down.cols), "experts of {} columns have no kernels", down.cols);
     [(&*x, n), (&rows.logits, n), (&rows.gate_up, pairs), (&rows.out, pairs)]
         .iter()
         .for_each(|(acts, rows)| acts.holds_f32(*rows));
-    h.holds(n);
+    let router_input = beside.as_ref().map_or(h, |beside| beside.router_input);
+    [h, router_input].iter().for_each(|acts| acts.holds(n));
     let int = |n: usize| I32(n as i32);
     let [order, place, starts] = [0, pairs, 2 * pairs].map(|at| rows.order.from(at));
     let [chosen, weights] = [rows.chosen.ptr(), rows.weights.ptr()];
     let Stored::Plain(dtype) = router.stored else { panic!("a router is not packed") };
-    let from = [Ptr(rows.logits.ptr()), Ptr(h.ptr()), I32(h.bf16 as i32), Ptr(router.ptr()), of_router];
+    let input = [Ptr(router_input.ptr()), I32(router_input.bf16 as i32)];
+    let from = [&[Ptr(rows.logits.ptr())][..], &input, &[Ptr(router.ptr()), of_router]].concat();
     let sizes = [I32(dtype_number(dtype)), int(count), int(router.cols)];
     let blocks = count.div_ceil(ROUTE_THREADS / 32);
     cuda.driver.launch(Kernel::Route, [blocks, n, 1], ROUTE_THREADS, &[&from[..], &sizes].concat());
     let chosen_of = [int(count - usize::from(shared)), int(per_token), I32(normalized as i32), I32(shared as i32)];
-    let choice = [&[Ptr(chosen), Ptr(weights), Ptr(rows.logits.ptr())][..], &chosen_of].concat();
+    let factors = Ptr(beside.as_ref().map_or(0, |beside| beside.factors.ptr()));
+    let choice = [&[Ptr(chosen), Ptr(weights), Ptr(rows.logits.ptr()), factors][..], &chosen_of].concat();
     cuda.driver.launch(Kernel::ChooseExperts, [n, 1, 1], CHOOSE_THREADS, &choice);
     let sort = [Ptr(order), Ptr(place), Ptr(starts), Ptr(chosen), int(count), int(pairs)];
     cuda.driver.launch(Kernel::SortExperts, [1, 1, 1], SORT_THREADS, &sort);
@@ -70,10 +72,15 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
         cuda.driver.launch(kernel, [out.width / TILE_ROWS, tiles, 1], GEMM_THREADS, &[&operands[..], &sizes].concat());
     };
     multiply(&rows.gate_up, h, gate_up, of_gate_up, order);
-    let gate = if clamped { Gate::Clamped } else { Gate::Silu };
+    let gate = match (clamped, &beside) {
+        (true, _) => Gate::Clamped,
+        (_, Some(_)) => Gate::Gelu,
+        _ => Gate::Silu,
+    };
     gemm::glu(cuda, &mut rows.act, 0, &rows.gate_up, pairs, gate);
     multiply(&rows.out, &rows.act, down, of_down, 0);
-    let sum = [Ptr(x.ptr()), Ptr(rows.out.ptr()), Ptr(weights), Ptr(place), int(k), int(x.width)];
+    let sizes = [int(k), int(x.width), I32(beside.is_some() as i32)];
+    let sum = [&[Ptr(x.ptr()), Ptr(rows.out.ptr()), Ptr(weights), Ptr(place)][..], &sizes].concat();
     cuda.driver.launch(Kernel::AddExperts, [x.width.div_ceil(BLOCK), n, 1], BLOCK, &sum);
 }
 

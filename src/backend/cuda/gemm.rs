@@ -138,7 +138,21 @@ pub(super) fn glu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: 
     out.fills(first + m);
     gate_up.holds_f32(m);
     let width = I32(out.width as i32);
-    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width, I32(gate as i32)];
+    let (up, stride) = (gate_up.ptr() + (out.width * size_of::<f32>()) as u64, I32(2 * out.width as i32));
+    let from = [Ptr(gate_up.ptr()), Ptr(up), stride, stride];
+    let args = [&[Ptr(out.row(first)), I32(out.bf16 as i32)][..], &from, &[width, width, I32(gate as i32)]].concat();
+    cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
+}
+
+/// `out = gelu(y) * columns` of `m` rows, as many columns of `rows` from `at` on.
+pub(super) fn gelu_times(cuda: &Cuda, out: &mut Acts, y: &Acts, rows: &Acts, at: usize, m: usize) {
+    out.fills(m);
+    [y, rows].iter().for_each(|acts| acts.holds_f32(m));
+    assert!(y.width == out.width && at + out.width <= rows.width, "{} columns from {at} on", out.width);
+    let columns = rows.ptr() + (at * size_of::<f32>()) as u64;
+    let [width, of_y, of_rows] = [out.width, y.width, rows.width].map(|n| I32(n as i32));
+    let from = [Ptr(y.ptr()), Ptr(columns), of_y, of_rows];
+    let args = [&[Ptr(out.ptr()), I32(out.bf16 as i32)][..], &from, &[width, width, I32(Gate::Gelu as i32)]].concat();
     cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
 }
 

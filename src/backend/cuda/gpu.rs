@@ -85,14 +85,18 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
-    /// Computes `x += more` if `more` is not 0 (an address), then `out = rms_norm(x)`, or with
-    /// `add`, `out += rms_norm(x)`.
-    pub(super) fn norm(&self, out: &mut Acts, x: &Acts, more: u64, norm: &Norm<'_, Self>, add: bool, n: usize) {
+    /// Computes `x += more` if `more` is not 0 (an address), then `out = rms_norm(x)`, or if `add`
+    /// is not 0, `out = add * (out + rms_norm(x))`. Rows are normed in runs of the norm's width.
+    pub(super) fn norm(&self, out: &mut Acts, x: &Acts, more: u64, norm: &Norm<'_, Self>, add: f32, n: usize) {
         out.fills(n);
         x.holds_f32(n);
+        let width = norm.weight.len();
+        assert!(x.width.is_multiple_of(width) && out.width == x.width, "a norm of {width} of {} columns", x.width);
+        let image = if width == x.width { out.image_to_fill(n) } else { 0 };
+        let n = n * (x.width / width);
         let args = [
             Ptr(out.ptr()),
-            Ptr(out.image_to_fill(n)),
+            Ptr(image),
             I32(out.bf16 as i32),
             Ptr(x.ptr()),
             Ptr(more),
@@ -100,10 +104,10 @@ impl Cuda {
             F32(norm.eps),
             I32(norm.layer as i32),
             Ptr(norm.non_finite.ptr()),
-            I32(x.width as i32),
-            I32(add as i32),
+            I32(width as i32),
+            F32(add),
         ];
-        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], norm_threads(x.width, n), &args);
+        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], norm_threads(width, n), &args);
     }
 }
 

@@ -29,12 +29,14 @@ pub const PDL_TARGET: usize = 2;
 pub(super) const BLOCK: usize = 256;
 
 /// Largest head and group that the attention kernels are instantiated for.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 512;
+/// Largest head that decode attention is instantiated for; tokens with wider heads go in tiles.
+pub const MAX_DECODE_HEAD_DIM: usize = 256;
 
 pub const MAX_GROUP: usize = 8;
 /// Channels of a head that a kernel instance has room for. Heads wider than [`USUAL_HEAD_DIM`] have
 /// their own files.
-const HEAD_DIMS: [usize; 3] = [64, USUAL_HEAD_DIM, MAX_HEAD_DIM];
+const HEAD_DIMS: [usize; 4] = [64, USUAL_HEAD_DIM, MAX_DECODE_HEAD_DIM, MAX_HEAD_DIM];
 pub const USUAL_HEAD_DIM: usize = 128;
 
 /// Channels that the instance for a head size has room for.
@@ -45,7 +47,8 @@ pub fn padded(head_dim: usize) -> usize {
 /// Refuses policies without kernels for the model's heads, and codes of files without kernels for
 /// experts.
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
-    let KernelNeeds { head_dim, policy, weights, experts, growth, .. } = *needs;
+    let KernelNeeds { varies, policy, weights, experts, growth, far, .. } = *needs;
+    let head_dim = needs.head_dims.into_iter().max().unwrap_or(0);
     anyhow::ensure!(
         !experts || !weights.keeps_codes(),
         "weights own: on a GPU experts have no kernels for the codes of GGUF files; use --weights int8 or int4, or --device cpu"
@@ -66,6 +69,16 @@ pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
         "policy {}: on a GPU it needs heads of at most {USUAL_HEAD_DIM} channels, and this model's have {head_dim}; use \
          --policy dms, window or dense, or --device cpu",
         policy.name()
+    );
+    anyhow::ensure!(
+        !varies || !other,
+        "policy {}: on a GPU it needs layers with the same heads, and values without norms; use --policy dms, window or \
+         dense, or --device cpu",
+        policy.name()
+    );
+    anyhow::ensure!(
+        !varies || !far,
+        "--far: on a GPU it needs layers with the same heads, and values without norms; use --far off or --device cpu"
     );
     Ok(())
 }
@@ -119,10 +132,12 @@ impl Source {
     /// Whether the steps of a model launch kernels of this file, on a GPU of that compute
     /// capability. Files that only other shapes need are loaded at their first use.
     pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
-        let KernelNeeds { head_dim, codec, weights, policy, far, delta_net, experts, growth, drafts } = *needs;
+        let KernelNeeds { head_dims, codec, weights, policy, far, delta_net, experts, growth, drafts, .. } = *needs;
         let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
-        let (wgmma, wide) = (hopper && head_dim == 128 && Rows::of(codec).has_wgmma(), head_dim > USUAL_HEAD_DIM);
+        let wgmma = |head_dim: usize| hopper && head_dim == 128 && Rows::of(codec).has_wgmma();
+        let any = |of: &dyn Fn(usize) -> bool| head_dims.into_iter().any(of);
+        let (usual, wide) = (any(&|dim| dim <= USUAL_HEAD_DIM), any(&|dim| padded(dim) == MAX_DECODE_HEAD_DIM));
         match self.name {
             // Weights that are not bf16 or have odd widths, packed weights if blocks have little
             // shared memory, and training.
@@ -130,18 +145,20 @@ impl Source {
             "delta_net" => delta_net,
             "experts" => experts,
             // As `kv::decode_kernel` chooses them.
-            "attend" => !scored && !paged && !far && !wide,
-            "attend_drafts" => drafts && policy.stages() && !far && !wide,
+            "attend" => !scored && !paged && !far && usual,
+            "attend_drafts" => drafts && policy.stages() && !far && usual,
             "attend_256" | "attend_tiles_256" => wide,
+            "attend_tiles_512" | "rope_512" => any(&|dim| dim > MAX_DECODE_HEAD_DIM),
+            "rope" => any(&|dim| dim <= MAX_DECODE_HEAD_DIM),
             "attend_choice" => scored || paged,
-            "attend_far" => far && !wide,
+            "attend_far" => far && usual,
             "far" => far,
             "place_scores" => scored,
             "pages" => paged,
             "merge" => growth || policy.merging().is_some(),
             file if has_kernels_of_formats(file) => weights.has_kernels(file),
-            "attend_wgmma" => wgmma,
-            "attend_tiles" => !wgmma && !wide,
+            "attend_wgmma" => any(&wgmma),
+            "attend_tiles" => any(&|dim| dim <= USUAL_HEAD_DIM && !wgmma(dim)),
             _ => true,
         }
     }
@@ -291,9 +308,13 @@ kernels! {
     Embed "embed"
     /// Operations of prefill on rows before attention.
     QkvRope "qkv_rope"
+    /// The same for heads of more than 256 channels.
+    QkvRopeWidest "qkv_rope_512"
     Add "add"
     RmsNorm "rms_norm"
     Glu "glu"
+    Cap "cap"
+    CopyValues "copy_values"
     /// In f32, with the weight's dtype as an argument: up to eight rows, any number.
     GemvPlain "gemv_plain"
     Gemm "gemm"
@@ -403,9 +424,9 @@ impl Kernel {
         all.extend(WGMMA_ROWS.map(AttendWgmma));
         for rows in Rows::ALL {
             all.extend([Mode::Choice, Mode::Drafts, Mode::Far].map(|mode| Attend(mode, USUAL_HEAD_DIM, rows)));
-            for head_dim in HEAD_DIMS {
-                all.extend([AttendTiles(head_dim, rows), Attend(Mode::Ordinary, head_dim, rows)]);
-            }
+            all.extend(HEAD_DIMS.map(|head_dim| AttendTiles(head_dim, rows)));
+            let decodes = HEAD_DIMS.into_iter().filter(|head_dim| *head_dim <= MAX_DECODE_HEAD_DIM);
+            all.extend(decodes.map(|head_dim| Attend(Mode::Ordinary, head_dim, rows)));
         }
         all
     }

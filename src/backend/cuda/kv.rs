@@ -1,4 +1,4 @@
-//! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
+//! The KV cache's ops: the launches of each op.
 
 use super::super::{
     AttentionArgs, KvGeometry, KvTables, OutOfMemory, Pages, PoolStats, PresenceCounts, QkvRopeArgs, Span,
@@ -6,16 +6,17 @@ use super::super::{
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, HeadParams, Kept, PrefillParams, RopeParams};
 use super::delta;
-use super::far_rows::FarRows;
 use super::gpu::Cuda;
-use super::kernels::{BLOCK, Kernel, Mode, Rows, USUAL_HEAD_DIM, padded};
+use super::kernels::{BLOCK, Kernel, MAX_DECODE_HEAD_DIM, Mode, Rows, USUAL_HEAD_DIM, padded};
+use super::kinds::Kind;
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages::Choices;
 use super::pool::Pool;
 use super::spans::{Shape, Staged};
 use super::tiles::{DECODE_THREADS, attend_wgmma, decode_kernel, tile_queries, unpacks};
-use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
+use super::views::{view, view_of};
+use crate::policy::SlotMeta;
 use crate::protocol::{LaneFilter, Token};
 use std::ops::Range;
 
@@ -36,92 +37,10 @@ const PLACE_THREADS: usize = 1024;
 const UNPACK_THREADS: usize = 256;
 const UNPACK_BLOCKS_PER_SM: usize = 4;
 
-pub(super) fn view(kv: &KvTables<Cuda>) -> abi::Kv {
-    let (local, local_window) = kv.geometry.local.bits();
-    let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
-    let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
-    let [code_factor, code_shift, code_bits] = g.codec.byte_codes();
-    let [near, near_rows, recent] = kv.pool.far.as_ref().map_or([0; 3], FarRows::tables);
-    abi::Kv {
-        pages: kv.pool.base(),
-        table: kv.page_table.ptr(),
-        live: kv.live.ptr(),
-        ring: kv.ring.ptr(),
-        seq_len: kv.seq_len.ptr(),
-        eviction: kv.eviction.ptr(),
-        slots: kv.slots.ptr(),
-        refs: kv.pool.refs.ptr(),
-        free_list: kv.pool.free_list.ptr(),
-        returned: kv.pool.returned.ptr(),
-        counts: kv.pool.counts.ptr(),
-        staged: kv.pool.staged.ptr(),
-        reads: kv.reads.ptr(),
-        peak: kv.peak.ptr(),
-        dial: kv.dial.ptr(),
-        pinned: kv.pinned.ptr(),
-        stride: kv.pool.stride as u64,
-        n_layers: g.n_layers as i32,
-        n_q_heads: g.n_q_heads as i32,
-        n_kv_heads: g.n_kv_heads as i32,
-        head_dim: g.head_dim as i32,
-        n_seqs: g.n_seqs as i32,
-        max_pages: g.max_pages as i32,
-        k_bytes: page.slot.k_bytes as i32,
-        v_bytes: page.slot.v_bytes as i32,
-        v_at: page.v_at as i32,
-        k_sides_at: sides(page.k_side_at),
-        v_sides_at: sides(page.v_side_at),
-        meta_at: page.meta_at as i32,
-        evicts: rule.is_some() as i32,
-        window: rule.map_or(0, |r| r.window as i32),
-        previous: rule.is_some_and(|r| r.shift == Shift::Previous) as i32,
-        sinks: rule.map_or(0, |r| r.sinks as i32),
-        policy: policy_bits(&g.policy),
-        budget: budget(&g.policy),
-        score: if g.policy.scored().is_some() { kv.score.ptr() } else { 0 },
-        local,
-        local_window: local_window as i32,
-        ring_len: g.ring_len() as i32,
-        code_factor,
-        code_shift,
-        code_bits,
-        unused: 0,
-        near,
-        near_rows,
-        recent,
-    }
-}
-
-/// Behaviour of a policy other than the eviction rule, as bits for the kernels.
-fn policy_bits(policy: &Policy) -> i32 {
-    let mut bits = if policy.quest().is_some() { abi::policy::READS_PAGES } else { 0 };
-    if let Some(rule) = policy.scored() {
-        let of = |bit, set: bool| if set { bit } else { 0 };
-        bits |= abi::policy::SCORES;
-        bits |= of(abi::policy::BY_LAYER, rule.scope == Scope::Layer);
-        bits |= of(abi::policy::SUMS_SCORES, rule.history == History::Sum);
-        bits |= of(abi::policy::KEEPS_NEWEST, rule.keeps_newest);
-    }
-    bits
-}
-
-/// A policy's budget as kernels take it: `budget_at` in `kv.cuh`.
-fn budget(policy: &Policy) -> i32 {
-    let bounded = |n: usize| n.min(i32::MAX as usize) as i32;
-    match policy.budget() {
-        None => 0,
-        Some(Budget::Slots(slots)) => bounded(slots),
-        Some(Budget::Ratio(units)) => -bounded(units as usize),
-    }
-}
-
 /// Attention of any step, but for the output gate.
 pub(super) fn attention(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     let AttentionArgs { kv: KvTables { geometry: g, .. }, layer, spans, rope, .. } = args;
-    // Wide heads have no instance that reads near rows; their tokens are tiles of one row, in all
-    // layers, because appending is of all layers.
-    let reads_near = !g.keeps_far() || g.head_dim <= USUAL_HEAD_DIM;
-    if !rope.staged && reads_near && spans.iter().all(|s| s.len == 1) || g.policy.scored().is_some() {
+    if !rope.staged && is_fused(g, *layer, spans) {
         return decode(cuda, out, args);
     }
     if g.policy.quest().is_some() {
@@ -141,6 +60,17 @@ pub(super) fn attention(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_
     prefill(cuda, out, args);
 }
 
+/// Whether a step that is not staged runs decode attention in a layer, which leaves its tokens to
+/// [`append`].
+fn is_fused(g: &KvGeometry, layer: usize, spans: &[Span]) -> bool {
+    // The widest heads have no instance, and wide ones none that reads near rows; their tokens are
+    // tiles of one row. With far rows they are so in all layers, because appending is of all layers
+    // of a kind.
+    let dim = g.layer(layer).heads.dim;
+    let has_instance = dim <= MAX_DECODE_HEAD_DIM && (!g.keeps_far() || dim <= USUAL_HEAD_DIM);
+    has_instance && spans.iter().all(|s| s.len == 1) || g.policy.scored().is_some()
+}
+
 /// The same arguments for some of the spans.
 fn of_spans<'a>(args: &'a mut AttentionArgs<'_, Cuda>, spans: &'a [Span]) -> AttentionArgs<'a, Cuda> {
     let AttentionArgs { qkv, decisions, kv, layer, rope, .. } = args;
@@ -151,7 +81,7 @@ fn of_spans<'a>(args: &'a mut AttentionArgs<'_, Cuda>, spans: &'a [Span]) -> Att
 /// rows before it in its span.
 fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
     let sees_all = g.policy_of(layer).rule().is_none_or(|rule| rule.window >= g.staged_rows);
-    sees_all && g.head_dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots && g.far_of(layer).is_none()
+    sees_all && g.layer(layer).heads.dim <= USUAL_HEAD_DIM && g.staged_rows <= g.page_slots && g.far_of(layer).is_none()
 }
 
 /// Fused attention of a staged step. Rows attend like decode tokens, to stored slots and to the
@@ -159,9 +89,9 @@ fn reads_staged(g: &KvGeometry, layer: usize) -> bool {
 fn staged(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     assert!(args.kv.geometry.policy.merging().is_none(), "staged rows are not merged");
     let heads = merge::prepare(cuda, args);
-    let (shape, g, pool) = (cuda.send(args.spans), &args.kv.geometry, &args.kv.pool);
+    let (shape, g, pool) = (cuda.send(args.spans), &args.kv.geometry.of_layer(args.layer), &args.kv.pool);
     out.fills(shape.n_rows);
-    pool.staged_layers.take();
+    unstage(args.kv, args.layer);
     let params = decode_params(args, heads, out, &shape);
     let kernel = Kernel::Attend(Mode::Drafts, USUAL_HEAD_DIM, Rows::of(g.codec));
     let grid = [decode_blocks(pool, g, shape.n_rows), shape.n_rows, 1];
@@ -170,11 +100,11 @@ fn staged(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
 
 /// The parameters of decode attention.
 fn decode_params(args: &AttentionArgs<'_, Cuda>, heads: HeadParams, out: &Acts, shape: &Shape) -> DecodeParams {
-    let AttentionArgs { qkv, decisions, kv, layer, .. } = args;
-    let (g, pool) = (&kv.geometry, &kv.pool);
+    let AttentionArgs { qkv, decisions, kv, layer, rope, .. } = args;
+    let (g, pool, keys) = (&kv.geometry.of_layer(*layer), &kv.pool, rope.keys_of.unwrap_or(qkv));
     let [chosen, chosen_slots] = pool.choices.as_ref().map_or([0; 2], Choices::lists);
     DecodeParams {
-        kv: view(kv),
+        kv: view_of(kv, *layer),
         heads,
         out: out.ptr(),
         states: pool.states.ptr(),
@@ -192,8 +122,11 @@ fn decode_params(args: &AttentionArgs<'_, Cuda>, heads: HeadParams, out: &Acts, 
         chosen,
         chosen_slots,
         span_of_row: shape.span_of_row,
-        kept: pool.kept(g),
-        sinks: sinks(args.rope),
+        kept: pool.kept(g, Kind::of(g, *layer)),
+        sinks: sinks(rope),
+        keys: keys.ptr(),
+        keys_width: keys.width as i32,
+        unused: 0,
     }
 }
 
@@ -211,8 +144,8 @@ fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     let heads = merge::prepare(cuda, args);
     out.fills(shape.n_rows);
     let mut params = decode_params(args, heads, out, &shape);
-    let (g, pool, spans) = (&args.kv.geometry, &args.kv.pool, args.spans);
-    let kernel = decode_kernel(g, args.layer);
+    let (g, pool, spans) = (&args.kv.geometry.of_layer(args.layer), &args.kv.pool, args.spans);
+    let kernel = decode_kernel(g, args.layer).expect("an instance for the heads of the layer");
     let scored = g.policy.scored().is_some();
     let launch = |params: &DecodeParams, n: usize| {
         let args = [Arg::of(params)];
@@ -225,7 +158,8 @@ fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
         }
     };
     if !scored {
-        pool.staged_layers.set(Staged { layers: args.layer + 1, kept: false });
+        let kind = Kind::of(g, args.layer);
+        pool.staged_layers.set(pool.staged_layers.get().with(kind, args.layer, false));
     }
     if spans.iter().all(|s| s.len == 1) {
         return launch(&params, shape.n_spans);
@@ -247,16 +181,27 @@ fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
     g.n_kv_heads + (pool.decode_blocks / n).max(1)
 }
 
+/// Forgets what a step that was not ended has staged in the layers of a kind.
+fn unstage(kv: &KvTables<Cuda>, layer: usize) {
+    let staged = &kv.pool.staged_layers;
+    staged.set(staged.get().without(Kind::of(&kv.geometry, layer)));
+}
+
 /// Appends the tokens that [`decode`] has staged in the layers from `first` on to the cache.
 fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
-    let (g, Staged { layers, kept }) = (&kv.geometry, kv.pool.staged_layers.take());
-    let (shape, view) = (cuda.send(spans), view(kv));
-    let kept = if kept { kv.pool.kept(g) } else { Kept::default() };
-    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), Arg::of(&kept)];
-    let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers - first];
-    match g.policy.quest() {
-        Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &args[..3]),
-        None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &args),
+    let (shape, Staged { layers, kept }) = (cuda.send(spans), kv.pool.staged_layers.take());
+    for (kind, of_kind) in Kind::all(&kv.geometry) {
+        let (g, view, last) = (kv.geometry.of_layer(of_kind), view_of(kv, of_kind), layers[kind as usize]);
+        if last <= first {
+            continue;
+        }
+        let kept = if kept { kv.pool.kept(&g, kind) } else { Kept::default() };
+        let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), Arg::of(&kept)];
+        let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, last - first];
+        match g.policy.quest() {
+            Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &args[..3]),
+            None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &args),
+        }
     }
 }
 
@@ -264,8 +209,8 @@ fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
 fn prefill(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     qkv_rope(cuda, args);
     attend(cuda, out, args);
-    if !args.rope.staged {
-        place(cuda, args);
+    if !args.rope.staged && !args.rope.lends && args.rope.keys_of.is_none() {
+        place(cuda, args.kv, args.decisions, args.layer, args.spans);
         store(cuda, args.kv, args.layer, args.spans);
     }
 }
@@ -275,14 +220,12 @@ fn prefill(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
 fn qkv_rope(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) {
     let heads = merge::prepare(cuda, args);
     let AttentionArgs { qkv, decisions, kv, layer, spans, rope } = args;
-    let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
-    kv.pool.staged_layers.take();
-    // KV heads of a row share a block, and so its angles, if there are enough rows for all SMs.
-    let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
+    let (g, shape) = (&kv.geometry.of_layer(*layer), cuda.send(spans));
+    unstage(kv, *layer);
     let per_layer = rope.borrowed.is_some_and(|b| b.alpha.per_layer);
-    let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
+    let stores = rope.staged && rope.keys_of.is_none();
     let params = RopeParams {
-        kv: view(kv),
+        kv: view_of(kv, *layer),
         heads,
         qkv: qkv.ptr(),
         decisions: decisions.ptr(),
@@ -290,16 +233,45 @@ fn qkv_rope(cuda: &Cuda, args: &mut AttentionArgs<'_, Cuda>) {
         span_of_row: shape.span_of_row,
         rows: Rows::of(g.codec) as i32,
         layer: *layer as i32,
-        kept: if rope.staged { kv.pool.kept(g) } else { Kept::default() },
+        kept: if stores { kv.pool.kept(g, Kind::of(g, *layer)) } else { Kept::default() },
+        keys: rope.keys_of.map_or(0, Acts::ptr),
+        keys_width: rope.keys_of.map_or(0, |keys| keys.width as i32),
+        unused: 0,
     };
+    launch_rope(cuda, g, &params, shape.n_rows, per_layer);
+}
+
+/// Stages rows again that [`qkv_rope`] has prepared.
+fn stage_again(cuda: &Cuda, rows: &Acts, decisions: &Buf<f32>, kv: &KvTables<Cuda>, layer: usize, spans: &[Span]) {
+    let (g, shape) = (&kv.geometry.of_layer(layer), cuda.send(spans));
+    let params = RopeParams {
+        kv: view_of(kv, layer),
+        decisions: decisions.ptr(),
+        spans: shape.spans,
+        span_of_row: shape.span_of_row,
+        rows: Rows::of(g.codec) as i32,
+        layer: layer as i32,
+        keys: rows.ptr(),
+        keys_width: rows.width as i32,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    launch_rope(cuda, g, &params, shape.n_rows, false);
+}
+
+/// `per_layer`: a layer has one decision.
+fn launch_rope(cuda: &Cuda, g: &KvGeometry, params: &RopeParams, n_rows: usize, per_layer: bool) {
+    // KV heads of a row share a block, and so its angles, if there are enough rows for all SMs.
+    let enough = (cuda.driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(n_rows);
+    let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
-    driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
+    let kernel = if g.head_dim > MAX_DECODE_HEAD_DIM { Kernel::QkvRopeWidest } else { Kernel::QkvRope };
+    cuda.driver.launch(kernel, [blocks, n_rows, 1], threads, &[Arg::of(params)]);
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
 fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     let AttentionArgs { qkv, decisions, kv, layer, spans, .. } = args;
-    let (g, shape, pool) = (&kv.geometry, cuda.send(spans), &kv.pool);
+    let (g, shape, pool) = (&kv.geometry.of_layer(*layer), cuda.send(spans), &kv.pool);
     out.fills(shape.n_rows);
     let tile_tokens = tile_queries(g) / (g.n_q_heads / g.n_kv_heads);
     let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_tokens)).sum();
@@ -312,7 +284,7 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     let unpacked =
         if unpacks(driver, g, shape.n_rows) { pool.unpacked_pages(g, lanes, shape.n_rows) } else { Default::default() };
     let params = PrefillParams {
-        kv: view(kv),
+        kv: view_of(kv, *layer),
         out: out.ptr(),
         partials: pool.partials.ptr(),
         arrivals: pool.arrivals.ptr(),
@@ -336,7 +308,7 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
     let grid = [splits, g.n_kv_heads, n_tiles];
     match wgmma {
         Some(kernel) => {
-            let [stored, staged] = pool.maps(g);
+            let [stored, staged] = pool.maps(g, Kind::of(g, *layer));
             let args = [Arg::of(&params), Arg::of(&stored), Arg::of(&staged)];
             driver.launch(kernel, grid, WGMMA_THREADS, &args);
         }
@@ -348,21 +320,21 @@ fn attend(cuda: &Cuda, out: &mut Acts, args: &AttentionArgs<'_, Cuda>) {
 }
 
 /// Assigns a slot to every token of the step.
-fn place(cuda: &Cuda, args: &AttentionArgs<'_, Cuda>) {
-    let AttentionArgs { decisions, kv, layer, spans, .. } = args;
-    let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(*layer as i32), Ptr(shape.spans)];
+fn place(cuda: &Cuda, kv: &KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+    let (shape, view) = (cuda.send(spans), view_of(kv, layer));
+    let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
     let longest = spans.iter().map(|s| s.len).max().unwrap_or(1);
     let threads = longest.next_multiple_of(32).min(PLACE_THREADS);
-    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], threads, &args);
+    let heads = kv.geometry.of_layer(layer).n_kv_heads;
+    cuda.driver.launch(Kernel::Place, [heads, shape.n_spans, 1], threads, &args);
 }
 
 /// Scatters the codes that [`qkv_rope`] staged to their slots.
 fn store(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, spans: &[Span]) {
-    let (shape, view) = (cuda.send(spans), view(kv));
+    let (shape, view) = (cuda.send(spans), view_of(kv, layer));
+    let warps = shape.n_rows * kv.geometry.of_layer(layer).n_kv_heads;
     let (layer, n) = (I32(layer as i32), I32(shape.n_rows as i32));
     let args = [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n];
-    let warps = shape.n_rows * kv.geometry.n_kv_heads;
     let grid = [warps.div_ceil(SCATTER_THREADS / 32), 1, 1];
     cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args);
     if kv.geometry.policy.quest().is_some() {
@@ -370,10 +342,26 @@ fn store(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, spans: &[Span]) {
     }
 }
 
-/// Records that rows of a staged step enter the cache. [`advance`] stores them for all layers at
-/// once, because they are staged like the tokens of decode steps.
-pub(super) fn commit(kv: &mut KvTables<Cuda>, layer: usize) {
-    kv.pool.staged_layers.set(Staged { layers: layer + 1, kept: true });
+/// Rows of a staged step, or of a layer that lends them, enter the cache. Where they are staged
+/// like the tokens of decode steps, [`advance`] stores them for all layers at once.
+pub(super) fn commit(
+    cuda: &Cuda,
+    rows: &Acts,
+    decisions: &Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    layer: usize,
+    spans: &[Span],
+    drafts: bool,
+) {
+    let (kind, staged) = (Kind::of(&kv.geometry, layer), &kv.pool.staged_layers);
+    if drafts {
+        return staged.set(staged.get().with(kind, layer, true));
+    }
+    if !is_fused(&kv.geometry, layer, spans) {
+        stage_again(cuda, rows, decisions, kv, layer, spans);
+        place(cuda, kv, decisions, layer, spans);
+        store(cuda, kv, layer, spans);
+    }
 }
 
 fn score_scale(g: &KvGeometry) -> f32 {
@@ -381,7 +369,7 @@ fn score_scale(g: &KvGeometry) -> f32 {
 }
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, tokens: Option<&Buf<Token>>, spans: &[Span]) {
-    if kv.pool.staged_layers.get().layers > 0 {
+    if kv.pool.staged_layers.get().layers != [0; 2] {
         append(cuda, kv, 0, spans);
     }
     let (shape, view) = (cuda.send(spans), view(kv));
@@ -391,32 +379,34 @@ pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, tokens: Option<&Buf<
     cuda.driver.launch(Kernel::Advance, [n.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);
 }
 
-/// Launches a kernel with one block for each lane of a sequence.
-fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, numbers: &[usize]) {
-    let view = view(kv);
-    let mut args = vec![Arg::of(&view)];
+/// Launches a kernel with one block for each lane of a sequence in the tables, or in the layers
+/// that a view describes.
+fn over_lanes(cuda: &Cuda, view: &abi::Kv, kernel: Kernel, block: usize, numbers: &[usize]) {
+    let heads = if view.layers_of == abi::layers::ALL { view.table_heads } else { view.n_kv_heads };
+    let mut args = vec![Arg::of(view)];
     args.extend(numbers.iter().map(|&n| I32(n as i32)));
-    cuda.driver.launch(kernel, [kv.geometry.n_kv_heads, kv.geometry.n_layers, 1], block, &args);
+    cuda.driver.launch(kernel, [heads as usize, view.n_layers as usize, 1], block, &args);
 }
 
 /// Compacts the lanes of a sequence. Where rows are kept, one layer after the other: what moves
 /// in a layer needs pages before it frees as many. Without memory for them it is gone.
 fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshold: usize) {
-    let (g, view) = (kv.geometry, view(kv));
-    let launch = |first: usize, layers: usize, keep: bool| {
+    let g = kv.geometry;
+    let launch = |view: &abi::Kv, first: usize, layers: usize, keep: bool| {
         let numbers = [seq, threshold, first, usize::from(keep)].map(|n| I32(n as i32));
-        let args = [&[Arg::of(&view)], &numbers[..]].concat();
-        cuda.driver.launch(Kernel::Compact, [g.n_kv_heads, layers, 1], 32, &args);
+        let args = [&[Arg::of(view)], &numbers[..]].concat();
+        cuda.driver.launch(Kernel::Compact, [view.n_kv_heads as usize, layers, 1], 32, &args);
     };
     if !g.keeps_far() {
-        return launch(0, g.n_layers, false);
+        return Kind::all(&g).for_each(|(_, layer)| launch(&view_of(kv, layer), 0, g.n_layers, false));
     }
+    let view = view(kv);
     let mut live = vec![0; g.n_layers * g.n_lanes()];
     kv.live.read(0, &mut live);
     for layer in 0..g.n_layers {
         let slots = live[g.row(layer, seq, 0)..][..g.n_kv_heads].iter().map(|&n: &i32| n as usize);
         let pages = slots.map(|n| n.div_ceil(g.page_slots) + 1).sum();
-        launch(layer, 1, kv.pool.reserve(pages).is_ok());
+        launch(&view, layer, 1, kv.pool.reserve(pages).is_ok());
         reclaim(cuda, kv);
     }
 }
@@ -450,7 +440,7 @@ pub(super) fn metas_of(
     if n == 0 {
         return Vec::new();
     }
-    let (view, out, [layer, seq, head]) = (view(kv), &kv.pool.metas, lane.map(|n| I32(n as i32)));
+    let (view, out, [layer, seq, head]) = (view_of(kv, lane[0]), &kv.pool.metas, lane.map(|n| I32(n as i32)));
     let near = I32(near.map_or(-1, |row| row as i32));
     let args = [Ptr(out.ptr()), Arg::of(&view), layer, seq, head, near];
     cuda.driver.launch(Kernel::SlotMetas, [n.div_ceil(BLOCK), 1, 1], BLOCK, &args);
@@ -460,6 +450,8 @@ pub(super) fn metas_of(
 
 impl Pages for Cuda {
     type Pool = Pool;
+
+    const SAME_SLOTS: bool = true;
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Pool, OutOfMemory> {
         Pool::new(&self.driver, geometry, max_pages, max_step)
@@ -495,7 +487,7 @@ impl Pages for Cuda {
         let mut len = [0];
         kv.seq_len.read(to, &mut len);
         assert_eq!(len[0], 0, "fork into a sequence that is not empty");
-        over_lanes(self, kv, Kernel::Fork, BLOCK, &[from, to]);
+        over_lanes(self, &view(kv), Kernel::Fork, BLOCK, &[from, to]);
         merge::fork(kv, from, to);
         let g = kv.geometry;
         kv.pool.far.iter_mut().for_each(|far| far.fork(&g, from, to));
@@ -505,7 +497,7 @@ impl Pages for Cuda {
     }
 
     fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
-        over_lanes(self, kv, Kernel::Release, BLOCK, &[seq]);
+        over_lanes(self, &view(kv), Kernel::Release, BLOCK, &[seq]);
         let g = kv.geometry;
         kv.pool.far.iter_mut().for_each(|far| far.clear(&g, seq));
         reclaim(self, kv);
@@ -514,14 +506,18 @@ impl Pages for Cuda {
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
         compact(self, kv, seq, threshold);
         if kv.geometry.policy.quest().is_some() {
-            over_lanes(self, kv, Kernel::LaneBounds, BLOCK, &[seq]);
+            over_lanes(self, &view(kv), Kernel::LaneBounds, BLOCK, &[seq]);
         }
         reclaim(self, kv);
     }
 
     fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
         let rating = SlotMeta::new(0, strength, marked).0 as usize;
-        over_lanes(self, kv, Kernel::RateSlots, 32, &[seq, positions.start, positions.end, rating]);
+        let numbers = [seq, positions.start, positions.end, rating];
+        // Local layers stay as they are.
+        for (_, layer) in Kind::all(&kv.geometry).filter(|(kind, _)| *kind == Kind::Other) {
+            over_lanes(self, &view_of(kv, layer), Kernel::RateSlots, 32, &numbers);
+        }
         reclaim(self, kv);
     }
 
@@ -534,21 +530,24 @@ impl Pages for Cuda {
         position: usize,
     ) -> PresenceCounts {
         let g = &kv.geometry;
-        let (view, out) = (view(kv), &kv.pool.metas);
-        let mut words = vec![0u32; n + g.seq_lanes()];
+        let out = &kv.pool.metas;
+        let mut words = vec![0u32; n + g.table_lanes()];
         self.driver.clear(out.ptr(), words.len() * size_of::<u32>());
         let selected = |index: Option<usize>| I32(index.map_or(-1, |i| i as i32));
-        let args = [
-            Ptr(out.ptr()),
-            Arg::of(&view),
-            I32(seq as i32),
-            I32(n as i32),
-            selected(filter.layer),
-            selected(filter.head),
-            I32(position.min(i32::MAX as usize) as i32),
-        ];
         let blocks = n.div_ceil(BLOCK).max(1);
-        self.driver.launch(Kernel::Presence, [blocks, g.n_kv_heads, g.n_layers], BLOCK, &args);
+        for (_, layer) in Kind::all(g) {
+            let view = view_of(kv, layer);
+            let args = [
+                Ptr(out.ptr()),
+                Arg::of(&view),
+                I32(seq as i32),
+                I32(n as i32),
+                selected(filter.layer),
+                selected(filter.head),
+                I32(position.min(i32::MAX as usize) as i32),
+            ];
+            self.driver.launch(Kernel::Presence, [blocks, view.n_kv_heads as usize, g.n_layers], BLOCK, &args);
+        }
         out.read(0, bytemuck::cast_slice_mut(&mut words));
         PresenceCounts::from_words(&words, n)
     }

@@ -8,7 +8,7 @@
 
 use super::super::{After, Linear, Norm};
 use super::abi;
-use super::abi::Arg::{Ptr, U64};
+use super::abi::Arg::{F32, Ptr, U64};
 use super::cublaslt::Gemm;
 use super::gemv::Then;
 use super::gpu::{Cuda, Pending};
@@ -50,7 +50,7 @@ impl Cuda {
 /// [`Ops::rms_norm`](super::super::Ops::rms_norm), including the sum pending for `x`.
 pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cuda>, m: usize) {
     let more = cuda.pending_of(x, m).map_or(0, |pending| result(cuda, &pending));
-    cuda.norm(out, x, more, &norm, false, m);
+    cuda.norm(out, x, more, &norm, 0.0, m);
 }
 
 /// [`Ops::linear`](super::super::Ops::linear).
@@ -130,7 +130,16 @@ fn unnormed(
         After::Add(sum) => add(cuda, out, sum, x, weight, bias, m),
         After::Swiglu(gate_up) if x.bf16 && out.bf16 => fused_swiglu(cuda, out, gate_up, x, weight, bias, m),
         After::Geglu(_) => unreachable!("`linear` makes two of it"),
-        After::GeluTimes { .. } | After::Cap(_) => unreachable!("models with it are refused"),
+        After::GeluTimes { y, rows, at } => {
+            store(cuda, y, x, weight, bias, m);
+            gemm::gelu_times(cuda, out, y, rows, at, m);
+        }
+        After::Cap(cap) => {
+            store(cuda, out, x, weight, bias, m);
+            let values = m * out.width;
+            let args = [Ptr(out.ptr()), F32(cap), U64(values as u64)];
+            cuda.driver.launch(Kernel::Cap, [values.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        }
         After::Swiglu(gate_up) => {
             store(cuda, gate_up, x, weight, bias, m);
             gemm::glu(cuda, out, 0, gate_up, m, gemm::Gate::Silu);

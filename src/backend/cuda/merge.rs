@@ -82,6 +82,7 @@ pub(super) fn head_params(qkv: &Acts, rope: &QkvRopeArgs<'_, Cuda>) -> HeadParam
         borrowed: heads as i32,
         qkv_width: qkv.width as i32,
         rotary: 2 * rope.inv_freq.len() as i32,
+        v_norm: rope.v_norm as i32,
         ..bytemuck::Zeroable::zeroed()
     };
     let mut alpha = alpha;

@@ -8,11 +8,12 @@ use super::abi::{Kept, TensorMap};
 use super::driver::{Driver, out_of_memory};
 use super::far_rows::FarRows;
 use super::kernels::{Rows, USUAL_HEAD_DIM, padded};
+use super::kinds::Kind;
 use super::memory::Buf;
 use super::pages::Choices;
 use super::spans::Staged;
 use super::tensor_map::page_map;
-use super::tiles::{attend_blocks, tile_queries, unpacks};
+use super::tiles::{attend_blocks, partial_floats, unpacks};
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use std::cell::Cell;
@@ -52,9 +53,11 @@ pub struct Pool {
     /// Lower bound on free pages; lets `reserve` skip a device read.
     certain: Cell<usize>,
     /// Encoded K and V of a step's tokens: of a chunk in one layer, or of a decode step in all
-    /// layers (`staged_at` and `staged_token_at` in `kv.cuh`).
+    /// layers (`staged_at` and `staged_token_at` in `kv.cuh`). One area for each kind of layers,
+    /// because lanes with other heads cannot share a page.
     pub(super) staged: Buf<u8>,
-    /// Pages of `staged` before the pages of rows that are committed later.
+    /// Pages of an area, and those before the pages of rows that are committed later.
+    area_pages: usize,
     first_kept: usize,
     /// Tokens that the running step has staged and that are not in the cache yet.
     pub(super) staged_layers: Cell<Staged>,
@@ -125,23 +128,31 @@ impl Pool {
         let counts = Buf::new(driver, 2)?;
         let decode_pages = (g.n_layers * g.n_lanes()).div_ceil(PAGE_SLOTS);
         let first_kept = (max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads).max(decode_pages);
-        let staged_pages = first_kept + g.staged_rows * decode_pages;
-        let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_pages * stride))?;
+        let area_pages = first_kept + g.staged_rows * decode_pages;
+        let staged_bytes = Kind::all(g).count() * area_pages * stride;
+        let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_bytes))?;
         let delta_raw = Buf::new(driver, g.delta.map_or(0, |d| g.staged_rows * d.value_width()))?;
-        let partial_sums = max_blocks * tile_queries(g) * (padded(g.head_dim) + 8);
+        // What layers need at most, whose heads may differ.
+        let most = |of: &dyn Fn(&KvGeometry) -> usize| {
+            Kind::all(g).map(|(_, layer)| of(&g.of_layer(layer))).max().unwrap_or(0)
+        };
+        let partial_sums = max_blocks * most(&partial_floats);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let group = g.n_q_heads / g.n_kv_heads;
-        // Rows of decode attention, and channels that its widest instance has room for.
-        let (rows, room) = (g.n_seqs.max(g.staged_rows), padded(g.head_dim).max(USUAL_HEAD_DIM));
-        let splits = rows * (g.n_kv_heads + 1) + decode_blocks;
-        let state_words = splits * group * room / 64 * UNIT_WORDS;
+        // Rows of decode attention.
+        let rows = g.n_seqs.max(g.staged_rows);
+        let state_words = most(&|g| {
+            let (splits, group) = (rows * (g.n_kv_heads + 1) + decode_blocks, g.n_q_heads / g.n_kv_heads);
+            // Channels that the widest instance has room for.
+            splits * group * padded(g.head_dim).max(USUAL_HEAD_DIM) / 64 * UNIT_WORDS
+        });
         let states = driver.allocating("softmax states of splits", || Buf::new(driver, state_words))?;
         let arrivals = Buf::new(driver, max_blocks.max(rows * g.n_kv_heads))?;
         let delta_arrivals = Buf::new(driver, g.delta.map_or(0, |d| d.n_layers * g.n_seqs * d.key_heads))?;
         let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
         let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
-        let metas = Buf::new(driver, g.max_pages * g.page_slots + g.seq_lanes())?;
+        let metas = Buf::new(driver, g.max_pages * g.page_slots + g.table_lanes())?;
         let choices = g.policy.quest().map(|_| Choices::new(driver, g)).transpose()?;
         let far = g.keeps_far().then(|| FarRows::new(driver, g, stride)).transpose()?;
         let unpacked = match unpacks(driver, g, max_step) {
@@ -174,6 +185,7 @@ impl Pool {
             counts,
             certain: Cell::new(0),
             staged,
+            area_pages,
             first_kept,
             staged_layers: Cell::default(),
             delta_raw,
@@ -203,7 +215,7 @@ impl Pool {
     /// TMA descriptors of the pool's pages and of the staged pages, whose rows are K's and then
     /// V's. For codecs other than bf16, the first describes the unpacked pages, if there are any,
     /// and the second is empty.
-    pub(super) fn maps(&self, g: &KvGeometry) -> [TensorMap; 2] {
+    pub(super) fn maps(&self, g: &KvGeometry, kind: Kind) -> [TensorMap; 2] {
         if Rows::of(g.codec) != Rows::Bf16 {
             let map = |memory: &Buf<u8>| {
                 let n = memory.len() / UNPACKED_BYTES;
@@ -213,15 +225,20 @@ impl Pool {
         }
         let page = g.page();
         assert_eq!(page.v_at, PAGE_SLOTS * page.slot.k_bytes, "rows of V follow those of K");
-        let staged = self.staged.len() / self.stride;
-        [(self.base, self.max_pages), (self.staged.ptr(), staged)]
+        [(self.base, self.max_pages), (self.staged_of(g, kind), self.area_pages)]
             .map(|(at, n)| page_map(at, n, self.stride, [2 * PAGE_SLOTS, g.head_dim], PAGE_SLOTS))
     }
 
-    /// Where rows are staged that are committed later.
-    pub(super) fn kept(&self, g: &KvGeometry) -> Kept {
+    /// Address of the area of a kind of layers in `staged`.
+    pub(super) fn staged_of(&self, g: &KvGeometry, kind: Kind) -> u64 {
+        let area = Kind::all(g).take_while(|(other, _)| *other != kind).count();
+        self.staged.from(area * self.area_pages * self.stride)
+    }
+
+    /// Where rows of a kind of layers are staged that are committed later.
+    pub(super) fn kept(&self, g: &KvGeometry, kind: Kind) -> Kept {
         let row_pages = (g.n_layers * g.n_lanes()).div_ceil(PAGE_SLOTS);
-        let at = self.staged.ptr() + (self.first_kept * self.stride) as u64;
+        let at = self.staged_of(g, kind) + (self.first_kept * self.stride) as u64;
         Kept { at, bytes: (row_pages * self.stride) as u64 }
     }
 

@@ -3,6 +3,7 @@
 use super::super::{OutOfMemory, Span};
 use super::abi;
 use super::driver::Driver;
+use super::kinds::Kind;
 use super::memory::Buf;
 use std::rc::Rc;
 
@@ -18,12 +19,27 @@ pub(super) struct Shape {
     pub n_rows: usize,
 }
 
-/// Decode tokens staged in the layers so far, from the first layer on. `kept`: as rows of a step
-/// that is committed later.
+/// Decode tokens staged in the layers so far, from the first layer on, of each
+/// [kind](super::kinds::Kind) of layers. `kept`: as rows of a step that is committed later.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Staged {
-    pub layers: usize,
+    pub layers: [usize; 2],
     pub kept: bool,
+}
+
+impl Staged {
+    /// The same with a layer of a kind.
+    pub fn with(mut self, kind: Kind, layer: usize, kept: bool) -> Self {
+        let layers = &mut self.layers[kind as usize];
+        (*layers, self.kept) = ((*layers).max(layer + 1), kept);
+        self
+    }
+
+    /// The same without the layers of a kind.
+    pub fn without(mut self, kind: Kind) -> Self {
+        self.layers[kind as usize] = 0;
+        self
+    }
 }
 
 #[derive(Default)]

@@ -75,7 +75,9 @@ impl Identity {
             page_slots: g.page_slots,
             slot_meta: SlotMeta::new(5, 3, true).0,
             delta: g.delta.map(|delta| format!("{delta:?}")),
-            heads: g.heads.map(|heads| format!("{heads:?}")),
+            heads: g
+                .heads
+                .map(|heads| format!("{heads:?}{}", if g.same_slots { " in pages of the same slots" } else { "" })),
             far: g.kept_far().map(|far| far.pages),
         }
     }

@@ -108,6 +108,7 @@ fn queries_read_the_pages_with_the_greatest_bounds() {
                 heads: None,
                 n_seqs: 1,
                 page_slots: 16,
+                same_slots: false,
                 max_pages: 64,
                 codec,
                 policy: Policy::Quest(Quest { budget: Budget::Slots(48), dms }),
