@@ -17,7 +17,7 @@ mod sampling;
 pub mod steps;
 
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{KvGeometry, Measure, Plain, QkvRopeArgs, Use};
+use dmschat::backend::{KvGeometry, Lane, Measure, Plain, QkvRopeArgs, Use};
 use dmschat::cache::{KvCache, PAGE_SLOTS, SeqId};
 use dmschat::checkpoint::Checkpoint;
 use dmschat::codec::{Codec, ON_GPUS};
@@ -364,9 +364,8 @@ pub(super) fn attend<B: Measure>(
 
 /// The slots of every lane of a sequence.
 pub(super) fn slots_of<B: Measure>(runner: &Runner<B>, seq: SeqId) -> Vec<Vec<SlotMeta>> {
-    let (layers, heads) = (runner.config().attention_layers(), runner.config().n_kv_heads);
-    let lanes = (0..layers * heads).map(|lane| (lane / heads, lane % heads));
-    lanes.map(|(layer, head)| runner.cache.slot_metas(runner.backend(), seq, layer, head)).collect()
+    let metas = |lane: Lane| runner.cache.slot_metas(runner.backend(), seq, lane.layer, lane.head);
+    runner.cache.geometry().lanes().map(metas).collect()
 }
 
 /// The geometry of a cache. `shape`: size of a head, KV heads, and query heads of each.
@@ -384,6 +383,7 @@ pub(super) fn geometry(
         heads: None,
         n_seqs,
         page_slots: PAGE_SLOTS,
+        same_slots: false,
         max_pages: 0,
         codec,
         policy,

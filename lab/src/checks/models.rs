@@ -9,11 +9,11 @@ use anyhow::Result;
 use dmschat::backend::Measure;
 use dmschat::backend::cpu::Cpu;
 use dmschat::checkpoint::{
-    Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerKind, Local, Mlp, ModelConfig, QueryGrowth,
+    Activation, Checkpoint, DeltaNet, DmcConfig, Experts, LayerInputs, LayerKind, Local, Mlp, ModelConfig, QueryGrowth,
 };
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{Dmc, PolicyKind, PolicyRequest, SlotMeta};
+use dmschat::policy::{Budget, Dmc, KvHeads, PolicyKind, PolicyRequest, SlotMeta};
 use dmschat::protocol::Token;
 use dmschat::sampler::argmax;
 use std::time::Instant;
@@ -54,6 +54,10 @@ enum Other {
     Experts,
     /// Sinks in the softmax, local layers, experts with biases (gpt-oss).
     Sinks,
+    /// Heads by layer, layers that read K and V of others, inputs of layers (small Gemma 4).
+    Shared,
+    /// Heads by layer, values that are keys, experts beside dense blocks (large Gemma 4).
+    Beside,
 }
 
 /// The results of a run.
@@ -72,9 +76,18 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
 ) -> Result<()> {
     let answer = if report.is_short() { SHORT_ANSWER } else { ANSWER };
     let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Other::No));
-    let others = [Other::Pool, Other::Dmc, Other::Layers, Other::Hybrid, Other::Experts, Other::Sinks]
-        .map(|other| ("demo", true, other));
-    let with_bf16 = [Other::Layers, Other::Hybrid].map(|other| ("demo", false, other));
+    let others = [
+        Other::Pool,
+        Other::Dmc,
+        Other::Layers,
+        Other::Hybrid,
+        Other::Experts,
+        Other::Sinks,
+        Other::Shared,
+        Other::Beside,
+    ];
+    let others = others.map(|other| ("demo", true, other));
+    let with_bf16 = [Other::Layers, Other::Hybrid, Other::Shared, Other::Beside].map(|other| ("demo", false, other));
     for (shape, in_f32, other) in own.into_iter().chain(others).chain(with_bf16) {
         let mut config = Checkpoint::shape(shape)?;
         if other == Other::Hybrid {
@@ -98,10 +111,13 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
             config.spec.local = Some(Local { window: 40, theta: None });
             (config.spec.sinks, config.spec.o_bias) = (true, true);
         }
-        let mut checkpoint = Checkpoint::random_of(shape, config)?;
-        if report.is_short() {
-            checkpoint.config.n_layers = SHORT_LAYERS;
+        if matches!(other, Other::Shared | Other::Beside) {
+            differ(&mut config, (other == Other::Beside).then_some(Experts { shared: false, ..experts }));
         }
+        if report.is_short() {
+            config.n_layers = config.spec.layers.len().max(SHORT_LAYERS);
+        }
+        let mut checkpoint = Checkpoint::random_of(shape, config)?;
         if other == Other::Dmc {
             checkpoint.config.dms = None;
             let rule = Dmc::default();
@@ -112,17 +128,36 @@ pub fn run_all<B: Measure, E: std::error::Error + Send + Sync + 'static>(
         } else if let Some(dms) = &mut checkpoint.config.dms {
             dms.alpha_offset = MARKS_ALL;
         }
-        let policy = if other == Other::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
-        let policy_name =
-            ["", " pool", " dmc", " of other layers", " of a hybrid", " of experts", " with sinks"][other as usize];
+        // The heads are few, and decisions near 0 would change a large part of the slots.
+        let varied = matches!(other, Other::Shared | Other::Beside);
+        if varied && in_f32 {
+            checkpoint.config.dms = None;
+        }
+        let policy = match other {
+            Other::Pool => PolicyKind::Pool.into(),
+            _ if varied && in_f32 => PolicyKind::Window.with(Budget::Slots(64)),
+            _ => PolicyKind::Auto.into(),
+        };
+        let policy_name = [
+            "",
+            " pool",
+            " dmc",
+            " of other layers",
+            " of a hybrid",
+            " of experts",
+            " with sinks",
+            " that shares",
+            " of both blocks",
+        ][other as usize];
         let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
         let others = match other {
-            Other::Pool => None,
+            Other::Pool | Other::Shared | Other::Beside => None,
             Other::Experts => Some(OTHER_SLOTS_OF_EXPERTS),
             _ => Some(OTHER_SLOTS),
         };
         let others = others.filter(|_| in_f32);
-        for &codec in if other == Other::No { CODECS } else { &[Codec::Bf16] } {
+        let all = other == Other::No || varied && in_f32;
+        for &codec in if all { CODECS } else { &[Codec::Bf16] } {
             if !report.takes() {
                 continue;
             }
@@ -152,6 +187,27 @@ pub(super) fn vary(config: &mut ModelConfig) {
     (spec.embedding_scale, spec.residual_scale, spec.logit_scale) = (1.5, 0.7, 0.8);
     spec.score_scale = Some(1.25 / (config.head_dim as f32).sqrt());
     spec.query_growth = Some(QueryGrowth { beta: 0.2, length: 60 });
+}
+
+/// Gives the layers of a model other heads than each other and what else Gemma 4 has: with experts
+/// as its large models, else as its small ones.
+fn differ(config: &mut ModelConfig, experts: Option<Experts>) {
+    let (local, global) = (LayerKind { local: true, ..LayerKind::ATTENTION }, LayerKind::ATTENTION);
+    let spec = &mut config.spec;
+    (spec.v_norm, spec.norms_behind, spec.layer_scale, spec.activation) = (true, true, true, Activation::GeluTanh);
+    (spec.score_scale, spec.logit_cap, spec.embedding_scale) = (Some(0.1), Some(6.0), 1.5);
+    spec.local = Some(Local { window: 40, theta: Some(3e3) });
+    if experts.is_some() {
+        let beside = |layer| LayerKind { mlp: Mlp::DenseAndExperts, ..layer };
+        (spec.experts, spec.layers) = (experts, vec![beside(local), beside(global)]);
+        (spec.global_heads, spec.keys_are_values) = (Some(KvHeads { count: 2, dim: 128 }), true);
+    } else {
+        let reader = |layer| LayerKind { shares: true, wide: true, ..layer };
+        spec.layers = vec![local, global, reader(local), reader(global)];
+        spec.layer_inputs = Some(LayerInputs { width: 24, vocab: config.vocab });
+        spec.global_heads = Some(KvHeads { count: 2, dim: 512 });
+        (config.n_kv_heads, config.head_dim) = (1, 256);
+    }
 }
 
 /// Makes a model one of both kinds of layers.

@@ -222,6 +222,7 @@ impl Case for Rope {
             growth: self.grows().then_some(Growth { beta: 0.3, length: 5_000 }),
             v_norm: false,
             keys_of: None,
+            lends: false,
             borrowed,
             predictor,
             gated: self.group % 4 == 2,
