@@ -19,6 +19,7 @@ mod state;
 mod stats;
 
 pub use error::CacheError;
+pub use far_image::{FarRest, RestError};
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
 pub use kv_cache::{KvCache, PAGE_SLOTS, SeqId};
 pub use stats::SeqStats;

@@ -13,6 +13,8 @@ use std::ops::Range;
 /// [`Pages::compact`]; forks share them. Everything here runs between steps. The defaults are those
 /// of a backend without far pages.
 pub trait FarPages: Pages {
+    /// Far pages of a lane that were imported without their rows.
+    type Awaited: Default;
     /// Whether far rows that attention reads take pages of the pool, which the caller of a step
     /// reserves: in a lane at most one page more than full ones. [`Pages::compact`] does so itself;
     /// what it moves takes as many pages as before until the next choice.
@@ -43,19 +45,25 @@ pub trait FarPages: Pages {
     fn far_rows(&self, _kv: &KvTables<Self>, _layer: usize, _seq: usize, _head: usize) -> Vec<(SlotMeta, bool)> {
         Vec::new()
     }
-    /// Appends the blocks of a lane's far pages to `blocks`, in the layout of the pool's pages: its
-    /// full pages, oldest first, and then the blocks that hold rows of the page that is filling.
-    /// Returns everything else that its far rows are. Waits for the device.
+    /// Appends the blocks that attention reads of a lane's far rows to `blocks`, in the layout of
+    /// the pool's pages: those of its near pages, oldest first, and then those that hold rows of
+    /// the page that is filling. Returns everything else that its far rows are. Waits for the
+    /// device.
     fn export_far(&self, _kv: &mut KvTables<Self>, _seq: usize, _lane: Lane, _blocks: &mut Vec<u8>) -> FarLane {
         FarLane::default()
     }
+    /// Appends the blocks of a lane's other full pages, oldest first, to `blocks`. All rows are
+    /// there. Waits for the device.
+    fn export_far_rest(&self, _kv: &KvTables<Self>, _seq: usize, _lane: Lane, _blocks: &mut Vec<u8>) {}
     /// Sizes of a lane's far rows. Waits for the device.
     fn far_sizes(&self, _kv: &KvTables<Self>, _seq: usize, _lane: Lane) -> FarSizes {
         FarSizes::default()
     }
     /// Fills a lane of a sequence that `tokens` tokens were fed to, and that has no far rows: the
     /// inverse of [`Self::export_far`]. Where they are [in the pool](Self::IN_POOL), the caller has
-    /// reserved a page for each block that attention reads. Fails without memory for the others.
+    /// reserved a page for each block that attention reads. Full pages that are not near await
+    /// their rows: until [`Self::fill_far`] nothing may make them near or export them. Fails
+    /// without memory.
     fn import_far(
         &self,
         _kv: &mut KvTables<Self>,
@@ -64,7 +72,12 @@ pub trait FarPages: Pages {
         _tokens: usize,
         _far: &FarLane,
         _blocks: &[u8],
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<Self::Awaited, OutOfMemory> {
+        Ok(Self::Awaited::default())
+    }
+    /// Gives the awaited pages of a lane their rows, wherever the pages are by now: the inverse of
+    /// [`Self::export_far_rest`]. Fails without memory for them.
+    fn fill_far(&self, _kv: &mut KvTables<Self>, _awaited: Self::Awaited, _blocks: &[u8]) -> Result<(), OutOfMemory> {
         Ok(())
     }
 }
@@ -91,8 +104,10 @@ pub struct FarLane {
     /// Indices of the full pages that attention reads, ascending: those chosen, then those filled
     /// since.
     pub near: Vec<u32>,
-    /// `[full, head_dim]` indices of the full pages, bf16 values.
-    pub means: Vec<f32>,
+    /// `[full, head_dim]` indices of the full pages, in bf16.
+    pub means: Vec<u16>,
+    /// `[full, Far::ROWS]` metadata of the rows of the full pages.
+    pub metas: Vec<SlotMeta>,
     /// `[newest tokens, query heads of the lane, head_dim]` newest queries, oldest first, at most
     /// [`Far::QUERIES`].
     pub queries: Vec<f32>,

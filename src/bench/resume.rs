@@ -3,8 +3,8 @@
 
 use super::prompt;
 use crate::backend::Measure;
-use crate::cache::SeqId;
 use crate::cache::file::{Header, Identity, Opened, Room, Writer};
+use crate::cache::{FarRest, SeqId};
 use crate::engine::Runner;
 use crate::policy::Far;
 use crate::protocol::Token;
@@ -27,10 +27,14 @@ pub struct Resume {
     pub export_s: f64,
     /// Until the file is synced and has its name.
     pub write_s: f64,
+    /// Until a step can run.
     pub load_s: f64,
     /// Part of `load_s` until layers were read and had the right checksums.
     pub wait_s: f64,
-    /// Whether the next logits are the same to the last bit.
+    /// From there until far rows are read too, which a choice waits for; 0 without far rows.
+    pub far_s: f64,
+    /// Whether the next logits are the same to the last bit: before far rows are read, and after
+    /// a choice among them.
     pub equal: bool,
 }
 
@@ -54,17 +58,24 @@ impl Resume {
             second = Some(load(runner, path, log)?);
             Ok(())
         })?;
-        let (second, wait_s) = second.context("a sequence that was loaded")?;
+        let LoadedCache { seq: second, waited, opened, rests } = second.context("a sequence that was loaded")?;
         let equal = logits(runner, first, next)? == logits(runner, second, next)?;
+        let far_s = seconds(runner, |runner| load_rest(runner, &opened, rests))?;
+        for seq in [first, second] {
+            runner.choose(seq, Far::QUERIES);
+        }
+        let equal = equal && logits(runner, first, next)? == logits(runner, second, next)?;
         [first, second].into_iter().for_each(|seq| runner.release(seq));
-        Ok(Self { tokens, bytes, replay_s, export_s, write_s, load_s, wait_s, equal })
+        let wait_s = waited.as_secs_f64();
+        Ok(Self { tokens, bytes, replay_s, export_s, write_s, load_s, wait_s, far_s, equal })
     }
 
     pub fn text(&self) -> String {
-        let Self { tokens, bytes, replay_s, export_s, write_s, load_s, wait_s, equal } = self;
+        let Self { tokens, bytes, replay_s, export_s, write_s, load_s, wait_s, far_s, equal } = self;
+        let far = if *far_s > 0.0 { format!(", far rows {far_s:.3} s later") } else { String::new() };
         format!(
             "{tokens} tokens: replay {replay_s:.3} s; cache of {:.1} MB: export {export_s:.3} s, with the disk {write_s:.3} s, load \
-             {load_s:.3} s ({wait_s:.3} s of it for the file), {:.1} times as fast as the replay; next logits {}\n",
+             {load_s:.3} s ({wait_s:.3} s of it for the file){far}, {:.1} times as fast as the replay; next logits {}\n",
             *bytes as f64 / 1e6,
             replay_s / load_s,
             if *equal { "bit-equal" } else { "DIFFER" }
@@ -114,28 +125,49 @@ fn write<B: Measure>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
     }
 }
 
-/// Returns the sequence, and the seconds spent waiting for the file alone.
-fn load<B: Measure>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<(SeqId, f64)> {
+/// A cache that was loaded, but for far rows.
+struct LoadedCache<B: Measure> {
+    seq: SeqId,
+    /// Time spent waiting for the file alone.
+    waited: Duration,
+    opened: Opened,
+    rests: Vec<FarRest<B>>,
+}
+
+fn load<B: Measure>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<LoadedCache<B>> {
     let opened = Opened::open(path)?.context("the file that was just written")?;
-    let header = opened.header.clone();
-    let check = runner.cache.layer_check(header.sequence.len);
-    let (mut reader, mut waited) = (opened.read(move |layer, image| check.check(layer, image))?, Duration::ZERO);
+    let head = &opened.header.sequence;
+    let check = runner.cache.layer_check(head.len);
+    let mut reader = opened.read_some(0..runner.cache.first_rest(), move |layer, image| check.check(layer, image))?;
+    let (mut waited, mut rests) = (Duration::ZERO, Vec::new());
     let seq = runner.create(true)?;
     while reader.left() > 0 {
         let begun = Instant::now();
         let Some(next) = reader.next(DISK) else { bail!("{}: the disk does not answer", path.display()) };
         waited += begun.elapsed();
         let layer = next?;
-        runner.import_layer(seq, &layer)?;
+        rests.extend(runner.import_layer(seq, &layer)?);
         reader.recycle(layer.into_bytes());
     }
-    runner.end_import(seq, &header.sequence, log.iter().copied()).map_err(anyhow::Error::msg)?;
-    Ok((seq, waited.as_secs_f64()))
+    runner.end_import(seq, head, log.iter().copied()).map_err(anyhow::Error::msg)?;
+    Ok(LoadedCache { seq, waited, opened, rests })
 }
 
-/// The logits after `tokens`, before which the newest queries choose far pages.
+/// Loads the far rows that a sequence awaits.
+fn load_rest<B: Measure>(runner: &mut Runner<B>, opened: &Opened, mut rests: Vec<FarRest<B>>) -> Result<()> {
+    let Header { sequence, layer_bytes, .. } = &opened.header;
+    let (check, images) = (runner.cache.layer_check(sequence.len), runner.cache.first_rest()..layer_bytes.len());
+    let mut reader = opened.read_some(images, move |number, image| check.check(number, image))?;
+    while reader.left() > 0 {
+        let image = reader.next(DISK).context("the disk does not answer")??;
+        let at = rests.iter().position(|rest| rest.number() == image.number()).context("pages that await it")?;
+        runner.import_rest(rests.swap_remove(at), &image)?;
+        reader.recycle(image.into_bytes());
+    }
+    Ok(())
+}
+
 fn logits<B: Measure>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<Vec<u32>> {
-    runner.choose(seq, Far::QUERIES);
     runner.feed(seq, tokens)?;
     let mut bits = Vec::new();
     runner.logits(tokens.len() - 1..tokens.len(), |_, row| bits = row.iter().map(|x| x.to_bits()).collect())?;

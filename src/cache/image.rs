@@ -10,9 +10,10 @@
 //! entries of positions that do not exist, and sums of an empty lane are zero. The numbers of K and
 //! V are finite. An image comes from outside: only [`LayerCheck`] makes the [`CheckedLayer`] that
 //! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold.
-//! Images of [`state`](super::state) follow them, then those of [far rows](super::far_image).
+//! Images of [`state`](super::state) follow them, then those of [far rows](super::far_image), of
+//! which the second half may be imported later.
 
-use super::far_image::{self, FarImage, require};
+use super::far_image::{self, FarImage, FarRest, RestError, require};
 use super::state::{self, LAYER_BYTES};
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
@@ -64,12 +65,17 @@ pub struct CheckedLayer {
     scores: Vec<f32>,
     /// All that the image of a state has.
     state: Vec<f32>,
-    /// All that the image of far rows has, but for their blocks.
+    /// All that an image of far rows has, but for their blocks.
     far: Option<FarImage>,
     bytes: Vec<u8>,
 }
 
 impl CheckedLayer {
+    /// Number of the image.
+    pub fn number(&self) -> usize {
+        self.layer
+    }
+
     /// The image's memory, for another one.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
@@ -119,9 +125,9 @@ impl<B: Backend> KvCache<B> {
         (head, stats.live.iter().enumerate().map(bytes).chain(states).chain(self.far_image_bytes(b, seq)).collect())
     }
 
-    /// Images of a sequence: one of each layer, and one of each lane that keeps far rows.
+    /// Images of a sequence: one of each layer, and two of each lane that keeps far rows.
     pub fn n_images(&self) -> usize {
-        far_image::first(self.geometry()) + self.geometry().far_lanes().count()
+        far_image::rest(self.geometry()) + self.geometry().far_lanes().count()
     }
 
     /// Most bytes that an image of a sequence of `len` tokens may have.
@@ -138,8 +144,8 @@ impl<B: Backend> KvCache<B> {
     /// Replaces `out` by an image of a sequence. Waits for the device.
     pub fn export_layer(&mut self, b: &B, seq: SeqId, layer: usize, out: &mut Vec<u8>) {
         let g = *self.geometry();
-        if let Some(lane) = far_image::lane_of(&g, layer) {
-            return self.export_far(b, seq, layer, lane, out);
+        if let Some(part) = far_image::part_of(&g, layer) {
+            return self.export_far(b, seq, layer, part, out);
         }
         if let Some(of_state) = layer.checked_sub(g.n_layers) {
             return self.export_state(b, seq, layer, of_state, out);
@@ -210,8 +216,11 @@ impl<B: Backend> KvCache<B> {
 
     /// Fills one layer of a sequence from an image that this cache's [`LayerCheck`] has checked.
     /// The sequence is one that [`KvCache::create`] made, in which nothing was fed. Layers may come
-    /// in any order, each once, and [`KvCache::end_import`] follows the last.
-    pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
+    /// in any order, each once, and [`KvCache::end_import`] follows the last before
+    /// [`KvCache::first_rest`]. Returns what [`KvCache::import_rest`] needs for far pages of the
+    /// layer: until then the sequence and its forks may be fed, released and forked, but nothing
+    /// may choose among their far pages, bring them near, or export them.
+    pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<Option<FarRest<B>>, CacheError> {
         let g = *self.geometry();
         let CheckedLayer { layer, live, rings, sums, scores, state, far, bytes } = image;
         if let Some(far) = far {
@@ -219,7 +228,7 @@ impl<B: Backend> KvCache<B> {
         }
         if let Some(of_state) = layer.checked_sub(g.n_layers) {
             self.import_state(b, seq, of_state, state);
-            return Ok(());
+            return Ok(None);
         }
         let g = g.of_layer(*layer);
         let held = |live: &i32| (*live as usize).div_ceil(g.page_slots);
@@ -237,7 +246,14 @@ impl<B: Backend> KvCache<B> {
         b.write(&mut self.tables.ring, row * g.ring_len(), rings);
         b.write(&mut self.tables.sums, row * g.sums_len(), sums);
         b.write(&mut self.tables.live, row, live);
-        Ok(())
+        Ok(None)
+    }
+
+    /// Fills far pages from the image of their number. Fails if it has other rows than the first
+    /// image of their lane says, or without memory; then they stay without rows.
+    pub fn import_rest(&mut self, b: &B, rest: FarRest<B>, image: &CheckedLayer) -> Result<(), RestError> {
+        let far = image.far.as_ref().ok_or(RestError::Other)?;
+        self.fill_far(b, rest, far, &image.bytes)
     }
 
     /// Ends an import, whose layers are all there, of a sequence that `tokens` were fed to. Fails
@@ -270,12 +286,12 @@ impl LayerCheck {
 
     fn checked(&self, layer: usize, image: Vec<u8>) -> Result<CheckedLayer, &'static str> {
         let Self { g, len } = self;
-        let (of_state, of_far) = (layer.checked_sub(g.n_layers), far_image::lane_of(g, layer));
+        let (of_state, of_far) = (layer.checked_sub(g.n_layers), far_image::part_of(g, layer));
         let fits = of_state.is_none_or(|layer| g.delta.is_some_and(|delta| layer < delta.n_layers));
         require((fits || of_far.is_some()) && *len <= g.max_pages * g.page_slots, "more than the cache holds")?;
         require(image.starts_with(&(layer as u32).to_ne_bytes()), "it is the image of another layer")?;
-        if let Some(lane) = of_far {
-            let far = Some(far_image::check(g, *len, lane, &image)?);
+        if let Some(part) = of_far {
+            let far = Some(far_image::check(g, *len, part, &image)?);
             return Ok(CheckedLayer { layer, far, bytes: image, ..CheckedLayer::default() });
         }
         if let (Some(delta), Some(_)) = (&g.delta, of_state) {

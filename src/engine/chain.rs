@@ -78,6 +78,13 @@ pub(super) struct Generation {
     pub thought_closed_at: Option<usize>,
 }
 
+/// A prefill chunk that was fed.
+pub(super) struct Fed {
+    pub tokens: usize,
+    /// Whether far pages are to be chosen after it: [`Chain::end_chunk`].
+    pub chooses: bool,
+}
+
 /// Text and events that a sampled token adds to a reply.
 pub(super) struct Pushed {
     pub said: Vec<Said>,
@@ -240,6 +247,11 @@ impl Chain {
         self.todo = old.log.into_iter().skip(known).chain(self.todo.drain(..)).collect();
     }
 
+    /// Sets how many entries at the front are being replayed, at most as many as there are.
+    pub fn replays_only(&mut self, entries: usize) {
+        self.known = self.known.min(entries);
+    }
+
     /// Drops the remaining work and returns the generation.
     pub fn stop(&mut self) -> Option<Generation> {
         self.todo.clear();
@@ -252,10 +264,19 @@ impl Chain {
         self.known = self.known.saturating_sub(n);
     }
 
-    /// Feeds the next chunk of at most `size` tokens and returns its length. Where the cache is
-    /// nearly full, chunks shrink to one token, whose need is known exactly. On an error no token
-    /// was fed.
+    /// Feeds the next chunk of at most `size` tokens, with the choice of far pages that is due
+    /// after it, and returns its length. On an error no token was fed.
     pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<usize, StepError> {
+        let Fed { tokens, chooses } = self.feed_chunk(runner, size)?;
+        if chooses {
+            self.end_chunk(runner);
+        }
+        Ok(tokens)
+    }
+
+    /// [`Self::feed`] without the choice. Where the cache is nearly full, chunks shrink to one
+    /// token, whose need is known exactly.
+    pub fn feed_chunk<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<Fed, StepError> {
         while let Some(&entry) = self.todo.front().filter(|entry| entry.token().is_none()) {
             self.context.apply(runner, entry)?;
             self.fed(1);
@@ -282,14 +303,17 @@ impl Chain {
             }
         }
         let is_due = || self.todo.is_empty() || self.context.since_choice(Far::PROMPT_BLOCK) == Far::PROMPT_BLOCK;
-        if chooses && n > 0 && is_due() {
-            self.context.choose(runner, Far::QUERIES);
-        }
+        let chooses = chooses && n > 0 && is_due();
         if self.todo.is_empty() && self.generation.is_some() {
             let Counters { reads_before, peak_before, .. } = self.counters;
             self.count_from(runner, (reads_before, peak_before));
         }
-        Ok(n)
+        Ok(Fed { tokens: n, chooses })
+    }
+
+    /// Chooses far pages after a chunk.
+    pub fn end_chunk<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        self.context.choose(runner, Far::QUERIES);
     }
 
     /// Appends a sampled token to the answer, or the end of a thought that has reached its limit,

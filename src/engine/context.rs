@@ -20,6 +20,8 @@ pub(super) struct Context {
     pub is_cut: bool,
     /// Tokens at the beginning that were fed in whole chunks of [`Runner::chunk`].
     pub chunked: usize,
+    /// Far pages of it await rows from a file: see [`far_load`](super::far_load).
+    pub awaits_far: bool,
 }
 
 impl Context {
@@ -28,7 +30,8 @@ impl Context {
     pub fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self, CacheError> {
         let seq = runner.create(eviction)?;
         let log = if eviction { Vec::new() } else { vec![LogEntry::Toggle { eviction: false }] };
-        Ok(Self { seq, log, pending: None, flat: String::new(), is_cut: false, chunked: 0 })
+        let (pending, flat, is_cut, chunked, awaits_far) = (None, String::new(), false, 0, false);
+        Ok(Self { seq, log, pending, flat, is_cut, chunked, awaits_far })
     }
 
     /// Applies an entry of a log that is not a token, and records it if it changes anything.
@@ -103,8 +106,8 @@ impl Context {
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {
         let seq = runner.fork(self.seq)?;
-        let Self { pending, is_cut, chunked, .. } = *self;
-        Ok(Self { seq, log: self.log.clone(), pending, flat: self.flat.clone(), is_cut, chunked })
+        let Self { pending, is_cut, chunked, awaits_far, .. } = *self;
+        Ok(Self { seq, log: self.log.clone(), pending, flat: self.flat.clone(), is_cut, chunked, awaits_far })
     }
 
     /// Feeds tokens and appends them to the log.

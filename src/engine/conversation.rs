@@ -19,6 +19,7 @@ mod width;
 use super::chain::{Chain, Pushed};
 use super::context::Context;
 use super::disk::{DiskCache, Due};
+use super::far_load::FarLoad;
 use super::loaded::Loaded;
 use super::presence::FedText;
 use super::prompt::send_tokens;
@@ -70,6 +71,7 @@ impl<B: Backend> Conversation<B> {
             fed_text: FedText::new(&m.vocabulary.tokenizer),
             job: None,
             disk: DiskCache::default(),
+            far_load: FarLoad::default(),
             queue: VecDeque::new(),
             late: VecDeque::new(),
             forgotten: Forgotten::default(),
@@ -79,6 +81,9 @@ impl<B: Backend> Conversation<B> {
 
     /// Goes on with the write of the cache to its file.
     pub fn write_cache(&mut self, m: &mut Loaded<B>) -> Due {
+        if self.chain.context.awaits_far {
+            return Due::Never;
+        }
         let now = self.job.is_none().then_some(&self.chain.context);
         self.disk.go_on(m, now, &self.outlet)
     }
@@ -86,6 +91,9 @@ impl<B: Backend> Conversation<B> {
     /// Like [`Self::write_cache`], but until the file is complete, before the conversation is
     /// closed or replaced by another one.
     pub fn write_cache_at_close(&mut self, m: &mut Loaded<B>) {
+        if self.chain.context.awaits_far && (!self.disk.has_changed() || !self.settle_far(m)) {
+            return;
+        }
         let now = self.job.is_none().then_some(&self.chain.context);
         self.disk.close(m, now, &self.outlet);
     }
@@ -103,6 +111,12 @@ impl<B: Backend> Conversation<B> {
 
     /// Receives a command. Some act at once, between two steps; others are queued.
     pub fn receive(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
+        if matches!(
+            command,
+            Command::SetEviction(_) | Command::Pin { .. } | Command::Unpin(_) | Command::PinTokens { .. }
+        ) {
+            self.settle_far(m);
+        }
         match command {
             Command::Cancel => {
                 self.job.iter_mut().for_each(|job| job.cancelled = true);
@@ -146,6 +160,9 @@ impl<B: Backend> Conversation<B> {
     pub fn serve_next(&mut self, m: &mut Loaded<B>) {
         while self.job.is_none() && !self.probes.iter().any(Running::is_queued) {
             let Some((events, command)) = self.queue.pop_front() else { return };
+            if matches!(command, Command::Probe(_) | Command::Rewind(_)) && !self.settle_far(m) {
+                return self.queue.push_front((events, command));
+            }
             match command {
                 Command::Clear => {
                     self.write_cache_at_close(m);
@@ -172,6 +189,7 @@ impl<B: Backend> Conversation<B> {
 
     /// Runs what a new job needs before its first step.
     pub fn begin(&mut self, m: &mut Loaded<B>) {
+        self.settle_for_job(m);
         if let Some(job) = self.job.take_if(|job| matches!(job.work, Work::New(_))) {
             let Job { events, cancelled, work, .. } = job;
             let (work, halt) = match work {
@@ -191,6 +209,9 @@ impl<B: Backend> Conversation<B> {
         }
         self.continue_encoding(m);
         self.continue_load(m);
+        if self.chain.context.awaits_far && self.chain.stage() == Stage::Decode {
+            self.settle_far(m);
+        }
         self.begin_chains(m);
     }
 
@@ -271,7 +292,7 @@ impl<B: Backend> Conversation<B> {
     }
 
     pub fn is_replaying(&self) -> bool {
-        if self.chains.is_some() {
+        if self.chains.is_some() || self.far_load.has_failed() {
             return true;
         }
         match self.job.as_ref().map(|job| &job.work) {
@@ -421,6 +442,7 @@ impl<B: Backend> Conversation<B> {
         let runner = &mut m.runner;
         m.snapshots.release_of(runner, self.id(), Worth::TurnStart);
         self.release_twin(runner);
+        self.far_load = FarLoad::default();
         self.reset_context(runner, self.eviction);
         self.chain.context.set_dial(runner, self.dial);
         self.disk.left_log();

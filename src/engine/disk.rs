@@ -7,6 +7,7 @@
 //! replaces them.
 
 use super::context::Context;
+use super::far_load::FarLoad;
 use super::loaded::{Loaded, hex_digest};
 use super::snapshots::Worth;
 use crate::backend::Backend;
@@ -60,8 +61,10 @@ const NOW: Due = Due::In(Duration::ZERO);
 
 /// A cache that is being loaded.
 pub(super) struct Load {
-    header: Header,
+    opened: Opened,
     reader: Reader<CheckedLayer>,
+    /// Images before those of far rows that are read later.
+    layers: usize,
     pub log: Vec<LogEntry>,
 }
 
@@ -103,6 +106,11 @@ impl DiskCache {
     /// Notes that the cache is one that a session or a slot will come back to.
     pub fn changed(&mut self) {
         self.changed = Some(Instant::now());
+    }
+
+    /// Whether there is a change that is not written.
+    pub fn has_changed(&self) -> bool {
+        self.changed.is_some()
     }
 
     /// Records that the cache no longer matches the session's log, as after an undo. The next turn
@@ -226,31 +234,42 @@ impl DiskCache {
 impl Load {
     /// Tokens of the log.
     pub fn total(&self) -> usize {
-        self.header.sequence.len
+        self.opened.header.sequence.len
     }
 
     /// The tokens, scaled to the layers that are loaded.
     pub fn done(&self) -> usize {
-        let layers = self.header.layer_bytes.len();
-        self.total() * (layers - self.reader.left()) / layers.max(1)
+        self.total() * (self.layers - self.reader.left()) / self.layers.max(1)
     }
 
     /// Loads the next layer into an empty context, if the disk has delivered it. Returns true when
-    /// all are loaded. An error is the reason why the file cannot be used.
-    pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, context: &mut Context) -> Result<bool, String> {
-        let sequence = &self.header.sequence;
+    /// all are loaded but for far rows, which `far` loads from then on. An error is the reason why
+    /// the file cannot be used.
+    pub fn go_on<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        context: &mut Context,
+        far: &mut FarLoad<B>,
+    ) -> Result<bool, String> {
         if self.reader.left() > 0 {
             let Some(next) = self.reader.next(LAYER) else { return Ok(false) };
             let layer = next.map_err(|e| e.to_string())?;
-            m.runner.import_layer(context.seq, &layer).map_err(|e| e.to_string())?;
+            far.add(m.runner.import_layer(context.seq, &layer).map_err(|e| e.to_string())?);
             self.reader.recycle(layer.into_bytes());
         }
         if self.reader.left() > 0 {
             return Ok(false);
         }
         context.log = canonical(&self.log).collect();
+        let Header { sequence, layer_bytes, .. } = &self.opened.header;
         let ended = m.runner.end_import(context.seq, sequence, context.tokens());
         ended.map_err(|what| format!("it is damaged ({what})"))?;
+        if self.layers < layer_bytes.len() {
+            let check = m.runner.cache.layer_check(sequence.len);
+            let rest = self.opened.read_some(self.layers..layer_bytes.len(), move |n, image| check.check(n, image));
+            far.begin(rest.map_err(|e| e.to_string())?, context.log.len());
+            context.awaits_far = true;
+        }
         Ok(true)
     }
 }
@@ -318,8 +337,7 @@ fn read<B: Backend>(m: &Loaded<B>, opened: Opened, log: Vec<LogEntry>, total: us
     if layer_bytes.len() != m.runner.cache.n_images() || layer_bytes.iter().any(|&bytes| bytes > most) {
         return Err("it is damaged (the sizes of its layers)".to_owned());
     }
-    let header = opened.header.clone();
-    let check = m.runner.cache.layer_check(total);
-    let reader = opened.read(move |layer, image| check.check(layer, image)).map_err(|e| e.to_string())?;
-    Ok(Box::new(Load { header, reader, log }))
+    let (check, layers) = (m.runner.cache.layer_check(total), m.runner.cache.first_rest());
+    let reader = opened.read_some(0..layers, move |layer, image| check.check(layer, image));
+    Ok(Box::new(Load { reader: reader.map_err(|e| e.to_string())?, opened, layers, log }))
 }

@@ -5,6 +5,7 @@ use super::chain::Chain;
 use super::context::Context;
 use super::conversation::{Conversation, Halt, Job, Work};
 use super::disk::{begin_load, not_used};
+use super::far_load::FarLoad;
 use super::loaded::Loaded;
 use super::reply::flat_of;
 use super::runner::Runner;
@@ -142,8 +143,14 @@ impl<B: Backend> Conversation<B> {
         if let Work::Restore { load, .. } = &mut job.work
             && let Some(mut from) = load.take()
         {
-            let step = (!job.cancelled).then(|| from.go_on(m, &mut self.chain.context));
+            let (context, far) = (&mut self.chain.context, &mut self.far_load);
+            let mut step = (!job.cancelled).then(|| from.go_on(m, context, far));
+            if step == Some(Ok(true)) && self.eviction != m.runner.cache.eviction(context.seq) {
+                // The switch that follows brings far rows near.
+                step = Some(far.finish(&mut m.runner).map(|()| true));
+            }
             if step != Some(Ok(true)) && step != Some(Ok(false)) {
+                self.far_load = FarLoad::default();
                 self.reset_context(&mut m.runner, true);
             }
             match step {

@@ -5,7 +5,7 @@ use super::draws::Draws;
 use super::head::{DraftRequest, StepSpan, Tracks};
 use super::planner::{self, kv_budget};
 use crate::backend::{Backend, KvGeometry, Measure, OutOfMemory, SamplingState, Span, StepKind, StepResult};
-use crate::cache::{CacheError, CheckedLayer, KvCache, SeqHead, SeqId};
+use crate::cache::{CacheError, CheckedLayer, FarRest, KvCache, RestError, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::policy::Policy;
@@ -265,8 +265,13 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Fills one layer of an empty sequence from its image: [`KvCache::import_layer`].
-    pub fn import_layer(&mut self, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
+    pub fn import_layer(&mut self, seq: SeqId, image: &CheckedLayer) -> Result<Option<FarRest<B>>, CacheError> {
         self.cache.import_layer(&self.b, seq, image)
+    }
+
+    /// Fills far pages from their image: [`KvCache::import_rest`].
+    pub fn import_rest(&mut self, rest: FarRest<B>, image: &CheckedLayer) -> Result<(), RestError> {
+        self.cache.import_rest(&self.b, rest, image)
     }
 
     /// Ends the import of a sequence that `tokens` were fed to: [`KvCache::end_import`].

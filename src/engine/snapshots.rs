@@ -88,7 +88,7 @@ impl Snapshots {
 
     /// The context of any conversation whose log is the longest that begins `log`.
     pub fn longest_log(&self, log: &[LogEntry]) -> Option<&Context> {
-        let contexts = self.kept.iter().map(|one| &one.context);
+        let contexts = self.kept.iter().map(|one| &one.context).filter(|context| !context.awaits_far);
         contexts.filter(|context| log.starts_with(&context.log)).max_by_key(|context| context.log.len())
     }
 
@@ -131,7 +131,8 @@ impl Snapshots {
             }
             _ => None,
         };
-        let contexts = self.kept.iter().filter_map(|one| Some((&one.context, begun(&one.context)?)));
+        let whole = self.kept.iter().map(|one| &one.context).filter(|context| !context.awaits_far);
+        let contexts = whole.filter_map(|context| Some((context, begun(context)?)));
         contexts.filter(|(context, entries)| fits(context, *entries)).max_by_key(|(_, entries)| *entries)
     }
 
@@ -220,6 +221,16 @@ impl Snapshots {
     /// Releases a conversation's snapshots of at most this worth.
     pub fn release_of<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, most: Worth) {
         self.release_if(runner, |one| one.owner == Some(owner) && one.worth <= most);
+    }
+
+    /// Notes that the far rows are there which states of a conversation awaited.
+    pub fn far_rows_came(&mut self, owner: ConversationId) {
+        self.kept.iter_mut().filter(|one| one.owner == Some(owner)).for_each(|one| one.context.awaits_far = false);
+    }
+
+    /// Releases the states of a conversation that await far rows.
+    pub fn release_awaiting<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId) {
+        self.release_if(runner, |one| one.owner == Some(owner) && one.context.awaits_far);
     }
 
     fn release_if<B: Backend>(&mut self, runner: &mut Runner<B>, pick: impl Fn(&Kept) -> bool) {

@@ -92,6 +92,10 @@ impl<B: Backend> Conversation<B> {
     /// dropped or the turn must end.
     pub fn forget(&mut self, m: &mut Loaded<B>) -> bool {
         let (Some(_), Some(drops)) = (&self.job, m.drops()) else { return false };
+        if self.chain.context.awaits_far && !self.settle_far(m) {
+            // Its pages are free: it is read again.
+            return true;
+        }
         let context = &mut self.chain.context;
         let live = m.runner.cache.stats(m.runner.backend(), context.seq).live_slots;
         let entry = match &drops {

@@ -92,7 +92,10 @@ impl<B: Backend> Worker<B> {
             self.step();
             self.step_beside();
             self.finish();
-            let due = self.conversations.values_mut().map(|c| c.write_cache(&mut self.model));
+            let due = self
+                .conversations
+                .values_mut()
+                .map(|c| c.load_far(&mut self.model).min(c.write_cache(&mut self.model)));
             self.cache_due = due.min().unwrap_or(Due::Never);
             if let Some(text) = self.model.runner.backend().notice() {
                 self.conversations.values().for_each(|c| c.outlet.notice(&*text));
@@ -256,17 +259,18 @@ impl<B: Backend> Worker<B> {
     /// Runs a prefill chunk of one chain.
     fn prefill(&mut self, id: Id) {
         let Some(conversation) = self.conversations.get_mut(&id.conversation) else { return };
-        let runner = &mut self.model.runner;
-        conversation.report_progress(runner);
+        conversation.report_progress(&self.model.runner);
         let started = Instant::now();
-        let Some(chain) = conversation.chain_mut(id.number) else { return };
-        match chain.feed(runner, self.scheduler.chunks.size()) {
+        let size = self.scheduler.chunks.size();
+        match conversation.feed(&mut self.model, id.number, size) {
             Ok(n) => {
+                let runner = &mut self.model.runner;
                 if let Err(error) = runner.check_finite() {
                     return conversation.halt(Halt::Error(error.to_string()));
                 }
                 // The draft head is only fed the end of a long prompt, which its window holds.
-                if n > 0 && runner.has_head() && chain.tokens_left() < head::WINDOW {
+                let left = conversation.chain(id.number).map_or(0, Chain::tokens_left);
+                if n > 0 && runner.has_head() && left < head::WINDOW {
                     self.feed_head(&[(id, n)]);
                 }
                 if n > 1 {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{Device, KvGeometry, Measure, QkvRopeArgs, Use};
 use dmschat::cache::file::{Header, Identity, Opened, Room, SlotLog, Writer};
-use dmschat::cache::{KvCache, SeqId};
+use dmschat::cache::{FarRest, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Far, Policy, Shift};
 use dmschat::protocol::LogEntry;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-const TOKENS: usize = 60;
+const TOKENS: usize = 110;
 const DIM: usize = 8;
 const HEADS: usize = 2;
 const SOON: Duration = Duration::from_secs(20);
@@ -40,11 +40,11 @@ fn empty(b: &Cpu) -> KvCache<Cpu> {
         staged_rows: 0,
         local: Default::default(),
     };
-    KvCache::new(b, geometry, 64, TOKENS).expect("memory")
+    KvCache::new(b, geometry, 128, TOKENS).expect("memory")
 }
 
-/// A sequence of a few tokens, two of three marked, so that each lane has a far page and a part of
-/// one.
+/// A sequence of a few tokens, two of three marked, so that each lane has a near page, one that is
+/// not near, and a part of one.
 fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
     let seq = cache.create(b, true).expect("a row");
     let spans = [cache.span(seq, 0, TOKENS)];
@@ -61,6 +61,7 @@ fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
         cache.attention(b, &mut out, &mut qkv, &mut decisions.clone(), layer, &spans, &rope);
     }
     cache.finish(b, &spans);
+    cache.choose(b, seq, 1).expect("far rows are kept");
     seq
 }
 
@@ -119,10 +120,16 @@ pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
     }
     cache.check_head(&head, TOKENS).map_err(anyhow::Error::msg)?;
     let check = cache.layer_check(TOKENS);
-    let mut reader = opened.read(move |layer, image| check.check(layer, image))?;
-    while reader.left() > 0 {
-        let layer = reader.next(SOON).expect("a reader that reads")?;
-        cache.import_layer(&b, seq, &layer)?;
+    let mut rests = Vec::new();
+    for images in [0..cache.first_rest(), cache.first_rest()..n] {
+        let mut reader = opened.read_some(images, move |layer, image| check.check(layer, image))?;
+        while reader.left() > 0 {
+            let image = reader.next(SOON).expect("a reader that reads")?;
+            match rests.iter().position(|rest: &FarRest<Cpu>| rest.number() == image.number()) {
+                Some(at) => cache.import_rest(&b, rests.swap_remove(at), &image)?,
+                None => rests.extend(cache.import_layer(&b, seq, &image)?),
+            }
+        }
     }
     cache.end_import(&b, seq, &head, std::iter::empty()).map_err(anyhow::Error::msg)?;
     if let Err(why) = cache.audit(&b) {
@@ -130,6 +137,7 @@ pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
     }
     cache.unpin(&b, seq, 0..usize::MAX)?;
     cache.forget(&b, seq, 1)?;
+    cache.choose(&b, seq, 1).expect("far rows are kept");
     let fork = cache.fork(&b, seq)?;
     cache.release(&b, seq);
     let stats = cache.stats(&b, fork);
@@ -192,5 +200,6 @@ fn image(bytes: &[u8]) -> Result<()> {
     }
     cache.release(&b, seq);
     assert_eq!(cache.pool_stats(&b).used_pages, 0);
-    Ok(taken??)
+    taken??;
+    Ok(())
 }

@@ -187,17 +187,28 @@ fn images_have_the_far_rows() {
         let (before, after) = log.split_at(log.len() - 60);
         let mut runner = runner_with(2, &tiny, options(codec, 1));
         let (seq, _) = feed(&mut runner, before, step_lengths(1));
+        let newest: Vec<LogEntry> = (30..60).map(LogEntry::Token).collect();
         let tokens: Vec<u32> = before.iter().filter_map(LogEntry::token).collect();
         let images = images(&mut runner, seq);
         let (head, _) = runner.head(seq);
         let copy = runner.create(false).expect("a free row");
         let check = runner.cache.layer_check(head.len);
+        let checked = |number: usize| check.check(number, images[number].clone()).expect("an image that was just made");
         // Layers come in any order.
-        for (number, image) in images.iter().enumerate().rev() {
-            let checked = check.check(number, image.clone()).expect("an image that was just made");
-            runner.import_layer(copy, &checked).expect("room");
+        let (firsts, mut rests) = (0..runner.cache.first_rest(), Vec::new());
+        for number in firsts.rev() {
+            rests.extend(runner.import_layer(copy, &checked(number)).expect("room"));
         }
         runner.end_import(copy, &head, tokens.into_iter()).expect("images of one sequence");
+        // Steps need no other far rows, nor do forks, nor does who wants to know what is far.
+        let fork = runner.fork(copy).expect("a free row");
+        assert!(feed_on(&mut runner, copy, &newest, || 3) == feed_on(&mut runner, seq, &newest, || 5), "{codec:?}");
+        assert_eq!(far(&runner, copy), far(&runner, seq), "{codec:?}");
+        assert_eq!(runner.drop_far(seq, 170), runner.drop_far(copy, 170));
+        for rest in rests {
+            let image = checked(rest.number());
+            runner.import_rest(rest, &image).expect("rows of the lane");
+        }
         let (wanted, found) = (far(&runner, seq), far(&runner, copy));
         assert_eq!(found, wanted, "{codec:?}");
         let hidden = wanted.iter().flatten().flatten().filter(|(_, near)| !near).count();
@@ -207,6 +218,9 @@ fn images_have_the_far_rows() {
         let go_on = |runner: &mut Runner<Cpu>, seq, seed| feed_on(runner, seq, after, step_lengths(seed));
         let (a, b) = (go_on(&mut runner, seq, 2), go_on(&mut runner, copy, 3));
         assert!(a == b && far(&runner, seq) == far(&runner, copy), "{codec:?}");
+        feed_on(&mut runner, fork, &newest, || 4);
+        runner.drop_far(fork, 170);
+        assert!(go_on(&mut runner, fork, 4) == a, "{codec:?}: the fork has the rows too");
     }
 }
 
@@ -223,17 +237,19 @@ fn forged_far_rows_are_refused() {
     let [of, full, filling, near] = [0, 1, 2, 4].map(word);
     assert!(of == number && full > 2 && filling > 1 && near < full, "{full} pages, {near} near, {filling} rows more");
     let queries = 20 + 4 * near;
-    let means = queries + 4 * Far::QUERIES * g.n_q_heads / g.n_kv_heads * g.head_dim;
-    let blocks = means + 4 * full * g.head_dim;
-    let metas = blocks + g.page().meta_at;
+    let metas = queries + 4 * Far::QUERIES * g.n_q_heads / g.n_kv_heads * g.head_dim;
+    let means = metas + 4 * full * Far::ROWS;
+    let blocks = means + 2 * full * g.head_dim;
+    let hidden = (0..full).find(|&page| (0..near).all(|i| word(5 + i) != page)).expect("a page that is not near");
+    let hidden = metas + 4 * hidden * Far::ROWS;
     let put = |at: usize, bytes: &[u8]| {
         let mut image = images[number].clone();
         image[at..at + bytes.len()].copy_from_slice(bytes);
         image
     };
     let words = |at: usize, value: u32| put(at, &value.to_ne_bytes());
-    let second = &images[number][metas + 4..metas + 8];
-    let cases: [(Vec<u8>, &str); 12] = [
+    let second = &images[number][hidden + 4..hidden + 8];
+    let cases: [(Vec<u8>, &str); 13] = [
         (images[number + 1].clone(), "the image of another layer"),
         (images[number][..19].to_vec(), "shorter than its head"),
         (images[number][..images[number].len() - 1].to_vec(), "another size"),
@@ -244,7 +260,8 @@ fn forged_far_rows_are_refused() {
         (words(20, full as u32), "not a list of its pages"),
         (put(queries, &f32::NAN.to_ne_bytes()), "queries or means"),
         (put(means, &f32::INFINITY.to_ne_bytes()), "queries or means"),
-        (put(metas, second), "two far rows are of one token"),
+        (put(hidden, second), "two far rows are of one token"),
+        (put(blocks + g.page().meta_at, second), "near rows that are not those of their pages"),
         (put(blocks, &f32::NAN.to_ne_bytes()), "values that are not numbers"),
     ];
     let check = runner.cache.layer_check(head.len);
@@ -253,6 +270,15 @@ fn forged_far_rows_are_refused() {
         assert!(said.contains(why), "{said}, not {why}");
     }
     assert!(check.check(images.len(), images[number].clone()).is_err(), "there is no such image");
+    let rest = runner.cache.first_rest();
+    let mut not_finite = images[rest].clone();
+    not_finite[4..8].copy_from_slice(&f32::NAN.to_ne_bytes());
+    let cut = images[rest][..images[rest].len() - 1].to_vec();
+    let of_other = images[rest + 1].clone();
+    for (image, why) in [(not_finite, "not numbers"), (cut, "another size"), (of_other, "of another layer")] {
+        let said = check.check(rest, image).err().expect(why).to_string();
+        assert!(said.contains(why), "{said}, not {why}");
+    }
     // A lane that has its far rows and all tokens in slots too.
     let copy = runner.create(true).expect("a free row");
     let mut plain = runner_with(1, &tiny, options(Codec::F32, 1));
@@ -260,12 +286,18 @@ fn forged_far_rows_are_refused() {
     for step in (0..head.len as u32).map(|i| i % 256).collect::<Vec<_>>().chunks(8) {
         plain.feed(dense, step).expect("room");
     }
-    for (number, image) in images.iter().enumerate() {
+    let mut rests = Vec::new();
+    for (number, image) in images.iter().enumerate().take(rest) {
         let mut other = Vec::new();
         plain.export_layer(dense, number, &mut other);
         let image = if number < g.n_layers { other } else { image.clone() };
-        runner.import_layer(copy, &check.check(number, image).expect("it could be")).expect("room");
+        rests.extend(runner.import_layer(copy, &check.check(number, image).expect("it could be")).expect("room"));
     }
+    // Rows that could be far, of another lane.
+    let mut changed = images[rest].clone();
+    changed[4 + g.page().meta_at..][..4].copy_from_slice(second);
+    let changed = check.check(rest, changed).expect("it could be");
+    assert!(runner.import_rest(rests.swap_remove(0), &changed).is_err());
     let ended = runner.end_import(copy, &head, std::iter::empty());
     assert_eq!(ended, Err("more far rows and slots than tokens"));
 }

@@ -231,6 +231,52 @@ fn a_saved_cache_has_the_far_rows_of_a_replay() {
     }
 }
 
+/// Far rows of a saved cache come after the conversation has gone on. Whatever becomes of their
+/// file, answers are those of a replay.
+#[test]
+fn far_rows_of_a_file_come_late_or_the_log_is_replayed() {
+    let tiny = talker(710);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.cache");
+    let mut s = Session::with(&tiny, far);
+    s.max_tokens = 50;
+    s.send(Command::KeepCache(Some(CacheFile { path: path.clone(), limit_bytes: 1 << 30, has_log: false })));
+    ask(&mut s, &question());
+    ask(&mut s, "and then?");
+    let tokens = s.tokens().len();
+    assert_eq!(written(&path, tokens), tokens);
+    let (log, exchanges, whole) = (s.log.clone(), s.exchanges.clone(), std::fs::read(&path).expect("a file"));
+    let go_on = |s: &mut Session, switches: bool| {
+        if switches {
+            s.toggle(false);
+            s.toggle(true);
+        }
+        let report = ask(s, &question());
+        let seen = logits(s);
+        let answer = seen[seen.len() - report.generated.len()..].to_vec();
+        let far = report.kv.far.map(|far| FarStats { fetched: 0, ..far });
+        (report.generated, answer, far, s.log.clone())
+    };
+    for switches in [false, true] {
+        let wanted = go_on(&mut resumed(&tiny, (&log, &exchanges), None, far), switches);
+        for (is_damaged, waits) in [(false, true), (true, true), (true, false)] {
+            let mut bytes = whole.clone();
+            *bytes.last_mut().expect("a checksum of far rows") ^= u8::from(is_damaged);
+            std::fs::write(&path, bytes).expect("a file");
+            let mut s = resumed(&tiny, (&log, &exchanges), Some(path.clone()), far);
+            // An open file can be read.
+            std::fs::remove_file(&path).expect("the file");
+            if is_damaged && waits {
+                s.wait(|e| matches!(e, Event::RebuildDone { .. }).then_some(()));
+                let why = format!("not used: it is damaged (the checksum of a layer); recomputing {tokens} tokens");
+                assert!(s.notices().iter().any(|text| text.contains(&why)), "{:?}", s.notices());
+                assert_eq!(s.watch.seen().steps.iter().sum::<usize>(), tokens);
+            }
+            assert!(go_on(&mut s, switches) == wanted, "switches: {switches}, damaged: {is_damaged}, waits: {waits}");
+        }
+    }
+}
+
 /// Another conversation shares what a prompt fed before the choice at its end, and is what it would
 /// be alone.
 #[test]

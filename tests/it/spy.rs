@@ -256,6 +256,8 @@ impl Pages for Spy {
 }
 
 impl FarPages for Spy {
+    type Awaited = <Cpu as FarPages>::Awaited;
+
     fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
         self.watch.count("choose");
         self.lent(kv, |kv| self.cpu.choose(kv, seq, queries, held))
@@ -293,8 +295,16 @@ impl FarPages for Spy {
         tokens: usize,
         far: &FarLane,
         blocks: &[u8],
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<Self::Awaited, OutOfMemory> {
         self.lent(kv, |kv| self.cpu.import_far(kv, seq, lane, tokens, far, blocks))
+    }
+
+    fn export_far_rest(&self, kv: &KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) {
+        self.lent(kv, |kv| self.cpu.export_far_rest(kv, seq, lane, blocks));
+    }
+
+    fn fill_far(&self, kv: &mut KvTables<Self>, awaited: Self::Awaited, blocks: &[u8]) -> Result<(), OutOfMemory> {
+        self.lent(kv, |kv| self.cpu.fill_far(kv, awaited, blocks))
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     values,
 };
 use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs, SampleArgs, SamplingState, Use};
-use dmschat::cache::{KvCache, SeqId};
+use dmschat::cache::{FarRest, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dmc, Dms, Far, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
 use dmschat::protocol::{LaneFilter, SamplingParams};
@@ -381,14 +381,19 @@ impl<B: Measure> Run<'_, B> {
         let (b, old) = (self.b, self.seqs[seq]);
         let (head, bytes) = self.cache.head(b, old);
         let new = self.cache.create(b, false).expect("a free row");
-        let (mut image, mut again) = (Vec::new(), Vec::new());
-        for (layer, &bytes) in bytes.iter().enumerate() {
-            self.cache.export_layer(b, old, layer, &mut image);
+        let (mut images, mut again, mut rests) = (vec![Vec::new(); bytes.len()], Vec::new(), Vec::new());
+        for (layer, image) in images.iter_mut().enumerate() {
+            self.cache.export_layer(b, old, layer, image);
             let checked = self.cache.layer_check(head.len).check(layer, image.clone());
             let checked = checked.expect("an image that was just made");
-            self.cache.import_layer(b, new, &checked).expect("memory for a check");
+            match rests.iter().position(|rest: &FarRest<B>| rest.number() == layer) {
+                Some(at) => self.cache.import_rest(b, rests.swap_remove(at), &checked).expect("its far rows"),
+                None => rests.extend(self.cache.import_layer(b, new, &checked).expect("memory for a check")),
+            }
+        }
+        for (layer, (image, &bytes)) in images.iter().zip(&bytes).enumerate() {
             self.cache.export_layer(b, new, layer, &mut again);
-            self.output.exact.extend([(image.len() as u64 == bytes) as i64, (image == again) as i64, bytes as i64]);
+            self.output.exact.extend([(image.len() as u64 == bytes) as i64, (*image == again) as i64, bytes as i64]);
         }
         self.cache.end_import(b, new, &head, std::iter::empty()).expect("images of one sequence");
         self.cache.release(b, old);

@@ -6,6 +6,7 @@ use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables,
 use super::thread_pool::Tile;
 use super::{Acts, Cpu};
 use crate::policy::{Far, SlotMeta, choose as choose_pages, far::score};
+use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -32,9 +33,13 @@ impl RowBytes {
     }
 }
 
-/// A far page: blocks in the layout of the pool's pages, one after the other.
+/// A far page.
 struct Page {
-    blocks: Box<[u32]>,
+    /// Blocks in the layout of the pool's pages, one after the other. Not set in a page that awaits
+    /// its rows.
+    blocks: OnceLock<Box<[u32]>>,
+    /// Metadata of the rows of a page that was imported without them.
+    metas: Box<[SlotMeta]>,
     /// Mean of its keys, `[head_dim]`, once a choice has asked for it.
     mean: OnceLock<Box<[f32]>>,
     /// Bytes of all pages, and of this one.
@@ -43,27 +48,35 @@ struct Page {
 }
 
 impl Page {
-    fn new(block_bytes: usize, blocks: usize, index_bytes: usize, all: &Arc<AtomicU64>) -> Self {
-        let blocks = vec![0; blocks * block_bytes / size_of::<u32>()].into_boxed_slice();
-        let bytes = (size_of_val(&*blocks) + index_bytes) as u64;
-        all.fetch_add(bytes, Ordering::Relaxed);
-        Self { blocks, mean: OnceLock::new(), all: Arc::clone(all), bytes }
+    /// A page of `bytes` bytes in all that has no rows yet.
+    fn new(bytes: usize, all: &Arc<AtomicU64>) -> Self {
+        all.fetch_add(bytes as u64, Ordering::Relaxed);
+        let (blocks, metas, mean) = (OnceLock::new(), Box::default(), OnceLock::new());
+        Self { blocks, metas, mean, all: Arc::clone(all), bytes: bytes as u64 }
     }
 
     fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.blocks)
+        bytemuck::cast_slice(self.blocks.get().expect("the rows of a page that is read have arrived"))
     }
 
     fn block(&self, i: usize, block_bytes: usize) -> &[u8] {
         &self.bytes()[i * block_bytes..][..block_bytes]
+    }
+
+    /// Sets the first bytes of the blocks of a page that has none, and the others to zero.
+    fn set(&self, page_bytes: usize, bytes: &[u8]) {
+        let mut blocks = vec![0u32; page_bytes / size_of::<u32>()].into_boxed_slice();
+        bytemuck::cast_slice_mut(&mut blocks)[..bytes.len()].copy_from_slice(bytes);
+        let _ = self.blocks.set(blocks);
     }
 }
 
 impl Clone for Page {
     fn clone(&self) -> Self {
         self.all.fetch_add(self.bytes, Ordering::Relaxed);
-        let Self { blocks, mean, all, bytes } = self;
-        Self { blocks: blocks.clone(), mean: mean.clone(), all: Arc::clone(all), bytes: *bytes }
+        let Self { blocks, metas, mean, all, bytes } = self;
+        let (blocks, metas, mean) = (blocks.clone(), metas.clone(), mean.clone());
+        Self { blocks, metas, mean, all: Arc::clone(all), bytes: *bytes }
     }
 }
 
@@ -120,14 +133,36 @@ impl FarRows {
         Far::ROWS / self.layout.page_slots
     }
 
+    /// Bytes of a page's blocks.
+    fn page_bytes(&self) -> usize {
+        self.per_page() * self.block_bytes
+    }
+
+    /// A page without rows.
+    fn page(&self) -> Page {
+        Page::new(self.page_bytes() + self.index_bytes, &self.all)
+    }
+
+    /// Metadata of a row of a page.
+    fn meta(&self, page: &Page, row: usize) -> SlotMeta {
+        let slots = self.layout.page_slots;
+        let in_block = || self.layout.meta(page.block(row / slots, self.block_bytes), row % slots);
+        page.metas.get(row).copied().unwrap_or_else(in_block)
+    }
+
     /// Appends a row that leaves a lane.
     pub fn push(&mut self, lane: usize, row: &RowBytes) {
-        let (blocks, slots) = (self.per_page(), self.layout.page_slots);
+        let slots = self.layout.page_slots;
+        if self.lanes[lane].filling.is_none() {
+            let page = self.page();
+            page.set(self.page_bytes(), &[]);
+            self.lanes[lane].filling = Some(Arc::new(page));
+        }
         let far = &mut self.lanes[lane];
-        let fresh = || Arc::new(Page::new(self.block_bytes, blocks, self.index_bytes, &self.all));
-        let page = Arc::make_mut(far.filling.get_or_insert_with(fresh));
+        let page = Arc::make_mut(far.filling.as_mut().expect("it was just made"));
         let block = far.rows / slots;
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut page.blocks);
+        let blocks = page.blocks.get_mut().expect("a page that is filling has its blocks");
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(blocks);
         let block = &mut bytes[block * self.block_bytes..][..self.block_bytes];
         row.write(&self.layout, block, far.rows % slots);
         far.rows += 1;
@@ -196,20 +231,17 @@ impl FarRows {
     /// Metadata of a lane's rows, in the order in which they left, and whether attention reads
     /// them.
     fn metas(&self, lane: usize) -> Vec<(SlotMeta, bool)> {
-        let (far, slots) = (&self.lanes[lane], self.layout.page_slots);
+        let far = &self.lanes[lane];
         let full =
             far.full.iter().enumerate().map(|(i, page)| (page, Far::ROWS, far.near.binary_search(&(i as u32)).is_ok()));
         let all = full.chain(far.filling.iter().map(|page| (page, far.rows, true)));
         let rows = all.flat_map(|(page, rows, near)| (0..rows).map(move |row| (page, row, near)));
-        let meta = |page: &Page, row: usize| self.layout.meta(page.block(row / slots, self.block_bytes), row % slots);
-        rows.map(|(page, row, near)| (meta(page, row), near)).collect()
+        rows.map(|(page, row, near)| (self.meta(page, row), near)).collect()
     }
 
     /// Positions of the rows of a full page.
     fn positions(&self, page: &Page) -> impl Iterator<Item = usize> {
-        let slots = self.layout.page_slots;
-        let block = move |row| page.block(row / slots, self.block_bytes);
-        (0..Far::ROWS).map(move |row| self.layout.meta(block(row), row % slots).position())
+        (0..Far::ROWS).map(move |row| self.meta(page, row).position())
     }
 
     /// The pages of `near` and those that are held, ascending.
@@ -236,6 +268,8 @@ pub(super) fn remember(kv: &mut KvTables<Cpu>, rows: &Acts, layer: usize, spans:
 }
 
 impl FarPages for Cpu {
+    type Awaited = Awaited;
+
     fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
         choose(self, kv, seq, queries, held)
     }
@@ -268,7 +302,7 @@ impl FarPages for Cpu {
     fn export_far(&self, kv: &mut KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) -> FarLane {
         let Some(all) = &kv.pool.far else { return FarLane::default() };
         let LaneRows { full, filling, rows, near, dropped } = &all.lanes[kv.geometry.row(lane.layer, seq, lane.head)];
-        full.iter().for_each(|page| blocks.extend_from_slice(page.bytes()));
+        near.iter().for_each(|&page| blocks.extend_from_slice(full[page as usize].bytes()));
         let filled = rows.div_ceil(all.layout.page_slots) * all.block_bytes;
         filling.iter().for_each(|page| blocks.extend_from_slice(&page.bytes()[..filled]));
         let mean = |page: &Arc<Page>| page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes())).to_vec();
@@ -278,9 +312,17 @@ impl FarPages for Cpu {
             filling: *rows,
             dropped: *dropped,
             near: near.clone(),
-            means: full.iter().flat_map(mean).collect(),
+            means: full.iter().flat_map(mean).map(|x| bf16::from_f32(x).to_bits()).collect(),
+            metas: full.iter().flat_map(|page| (0..Far::ROWS).map(|row| all.meta(page, row))).collect(),
             queries: all.queries(&kv.geometry.of_far(), seq, lane, tokens - tokens.min(Far::QUERIES)..tokens),
         }
+    }
+
+    fn export_far_rest(&self, kv: &KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) {
+        let Some(all) = &kv.pool.far else { return };
+        let far = &all.lanes[kv.geometry.row(lane.layer, seq, lane.head)];
+        let others = (0..).zip(&far.full).filter(|(index, _)| far.near.binary_search(index).is_err());
+        others.for_each(|(_, page)| blocks.extend_from_slice(page.bytes()));
     }
 
     fn far_sizes(&self, kv: &KvTables<Self>, seq: usize, lane: Lane) -> FarSizes {
@@ -297,28 +339,31 @@ impl FarPages for Cpu {
         tokens: usize,
         far: &FarLane,
         blocks: &[u8],
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<Awaited, OutOfMemory> {
         let g = kv.geometry.of_far();
-        let Some(all) = &mut kv.pool.far else { return Ok(()) };
-        let per_page = all.per_page();
-        let page = |bytes: &[u8]| {
-            let mut page = Page::new(all.block_bytes, per_page, all.index_bytes, &all.all);
-            bytemuck::cast_slice_mut(&mut page.blocks)[..bytes.len()].copy_from_slice(bytes);
-            page
-        };
-        let (full, rest) = blocks.split_at(far.full * per_page * all.block_bytes);
-        let full = full.chunks(per_page * all.block_bytes).zip(far.means.chunks(g.head_dim)).map(|(bytes, mean)| {
-            let mut page = page(bytes);
-            page.mean = OnceLock::from(Box::from(mean));
+        let Some(all) = &mut kv.pool.far else { return Ok(Awaited::default()) };
+        let page_bytes = all.page_bytes();
+        let mut blocks = blocks.chunks(page_bytes);
+        let indices = far.means.chunks(g.head_dim).zip(far.metas.chunks(Far::ROWS));
+        let full: Vec<Arc<Page>> = (0..far.full as u32)
+            .zip(indices)
+            .map(|(index, (means, metas))| {
+                let mut page = all.page();
+                page.mean = OnceLock::from(means.iter().map(|x| bf16::from_bits(*x).to_f32()).collect::<Box<[f32]>>());
+                match far.near.binary_search(&index) {
+                    Ok(_) => page.set(page_bytes, blocks.next().unwrap_or_default()),
+                    Err(_) => page.metas = Box::from(metas),
+                }
+                Arc::new(page)
+            })
+            .collect();
+        let filling = blocks.next().map(|bytes| {
+            let page = all.page();
+            page.set(page_bytes, bytes);
             Arc::new(page)
         });
-        let rows = LaneRows {
-            full: full.collect(),
-            filling: (far.filling > 0).then(|| Arc::new(page(rest))),
-            rows: far.filling,
-            near: far.near.clone(),
-            dropped: far.dropped,
-        };
+        let awaited = full.iter().filter(|page| page.blocks.get().is_none()).cloned().collect();
+        let rows = LaneRows { full, filling, rows: far.filling, near: far.near.clone(), dropped: far.dropped };
         all.lanes[g.row(lane.layer, seq, lane.head)] = rows;
         let width = g.n_q_heads / g.n_kv_heads * g.head_dim;
         let newest = tokens - far.queries.len() / width..tokens;
@@ -326,9 +371,20 @@ impl FarPages for Cpu {
             let at = FarRows::query_at(&g, seq, lane, position);
             all.recent[at..at + width].copy_from_slice(row);
         }
+        Ok(Awaited(awaited))
+    }
+
+    fn fill_far(&self, kv: &mut KvTables<Self>, awaited: Awaited, blocks: &[u8]) -> Result<(), OutOfMemory> {
+        let Some(all) = &kv.pool.far else { return Ok(()) };
+        let page_bytes = all.page_bytes();
+        awaited.0.iter().zip(blocks.chunks(page_bytes)).for_each(|(page, bytes)| page.set(page_bytes, bytes));
         Ok(())
     }
 }
+
+/// Pages of a lane that await their rows, oldest first.
+#[derive(Default)]
+pub struct Awaited(Vec<Arc<Page>>);
 
 fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
     let g = kv.geometry.of_far();

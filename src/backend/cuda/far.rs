@@ -15,6 +15,7 @@ use super::kernels::{BLOCK, Kernel};
 use super::kv::{metas_of, reclaim};
 use super::views::view;
 use crate::policy::{Far, SlotMeta};
+use half::bf16;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -146,7 +147,7 @@ fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usi
         // Both ascend.
         let entry = |page: &usize| {
             place += near[place..].iter().take_while(|near| *near < page).count();
-            if near.get(place) == Some(page) { place as i32 } else { -1 - full[*page].number as i32 }
+            if near.get(place) == Some(page) { place as i32 } else { -1 - FarRows::number_of(&full[*page]) as i32 }
         };
         lists[at] = chosen[at].iter().map(entry).collect();
         fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;
@@ -166,6 +167,7 @@ fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usi
 
 impl FarPages for Cuda {
     const IN_POOL: bool = true;
+    type Awaited = Awaited;
 
     fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
         if queries == 0 || kv.pool.far.is_none() {
@@ -251,7 +253,7 @@ impl FarPages for Cuda {
         // What was sent has arrived once this is read.
         let rows = far.rows_of(row);
         let LaneRows { full, near, dropped } = &far.lanes[row];
-        full.iter().for_each(|page| blocks.extend_from_slice(far.bytes_of(page)));
+        near.iter().filter(|page| **page != LOST).for_each(|&page| blocks.extend_from_slice(far.bytes_of(&full[page])));
         let mut tokens = [0];
         kv.seq_len.read(seq, &mut tokens);
         let first = near.len() * Far::ROWS;
@@ -263,15 +265,28 @@ impl FarPages for Cuda {
             dropped: *dropped,
             near: near.iter().copied().chain(full.len()..full.len() + since).map(|page| page as u32).collect(),
             means: far.means(full),
+            metas: full.iter().flat_map(|page| far.metas(&g, page)).collect(),
             queries: far.queries(&g, seq, lane, tokens[0] as usize),
         };
         let (pages, at) = (far.pages_of_lane(row, rows).split_off(first / g.page_slots), blocks.len());
         blocks.resize(at + pages.len() * g.page_bytes(), 0);
         self.export_pages(kv, &pages, &mut blocks[at..]);
+        let layout = g.page();
         for page in blocks[at..].chunks(Far::ROWS / g.page_slots * g.page_bytes()).take(since) {
-            out.means.extend(mean(kv, lane.layer, page));
+            out.means.extend(mean(kv, lane.layer, page).iter().map(|x| bf16::from_f32(*x).to_bits()));
+            let meta = |row: usize| layout.meta(&page[row / g.page_slots * g.page_bytes()..], row % g.page_slots);
+            out.metas.extend((0..Far::ROWS).map(meta));
         }
         out
+    }
+
+    fn export_far_rest(&self, kv: &KvTables<Self>, seq: usize, lane: Lane, blocks: &mut Vec<u8>) {
+        // What was sent arrives.
+        self.driver.wait();
+        let Some(far) = &kv.pool.far else { return };
+        let LaneRows { full, near, .. } = &far.lanes[kv.geometry.row(lane.layer, seq, lane.head)];
+        let others = full.iter().enumerate().filter(|(index, _)| near.binary_search(index).is_err());
+        others.for_each(|(_, page)| blocks.extend_from_slice(far.bytes_of(page)));
     }
 
     fn far_sizes(&self, kv: &KvTables<Self>, seq: usize, lane: Lane) -> FarSizes {
@@ -290,23 +305,45 @@ impl FarPages for Cuda {
         tokens: usize,
         rows: &FarLane,
         blocks: &[u8],
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<Awaited, OutOfMemory> {
         let g = kv.geometry;
-        let Some(far) = &mut kv.pool.far else { return Ok(()) };
-        let (row, page_bytes) = (g.row(lane.layer, seq, lane.head), far.page_bytes);
-        let none = OutOfMemory { what: "far rows", needed_bytes: (rows.full * page_bytes) as u64 };
-        let full = (0..rows.full).map(|_| far.take()).collect::<Option<Vec<_>>>().ok_or(none)?;
-        let (far_blocks, filling) = blocks.split_at(rows.full * page_bytes);
-        far.fill(&full, far_blocks, &rows.means);
+        let Some(far) = &mut kv.pool.far else { return Ok(Awaited::default()) };
+        let row = g.row(lane.layer, seq, lane.head);
+        let none = OutOfMemory { what: "far rows", needed_bytes: (rows.full * far.page_bytes) as u64 };
+        let full = rows.metas.chunks(Far::ROWS).map(|metas| far.reserve(Box::from(metas)));
+        let full = full.collect::<Option<Vec<_>>>().ok_or(none)?;
+        far.set_means(&full, &rows.means);
         far.numbers.write(row * far.most, &full.iter().map(|page| page.number as i32).collect::<Vec<_>>());
         far.set_queries(&g, seq, lane, tokens, &rows.queries);
         let near: Vec<usize> = rows.near.iter().map(|&page| page as usize).collect();
         let near_rows = near.len() * Far::ROWS + rows.filling;
-        let read = near.iter().flat_map(|page| &far_blocks[page * page_bytes..][..page_bytes]);
-        let read: Vec<u8> = read.chain(filling).copied().collect();
+        let near_blocks = Box::from(&blocks[..near.len() * far.page_bytes]);
+        let awaited = Awaited { pages: full.clone(), near: near.clone(), near_blocks };
         far.lanes[row] = LaneRows { full, near, dropped: rows.dropped };
-        let pages = self.import_pages(kv, &read);
+        let pages = self.import_pages(kv, blocks);
         kv.pool.far.iter_mut().for_each(|far| far.set_pages_of_lane(row, near_rows, &pages));
-        Ok(())
+        Ok(awaited)
     }
+
+    fn fill_far(&self, kv: &mut KvTables<Self>, awaited: Awaited, blocks: &[u8]) -> Result<(), OutOfMemory> {
+        let Some(far) = &mut kv.pool.far else { return Ok(()) };
+        let Awaited { pages, near, near_blocks } = awaited;
+        let needed_bytes = (pages.len() * far.page_bytes) as u64;
+        let (mut of_near, mut of_others) = (near_blocks.chunks(far.page_bytes), blocks.chunks(far.page_bytes));
+        let filled = pages.iter().enumerate().filter_map(|(index, page)| {
+            let of_page = if near.binary_search(&index).is_ok() { &mut of_near } else { &mut of_others };
+            Some((page, of_page.next()?))
+        });
+        far.fill(filled).ok_or(OutOfMemory { what: "far rows", needed_bytes })
+    }
+}
+
+/// All full pages of a lane that was imported, oldest first: none has host memory before the rows
+/// of all are there.
+#[derive(Default)]
+pub struct Awaited {
+    pages: Vec<Rc<Page>>,
+    /// Places of those that were near, and their blocks.
+    near: Vec<usize>,
+    near_blocks: Box<[u8]>,
 }

@@ -7,8 +7,7 @@ use super::driver::Driver;
 use super::memory::Buf;
 use super::pinned::Registered;
 use crate::policy::{Far, SlotMeta};
-use half::bf16;
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::thread::{self, JoinHandle};
@@ -30,15 +29,19 @@ pub(super) const MOST_JOBS: usize = 4096;
 const NO_ROOM: &str = "no memory is left for far pages, on the GPU for their index or of the host for their rows; tokens that leave the \
                        cache from here on are gone. A smaller --ctx-size or --kv k8v4 leaves room";
 
-/// Host memory of some far pages, and memory of the GPU for their means in bf16.
+/// Host memory of some far pages, once one of them has rows, and memory of the GPU for their means
+/// in bf16.
 struct Home {
-    rows: Registered,
+    rows: Option<Registered>,
     means: Buf<u16>,
 }
 
 /// A far page by its number, which is free once nobody holds it.
 pub(super) struct Page {
     pub number: usize,
+    /// Metadata of the rows of a page that was made without them, and whether they are to come.
+    metas: Box<[SlotMeta]>,
+    awaits_rows: Cell<bool>,
     /// First and last position of its rows, once asked for.
     span: OnceCell<[usize; 2]>,
     free: Rc<RefCell<Vec<usize>>>,
@@ -88,8 +91,8 @@ pub(super) struct FarRows {
     pub jobs: Buf<[i32; 4]>,
     pub lanes: Vec<LaneRows>,
     homes: Vec<Home>,
-    /// Host memory for the next of `homes`, which a thread allocates while steps run.
-    next: Option<JoinHandle<Option<Registered>>>,
+    /// Host memory for this one of `homes`, which a thread allocates while steps run.
+    next: Option<(usize, JoinHandle<Option<Registered>>)>,
     free: Rc<RefCell<Vec<usize>>>,
     /// Whether the user knows that there was no memory for pages.
     is_said: bool,
@@ -141,26 +144,58 @@ impl FarRows {
 
     /// Takes host memory for a page; `None` if there is none, which a notice says.
     pub fn take(&mut self) -> Option<Rc<Page>> {
-        if self.free.borrow().is_empty() && self.grow().is_none() {
-            if !std::mem::replace(&mut self.is_said, true) {
-                self.driver.notice.set(Some(NO_ROOM));
-            }
-            return None;
+        let page = self.reserve(Box::default())?;
+        match self.open(Self::place(page.number).0) {
+            Some(()) => Some(page),
+            None => self.no_room(),
         }
-        let number = self.free.borrow_mut().pop()?;
-        Some(Rc::new(Page { number, span: OnceCell::new(), free: Rc::clone(&self.free) }))
     }
 
-    fn grow(&mut self) -> Option<()> {
+    /// Takes a number and room for the mean of a page whose rows, with this metadata, are to come;
+    /// `None` if there is none, which a notice says.
+    pub fn reserve(&mut self, metas: Box<[SlotMeta]>) -> Option<Rc<Page>> {
+        if self.free.borrow().is_empty() && self.add_home().is_none() {
+            return self.no_room();
+        }
+        let (number, awaits_rows) = (self.free.borrow_mut().pop()?, Cell::new(!metas.is_empty()));
+        Some(Rc::new(Page { number, metas, awaits_rows, span: OnceCell::new(), free: Rc::clone(&self.free) }))
+    }
+
+    fn no_room(&mut self) -> Option<Rc<Page>> {
+        if !std::mem::replace(&mut self.is_said, true) {
+            self.driver.notice.set(Some(NO_ROOM));
+        }
+        None
+    }
+
+    /// Adds an allocation, of which only the means have memory.
+    fn add_home(&mut self) -> Option<()> {
         let (at, pages) = (self.homes.len(), self.pages_of(self.homes.len()));
-        let next = self.next.take().or_else(|| self.allocate(at))?;
-        let rows = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        if at == MOST_HOMES {
+            return None;
+        }
         let means = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.head_dim)).ok()?;
-        self.addresses.write(2 * at, &[rows.ptr(), means.ptr()]);
+        self.addresses.write(2 * at, &[0, means.ptr()]);
         self.free.borrow_mut().extend((0..pages).rev().map(|i| at << NUMBER_BITS | i));
-        self.homes.push(Home { rows, means });
+        self.homes.push(Home { rows: None, means });
         self.n_pages += pages;
-        self.next = self.allocate(at + 1);
+        Some(())
+    }
+
+    /// Gives an allocation its host memory, and begins to allocate that of another one.
+    fn open(&mut self, home: usize) -> Option<()> {
+        if self.homes[home].rows.is_some() {
+            return Some(());
+        }
+        let is_it = |(of, _): &mut (usize, _)| *of == home;
+        let thread = self.next.take_if(is_it).map(|(_, thread)| thread).or_else(|| self.allocate(home))?;
+        let rows = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        self.addresses.write(2 * home, &[rows.ptr()]);
+        self.homes[home].rows = Some(rows);
+        if self.next.is_none() {
+            let of_next = self.homes.iter().position(|home| home.rows.is_none()).unwrap_or(self.homes.len());
+            self.next = self.allocate(of_next).map(|thread| (of_next, thread));
+        }
         Some(())
     }
 
@@ -193,33 +228,46 @@ impl FarRows {
         (number >> NUMBER_BITS, number & ((1 << NUMBER_BITS) - 1))
     }
 
-    /// Rows of a far page. What was sent has arrived.
+    /// Rows of a far page that has some. What was sent has arrived.
     pub fn bytes_of(&self, page: &Page) -> &[u8] {
         let (home, at) = Self::place(page.number);
-        &self.homes[home].rows.bytes()[at * self.page_bytes..][..self.page_bytes]
+        let rows = self.homes[home].rows.as_ref().filter(|_| !page.awaits_rows.get());
+        &rows.expect("the rows of a page that is read have arrived").bytes()[at * self.page_bytes..][..self.page_bytes]
     }
 
-    /// Fills pages that nobody reads yet with rows and means, `[pages.len(), head_dim]`.
-    pub fn fill(&mut self, pages: &[Rc<Page>], rows: &[u8], means: &[f32]) {
+    /// Number of a far page that has rows.
+    pub fn number_of(page: &Page) -> usize {
+        assert!(!page.awaits_rows.get(), "the rows of a page that is brought near have arrived");
+        page.number
+    }
+
+    /// Fills pages that await their rows; `None` if there is no host memory for them.
+    pub fn fill<'a>(&mut self, pages: impl Iterator<Item = (&'a Rc<Page>, &'a [u8])>) -> Option<()> {
         // Kernels may still read what the pages had before.
         self.driver.wait();
-        for (page, rows) in pages.iter().zip(rows.chunks_exact(self.page_bytes)) {
+        for (page, rows) in pages {
             let (home, at) = Self::place(page.number);
-            let bytes = &mut self.homes[home].rows.bytes_mut()[at * self.page_bytes..];
-            bytes[..self.page_bytes].copy_from_slice(rows);
+            self.open(home)?;
+            let memory = self.homes[home].rows.as_mut()?;
+            memory.bytes_mut()[at * self.page_bytes..][..self.page_bytes].copy_from_slice(rows);
+            page.awaits_rows.set(false);
         }
+        Some(())
+    }
+
+    /// Sets the means of pages, `[pages.len(), head_dim]`.
+    pub fn set_means(&mut self, pages: &[Rc<Page>], means: &[u16]) {
         let mut rest = means;
         for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
             let means;
             (means, rest) = rest.split_at(run.len() * self.head_dim);
             let (home, at) = Self::place(run[0].number);
-            let means: Vec<u16> = means.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
-            self.homes[home].means.write(at * self.head_dim, &means);
+            self.homes[home].means.write(at * self.head_dim, means);
         }
     }
 
     /// Means of full pages, `[pages.len(), head_dim]`. Waits for the device.
-    pub fn means(&self, pages: &[Rc<Page>]) -> Vec<f32> {
+    pub fn means(&self, pages: &[Rc<Page>]) -> Vec<u16> {
         let mut all = vec![0u16; pages.len() * self.head_dim];
         let mut rest = &mut all[..];
         for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
@@ -228,7 +276,7 @@ impl FarRows {
             let (home, at) = Self::place(run[0].number);
             self.homes[home].means.read(at * self.head_dim, means);
         }
-        all.into_iter().map(|bits| bf16::from_bits(bits).to_f32()).collect()
+        all
     }
 
     /// Near rows of a lane. Waits for the device.
@@ -276,9 +324,12 @@ impl FarRows {
 
     /// Metadata of a far page's rows. What was sent has arrived.
     pub fn metas(&self, g: &KvGeometry, page: &Page) -> impl Iterator<Item = SlotMeta> {
-        let (bytes, layout) = (self.bytes_of(page), g.page());
-        let stride = self.stride;
-        (0..Far::ROWS).map(move |row| layout.meta(&bytes[row / layout.page_slots * stride..], row % layout.page_slots))
+        let (layout, stride) = (g.page(), self.stride);
+        let bytes = if page.metas.is_empty() { self.bytes_of(page) } else { &[] };
+        (0..Far::ROWS).map(move |row| {
+            let in_block = || layout.meta(&bytes[row / layout.page_slots * stride..], row % layout.page_slots);
+            page.metas.get(row).copied().unwrap_or_else(in_block)
+        })
     }
 
     /// Whether a far page has a row at a position in `held`. What was sent has arrived.
@@ -333,6 +384,6 @@ impl Drop for FarRows {
     fn drop(&mut self) {
         // The host memory is freed next.
         self.driver.wait_ignoring_errors();
-        drop(self.next.take().map(JoinHandle::join));
+        drop(self.next.take().map(|(_, thread)| thread.join()));
     }
 }

@@ -9,11 +9,15 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 pub(super) const MAGIC: [u8; 8] = *b"dmschatC";
 
 /// Increases with every change of the header, of the layers' images or of what the checksums cover.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
+
+/// Its lanes have one image of all their far rows. It is read if it has none.
+pub(super) const FAR_WHOLE: u32 = 3;
 
 /// Its images are those of a cache without far rows.
 const WITHOUT_FAR: u32 = 2;
@@ -158,7 +162,7 @@ pub(super) fn require(fine: bool, what: &'static str) -> Result<(), FileError> {
 
 /// A file whose header was read and whose length is what the header says.
 pub struct Opened {
-    pub(super) file: File,
+    pub(super) file: Arc<File>,
     pub header: Header,
     /// The checksum before the first layer, and where that begins.
     pub(super) seed: u64,
@@ -178,7 +182,7 @@ impl Opened {
         let word = |at: usize| u32::from_ne_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
         let (version, length) = (word(MAGIC.len()), word(MAGIC.len() + 4) as usize);
         require(fixed[..MAGIC.len()] == MAGIC, "it does not begin as one")?;
-        if ![VERSION, WITHOUT_FAR, UNNUMBERED].contains(&version) {
+        if ![VERSION, FAR_WHOLE, WITHOUT_FAR, UNNUMBERED].contains(&version) {
             return Err(FileError::Version);
         }
         require(length <= MAX_HEADER_BYTES, "the length of its header")?;
@@ -191,8 +195,12 @@ impl Opened {
         require(checksum(0, &head) == seed, "the checksum of its header")?;
         let header: Header =
             serde_json::from_slice(&head[FIXED_BYTES..]).map_err(|_| FileError::Damaged("its header"))?;
+        if version == FAR_WHOLE && header.identity.far.is_some() {
+            return Err(FileError::Version);
+        }
         let begin = (head.len() + CHECKSUM_BYTES) as u64;
         require(header.file_bytes(begin) == Some(file.metadata()?.len()), "another length than its header says")?;
+        let file = Arc::new(file);
         Ok(Some(Self { file, header, seed, begin, numbered: version != UNNUMBERED }))
     }
 }

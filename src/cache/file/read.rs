@@ -28,38 +28,49 @@ pub struct Reader<T> {
 
 /// State that the threads of a file share.
 struct Shared {
-    file: File,
+    file: Arc<File>,
     seed: u64,
     /// Whether the images in the file begin with the layer's number.
     numbered: bool,
     /// Bytes of each layer's image in the file; its checksum follows.
     images: Vec<Range<u64>>,
-    /// The next layer that nobody reads yet.
+    /// The next layer that nobody reads yet, and the end of those that are wanted.
     next: AtomicUsize,
+    end: usize,
     spares: Mutex<Vec<Vec<u8>>>,
 }
 
 impl Opened {
-    /// Starts to read the layers. `check` gets the number and the image of each, if its checksum is
-    /// right. The caller has compared their sizes with what such a sequence may need.
+    /// Starts to read all layers: [`Self::read_some`].
     pub fn read<T: Send + 'static>(
-        self,
+        &self,
         check: impl Fn(usize, Vec<u8>) -> Result<T, InvalidImage> + Send + Copy + 'static,
     ) -> io::Result<Reader<T>> {
-        let mut end = self.begin;
+        self.read_some(0..self.header.layer_bytes.len(), check)
+    }
+
+    /// Starts to read layers of these numbers. `check` gets the number and the image of each, if
+    /// its checksum is right. The caller has compared their sizes with what such a sequence may
+    /// need. The open file is read, whatever has its name by then.
+    pub fn read_some<T: Send + 'static>(
+        &self,
+        layers: Range<usize>,
+        check: impl Fn(usize, Vec<u8>) -> Result<T, InvalidImage> + Send + Copy + 'static,
+    ) -> io::Result<Reader<T>> {
+        let mut begin = self.begin;
         let place = |&bytes: &u64| {
-            let image = end..end + bytes;
-            end = image.end + CHECKSUM_BYTES as u64;
+            let image = begin..begin + bytes;
+            begin = image.end + CHECKSUM_BYTES as u64;
             image
         };
         let images: Vec<_> = self.header.layer_bytes.iter().map(place).collect();
-        let largest = self.header.layer_bytes.iter().copied().max().unwrap_or(0).max(1);
-        let threads = MOST_THREADS.min(cores::count()).min((MOST_BYTES / largest) as usize).min(images.len()).max(1);
+        let Range { start, end } = layers;
+        let (largest, left) = (self.header.layer_bytes[layers].iter().copied().max().unwrap_or(0).max(1), end - start);
+        let threads = MOST_THREADS.min(cores::count()).min((MOST_BYTES / largest) as usize).min(left).max(1);
         let (sender, layers) = sync_channel(1);
-        let left = images.len();
-        let (next, spares) = (AtomicUsize::new(0), Mutex::default());
-        let shared =
-            Arc::new(Shared { file: self.file, seed: self.seed, numbered: self.numbered, images, next, spares });
+        let (next, spares) = (AtomicUsize::new(start), Mutex::default());
+        let (file, seed, numbered) = (Arc::clone(&self.file), self.seed, self.numbered);
+        let shared = Arc::new(Shared { file, seed, numbered, images, next, end, spares });
         for number in 0..threads {
             let (shared, sender) = (Arc::clone(&shared), sender.clone());
             let started =
@@ -82,7 +93,7 @@ impl Shared {
     ) {
         loop {
             let layer = self.next.fetch_add(1, Ordering::Relaxed);
-            if layer >= self.images.len() {
+            if layer >= self.end {
                 return;
             }
             let mut image = self.spares().pop().unwrap_or_default();

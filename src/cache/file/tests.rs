@@ -1,6 +1,6 @@
 //! Files of synthetic layers: what damage is found, and which files are deleted.
 
-use super::header::UNNUMBERED;
+use super::header::{FAR_WHOLE, UNNUMBERED};
 use super::*;
 use crate::cache::SeqHead;
 use crate::regular_file::checksum::checksum;
@@ -116,6 +116,25 @@ fn a_file_of_the_first_version_is_read_with_numbers_before_its_layers() {
     let (_, images) = read(&path).unwrap().unwrap();
     let numbered = |(layer, image): (usize, &Vec<u8>)| [&(layer as u32).to_ne_bytes()[..], image].concat();
     assert_eq!(images, old.iter().enumerate().map(numbered).collect::<Vec<_>>());
+}
+
+/// Files of the third version had the far rows of a lane in one image.
+#[test]
+fn a_file_of_the_third_version_is_read_without_far_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    for far in [None, Some(16)] {
+        let mut header = header(Vec::new());
+        header.identity.far = far;
+        let mut bytes = header.encode().unwrap();
+        bytes.truncate(bytes.len() - CHECKSUM_BYTES);
+        bytes[MAGIC.len()..][..4].copy_from_slice(&FAR_WHOLE.to_ne_bytes());
+        bytes.extend(checksum(0, &bytes).to_ne_bytes());
+        fs::write(&path, bytes).unwrap();
+        let opened = Opened::open(&path);
+        let said = opened.err().map(|error| error.to_string());
+        assert_eq!(said.as_deref(), far.map(|_| "it is of another version of dmschat"));
+    }
 }
 
 #[test]

@@ -165,6 +165,7 @@ impl<B: Backend> Conversation<B> {
         }
         self.chain.share_at = None;
         if context.is_everybodys(&m.runner)
+            && !context.awaits_far
             && !m.snapshots.shares(&context.log)
             && let Ok(fork) = m.with_sequence(|runner| context.fork(runner))
         {

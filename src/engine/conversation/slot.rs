@@ -3,6 +3,7 @@
 use super::state::Conversation;
 use crate::backend::Backend;
 use crate::engine::disk::begin_slot;
+use crate::engine::far_load::FarLoad;
 use crate::engine::loaded::Loaded;
 use crate::engine::reply::flat_of;
 use crate::protocol::{Outlet, Token};
@@ -64,7 +65,17 @@ impl<B: Backend> Conversation<B> {
     pub fn load_slot(&mut self, m: &mut Loaded<B>, path: &Path) -> Result<usize, String> {
         let (mut load, slot) = begin_slot(m, path)?;
         self.reset_context(&mut m.runner, true);
-        while !load.go_on(m, &mut self.chain.context).inspect_err(|_| self.reset_context(&mut m.runner, true))? {}
+        loop {
+            match load.go_on(m, &mut self.chain.context, &mut self.far_load) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(why) => {
+                    self.far_load = FarLoad::default();
+                    self.reset_context(&mut m.runner, true);
+                    return Err(why);
+                }
+            }
+        }
         self.chain.count_from(&m.runner, (0, 0));
         self.become_text(m, slot.pending, slot.is_cut);
         self.publish(m);

@@ -7,6 +7,7 @@ use super::probe::twin::Twin;
 use crate::backend::Backend;
 use crate::engine::chain::Chain;
 use crate::engine::disk::DiskCache;
+use crate::engine::far_load::FarLoad;
 use crate::engine::presence::FedText;
 use crate::protocol::{Command, EventSender, LogEntry, Outlet, Token};
 use std::collections::{HashMap, VecDeque};
@@ -39,7 +40,9 @@ pub(in crate::engine) struct Conversation<B: Backend> {
     pub job: Option<Job>,
     /// The file that the cache is kept in.
     pub disk: DiskCache,
-    pub(super) queue: VecDeque<(EventSender, Command)>,
+    /// Far rows that are still to come from that file.
+    pub far_load: FarLoad<B>,
+    pub(in crate::engine) queue: VecDeque<(EventSender, Command)>,
     /// Commands received during a replay that act between steps after it.
     pub(super) late: VecDeque<(EventSender, Command)>,
     pub forgotten: Forgotten,
