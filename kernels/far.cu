@@ -9,6 +9,8 @@
 #define TILE_QUERIES 32                 // query rows in shared memory at once
 #define LANES 8                         // partial sums of a dot product: as in `policy::far::score`
 #define AT_ONCE (SELECT_THREADS / LANES)  // far pages that a block scores at once
+#define INDEX_MOST 7.0f                 // greatest code of an index: as in `policy::far::Index`
+#define INDEX_ZERO 8                    // what is added to codes
 #define LANE_CHANNELS (MAX_HEAD_DIM / LANES)  // channels of a partial sum
 // Query rows in f32, the channels of a partial sum contiguous. Padded by four words, so that the
 // eight threads of a page read 16 bytes each without bank conflicts.
@@ -18,11 +20,11 @@ typedef float QueryTile[TILE_QUERIES][LANES][LANE_CHANNELS + 4];
 // its number are those of an allocation, of which `homes` has both addresses.
 struct FarPage {
   u8* rows;
-  u16* mean;  // in bf16
+  u8* index;  // mean of its keys: the scale in f32, then a byte for two channels
   __device__ __forceinline__ FarPage(const Kv& kv, const u64* homes, int number) {
     u64 of = number >> 16, at = number & 0xffff;
     rows = (u8*)homes[2 * of] + at * BLOCKS * kv.stride;
-    mean = (u16*)homes[2 * of + 1] + at * kv.head_dim;
+    index = (u8*)homes[2 * of + 1] + at * (sizeof(float) + kv.head_dim / 2);
   }
 };
 
@@ -39,9 +41,10 @@ __device__ __forceinline__ float stored_key(const Kv& kv, u8* page, int r, int c
   return __fmul_rn(rows.value(row[channel]), rows.affine(*side_at(kv, page, r, 0)).x);
 }
 
-// Copies full near pages to the host and computes their means. A block for each of `jobs`: the
-// lane, which of its near pages it is, the number of the far page, and its place in numbers
-// [n_layers, n_lanes, most]. Reads a far page twice, and writes it over the bus.
+// Copies full near pages to the host and computes their indices: `policy::far::Index`. A block of
+// MAX_HEAD_DIM threads for each of `jobs`: the lane, which of its near pages it is, the number of
+// the far page, and its place in numbers [n_layers, n_lanes, most]. Reads a far page twice, and
+// writes it over the bus.
 KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* homes) {
   after_previous();
   int4 job = jobs[blockIdx.x];
@@ -49,12 +52,22 @@ KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* home
   FarPage to(kv, homes, job.z);
   if (threadIdx.x == 0) numbers[(u64)job.x * most + job.w] = job.z;
   for (int i = 0; i < BLOCKS; i++) copy_block(kv, to.rows + i * kv.stride, page_at(kv, pages[i]));
-  for (int channel = threadIdx.x; channel < kv.head_dim; channel += blockDim.x) {
-    float sum = 0.0f;
-    for (int row = 0; row < FAR_ROWS; row++)
-      sum = __fadd_rn(sum, stored_key(kv, page_at(kv, pages[row / PAGE_SLOTS]), row % PAGE_SLOTS, channel));
-    to.mean[channel] = f32_to_bf16(sum * (1.0f / FAR_ROWS));
-  }
+  __shared__ u32 greatest;
+  if (threadIdx.x == 0) greatest = 0;
+  __syncthreads();
+  int channel = threadIdx.x;
+  float mean = 0.0f;
+  for (int row = 0; row < FAR_ROWS && channel < kv.head_dim; row++)
+    mean = __fadd_rn(mean, stored_key(kv, page_at(kv, pages[row / PAGE_SLOTS]), row % PAGE_SLOTS, channel));
+  mean *= 1.0f / FAR_ROWS;
+  // The bits of floats that are not negative are in the order of their values.
+  atomicMax(&greatest, __float_as_uint(fabsf(mean)));
+  __syncthreads();
+  float scale = __fdiv_rn(__uint_as_float(greatest), INDEX_MOST);
+  if (channel == 0) *(float*)to.index = scale;
+  int code = INDEX_ZERO + (scale > 0.0f ? __float2int_rn(__fdiv_rn(mean, scale)) : 0);
+  int next = __shfl_down_sync(FULL, code, 1);
+  if (channel % 2 == 0 && channel < kv.head_dim) to.index[sizeof(float) + channel / 2] = code | next << 4;
 }
 
 // Scores the block's pages of a lane with a tile of queries and keeps the maximum over tiles in
@@ -66,10 +79,14 @@ __device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile,
   for (int first = blockIdx.z * AT_ONCE; first < n; first += gridDim.z * AT_ONCE) {
     int page = first + threadIdx.x / LANES;
     bool real = page < n;
-    const u16* from = real ? FarPage(kv, homes, numbers[page]).mean : nullptr;
+    const u8* from = real ? FarPage(kv, homes, numbers[page]).index : nullptr;
+    float scale = real ? *(const float*)from : 0.0f;
     float mean[LANE_CHANNELS], best = real && !first_tile ? scores[page] : NEG_INFINITY;
 #pragma unroll
-    for (int i = 0; i < LANE_CHANNELS; i++) mean[i] = real && LANES * i < kv.head_dim ? bf16_to_f32(from[LANES * i + at]) : 0.0f;
+    for (int i = 0; i < LANE_CHANNELS; i++) {
+      int code = real && LANES * i < kv.head_dim ? from[sizeof(float) + (LANES * i + at) / 2] >> at % 2 * 4 & 15 : INDEX_ZERO;
+      mean[i] = __fmul_rn((float)(code - INDEX_ZERO), scale);
+    }
 #pragma unroll 1
     for (int q = 0; q < queries; q++) {
       float sum = 0.0f;
@@ -95,7 +112,7 @@ __device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile,
 // Scores the full far pages of the lanes of a sequence, of which there are counts [n_layers,
 // n_kv_heads] with the numbers [n_layers, n_lanes, most], with the newest `queries` queries. Skips
 // lanes with at most k pages. scores [n_layers, n_kv_heads, most]. Grid (n_kv_heads, n_layers,
-// any), SELECT_THREADS threads: the blocks of a lane stride over its pages. Reads the means once
+// any), SELECT_THREADS threads: the blocks of a lane stride over its pages. Reads the indices once
 // per TILE_QUERIES query rows.
 KERNEL __launch_bounds__(SELECT_THREADS, 3)
     far_score(Kv kv, int seq, int queries, const int* counts, const int* numbers, int most, const u64* homes, float* scores, int k) {

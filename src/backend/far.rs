@@ -4,8 +4,8 @@
 use super::kv::{KvGeometry, KvTables, Lane, Pages};
 use super::memory::OutOfMemory;
 use crate::codec::Place;
+use crate::policy::far::Index;
 use crate::policy::{Far, SlotMeta};
-use half::bf16;
 use std::ops::Range;
 
 /// Far pages of a cache whose geometry [keeps them](super::KvGeometry::far_of). Rows join them
@@ -104,8 +104,8 @@ pub struct FarLane {
     /// Indices of the full pages that attention reads, ascending: those chosen, then those filled
     /// since.
     pub near: Vec<u32>,
-    /// `[full, head_dim]` indices of the full pages, in bf16.
-    pub means: Vec<u16>,
+    /// Indices of the full pages: [`Index::write`].
+    pub index: Vec<u8>,
     /// `[full, Far::ROWS]` metadata of the rows of the full pages.
     pub metas: Vec<SlotMeta>,
     /// `[newest tokens, query heads of the lane, head_dim]` newest queries, oldest first, at most
@@ -118,9 +118,8 @@ pub(super) fn is_held(held: &[Range<usize>], mut positions: impl Iterator<Item =
     !held.is_empty() && positions.any(|position| held.iter().any(|range| range.contains(&position)))
 }
 
-/// Index of a full page in these blocks: the mean of its keys as attention reads them, rounded to
-/// bf16.
-pub(super) fn mean<B: Pages>(kv: &KvTables<B>, layer: usize, blocks: &[u8]) -> Box<[f32]> {
+/// Index of a full page in these blocks: of the mean of its keys as attention reads them.
+pub(super) fn index<B: Pages>(kv: &KvTables<B>, layer: usize, blocks: &[u8]) -> Index {
     let g: KvGeometry = kv.geometry.of_layer(layer);
     let layout = g.page();
     let (mut sum, mut key) = (vec![0.0; g.head_dim], vec![0.0; g.head_dim]);
@@ -130,7 +129,8 @@ pub(super) fn mean<B: Pages>(kv: &KvTables<B>, layer: usize, blocks: &[u8]) -> B
         g.codec.read_k(kv.coder.as_deref(), place, &block[layout.k(row)], layout.sides(block, row)[0], &mut key);
         sum.iter_mut().zip(&key).for_each(|(sum, x)| *sum += x);
     }
-    sum.iter().map(|sum| bf16::from_f32(sum / Far::ROWS as f32).to_f32()).collect()
+    sum.iter_mut().for_each(|sum| *sum /= Far::ROWS as f32);
+    Index::of(&sum)
 }
 
 /// Far rows of a sequence, summed over its lanes.

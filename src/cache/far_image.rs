@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! | u32 number of the image | u32 full pages | u32 rows of the filling page | u32 dropped rows | u32 near pages |
-//! | near pages x u32 index | queries x head_dim x f32 | full pages x 32 x u32 metadata | full pages x head_dim x bf16 means |
+//! | near pages x u32 index | queries x head_dim x f32 | full pages x 32 x u32 metadata | full pages x (f32 scale | head_dim x 4 bits) |
 //! | blocks of near pages | of the filling page |
 //! ```
 //!
@@ -18,8 +18,8 @@
 
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, FarLane, FarSizes, KvGeometry, Lane};
+use crate::policy::far::Index;
 use crate::policy::{Far, SlotMeta};
-use half::bf16;
 
 /// Numbers before the lists.
 const HEAD: usize = 5;
@@ -98,7 +98,7 @@ fn blocks(g: &KvGeometry, pages: usize, filling: usize) -> usize {
 fn bytes(g: &KvGeometry, tokens: usize, sizes: FarSizes) -> usize {
     let FarSizes { full, near, filling } = sizes;
     let words = HEAD + near + query_words(g, tokens) + full * Far::ROWS;
-    words * WORD + full * g.head_dim * size_of::<bf16>() + blocks(g, near, filling) * g.page_bytes()
+    words * WORD + full * Index::bytes(g.head_dim) + blocks(g, near, filling) * g.page_bytes()
 }
 
 /// Bytes of a second image.
@@ -148,7 +148,7 @@ impl<B: Backend> KvCache<B> {
         let blocks_at = all - blocks(&g, sizes.near, sizes.filling) * g.page_bytes();
         out.reserve(all);
         out.resize(blocks_at, 0);
-        let FarLane { full, filling, dropped, near, means, metas, queries } =
+        let FarLane { full, filling, dropped, near, index, metas, queries } =
             b.export_far(&mut self.tables, seq.row(), lane, out);
         let head = [number, full, filling, dropped, near.len()].map(|n| n as u32);
         let metas: Vec<u32> = metas.iter().map(|meta| meta.0).collect();
@@ -157,7 +157,7 @@ impl<B: Backend> KvCache<B> {
             bytemuck::cast_slice(&near),
             bytemuck::cast_slice(&queries),
             bytemuck::cast_slice(&metas),
-            bytemuck::cast_slice(&means),
+            &index,
         ];
         out[..blocks_at].copy_from_slice(&parts.concat());
         let used = filling % g.page_slots;
@@ -255,11 +255,11 @@ fn check_first(g: &KvGeometry, tokens: usize, lane: Lane, image: &[u8]) -> Resul
     require(in_order, "its near pages are not a list of its pages")?;
     let (queries, rest) = rest.split_at(query_words(g, tokens) * WORD);
     let (metas, rest) = rest.split_at(full * Far::ROWS * WORD);
-    let (means, blocks) = rest.split_at(full * g.head_dim * size_of::<bf16>());
+    let (index, blocks) = rest.split_at(full * Index::bytes(g.head_dim));
     let queries: Vec<f32> = queries.chunks_exact(WORD).map(bytemuck::pod_read_unaligned).collect();
-    let means: Vec<u16> = means.chunks_exact(2).map(bytemuck::pod_read_unaligned).collect();
-    let finite = queries.iter().all(|x| x.is_finite()) && means.iter().all(|x| bf16::from_bits(*x).is_finite());
-    require(finite, "queries or means that are not numbers")?;
+    let mut indices = index.chunks_exact(Index::bytes(g.head_dim)).map(Index::read);
+    let finite = queries.iter().all(|x| x.is_finite()) && indices.all(|index| index.is_finite());
+    require(finite, "queries or an index that are not numbers")?;
     let metas: Vec<SlotMeta> = words(metas).into_iter().map(SlotMeta).collect();
     let of_blocks = checked_rows(g, blocks, near.len() * Far::ROWS + filling)?;
     let (of_near, of_filling) = of_blocks.split_at(near.len() * Far::ROWS);
@@ -274,7 +274,7 @@ fn check_first(g: &KvGeometry, tokens: usize, lane: Lane, image: &[u8]) -> Resul
         }
     }
     let blocks_at = image.len() - blocks.len();
-    let far = FarLane { full, filling, dropped, near, means, metas, queries };
+    let far = FarLane { full, filling, dropped, near, index: index.to_vec(), metas, queries };
     Ok(FarImage::First { number, lane, tokens, far, blocks_at })
 }
 

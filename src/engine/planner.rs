@@ -6,6 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, LayerKind, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
+use crate::policy::far::Index;
 use crate::policy::{Budget, Far, LayerLanes, POSITION_BITS, Policy};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use crate::quant::Weights;
@@ -229,8 +230,8 @@ fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
 /// pages that a choice brings, the rows that leave until the next one, and the index of all.
 fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
     let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
-    let channels: usize = c.lanes().filter(LayerLanes::decides).map(|layer| layer.heads.count * layer.heads.dim).sum();
-    let index = far.map_or(0, |_| channels * size_of::<u16>() * context.div_ceil(Far::ROWS));
+    let page: usize = c.lanes().filter(LayerLanes::decides).map(|l| l.heads.count * Index::bytes(l.heads.dim)).sum();
+    let index = far.map_or(0, |_| page * context.div_ceil(Far::ROWS));
     budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index as u64))
 }
 
@@ -348,9 +349,9 @@ mod tests {
         // 32 lanes x 16 slots x 516 bytes are 264,192 bytes: three times in 1 MiB.
         assert_eq!(plan(&checkpoint, &options, 8192, Some(1 << 20)).certain_context, 48);
         // Far rows come first: two far pages, the page that is filling, a block of a prompt, and
-        // the index, for each page 32 lanes x 64 channels in bf16.
+        // the index, for each page 32 lanes x 64 channels in four bits, and a scale.
         let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
-        let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 128;
+        let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 36;
         let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
         assert_eq!((plan.certain_context, plan.kv_budget_bytes), (48, Some((1 << 20) + near)));
     }

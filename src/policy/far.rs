@@ -5,7 +5,8 @@
 //!
 //! 1. *Leaving.* A row that leaves the lane is appended to its far rows as it was stored, with its
 //!    position. Rows that leave together are appended in the order of their positions. A page has
-//!    [`Far::ROWS`] rows. A full page has an index, the mean of its keys as attention reads them.
+//!    [`Far::ROWS`] rows. A full page has an [`Index`], the mean of its keys as attention reads
+//!    them.
 //! 2. *Choosing* happens between steps. The [`Far::pages`] full pages with the greatest
 //!    [scores](score) are *near* from then on, and all other full pages are not. Ties go to the
 //!    older page.
@@ -45,6 +46,57 @@ impl Far {
     pub const MOST_PAGES: usize = 4096;
 }
 
+/// Index of a page: the mean of its keys, `[head_dim]`, in four bits a channel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Index {
+    /// A seventh of the greatest magnitude of a channel.
+    scale: f32,
+    /// Two channels a byte, the first in its low bits: multiples of the scale from -7 to 7, and
+    /// [`Self::ZERO`] more.
+    codes: Box<[u8]>,
+}
+
+impl Index {
+    /// Code of 0.
+    const ZERO: i32 = 8;
+
+    /// Bytes of an index: the scale and the codes.
+    pub fn bytes(head_dim: usize) -> usize {
+        size_of::<f32>() + head_dim.div_ceil(2)
+    }
+
+    /// Rounds the mean of a page's keys to the nearest codes, ties to the even multiple.
+    pub fn of(mean: &[f32]) -> Self {
+        let scale = mean.iter().fold(0.0, |most: f32, x| most.max(x.abs())) / 7.0;
+        let code = |x: &f32| Self::ZERO + if scale > 0.0 { (x / scale).round_ties_even() as i32 } else { 0 };
+        let byte = |pair: &[f32]| (code(&pair[0]) | pair.get(1).map_or(0, code) << 4) as u8;
+        Self { scale, codes: mean.chunks(2).map(byte).collect() }
+    }
+
+    /// Reads what [`Self::write`] has written.
+    pub fn read(bytes: &[u8]) -> Self {
+        let (scale, codes) = bytes.split_at(size_of::<f32>());
+        Self { scale: bytemuck::pod_read_unaligned(scale), codes: Box::from(codes) }
+    }
+
+    /// Appends the scale, in the machine's byte order, and the codes.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend(self.scale.to_ne_bytes());
+        out.extend_from_slice(&self.codes);
+    }
+
+    /// Whether a score can be computed with it.
+    pub fn is_finite(&self) -> bool {
+        (0.0..f32::INFINITY).contains(&self.scale)
+    }
+
+    /// The channels as they are scored.
+    pub fn decode(&self, out: &mut [f32]) {
+        let codes = self.codes.iter().flat_map(|byte| [byte & 15, byte >> 4]);
+        out.iter_mut().zip(codes).for_each(|(x, code)| *x = (i32::from(code) - Self::ZERO) as f32 * self.scale);
+    }
+}
+
 /// Score of a page: the greatest dot product of its index with a query. `queries` is
 /// `[n, head_dim]`, `mean` `[head_dim]`. The order of the sums is fixed, so that every machine
 /// makes the same choice with any number of threads.
@@ -63,6 +115,21 @@ pub fn score(queries: &[f32], mean: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_is_near_its_mean() {
+        let mean: Vec<f32> = (0..40).map(|i| (i * 37 % 100) as f32 / 9.0 - 5.0).collect();
+        let (index, mut read) = (Index::of(&mean), vec![0.0; 40]);
+        index.decode(&mut read);
+        let most = mean.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        assert!(mean.iter().zip(&read).all(|(a, b)| (a - b).abs() <= most / 13.99), "{mean:?} {read:?}");
+        let mut bytes = vec![7];
+        index.write(&mut bytes);
+        assert!(bytes.len() == 1 + Index::bytes(40) && Index::read(&bytes[1..]) == index);
+        read.truncate(3);
+        Index::of(&[0.0; 3]).decode(&mut read);
+        assert_eq!(read, [0.0; 3]);
+    }
 
     #[test]
     fn the_query_that_fits_best_gives_the_score() {

@@ -238,8 +238,8 @@ fn forged_far_rows_are_refused() {
     assert!(of == number && full > 2 && filling > 1 && near < full, "{full} pages, {near} near, {filling} rows more");
     let queries = 20 + 4 * near;
     let metas = queries + 4 * Far::QUERIES * g.n_q_heads / g.n_kv_heads * g.head_dim;
-    let means = metas + 4 * full * Far::ROWS;
-    let blocks = means + 2 * full * g.head_dim;
+    let index = metas + 4 * full * Far::ROWS;
+    let blocks = index + full * (4 + g.head_dim / 2);
     let hidden = (0..full).find(|&page| (0..near).all(|i| word(5 + i) != page)).expect("a page that is not near");
     let hidden = metas + 4 * hidden * Far::ROWS;
     let put = |at: usize, bytes: &[u8]| {
@@ -258,8 +258,8 @@ fn forged_far_rows_are_refused() {
         (words(12, head.len as u32), "more far rows than tokens"),
         (words(16, u32::MAX), "more far rows than tokens"),
         (words(20, full as u32), "not a list of its pages"),
-        (put(queries, &f32::NAN.to_ne_bytes()), "queries or means"),
-        (put(means, &f32::INFINITY.to_ne_bytes()), "queries or means"),
+        (put(queries, &f32::NAN.to_ne_bytes()), "queries or an index"),
+        (put(index, &f32::INFINITY.to_ne_bytes()), "queries or an index"),
         (put(hidden, second), "two far rows are of one token"),
         (put(blocks + g.page().meta_at, second), "near rows that are not those of their pages"),
         (put(blocks, &f32::NAN.to_ne_bytes()), "values that are not numbers"),

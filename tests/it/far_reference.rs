@@ -50,6 +50,12 @@ impl Lane {
     }
 }
 
+/// The index of a page: its mean in whole sevenths of the greatest channel.
+fn in_sevenths(mean: Vec<f64>) -> Vec<f64> {
+    let scale = mean.iter().fold(0.0, |most: f64, x| most.max(x.abs())) / 7.0;
+    mean.into_iter().map(|x| (x / scale).round() * scale).collect()
+}
+
 fn holds(rows: &[usize], pinned: &BTreeSet<usize>) -> bool {
     rows.iter().any(|row| pinned.contains(row))
 }
@@ -124,8 +130,8 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
                             .map(|(rows, _)| {
                                 let mean: Vec<f64> = (0..s.head_dim)
                                     .map(|c| rows.iter().map(|&t| keys[t][head][c]).sum::<f64>() / ROWS as f64)
-                                    .map(|mean| half::bf16::from_f64(mean).to_f64())
                                     .collect();
+                                let mean = in_sevenths(mean);
                                 let queries = newest.clone().flat_map(|t| &q[t][head * group..(head + 1) * group]);
                                 queries.map(|q| dot(q, &mean)).fold(f64::NEG_INFINITY, f64::max)
                             })

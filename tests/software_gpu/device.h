@@ -267,6 +267,7 @@ inline float __fmul_rn(float a, float b) { return gpu::apart(a * b); }
 inline float __fadd_rn(float a, float b) { return gpu::apart(gpu::apart(a) + gpu::apart(b)); }
 inline float __fsub_rn(float a, float b) { return gpu::apart(gpu::apart(a) - gpu::apart(b)); }
 inline float __fdiv_rn(float a, float b) { return gpu::apart(a / b); }
+inline int __float2int_rn(float x) { return (int)std::rint(x); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __expf(float x) { return expf(x); }

@@ -1,12 +1,12 @@
 //! Far rows on the CPU, the reference of the rule in [`crate::policy::far`]: rows that have left
 //! their lanes, in pages that forks share, and the newest queries, which choose among them.
 
-use super::super::far::{is_held, mean};
+use super::super::far::{index, is_held};
 use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables, Lane, OutOfMemory, PageLayout, Span};
 use super::thread_pool::Tile;
 use super::{Acts, Cpu};
-use crate::policy::{Far, SlotMeta, choose as choose_pages, far::score};
-use half::bf16;
+use crate::policy::far::{Index, score};
+use crate::policy::{Far, SlotMeta, choose as choose_pages};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,8 +40,8 @@ struct Page {
     blocks: OnceLock<Box<[u32]>>,
     /// Metadata of the rows of a page that was imported without them.
     metas: Box<[SlotMeta]>,
-    /// Mean of its keys, `[head_dim]`, once a choice has asked for it.
-    mean: OnceLock<Box<[f32]>>,
+    /// Its index, once a choice has asked for it.
+    index: OnceLock<Index>,
     /// Bytes of all pages, and of this one.
     all: Arc<AtomicU64>,
     bytes: u64,
@@ -51,8 +51,8 @@ impl Page {
     /// A page of `bytes` bytes in all that has no rows yet.
     fn new(bytes: usize, all: &Arc<AtomicU64>) -> Self {
         all.fetch_add(bytes as u64, Ordering::Relaxed);
-        let (blocks, metas, mean) = (OnceLock::new(), Box::default(), OnceLock::new());
-        Self { blocks, metas, mean, all: Arc::clone(all), bytes: bytes as u64 }
+        let (blocks, metas, index) = (OnceLock::new(), Box::default(), OnceLock::new());
+        Self { blocks, metas, index, all: Arc::clone(all), bytes: bytes as u64 }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -61,6 +61,10 @@ impl Page {
 
     fn block(&self, i: usize, block_bytes: usize) -> &[u8] {
         &self.bytes()[i * block_bytes..][..block_bytes]
+    }
+
+    fn index(&self, kv: &KvTables<Cpu>, layer: usize) -> &Index {
+        self.index.get_or_init(|| index(kv, layer, self.bytes()))
     }
 
     /// Sets the first bytes of the blocks of a page that has none, and the others to zero.
@@ -74,9 +78,9 @@ impl Page {
 impl Clone for Page {
     fn clone(&self) -> Self {
         self.all.fetch_add(self.bytes, Ordering::Relaxed);
-        let Self { blocks, metas, mean, all, bytes } = self;
-        let (blocks, metas, mean) = (blocks.clone(), metas.clone(), mean.clone());
-        Self { blocks, metas, mean, all: Arc::clone(all), bytes: *bytes }
+        let Self { blocks, metas, index, all, bytes } = self;
+        let (blocks, metas, index) = (blocks.clone(), metas.clone(), index.clone());
+        Self { blocks, metas, index, all: Arc::clone(all), bytes: *bytes }
     }
 }
 
@@ -121,7 +125,7 @@ impl FarRows {
         Self {
             layout: g.page(),
             block_bytes: g.page_bytes(),
-            index_bytes: g.head_dim * size_of::<f32>(),
+            index_bytes: Index::bytes(g.head_dim),
             lanes: vec![LaneRows::default(); g.n_layers * g.n_lanes()],
             recent: vec![0.0; g.n_layers * g.n_seqs * Far::QUERIES * g.n_q_heads * g.head_dim],
             all: Arc::default(),
@@ -305,14 +309,15 @@ impl FarPages for Cpu {
         near.iter().for_each(|&page| blocks.extend_from_slice(full[page as usize].bytes()));
         let filled = rows.div_ceil(all.layout.page_slots) * all.block_bytes;
         filling.iter().for_each(|page| blocks.extend_from_slice(&page.bytes()[..filled]));
-        let mean = |page: &Arc<Page>| page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes())).to_vec();
+        let mut of_pages = Vec::with_capacity(full.len() * all.index_bytes);
+        full.iter().for_each(|page| page.index(kv, lane.layer).write(&mut of_pages));
         let tokens = kv.seq_len[seq] as usize;
         FarLane {
             full: full.len(),
             filling: *rows,
             dropped: *dropped,
             near: near.clone(),
-            means: full.iter().flat_map(mean).map(|x| bf16::from_f32(x).to_bits()).collect(),
+            index: of_pages,
             metas: full.iter().flat_map(|page| (0..Far::ROWS).map(|row| all.meta(page, row))).collect(),
             queries: all.queries(&kv.geometry.of_far(), seq, lane, tokens - tokens.min(Far::QUERIES)..tokens),
         }
@@ -344,13 +349,13 @@ impl FarPages for Cpu {
         let Some(all) = &mut kv.pool.far else { return Ok(Awaited::default()) };
         let page_bytes = all.page_bytes();
         let mut blocks = blocks.chunks(page_bytes);
-        let indices = far.means.chunks(g.head_dim).zip(far.metas.chunks(Far::ROWS));
+        let indices = far.index.chunks(all.index_bytes).zip(far.metas.chunks(Far::ROWS));
         let full: Vec<Arc<Page>> = (0..far.full as u32)
             .zip(indices)
-            .map(|(index, (means, metas))| {
+            .map(|(place, (index, metas))| {
                 let mut page = all.page();
-                page.mean = OnceLock::from(means.iter().map(|x| bf16::from_bits(*x).to_f32()).collect::<Box<[f32]>>());
-                match far.near.binary_search(&index) {
+                page.index = OnceLock::from(Index::read(index));
+                match far.near.binary_search(&place) {
                     Ok(_) => page.set(page_bytes, blocks.next().unwrap_or_default()),
                     Err(_) => page.metas = Box::from(metas),
                 }
@@ -397,10 +402,12 @@ fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &
         let (lane, near) = (lanes[tile.row_range().start], &mut tile.row_mut(0)[0]);
         let full = &all.lanes[g.row(lane.layer, seq, lane.head)].full;
         let queries = all.queries(&g, seq, lane, newest..newest + n);
-        let scores: Vec<f32> = full
-            .iter()
-            .map(|page| score(&queries, page.mean.get_or_init(|| mean(kv, lane.layer, page.bytes()))))
-            .collect();
+        let mut mean = vec![0.0; g.head_dim];
+        let score = |page: &Arc<Page>| {
+            page.index(kv, lane.layer).decode(&mut mean);
+            score(&queries, &mean)
+        };
+        let scores: Vec<f32> = full.iter().map(score).collect();
         choose_pages(&scores, far.pages, &mut Vec::new(), |page| near.push(page as u32));
         near.sort_unstable();
         if !held.is_empty() {

@@ -1,12 +1,12 @@
 //! Far rows on a GPU. What leaves a lane inside a step is appended to its near rows, which lie in
 //! pages of the pool and are attended to like slots (`kernels/far.cuh`). Full pages are far: at
 //! each choice those that have filled since the last one are copied to page-locked host memory, and
-//! their means, the index, stay on the GPU. Then pages are chosen, those that are no longer near
+//! their indices stay on the GPU. Then pages are chosen, those that are no longer near
 //! give their pages of the pool back, and those that were not near are copied into it
 //! (`kernels/far.cu`). Which far pages there are and who holds them the host knows
 //! (`far_rows`).
 
-use super::super::far::mean;
+use super::super::far::index;
 use super::super::{FarCounts, FarLane, FarPages, FarSizes, KvGeometry, KvTables, Lane, OutOfMemory, Pages};
 use super::abi::Arg::{self, I32, Ptr};
 use super::far_rows::{FarRows, LOST, LaneRows, MOST_JOBS, Page};
@@ -15,7 +15,6 @@ use super::kernels::{BLOCK, Kernel};
 use super::kv::{metas_of, reclaim};
 use super::views::view;
 use crate::policy::{Far, SlotMeta};
-use half::bf16;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -264,7 +263,7 @@ impl FarPages for Cuda {
             filling: rows % Far::ROWS,
             dropped: *dropped,
             near: near.iter().copied().chain(full.len()..full.len() + since).map(|page| page as u32).collect(),
-            means: far.means(full),
+            index: far.index(full),
             metas: full.iter().flat_map(|page| far.metas(&g, page)).collect(),
             queries: far.queries(&g, seq, lane, tokens[0] as usize),
         };
@@ -273,7 +272,7 @@ impl FarPages for Cuda {
         self.export_pages(kv, &pages, &mut blocks[at..]);
         let layout = g.page();
         for page in blocks[at..].chunks(Far::ROWS / g.page_slots * g.page_bytes()).take(since) {
-            out.means.extend(mean(kv, lane.layer, page).iter().map(|x| bf16::from_f32(*x).to_bits()));
+            index(kv, lane.layer, page).write(&mut out.index);
             let meta = |row: usize| layout.meta(&page[row / g.page_slots * g.page_bytes()..], row % g.page_slots);
             out.metas.extend((0..Far::ROWS).map(meta));
         }
@@ -312,7 +311,7 @@ impl FarPages for Cuda {
         let none = OutOfMemory { what: "far rows", needed_bytes: (rows.full * far.page_bytes) as u64 };
         let full = rows.metas.chunks(Far::ROWS).map(|metas| far.reserve(Box::from(metas)));
         let full = full.collect::<Option<Vec<_>>>().ok_or(none)?;
-        far.set_means(&full, &rows.means);
+        far.set_index(&full, &rows.index);
         far.numbers.write(row * far.most, &full.iter().map(|page| page.number as i32).collect::<Vec<_>>());
         far.set_queries(&g, seq, lane, tokens, &rows.queries);
         let near: Vec<usize> = rows.near.iter().map(|&page| page as usize).collect();

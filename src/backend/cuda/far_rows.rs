@@ -6,6 +6,7 @@ use super::super::{KvGeometry, Lane, OutOfMemory};
 use super::driver::Driver;
 use super::memory::Buf;
 use super::pinned::Registered;
+use crate::policy::far::Index;
 use crate::policy::{Far, SlotMeta};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
@@ -29,11 +30,11 @@ pub(super) const MOST_JOBS: usize = 4096;
 const NO_ROOM: &str = "no memory is left for far pages, on the GPU for their index or of the host for their rows; tokens that leave the \
                        cache from here on are gone. A smaller --ctx-size or --kv k8v4 leaves room";
 
-/// Host memory of some far pages, once one of them has rows, and memory of the GPU for their means
-/// in bf16.
+/// Host memory of some far pages, once one of them has rows, and memory of the GPU for their
+/// indices.
 struct Home {
     rows: Option<Registered>,
-    means: Buf<u16>,
+    index: Buf<u8>,
 }
 
 /// A far page by its number, which is free once nobody holds it.
@@ -79,7 +80,7 @@ pub(super) struct FarRows {
     pub numbers: Buf<i32>,
     /// Most full pages of a lane.
     pub most: usize,
-    /// Addresses of the host memory and of the means of each allocation.
+    /// Addresses of the host memory and of the indices of each allocation.
     pub addresses: Buf<u64>,
     /// Scratch for the lanes of one sequence: scores, chosen pages, lists of near pages and their
     /// lengths, the lists before; and the pages that are sent.
@@ -100,7 +101,7 @@ pub(super) struct FarRows {
     n_pages: usize,
     pub page_bytes: usize,
     stride: usize,
-    head_dim: usize,
+    index_bytes: usize,
 }
 
 impl FarRows {
@@ -132,7 +133,7 @@ impl FarRows {
                 n_pages: 0,
                 page_bytes: Far::ROWS / g.page_slots * stride,
                 stride,
-                head_dim: g.head_dim,
+                index_bytes: Index::bytes(g.head_dim),
             })
         })
     }
@@ -151,7 +152,7 @@ impl FarRows {
         }
     }
 
-    /// Takes a number and room for the mean of a page whose rows, with this metadata, are to come;
+    /// Takes a number and room for the index of a page whose rows, with this metadata, are to come;
     /// `None` if there is none, which a notice says.
     pub fn reserve(&mut self, metas: Box<[SlotMeta]>) -> Option<Rc<Page>> {
         if self.free.borrow().is_empty() && self.add_home().is_none() {
@@ -168,16 +169,16 @@ impl FarRows {
         None
     }
 
-    /// Adds an allocation, of which only the means have memory.
+    /// Adds an allocation, of which only the indices have memory.
     fn add_home(&mut self) -> Option<()> {
         let (at, pages) = (self.homes.len(), self.pages_of(self.homes.len()));
         if at == MOST_HOMES {
             return None;
         }
-        let means = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.head_dim)).ok()?;
-        self.addresses.write(2 * at, &[0, means.ptr()]);
+        let index = self.driver.allocating("far rows", || Buf::new(&self.driver, pages * self.index_bytes)).ok()?;
+        self.addresses.write(2 * at, &[0, index.ptr()]);
         self.free.borrow_mut().extend((0..pages).rev().map(|i| at << NUMBER_BITS | i));
-        self.homes.push(Home { rows: None, means });
+        self.homes.push(Home { rows: None, index });
         self.n_pages += pages;
         Some(())
     }
@@ -255,26 +256,26 @@ impl FarRows {
         Some(())
     }
 
-    /// Sets the means of pages, `[pages.len(), head_dim]`.
-    pub fn set_means(&mut self, pages: &[Rc<Page>], means: &[u16]) {
-        let mut rest = means;
+    /// Sets the indices of pages, `[pages.len(), index_bytes]`.
+    pub fn set_index(&mut self, pages: &[Rc<Page>], index: &[u8]) {
+        let mut rest = index;
         for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
-            let means;
-            (means, rest) = rest.split_at(run.len() * self.head_dim);
+            let index;
+            (index, rest) = rest.split_at(run.len() * self.index_bytes);
             let (home, at) = Self::place(run[0].number);
-            self.homes[home].means.write(at * self.head_dim, means);
+            self.homes[home].index.write(at * self.index_bytes, index);
         }
     }
 
-    /// Means of full pages, `[pages.len(), head_dim]`. Waits for the device.
-    pub fn means(&self, pages: &[Rc<Page>]) -> Vec<u16> {
-        let mut all = vec![0u16; pages.len() * self.head_dim];
+    /// Indices of full pages, `[pages.len(), index_bytes]`. Waits for the device.
+    pub fn index(&self, pages: &[Rc<Page>]) -> Vec<u8> {
+        let mut all = vec![0; pages.len() * self.index_bytes];
         let mut rest = &mut all[..];
         for run in pages.chunk_by(|a, b| a.number + 1 == b.number) {
-            let means;
-            (means, rest) = rest.split_at_mut(run.len() * self.head_dim);
+            let index;
+            (index, rest) = rest.split_at_mut(run.len() * self.index_bytes);
             let (home, at) = Self::place(run[0].number);
-            self.homes[home].means.read(at * self.head_dim, means);
+            self.homes[home].index.read(at * self.index_bytes, index);
         }
         all
     }
