@@ -19,10 +19,10 @@ fn options(codec: Codec, pages: usize) -> EngineOptions {
 /// `[n_layers][n_kv_heads]` far positions in the order in which they left, and whether they are
 /// read.
 fn far(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<(usize, bool)>>> {
-    let c = runner.config();
+    let g = runner.cache.geometry();
     let rows = |layer, head| runner.cache.far_rows(runner.backend(), seq, layer, head);
     let lane = |layer, head| rows(layer, head).iter().map(|(meta, near)| (meta.position(), *near)).collect();
-    (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
+    (0..g.n_layers).map(|layer| (0..g.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
 }
 
 fn positions(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<usize>>> {
@@ -66,7 +66,7 @@ fn what_left_is_found_again_by_the_rule_in_any_chunks() {
     let forget = LogEntry::Forget { forget: strength(-3.0) as u16 };
     let predictor = Form::Predictor { linear: true, units: 0 };
     let pins = [LogEntry::Pin { pin: [30, 55] }, LogEntry::Unpin { unpin: [40, 60] }];
-    let cases: [(Form, Option<usize>, usize, &[LogEntry]); 8] = [
+    let cases: [(Form, Option<usize>, usize, &[LogEntry]); 10] = [
         (Form::Borrowed, None, 2, &[]),
         (Form::Adapter, None, 1, &[forget]),
         (Form::Metadata, None, 3, &[LogEntry::DropFar { drop_far: 90 }]),
@@ -75,6 +75,8 @@ fn what_left_is_found_again_by_the_rule_in_any_chunks() {
         (Form::Borrowed, None, 0, &[off, on]),
         (Form::Metadata, None, 1, &pins),
         (Form::Borrowed, None, 0, &[off]),
+        (Form::Predictor { linear: true, units: 8 }, None, 1, &[forget]),
+        (Form::Predictor { linear: false, units: 8 }, None, 2, &pins),
     ];
     for (i, (form, budget, k, others)) in cases.into_iter().enumerate() {
         let tiny = Tiny::new(Spec { n_q_heads: 4, ..Spec::new(i % 2 == 0, form) }, 400 + i as u64);
@@ -106,12 +108,24 @@ fn what_left_is_found_again_by_the_rule_in_any_chunks() {
     }
 }
 
+/// Models whose rows leave by other decisions, and with layers of other kinds: a predictor alone,
+/// beside gated delta nets and beside local layers, from which nothing becomes far.
+fn models() -> [Spec; 4] {
+    let predicted = Spec::new(true, Form::Predictor { linear: true, units: 8 });
+    [
+        Spec::new(true, Form::Borrowed),
+        predicted.clone(),
+        Spec { hybrid: true, n_layers: 4, ..predicted.clone() },
+        Spec { local: 40, n_layers: 3, ..predicted },
+    ]
+}
+
 /// With room near for all pages a cache reads what a dense one reads, in the same order: the same
 /// bits, for every codec. Without far pages it does not.
 #[test]
 fn where_all_pages_are_near_nothing_is_lost() {
-    for codec in Codec::ALL {
-        let tiny = Tiny::new(Spec::new(true, Form::Borrowed), 410);
+    for (spec, codec) in models().into_iter().flat_map(|spec| Codec::ALL.map(|codec| (spec.clone(), codec))) {
+        let tiny = Tiny::new(spec, 410);
         let log = random_choices(&mut Rng(9410), 200, &[]);
         let plain: Vec<LogEntry> = log.iter().copied().filter(|entry| entry.token().is_some()).collect();
         let dense = [&[LogEntry::Toggle { eviction: false }], &plain[..]].concat();
@@ -123,15 +137,19 @@ fn where_all_pages_are_near_nothing_is_lost() {
         let (all, live) = of(options(codec, 1000), &log, 1);
         let (of_dense, dense_slots) = of(EngineOptions::new(codec), &dense, 2);
         let (gone, _) = of(EngineOptions::new(codec), &plain, 3);
-        assert!(all == of_dense && 3 * live < 2 * dense_slots, "{codec:?}: {live} of {dense_slots} slots");
-        assert!(gone != of_dense, "{codec:?}");
+        let about = format!("{:?}, {codec:?}: {live} of {dense_slots} slots", tiny.spec);
+        assert!(all == of_dense && 10 * live < 9 * dense_slots && gone != of_dense, "{about}");
     }
 }
 
 /// Forks share far pages, and what one of them does changes nothing of the other.
 #[test]
 fn forks_share_far_pages() {
-    let tiny = Tiny::new(Spec::new(true, Form::Borrowed), 420);
+    models().into_iter().for_each(forks_share_pages);
+}
+
+fn forks_share_pages(spec: Spec) {
+    let tiny = Tiny::new(spec, 420);
     let log = random_choices(&mut Rng(9420), 250, &[]);
     let mut runner = runner_with(1, &tiny, options(Codec::F32, 1));
     let (seq, _) = feed(&mut runner, &log[..150], step_lengths(1));
@@ -150,7 +168,7 @@ fn forks_share_far_pages() {
     };
     let first = of(&mut runner, fork);
     assert_eq!(far(&runner, seq), before);
-    assert!(runner.drop_far(seq, 60) > 0);
+    assert!(runner.drop_far(seq, 110) > 0);
     let after = far(&runner, fork);
     runner.release(seq);
     assert_eq!(far(&runner, fork), after, "the fork keeps what it shares");
@@ -177,16 +195,19 @@ fn images(runner: &mut Runner<Cpu>, seq: SeqId) -> Vec<Vec<u8>> {
 }
 
 /// Far rows leave the cache and come back: a copy made of images goes on to the same bits as the
-/// sequence, through choices of every page.
+/// sequence, through choices of every page. So does a replay in single steps.
 #[test]
 fn images_have_the_far_rows() {
-    for codec in Codec::ALL {
-        let tiny = Tiny::new(Spec { n_q_heads: 4, ..Spec::new(true, Form::Borrowed) }, 430);
+    for (spec, codec) in models().into_iter().flat_map(|spec| Codec::ALL.map(|codec| (spec.clone(), codec))) {
+        let tiny = Tiny::new(spec, 430);
         let mut log = random_choices(&mut Rng(9430), 420, &[LogEntry::Forget { forget: strength(-3.0) as u16 }]);
         log.insert(log.len() - 80, LogEntry::DropFar { drop_far: 150 });
         let (before, after) = log.split_at(log.len() - 60);
         let mut runner = runner_with(2, &tiny, options(codec, 1));
-        let (seq, _) = feed(&mut runner, before, step_lengths(1));
+        let (seq, logits) = feed(&mut runner, before, step_lengths(1));
+        let (single, of_single) = feed(&mut runner, before, || 1);
+        assert!(logits == of_single && far(&runner, single) == far(&runner, seq), "{:?}, {codec:?}", tiny.spec);
+        runner.release(single);
         let newest: Vec<LogEntry> = (30..60).map(LogEntry::Token).collect();
         let tokens: Vec<u32> = before.iter().filter_map(LogEntry::token).collect();
         let images = images(&mut runner, seq);
@@ -212,7 +233,7 @@ fn images_have_the_far_rows() {
         let (wanted, found) = (far(&runner, seq), far(&runner, copy));
         assert_eq!(found, wanted, "{codec:?}");
         let hidden = wanted.iter().flatten().flatten().filter(|(_, near)| !near).count();
-        assert!(hidden > 100, "{codec:?}: {hidden} rows are not read");
+        assert!(hidden > 60, "{:?}, {codec:?}: {hidden} rows are not read", tiny.spec);
         let counts = |seq| FarCounts { fetched: 0, ..runner.cache.far_counts(runner.backend(), seq) };
         assert!(counts(seq) == counts(copy) && counts(seq).dropped > 0, "{codec:?}: {:?}", counts(copy));
         let go_on = |runner: &mut Runner<Cpu>, seq, seed| feed_on(runner, seq, after, step_lengths(seed));

@@ -17,6 +17,17 @@ fn talker(seed: u64) -> Tiny {
     Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, seed)
 }
 
+/// Talkers that evict by their own decisions, by a predictor, beside gated delta nets and beside
+/// local layers.
+fn talkers(seed: u64) -> [Tiny; 4] {
+    let predictor = Form::Predictor { linear: true, units: 8 };
+    let own = Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) };
+    let predicted = Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, predictor) };
+    let hybrid = Spec { hybrid: true, n_layers: 4, ..predicted.clone() };
+    let local = Spec { local: 40, n_layers: 3, ..predicted.clone() };
+    [own, predicted, hybrid, local].map(|spec| Tiny::new(spec, seed))
+}
+
 const PAGES: usize = 1;
 
 fn far(options: &mut EngineOptions) {
@@ -92,9 +103,8 @@ fn choices_follow_from_the_tokens_alone() {
 /// Also where the tier is full: how many tokens a step has depends on times.
 #[test]
 fn drafts_change_neither_text_nor_choices() {
-    let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, 701);
-    let run = |limit_bytes: u64, drafts: bool| {
-        let mut s = Session::with(&tiny, |o| {
+    let run = |tiny: &Tiny, limit_bytes: u64, drafts: bool| {
+        let mut s = Session::with(tiny, |o| {
             o.far = Some(FarOptions { rule: Far { pages: PAGES }, limit_bytes });
             if drafts {
                 o.drafts = Drafts { rows: 16, drafter: || Box::new(Lookup::default()), gated: false };
@@ -115,9 +125,10 @@ fn drafts_change_neither_text_nor_choices() {
         let tried = reports.iter().filter_map(|report| report.draft).map(|draft| draft.accepted).sum::<u64>();
         (reports.into_iter().map(|report| report.generated).collect::<Vec<_>>(), s.log.clone(), far, tried)
     };
-    for limit in [u64::MAX, 60_000] {
-        let (plain, drafted) = (run(limit, false), run(limit, true));
-        assert!(drafted.3 > 20, "{} drafts were right", drafted.3);
+    let cases = talkers(701).map(|tiny| (tiny, u64::MAX)).into_iter().chain([(talker(701), 60_000)]);
+    for (tiny, limit) in cases {
+        let (plain, drafted) = (run(&tiny, limit, false), run(&tiny, limit, true));
+        assert!(drafted.3 > 20, "{:?}: {} drafts were right", tiny.spec, drafted.3);
         let drops = plain.1.iter().any(|entry| matches!(entry, LogEntry::DropFar { .. }));
         assert_eq!(drops, limit < u64::MAX);
         assert_eq!((plain.0, plain.1, plain.2), (drafted.0, drafted.1, drafted.2), "limit {limit}");
@@ -128,8 +139,11 @@ fn drafts_change_neither_text_nor_choices() {
 /// replayed to the same state.
 #[test]
 fn going_back_and_resuming_give_the_same_answers() {
-    let tiny = talker(702);
-    let mut s = Session::with(&tiny, |o| {
+    talkers(702).iter().for_each(goes_back_and_resumes);
+}
+
+fn goes_back_and_resumes(tiny: &Tiny) {
+    let mut s = Session::with(tiny, |o| {
         far(o);
         (o.max_older, o.checkpoint_bytes) = (5, 1 << 30);
     });
@@ -148,7 +162,7 @@ fn going_back_and_resuming_give_the_same_answers() {
     let kept = |report: &TurnReport| report.kv.far.map(|far| FarStats { fetched: 0, ..far });
     assert!(seen[seen.len() - again.generated.len()..] == *answer && kept(&again) == kept(&first));
     // From the log.
-    let mut other = resumed(&tiny, (&log, &exchanges), None, |o| {
+    let mut other = resumed(tiny, (&log, &exchanges), None, |o| {
         far(o);
         o.max_step = Some(33);
     });
@@ -179,8 +193,9 @@ fn resumed<'a>(
 /// settings of far pages that it was saved with.
 #[test]
 fn a_saved_cache_has_the_far_rows_of_a_replay() {
-    let tiny = talker(708);
-    for codec in [Codec::F32, Codec::Int8, Codec::K8V4] {
+    let codecs = [Codec::Int8, Codec::F32, Codec::Bf16, Codec::Fp8];
+    let cases = talkers(708).into_iter().zip(codecs).chain([(talker(708), Codec::K8V4)]);
+    for (tiny, codec) in cases {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.cache");
         let with = |pages: Option<usize>| {

@@ -30,7 +30,8 @@ pub fn runner_with(threads: usize, tiny: &Tiny, options: EngineOptions) -> Runne
 
 /// A dictionary of random atoms, for a codec that needs one.
 pub fn codec_data(codec: Codec, tiny: &Tiny) -> Option<DataFile> {
-    let dictionary = Dictionary::random(tiny.spec.head_dim, tiny.spec.n_layers, 50, 4);
+    let layers = (0..tiny.spec.n_layers).filter(|&layer| tiny.spec.has_attention(layer)).count();
+    let dictionary = Dictionary::random(tiny.spec.head_dim, layers, 50, 4);
     let bytes = dictionary.to_bytes().expect("it is written").into();
     codec.needs_data().then(|| DataFile { name: "random atoms".to_owned(), bytes })
 }

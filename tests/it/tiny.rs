@@ -215,7 +215,7 @@ impl Spec {
         self.local > 0 && layer % 3 != 1
     }
 
-    fn has_attention(&self, layer: usize) -> bool {
+    pub fn has_attention(&self, layer: usize) -> bool {
         !self.hybrid || layer % 2 == 1
     }
 
