@@ -60,7 +60,10 @@ impl Resume {
         })?;
         let LoadedCache { seq: second, waited, opened, rests } = second.context("a sequence that was loaded")?;
         let equal = logits(runner, first, next)? == logits(runner, second, next)?;
-        let far_s = seconds(runner, |runner| load_rest(runner, &opened, rests))?;
+        let far_s = match rests.is_empty() {
+            true => 0.0,
+            false => seconds(runner, |runner| load_rest(runner, &opened, rests))?,
+        };
         for seq in [first, second] {
             runner.choose(seq, Far::QUERIES);
         }
