@@ -1,6 +1,7 @@
 // Elementwise and row-wise ops: residual add, RMS norm, gated linear units. Activations are [n,
 // width] in f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins:
 // the ops of `backend::cpu` named.
+#include "gates.cuh"
 #include "image.cuh"
 
 // acc[len] += x[len]. One thread per value. Moves 12 bytes per value. CPU twin: `add`.
@@ -91,23 +92,6 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
   }
 }
 
-// GELU by its approximation with tanh: (1 + tanh(y)) / 2 is the logistic function of 2 y.
-__device__ __forceinline__ float gelu_tanh(float x) {
-  float y = 0.7978846f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + expf(-2.0f * y));
-}
-
-// What becomes of a gate and up. Mirrors `backend::cuda::gemm::Gate`.
-enum Gate { SILU, GELU, CLAMPED };
-
-// (up + 1) * gate * sigmoid(1.702 gate), with the gate clamped to at most 7 and up to [-7, 7]. The
-// comparisons keep NaN. CPU twin: `clamped_swiglu`.
-__device__ __forceinline__ float clamped_swiglu(float gate, float up) {
-  gate = gate > 7.0f ? 7.0f : gate;
-  up = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-  return (up + 1.0f) * gate / (1.0f + expf(-1.702f * gate));
-}
-
 // out[n, ffn] = f(gate, up), where f is a Gate: SiLU or GELU of the gate times up, or
 // `clamped_swiglu`. Rows of gate and up are f32, `gate_ld` and `up_ld` values apart; out is f32 or
 // bf16, its rows `ld` values apart. Grid (ffn / (4 * block), n), any block. Moves 8 bytes in and 2
@@ -117,10 +101,7 @@ KERNEL glu(void* out, int bf16, const float* gate, const float* up, int gate_ld,
   int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= ffn) return;
   gate += (u64)blockIdx.y * gate_ld, up += (u64)blockIdx.y * up_ld;
-  auto f = [&](float gate, float up) {
-    if (kind == CLAMPED) return clamped_swiglu(gate, up);
-    return (kind == GELU ? gelu_tanh(gate) : silu(gate)) * up;
-  };
+  auto f = [&](float gate, float up) { return gated(kind, gate, up); };
   u64 to = (u64)blockIdx.y * ld + i;
   if ((ffn | ld | gate_ld | up_ld) % 4 == 0 && (u64)up % 16 == 0) {
     float4 a = *(const float4*)(gate + i), b = *(const float4*)(up + i);

@@ -1,12 +1,16 @@
 // Mixtures of experts: the router, pairs of a token and its expert in order of experts, their
-// matmuls, and the weighted sum. CPU twin:
-// `backend::cpu::experts`.
+// matmuls, and the weighted sum; of a few tokens three kernels, in which each pair reads its expert.
+// CPU twin: `backend::cpu::experts`.
 #include "codes.cuh"
+#include "gates.cuh"
 
 // Codes of experts: `CODES` in `backend::cuda::experts`.
 enum ExpertsCode { EXPERTS_Q8 = 1, EXPERTS_Q4, EXPERTS_Q4H };
 #define MOST_EXPERTS 2048  // `bounds::EXPERTS`
 #define WARPS 4            // that divide the columns of a strip among them
+// Of a few tokens: most experts of a token, and most warps that sum them.
+#define MOST_CHOSEN 16
+#define SUM_WARPS 24
 
 // Eight neighbours of activations or of a plain weight.
 __device__ __forceinline__ void read8(float to[8], const void* from, int dtype, u64 i) {
@@ -34,45 +38,48 @@ KERNEL __launch_bounds__(256)
   if (lane == 0) logits[(u64)blockIdx.y * experts + e] = sum + (bias ? bias[e] : 0.0f);
 }
 
-// The k most probable experts of a row by the softmax of its logits [experts], of equal ones those
-// of lower numbers, and their weights. If `shared`, the expert after them (number `experts`) comes
-// last, weighted by the sigmoid of its logit, the last of the row. Weights are multiplied by the
-// experts' `factors` [experts] unless they are null. Logits [experts + shared], chosen and weights
-// [k + shared] per row. Grid n, a warp.
-KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, const float* factors, int experts,
-                                            int k, int normalized, int shared) {
-  __shared__ float p[MOST_EXPERTS];
-  after_previous();
-  int lane = threadIdx.x;
-  logits += (u64)blockIdx.x * (experts + shared);
-  chosen += blockIdx.x * (k + shared), weights += blockIdx.x * (k + shared);
+// The k most probable experts by the softmax of the logits [experts + shared], of equal ones those
+// of lower numbers, and their weights [k + shared], by a warp. If `shared`, the expert after them
+// (number `experts`) comes last, weighted by the sigmoid of its logit. Weights are multiplied by the
+// experts' `factors` [experts] unless they are null. `keys`: scratch in shared memory.
+__device__ __forceinline__ void choose(int* chosen, float* weights, u32* keys, const float* logits, const float* factors, int experts,
+                                       int k, int normalized, int shared) {
+  int lane = threadIdx.x % 32;
   if (shared && lane == 0) chosen[k] = experts, weights[k] = 1.0f / (1.0f + expf(-logits[experts]));
-  for (int e = lane; e < experts; e += 32) p[e] = logits[e];
   float most = NEG_INFINITY, all = 0.0f, taken = 0.0f;
-  for (int e = lane; e < experts; e += 32) most = fmaxf(most, p[e]);
+  for (int e = lane; e < experts; e += 32) most = fmaxf(most, logits[e]);
   most = warp_max(most);
-  for (int e = lane; e < experts; e += 32) all += p[e] = expf(p[e] - most);
+  for (int e = lane; e < experts; e += 32) {
+    float p = expf(logits[e] - most);
+    all += p;
+    // Keys of positive values are in their order. 0: the expert is chosen.
+    keys[e] = __float_as_uint(p) + 1;
+  }
   all = warp_sum(all);
   for (int j = 0; j < k; j++) {
-    // Numbers that cannot be compared leave an expert that exists.
-    float best = -2.0f;
-    int at = 0;
+    u32 of_lane = 0, at = ~0u;
     for (int e = lane; e < experts; e += 32)
-      if (p[e] > best) best = p[e], at = e;
-#pragma unroll
-    for (int m = 16; m > 0; m >>= 1) {
-      float other = __shfl_xor_sync(FULL, best, m);
-      int other_at = __shfl_xor_sync(FULL, at, m);
-      if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-    }
-    at = __shfl_sync(FULL, at, 0), best = __shfl_sync(FULL, best, 0);
-    taken += best / all;
-    if (lane == 0) chosen[j] = at, weights[j] = best / all;
-    if (lane == at % 32) p[at] = -1.0f;
+      if (keys[e] > of_lane) of_lane = keys[e], at = e;
+    u32 best = __reduce_max_sync(FULL, of_lane);
+    at = __reduce_min_sync(FULL, of_lane == best ? at : ~0u);
+    float p = __uint_as_float(best - 1) / all;
+    taken += p;
+    if (lane == 0) chosen[j] = at, weights[j] = p;
+    if (lane == at % 32) keys[at] = 0;
     __syncwarp();
   }
   for (int j = lane; normalized && j < k; j += 32) weights[j] /= taken;
   for (int j = lane; factors && j < k; j += 32) weights[j] *= factors[chosen[j]];
+}
+
+// `choose` of each row of logits. Grid n, a warp.
+KERNEL __launch_bounds__(32) choose_experts(int* chosen, float* weights, const float* logits, const float* factors, int experts,
+                                            int k, int normalized, int shared) {
+  __shared__ u32 keys[MOST_EXPERTS];
+  after_previous();
+  int all = k + shared;
+  choose(chosen + blockIdx.x * all, weights + blockIdx.x * all, keys, logits + (u64)blockIdx.x * (experts + shared), factors, experts,
+         k, normalized, shared);
 }
 
 // Sorts pairs by expert: `order` gets their numbers, `place` the inverse, and starts [experts + 1]
@@ -141,14 +148,20 @@ __device__ __forceinline__ void read_pairs(u32 (&to)[8], const void* from, int d
   }
 }
 
-// sums += x W^T over every WARPS-th tile of columns from that of the warp on: packed rows.
+// Tiles of columns that a warp multiplies: one in `step`, from `first` on.
+struct Share {
+  int first, step;
+};
+
+// sums += x W^T over a warp's share of the columns: packed rows.
 template <class CODE, int NT, class READ>
-__device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* weight, u64 strip, int cols, READ read) {
+__device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* weight, u64 strip, int cols, Share share, READ read) {
   typedef typename WordsOf<CODE::HALVES>::Type Words;
   Layout<CODE> at(cols);
   const u8* from = weight + at.strip_bytes * strip;
   int lane = threadIdx.x % 32;
-  for (int tile = threadIdx.x / 32; tile < at.tiles; tile += WARPS) {
+#pragma unroll(NT == 1 ? 4 : 1)
+  for (int tile = share.first; tile < at.tiles; tile += share.step) {
     u32 b[NT][8];
     float of_x[NT][2];
 #pragma unroll
@@ -164,9 +177,10 @@ __device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* wei
 
 // The same of rows in bf16.
 template <int NT, class READ>
-__device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* weight, u64 strip, int cols, READ read) {
+__device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* weight, u64 strip, int cols, Share share, READ read) {
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  for (int first = threadIdx.x / 32 * TILE_COLS; first < cols; first += WARPS * TILE_COLS) {
+#pragma unroll(NT == 1 ? 2 : 1)
+  for (int first = share.first * TILE_COLS; first < cols; first += share.step * TILE_COLS) {
     u32 b[NT][8], low[8], high[8];
     read_pairs(low, weight, BF16, strip * STRIP_ROWS + g, first + 16 * t, cols);
     read_pairs(high, weight, BF16, strip * STRIP_ROWS + g + 8, first + 16 * t, cols);
@@ -179,6 +193,16 @@ __device__ __forceinline__ void plain_strip(float (&sums)[NT][4], const void* we
       for (int j = 0; j < NT; j++) mma(sums[j], a, b[j] + 2 * k);
     }
   }
+}
+
+// The same of rows with a code, an `ExpertsCode`, or 0: bf16.
+template <int NT, class READ>
+__device__ __forceinline__ void multiply_strip(float (&sums)[NT][4], int code, const void* weight, u64 strip, int cols, Share share,
+                                               READ read) {
+  if (code == EXPERTS_Q8) packed_strip<Q8, NT>(sums, (const u8*)weight, strip, cols, share, read);
+  else if (code == EXPERTS_Q4) packed_strip<Q4, NT>(sums, (const u8*)weight, strip, cols, share, read);
+  else if (code == EXPERTS_Q4H) packed_strip<Q4H, NT>(sums, (const u8*)weight, strip, cols, share, read);
+  else plain_strip<NT>(sums, weight, strip, cols, share, read);
 }
 
 // out [pairs, rows] = x W^T of each pair's expert, rows of W expert `rows` to `rows (expert + 1) -
@@ -225,10 +249,7 @@ __device__ __forceinline__ void multiply_pairs(float* out, const void* x, int bf
     read_pairs(to, x, bf16 ? BF16 : F32, from[j], first + lane % 4 * 16, cols);
   };
   float sums[NT][4] = {};
-  if (code == EXPERTS_Q8) packed_strip<Q8, NT>(sums, (const u8*)weight, strip, cols, read);
-  else if (code == EXPERTS_Q4) packed_strip<Q4, NT>(sums, (const u8*)weight, strip, cols, read);
-  else if (code == EXPERTS_Q4H) packed_strip<Q4H, NT>(sums, (const u8*)weight, strip, cols, read);
-  else plain_strip<NT>(sums, weight, strip, cols, read);
+  multiply_strip<NT>(sums, code, weight, strip, cols, Share{warp, WARPS}, read);
 #pragma unroll
   for (int j = 0; j < NT; j++)
 #pragma unroll
@@ -263,5 +284,68 @@ KERNEL add_experts(float* x, const float* out, const float* weights, const int* 
   u64 at = (u64)blockIdx.y * width + i;
   float sum = beside ? 0.0f : x[at];
   for (int j = blockIdx.y * k; j < (blockIdx.y + 1) * k; j++) sum = fmaf(weights[j], out[(u64)place[j] * width + i], sum);
+  x[at] = sum;
+}
+
+// The outputs of a strip for one row of x, which all columns of the fragments hold: to [16].
+__device__ __forceinline__ void multiply_row(float* to, int code, const void* weight, u64 strip, const void* x, int bf16, u64 row,
+                                             int cols, Share share) {
+  int lane = threadIdx.x % 32;
+  float sums[1][4] = {};
+  multiply_strip<1>(sums, code, weight, strip, cols, share, [&](u32(&b)[8], int, int first) {
+    read_pairs(b, x, bf16 ? BF16 : F32, row, first + lane % 4 * 16, cols);
+  });
+  if (lane % 4 == 0) to[lane / 4] = sums[0][0], to[lane / 4 + 8] = sums[0][2];
+}
+
+// Of a few tokens: act [pairs, ffn] = the gated product of x W^T of each pair of a token and its
+// expert, which every block chooses anew; those of column 0 store the choice in `chosen` and
+// `weights`. Pairs are in order of tokens, k + shared <= MOST_CHOSEN of each. Weights are packed or
+// bf16. Grid (ffn / 16, pairs), 2 WARPS warps: half of them has a strip of gates, the other one of
+// ups. Reads an expert's rows once for each of its pairs.
+KERNEL __launch_bounds__(64 * WARPS)
+    gate_experts(void* act, int act_bf16, int* chosen, float* weights, const void* x, int bf16, const float* logits,
+                 const float* factors, const void* weight, const float* bias, int code, int kind, int experts, int k, int normalized,
+                 int shared, int ffn, int cols) {
+  __shared__ u32 keys[MOST_EXPERTS];
+  __shared__ int of_token[MOST_CHOSEN];
+  __shared__ float weight_of[MOST_CHOSEN], parts[2 * WARPS][STRIP_ROWS];
+  after_previous();
+  int warp = threadIdx.x / 32, pair = blockIdx.y, token = pair / (k + shared), j = pair % (k + shared), strips = ffn / STRIP_ROWS;
+  if (warp == 0) choose(of_token, weight_of, keys, logits + (u64)token * (experts + shared), factors, experts, k, normalized, shared);
+  __syncthreads();
+  if (blockIdx.x == 0 && threadIdx.x == 0) chosen[pair] = of_token[j], weights[pair] = weight_of[j];
+  u64 gates = (u64)of_token[j] * 2 * strips + blockIdx.x, ups = gates + strips;
+  multiply_row(parts[warp], code, weight, warp < WARPS ? gates : ups, x, bf16, token, cols, Share{warp % WARPS, WARPS});
+  __syncthreads();
+  int row = threadIdx.x;
+  if (row >= STRIP_ROWS) return;
+  float gate = parts[0][row], up = parts[WARPS][row];
+#pragma unroll
+  for (int w = 1; w < WARPS; w++) gate += parts[w][row], up += parts[WARPS + w][row];
+  if (bias) gate += bias[gates * STRIP_ROWS + row], up += bias[ups * STRIP_ROWS + row];
+  put(act, act_bf16, (u64)pair * ffn + blockIdx.x * STRIP_ROWS + row, gated(kind, gate, up));
+}
+
+// Of a few tokens: x [n, width] += sum over j of weights[j] * act W^T of the token's j-th pair, from
+// the most probable expert on; if `beside`, x is that sum. Grid (width / 16, n); k `split` warps, at
+// most SUM_WARPS: `split` of each pair, which divide the columns.
+KERNEL __launch_bounds__(32 * SUM_WARPS)
+    sum_experts(float* x, const void* act, int bf16, const int* chosen, const float* weights, const void* weight, const float* bias,
+                int code, int k, int split, int width, int ffn, int beside) {
+  __shared__ float parts[SUM_WARPS][STRIP_ROWS];
+  after_previous();
+  int warp = threadIdx.x / 32, strips = width / STRIP_ROWS, first = blockIdx.y * k, own = first + warp / split;
+  multiply_row(parts[warp], code, weight, (u64)chosen[own] * strips + blockIdx.x, act, bf16, own, ffn, Share{warp % split, split});
+  __syncthreads();
+  int row = threadIdx.x;
+  if (row >= STRIP_ROWS) return;
+  u64 at = (u64)blockIdx.y * width + blockIdx.x * STRIP_ROWS + row;
+  float sum = beside ? 0.0f : x[at];
+  for (int j = 0; j < k; j++) {
+    float out = bias ? bias[(u64)chosen[first + j] * width + blockIdx.x * STRIP_ROWS + row] : 0.0f;
+    for (int w = j * split; w < (j + 1) * split; w++) out += parts[w][row];
+    sum = fmaf(weights[first + j], out, sum);
+  }
   x[at] = sum;
 }

@@ -20,7 +20,13 @@ pub struct Mixture {
 pub fn all() -> Vec<Mixture> {
     let plain = [DType::F32, DType::F16, DType::Bf16].map(Stored::Plain);
     let formats = plain.into_iter().chain([Code::Q8, Code::Q4, Code::Q4H].map(Stored::Packed));
-    let sizes = [(1, 37, 5, true, false), (3, 5, 5, false, true), (40, 9, 4, true, false), (90, 2, 1, false, true)];
+    let sizes = [
+        (1, 37, 5, true, false),
+        (3, 5, 5, false, true),
+        (6, 40, 3, false, true),
+        (40, 9, 4, true, false),
+        (90, 2, 1, false, true),
+    ];
     let of = |stored, (n, count, per_token, shared, biased)| Mixture { stored, count, per_token, shared, biased, n };
     formats.flat_map(|stored| sizes.map(|sizes| of(stored, sizes))).collect()
 }

@@ -124,7 +124,7 @@ pub(super) fn fused_swiglu(
     }
 }
 
-/// What becomes of a gate and up: `Gate` in `elementwise.cu`.
+/// What becomes of a gate and up: `Gate` in `gates.cuh`.
 #[derive(Clone, Copy)]
 pub(super) enum Gate {
     Silu,

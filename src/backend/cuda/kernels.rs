@@ -364,6 +364,9 @@ kernels! {
     ExpertsGemmFew "experts_gemm_8"
     ExpertsGemmMany "experts_gemm_32"
     AddExperts "add_experts"
+    /// The same of a few tokens.
+    GateExperts "gate_experts"
+    SumExperts "sum_experts"
     Argmax "argmax"
     Histogram "histogram"
     ThresholdBin "threshold_bin"
