@@ -210,7 +210,7 @@ fn an_answer_is_that_of_p_whole_and_in_a_stream_and_the_next_turn_reads_what_is_
     assert!(before.last().unwrap()["timings"]["predicted_n"] == json!(generated));
 
     let progress = json!({ "stream": true, "return_progress": true, "max_tokens": 1 });
-    let chunks = server.chunks("/v1/chat/completions", &with(asked(&QUESTION.repeat(20)), progress));
+    let chunks = server.chunks("/v1/chat/completions", &with(asked(&QUESTION.repeat(200)), progress));
     let read: Vec<&Value> = chunks.iter().map(|chunk| &chunk["prompt_progress"]).filter(|p| p.is_object()).collect();
     let processed: Vec<u64> = read.iter().map(|p| p["processed"].as_u64().unwrap()).collect();
     assert!(!processed.is_empty() && processed.is_sorted(), "{processed:?}");
