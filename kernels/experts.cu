@@ -1,6 +1,6 @@
 // Mixtures of experts: the router, pairs of a token and its expert in order of experts, their
-// matmuls, and the weighted sum; of a few tokens three kernels, in which each pair reads its expert.
-// CPU twin: `backend::cpu::experts`.
+// matmuls, and the weighted sum; of a few tokens three kernels, in which each pair reads its
+// expert. CPU twin: `backend::cpu::experts`.
 #include "codes.cuh"
 #include "gates.cuh"
 
@@ -40,8 +40,8 @@ KERNEL __launch_bounds__(256)
 
 // The k most probable experts by the softmax of the logits [experts + shared], of equal ones those
 // of lower numbers, and their weights [k + shared], by a warp. If `shared`, the expert after them
-// (number `experts`) comes last, weighted by the sigmoid of its logit. Weights are multiplied by the
-// experts' `factors` [experts] unless they are null. `keys`: scratch in shared memory.
+// (number `experts`) comes last, weighted by the sigmoid of its logit. Weights are multiplied by
+// the experts' `factors` [experts] unless they are null. `keys`: scratch in shared memory.
 __device__ __forceinline__ void choose(int* chosen, float* weights, u32* keys, const float* logits, const float* factors, int experts,
                                        int k, int normalized, int shared) {
   int lane = threadIdx.x % 32;
@@ -327,9 +327,9 @@ KERNEL __launch_bounds__(64 * WARPS)
   put(act, act_bf16, (u64)pair * ffn + blockIdx.x * STRIP_ROWS + row, gated(kind, gate, up));
 }
 
-// Of a few tokens: x [n, width] += sum over j of weights[j] * act W^T of the token's j-th pair, from
-// the most probable expert on; if `beside`, x is that sum. Grid (width / 16, n); k `split` warps, at
-// most SUM_WARPS: `split` of each pair, which divide the columns.
+// Of a few tokens: x [n, width] += sum over j of weights[j] * act W^T of the token's j-th pair,
+// from the most probable expert on; if `beside`, x is that sum. Grid (width / 16, n); k `split`
+// warps, at most SUM_WARPS: `split` of each pair, which divide the columns.
 KERNEL __launch_bounds__(32 * SUM_WARPS)
     sum_experts(float* x, const void* act, int bf16, const int* chosen, const float* weights, const void* weight, const float* bias,
                 int code, int k, int split, int width, int ffn, int beside) {

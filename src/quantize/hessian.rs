@@ -272,8 +272,8 @@ fn solve(panel: &mut [Row<f32>], of_q: &[Row<f32>], q: usize, first: usize, mut 
     }
 }
 
-/// The last tile of a panel, on the diagonal, whose other columns are the factor's, from the sums of
-/// its products up to panel `first`. Returns whether the matrix is positive definite so far.
+/// The last tile of a panel, on the diagonal, whose other columns are the factor's, from the sums
+/// of its products up to panel `first`. Returns whether the matrix is positive definite so far.
 #[inline(always)]
 fn root(panel: &mut [Row<f32>], first: usize, mut sums: Tile) -> bool {
     let (before, tile) = panel.split_at_mut(panel.len() - TILE_ROWS);
