@@ -169,13 +169,12 @@ impl Loading {
             checkpoint.found().collect::<Vec<_>>(),
             checkpoint.warnings().chain(slow).chain(no_far).collect::<Vec<_>>(),
         );
-        let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);
         let dial = options.dial_ratio.map(|ratio| model.first_dial(Dial::Ratio(ratio)));
         model.dial = dial.as_ref().map_or(0.0, |set| set.as_ref().map_or(0.0, |(dial, ..)| *dial));
         let Self { inbox, outlet } = self;
-        let mut worker = Worker::new(model, fixed_bytes, &options, inbox);
+        let mut worker = Worker::new(model, &options, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);
         found.into_iter().for_each(|text| events.event(Event::Info(text)));

@@ -230,9 +230,21 @@ fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
 /// pages that a choice brings, the rows that leave until the next one, and the index of all.
 fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
     let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
+    let index = far.map_or(0, |_| index_bytes(c, context));
+    budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index))
+}
+
+/// Bytes of the index of far pages of a sequence of that many tokens that have all left.
+fn index_bytes(c: &ModelConfig, context: usize) -> u64 {
     let page: usize = c.lanes().filter(LayerLanes::decides).map(|l| l.heads.count * Index::bytes(l.heads.dim)).sum();
-    let index = far.map_or(0, |_| page * context.div_ceil(Far::ROWS));
-    budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index as u64))
+    (page * context.div_ceil(Far::ROWS)) as u64
+}
+
+/// Bytes that the cache's pages leave to others: weights, workspace, and the index of far pages.
+pub fn fixed_bytes(checkpoint: &Checkpoint, options: &EngineOptions, context: usize) -> u64 {
+    let c = &checkpoint.config;
+    let index = far(c, options).map_or(0, |_| index_bytes(c, context));
+    checkpoint.weight_bytes + options.workspace_bytes + index
 }
 
 /// Tokens of `context` that fit into a budget at a compression ratio, in whole pages of all lanes.
@@ -354,6 +366,9 @@ mod tests {
         let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 36;
         let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
         assert_eq!((plan.certain_context, plan.kv_budget_bytes), (48, Some((1 << 20) + near)));
+        // No page takes the memory of the index.
+        let options = EngineOptions { far, workspace_bytes: 7, ..EngineOptions::new(Codec::F32) };
+        assert_eq!(fixed_bytes(&checkpoint, &options, 8192), checkpoint.weight_bytes + 7 + 8192 / 32 * 32 * 36);
     }
 
     #[test]

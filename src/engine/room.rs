@@ -46,7 +46,7 @@ impl<B: Backend> Worker<B> {
 
     /// Limits the bytes of the cache. Says at once what a limit below the bytes held means.
     pub(super) fn set_kv_limit(&mut self, id: ConversationId, limit: Option<u64>) {
-        let budget = kv_budget(self.fixed_bytes, limit, self.memory_bytes);
+        let budget = kv_budget(self.model.runner.fixed_bytes, limit, self.memory_bytes);
         self.model.runner.set_kv_budget(budget);
         self.scheduler.has_room();
         if !self.conversations.values().any(Conversation::is_busy) {

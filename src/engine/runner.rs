@@ -3,7 +3,7 @@
 use super::EngineOptions;
 use super::draws::Draws;
 use super::head::{DraftRequest, StepSpan, Tracks};
-use super::planner::{self, kv_budget};
+use super::planner;
 use crate::backend::{Backend, KvGeometry, Measure, OutOfMemory, SamplingState, Span, StepKind, StepResult};
 use crate::cache::{CacheError, CheckedLayer, FarRest, KvCache, RestError, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
@@ -72,6 +72,8 @@ pub struct Runner<B: Backend> {
     max_step: usize,
     /// [`Self::chunk`]
     chunk: Option<usize>,
+    /// What pages leave to others: [`planner::fixed_bytes`].
+    pub(super) fixed_bytes: u64,
     /// Most bytes of far pages; `None` without a limit.
     pub(super) far_limit: Option<u64>,
     /// How rows are sampled.
@@ -170,7 +172,7 @@ impl<B: Backend> Runner<B> {
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends, and not
         // the process.
-        let fixed = checkpoint.weight_bytes + options.workspace_bytes;
+        let fixed_bytes = planner::fixed_bytes(checkpoint, options, context);
         let chunk = b.about().chunk_tokens.map(|chunk| chunk.min(max_step));
         let mut new = Self {
             b,
@@ -180,6 +182,7 @@ impl<B: Backend> Runner<B> {
             context,
             max_step,
             chunk,
+            fixed_bytes,
             far_limit: options.far.map(|far| far.limit_bytes),
             draws,
             sampled: Vec::new(),
@@ -188,7 +191,7 @@ impl<B: Backend> Runner<B> {
             head,
             stepped: Vec::new(),
         };
-        new.set_kv_budget(kv_budget(fixed, options.kv_limit, options.memory_bytes));
+        new.set_kv_budget(planner::kv_budget(fixed_bytes, options.kv_limit, options.memory_bytes));
         Ok(new)
     }
 

@@ -35,8 +35,6 @@ fn max_drafts(rows: usize, chains: usize) -> usize {
 
 pub(super) struct Worker<B: Backend> {
     pub(super) model: Loaded<B>,
-    /// Bytes of weights and workspace.
-    pub(super) fixed_bytes: u64,
     pub(super) memory_bytes: Option<u64>,
     inbox: Receiver<EngineMessage>,
     pub(super) conversations: BTreeMap<ConversationId, Conversation<B>>,
@@ -59,12 +57,10 @@ pub(super) struct Worker<B: Backend> {
 }
 
 impl<B: Backend> Worker<B> {
-    /// `fixed_bytes`: bytes of weights and workspace.
-    pub fn new(model: Loaded<B>, fixed_bytes: u64, options: &EngineOptions, inbox: Receiver<EngineMessage>) -> Self {
+    pub fn new(model: Loaded<B>, options: &EngineOptions, inbox: Receiver<EngineMessage>) -> Self {
         Self {
             scheduler: Scheduler::new(model.runner.max_step(), model.runner.backend().about().chunk_tokens),
             model,
-            fixed_bytes,
             slots: Slots::new(options.slots),
             kept_slots: None,
             memory_bytes: options.memory_bytes,
