@@ -8,7 +8,8 @@
 enum ExpertsCode { EXPERTS_Q8 = 1, EXPERTS_Q4, EXPERTS_Q4H };
 #define MOST_EXPERTS 2048  // `bounds::EXPERTS`
 #define WARPS 4            // that divide the columns of a strip among them
-// Of a few tokens: most experts of a token, and most warps that sum them.
+// Of a few tokens: most experts of a token, and most warps that sum them. Mirror
+// `backend::cuda::experts`.
 #define MOST_CHOSEN 16
 #define SUM_WARPS 24
 
@@ -299,7 +300,7 @@ __device__ __forceinline__ void multiply_row(float* to, int code, const void* we
 }
 
 // Of a few tokens: act [pairs, ffn] = the gated product of x W^T of each pair of a token and its
-// expert, which every block chooses anew; those of column 0 store the choice in `chosen` and
+// expert, which every block chooses for itself; those of column 0 store the choice in `chosen` and
 // `weights`. Pairs are in order of tokens, k + shared <= MOST_CHOSEN of each. Weights are packed or
 // bf16. Grid (ffn / 16, pairs), 2 WARPS warps: half of them has a strip of gates, the other one of
 // ups. Reads an expert's rows once for each of its pairs.
