@@ -163,8 +163,7 @@ fn load_rest<B: Measure>(runner: &mut Runner<B>, opened: &Opened, mut rests: Vec
     let mut reader = opened.read_some(images, move |number, image| check.check(number, image))?;
     while reader.left() > 0 {
         let image = reader.next(DISK).context("the disk does not answer")??;
-        let at = rests.iter().position(|rest| rest.number() == image.number()).context("pages that await it")?;
-        runner.import_rest(rests.swap_remove(at), &image)?;
+        runner.import_rest(&mut rests, &image)?;
         reader.recycle(image.into_bytes());
     }
     Ok(())

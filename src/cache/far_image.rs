@@ -43,17 +43,11 @@ pub(super) enum FarImage {
 
 /// Far pages of a lane whose rows are to come, in the second image of the lane.
 pub struct FarRest<B: Backend> {
+    /// Number of the image with the rows.
     number: usize,
     /// Metadata of their rows, as the first image has it.
     metas: Vec<SlotMeta>,
     awaited: B::Awaited,
-}
-
-impl<B: Backend> FarRest<B> {
-    /// Number of the image with the rows.
-    pub fn number(&self) -> usize {
-        self.number
-    }
 }
 
 /// Which images of a lane's far rows.
@@ -186,21 +180,21 @@ impl<B: Backend> KvCache<B> {
         Ok(Some(FarRest { number: number + rest(&g) - first(&g), metas, awaited }))
     }
 
-    /// Fills far pages from their image.
+    /// Fills those of the far pages that an image has.
     pub(super) fn fill_far(
         &mut self,
         b: &B,
-        rest: FarRest<B>,
+        rests: &mut Vec<FarRest<B>>,
         image: &FarImage,
         bytes: &[u8],
     ) -> Result<(), RestError> {
-        let FarRest { number: wanted, metas: said, awaited } = rest;
-        match image {
-            FarImage::Rest { number, metas } if *number == wanted && *metas == said => {
-                Ok(b.fill_far(&mut self.tables, awaited, &bytes[WORD..]).map_err(CacheError::from)?)
-            }
-            _ => Err(RestError::Other),
+        let FarImage::Rest { number, metas } = image else { return Err(RestError::Other) };
+        let at = rests.iter().position(|rest| rest.number == *number).ok_or(RestError::NoLane)?;
+        let FarRest { metas: said, awaited, .. } = rests.swap_remove(at);
+        if *metas != said {
+            return Err(RestError::Other);
         }
+        Ok(b.fill_far(&mut self.tables, awaited, &bytes[WORD..]).map_err(CacheError::from)?)
     }
 
     /// Whether no lane of a sequence has more rows, stored, far and dropped, than tokens.
@@ -216,6 +210,8 @@ impl<B: Backend> KvCache<B> {
 /// Why far pages were not filled.
 #[derive(Debug, thiserror::Error)]
 pub enum RestError {
+    #[error("it is damaged (far rows of no lane)")]
+    NoLane,
     #[error("it is damaged (far rows that are not those of their lane)")]
     Other,
     #[error(transparent)]

@@ -71,11 +71,6 @@ pub struct CheckedLayer {
 }
 
 impl CheckedLayer {
-    /// Number of the image.
-    pub fn number(&self) -> usize {
-        self.layer
-    }
-
     /// The image's memory, for another one.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
@@ -249,11 +244,12 @@ impl<B: Backend> KvCache<B> {
         Ok(None)
     }
 
-    /// Fills far pages from the image of their number. Fails if it has other rows than the first
-    /// image of their lane says, or without memory; then they stay without rows.
-    pub fn import_rest(&mut self, b: &B, rest: FarRest<B>, image: &CheckedLayer) -> Result<(), RestError> {
+    /// Fills those of `rests` that an image has, and removes them. Fails if it has none of them or
+    /// other rows than the first image of their lane says, or without memory; then they stay
+    /// without rows.
+    pub fn import_rest(&mut self, b: &B, rests: &mut Vec<FarRest<B>>, image: &CheckedLayer) -> Result<(), RestError> {
         let far = image.far.as_ref().ok_or(RestError::Other)?;
-        self.fill_far(b, rest, far, &image.bytes)
+        self.fill_far(b, rests, far, &image.bytes)
     }
 
     /// Ends an import, whose layers are all there, of a sequence that `tokens` were fed to. Fails

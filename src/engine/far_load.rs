@@ -63,9 +63,7 @@ impl<B: Backend> FarLoad<B> {
         };
         let Some(next) = reader.next(within) else { return Ok(()) };
         let image = next.map_err(|e| e.to_string())?;
-        let at = self.awaited.iter().position(|rest| rest.number() == image.number());
-        let rest = self.awaited.swap_remove(at.ok_or("it is damaged (far rows of no lane)")?);
-        runner.import_rest(rest, &image).map_err(|e| e.to_string())?;
+        runner.import_rest(&mut self.awaited, &image).map_err(|e| e.to_string())?;
         reader.recycle(image.into_bytes());
         self.reader.take_if(|reader| reader.left() == 0);
         Ok(())

@@ -273,8 +273,8 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Fills far pages from their image: [`KvCache::import_rest`].
-    pub fn import_rest(&mut self, rest: FarRest<B>, image: &CheckedLayer) -> Result<(), RestError> {
-        self.cache.import_rest(&self.b, rest, image)
+    pub fn import_rest(&mut self, rests: &mut Vec<FarRest<B>>, image: &CheckedLayer) -> Result<(), RestError> {
+        self.cache.import_rest(&self.b, rests, image)
     }
 
     /// Ends the import of a sequence that `tokens` were fed to: [`KvCache::end_import`].

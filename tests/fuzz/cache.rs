@@ -6,7 +6,7 @@ use anyhow::Result;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{Device, KvGeometry, Measure, QkvRopeArgs, Use};
 use dmschat::cache::file::{Header, Identity, Opened, Room, SlotLog, Writer};
-use dmschat::cache::{FarRest, KvCache, SeqId};
+use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Far, Policy, Shift};
 use dmschat::protocol::LogEntry;
@@ -121,13 +121,13 @@ pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
     cache.check_head(&head, TOKENS).map_err(anyhow::Error::msg)?;
     let check = cache.layer_check(TOKENS);
     let mut rests = Vec::new();
-    for images in [0..cache.first_rest(), cache.first_rest()..n] {
+    for (images, are_first) in [(0..cache.first_rest(), true), (cache.first_rest()..n, false)] {
         let mut reader = opened.read_some(images, move |layer, image| check.check(layer, image))?;
         while reader.left() > 0 {
             let image = reader.next(SOON).expect("a reader that reads")?;
-            match rests.iter().position(|rest: &FarRest<Cpu>| rest.number() == image.number()) {
-                Some(at) => cache.import_rest(&b, rests.swap_remove(at), &image)?,
-                None => rests.extend(cache.import_layer(&b, seq, &image)?),
+            match are_first {
+                true => rests.extend(cache.import_layer(&b, seq, &image)?),
+                false => cache.import_rest(&b, &mut rests, &image)?,
             }
         }
     }

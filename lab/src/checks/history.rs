@@ -7,7 +7,7 @@ use super::{
     values,
 };
 use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs, SampleArgs, SamplingState, Use};
-use dmschat::cache::{FarRest, KvCache, SeqId};
+use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Budget, Dmc, Dms, Far, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
 use dmschat::protocol::{LaneFilter, SamplingParams};
@@ -386,9 +386,10 @@ impl<B: Measure> Run<'_, B> {
             self.cache.export_layer(b, old, layer, image);
             let checked = self.cache.layer_check(head.len).check(layer, image.clone());
             let checked = checked.expect("an image that was just made");
-            match rests.iter().position(|rest: &FarRest<B>| rest.number() == layer) {
-                Some(at) => self.cache.import_rest(b, rests.swap_remove(at), &checked).expect("its far rows"),
-                None => rests.extend(self.cache.import_layer(b, new, &checked).expect("memory for a check")),
+            if layer < self.cache.first_rest() {
+                rests.extend(self.cache.import_layer(b, new, &checked).expect("memory for a check"));
+            } else {
+                self.cache.import_rest(b, &mut rests, &checked).expect("its far rows");
             }
         }
         for (layer, (image, &bytes)) in images.iter().zip(&bytes).enumerate() {
