@@ -6,7 +6,7 @@ pub mod calibration;
 pub mod convert;
 mod described;
 pub mod gptq;
-mod hessian;
+pub mod hessian;
 pub mod imatrix;
 pub mod weight_cache;
 mod weight_file;

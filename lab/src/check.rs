@@ -2,13 +2,14 @@
 //! `--all` adds long cache histories, whole models and the speed of every op. `--part` and
 //! `--short` bound the time of a run.
 
-use crate::checks::{self, Finding, Part, Report, Scope, answers, drafts, memory, models, steps};
+use crate::checks::{self, Finding, Part, Report, Scope, answers, drafts, hessians, memory, models, steps};
 use crate::{gpu, speed};
 use anyhow::Result;
 use clap::Args;
 use dmschat::backend::Report as _;
 use dmschat::backend::cuda::{Cuda, CudaOptions};
 use dmschat::cli::devices::cuda_options;
+use dmschat::cli::devices::hessians::on_gpu;
 use dmschat::cli::output;
 use dmschat::config::Gemm;
 
@@ -52,6 +53,7 @@ pub fn run(index: u32, args: &CheckArgs) -> Result<u8> {
     checks::run_all(&cuda, report);
     memory::run_all(&cuda, report);
     drop(cuda);
+    hessians::run_all(&on_gpu(index, 0), report);
     // The GEMMs again by the library, if there is one.
     let with_library = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = with_library.about().library {

@@ -7,6 +7,7 @@ mod chunks;
 mod delta;
 pub mod drafts;
 mod experts;
+pub mod hessians;
 mod history;
 pub mod memory;
 pub mod models;

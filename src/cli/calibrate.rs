@@ -2,6 +2,7 @@
 //! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen, and whole
 //! inputs for GPTQ.
 
+use super::devices::hessians;
 use crate::backend::cpu::{Cpu, Watch};
 use crate::checkpoint::{Checkpoint, names};
 use crate::codec::Codec;
@@ -13,6 +14,7 @@ use crate::quant::{Code, Part, Weights};
 use crate::quantize::calibration::Guide;
 use crate::quantize::convert::{Importance, OnReport, Report};
 use crate::quantize::gptq::{self, Chooser};
+use crate::quantize::hessian::OpenTriangle;
 use crate::quantize::imatrix;
 use crate::tensor::Tensor;
 use crate::tokenizer::Tokenizer;
@@ -75,6 +77,7 @@ pub fn correct(
     checkpoint: &Checkpoint,
     weights: Weights,
     given: Option<Arc<Importance>>,
+    gpu: Option<u32>,
     report: OnReport<'_>,
 ) -> Result<Guide> {
     let tokens = texts_of(checkpoint)?;
@@ -86,19 +89,21 @@ pub fn correct(
         tokens.len()
     );
     ensure!(report(Report::Notice(about)), "loading was stopped");
-    corrected(checkpoint, weights, given, &tokens, 0, report)
+    corrected(checkpoint, weights, given, &tokens, 0, gpu.map(|index| hessians::on_gpu(index, hessians::WIDE)), report)
 }
 
-/// Chooses codes by GPTQ on some tokens; `threads` as for [`Cpu`].
+/// Chooses codes by GPTQ on some tokens; `threads` as for [`Cpu`]. `open` is of a device that
+/// factors Hessians.
 pub fn corrected(
     checkpoint: &Checkpoint,
     weights: Weights,
     given: Option<Arc<Importance>>,
     tokens: &[Token],
     threads: usize,
+    open: Option<OpenTriangle>,
     report: OnReport<'_>,
 ) -> Result<Guide> {
-    let chooser = Chooser::new(checkpoint, weights, given, threads);
+    let chooser = Chooser::new(checkpoint, weights, given, threads).with(open);
     let of_head = if weights.code(Part::End).is_some_and(Code::is_corrected) { HEAD_TOKENS } else { 1 };
     show(checkpoint, tokens, [tokens.len(), of_head], threads, report, chooser.clone())?;
     let (guide, about) = chooser.end()?;
@@ -296,7 +301,7 @@ mod tests {
         for (weights, threads) in [(Weights::Int4, [1, 3]), (Weights::Int4Fast, [2, 2])] {
             let made = threads.map(|threads| {
                 let mut said = Vec::new();
-                let guide = corrected(&source, weights, None, &tokens, threads, &mut |report| {
+                let guide = corrected(&source, weights, None, &tokens, threads, None, &mut |report| {
                     if let Report::Notice(text) = report {
                         said.push(text);
                     }

@@ -1,6 +1,8 @@
 //! The kinds of device that a model runs on. Each kind has one entry here: how it is found, opened
 //! and asked for its free memory, and what it supports. No other file of the program names a
-//! concrete backend.
+//! concrete backend, except those beside it.
+
+pub mod hessians;
 
 use super::library_paths;
 use super::machine::{memory, nvidia_release};

@@ -309,6 +309,14 @@ pub fn dictionary_path(settings: &Settings, checkpoint: &Checkpoint) -> PathBuf 
     settings.dirs.dictionaries().join(format!("{}.safetensors", checkpoint.fingerprint))
 }
 
+/// The GPU of these settings.
+fn gpu(settings: &Settings) -> Option<u32> {
+    match Target::new(settings) {
+        Ok(Target::Cuda(index)) => Some(index),
+        Ok(Target::Cpu) | Err(_) => None,
+    }
+}
+
 /// How the weights of a model are stored under these settings.
 pub fn weight_options(settings: &Settings, checkpoint: &Checkpoint) -> Result<WeightOptions> {
     let may_quantize = settings.weights.asked().is_none_or(Weights::uses_importance) && !checkpoint.weights.is_packed();
@@ -323,7 +331,7 @@ pub fn weight_options(settings: &Settings, checkpoint: &Checkpoint) -> Result<We
             Importance::Auto | Importance::Gptq if may_quantize => {
                 let published = Calibration::published(checkpoint, calibrate::measure);
                 let corrects = settings.importance == Importance::Gptq || calibrate::is_quickly_corrected(checkpoint);
-                if corrects { published.corrected(calibrate::correct) } else { published }
+                if corrects { published.corrected(calibrate::correct, gpu(settings)) } else { published }
             }
             Importance::Auto | Importance::Measured | Importance::Gptq => {
                 Calibration::Measured(calibrate::measure, None)

@@ -17,8 +17,8 @@ use std::sync::Arc;
 pub type Measure = fn(&Checkpoint, OnReport<'_>) -> Result<Importance>;
 
 /// Chooses codes by GPTQ, on the importance that is given or on its own. The result depends on the
-/// checkpoint and on that importance alone.
-pub type Correct = fn(&Checkpoint, Weights, Option<Arc<Importance>>, OnReport<'_>) -> Result<Guide>;
+/// checkpoint and on that importance alone: a GPU of the given index, if any, only saves time.
+pub type Correct = fn(&Checkpoint, Weights, Option<Arc<Importance>>, Option<u32>, OnReport<'_>) -> Result<Guide>;
 
 /// What codes are chosen by.
 #[derive(Clone, Default)]
@@ -37,8 +37,9 @@ pub enum Calibration {
     Given(Given),
     /// Measured when it is needed. A notice about an unusable file is shown then.
     Measured(Measure, Option<String>),
-    /// GPTQ where it lowers the error; the importance for all else.
-    Corrected(Correct, Box<Calibration>),
+    /// GPTQ where it lowers the error, with the help of a GPU if there is one; the importance for
+    /// all else.
+    Corrected(Correct, Option<u32>, Box<Calibration>),
 }
 
 /// Importance from a file.
@@ -65,16 +66,16 @@ impl Calibration {
             _ if !weights.uses_importance() => String::new(),
             Self::Given(given) => digest(&given.importance),
             Self::Measured(..) => MEASURED.to_owned(),
-            Self::Corrected(_, by) => match &**by {
+            Self::Corrected(_, _, by) => match &**by {
                 Self::Given(given) => format!("{CORRECTED} {}", digest(&given.importance)),
                 _ => CORRECTED.to_owned(),
             },
         }
     }
 
-    /// The same with GPTQ.
-    pub fn corrected(self, correct: Correct) -> Self {
-        Self::Corrected(correct, Box::new(self))
+    /// The same with GPTQ, and the index of a GPU that helps.
+    pub fn corrected(self, correct: Correct, gpu: Option<u32>) -> Self {
+        Self::Corrected(correct, gpu, Box::new(self))
     }
 
     /// Whether codes are chosen by GPTQ where it lowers the error.
@@ -88,7 +89,7 @@ impl Calibration {
             Self::Equal => None,
             Self::Given(given) => Some(&given.name),
             Self::Measured(..) => Some("measured"),
-            Self::Corrected(_, by) => by.by(),
+            Self::Corrected(_, _, by) => by.by(),
         }
     }
 
@@ -118,7 +119,7 @@ impl Calibration {
                 }
                 measured(source, report, |report| Ok(Arc::new(measure(source, report)?).into()))
             }
-            Self::Corrected(correct, by) => {
+            Self::Corrected(correct, gpu, by) => {
                 let given = match &**by {
                     Self::Given(given) => Some(given.said(report)),
                     Self::Measured(_, Some(why)) => {
@@ -127,7 +128,7 @@ impl Calibration {
                     }
                     _ => None,
                 };
-                measured(source, report, |report| correct(source, weights, given, report))
+                measured(source, report, |report| correct(source, weights, given, *gpu, report))
             }
             Self::Equal => Ok(Guide::default()),
         }

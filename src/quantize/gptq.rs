@@ -4,7 +4,7 @@
 
 use super::calibration::Guide;
 use super::convert::{self, Importance};
-use super::hessian::{self, Sums};
+use super::hessian::{self, OpenTriangle, Sums};
 use super::imatrix;
 use crate::checkpoint::names::{self, LayerSpec};
 use crate::checkpoint::{Checkpoint, ModelConfig, mapped, pack};
@@ -92,6 +92,8 @@ pub struct Chooser {
     /// Importance from a file; else it is measured on the same inputs.
     given: Option<Arc<Importance>>,
     threads: usize,
+    /// A device that factors Hessians.
+    open: Option<OpenTriangle>,
     made: Arc<Mutex<Made>>,
 }
 
@@ -101,7 +103,12 @@ impl Chooser {
         let codes = convert::codes(&source.config, weights);
         let tensors = source.tensors.iter().filter(|(name, _)| codes.contains_key(*name));
         let tensors = tensors.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
-        Self { tensors: Arc::new(tensors), codes: Arc::new(codes), given, threads, made: Arc::default() }
+        Self { tensors: Arc::new(tensors), codes: Arc::new(codes), given, threads, open: None, made: Arc::default() }
+    }
+
+    /// The same, with a device that factors Hessians.
+    pub fn with(self, open: Option<OpenTriangle>) -> Self {
+        Self { open, ..self }
     }
 
     /// Takes the inputs `x [n, cols]` of stacked matrices. Inputs that are shown a second time
@@ -156,13 +163,14 @@ impl Chooser {
             if !takes(&part.name, *code, cols) || tensor.shape != [part.shape[0], cols] || keeps(tensor, *code) {
                 continue;
             }
-            let inputs = inputs.get_or_insert_with(|| Inputs::new(x, cols, self.threads));
-            let Some(inputs) = inputs else { continue };
             let importance = match &self.given {
                 Some(given) => given.get(&part.name),
                 None => measured.as_ref(),
             };
-            let tried = inputs.choose(tensor, *code, importance.map(Vec::as_slice), self.threads);
+            let tried = self.once(&mut inputs, x, cols).and_then(|inputs| match inputs {
+                Some(inputs) => inputs.choose(tensor, *code, importance.map(Vec::as_slice), self.threads),
+                None => Ok(None),
+            });
             let mut made = self.made();
             match tried {
                 Ok(Some((packed, share))) => {
@@ -178,6 +186,14 @@ impl Chooser {
             }
         }
         true
+    }
+
+    /// The inputs of a stack, which are made for its first matrix. `None` if it has none.
+    fn once<'a>(&self, made: &'a mut Option<Option<Inputs>>, x: &[f32], cols: usize) -> Result<Option<&'a mut Inputs>> {
+        if made.is_none() {
+            *made = Some(Inputs::new(x, cols, self.threads, self.open.as_ref())?);
+        }
+        Ok(made.as_mut().and_then(Option::as_mut))
     }
 
     fn made(&self) -> std::sync::MutexGuard<'_, Made> {
@@ -241,9 +257,9 @@ struct Inputs {
 
 impl Inputs {
     /// `None` if there are too few, or they have no factor.
-    fn new(x: &[f32], cols: usize, threads: usize) -> Option<Self> {
+    fn new(x: &[f32], cols: usize, threads: usize, open: Option<&OpenTriangle>) -> Result<Option<Self>> {
         if x.len() < LEAST_INPUTS * cols {
-            return None;
+            return Ok(None);
         }
         let (mut rows, mut held) = (Vec::with_capacity(x.len() / cols), Vec::new());
         for (i, run) in x.chunks(RUN * cols).enumerate() {
@@ -252,19 +268,19 @@ impl Inputs {
                 false => rows.extend(run.chunks_exact(cols)),
             }
         }
-        let mut shown = Sums::new(cols);
-        shown.add(&rows, threads);
+        let mut shown = Sums::new(cols, rows.len(), threads, open);
+        shown.add(&rows, threads)?;
         let factor = shown.factor(threads)?;
-        Some(Self { factor, held, shown: Some(shown), whole: None })
+        Ok(factor.map(|factor| Self { factor, held, shown: Some(shown), whole: None }))
     }
 
     /// The factor of all inputs.
-    fn whole(&mut self, threads: usize) -> Option<&Factor> {
+    fn whole(&mut self, threads: usize) -> Result<Option<&Factor>> {
         if let Some(mut sums) = self.shown.take() {
-            sums.add(&self.held.chunks_exact(self.factor.cols()).collect::<Vec<_>>(), threads);
-            self.whole = sums.factor(threads);
+            sums.add(&self.held.chunks_exact(self.factor.cols()).collect::<Vec<_>>(), threads)?;
+            self.whole = sums.factor(threads)?;
         }
-        self.whole.as_ref()
+        Ok(self.whole.as_ref())
     }
 
     /// The error of a matrix's codes on held-out inputs as a share of what codes chosen by
@@ -302,7 +318,7 @@ impl Inputs {
         if share >= 1.0 {
             return Ok(Some((None, share)));
         }
-        let Some(factor) = self.whole(threads) else { return Ok(Some((None, share))) };
+        let Some(factor) = self.whole(threads)? else { return Ok(Some((None, share))) };
         Ok(corrected_by(factor, tensor, code, threads)?.map(|packed| (Some(packed), share)))
     }
 
@@ -371,7 +387,7 @@ mod tests {
                 let (x, tensor) = (inputs(400, cols), matrix(rows, cols));
                 let importance = means(&x, cols, 1).unwrap();
                 let made = [1, 8].map(|threads| {
-                    let mut inputs = Inputs::new(&x, cols, threads).unwrap();
+                    let mut inputs = Inputs::new(&x, cols, threads, None).unwrap().unwrap();
                     assert_eq!(inputs.held.len(), 2 * RUN * cols);
                     let (packed, share) = inputs.choose(&tensor, code, Some(&importance), threads).unwrap().unwrap();
                     let by_importance = importance_alone(&tensor, code, &importance);
@@ -392,7 +408,8 @@ mod tests {
     fn of_a_tall_matrix_some_strips_are_tried_and_all_are_checked() {
         let (rows, cols, code) = (2 * TRIED * TILE_ROWS, 64, Code::Q4H);
         let x = inputs(320, cols);
-        let chosen = |tensor: &Tensor| Inputs::new(&x, cols, 2).unwrap().choose(tensor, code, None, 2).unwrap();
+        let chosen =
+            |tensor: &Tensor| Inputs::new(&x, cols, 2, None).unwrap().unwrap().choose(tensor, code, None, 2).unwrap();
         let mut values = matrix(rows, cols).to_f32();
         let (first, share) = chosen(&Tensor::from_f32("w", vec![rows, cols], &values)).unwrap();
         assert!(first.is_some());
@@ -410,7 +427,7 @@ mod tests {
     fn codes_are_those_of_the_papers_form() {
         let (cols, code) = (64, Code::Q4);
         let (x, tensor) = (inputs(400, cols), matrix(16, cols));
-        let mut inputs = Inputs::new(&x, cols, 1).unwrap();
+        let mut inputs = Inputs::new(&x, cols, 1, None).unwrap().unwrap();
         let packed = inputs.choose(&tensor, code, None, 1).unwrap().unwrap().0.unwrap();
         let mut h = vec![vec![0.0f64; cols]; cols];
         for x in x.chunks(cols) {

@@ -11,6 +11,8 @@
 
 use crate::cores;
 use crate::quant::{Column, Factor, ROWS, TILE_ROWS, add_products, vectorized};
+use anyhow::Result;
+use std::sync::Arc;
 
 /// Share of the mean of H's diagonal that is added to it: columns that a short text hardly uses
 /// keep small corrections.
@@ -101,35 +103,91 @@ fn panels<T>(first: usize, mut rest: &mut [Row<T>]) -> Vec<(usize, &mut [Row<T>]
     out
 }
 
+/// Where the sums of a Hessian are and its factor is computed: the processor, or a device with the
+/// same bits. An error says that the device failed.
+pub trait Triangle: Send + Sync {
+    /// Adds the products of columns of inputs, whose panels are `[n, 16]`.
+    fn add(&mut self, x: Vec<Panel>) -> Result<()>;
+    /// The diagonal of the sums.
+    fn diagonal(&mut self) -> Result<Vec<f64>>;
+    /// Panels of the Cholesky factor of the sums with another diagonal; `None` if they are not
+    /// positive definite with it.
+    fn cholesky(&mut self, diagonal: Vec<f32>) -> Result<Option<Panel>>;
+}
+
+/// A panel, or those of a triangle one after the other.
+pub type Panel = Vec<Row<f32>>;
+
+/// Opens a triangle of so many columns whose inputs come up to so many rows at a time; `None` where
+/// there is no room for it, or the processor is as fast.
+pub type OpenTriangle = Arc<dyn Fn(usize, usize) -> Option<Box<dyn Triangle>> + Send + Sync>;
+
 /// Sums of `x^T x` over inputs.
 pub struct Sums {
     cols: usize,
     n: usize,
-    /// Panels of the lower triangle.
-    lower: Vec<Row<f64>>,
+    lower: Box<dyn Triangle>,
 }
 
 impl Sums {
-    /// `cols` is a multiple of 16.
-    pub fn new(cols: usize) -> Self {
-        Self { cols, n: 0, lower: vec![[0.0; TILE_ROWS]; start(cols / TILE_ROWS)] }
+    /// `cols` is a multiple of 16, and `rows` the most rows of inputs at a time.
+    pub fn new(cols: usize, rows: usize, threads: usize, open: Option<&OpenTriangle>) -> Self {
+        let here = || {
+            let lower = vec![[0.0; TILE_ROWS]; start(cols / TILE_ROWS)];
+            Box::new(Here { lower, panels: cols / TILE_ROWS, threads }) as Box<dyn Triangle>
+        };
+        Self { cols, n: 0, lower: open.and_then(|open| open(cols, rows)).unwrap_or_else(here) }
     }
 
     /// Adds the inputs `x`, rows of `cols` values.
-    pub fn add(&mut self, x: &[&[f32]], threads: usize) {
+    pub fn add(&mut self, x: &[&[f32]], threads: usize) -> Result<()> {
         let panels_of_x = cores::map_on(threads, &(0..self.cols / TILE_ROWS).collect::<Vec<_>>(), |p| {
             let last = self.cols - 1 - p * TILE_ROWS;
-            x.iter().map(|x| std::array::from_fn(|i| x[last - i])).collect::<Vec<Row<f32>>>()
+            x.iter().map(|x| std::array::from_fn(|i| x[last - i])).collect::<Panel>()
         });
         self.n += x.len();
-        let tasks = tasks(&mut self.lower, 0, panels_of_x.len());
-        cores::each(tasks, threads, |(first, rows)| {
+        self.lower.add(panels_of_x)
+    }
+
+    /// The factor of the mean. `None` if it has none: all inputs are zero, or one is not finite.
+    ///
+    /// In f32, whose products are summed in f64: the damping is at least `DAMPING / cols` of the
+    /// largest value in the diagonal, far above their rounding.
+    pub fn factor(&mut self, threads: usize) -> Result<Option<Factor>> {
+        let diagonal = self.lower.diagonal()?;
+        let mean = diagonal.iter().sum::<f64>() / self.cols as f64;
+        if !(mean > 0.0 && mean.is_finite()) {
+            return Ok(None);
+        }
+        let damped = diagonal.iter().map(|v| (v + DAMPING * mean) as f32).collect();
+        Ok(self.lower.cholesky(damped)?.map(|lower| unit(&lower, self.cols, self.n as f64, threads)))
+    }
+}
+
+/// A triangle on the processor.
+struct Here {
+    /// Panels of the lower triangle.
+    lower: Vec<Row<f64>>,
+    panels: usize,
+    threads: usize,
+}
+
+/// Where a column of the diagonal is in a triangle.
+fn diagonal_at(col: usize) -> (usize, usize) {
+    (start(col / TILE_ROWS) + col, col % TILE_ROWS)
+}
+
+impl Triangle for Here {
+    fn add(&mut self, panels_of_x: Vec<Panel>) -> Result<()> {
+        let n = panels_of_x.first().map_or(0, Vec::len);
+        let tasks = tasks(&mut self.lower, 0, self.panels);
+        cores::each(tasks, self.threads, |(first, rows)| {
             vectorized(
                 #[inline(always)]
                 || {
                     let mut panels = panels(first, rows);
-                    for from in (0..x.len()).step_by(CHUNK) {
-                        let chunk = from..x.len().min(from + CHUNK);
+                    for from in (0..n).step_by(CHUNK) {
+                        let chunk = from..n.min(from + CHUNK);
                         for (q, x_q) in panels_of_x.iter().enumerate() {
                             for (p, panel) in &mut panels {
                                 if *p < q {
@@ -143,29 +201,25 @@ impl Sums {
                 },
             );
         });
+        Ok(())
     }
 
-    /// The factor of the mean. `None` if it has none: all inputs are zero, or one is not finite.
-    ///
-    /// In f32, whose products are summed in f64: the damping is at least `DAMPING / cols` of the
-    /// largest value in the diagonal, far above their rounding.
-    pub fn factor(&self, threads: usize) -> Option<Factor> {
-        let (cols, sums) = (self.cols, &self.lower);
-        let diagonal = |c: usize| (start(c / TILE_ROWS) + c, c % TILE_ROWS);
-        let mean = (0..cols).map(diagonal).map(|(k, i)| sums[k][i]).sum::<f64>() / cols as f64;
-        if !(mean > 0.0 && mean.is_finite()) {
-            return None;
-        }
-        let mut lower = vec![[0.0f32; TILE_ROWS]; sums.len()];
-        let parts = lower.chunks_mut(COPIED).zip(sums.chunks(COPIED)).collect();
-        cores::each(parts, threads, |(to, from): (&mut [Row<f32>], &[Row<f64>])| {
+    fn diagonal(&mut self) -> Result<Vec<f64>> {
+        let at = |col| self.lower[diagonal_at(col).0][diagonal_at(col).1];
+        Ok((0..TILE_ROWS * self.panels).map(at).collect())
+    }
+
+    fn cholesky(&mut self, diagonal: Vec<f32>) -> Result<Option<Panel>> {
+        let mut lower = vec![[0.0f32; TILE_ROWS]; self.lower.len()];
+        let parts = lower.chunks_mut(COPIED).zip(self.lower.chunks(COPIED)).collect();
+        cores::each(parts, self.threads, |(to, from): (&mut [Row<f32>], &[Row<f64>])| {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from.map(|v| v as f32));
         });
-        for (k, i) in (0..cols).map(diagonal) {
-            lower[k][i] = (sums[k][i] + DAMPING * mean) as f32;
+        for (col, v) in diagonal.into_iter().enumerate() {
+            let (k, i) = diagonal_at(col);
+            lower[k][i] = v;
         }
-        cholesky(&mut lower, cols / TILE_ROWS, threads)?;
-        Some(unit(&lower, cols, self.n as f64, threads))
+        Ok(cholesky(&mut lower, self.panels, self.threads).map(|()| lower))
     }
 }
 
@@ -355,11 +409,12 @@ pub mod tests {
     use super::*;
 
     fn factor(x: &[f32], cols: usize, threads: usize) -> Option<Factor> {
-        let (mut sums, rows) = (Sums::new(cols), x.chunks_exact(cols).collect::<Vec<_>>());
+        let rows = x.chunks_exact(cols).collect::<Vec<_>>();
+        let mut sums = Sums::new(cols, rows.len(), threads, None);
         // In two parts.
         let (some, others) = rows.split_at(rows.len() / 3);
-        [some, others].iter().for_each(|x| sums.add(x, threads));
-        sums.factor(threads)
+        [some, others].iter().for_each(|x| sums.add(x, threads).unwrap());
+        sums.factor(threads).unwrap()
     }
 
     /// Correlated inputs of very different sizes.

@@ -140,8 +140,8 @@ impl Source {
         let (usual, wide) = (any(&|dim| dim <= USUAL_HEAD_DIM), any(&|dim| padded(dim) == MAX_DECODE_HEAD_DIM));
         match self.name {
             // Weights that are not bf16 or have odd widths, packed weights if blocks have little
-            // shared memory, and training.
-            "linear" | "packed_gemm" | "importance" => false,
+            // shared memory, training, and GPTQ.
+            "linear" | "packed_gemm" | "importance" | "hessian" => false,
             "delta_net" => delta_net,
             "experts" => experts,
             // As `kv::decode_kernel` chooses them.
@@ -349,6 +349,13 @@ kernels! {
     /// For training a predictor.
     ImportanceRows "importance_rows"
     Importance "importance"
+    /// For GPTQ: sums of products of columns, and their Cholesky factor.
+    HessianAdd "hessian_add"
+    HessianDiagonal "hessian_diagonal"
+    HessianRound "hessian_round"
+    FactorSums "factor_sums"
+    FactorGroup "factor_group"
+    FactorRows "factor_rows"
     MovePages "move_pages"
     RenamePages "rename_pages"
     StagePages "stage_pages"

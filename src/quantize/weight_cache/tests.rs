@@ -117,7 +117,13 @@ fn the_file_is_what_memory_would_hold_and_is_made_once() {
 /// Codes that were chosen are written as they are; a file without them has another name.
 #[test]
 fn codes_chosen_by_gptq_are_kept() {
-    fn correct(source: &Checkpoint, _: Weights, _: Option<Arc<Importance>>, _: OnReport) -> anyhow::Result<Guide> {
+    fn correct(
+        source: &Checkpoint,
+        _: Weights,
+        _: Option<Arc<Importance>>,
+        _: Option<u32>,
+        _: OnReport,
+    ) -> anyhow::Result<Guide> {
         let (name, tensor) = source.tensors.iter().find(|(name, _)| name.ends_with("q_proj.weight")).unwrap();
         let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
         let len = Code::Q4.bytes(rows, cols);
@@ -127,7 +133,7 @@ fn codes_chosen_by_gptq_are_kept() {
     let place = Place::new();
     place.write_model("model", 1);
     let plain = convert_with(&place.cache(), place.open("model")).0;
-    let calibration = Calibration::Equal.corrected(correct);
+    let calibration = Calibration::Equal.corrected(correct, None);
     assert_eq!(calibration.describe(Weights::Int4), "gptq 4");
     for source in [1, 2] {
         let cached = place.cache().convert(place.open("model"), Weights::Int4, &calibration, &mut |_| true).unwrap();
