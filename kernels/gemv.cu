@@ -2,6 +2,7 @@
 // once. CPU twin:
 // `backend::cpu::linear`, followed by `swiglu` or `add` and preceded by `rms_norm` where they are
 // fused.
+#include "gates.cuh"
 #include "tensor.cuh"
 
 #define ROWS 8   // of the weight that a block multiplies at once
@@ -47,21 +48,21 @@ __device__ __forceinline__ float warp_sums(float (&values)[ROWS], int lane) {
 // grid. cols is a multiple of 8. Reads 2 n cols bytes. The next group is loaded as soon as
 // registers are free; the first one before the previous kernel has ended.
 //
-// SWIGLU: the weight is [gate | up]; half of a group's rows are gate's and half up's, and out[n /
-// 2] = silu(gate) * up in bf16. Otherwise, if `add`, out += instead.
+// GATED: the weight is [gate | up]; half of a group's rows are gate's and half up's, and out[n / 2]
+// = f(gate, up) in bf16, where f is the Gate `then`. Otherwise, if `then`, out += instead.
 //
 // NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x,
 // and the one factor of all columns multiplies the sums. cols is at most STEP, and x stays in
 // registers: data returns in the order of its loads, so a load of x between those of weights would
 // wait for weights that are needed later. Lowers the non-finite flag to `layer` if x is not finite.
-template <int WARPS, bool SWIGLU, bool NORM>
+template <int WARPS, bool GATED, bool NORM>
 __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* weight, const float* bias,
                                           const float* norm, float eps, int layer, int* non_finite, int n, int cols,
-                                          int add) {
-  constexpr int OUT = SWIGLU ? ROWS / 2 : ROWS, CHUNK = 32 * WARPS * 8, STEP = LOADS * CHUNK;
+                                          int then) {
+  constexpr int OUT = GATED ? ROWS / 2 : ROWS, CHUNK = 32 * WARPS * 8, STEP = LOADS * CHUNK;
   __shared__ float partials[2][WARPS][ROWS], squares[WARPS];
   next_may_begin();
-  int n_out = SWIGLU ? n / 2 : n, groups = (n_out + OUT - 1) / OUT;
+  int n_out = GATED ? n / 2 : n, groups = (n_out + OUT - 1) / OUT;
   int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   uint4 w[LOADS][ROWS];
   auto fetch = [&](int k, int row0, int first) {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
   // What the writing threads add to.
   float before = 0.0f;
   auto read_before = [&](int row0) {
-    if (add && thread < OUT && row0 + thread < n_out) before = ((const float*)out)[row0 + thread];
+    if (!GATED && then && thread < OUT && row0 + thread < n_out) before = ((const float*)out)[row0 + thread];
   };
   read_before(blockIdx.x * OUT);
   uint4 next[LOADS];
@@ -167,26 +168,26 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
       return sum * factor + (bias ? bias[row] : 0.0f);
     };
     float y = total(thread, row) + before;
-    if (SWIGLU) y = silu(y) * total(thread + OUT, n_out + row);
-    put(out, SWIGLU, row, y);
+    if (GATED) y = gated(then, y, total(thread + OUT, n_out + row));
+    put(out, GATED, row, y);
     read_before(next_row0);
   }
 }
 
-// With the norm or SwiGLU as arguments of the loop one row of Qwen3-8B and Llama-3.2-1B takes 3 %
+// With the norm or the gate as arguments of the loop one row of Qwen3-8B and Llama-3.2-1B takes 3 %
 // longer; as much with the number of warps, 4 for weights of up to 2,048 columns.
-#define NORM_GEMV(name, SWIGLU)                                                                                      \
+#define NORM_GEMV(name, GATED)                                                                                       \
   KERNEL __launch_bounds__(256, 2)                                                                                   \
       name(void* out, const float* x, const u16* weight, const float* bias, const float* norm, float eps, int layer, \
-           int* non_finite, int n, int cols) {                                                                       \
-    if (blockDim.x == 128) gemv_rows<4, SWIGLU, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols, 0); \
-    else gemv_rows<8, SWIGLU, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols, 0);                 \
+           int* non_finite, int n, int cols, int then) {                                                             \
+    if (blockDim.x == 128) gemv_rows<4, GATED, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols, GATED ? then : 0); \
+    else gemv_rows<8, GATED, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols, GATED ? then : 0);   \
   }
-#define GEMV(name, SWIGLU)                                                                                                        \
-  KERNEL __launch_bounds__(256, 2) name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols, int add) { \
-    gemv_rows<8, SWIGLU, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, n, cols, add);                                   \
+#define GEMV(name, GATED)                                                                                                         \
+  KERNEL __launch_bounds__(256, 2) name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols, int then) { \
+    gemv_rows<8, GATED, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, n, cols, then);                                   \
   }
-// SwiGLU of up to 4,096 columns comes with the norm before it.
+// A gate behind up to 4,096 columns comes with the norm before them.
 GEMV(gemv, false)
 GEMV(gemv_swiglu, true)
 NORM_GEMV(gemv_norm, false)

@@ -59,15 +59,15 @@ __device__ __forceinline__ void multiply_parts(Own<P> code, float (&sums)[2], co
 
 #define OWN_GEMV(name, P, STAGES)                                                                                       \
   KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                          \
-      name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols, int add, int words) {     \
-    BY_WARPS(Own<P>{words}, Own<P>, STAGES, 1, (Fixed<false, false>{add}), out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, \
+      name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols, int then, int words) {    \
+    BY_WARPS(Own<P>{words}, Own<P>, STAGES, 1, (Fixed<false, false>{then}), out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, \
              cols, 1, 0, 0)                                                                                             \
   }
-#define OWN_NORM_GEMV(name, P, STAGES, SWIGLU)                                                                          \
+#define OWN_NORM_GEMV(name, P, STAGES, GATED)                                                                           \
   KERNEL __launch_bounds__(32 * MOST_WARPS, 1)                                                                          \
       name(void* out, const float* x, const u8* weight, const float* bias, const float* norm, float eps,                \
-           int layer, int* non_finite, int rows, int cols, int words) {                                                 \
-    BY_WARPS(Own<P>{words}, Own<P>, STAGES, 1, (Fixed<SWIGLU, true>{0}), out, x, weight, bias, norm, eps, layer, non_finite, \
+           int layer, int* non_finite, int rows, int cols, int then, int words) {                                       \
+    BY_WARPS(Own<P>{words}, Own<P>, STAGES, 1, (Fixed<GATED, true>{GATED ? then : 0}), out, x, weight, bias, norm, eps, layer, non_finite, \
              rows, cols, 1, 0, 0)                                                                                       \
   }
 #define OWN_GEMVS(name, P, STAGES)                \

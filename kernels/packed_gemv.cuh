@@ -1,8 +1,9 @@
 // GEMV: one row of activations, or up to 4, times a packed weight (`codes.cuh`, `own.cuh`), in
 // integers. Bound by the bytes of the weight, which is read once. CPU twin: `backend::cpu::linear`,
-// followed by `swiglu` if fused.
+// followed by a gate if fused.
 #pragma once
 #include "codes.cuh"
+#include "gates.cuh"
 
 #define ROUND_OF_ONE 4   // strips whose sums are reduced together
 #define MOST_WARPS 16    // of a block
@@ -134,14 +135,14 @@ __device__ __forceinline__ void scale_tile(float (&sums)[2], const int (&c)[2][4
 
 // What is fused, known to the compiler: the loop of one row of Qwen3-8B takes 4 % longer with
 // arguments instead.
-template <bool SWIGLU, bool NORM>
+template <bool GATED, bool NORM>
 struct Fixed {
-  static constexpr bool swiglu = SWIGLU, norm = NORM;
-  int add;
+  static constexpr bool gated = GATED, norm = NORM;
+  int then;
 };
 // The same as arguments.
 struct Fused {
-  int swiglu, add, norm;
+  int gated, then, norm;
 };
 
 // out[m, rows] = x[m, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32 with ld values
@@ -159,9 +160,9 @@ struct Fused {
 // more `mma` than one. Sums of a tile are exact, and a token's result does not depend on m. Codes
 // whose tiles have several scales: `multiply_parts` in `own.cuh`.
 //
-// fused.swiglu: the weight is [gate | up]; strips go in pairs of gate and up, and out[m, rows / 2]
-// = silu(gate) * up in bf16; rows is a multiple of 32. fused.add: out += instead. CPU twin:
-// `linear`, then `add`.
+// fused.gated: the weight is [gate | up]; strips go in pairs of gate and up, and out[m, rows / 2]
+// = f(gate, up) in bf16, where f is the Gate `then`; rows is a multiple of 32. Otherwise, if `then`,
+// out += instead. CPU twin: `linear`, then `swiglu`, `geglu` or `add`.
 //
 // fused.norm: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies
 // x before it is rounded, and the one factor of all columns multiplies the sums. Lowers the
@@ -193,8 +194,8 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
     return partials[ONE ? (strip * WARPS + warp) * STRIP_ROWS + row : ((strip * STRIP_ROWS + row) * m + token) * (WARPS + 1) + warp];
   };
   int groups = (at.groups - warp + WARPS - 1) / WARPS;  // of this warp
-  // Strips of the block; with SwiGLU, strip 2 i is of gate and 2 i + 1 of up.
-  Strips<CODE> walk(at, weight, rows, fused.swiglu);
+  // Strips of the block; with a gate, strip 2 i is of gate and 2 i + 1 of up.
+  Strips<CODE> walk(at, weight, rows, fused.gated);
   int strips = walk.count;
 
   // Copies of the ring, in the order in which they are used.
@@ -246,7 +247,7 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
   int s_out = ONE ? value / STRIP_ROWS : token < m ? value % ROUND : ROUND;
   float before = 0.0f, factor = 1.0f;
   auto read_before = [&](int first) {
-    if (!fused.add) return;
+    if (fused.gated || !fused.then) return;
     int row = (blockIdx.x + (first + s_out) * gridDim.x) * STRIP_ROWS + r;
     if (s_out < min(ROUND, strips - first) && row < rows) before = ((const float*)out)[token * ld + row];
   };
@@ -417,14 +418,14 @@ __device__ __forceinline__ void gemv(CODE code, FUSED fused, u8* memory, void* o
       float sum = of_shares(&partial(buffer, min(s, ROUND - 1), 0, r, min(token, m - 1)), ONE ? STRIP_ROWS : 1);
       return sum * factor + (bias && row < rows ? bias[row] : 0.0f);
     };
-    if (ONE && fused.swiglu) {
+    if (ONE && fused.gated) {
       int row = (blockIdx.x + (first / 2 + s) * gridDim.x) * STRIP_ROWS + r;
-      if (s < round / 2) put(out, true, row, silu(total(2 * s, row)) * total(2 * s + 1, rows / 2 + row));
-    } else if (fused.swiglu) {
+      if (s < round / 2) put(out, true, row, gated(fused.then, total(2 * s, row), total(2 * s + 1, rows / 2 + row)));
+    } else if (fused.gated) {
       // Gate and up of a row are those of neighbouring values.
       int row = (blockIdx.x + (first + s) / 2 * gridDim.x) * STRIP_ROWS + r;
       float mine = total(s, s % 2 ? rows / 2 + row : row), up = __shfl_xor_sync(FULL, mine, SHARES);
-      if (s < round && s % 2 == 0 && share == 0) put(out, true, token * ld + row, silu(mine) * up);
+      if (s < round && s % 2 == 0 && share == 0) put(out, true, token * ld + row, gated(fused.then, mine, up));
     } else {
       int row = (blockIdx.x + (first + s) * gridDim.x) * STRIP_ROWS + r;
       float mine = total(s, row);

@@ -108,11 +108,12 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     run(&chunks::all(), b, &cpu, report);
 }
 
-/// Runs the GEMM cases only, for another GEMM implementation.
+/// Runs the GEMM cases only, for another GEMM implementation: also of unpacked weights.
 pub fn run_gemms<B: Measure>(b: &B, report: &mut Report<'_>) {
-    let cpu = Cpu::new(2);
+    let (cpu, exact) = (Cpu::new(2), Cpu::exact(2));
     run(&ops::linears(), b, &cpu, report);
     run(&ops::linear_swiglu(), b, &cpu, report);
+    run(&ops::unpacked(), b, &exact, report);
 }
 
 /// Runs long cache histories and cases with many slots.

@@ -82,11 +82,13 @@ pub fn correct(
 ) -> Result<Guide> {
     let tokens = texts_of(checkpoint)?;
     let cores = cores::count();
-    let seconds = gptq::operations(&checkpoint.config, weights, tokens.len()) / (RATE * cores as f64);
+    let operations = gptq::operations(&checkpoint.config, weights, tokens.len(), gpu.is_none());
+    let seconds = operations / (RATE * cores as f64);
     let time = if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} minutes", seconds / 60.0) };
     let about = format!(
-        "GPTQ chooses 4-bit codes on {} tokens, about {time} on {cores} cores; --importance measured is faster",
-        tokens.len()
+        "GPTQ chooses 4-bit codes on {} tokens, about {time} on {cores} cores{}; --importance measured is faster",
+        tokens.len(),
+        if gpu.is_some() { " and the GPU" } else { "" }
     );
     ensure!(report(Report::Notice(about)), "loading was stopped");
     corrected(checkpoint, weights, given, &tokens, 0, gpu.map(|index| hessians::on_gpu(index, hessians::WIDE)), report)

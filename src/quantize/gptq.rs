@@ -36,8 +36,9 @@ fn takes(name: &str, code: Code, cols: usize) -> bool {
     code.is_corrected() && !name.contains(".mlp.experts.") && hessian::bytes(cols) <= MAX_HESSIAN_BYTES
 }
 
-/// About how many operations it takes to choose a model's codes on that many tokens.
-pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
+/// About how many operations the processor takes to choose a model's codes on that many tokens, with
+/// the Hessians or without.
+pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize, hessians: bool) -> f64 {
     let codes = convert::codes(c, weights);
     let taken = |name: &str, cols: usize| codes.get(name).is_some_and(|code| takes(name, *code, cols));
     let (tokens, mut sum) = (tokens as f64, 0.0);
@@ -55,7 +56,7 @@ pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
                 }
             }
             let cols = stack.first().map_or(0.0, |matrix| matrix.shape[1] as f64);
-            sum += if shared { cols * cols * (tokens + 2.0 * cols / 3.0) } else { 0.0 };
+            sum += if shared && hessians { cols * cols * (tokens + 2.0 * cols / 3.0) } else { 0.0 };
         }
     }
     sum
@@ -63,7 +64,7 @@ pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize) -> f64 {
 
 /// Whether `auto` uses it for a model: minutes on two cores.
 pub fn is_quick(c: &ModelConfig, tokens: usize) -> bool {
-    operations(c, Weights::Int4, tokens) <= QUICK
+    operations(c, Weights::Int4, tokens, true) <= QUICK
 }
 
 /// What was chosen for a model.

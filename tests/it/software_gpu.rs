@@ -229,6 +229,14 @@ fn the_engine_ends_before_exit_handlers_run() {
         // The model only thinks.
         assert_eq!(said.code, 1, "{args:?}: {}", said.stderr);
     }
+    // A prompt of more rows than decode takes unpacks 4-bit weights for the library.
+    let long = format!("{EQUATION}{}", ", then 5x + 6 = 21".repeat(6));
+    let answers = ["cublaslt", "own"].map(|gemm| {
+        let args =
+            ["-p", &long, "--weights", "int4", "--max-tokens", "2", "--json", "--device", "cuda", "--gemm", gemm];
+        dmschat(gpu, &settings, &args).json_and_code(1)["reasoning"].clone()
+    });
+    assert_eq!(answers[0], answers[1]);
     // An engine that does not end is not waited for, and no exit handler runs beside it.
     let hangs = [settings[0], ("CUBLASLT_HANGS", "1")];
     let started = Instant::now();

@@ -279,6 +279,11 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
     out
 }
 
+/// Those of packed weights with so many rows that the weights are unpacked.
+pub fn unpacked() -> Vec<FusedSwiglu> {
+    packed_swiglu().into_iter().filter(|case| case.n > 32).collect()
+}
+
 impl Case for FusedSwiglu {
     fn name(&self) -> String {
         let bias = if self.bias { " + bias" } else { "" };
@@ -384,7 +389,8 @@ pub struct Residual {
 }
 
 pub fn residuals() -> Vec<Residual> {
-    let codes = [Code::Q8, Code::Q4, Code::File(FileCode::Q4K), Code::File(FileCode::Q6K)].map(Stored::Packed);
+    let codes =
+        [Code::Q8, Code::Q4, Code::Q4H, Code::File(FileCode::Q4K), Code::File(FileCode::Q6K)].map(Stored::Packed);
     let stored = [DType::F32.into(), DType::Bf16.into()].into_iter().chain(codes);
     let one = |stored| [(1, false), (1, true), (3, false), (33, false)].map(|(n, bad)| (stored, n, bad));
     let all = stored.into_iter().flat_map(one);
@@ -443,13 +449,15 @@ impl Case for Residual {
         let before = Some((norm, &mut h));
         let layer = Linear { weight: &next, bias: bias(&of_next), before, after: After::Store };
         b.linear(&mut out, &residual, layer, n);
+        let mut of_gelu = b.acts(n, 2 * ffn, Use::Any).expect("memory");
         // The norm of the same residual stream, and of one to which the projection is added again.
-        for again in [false, true] {
+        for (again, gelu) in [(false, false), (false, true), (true, false), (true, true)] {
             if again {
                 add(&mut residual);
             }
             let norm = Norm { weight: &scale, eps: 1e-5, layer: 8, non_finite: &mut non_finite };
-            let (before, after) = (Some((norm, &mut h)), After::Swiglu(&mut gates));
+            let after = if gelu { After::Geglu(&mut of_gelu) } else { After::Swiglu(&mut gates) };
+            let before = Some((norm, &mut h));
             b.linear(&mut act, &residual, Linear { weight: &gate_up, bias: bias(&of_gate), before, after }, n);
             acts_seen.push(values(b, &act, n * ffn));
         }

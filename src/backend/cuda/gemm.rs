@@ -125,7 +125,7 @@ pub(super) fn fused_swiglu(
 }
 
 /// What becomes of a gate and up: `Gate` in `gates.cuh`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gate {
     Silu,
     Gelu,
@@ -133,15 +133,46 @@ pub(super) enum Gate {
     Clamped,
 }
 
+/// Where `m` rows of gates and of up begin in f32, and how many values apart they are.
+struct Gates {
+    at: [u64; 2],
+    apart: [usize; 2],
+    m: usize,
+}
+
+/// `out`, an address in bf16 or f32, its width, and how many values its rows are apart.
+struct Gated {
+    at: u64,
+    bf16: bool,
+    width: usize,
+    apart: usize,
+}
+
+fn launch_glu(cuda: &Cuda, out: &Gated, from: &Gates, gate: Gate) {
+    let int = |n: usize| I32(n as i32);
+    let [[gates, up], [of_gates, of_up]] = [from.at.map(Ptr), from.apart.map(int)];
+    let to = [Ptr(out.at), I32(out.bf16 as i32), gates, up, of_gates, of_up];
+    let args = [&to[..], &[int(out.width), int(out.apart), I32(gate as i32)]].concat();
+    cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), from.m, 1], BLOCK, &args);
+}
+
+/// `m` rows `[gate | up]` of f32 one after the other.
+fn side_by_side(at: u64, width: usize, m: usize) -> Gates {
+    Gates { at: [at, at + (width * size_of::<f32>()) as u64], apart: [2 * width; 2], m }
+}
+
 /// Computes `out` from `m` rows `[gate | up]` and writes it to the rows of `out` from `first` on.
 pub(super) fn glu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize, gate: Gate) {
     out.fills(first + m);
     gate_up.holds_f32(m);
-    let width = I32(out.width as i32);
-    let (up, stride) = (gate_up.ptr() + (out.width * size_of::<f32>()) as u64, I32(2 * out.width as i32));
-    let from = [Ptr(gate_up.ptr()), Ptr(up), stride, stride];
-    let args = [&[Ptr(out.row(first)), I32(out.bf16 as i32)][..], &from, &[width, width, I32(gate as i32)]].concat();
-    cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
+    let to = Gated { at: out.row(first), bf16: out.bf16, width: out.width, apart: out.width };
+    launch_glu(cuda, &to, &side_by_side(gate_up.ptr(), out.width, m), gate);
+}
+
+/// The same for columns of an output in bf16, whose rows are `apart` values apart; `gate_up` is an
+/// address.
+pub(super) fn glu_columns(cuda: &Cuda, [at, gate_up]: [u64; 2], [width, apart]: [usize; 2], m: usize, gate: Gate) {
+    launch_glu(cuda, &Gated { at, bf16: true, width, apart }, &side_by_side(gate_up, width, m), gate);
 }
 
 /// `out = gelu(y) * columns` of `m` rows, as many columns of `rows` from `at` on.
@@ -150,10 +181,9 @@ pub(super) fn gelu_times(cuda: &Cuda, out: &mut Acts, y: &Acts, rows: &Acts, at:
     [y, rows].iter().for_each(|acts| acts.holds_f32(m));
     assert!(y.width == out.width && at + out.width <= rows.width, "{} columns from {at} on", out.width);
     let columns = rows.ptr() + (at * size_of::<f32>()) as u64;
-    let [width, of_y, of_rows] = [out.width, y.width, rows.width].map(|n| I32(n as i32));
-    let from = [Ptr(y.ptr()), Ptr(columns), of_y, of_rows];
-    let args = [&[Ptr(out.ptr()), I32(out.bf16 as i32)][..], &from, &[width, width, I32(Gate::Gelu as i32)]].concat();
-    cuda.driver.launch(Kernel::Glu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
+    let from = Gates { at: [y.ptr(), columns], apart: [y.width, rows.width], m };
+    let to = Gated { at: out.ptr(), bf16: out.bf16, width: out.width, apart: out.width };
+    launch_glu(cuda, &to, &from, Gate::Gelu);
 }
 
 pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {

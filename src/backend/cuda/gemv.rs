@@ -4,6 +4,7 @@
 use super::super::Norm;
 use super::abi::Arg::{self, F32, I32, Ptr};
 use super::cublaslt::Gemm;
+use super::gemm::Gate;
 use super::gpu::Cuda;
 use super::kernels::{Fused, Kernel};
 use super::memory::{Stored, Weight};
@@ -28,20 +29,35 @@ const MOST_ROUNDS: usize = 4;
 const COLS: usize = 16;
 const MOST_THREADS: usize = 256;
 
-/// How a kernel writes its product: stored, added to the output, or through SwiGLU.
+/// How a kernel writes its product: stored, added to the output, or through a gate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Store,
     Add,
-    Swiglu,
+    Gate(Gate),
+}
+
+impl Then {
+    fn is_gated(self) -> bool {
+        matches!(self, Self::Gate(_))
+    }
+
+    /// `then` of the kernels: the gate, or whether the product is added.
+    fn number(self) -> i32 {
+        match self {
+            Self::Store => 0,
+            Self::Add => 1,
+            Self::Gate(gate) => gate as i32,
+        }
+    }
 }
 
 /// Multiplies several rows by a packed weight, with one kernel for each part. Returns false if no
 /// kernel fits.
 fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
-    let swiglu = then == Then::Swiglu;
+    let gated = then.is_gated();
     let own = weight.parts.iter().any(|part| packed::is_own(part.code));
-    if own || swiglu && weight.parts.len() > 1 {
+    if own || gated && weight.parts.len() > 1 {
         return false;
     }
     let (driver, mut launches) = (&cuda.driver, Vec::new());
@@ -55,12 +71,12 @@ fn multiply_rows(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'
         let Some((threads, strips)) = shapes.find(fits) else { return false };
         launches.push((gemm::of_part(gemm, part), kernel, threads, strips));
     }
-    let ld = if swiglu { gemm.n / 2 } else { gemm.n };
+    let ld = if gated { gemm.n / 2 } else { gemm.n };
     for (part, kernel, threads, strips) in launches {
         let mut args = gemm::arguments(&Gemm { ld, ..part });
         args.splice(4..4, norm_arguments(norm));
-        args.extend([swiglu as i32, (then == Then::Add) as i32, strips as i32].map(I32));
-        let blocks = packed::even_blocks(cuda, &part, swiglu);
+        args.extend([gated as i32, then.number(), strips as i32].map(I32));
+        let blocks = packed::even_blocks(cuda, &part, gated);
         driver.launch_of_width(kernel, [blocks, 1, 1], threads, cols(strips), &args);
     }
     true
@@ -76,21 +92,21 @@ fn norm_arguments<'a>(norm: Option<&Norm<'_, Cuda>>) -> [Arg<'a>; 4] {
 fn arguments<'a>(gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> Vec<Arg<'a>> {
     let mut args = gemm::arguments(gemm);
     args.truncate(6);
-    match norm {
-        Some(_) => drop(args.splice(4..4, norm_arguments(norm))),
-        None => args.push(I32((then == Then::Add) as i32)),
+    if norm.is_some() {
+        args.splice(4..4, norm_arguments(norm));
     }
+    args.push(I32(then.number()));
     args
 }
 
 /// Multiplies one row by a packed weight, with one kernel for each part.
 fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
-    // SwiGLU is fused only with the norm before it, and only if one kernel multiplies gate and up.
-    let swiglu = then == Then::Swiglu;
-    if swiglu && (norm.is_none() || weight.parts.len() > 1) {
+    // A gate is fused only with the norm before it, and only if one kernel multiplies gate and up.
+    let gated = then.is_gated();
+    if gated && (norm.is_none() || weight.parts.len() > 1) {
         return false;
     }
-    let fused = Fused::of(norm.is_some(), swiglu);
+    let fused = Fused::of(norm.is_some(), gated);
     let driver = &cuda.driver;
     let mut launches = Vec::new();
     for part in &weight.parts {
@@ -106,7 +122,7 @@ fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm
     for (part, kernel, threads, words) in launches {
         let mut args = arguments(&part, norm, then);
         args.extend(words);
-        let blocks = packed::even_blocks(cuda, &part, swiglu);
+        let blocks = packed::even_blocks(cuda, &part, gated);
         driver.launch_of_width(kernel, [blocks, 1, 1], threads, gemm.k, &args);
     }
     true
@@ -129,7 +145,7 @@ pub(super) fn multiply(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&
     }
     let narrow = norm.is_some() && gemm.k <= COLS * MOST_THREADS / 2;
     let threads = if narrow { MOST_THREADS / 2 } else { MOST_THREADS };
-    let kernel = Kernel::GemvBf16(Fused::of(norm.is_some(), then == Then::Swiglu));
+    let kernel = Kernel::GemvBf16(Fused::of(norm.is_some(), then.is_gated()));
     // If few rounds are needed, launch as many blocks as run at once, all with the same number of
     // groups except the last ones. Otherwise launch a block for each group.
     let groups = gemm.n.div_ceil(ROWS);

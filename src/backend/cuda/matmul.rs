@@ -10,6 +10,7 @@ use super::super::{After, Linear, Norm};
 use super::abi;
 use super::abi::Arg::{F32, Ptr, U64};
 use super::cublaslt::Gemm;
+use super::gemm::Gate;
 use super::gemv::Then;
 use super::gpu::{Cuda, Pending};
 use super::kernels::{BLOCK, Kernel};
@@ -55,24 +56,25 @@ pub(super) fn rms_norm(cuda: &Cuda, out: &mut Acts, x: &Acts, norm: Norm<'_, Cud
 
 /// [`Ops::linear`](super::super::Ops::linear).
 pub(super) fn linear(cuda: &Cuda, out: &mut Acts, x: &Acts, layer: Linear<'_, Cuda>, m: usize) {
-    if let After::Geglu(gate_up) = layer.after {
-        linear(cuda, gate_up, x, Linear { after: After::Store, ..layer }, m);
-        return gemm::glu(cuda, out, 0, gate_up, m, gemm::Gate::Gelu);
-    }
     let Linear { weight, bias, before, after } = layer;
-    let swiglu = matches!(after, After::Swiglu(_));
-    let width = if swiglu { 2 * out.width } else { out.width };
+    let then = match &after {
+        After::Swiglu(_) => Then::Gate(Gate::Silu),
+        After::Geglu(_) => Then::Gate(Gate::Gelu),
+        _ => Then::Store,
+    };
+    let gated = then != Then::Store;
+    let width = if gated { 2 * out.width } else { out.width };
     assert_eq!((width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
     let Some((norm, normed)) = before else {
         cuda.settle();
         return unnormed(cuda, out, x, weight, bias, after, m);
     };
     let pending = cuda.pending_of(x, m);
-    if !matches!(after, After::Add(_)) && out.bf16 == swiglu {
+    if !matches!(after, After::Add(_)) && out.bf16 == gated {
         out.fills(m);
         x.holds_f32(m);
         let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-        if fused_norm(cuda, &gemm, normed, &norm, weight, pending.as_ref(), swiglu) {
+        if fused_norm(cuda, &gemm, normed, &norm, weight, pending.as_ref(), then) {
             return;
         }
     }
@@ -90,14 +92,14 @@ fn fused_norm(
     norm: &Norm<'_, Cuda>,
     weight: &Weight,
     pending: Option<&Pending>,
-    swiglu: bool,
+    then: Then,
 ) -> bool {
     match (weight.stored, pending) {
-        (_, None) => {
-            let then = if swiglu { Then::Swiglu } else { Then::Store };
-            weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), then)
-        }
-        (Stored::Plain(_), Some(sum)) if !sum.launched && weight.on_tensor_cores() => {
+        (_, None) => weight.on_tensor_cores() && gemv::multiply(cuda, weight, gemm, Some(norm), then),
+        // These kernels have no GELU.
+        (Stored::Plain(_), Some(sum))
+            if !sum.launched && weight.on_tensor_cores() && then != Then::Gate(Gate::Gelu) =>
+        {
             let Some(squares) = normed.squares() else { return false };
             assert_eq!(normed.width, gemm.k, "a norm's input does not fit the sum");
             normed.fills(gemm.m);
@@ -108,7 +110,7 @@ fn fused_norm(
             gemm::decode(cuda, &Gemm { out: sum.acc, ..sum.gemm }, false, &first);
             let (eps, layer, non_finite) = (norm.eps, norm.layer as i32, norm.non_finite.ptr());
             let second = abi::Norm { squares, non_finite, eps, layer, ..abi::Norm::default() };
-            gemm::decode(cuda, &Gemm { x: scaled, ..*gemm }, swiglu, &second);
+            gemm::decode(cuda, &Gemm { x: scaled, ..*gemm }, then != Then::Store, &second);
             true
         }
         _ => false,
@@ -129,7 +131,15 @@ fn unnormed(
         After::Store => store(cuda, out, x, weight, bias, m),
         After::Add(sum) => add(cuda, out, sum, x, weight, bias, m),
         After::Swiglu(gate_up) if x.bf16 && out.bf16 => fused_swiglu(cuda, out, gate_up, x, weight, bias, m),
-        After::Geglu(_) => unreachable!("`linear` makes two of it"),
+        After::Geglu(gate_up) => {
+            let fits = x.bf16 && out.bf16 && weight.on_tensor_cores();
+            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+            if fits && gemv::multiply(cuda, weight, &gemm, None, Then::Gate(Gate::Gelu)) {
+                return out.fills(m);
+            }
+            store(cuda, gate_up, x, weight, bias, m);
+            gemm::glu(cuda, out, 0, gate_up, m, Gate::Gelu);
+        }
         After::GeluTimes { y, rows, at } => {
             store(cuda, y, x, weight, bias, m);
             gemm::gelu_times(cuda, out, y, rows, at, m);
@@ -142,7 +152,7 @@ fn unnormed(
         }
         After::Swiglu(gate_up) => {
             store(cuda, gate_up, x, weight, bias, m);
-            gemm::glu(cuda, out, 0, gate_up, m, gemm::Gate::Silu);
+            gemm::glu(cuda, out, 0, gate_up, m, Gate::Silu);
         }
     }
 }
@@ -195,7 +205,7 @@ fn fused_swiglu(
     out.fills(m);
     x.holds(m);
     let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-    if gemv::multiply(cuda, weight, &gemm, None, Then::Swiglu) {
+    if gemv::multiply(cuda, weight, &gemm, None, Then::Gate(Gate::Silu)) {
         return;
     }
     match weight.stored {

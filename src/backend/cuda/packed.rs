@@ -129,13 +129,7 @@ fn prefill_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
             let x = gemm.x + (row * gemm.k * size_of::<u16>()) as u64;
             gemm::bf16(cuda, &Gemm { out: scratch.ptr(), x, m, ld: 2 * n, ..part });
             let out = out + (row * gemm.ld * size_of::<u16>()) as u64;
-            let args = [Ptr(out), I32(1), Ptr(scratch.ptr()), I32(n as i32), I32(gemm.ld as i32), I32(0)];
-            cuda.driver.launch(
-                Kernel::Glu,
-                [n.div_ceil(4 * super::kernels::BLOCK), m, 1],
-                super::kernels::BLOCK,
-                &args,
-            );
+            gemm::glu_columns(cuda, [out, scratch.ptr()], [n, gemm.ld], m, Gate::Silu);
         }
     }
 }
