@@ -225,8 +225,9 @@ pub static ENTRIES: LazyLock<HashMap<&'static str, Entry>> = LazyLock::new(|| {
     let mut source = 0;
     let mut entry = |line: &'static str| {
         let mut words = line.split(' ');
-        if words.next() == Some("file") {
-            source += 1;
+        let kind = words.next();
+        source += usize::from(kind == Some("file"));
+        if kind != Some("kernel") {
             return None;
         }
         let name = words.next().expect("a name");
