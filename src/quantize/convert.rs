@@ -133,7 +133,10 @@ pub fn convert(
         return Ok(checkpoint);
     }
     if weights.keeps_codes() && codes.is_empty() {
-        bail!("--weights own keeps the codes of a GGUF file, and {} has none that can be kept", checkpoint.name);
+        bail!(
+            "--weights own keeps the codes of GGUF files and MXFP4, and {} has none that can be kept",
+            checkpoint.name
+        );
     }
     if weights.is_packed() && codes.is_empty() {
         bail!(
