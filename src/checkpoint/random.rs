@@ -137,11 +137,14 @@ impl Checkpoint {
         Ok(Self::with_tensors(name, config, tensors))
     }
 
-    /// The same shape with random codes of GGUF files, in the mix of llama.cpp's Q4_K_M. If
-    /// matrices may share their bytes, matrices of the same code and width do.
+    /// The same shape with random codes of files: in the mix of llama.cpp's Q4_K_M, or of gpt-oss
+    /// with experts in MXFP4 and other matrices in bf16. If matrices may share their bytes, matrices
+    /// of the same code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
-        let packed = pack::packable(&self.config);
+        let mut packed = pack::packable(&self.config);
+        let is_mxfp4 = self.config.spec.experts.is_some_and(|experts| experts.clamped);
+        packed.retain(|name, _| !is_mxfp4 || name.contains(".mlp.experts."));
         let mut filled = HashMap::new();
         let mut tensors = Vec::new();
         // The tallest first: its bytes are enough for all of its width.
@@ -153,7 +156,11 @@ impl Checkpoint {
                 continue;
             }
             let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
-            let file = if six.contains(&tensor.name) { FileCode::Q6K } else { FileCode::Q4K };
+            let file = match six.contains(&tensor.name) {
+                _ if is_mxfp4 => FileCode::Mxfp4,
+                true => FileCode::Q6K,
+                false => FileCode::Q4K,
+            };
             let (code, own) = (Code::File(file), if shared { 0 } else { tensors.len() });
             let len = code.bytes(rows, cols);
             let bytes = match filled.entry((file, cols, own)) {

@@ -6,7 +6,7 @@ use crate::checkpoint::{Checkpoint, mapped};
 use crate::quant::{self, Code, Weights};
 use crate::tensor::{DType, Format, Rows, Tensor};
 use anyhow::{Result, bail};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Checkpoint {
     /// Whether the weights can be stored in `weights`. The built-in model and quantized checkpoints
@@ -53,6 +53,15 @@ impl Checkpoint {
         let count = |n: usize, t: &Tensor| n + t.len();
         !self.weights.is_packed()
             && 2 * self.tensors.values().filter(own).fold(0, count) > self.tensors.values().fold(0, count)
+    }
+
+    /// A code of packed experts that is not the only one they have, or none of `codes`.
+    pub fn other_experts(&self, codes: &[Code]) -> Option<Code> {
+        let is_expert = |t: &&Tensor| t.name.contains(".mlp.experts.") || t.name.contains(".mlp.shared_expert.");
+        let code = |t: &Tensor| if let Format::Packed(code) = t.format { Some(code) } else { None };
+        let found: BTreeSet<Code> = self.tensors.values().filter(is_expert).filter_map(code).collect();
+        let other = found.iter().find(|code| !codes.contains(code));
+        other.or(found.iter().nth(1)).copied()
     }
 
     /// The checkpoint that a conversion to `weights` would make, for plans: its packed matrices

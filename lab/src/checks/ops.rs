@@ -271,7 +271,7 @@ pub fn packed_swiglu() -> Vec<FusedSwiglu> {
         let whole = |n, ffn, cols| FusedSwiglu { stored, ffn, cols, n, bias: n == 17, gelu: false };
         out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256), whole(3, 10_016, 256)]);
     }
-    for code in [FileCode::Q4K, FileCode::Q8_0].map(Code::File) {
+    for code in [FileCode::Q4K, FileCode::Q8_0, FileCode::Mxfp4].map(Code::File) {
         for (n, ffn, cols) in [(1, 48, 192), (3, 208, 576), (33, 48, 192)] {
             out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 3, gelu: false });
         }

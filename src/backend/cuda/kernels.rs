@@ -5,7 +5,7 @@
 use super::super::KernelNeeds;
 use crate::codec::Codec;
 pub use crate::codec::Rows;
-use crate::quant::{Code, has_kernels_of_formats};
+use crate::quant::{Code, Weights, has_kernels_of_formats};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::sync::LazyLock;
@@ -44,15 +44,10 @@ pub fn padded(head_dim: usize) -> usize {
     HEAD_DIMS.into_iter().find(|room| head_dim <= *room).expect("a head size that `Target::check_model` admits")
 }
 
-/// Refuses policies without kernels for the model's heads, and codes of files without kernels for
-/// experts.
+/// Refuses policies without kernels for the model's heads.
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
-    let KernelNeeds { varies, policy, weights, experts, growth, far, .. } = *needs;
+    let KernelNeeds { varies, policy, growth, far, .. } = *needs;
     let head_dim = needs.head_dims.into_iter().max().unwrap_or(0);
-    anyhow::ensure!(
-        !experts || !weights.keeps_codes(),
-        "weights own: on a GPU experts have no kernels for the codes of GGUF files; use --weights int8 or int4, or --device cpu"
-    );
     anyhow::ensure!(
         head_dim <= USUAL_HEAD_DIM || !growth,
         "on a GPU, queries that grow with their positions need heads of at most {USUAL_HEAD_DIM} channels, and this \
@@ -156,7 +151,11 @@ impl Source {
             "place_scores" => scored,
             "pages" => paged,
             "merge" => growth || policy.merging().is_some(),
-            file if has_kernels_of_formats(file) => weights.has_kernels(file),
+            // Beside experts in MXFP4, other matrices may be plain.
+            file if has_kernels_of_formats(file) => {
+                let plain = experts && weights.keeps_codes();
+                weights.has_kernels(file) || plain && Weights::default().has_kernels(file)
+            }
             "attend_wgmma" => any(&wgmma),
             "attend_tiles" => any(&|dim| dim <= USUAL_HEAD_DIM && !wgmma(dim)),
             _ => true,
