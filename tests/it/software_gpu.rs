@@ -3,6 +3,7 @@
 //! message, and fail in CI.
 
 use crate::emulator::{Said, run, software_gpu};
+use crate::experts::wide_mxfp4;
 use crate::families;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::checkpoint::Checkpoint;
@@ -59,6 +60,24 @@ fn each_family_answers_as_on_the_cpu() {
             assert_eq!(answer("cuda", model), wanted, "{}", model.display());
         }
     }
+}
+
+/// Experts in MXFP4 keep their codes on both devices, beside matrices in bf16.
+#[test]
+fn experts_in_mxfp4_answer_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let [folder, _] = families::written("gpt_oss", home.path());
+    for (name, bytes) in wide_mxfp4() {
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+    let answer = |device, weights: &str| {
+        let args = ["-p", "hello", "--temperature", "0", "--max-tokens", "12", "--json", "--device", device];
+        dmschat(gpu, &[], &[&args[..], &["--weights", weights, "-m", folder.to_str().unwrap()]].concat()).json()
+    };
+    let (wanted, got, plain) = (answer("cpu", "own"), answer("cuda", "auto"), answer("cuda", "bf16"));
+    assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &wanted["answer"]));
+    assert_eq!(got["answer"], plain["answer"]);
 }
 
 /// Layers with other heads than each other, some of which read K and V of others: eviction in
