@@ -45,9 +45,3 @@ __device__ __forceinline__ void multiply_e2m1(float (&sums)[NT][4], const u8* co
     for (int j = 0; j < NT; j++) mma(sums[j], a, b[j] + 2 * k);
   }
 }
-
-// Twice the value of a code.
-__device__ __forceinline__ float twice_e2m1(int code) {
-  float magnitude = (float)(__byte_perm(0x03020100u, 0x0c080604u, code & 7) & 15);
-  return code & 8 ? -magnitude : magnitude;
-}

@@ -15,7 +15,6 @@ enum OwnWords {
   SUPER,       // f16 factors of scales {}, of minima {}; scale | low 2 bits of minimum << 6 [8]{}; the minima's upper 4 bits, [4]{} of
                // groups i and i + 4 in a byte
   SIXTEENTHS,  // f16 factors {}; i8 scales [16 runs of 16]{}
-  POWERS,      // E8M0 scales, powers of two, [8 groups of 32]{}: MXFP4, which is multiplied unpacked
   // As our own codes have them, [4 tiles]{}, and with two of each row, [4 tiles]{}[2 halves]. They
   // are read by unpack.cu alone.
   TILES,
@@ -29,7 +28,7 @@ struct Own {
   static constexpr int LOW_BITS = LOW, PARTS = 2 * P, HALVES = 1, MOST_WORD_BYTES = 512;
   int words;
   __device__ __forceinline__ int pair_bytes() const {
-    return words == PAIRS ? 64 : words == SIXTEENTHS ? 36 : words == POWERS || words == TILES ? 16 : 32;
+    return words == PAIRS ? 64 : words == SIXTEENTHS ? 36 : words == TILES ? 16 : 32;
   }
   __device__ __forceinline__ int group_bytes() const { return 8 * pair_bytes(); }
   // The code of 0, where there are no minima.

@@ -1,7 +1,6 @@
 // Rows of weights as numbers: embedding, and strips of packed weights (`codes.cuh`, `own.cuh`) in
 // bf16 for the GEMMs of prefill. value = scale * code - minimum, rounded once. CPU twins: `embed`,
 // `Packed::row`.
-#include "e2m1.cuh"
 #include "own.cuh"
 
 // Scale and minimum of eight columns of a row of a strip.
@@ -22,12 +21,6 @@ __device__ __forceinline__ void scale_of(Own<P, LOW> code, float& scale, float& 
     return;
   }
   words += (u64)(col / GROUP_COLS) * code.group_bytes() + row % 8 * code.pair_bytes();
-  if (code.words == POWERS) {
-    // Half of it, because the codes are doubled.
-    u32 e = words[run / 2 * 2 + row / 8];
-    scale = 0.5f * __uint_as_float(max(e << 23, 1u << 22)), minimum = 0.0f;
-    return;
-  }
   float scales[2], minima[2];
   BY_WORDS(P, code, scale_run, scales, minima, words, run, code.zero())
   scale = row < 8 ? scales[0] : scales[1], minimum = row < 8 ? minima[0] : minima[1];
@@ -49,7 +42,7 @@ __device__ __forceinline__ void eight_of(float (&values)[8], Own<P, LOW> code, c
     int shift = 4 * (k / 2) + 16 * (k % 2), c = high >> shift & 15;
     if (LOW == 4) c = 16 * c + (low >> shift & 15);
     if (LOW == 2) c = 4 * c + (low >> (8 * (k / 4 + 2 * (k % 2)) + k % 4 / 2 * 2) & 3);
-    values[k] = fmaf(scale, P == 1 && code.words == POWERS ? twice_e2m1(c) : (float)c, -minimum);
+    values[k] = fmaf(scale, (float)c, -minimum);
   }
 }
 

@@ -138,8 +138,8 @@ impl Checkpoint {
     }
 
     /// The same shape with random codes of files: in the mix of llama.cpp's Q4_K_M, or of gpt-oss
-    /// with experts in MXFP4 and other matrices in bf16. If matrices may share their bytes, matrices
-    /// of the same code and width do.
+    /// with experts in MXFP4 and other matrices in bf16. If matrices may share their bytes, those of
+    /// the same code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
         let mut packed = pack::packable(&self.config);

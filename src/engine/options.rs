@@ -113,9 +113,9 @@ impl EngineOptions {
     /// for.
     pub(super) fn kernel_needs(&self, checkpoint: &Checkpoint, device: &About) -> Result<KernelNeeds> {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
-        if let Some(code) = device.codes_of_experts.and_then(|codes| checkpoint.other_experts(codes)) {
+        if let Some(code) = device.codes_of_experts.and_then(|codes| checkpoint.misplaced_code(codes)) {
             bail!(
-                "weights {}: {} has no kernels for experts in {}; use --weights int8 or int4, or --device cpu",
+                "weights {}: {} cannot multiply what this model has in {}; use --weights int8 or int4, or --device cpu",
                 weights.name(),
                 device.name,
                 code.name()

@@ -73,7 +73,7 @@ fn choose<B: Backend>(
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     // Another format than the file's own only where that does not fit.
     let keeps = |own| match b.about().codes_of_experts {
-        Some(codes) => source.described(own).is_ok_and(|made| made.other_experts(codes).is_none()),
+        Some(codes) => source.described(own).is_ok_and(|made| made.misplaced_code(codes).is_none()),
         None => true,
     };
     let own = source.own_format().filter(|own| keeps(*own));

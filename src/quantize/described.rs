@@ -2,6 +2,7 @@
 //! of its tensors, without their bytes.
 
 use super::convert;
+use crate::checkpoint::pack::is_expert;
 use crate::checkpoint::{Checkpoint, mapped};
 use crate::quant::{self, Code, Weights};
 use crate::tensor::{DType, Format, Rows, Tensor};
@@ -55,13 +56,14 @@ impl Checkpoint {
             && 2 * self.tensors.values().filter(own).fold(0, count) > self.tensors.values().fold(0, count)
     }
 
-    /// A code of packed experts that is not the only one they have, or none of `codes`.
-    pub fn other_experts(&self, codes: &[Code]) -> Option<Code> {
-        let is_expert = |t: &&Tensor| t.name.contains(".mlp.experts.") || t.name.contains(".mlp.shared_expert.");
+    /// A code that some packed matrix should not have where all experts have one of `codes`, and
+    /// other matrices none that is of experts.
+    pub fn misplaced_code(&self, codes: &[Code]) -> Option<Code> {
         let code = |t: &Tensor| if let Format::Packed(code) = t.format { Some(code) } else { None };
-        let found: BTreeSet<Code> = self.tensors.values().filter(is_expert).filter_map(code).collect();
-        let other = found.iter().find(|code| !codes.contains(code));
-        other.or(found.iter().nth(1)).copied()
+        let (experts, others): (Vec<_>, Vec<_>) = self.tensors.values().partition(|t| is_expert(&t.name));
+        let experts: BTreeSet<Code> = experts.into_iter().filter_map(code).collect();
+        let dense = others.into_iter().filter_map(code).find(|code| code.is_of_experts());
+        dense.or(experts.iter().find(|code| !codes.contains(code)).or(experts.iter().nth(1)).copied())
     }
 
     /// The checkpoint that a conversion to `weights` would make, for plans: its packed matrices

@@ -181,8 +181,16 @@ fn experts_in_mxfp4_stay_as_they_are() {
         assert_eq!(tensor.format.name() == "mxfp4", of_expert, "{name}: {}", tensor.format.name());
         assert_eq!(tensor.to_f32(), source.tensors[name].to_f32(), "{name}");
     }
-    let [own, eight] = [Code::File(FileCode::Mxfp4), Code::Q8].map(|code| made.other_experts(&[code]));
-    assert_eq!((own, eight), (None, Some(Code::File(FileCode::Mxfp4))));
+    let mxfp4 = Code::File(FileCode::Mxfp4);
+    assert_eq!([mxfp4, Code::Q8].map(|code| made.misplaced_code(&[code])), [None, Some(mxfp4)]);
+    // Codes of experts are of nothing else.
+    let mut misplaced = made.clone();
+    let gate = made.tensors["model.layers.0.mlp.experts.0.gate_proj.weight"].clone();
+    misplaced.tensors.insert("lm_head.weight".to_owned(), gate.named("lm_head.weight"));
+    assert_eq!(misplaced.misplaced_code(&[mxfp4]), Some(mxfp4));
+    // Benchmarks have the same mix.
+    let random = Checkpoint::random_of("random", source.config.clone()).unwrap().with_random_codes(false).unwrap();
+    assert!(random.tensors.iter().all(|(name, t)| t.format.name() == made.tensors[name].format.name()));
     let tokens: Vec<Token> = (0..150).map(|i| (i * i * 7 + i * 31) % 128).collect();
     let single = fed(&made, 1, &tokens, &[1]);
     assert!(single == fed(&made, 2, &tokens, &[150]) && single == fed(&made, 2, &tokens, &[1, 2, 70, 64, 3]));

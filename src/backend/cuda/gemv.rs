@@ -87,8 +87,7 @@ fn arguments<'a>(gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> Vec<
 fn multiply_packed(cuda: &Cuda, weight: &Weight, gemm: &Gemm, norm: Option<&Norm<'_, Cuda>>, then: Then) -> bool {
     // SwiGLU is fused only with the norm before it, and only if one kernel multiplies gate and up.
     let swiglu = then == Then::Swiglu;
-    let unpacked = weight.parts.iter().any(|part| packed::is_unpacked(part.code));
-    if unpacked || swiglu && (norm.is_none() || weight.parts.len() > 1) {
+    if swiglu && (norm.is_none() || weight.parts.len() > 1) {
         return false;
     }
     let fused = Fused::of(norm.is_some(), swiglu);

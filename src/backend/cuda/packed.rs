@@ -46,17 +46,12 @@ pub(super) fn is_own(code: Code) -> bool {
     matches!(code, Code::File(_))
 }
 
-/// Whether kernels multiply this code unpacked alone: MXFP4, which files have for experts.
-pub(super) fn is_unpacked(code: Code) -> bool {
-    matches!(code, Code::File(code) if code.levels().is_some())
-}
-
 /// Layout of scales and minima in the words of a code: `OwnWords` in `own.cuh`.
 pub(super) fn words<'a>(code: Code) -> Arg<'a> {
     I32(match code {
         Code::File(code) => code.words() as i32,
-        Code::Q8 | Code::Q4 => Words::Powers as i32 + 1,
-        Code::Q4H | Code::Q6H => Words::Powers as i32 + 2,
+        Code::Q8 | Code::Q4 => Words::Sixteenths as i32 + 1,
+        Code::Q4H | Code::Q6H => Words::Sixteenths as i32 + 2,
     })
 }
 
@@ -65,7 +60,7 @@ pub(super) fn words<'a>(code: Code) -> Arg<'a> {
 pub(super) fn matmul(cuda: &Cuda, weight: &Weight, gemm: &Gemm, x: &Acts) {
     for part in &weight.parts {
         let gemm = &gemm::of_part(gemm, part);
-        if !x.bf16 || gemm.m > MAX_DECODE_ROWS || is_unpacked(part.code) {
+        if !x.bf16 || gemm.m > MAX_DECODE_ROWS {
             prefill(cuda, part.code, gemm, x);
         } else if is_own(part.code) {
             decode_own(cuda, part.code, gemm, false);
@@ -104,7 +99,7 @@ pub(super) fn fused_swiglu(cuda: &Cuda, weight: &Weight, gemm: &Gemm, out: &mut 
     let ffn = gemm.n / 2;
     let gemm = &Gemm { ld: ffn, ..*gemm };
     assert!(gemm.n.is_multiple_of(2 * TILE_ROWS), "gate and up of {ffn} rows are not whole strips");
-    if gemm.m > MAX_DECODE_ROWS || is_unpacked(code) {
+    if gemm.m > MAX_DECODE_ROWS {
         prefill_swiglu(cuda, code, gemm, scratch);
     } else if is_own(code) {
         decode_own(cuda, code, gemm, true);
