@@ -19,7 +19,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 10] = [
+pub const SHAPES: [&str; 11] = [
     "qwen3-8b",
     "qwen3-8b-wide",
     "qwen3-30b-a3b",
@@ -27,6 +27,7 @@ pub const SHAPES: [&str; 10] = [
     "gpt-oss-20b",
     "qwen3.5-9b",
     "gemma3-4b",
+    "gemma4-e4b",
     "llama-3.2-1b",
     "smollm2-135m",
     "demo",
@@ -361,6 +362,13 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
                 ..qwen3(34, 2560, 8, 256, 10_240, 262_208)
             }
         }
+        // Sizes as published code lists them for the E4B; the others are those of transformers' class.
+        "gemma4-e4b" => published(json!({
+            "model_type": "gemma4_text", "num_hidden_layers": 42, "hidden_size": 2560, "intermediate_size": 10_240,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512,
+            "num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256, "sliding_window": 512,
+            "final_logit_softcapping": 30.0, "vocab_size": 262_144, "max_position_embeddings": 131_072,
+        }))?,
         "llama-3.2-1b" => ModelConfig {
             context: 131_072,
             rope: Rope {
