@@ -29,6 +29,8 @@ pub struct KernelNeeds {
     pub growth: bool,
     /// Whether steps try drafts.
     pub drafts: bool,
+    /// Units of the second hidden layer of retention gates; 0: none.
+    pub gate_units: usize,
 }
 
 /// Facts about a device that do not change.

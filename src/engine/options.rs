@@ -134,6 +134,7 @@ impl EngineOptions {
             experts: config.spec.experts.is_some(),
             growth: config.spec.query_growth.is_some(),
             drafts: self.drafts.rows > 0,
+            gate_units: config.gates.map_or(0, |gates| if gates.maps.deep { gates.maps.units } else { 0 }),
         })
     }
 }

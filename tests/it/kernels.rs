@@ -105,6 +105,7 @@ pub fn needs(policy: Policy) -> KernelNeeds {
         experts: false,
         growth: false,
         drafts: false,
+        gate_units: 0,
     }
 }
 

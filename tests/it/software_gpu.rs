@@ -110,6 +110,37 @@ fn heads_by_layer_evict_and_draft_as_on_the_cpu() {
     }
 }
 
+/// Gates with one hidden layer and with two, in prompts and in single tokens.
+#[test]
+fn retention_gates_drop_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let spec = Spec { n_layers: 3, tied: false, speaks: true, ..Spec::new(true, Form::Plain) };
+    let tiny = Tiny::new(spec, 11);
+    for kind in ["rg", "rg10"] {
+        let gates = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/trimkv").join(kind);
+        let answer = |device| {
+            let args = [
+                "-p",
+                "a long story, and then",
+                "--temperature",
+                "0",
+                "--max-tokens",
+                "24",
+                "--json",
+                "--device",
+                device,
+            ];
+            let folders = ["--adapter", gates.to_str().unwrap(), "-m", tiny.folder.path().to_str().unwrap()];
+            dmschat(gpu, &[], &[&args[..], &["--kv", "bf16"], &folders].concat()).json()
+        };
+        let (wanted, got) = (answer("cpu"), answer("cuda"));
+        assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &wanted["answer"]), "{kind}");
+        for key in ["live", "live_slots", "dense_slots", "reads", "peak_slots"] {
+            assert_eq!(got["kv"][key], wanted["kv"][key], "{kind}: {key}");
+        }
+    }
+}
+
 #[test]
 fn far_pages_of_layers_with_other_heads_are_refused_in_one_line() {
     let Some(gpu) = software_gpu() else { return };

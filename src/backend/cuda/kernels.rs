@@ -38,6 +38,8 @@ pub const MAX_GROUP: usize = 8;
 /// their own files.
 const HEAD_DIMS: [usize; 4] = [64, USUAL_HEAD_DIM, MAX_DECODE_HEAD_DIM, MAX_HEAD_DIM];
 pub const USUAL_HEAD_DIM: usize = 128;
+/// Units of a second hidden layer of retention gates that `place_scores` has room for.
+pub const MAX_GATE_UNITS: usize = 2048;
 
 /// Channels that the instance for a head size has room for.
 pub fn padded(head_dim: usize) -> usize {
@@ -46,7 +48,7 @@ pub fn padded(head_dim: usize) -> usize {
 
 /// Refuses policies without kernels for the model's heads.
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
-    let KernelNeeds { varies, policy, growth, far, .. } = *needs;
+    let KernelNeeds { varies, policy, growth, far, gate_units, .. } = *needs;
     let head_dim = needs.head_dims.into_iter().max().unwrap_or(0);
     anyhow::ensure!(
         head_dim <= USUAL_HEAD_DIM || !growth,
@@ -54,8 +56,9 @@ pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
          model's have {head_dim}; use --device cpu"
     );
     anyhow::ensure!(
-        !policy.is_gated(),
-        "policy {}: retention gates have no kernels for a GPU; use --device cpu, or --adapter none",
+        gate_units <= MAX_GATE_UNITS,
+        "policy {}: on a GPU a second hidden layer of retention gates has at most {MAX_GATE_UNITS} units, and this one has \
+         {gate_units}; use --device cpu, or --adapter none",
         policy.name()
     );
     let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
