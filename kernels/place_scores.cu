@@ -170,7 +170,7 @@ struct Gates {
 // Logarithm of the sigmoid.
 __device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(expf(-fabsf(x))); }
 
-// The decision of the token of a row in a KV head: read, or computed by the gates. By a whole block.
+// The decision of a row's token in a KV head: read, or computed by the gates. By a whole block.
 __device__ __forceinline__ float gate_of(const DecodeParams& p, const Gates& gates, LaneSoftmax& s, float* units, int row, int head) {
   const HeadParams& params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -203,8 +203,8 @@ __device__ __forceinline__ float gate_of(const DecodeParams& p, const Gates& gat
   return decided;
 }
 
-// Writes the token's own score behind those of a lane's slots, as slot `live`: the share that a step
-// leaves of it, as a logarithm. Returns the least key of this thread's slots, where `drops`. By a
+// Writes the token's own score behind those of a lane's slots, as slot `live`: the share that a
+// step leaves of it, as a logarithm. Returns the least key of this thread's slots, where `drops`. By a
 // whole block. Reads the slots' scores and metadata once.
 __device__ __forceinline__ u64 rank_decisions(const Kv& kv, const Lane& l, float decision, int live, int tokens, bool drops) {
   float own = log_sigmoid(decision);
@@ -247,10 +247,10 @@ __device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, 
 }
 
 // Scores the keys of a token in a KV head and stores the token, or drops it. Scores come from
-// attention weights, or from decisions: `middle`, `middle_bias` and `is_silu` are of `Gates`. Where a
-// policy drops by layer, the last block of the token does so for all KV heads. Grid (n_kv_heads, n), SCORE_WARPS
-// warps; one block to an SM: ptxas would spill registers for a second one. Reads the logits twice
-// and the scores once, and writes these.
+// attention weights, or from decisions: `middle`, `middle_bias` and `is_silu` are of `Gates`. Where
+// a policy drops by layer, the last block of the token does so for all KV heads. Grid (n_kv_heads,
+// n), SCORE_WARPS warps; one block to an SM: ptxas would spill registers for a second one. Reads
+// the logits twice and the scores once, and writes these.
 KERNEL __launch_bounds__(32 * SCORE_WARPS, 1)
     place_scores(DecodeParams p, const float* middle, const float* middle_bias, int is_silu) {
   __shared__ LaneSoftmax s;

@@ -139,8 +139,8 @@ impl Checkpoint {
     }
 
     /// The same shape with random codes of files: in the mix of llama.cpp's Q4_K_M, or of gpt-oss
-    /// with experts in MXFP4 and other matrices in bf16. If matrices may share their bytes, those of
-    /// the same code and width do.
+    /// with experts in MXFP4 and other matrices in bf16. If matrices may share their bytes, those
+    /// of the same code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
         let mut packed = pack::packable(&self.config);
@@ -362,7 +362,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
                 ..qwen3(34, 2560, 8, 256, 10_240, 262_208)
             }
         }
-        // Sizes as published code lists them for the E4B; the others are those of transformers' class.
+        // Sizes as published code lists them for the E4B; others are those of transformers' class.
         "gemma4-e4b" => published(json!({
             "model_type": "gemma4_text", "num_hidden_layers": 42, "hidden_size": 2560, "intermediate_size": 10_240,
             "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512,

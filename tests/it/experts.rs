@@ -190,7 +190,10 @@ fn experts_in_mxfp4_stay_as_they_are() {
     assert_eq!(misplaced.misplaced_code(&[mxfp4]), Some(mxfp4));
     // Benchmarks have the same mix.
     let random = Checkpoint::random_of("random", source.config.clone()).unwrap().with_random_codes(false).unwrap();
-    assert!(random.tensors.iter().all(|(name, t)| t.format.name() == made.tensors[name].format.name()));
+    let matrices = random.tensors.iter().filter(|(_, t)| t.shape.len() == 2);
+    for (name, tensor) in matrices {
+        assert_eq!(tensor.format.name(), made.tensors[name].format.name(), "{name}");
+    }
     let tokens: Vec<Token> = (0..150).map(|i| (i * i * 7 + i * 31) % 128).collect();
     let single = fed(&made, 1, &tokens, &[1]);
     assert!(single == fed(&made, 2, &tokens, &[150]) && single == fed(&made, 2, &tokens, &[1, 2, 70, 64, 3]));
