@@ -1,11 +1,11 @@
 // Mixtures of experts: the router, pairs of a token and its expert in order of experts, their
 // matmuls, and the weighted sum; of a few tokens three kernels, in which each pair reads its
 // expert. CPU twin: `backend::cpu::experts`.
-#include "codes.cuh"
+#include "e2m1.cuh"
 #include "gates.cuh"
 
 // Codes of experts: `CODES` in `backend::cuda::experts`.
-enum ExpertsCode { EXPERTS_Q8 = 1, EXPERTS_Q4, EXPERTS_Q4H };
+enum ExpertsCode { EXPERTS_Q8 = 1, EXPERTS_Q4, EXPERTS_Q4H, EXPERTS_MXFP4 };
 #define MOST_EXPERTS 2048  // `bounds::EXPERTS`
 #define WARPS 4            // that divide the columns of a strip among them
 // Of a few tokens: most experts of a token, and most warps that sum them. Mirror
@@ -171,8 +171,9 @@ __device__ __forceinline__ void packed_strip(float (&sums)[NT][4], const u8* wei
       if constexpr (CODE::HALVES == 1) sum_columns(of_x[j], b[j]);
     }
     const Words* words = (const Words*)(from + at.words_at) + (tile / GROUP_TILES * 8 + lane / 4) * GROUP_TILES;
-    multiply_tile<CODE, NT>(sums, from + tile * TILE_BYTES, from + at.low_at + tile * at.LOW_TILE, lane, words[tile % GROUP_TILES],
-                            b, of_x);
+    const u8* codes = from + tile * TILE_BYTES;
+    if constexpr (CODE::HALVES == 0) multiply_e2m1(sums, codes, lane, words[tile % GROUP_TILES], b);
+    else multiply_tile<CODE, NT>(sums, codes, from + at.low_at + tile * at.LOW_TILE, lane, words[tile % GROUP_TILES], b, of_x);
   }
 }
 
@@ -203,6 +204,7 @@ __device__ __forceinline__ void multiply_strip(float (&sums)[NT][4], int code, c
   if (code == EXPERTS_Q8) packed_strip<Q8, NT>(sums, (const u8*)weight, strip, cols, share, read);
   else if (code == EXPERTS_Q4) packed_strip<Q4, NT>(sums, (const u8*)weight, strip, cols, share, read);
   else if (code == EXPERTS_Q4H) packed_strip<Q4H, NT>(sums, (const u8*)weight, strip, cols, share, read);
+  else if (code == EXPERTS_MXFP4) packed_strip<Mxfp4, NT>(sums, (const u8*)weight, strip, cols, share, read);
   else plain_strip<NT>(sums, weight, strip, cols, share, read);
 }
 

@@ -320,7 +320,8 @@ __device__ __forceinline__ void drop_least(const Kv& kv, const Dms& dms, const L
   int excess = live - budget_at(kv, n), first_kept = protected_from(kv, n);
   if (excess <= 0) return;
   auto key_of = [&](int slot, int meta) {
-    return meta_position(meta) < first_kept ? score_key(l.scores[slot], slot) : NO_SLOT;
+    int position = meta_position(meta);
+    return position < first_kept ? score_key(ranked(kv, l.scores[slot], n, position), slot) : NO_SLOT;
   };
   // the excess-th key in order, one bit after the other; all that may be dropped where they are
   // fewer

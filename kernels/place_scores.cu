@@ -7,6 +7,7 @@
 #include "policy_scored.cuh"
 
 #define SCORE_WARPS 12
+#define MOST_GATE_UNITS 2048  // of a second hidden layer of gates; mirrors `kernels::MAX_GATE_UNITS`
 #define AT_ONCE 4        // slots of which a thread has loads in flight, and
 #define LANES_AT_ONCE 8  // lanes, where scores are shared
 
@@ -158,6 +159,65 @@ __device__ __forceinline__ u64 share_scores(const Kv& kv, const Lane& l, int liv
   return least;
 }
 
+// Retention gates, beside what a predictor has in `HeadParams`. CPU twin:
+// `backend::cpu::predictor`.
+struct Gates {
+  const float *middle, *middle_bias;  // [units, units] and [units] of a second hidden layer; null: none
+  int is_silu;                        // the activation; else GELU
+  __device__ __forceinline__ float activated(float x) const { return is_silu ? silu(x) : gelu(x); }
+};
+
+// Logarithm of the sigmoid.
+__device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(expf(-fabsf(x))); }
+
+// The decision of a row's token in a KV head: read, or computed by the gates. By a whole block.
+__device__ __forceinline__ float gate_of(const DecodeParams& p, const Gates& gates, LaneSoftmax& s, float* units, int row, int head) {
+  const HeadParams& params = p.heads;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  float* decision = p.decisions + row * p.kv.n_kv_heads + head;
+  if (!params.columns) return *decision;
+  const float* weight = params.mlp_weight + (params.per_layer ? 0 : head) * params.units;
+  int first = params.linear ? p.kv.n_kv_heads : 0;
+  float hidden = 0.0f;
+  for (int u = threadIdx.x; u < params.units; u += blockDim.x) {
+    float unit = gates.activated(predictor_column(params, row, first + u));
+    if (gates.middle) units[u] = unit;
+    else hidden += unit * weight[u];
+  }
+  hidden = warp_sum(hidden);
+  if (gates.middle) {
+    __syncthreads();
+#pragma unroll 1
+    for (int v = warp; v < params.units; v += warps) {
+      float sum = 0.0f;
+      for (int u = lane; u < params.units; u += 32) sum = fmaf(units[u], gates.middle[(u64)v * params.units + u], sum);
+      hidden += gates.activated(warp_sum(sum) + gates.middle_bias[v]) * weight[v];
+    }
+  }
+  if (lane == 0) s.sums[warp][0] = hidden;
+  __syncthreads();
+  hidden = 0.0f;
+  for (int w = 0; w < warps; w++) hidden += s.sums[w][0];
+  float decided = predicted_decision(params, row, head, hidden);
+  if (threadIdx.x == 0) *decision = decided;
+  return decided;
+}
+
+// Writes the token's own score behind those of a lane's slots, as slot `live`: the share that a
+// step leaves of it, as a logarithm. Returns the least key of this thread's slots, where `drops`. By a
+// whole block. Reads the slots' scores and metadata once.
+__device__ __forceinline__ u64 rank_decisions(const Kv& kv, const Lane& l, float decision, int live, int tokens, bool drops) {
+  float own = log_sigmoid(decision);
+  u64 least = NO_SLOT;
+  if (threadIdx.x == 0) l.scores[live] = own;
+  for (int slot = threadIdx.x; drops && slot <= live; slot += blockDim.x) {
+    int position = slot < live ? meta_position(slot_meta(kv, l, slot)) : tokens - 1;
+    u64 key = score_key(ranked(kv, slot < live ? l.scores[slot] : own, tokens, position), slot);
+    least = key < least ? key : least;
+  }
+  return least;
+}
+
 // The slot of the least key of a block's threads; -1 where there is none. By a whole block.
 __device__ __forceinline__ int least_of(LaneSoftmax& s, u64 least) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -186,12 +246,15 @@ __device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, 
   else l.scores[slot] = l.scores[live];
 }
 
-// Scores the keys of a token in a KV head and stores the token, or drops it. Where a policy drops
-// by layer, the last block of the token does so for all KV heads. Grid (n_kv_heads, n), SCORE_WARPS
-// warps; one block to an SM: ptxas would spill registers for a second one. Reads the logits twice
-// and the scores once, and writes these.
-KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
+// Scores the keys of a token in a KV head and stores the token, or drops it. Scores come from
+// attention weights, or from decisions: `middle`, `middle_bias` and `is_silu` are of `Gates`. Where
+// a policy drops by layer, the last block of the token does so for all KV heads. Grid (n_kv_heads,
+// n), SCORE_WARPS warps; one block to an SM: ptxas would spill registers for a second one. Reads
+// the logits twice and the scores once, and writes these.
+KERNEL __launch_bounds__(32 * SCORE_WARPS, 1)
+    place_scores(DecodeParams p, const float* middle, const float* middle_bias, int is_silu) {
   __shared__ LaneSoftmax s;
+  __shared__ float units[MOST_GATE_UNITS];
   after_previous();
   const Kv& kv = p.kv;
   int head = blockIdx.x, group = kv.n_q_heads / kv.n_kv_heads;
@@ -206,8 +269,14 @@ KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
   bool drops = kv.eviction[span.seq] && live + 1 > budget_at(kv, tokens);
   const float* logits = logits_at(p, blockIdx.y, head);
   __syncthreads();
-  sum_weights(p, s, logits, live);
-  u64 least = update_scores(p, s, l, logits, live, tokens, drops);
+  u64 least;
+  if (kv.policy & BY_DECISION) {
+    float decision = gate_of(p, Gates{middle, middle_bias, is_silu}, s, units, span.start, head);
+    least = rank_decisions(kv, l, decision, live, tokens, drops);
+  } else {
+    sum_weights(p, s, logits, live);
+    least = update_scores(p, s, l, logits, live, tokens, drops);
+  }
   if (threadIdx.x == 0 && span.len == 1) atomicAdd(&kv.reads[span.seq], (u64)(live + 1));
   if (kv.policy & BY_LAYER) {
     if (!is_last(p.arrivals + blockIdx.y, kv.n_kv_heads, s.last)) return;

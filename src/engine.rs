@@ -157,7 +157,7 @@ impl Loading {
             !outlet.is_closed()
         };
         let (checkpoint, plan) = prepare(&b, checkpoint, &mut options, &mut report)?;
-        b.load_kernels(&options.kernel_needs(&checkpoint)?, &mut self.on_kernels())?;
+        b.load_kernels(&options.kernel_needs(&checkpoint, &b.about())?, &mut self.on_kernels())?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
             !outlet.is_closed()

@@ -40,7 +40,14 @@ impl Report for Cpu {
     fn about(&self) -> About {
         let threads = self.threads();
         let name = format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name());
-        About { name, library: None, step_tokens: 512..=512, chunk_tokens: None, staged_rows: 16, own_experts: true }
+        About {
+            name,
+            library: None,
+            step_tokens: 512..=512,
+            chunk_tokens: None,
+            staged_rows: 16,
+            codes_of_experts: None,
+        }
     }
 }
 

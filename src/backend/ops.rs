@@ -102,9 +102,9 @@ pub struct Columns {
 
 /// The last matrix of a predictor's MLP, whose input are hidden units after the activation.
 pub struct Mlp<'a, B: Device> {
-    /// Whether the activation is SiLU, and not GELU. Host backends only.
+    /// Whether the activation is SiLU, and not GELU. A GPU asks where scores come from decisions.
     pub silu: bool,
-    /// Weights `[units, units]` and biases `[units]` of a second hidden layer. Host backends only.
+    /// Weights `[units, units]` and biases `[units]` of a second hidden layer, likewise.
     pub middle: Option<[&'a B::Buf<f32>; 2]>,
     /// `[n_kv_heads, units]`
     pub weight: &'a B::Buf<f32>,

@@ -2,7 +2,7 @@
 
 use crate::codec::Codec;
 use crate::policy::Policy;
-use crate::quant::Weights;
+use crate::quant::{Code, Weights};
 use std::ops::RangeInclusive;
 
 /// Facts that decide which kernels the steps of a model launch.
@@ -29,6 +29,8 @@ pub struct KernelNeeds {
     pub growth: bool,
     /// Whether steps try drafts.
     pub drafts: bool,
+    /// Units of the second hidden layer of retention gates; 0: none.
+    pub gate_units: usize,
 }
 
 /// Facts about a device that do not change.
@@ -46,8 +48,8 @@ pub struct About {
     pub chunk_tokens: Option<usize>,
     /// Most rows of a step that is [committed later](super::Ops::commit); 0 where there is none.
     pub staged_rows: usize,
-    /// Whether experts may have the codes of GGUF files.
-    pub own_experts: bool,
+    /// Codes that packed experts may have, all of them the same one; `None`: any.
+    pub codes_of_experts: Option<&'static [Code]>,
 }
 
 /// Properties of a backend, for notices, the planner and the panel.

@@ -12,6 +12,8 @@ use super::e2m1::{E2M1, MOST_E8M0, e8m0};
 use super::names::TensorSpec;
 use super::safetensors::RawTensor;
 use super::shards::Shards;
+use crate::quant::file::{FileCode, FileStrip};
+use crate::quant::{self, Code, TILE_ROWS};
 use crate::tensor::{Rows, Tensor};
 use ::safetensors::tensor::Dtype;
 use anyhow::{Context, Result, ensure};
@@ -20,6 +22,8 @@ use std::sync::Arc;
 /// Columns that share a scale, and bytes of their codes.
 const GROUP: usize = 32;
 const GROUP_BYTES: usize = GROUP / 2;
+/// The code that keeps them.
+const CODE: Code = Code::File(FileCode::Mxfp4);
 
 /// Position of an expert's rows in the tensor of all experts.
 #[derive(Clone, Copy)]
@@ -81,6 +85,11 @@ struct Mxfp4 {
 }
 
 impl Mxfp4 {
+    fn codes(&self, row: usize) -> &[u8] {
+        let bytes = self.cols / 2;
+        &self.codes.bytes()[self.place.row(row, self.all) * bytes..][..bytes]
+    }
+
     fn scales(&self, row: usize) -> &[u8] {
         let groups = self.cols / GROUP;
         &self.scales.bytes()[self.place.row(row, self.all) * groups..][..groups]
@@ -104,9 +113,7 @@ impl Rows for Mxfp4 {
     }
 
     fn decode(&self, row: usize, out: &mut [f32]) {
-        let bytes = self.cols / 2;
-        let codes = &self.codes.bytes()[self.place.row(row, self.all) * bytes..][..bytes];
-        let groups = codes.chunks_exact(GROUP_BYTES).zip(out.chunks_exact_mut(GROUP)).zip(self.scales(row));
+        let groups = self.codes(row).chunks_exact(GROUP_BYTES).zip(out.chunks_exact_mut(GROUP)).zip(self.scales(row));
         for ((codes, out), &scale) in groups {
             let scale = e8m0(scale);
             for (out, code) in out.chunks_exact_mut(2).zip(codes) {
@@ -118,6 +125,25 @@ impl Rows for Mxfp4 {
 
     fn is_finite(&self, row: usize) -> bool {
         self.scales(row).iter().all(|&scale| scale <= MOST_E8M0)
+    }
+
+    fn own_code(&self) -> Option<Code> {
+        Code::fits(self.cols).then_some(CODE)
+    }
+
+    fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
+        if self.own_code() != Some(code) {
+            return false;
+        }
+        let mut packed = FileStrip::new(FileCode::Mxfp4, self.cols, out);
+        let rows = self.all / self.place.stride;
+        for (to, row) in (strip * TILE_ROWS..rows).take(TILE_ROWS).enumerate() {
+            for (tile, bytes) in self.codes(row).as_chunks::<{ quant::GROUP / 2 }>().0.iter().enumerate() {
+                packed.codes(to, tile, &std::array::from_fn(|col| bytes[col / 2] >> (col % 2 * 4) & 15));
+            }
+            self.scales(row).iter().enumerate().for_each(|(group, scale)| packed.power(to, group, *scale));
+        }
+        true
     }
 }
 

@@ -36,14 +36,18 @@ pub fn packable(c: &ModelConfig) -> BTreeMap<String, Part> {
     out
 }
 
+/// Whether a matrix of that name is one of an expert, also of a shared one.
+pub fn is_expert(name: &str) -> bool {
+    name.contains(".mlp.experts.") || name.contains(".mlp.shared_expert.")
+}
+
 /// What a matrix of a layer is. The last layer's errors reach the logits as they are, and what
 /// down adds in the layers before it hardly less so: measured, see `docs/fidelity.md`. Experts
 /// have one code in all layers.
 fn part_of(c: &ModelConfig, layer: usize, name: &str) -> Part {
-    let is_expert = name.contains(".mlp.experts.") || name.contains(".mlp.shared_expert");
     let is_late = 8 * (layer + 1) > 7 * c.n_layers && name.ends_with(".mlp.down_proj.weight");
     let is_last = layer + 1 == c.n_layers;
-    if !is_expert && (is_last || is_late) { Part::Late } else { Part::Layer }
+    if !is_expert(name) && (is_last || is_late) { Part::Late } else { Part::Layer }
 }
 
 /// Packs strips of a matrix from strip `from` on, until `out` is full. They are split over

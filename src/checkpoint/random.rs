@@ -19,7 +19,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 /// The shapes of [`Checkpoint::random`].
-pub const SHAPES: [&str; 10] = [
+pub const SHAPES: [&str; 11] = [
     "qwen3-8b",
     "qwen3-8b-wide",
     "qwen3-30b-a3b",
@@ -27,6 +27,7 @@ pub const SHAPES: [&str; 10] = [
     "gpt-oss-20b",
     "qwen3.5-9b",
     "gemma3-4b",
+    "gemma4-e4b",
     "llama-3.2-1b",
     "smollm2-135m",
     "demo",
@@ -137,11 +138,14 @@ impl Checkpoint {
         Ok(Self::with_tensors(name, config, tensors))
     }
 
-    /// The same shape with random codes of GGUF files, in the mix of llama.cpp's Q4_K_M. If
-    /// matrices may share their bytes, matrices of the same code and width do.
+    /// The same shape with random codes of files: in the mix of llama.cpp's Q4_K_M, or of gpt-oss
+    /// with experts in MXFP4 and other matrices in bf16. If matrices may share their bytes, those
+    /// of the same code and width do.
     pub fn with_random_codes(&self, shared: bool) -> Result<Self> {
         let six = six_bits(&self.config);
-        let packed = pack::packable(&self.config);
+        let mut packed = pack::packable(&self.config);
+        let is_mxfp4 = self.config.spec.experts.is_some_and(|experts| experts.clamped);
+        packed.retain(|name, _| !is_mxfp4 || name.contains(".mlp.experts."));
         let mut filled = HashMap::new();
         let mut tensors = Vec::new();
         // The tallest first: its bytes are enough for all of its width.
@@ -153,7 +157,11 @@ impl Checkpoint {
                 continue;
             }
             let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
-            let file = if six.contains(&tensor.name) { FileCode::Q6K } else { FileCode::Q4K };
+            let file = match six.contains(&tensor.name) {
+                _ if is_mxfp4 => FileCode::Mxfp4,
+                true => FileCode::Q6K,
+                false => FileCode::Q4K,
+            };
             let (code, own) = (Code::File(file), if shared { 0 } else { tensors.len() });
             let len = code.bytes(rows, cols);
             let bytes = match filled.entry((file, cols, own)) {
@@ -354,6 +362,13 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
                 ..qwen3(34, 2560, 8, 256, 10_240, 262_208)
             }
         }
+        // Sizes as published code lists them for the E4B; others are those of transformers' class.
+        "gemma4-e4b" => published(json!({
+            "model_type": "gemma4_text", "num_hidden_layers": 42, "hidden_size": 2560, "intermediate_size": 10_240,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512,
+            "num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256, "sliding_window": 512,
+            "final_logit_softcapping": 30.0, "vocab_size": 262_144, "max_position_embeddings": 131_072,
+        }))?,
         "llama-3.2-1b" => ModelConfig {
             context: 131_072,
             rope: Rope {

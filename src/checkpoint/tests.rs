@@ -17,7 +17,7 @@ fn random_checkpoints_have_every_tensor() {
     let message = Checkpoint::random("x").err().unwrap().to_string();
     assert_eq!(
         message,
-        "no shape named \"x\" (qwen3-8b, qwen3-8b-wide, qwen3-30b-a3b, qwen3.6-35b-a3b, gpt-oss-20b, qwen3.5-9b, gemma3-4b, llama-3.2-1b, smollm2-135m, demo are known)"
+        "no shape named \"x\" (qwen3-8b, qwen3-8b-wide, qwen3-30b-a3b, qwen3.6-35b-a3b, gpt-oss-20b, qwen3.5-9b, gemma3-4b, gemma4-e4b, llama-3.2-1b, smollm2-135m, demo are known)"
     );
 }
 

@@ -296,15 +296,18 @@ impl Room {
     /// What of a model fits, whose files have `file_bytes`.
     pub fn estimate(&self, c: &ModelConfig, file_bytes: u64, stored: Stored) -> Option<Estimate> {
         let packed = |weights| (weights, loaded_bytes(c, weights, DType::Bf16.size_bytes()));
-        // A GPU computes experts with our codes only.
-        let keeps = stored == Stored::Codes && (c.spec.experts.is_none() || !self.is_gpu());
+        // A GPU has no kernels for experts in most codes of files.
+        let stored = match stored {
+            Stored::Codes if self.is_gpu() && c.spec.experts.is_some() => Stored::Others,
+            stored => stored,
+        };
+        let keeping = |bytes| formats().find(|weights| weights.keeps_codes()).map(|weights| (weights, bytes));
+        let with_smallest =
+            |kept: Option<_>| kept.into_iter().chain(EXACT_FIRST.last().map(|weights| packed(*weights))).collect();
         let formats: Vec<_> = match stored {
-            Stored::Codes if keeps => {
-                let kept =
-                    formats().find(|weights| weights.keeps_codes()).map(|weights| (weights, kept_bytes(c, file_bytes)));
-                kept.into_iter().chain(EXACT_FIRST.last().map(|weights| packed(*weights))).collect()
-            }
-            Stored::Codes | Stored::Others => EXACT_FIRST.into_iter().filter(|w| !w.is_plain()).map(packed).collect(),
+            Stored::Codes => with_smallest(keeping(kept_bytes(c, file_bytes))),
+            Stored::Mxfp4 => with_smallest(keeping(file_bytes)),
+            Stored::Others => EXACT_FIRST.into_iter().filter(|w| !w.is_plain()).map(packed).collect(),
             Stored::Plain => EXACT_FIRST.map(|w| if w.is_plain() { (w, file_bytes) } else { packed(w) }).to_vec(),
         };
         let codecs = [&[self.target.codec(Auto::Auto)], self.target.smaller_codecs(Auto::Auto)].concat();
@@ -319,6 +322,8 @@ pub enum Stored {
     Plain,
     /// In codes of GGUF files that stay as they are where that is possible.
     Codes,
+    /// Experts in MXFP4, which stay so on all devices.
+    Mxfp4,
     /// In codes that are converted.
     Others,
 }

@@ -21,8 +21,7 @@ const MOST_BYTES_ON_CPU: u64 = 1_000_000_000;
 /// What of a known model fits.
 pub fn fit(entry: &Entry, room: &Room) -> Option<Estimate> {
     let stored = match entry.quantization() {
-        // No code of ours has its values.
-        Some(codes) if codes.eq_ignore_ascii_case("mxfp4") => Stored::Others,
+        Some(codes) if codes.eq_ignore_ascii_case("mxfp4") => Stored::Mxfp4,
         codes => Stored::of(codes.is_some()),
     };
     room.estimate(&entry.summary.config, entry.bytes, stored)

@@ -226,8 +226,8 @@ sampling_table!(settings {
         ///
         /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the
         /// memory. auto is the first of them that is expected to fit with the context. own keeps
-        /// the codes of a GGUF file; on the CPU, auto does so too. Quantized weights are kept in
-        /// the cache folder for the next start.
+        /// the codes of a GGUF file and of experts in MXFP4, and auto does so where they fit.
+        /// Quantized weights are kept in the cache folder for the next start.
         #[arg(long, value_name = "FORMAT", help_heading = "Model")]
         weights: List<Weights> = List::of(Weights::Auto);
 

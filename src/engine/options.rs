@@ -1,7 +1,7 @@
 //! What an engine is started with.
 
 use super::draft::Drafts;
-use crate::backend::KernelNeeds;
+use crate::backend::{About, KernelNeeds};
 use crate::checkpoint::{Checkpoint, LayerKind, ModelConfig};
 use crate::codec::{Codec, Coder, DataFile, Heads, Rotation};
 use crate::policy::{Far, PolicyRequest};
@@ -9,7 +9,7 @@ use crate::protocol::WhenFull;
 use crate::quant::Weights;
 use crate::quantize::calibration::Calibration;
 use crate::quantize::weight_cache::WeightCache;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -108,10 +108,19 @@ impl EngineOptions {
         self.codec.coder(self.codec_data.as_ref(), &heads).map_err(anyhow::Error::msg)
     }
 
-    /// Determines the kernels that a checkpoint needs under these options. Fails for a policy that
-    /// it was not trained for.
-    pub(super) fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
+    /// Determines the kernels that a checkpoint needs on a device under these options. Fails for a
+    /// policy that it was not trained for, and for experts in codes that the device has no kernels
+    /// for.
+    pub(super) fn kernel_needs(&self, checkpoint: &Checkpoint, device: &About) -> Result<KernelNeeds> {
         let (config, weights) = (&checkpoint.config, checkpoint.weights);
+        if let Some(code) = device.codes_of_experts.and_then(|codes| checkpoint.misplaced_code(codes)) {
+            bail!(
+                "weights {}: {} cannot multiply what this model has in {}; use --weights int8 or int4, or --device cpu",
+                weights.name(),
+                device.name,
+                code.name()
+            );
+        }
         let policy = config.policy(self.policy)?;
         let [local, global] = [true, false].map(|local| config.heads(LayerKind { local, ..LayerKind::ATTENTION }));
         Ok(KernelNeeds {
@@ -125,6 +134,7 @@ impl EngineOptions {
             experts: config.spec.experts.is_some(),
             growth: config.spec.query_growth.is_some(),
             drafts: self.drafts.rows > 0,
+            gate_units: config.gates.map_or(0, |gates| if gates.maps.deep { gates.maps.units } else { 0 }),
         })
     }
 }

@@ -167,7 +167,7 @@ impl<B: Backend> Runner<B> {
         options: &EngineOptions,
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
-        b.load_kernels(&options.kernel_needs(checkpoint)?, &mut |_, _| true)?;
+        b.load_kernels(&options.kernel_needs(checkpoint, &b.about())?, &mut |_, _| true)?;
         let Allocations { model, ws, cache, draws, context, max_step, head } =
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends, and not

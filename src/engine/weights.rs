@@ -72,8 +72,11 @@ fn choose<B: Backend>(
     let wanted = options.context.unwrap_or_else(|| source.config.usual_context().min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     // Another format than the file's own only where that does not fit.
-    let keeps = source.config.spec.experts.is_none() || b.about().own_experts;
-    let own = source.own_format().filter(|_| keeps);
+    let keeps = |own| match b.about().codes_of_experts {
+        Some(codes) => source.described(own).is_ok_and(|made| made.misplaced_code(codes).is_none()),
+        None => true,
+    };
+    let own = source.own_format().filter(|own| keeps(*own));
     let least = if own.is_some() { EXACT_FIRST[EXACT_FIRST.len() - 1] } else { source.natural_weights() };
     let smaller =
         EXACT_FIRST.into_iter().filter(|weights| weights.estimated_bytes(1 << 20) < least.estimated_bytes(1 << 20));

@@ -74,6 +74,11 @@ impl Code {
         matches!(self, Code::Q4 | Code::Q4H | Code::Q6H)
     }
 
+    /// Whether experts alone are kept in it: no known file has other matrices so.
+    pub fn is_of_experts(self) -> bool {
+        matches!(self, Code::File(code) if code.levels().is_some())
+    }
+
     /// Whether a matrix of that width can be packed.
     pub fn fits(cols: usize) -> bool {
         cols > 0 && cols.is_multiple_of(GROUP)

@@ -12,7 +12,10 @@
 //! Super       f16 factors of scales {g, g + 8}, of minima; 16 bytes   32 bytes
 //!             scale | low 2 bits of minimum << 6; nibbles of the minima's upper bits, i and i + 8 in a byte
 //! Sixteenths  f16 factors {g, g + 8}; 32 i8 scales of 16 columns      36 bytes
+//! Powers      16 E8M0 scales, powers of two                           16 bytes
 //! ```
+//!
+//! MXFP4 is also a format of safetensors. Its nibbles are E2M1 and stand for [`E2M1_LEVELS`].
 
 use super::group::{Form, GROUP, TILE_ROWS};
 use super::layout::StripMut;
@@ -26,7 +29,11 @@ const PAIRS: usize = 8;
 pub const RUNS: usize = 32;
 const WORD_ALIGN: usize = 128;
 
-/// A code of GGUF files, by llama.cpp's name. Q5_0 is stored as Q8_0.
+/// Twice the values of E2M1, plus 12: what code 0 to 15 of MXFP4 counts as in
+/// `scale * (code - zero)`. Products need no sign so.
+pub const E2M1_LEVELS: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// A code of GGUF files, by llama.cpp's name. Q5_0 and IQ4_NL are stored as Q8_0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FileCode {
     Q4_0,
@@ -36,6 +43,7 @@ pub enum FileCode {
     Q5K,
     Q6K,
     Q8_0,
+    Mxfp4,
 }
 
 /// How words hold scales and minima.
@@ -45,6 +53,7 @@ pub enum Words {
     Pairs,
     Super,
     Sixteenths,
+    Powers,
 }
 
 /// Scales and minima of 16 columns each: `[16 runs]{row g, row g + 8}`.
@@ -63,7 +72,7 @@ impl Runs {
 struct Row(FileCode, &'static str, u8, Words, Option<f32>);
 
 /// In the order of [`FileCode`].
-const CODES: [Row; 7] = [
+const CODES: [Row; 8] = [
     Row(FileCode::Q4_0, "q4_0", 15, Words::Halves, Some(8.0)),
     Row(FileCode::Q4_1, "q4_1", 15, Words::Pairs, None),
     Row(FileCode::Q4K, "q4_k", 15, Words::Super, None),
@@ -71,6 +80,7 @@ const CODES: [Row; 7] = [
     Row(FileCode::Q5K, "q5_k", 31, Words::Super, None),
     Row(FileCode::Q6K, "q6_k", 63, Words::Sixteenths, Some(32.0)),
     Row(FileCode::Q8_0, "q8_0", 255, Words::Halves, Some(128.0)),
+    Row(FileCode::Mxfp4, "mxfp4", 15, Words::Powers, Some(12.0)),
 ];
 
 impl FileCode {
@@ -101,6 +111,12 @@ impl FileCode {
         self.row().3
     }
 
+    /// The numbers that codes stand for, if not for themselves.
+    #[inline(always)]
+    pub fn levels(self) -> Option<&'static [u8; 16]> {
+        (self.words() == Words::Powers).then_some(&E2M1_LEVELS)
+    }
+
     /// The code of 0, where there are no minima.
     #[inline(always)]
     pub fn zero(self) -> Option<f32> {
@@ -114,6 +130,7 @@ impl FileCode {
             Words::Halves | Words::Super => 32,
             Words::Pairs => 64,
             Words::Sixteenths => 36,
+            Words::Powers => 16,
         }
     }
 
@@ -140,6 +157,7 @@ impl FileCode {
                     out.scales[i] = d[i % 2] * f32::from(words[4 + i] as i8);
                 }
             }
+            Words::Powers => spread(&std::array::from_fn(|i| half_power(words[i])), &mut out.scales),
         }
         if let Some(zero) = self.zero() {
             for i in 0..RUNS {
@@ -152,6 +170,7 @@ impl FileCode {
     pub fn values(self, codes: &[u8; GROUP], runs: &Runs, row: usize, tile: usize, out: &mut [f32; GROUP]) {
         for (i, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
             let run = (tile % 4 * 4 + i / 16) * 2 + row / PAIRS;
+            let code = self.levels().map_or(code, |levels| levels[usize::from(code)]);
             let (scale, code) = (runs.scales[run], f32::from(code));
             *out = match self.zero() {
                 Some(zero) => scale * (code - zero),
@@ -197,6 +216,12 @@ fn half(raw: &[u8], at: usize) -> f32 {
     f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
 }
 
+/// Half the value of an E8M0 scale, `2^(scale - 128)`. 255 is infinite.
+#[inline(always)]
+fn half_power(scale: u8) -> f32 {
+    0.5 * f32::from_bits((u32::from(scale) << 23).max(1 << 22))
+}
+
 /// A strip that is being packed.
 pub struct FileStrip<'a> {
     code: FileCode,
@@ -228,6 +253,12 @@ impl<'a> FileStrip<'a> {
         if let Some(minimum) = minimum {
             words[32 + at..34 + at].copy_from_slice(&minimum);
         }
+    }
+
+    /// E8M0 scale of a group of 32 columns.
+    pub fn power(&mut self, row: usize, group: usize, scale: u8) {
+        let (words, second) = self.words(row, group / 8);
+        words[2 * (group % 8) + second] = scale;
     }
 
     /// Factors of scales and minima, and both of 6 bits of the 8 groups of a quad.
@@ -285,6 +316,11 @@ pub fn random_strip(code: FileCode, cols: usize, deviation: f32, seed: u32, out:
                     let scale = |n: u8| if n & 1 == 0 { 32 + n / 4 } else { (32 + n / 4).wrapping_neg() };
                     strip.sixteenths(row, quad, half(step / 64.0), &std::array::from_fn(|_| scale(next())));
                 }
+            }
+            Words::Powers => {
+                // Codes have a deviation of 2.9.
+                let power = 127 + (deviation / 4.0).log2().floor() as i32;
+                (0..cols / 32).for_each(|group| strip.power(row, group, power as u8 + next() % 2));
             }
         }
     }

@@ -20,7 +20,7 @@ pub enum Weights {
     Int4,
     /// Matrices as [`Code::Q4`], embedding and head as [`Code::Q8`].
     Int4Fast,
-    /// As in a GGUF file: the codes of its matrices ([`super::file`]).
+    /// As in the files: the codes of their matrices ([`super::file`]).
     Own,
 }
 

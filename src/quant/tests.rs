@@ -228,6 +228,6 @@ fn codes_of_files_are_rows_in_order() {
     assert!(FileCode::all().enumerate().all(|(i, code)| code as usize == i));
     assert_eq!(
         FileCode::all().filter(|code| code.form().bits() == 4).map(FileCode::name).collect::<Vec<_>>(),
-        ["q4_0", "q4_1", "q4_k"]
+        ["q4_0", "q4_1", "q4_k", "mxfp4"]
     );
 }

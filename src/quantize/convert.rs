@@ -2,7 +2,7 @@
 //! programs become bf16 where they are not packed.
 
 use crate::checkpoint::names::{self, LayerSpec, TensorSpec};
-use crate::checkpoint::pack::{pack, packable, plain};
+use crate::checkpoint::pack::{is_expert, pack, packable, plain};
 use crate::checkpoint::{Checkpoint, ModelConfig, mapped};
 use crate::cores;
 use crate::quant::{Code, Weights, formats};
@@ -39,12 +39,16 @@ pub fn codes_of(source: &Checkpoint, weights: Weights) -> BTreeMap<String, Code>
     if weights.keeps_codes() { own_codes(source) } else { codes(&source.config, weights) }
 }
 
-/// Codes for the matrices of a checkpoint's files. Formats without a code of ours become 8 bits.
+/// Codes for the matrices of a checkpoint's files. Formats without a code of ours become 8 bits,
+/// and so do matrices that are no experts in a code of experts.
 /// Plain matrices stay plain, and so does a stack that has one; but a plain shared expert becomes
 /// 8 bits, because it is stacked with the other experts.
 pub fn own_codes(source: &Checkpoint) -> BTreeMap<String, Code> {
     let own = |name: &str| match &source.tensors.get(name)?.format {
-        Format::Rows(rows) => Some(rows.own_code().unwrap_or(Code::Q8)),
+        Format::Rows(rows) => {
+            let kept = rows.own_code().filter(|code| !code.is_of_experts() || is_expert(name));
+            Some(kept.unwrap_or(Code::Q8))
+        }
         Format::Plain(_) if name.contains(".mlp.shared_expert.") => Some(Code::Q8),
         _ => None,
     };
@@ -133,7 +137,10 @@ pub fn convert(
         return Ok(checkpoint);
     }
     if weights.keeps_codes() && codes.is_empty() {
-        bail!("--weights own keeps the codes of a GGUF file, and {} has none that can be kept", checkpoint.name);
+        bail!(
+            "--weights own keeps the codes of GGUF files and MXFP4, and {} has none that can be kept",
+            checkpoint.name
+        );
     }
     if weights.is_packed() && codes.is_empty() {
         bail!(

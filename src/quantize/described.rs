@@ -2,11 +2,12 @@
 //! of its tensors, without their bytes.
 
 use super::convert;
+use crate::checkpoint::pack::is_expert;
 use crate::checkpoint::{Checkpoint, mapped};
 use crate::quant::{self, Code, Weights};
 use crate::tensor::{DType, Format, Rows, Tensor};
 use anyhow::{Result, bail};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Checkpoint {
     /// Whether the weights can be stored in `weights`. The built-in model and quantized checkpoints
@@ -53,6 +54,16 @@ impl Checkpoint {
         let count = |n: usize, t: &Tensor| n + t.len();
         !self.weights.is_packed()
             && 2 * self.tensors.values().filter(own).fold(0, count) > self.tensors.values().fold(0, count)
+    }
+
+    /// A code that some packed matrix should not have where all experts have one of `codes`, and
+    /// other matrices none that is of experts.
+    pub fn misplaced_code(&self, codes: &[Code]) -> Option<Code> {
+        let code = |t: &Tensor| if let Format::Packed(code) = t.format { Some(code) } else { None };
+        let (experts, others): (Vec<_>, Vec<_>) = self.tensors.values().partition(|t| is_expert(&t.name));
+        let experts: BTreeSet<Code> = experts.into_iter().filter_map(code).collect();
+        let dense = others.into_iter().filter_map(code).find(|code| code.is_of_experts());
+        dense.or(experts.iter().find(|code| !codes.contains(code)).or(experts.iter().nth(1)).copied())
     }
 
     /// The checkpoint that a conversion to `weights` would make, for plans: its packed matrices

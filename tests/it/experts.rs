@@ -2,12 +2,15 @@
 //! tensors, refusals.
 
 use dmschat::backend::cpu::Cpu;
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::Token;
+use dmschat::quant::file::FileCode;
 use dmschat::quant::{Code, Weights};
+use dmschat::quantize::calibration::Calibration;
 use dmschat::quantize::convert::{Importance, codes, convert};
+use dmschat::quantize::weight_cache::WeightCache;
 use dmschat::tensor::{SharedBytes, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -130,6 +133,76 @@ fn a_shared_expert_is_the_last_one_of_its_layer() {
     assert!(code("experts.9").is_some() && code("experts.9") == code("shared_expert"), "{packed:?}");
     let error = whole(json!({"shared_expert_intermediate_size": 32})).unwrap_err().to_string();
     assert_eq!(error, "config.json: a shared expert of 32 channels is not supported (others have 16)");
+}
+
+/// The folder of gpt-oss in MXFP4 with experts of 64 channels in place of 32, which fill tiles:
+/// its configuration and tensors. Codes, scales and biases are the same ones, twice.
+pub fn wide_mxfp4() -> [(&'static str, Vec<u8>); 2] {
+    let place = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gpt_oss_mxfp4");
+    let [config, file] = ["config.json", "model.safetensors"].map(|name| std::fs::read(place.join(name)).unwrap());
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let config = crate::folder::merged(config, json!({"intermediate_size": 64}));
+    let start = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&file[8..start]).unwrap();
+    let (mut out, mut data) = (Map::new(), Vec::new());
+    for (name, mut tensor) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
+        let [from, to] = [0, 1].map(|i| start + tensor["data_offsets"][i].as_u64().unwrap() as usize);
+        // Rows of gate and up, or columns of down in groups of 32.
+        let doubled = match name.rsplit_once('.').unwrap().1 {
+            "gate_up_proj_blocks" | "gate_up_proj_scales" | "gate_up_proj_bias" => Some(1),
+            "down_proj_blocks" | "down_proj_scales" => Some(2),
+            _ => None,
+        };
+        let at = data.len();
+        data.extend(file[from..to].repeat(if doubled.is_some() { 2 } else { 1 }));
+        if let Some(dim) = doubled {
+            tensor["shape"][dim] = json!(2 * tensor["shape"][dim].as_u64().unwrap());
+        }
+        tensor["data_offsets"] = json!([at, data.len()]);
+        out.insert(name, tensor);
+    }
+    let file = crate::folder::assemble(&Value::Object(out), &data);
+    [("config.json", config.to_string().into_bytes()), ("model.safetensors", file)]
+}
+
+/// Experts in MXFP4 keep codes and scales, in memory and in the weight cache, and compute a token
+/// as they do a prefill.
+#[test]
+fn experts_in_mxfp4_stay_as_they_are() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("m");
+    std::fs::create_dir(&folder).unwrap();
+    wide_mxfp4().iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
+    let source = Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap();
+    assert_eq!(source.own_format(), Some(Weights::Own));
+    let made = convert(source.clone(), Weights::Own, &Importance::new(), 2, |_, _| true).unwrap();
+    for (name, tensor) in &made.tensors {
+        let of_expert = name.contains(".mlp.experts.") && name.ends_with("weight");
+        assert_eq!(tensor.format.name() == "mxfp4", of_expert, "{name}: {}", tensor.format.name());
+        assert_eq!(tensor.to_f32(), source.tensors[name].to_f32(), "{name}");
+    }
+    let mxfp4 = Code::File(FileCode::Mxfp4);
+    assert_eq!([mxfp4, Code::Q8].map(|code| made.misplaced_code(&[code])), [None, Some(mxfp4)]);
+    // Codes of experts are of nothing else.
+    let mut misplaced = made.clone();
+    let gate = made.tensors["model.layers.0.mlp.experts.0.gate_proj.weight"].clone();
+    misplaced.tensors.insert("lm_head.weight".to_owned(), gate.named("lm_head.weight"));
+    assert_eq!(misplaced.misplaced_code(&[mxfp4]), Some(mxfp4));
+    // Benchmarks have the same mix.
+    let random = Checkpoint::random_of("random", source.config.clone()).unwrap().with_random_codes(false).unwrap();
+    let matrices = random.tensors.iter().filter(|(_, t)| t.shape.len() == 2);
+    for (name, tensor) in matrices {
+        assert_eq!(tensor.format.name(), made.tensors[name].format.name(), "{name}");
+    }
+    let tokens: Vec<Token> = (0..150).map(|i| (i * i * 7 + i * 31) % 128).collect();
+    let single = fed(&made, 1, &tokens, &[1]);
+    assert!(single == fed(&made, 2, &tokens, &[150]) && single == fed(&made, 2, &tokens, &[1, 2, 70, 64, 3]));
+    let cache = WeightCache::new(home.path().join("weights"));
+    for _ in 0..2 {
+        let cached = cache.convert(source.clone(), Weights::Own, &Calibration::Equal, &mut |_| true).unwrap();
+        assert!(made.tensors.iter().all(|(name, tensor)| cached.tensors[name].bytes() == tensor.bytes()));
+    }
+    assert_eq!(cache.list().len(), 1);
 }
 
 /// Codes and scales of MXFP4 in other shapes than the configuration's, and scales that are no

@@ -7,12 +7,13 @@ use crate::kernels::needs;
 use crate::rule::slots;
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny};
+use dmschat::backend::KernelNeeds;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::cuda::check_needs;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuning};
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{Budget, Policy, PolicyKind};
+use dmschat::policy::{Budget, PolicyKind};
 use dmschat::protocol::Token;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -234,9 +235,10 @@ fn what_gates_cannot_be_is_refused_in_one_line() {
     assert!(why.contains("evicts by retention gates"), "{why}");
 
     let gated = opened("rg").config.policy(PolicyKind::Auto.into()).unwrap();
-    let why = check_needs(&needs(gated)).unwrap_err().to_string();
-    assert!(why.contains("retention gates have no kernels for a GPU; use --device cpu"), "{why}");
-    assert!(check_needs(&needs(Policy::Dense)).is_ok());
+    let wide = KernelNeeds { gate_units: 4096, ..needs(gated) };
+    let why = check_needs(&wide).unwrap_err().to_string();
+    assert!(why.contains("at most 2048 units, and this one has 4096; use --device cpu"), "{why}");
+    assert!(check_needs(&KernelNeeds { gate_units: 2048, ..wide }).is_ok());
 }
 
 /// Gates from the hub, named by --adapter, and a conversation with them.

@@ -9,6 +9,8 @@ use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, Tuni
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::{Piece, TemplateSpec, Token};
+use dmschat::quant::Weights;
+use dmschat::quantize::convert::{Importance, convert};
 use dmschat::sampler;
 use dmschat::tokenizer::{Tokenizer, flatten};
 use serde::Deserialize;
@@ -206,6 +208,28 @@ fn gpt_oss_with_sinks_and_experts_with_biases() {
 #[test]
 fn gpt_oss_with_experts_in_mxfp4() {
     holds("gpt_oss_mxfp4");
+}
+
+/// The squared error of all logits in a format of weights.
+fn error(name: &str, weights: Weights) -> f32 {
+    let source = Checkpoint::open(&ModelRef::Folder(folder(name)), &AdapterChoice::None).expect("opens");
+    let made = convert(source, weights, &Importance::new(), 2, |_, _| true).expect("converts");
+    let golden: Golden = parsed(&format!("{name}/golden.json"));
+    let raw = read(&format!("{name}/logits.f32"));
+    let mut wanted = raw.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let mut runner = Runner::new(Cpu::new(2), &made, &EngineOptions::new(Codec::F32), |_, _| true).expect("loads");
+    let (seq, mut error) = (runner.create(true).expect("a sequence"), 0.0);
+    runner.feed(seq, &golden.tokens).expect("fed");
+    let mut squared = |row: &[f32]| row.iter().zip(&mut wanted).map(|(got, want)| (got - want).powi(2)).sum::<f32>();
+    runner.logits(0..golden.tokens.len(), |_, row| error += squared(row)).unwrap();
+    error
+}
+
+/// Experts that keep their codes have the file's values; inputs are rounded to bf16.
+#[test]
+fn codes_of_mxfp4_are_nearer_to_transformers_than_others() {
+    let [own, int8, int4] = [Weights::Own, Weights::Int8, Weights::Int4].map(|w| error("gpt_oss_mxfp4", w));
+    assert!(10.0 * own < int8 && int8 < int4, "{own} {int8} {int4}");
 }
 
 #[derive(Deserialize)]

@@ -3,6 +3,7 @@
 //! message, and fail in CI.
 
 use crate::emulator::{Said, run, software_gpu};
+use crate::experts::wide_mxfp4;
 use crate::families;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::checkpoint::Checkpoint;
@@ -61,6 +62,24 @@ fn each_family_answers_as_on_the_cpu() {
     }
 }
 
+/// Experts in MXFP4 keep their codes on both devices, beside matrices in bf16.
+#[test]
+fn experts_in_mxfp4_answer_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let [folder, _] = families::written("gpt_oss", home.path());
+    for (name, bytes) in wide_mxfp4() {
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+    let answer = |device, weights: &str| {
+        let args = ["-p", "hello", "--temperature", "0", "--max-tokens", "12", "--json", "--device", device];
+        dmschat(gpu, &[], &[&args[..], &["--weights", weights, "-m", folder.to_str().unwrap()]].concat()).json()
+    };
+    let (wanted, got, plain) = (answer("cpu", "own"), answer("cuda", "auto"), answer("cuda", "bf16"));
+    assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &wanted["answer"]));
+    assert_eq!(got["answer"], plain["answer"]);
+}
+
 /// Layers with other heads than each other, some of which read K and V of others: eviction in
 /// chunks, single tokens and drafts. No token of the answers is a near tie.
 #[test]
@@ -87,6 +106,37 @@ fn heads_by_layer_evict_and_draft_as_on_the_cpu() {
         assert_eq!(drafted["answer"], wanted["answer"], "{name} {kv}: drafts");
         for key in ["live", "live_slots", "dense_slots", "live_bytes", "reads", "peak_slots"] {
             assert_eq!(got["kv"][key], wanted["kv"][key], "{name} {kv}: {key}");
+        }
+    }
+}
+
+/// Gates with one hidden layer and with two, in prompts and in single tokens.
+#[test]
+fn retention_gates_drop_as_on_the_cpu() {
+    let Some(gpu) = software_gpu() else { return };
+    let spec = Spec { n_layers: 3, tied: false, speaks: true, ..Spec::new(true, Form::Plain) };
+    let tiny = Tiny::new(spec, 11);
+    for kind in ["rg", "rg10"] {
+        let gates = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/trimkv").join(kind);
+        let answer = |device| {
+            let args = [
+                "-p",
+                "a long story, and then",
+                "--temperature",
+                "0",
+                "--max-tokens",
+                "24",
+                "--json",
+                "--device",
+                device,
+            ];
+            let folders = ["--adapter", gates.to_str().unwrap(), "-m", tiny.folder.path().to_str().unwrap()];
+            dmschat(gpu, &[], &[&args[..], &["--kv", "bf16"], &folders].concat()).json()
+        };
+        let (wanted, got) = (answer("cpu"), answer("cuda"));
+        assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &wanted["answer"]), "{kind}");
+        for key in ["live", "live_slots", "dense_slots", "reads", "peak_slots"] {
+            assert_eq!(got["kv"][key], wanted["kv"][key], "{kind}: {key}");
         }
     }
 }

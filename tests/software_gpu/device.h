@@ -420,6 +420,9 @@ inline unsigned logic3(unsigned x, unsigned y, unsigned z) {
 inline unsigned subtract_codes(unsigned x, unsigned y) {
   return round_pair(gpu::bf16((uint16_t)x) - gpu::bf16((uint16_t)y), gpu::bf16(x >> 16) - gpu::bf16(y >> 16));
 }
+inline unsigned multiply_pair(unsigned x, unsigned y) {
+  return round_pair(gpu::bf16((uint16_t)x) * gpu::bf16((uint16_t)y), gpu::bf16(x >> 16) * gpu::bf16(y >> 16));
+}
 inline unsigned subtract_pair(unsigned x, unsigned y) {
   return round_pair(gpu::bf16((uint16_t)x) - gpu::bf16((uint16_t)y), gpu::bf16(x >> 16) - gpu::bf16(y >> 16));
 }

@@ -3,6 +3,7 @@
 use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, poisoned, rounded, values};
 use dmschat::backend::{ExpertRows, ExpertsArgs, Measure, Use};
 use dmschat::quant::Code;
+use dmschat::quant::file::FileCode;
 use dmschat::tensor::DType;
 
 /// Experts of odd numbers and sizes.
@@ -19,7 +20,8 @@ pub struct Mixture {
 
 pub fn all() -> Vec<Mixture> {
     let plain = [DType::F32, DType::F16, DType::Bf16].map(Stored::Plain);
-    let formats = plain.into_iter().chain([Code::Q8, Code::Q4, Code::Q4H].map(Stored::Packed));
+    let codes = [Code::Q8, Code::Q4, Code::Q4H, Code::File(FileCode::Mxfp4)];
+    let formats = plain.into_iter().chain(codes.map(Stored::Packed));
     let sizes = [
         (1, 37, 5, true, false),
         (3, 5, 5, false, true),

@@ -6,10 +6,12 @@ use super::{
     CODECS, Case, NoRope, Output, Random, acts, buffer, geometry, make_sums_exact, poisoned, policy_name, rounded,
     values,
 };
-use dmschat::backend::{Alpha, Borrowed, Measure, QkvRopeArgs, SampleArgs, SamplingState, Use};
+use dmschat::backend::{
+    Alpha, Borrowed, Columns, Measure, Mlp, Predictor, QkvRopeArgs, SampleArgs, SamplingState, Use,
+};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
-use dmschat::policy::{Budget, Dmc, Dms, Far, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, Window};
+use dmschat::policy::{Budget, Dmc, Dms, Far, H2o, LocalLayers, Policy, Pool, Quest, Shift, Tova, TrimKv, Window};
 use dmschat::protocol::{LaneFilter, SamplingParams};
 
 /// Tolerance of the logits that each step samples from.
@@ -33,6 +35,9 @@ const SHORT_SLOW_EVENTS: usize = 12;
 /// Decisions of DMC; about half join.
 const DMC_ALPHA: Alpha = Alpha { scale: 100.0, offset: 5.0, per_layer: false };
 
+/// Hidden units of gates.
+const GATE_UNITS: usize = 24;
+
 /// A shape, a policy, and the seed of a history.
 pub struct History {
     policy: Policy,
@@ -50,13 +55,15 @@ pub struct History {
     seed: u64,
     /// Queries are off by this share, at random: what that changes was decided by a hair.
     noise: f32,
+    /// Whether decisions are those of gates, and whether these have two hidden layers.
+    gates: Option<bool>,
 }
 
 impl History {
     /// [`EVENTS`] events over two layers of `heads` KV heads of `group` query heads.
     fn new(policy: Policy, codec: Codec, [head_dim, heads, group]: [usize; 3], seed: u64) -> Self {
-        let (local, far, layers, events, wide, noise) = (0, None, 2, EVENTS, false, 0.0);
-        Self { policy, local, far, codec, head_dim, heads, group, layers, events, wide, seed, noise }
+        let (local, far, layers, events, wide, noise, gates) = (0, None, 2, EVENTS, false, 0.0, None);
+        Self { policy, local, far, codec, head_dim, heads, group, layers, events, wide, seed, noise, gates }
     }
 
     /// The same with [`WIDE_EVENTS`] long chunks.
@@ -189,6 +196,7 @@ pub fn far() -> Vec<History> {
 pub fn scored() -> Vec<History> {
     let tova = |budget| Policy::Tova(Tova { budget });
     let h2o = |budget| Policy::H2o(H2o { budget });
+    let trimkv = |budget| Policy::TrimKv(TrimKv { budget });
     let (few, ratio) = (Budget::Slots(20), Budget::Ratio(2 * Budget::UNIT));
     let shapes = [
         (tova(few), 32, 1, 1),
@@ -199,15 +207,21 @@ pub fn scored() -> Vec<History> {
         (h2o(Budget::Slots(33)), 64, 1, 5),
         (h2o(ratio), 128, 2, 7),
         (h2o(few), 8, 3, 1),
+        (trimkv(ratio), 32, 2, 2),
+        (trimkv(few), 64, 3, 4),
+        (trimkv(Budget::Slots(33)), 128, 2, 1),
     ];
     let case = |(i, (policy, head_dim, heads, group))| {
-        History::new(policy, CODECS[(i + i / 4) % CODECS.len()], [head_dim, heads, group], SCORED_SEEDS[i])
+        let codec = CODECS[(i + i / 4) % CODECS.len()];
+        // The last two have gates, of one hidden layer and of two.
+        let gates = [None, Some(false), Some(true)][usize::saturating_sub(i, 8)];
+        History { gates, ..History::new(policy, codec, [head_dim, heads, group], SCORED_SEEDS[i]) }
     };
     shapes.into_iter().enumerate().map(case).collect()
 }
 
 /// Seeds of [`scored`].
-const SCORED_SEEDS: [u64; 8] = [300, 301, 302, 303, 304, 305, 306, 307];
+const SCORED_SEEDS: [u64; 11] = [300, 301, 302, 303, 304, 305, 306, 307, 308, 309, 310];
 /// Factor on the queries there: logits as far apart as in a model.
 const SHARP: f32 = 4.0;
 
@@ -427,7 +441,6 @@ impl<B: Measure> Run<'_, B> {
         };
         let merges = matches!(case.policy, Policy::Dmc(_));
         let borrowed = merges.then_some(Borrowed { heads: 2, alpha: DMC_ALPHA });
-        let rope = QkvRopeArgs { borrowed, ..no_rope.rope() };
         for layer in 0..case.layers {
             let mut rows = self.rows(n, width);
             if case.policy.quest().is_some() {
@@ -438,7 +451,21 @@ impl<B: Measure> Run<'_, B> {
             if !self.cache.geometry().layer(layer).decides() {
                 decided.fill(Window::DECISION);
             }
+            let mut noise = Random::new(self.random.state());
+            decided.iter_mut().for_each(|d| *d += case.noise * noise.float());
             let mut decisions = buffer(self.b, &decided);
+            let units = case.gates.map_or(0, |_| GATE_UNITS);
+            let mut drawn = |len| if len > 0 { self.random.floats(len) } else { vec![0.0] };
+            let own = acts(self.b, units.max(1), &drawn(n * units));
+            let of_gates = [units * units, units, case.heads * units, case.heads * units.min(1)];
+            let mlp = of_gates.map(|len| buffer(self.b, &drawn(len)));
+            let predictor = case.gates.map(|deep| {
+                let middle = deep.then_some([&mlp[0], &mlp[1]]);
+                let mlp = Some(Mlp { silu: true, middle, weight: &mlp[2], bias: &mlp[3] });
+                let columns = Columns { linear: false, units, stride: units, copies: 1 };
+                Predictor { own: Some(&own), columns, mlp, alpha: Alpha { scale: 1.0, offset: 0.0, per_layer: false } }
+            });
+            let rope = QkvRopeArgs { borrowed, predictor, ..no_rope.rope() };
             let mut out = poisoned(self.b, n, out_width);
             self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &rope);
             self.output.floats.extend(values(self.b, &out, n * out_width));
@@ -482,7 +509,7 @@ impl<B: Measure> Run<'_, B> {
         if g.score_slots() > 0 {
             let mut scores = vec![0.0; live];
             self.b.read(&tables.score, g.row(layer, seq.row(), head) * g.score_slots(), &mut scores);
-            let sum = scores.iter().sum::<f32>().max(f32::MIN_POSITIVE);
+            let sum = scores.iter().map(|score| score.abs()).sum::<f32>().max(f32::MIN_POSITIVE);
             self.output.floats.extend(scores.iter().map(|score| score / sum));
         }
     }

@@ -14,8 +14,13 @@ pub fn embeds() -> Vec<Embed> {
     DTYPES.iter().flat_map(|&dtype| [72, 96, 577].map(|width| Embed(dtype.into(), width))).collect()
 }
 
+/// Codes of matrices that are no experts.
+fn dense_codes() -> impl Iterator<Item = Code> {
+    Code::stored().filter(|code| !code.is_of_experts())
+}
+
 pub fn packed_embeds() -> Vec<Embed> {
-    Code::stored().flat_map(|code| [64, 192, 576].map(|width| Embed(Stored::Packed(code), width))).collect()
+    dense_codes().flat_map(|code| [64, 192, 576].map(|width| Embed(Stored::Packed(code), width))).collect()
 }
 
 impl Case for Embed {
@@ -161,7 +166,7 @@ pub fn packed_linears() -> Vec<Matmul> {
         }
     }
     // Codes of files.
-    for code in Code::stored().filter(|code| !Code::ALL.contains(code)) {
+    for code in dense_codes().filter(|code| !Code::ALL.contains(code)) {
         for (n, rows, cols) in [(1, [32, 21], 192), (1, [400, 112], 576), (9, [48, 21], 576), (33, [32, 21], 192)] {
             out.push(Matmul { stored: Stored::Packed(code), rows, cols, n, bias: n == 1, matmul_input: true });
         }

@@ -191,13 +191,15 @@ pub mod layers {
     pub const OTHERS: i32 = 2;
 }
 
-/// Behaviour of a policy other than the eviction rule: `PolicyBits` in `kv.cuh`.
+/// Behaviour of a policy other than the eviction rule: `PolicyBits` in `kv.cuh`, and `BY_DECISION`
+/// in `policy_scored.cuh`.
 pub mod policy {
     pub const SCORES: i32 = 1;
     pub const BY_LAYER: i32 = 2;
     pub const SUMS_SCORES: i32 = 4;
     pub const KEEPS_NEWEST: i32 = 8;
     pub const READS_PAGES: i32 = 16;
+    pub const BY_DECISION: i32 = 32;
 }
 
 /// Operations on heads before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are

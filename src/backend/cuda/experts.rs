@@ -8,11 +8,12 @@ use super::gpu::Cuda;
 use super::kernels::BLOCK;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Stored, Weight, dtype_number};
+use crate::quant::file::FileCode;
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::DType;
 
 /// Codes that the kernels multiply by.
-const CODES: [Code; 3] = [Code::Q8, Code::Q4, Code::Q4H];
+pub const CODES: &[Code] = &[Code::Q8, Code::Q4, Code::Q4H, Code::File(FileCode::Mxfp4)];
 /// Threads of `route`, `choose_experts`, `sort_experts`, `experts_gemm` and `gate_experts`. A warp
 /// computes an expert's logit.
 const ROUTE_THREADS: usize = 256;
@@ -114,5 +115,5 @@ pub(super) fn experts(cuda: &Cuda, x: &mut Acts, h: &Acts, args: ExpertsArgs<'_,
 /// The code of all experts: `ExpertsCode` in `experts.cu`.
 fn code(weight: &Weight) -> usize {
     let code = if let [part] = &weight.parts[..] { CODES.iter().position(|code| *code == part.code) } else { None };
-    1 + code.expect("experts with codes of a file are refused when kernels are loaded")
+    1 + code.expect("experts with other codes are refused when kernels are loaded")
 }

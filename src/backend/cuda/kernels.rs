@@ -5,7 +5,7 @@
 use super::super::KernelNeeds;
 use crate::codec::Codec;
 pub use crate::codec::Rows;
-use crate::quant::{Code, has_kernels_of_formats};
+use crate::quant::{Code, Weights, has_kernels_of_formats};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::sync::LazyLock;
@@ -38,29 +38,27 @@ pub const MAX_GROUP: usize = 8;
 /// their own files.
 const HEAD_DIMS: [usize; 4] = [64, USUAL_HEAD_DIM, MAX_DECODE_HEAD_DIM, MAX_HEAD_DIM];
 pub const USUAL_HEAD_DIM: usize = 128;
+/// Units of a second hidden layer of retention gates that `place_scores` has room for.
+pub const MAX_GATE_UNITS: usize = 2048;
 
 /// Channels that the instance for a head size has room for.
 pub fn padded(head_dim: usize) -> usize {
     HEAD_DIMS.into_iter().find(|room| head_dim <= *room).expect("a head size that `Target::check_model` admits")
 }
 
-/// Refuses policies without kernels for the model's heads, and codes of files without kernels for
-/// experts.
+/// Refuses policies without kernels for the model's heads.
 pub fn check_needs(needs: &KernelNeeds) -> anyhow::Result<()> {
-    let KernelNeeds { varies, policy, weights, experts, growth, far, .. } = *needs;
+    let KernelNeeds { varies, policy, growth, far, gate_units, .. } = *needs;
     let head_dim = needs.head_dims.into_iter().max().unwrap_or(0);
-    anyhow::ensure!(
-        !experts || !weights.keeps_codes(),
-        "weights own: on a GPU experts have no kernels for the codes of GGUF files; use --weights int8 or int4, or --device cpu"
-    );
     anyhow::ensure!(
         head_dim <= USUAL_HEAD_DIM || !growth,
         "on a GPU, queries that grow with their positions need heads of at most {USUAL_HEAD_DIM} channels, and this \
          model's have {head_dim}; use --device cpu"
     );
     anyhow::ensure!(
-        !policy.is_gated(),
-        "policy {}: retention gates have no kernels for a GPU; use --device cpu, or --adapter none",
+        gate_units <= MAX_GATE_UNITS,
+        "policy {}: on a GPU a second hidden layer of retention gates has at most {MAX_GATE_UNITS} units, and this one has \
+         {gate_units}; use --device cpu, or --adapter none",
         policy.name()
     );
     let other = policy.scored().is_some() || policy.quest().is_some() || policy.merging().is_some();
@@ -156,7 +154,11 @@ impl Source {
             "place_scores" => scored,
             "pages" => paged,
             "merge" => growth || policy.merging().is_some(),
-            file if has_kernels_of_formats(file) => weights.has_kernels(file),
+            // Beside experts in MXFP4, other matrices may be plain.
+            file if has_kernels_of_formats(file) => {
+                let plain = experts && weights.keeps_codes();
+                weights.has_kernels(file) || plain && Weights::default().has_kernels(file)
+            }
             "attend_wgmma" => any(&wgmma),
             "attend_tiles" => any(&|dim| dim <= USUAL_HEAD_DIM && !wgmma(dim)),
             _ => true,

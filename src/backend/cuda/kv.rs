@@ -146,7 +146,7 @@ fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
     let mut params = decode_params(args, heads, out, &shape);
     let (g, pool, spans) = (&args.kv.geometry.of_layer(args.layer), &args.kv.pool, args.spans);
     let kernel = decode_kernel(g, args.layer).expect("an instance for the heads of the layer");
-    let scored = g.policy.scored().is_some();
+    let (scored, gates) = (g.policy.scored().is_some(), merge::gates(args.rope));
     let launch = |params: &DecodeParams, n: usize| {
         let args = [Arg::of(params)];
         if let Some(choices) = &pool.choices {
@@ -154,6 +154,7 @@ fn decode(cuda: &Cuda, out: &mut Acts, args: &mut AttentionArgs<'_, Cuda>) {
         }
         cuda.driver.launch(kernel, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
         if scored {
+            let args = [&args[..], &gates].concat();
             cuda.driver.launch(Kernel::PlaceScores, [g.n_kv_heads, n, 1], PLACE_SCORES_THREADS, &args);
         }
     };

@@ -4,7 +4,7 @@ use super::super::{AttentionArgs, Borrowed, Columns, KvTables, QkvRopeArgs};
 use super::abi::{Arg, Growth, HeadParams, MergeParams};
 use super::gpu::Cuda;
 use super::kernels::Kernel;
-use super::memory::Acts;
+use super::memory::{Acts, Buf};
 use crate::policy::{Dmc, Merging};
 
 /// Threads of a block of `merge_rows`.
@@ -68,6 +68,13 @@ pub(super) fn fork(kv: &mut KvTables<Cuda>, from: usize, to: usize) {
         let [from, to] = [from, to].map(|seq| g.row(layer, seq, 0) * len);
         kv.sums.copy(from, to, g.n_kv_heads * len);
     }
+}
+
+/// What retention gates have beside [`HeadParams`]: arguments of `place_scores`.
+pub(super) fn gates<'a>(rope: &QkvRopeArgs<'_, Cuda>) -> [Arg<'a>; 3] {
+    let mlp = rope.predictor.as_ref().and_then(|predictor| predictor.mlp.as_ref());
+    let [weight, bias] = mlp.and_then(|mlp| mlp.middle).map_or([0; 2], |middle| middle.map(Buf::ptr));
+    [Arg::Ptr(weight), Arg::Ptr(bias), Arg::I32(mlp.is_some_and(|mlp| mlp.silu) as i32)]
 }
 
 pub(super) fn head_params(qkv: &Acts, rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {

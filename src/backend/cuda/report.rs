@@ -32,7 +32,7 @@ impl Report for Cuda {
             step_tokens: MIN_CHUNK..=MAX_CHUNK,
             chunk_tokens: Some(chunk),
             staged_rows: 1 + MAX_DRAFTS,
-            own_experts: false,
+            codes_of_experts: Some(super::experts::CODES),
         }
     }
 

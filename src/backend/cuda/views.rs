@@ -92,6 +92,7 @@ fn policy_bits(policy: &Policy) -> i32 {
         bits |= of(abi::policy::BY_LAYER, rule.scope == Scope::Layer);
         bits |= of(abi::policy::SUMS_SCORES, rule.history == History::Sum);
         bits |= of(abi::policy::KEEPS_NEWEST, rule.keeps_newest);
+        bits |= of(abi::policy::BY_DECISION, rule.uses_decisions());
     }
     bits
 }

@@ -44,9 +44,9 @@ const KINDS: [Row; 16] = [
     (12, Kind::Q4K, "Q4_K", 256, 144, &[0, 2], |b, y| with_minima(b, None, y), Some(FileCode::Q4K)),
     (13, Kind::Q5K, "Q5_K", 256, 176, &[0, 2], |b, y| with_minima(b, Some(&b[16..48]), y), Some(FileCode::Q5K)),
     (14, Kind::Q6K, "Q6_K", 256, 210, &[208], q6_k, Some(FileCode::Q6K)),
-    (20, Kind::Iq4Nl, "IQ4_NL", 32, 18, &[0], iq4_nl, None),
+    (20, Kind::Iq4Nl, "IQ4_NL", 32, 18, &[0], iq4_nl, Some(FileCode::Q8_0)),
     (23, Kind::Iq4Xs, "IQ4_XS", 256, 136, &[0], iq4_xs, None),
-    (39, Kind::Mxfp4, "MXFP4", 32, 17, &[], mxfp4, None),
+    (39, Kind::Mxfp4, "MXFP4", 32, 17, &[], mxfp4, Some(FileCode::Mxfp4)),
 ];
 
 /// Types of ggml that are not supported, for messages.
@@ -73,7 +73,7 @@ const OTHERS: [(u32, &str); 19] = [
 ];
 
 /// The 16 levels of the IQ4 types.
-const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 impl Kind {
     pub fn from_id(id: u32) -> Option<Self> {
@@ -94,7 +94,8 @@ impl Kind {
         (self.row().3, self.row().4)
     }
 
-    /// The code that keeps its blocks as they are, if there is one. That of Q5_0 is wider.
+    /// The code that keeps its blocks as they are, if there is one. Those of Q5_0 and IQ4_NL are
+    /// wider.
     pub fn own_code(self) -> Option<FileCode> {
         self.row().7
     }

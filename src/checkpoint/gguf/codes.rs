@@ -1,6 +1,6 @@
 //! The codes of GGUF's blocks in strips of 16 rows, without loss ([`crate::quant::file`]).
 
-use super::blocks::{Kind, five_bits, scale_min, six_bits};
+use super::blocks::{IQ4_LEVELS, Kind, five_bits, scale_min, six_bits};
 use crate::quant::file::{FileCode, FileStrip};
 use crate::quant::{GROUP, TILE_ROWS};
 
@@ -25,6 +25,10 @@ pub fn pack<'a>(kind: Kind, code: FileCode, rows: impl Iterator<Item = &'a [u8]>
                     strip.sixteenths(row, i, two(208), &scales);
                     six_bits(block, codes);
                 }
+                Kind::Mxfp4 => {
+                    strip.power(row, i, block[0]);
+                    small(kind, block, codes);
+                }
                 _ => {
                     let minimum = matches!(kind, Kind::Q4_1 | Kind::Q5_1).then(|| two(2));
                     strip.group(row, i, two(0), minimum);
@@ -38,12 +42,14 @@ pub fn pack<'a>(kind: Kind, code: FileCode, rows: impl Iterator<Item = &'a [u8]>
     }
 }
 
-/// Codes of a block of 32. Those of Q5_0 and Q8_0 are around 128.
+/// Codes of a block of 32. Those of Q5_0, IQ4_NL and Q8_0 are around 128.
 fn small(kind: Kind, block: &[u8], codes: &mut [u8]) {
     let nibble = |qs: &[u8], i: usize| qs[i % 16] >> (i / 16 * 4) & 15;
     let fifth = |high: &[u8], i: usize| (high[i / 8] >> (i % 8) & 1) << 4;
     for (i, code) in codes.iter_mut().enumerate() {
         *code = match kind {
+            Kind::Mxfp4 => nibble(&block[1..], i),
+            Kind::Iq4Nl => IQ4_LEVELS[usize::from(nibble(&block[2..], i))] as u8 ^ 0x80,
             Kind::Q4_0 => nibble(&block[2..], i),
             Kind::Q4_1 => nibble(&block[4..], i),
             Kind::Q5_0 => (nibble(&block[6..], i) | fifth(&block[2..], i)) + 112,

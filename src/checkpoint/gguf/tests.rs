@@ -4,6 +4,7 @@ use super::blocks::Kind;
 use super::header::{Header, Value};
 use super::{Blocks, RowOrder, gguf_name};
 use crate::quant::Code;
+use crate::quant::file::FileCode;
 use crate::tensor::{Rows, SharedBytes};
 use std::sync::Arc;
 
@@ -45,6 +46,26 @@ fn mxfp4_has_the_values_of_llama_cpp() {
     assert!(!kind.has_finite_scales(&raw));
 }
 
+/// All codes and scales of MXFP4 in the strips that keep them, of several quads.
+#[test]
+fn mxfp4_keeps_its_values() {
+    let (rows, cols) = (20, 320);
+    let byte = |i: usize| if i % 17 == 0 { (i / 17 * 37 % 253) as u8 } else { (i * 89 % 256) as u8 };
+    let raw: Vec<u8> = (0..rows * cols / 32 * 17).map(byte).collect();
+    let (kind, range, code) = (Kind::from_id(39).unwrap(), 0..raw.len(), Code::File(FileCode::Mxfp4));
+    let blocks = Blocks { kind, bytes: Arc::new(raw), range, cols, order: RowOrder { head_dim: None } };
+    let mut packed = vec![0xee; code.bytes(rows, cols)];
+    assert_eq!((blocks.own_code(), code.bytes(16, 64) * 8), (Some(code), 16 * 64 * 4 + 128 * 8));
+    let strips = packed.chunks_exact_mut(code.strip_bytes(cols)).enumerate();
+    strips.for_each(|(strip, out)| assert!(blocks.exact_strip(code, strip, out)));
+    for row in 0..rows {
+        let (mut unpacked, mut values) = (vec![0.0; cols], vec![0.0; cols]);
+        code.unpack_row(&packed, rows, cols, row, &mut unpacked);
+        blocks.decode(row, &mut values);
+        assert_eq!(unpacked, values, "row {row}");
+    }
+}
+
 /// Packed and unpacked again, in several strips and with rows that do not fill the last.
 #[test]
 fn codes_of_a_file_keep_the_bits_of_llama_cpp() {
@@ -68,7 +89,7 @@ fn codes_of_a_file_keep_the_bits_of_llama_cpp() {
         }
         kept.push(name.as_str());
     }
-    assert_eq!(kept, ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"]);
+    assert_eq!(kept, ["IQ4_NL", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"]);
 }
 
 #[test]

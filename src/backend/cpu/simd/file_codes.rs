@@ -9,7 +9,7 @@ use super::super::thread_pool::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::array_of;
 #[cfg(target_arch = "x86_64")]
-use super::integer::{self, Bytes, Dot, LINES, MOST_ROWS, Work};
+use super::integer::{self, Bytes, Dot, E2M1, LINES, MOST_ROWS, Work};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -47,7 +47,7 @@ pub(super) fn integer_strip(bytes: Bytes, code: FileCode, job: Strip<'_>, out: &
 #[inline(always)]
 unsafe fn floats<V: Vector>(code: FileCode, job: Strip<'_>, out: &mut Tile<'_>) {
     let (tiles, quads) = (job.tiles, job.tiles.div_ceil(4));
-    let mut runs = Runs::ZERO;
+    let (mut runs, levels) = (Runs::ZERO, code.levels());
     for b in 0..out.rows() {
         let lines = job.x.lines[b * tiles * STEPS..].as_ptr().cast::<f32>();
         for g in 0..PAIRS {
@@ -67,7 +67,11 @@ unsafe fn floats<V: Vector>(code: FileCode, job: Strip<'_>, out: &mut Tile<'_>) 
                             part = part.mul_add(V::splat(16.0), V::splat(0.0));
                             for step in 0..STEPS {
                                 let x = V::load(lines.add((tile * STEPS + step) * 16 + lane));
-                                part = V::load_nibbles(codes, 4 * step as u32).mul_add(x, part);
+                                let codes = match levels {
+                                    Some(levels) => V::load_levels(codes, 4 * step as u32, levels),
+                                    None => V::load_nibbles(codes, 4 * step as u32),
+                                };
+                                part = codes.mul_add(x, part);
                             }
                         }
                         part.store(lanes.as_mut_ptr().add(lane));
@@ -106,21 +110,32 @@ impl Work for Integers<'_, '_, '_> {
     unsafe fn run<D: Dot>(self) {
         let Self { code, job, out } = self;
         job.prefetch_words();
-        let (n, mut i) = (out.rows(), 0);
-        while i < n {
-            // SAFETY: the caller's contract.
-            unsafe {
-                match (n - i, job.code.bits()) {
-                    (1, 4) => block::<D, 4, 1>(code, &job, i, out),
-                    (1, _) => block::<D, 8, 1>(code, &job, i, out),
-                    (2 | 3, 4) => block::<D, 4, 2>(code, &job, i, out),
-                    (2 | 3, _) => block::<D, 8, 2>(code, &job, i, out),
-                    (_, 4) => block::<D, 4, MOST_ROWS>(code, &job, i, out),
-                    _ => block::<D, 8, MOST_ROWS>(code, &job, i, out),
-                }
+        // SAFETY: the caller's contract.
+        unsafe {
+            match (code.levels(), job.code.bits()) {
+                (Some(_), _) => blocks::<D, E2M1>(code, &job, out),
+                (None, 4) => blocks::<D, 4>(code, &job, out),
+                _ => blocks::<D, 8>(code, &job, out),
             }
-            i += [1, 2, 2, 4][(n - i).min(4) - 1];
         }
+    }
+}
+
+/// Products of all rows of activations.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn blocks<D: Dot, const BITS: usize>(code: FileCode, job: &Strip<'_>, out: &mut Tile<'_>) {
+    let (n, mut i) = (out.rows(), 0);
+    while i < n {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match n - i {
+                1 => block::<D, BITS, 1>(code, job, i, out),
+                2 | 3 => block::<D, BITS, 2>(code, job, i, out),
+                _ => block::<D, BITS, MOST_ROWS>(code, job, i, out),
+            }
+        }
+        i += [1, 2, 2, 4][(n - i).min(4) - 1];
     }
 }
 
@@ -163,7 +178,7 @@ unsafe fn block<D: Dot, const BITS: usize, const B: usize>(
                     _ => {
                         for tile in 0..4 {
                             job.prefetch(codes[0].wrapping_add(TILE_BYTES * tile));
-                            if BITS > 4 {
+                            if BITS == 8 {
                                 job.prefetch(codes[1].wrapping_add(TILE_BYTES * tile));
                             }
                         }
@@ -242,7 +257,22 @@ unsafe fn decode_256(code: FileCode, words: *const u8) -> ([__m256; 4], [__m256;
                 });
                 (scales, scales)
             }
+            Words::Powers => {
+                let scales = spread(half_powers(words), half_powers(words.add(8)));
+                (scales, scales)
+            }
         }
+    }
+}
+
+/// Half the values of eight E8M0 scales.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn half_powers(at: *const u8) -> __m256 {
+    unsafe {
+        let bits = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())));
+        let powers = _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)));
+        _mm256_mul_ps(powers, _mm256_set1_ps(0.5))
     }
 }
 

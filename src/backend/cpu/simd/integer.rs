@@ -21,7 +21,7 @@ use super::strip::{Line, MOST_WORDS, Ordered, Strip, put, put_halves, put_runs, 
 use crate::quant::{Code, EIGHT, GROUP};
 use std::arch::x86_64::*;
 use vectors::{Avx2, Avx512Vnni, AvxVnni};
-pub(super) use vectors::{Dot, LINES};
+pub(super) use vectors::{Dot, E2M1, LINES};
 
 /// Largest magnitude of a 16-bit activation. It keeps the high byte at most 127 while the low byte
 /// is -128 to 127.

@@ -94,6 +94,19 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_levels(at: *const u8, shift: u32, levels: &[u8; 16]) -> Self {
+        unsafe {
+            let (levels, right) = (vld1q_u8(levels.as_ptr()), vdupq_n_s32(-(shift as i32)));
+            Self([at, at.add(16)].map(|at| {
+                let words = vshlq_u32(vreinterpretq_u32_u8(vld1q_u8(at)), right);
+                let nibbles = vreinterpretq_u8_u32(vandq_u32(words, vdupq_n_u32(15)));
+                let bytes = vreinterpretq_u32_u8(vqtbl1q_u8(levels, nibbles));
+                vcvtq_f32_u32(vandq_u32(bytes, vdupq_n_u32(255)))
+            }))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_pairs(at: *const f32) -> Self {
         unsafe {
             let pair = vld1_f32(at);

@@ -24,6 +24,8 @@ pub(super) trait Vector: Copy {
     unsafe fn load_int8(at: *const u8) -> Self;
     /// Four bits, from bit `shift` on, of `LANES` u32.
     unsafe fn load_nibbles(at: *const u8, shift: u32) -> Self;
+    /// The levels that [`Self::load_nibbles`] select.
+    unsafe fn load_levels(at: *const u8, shift: u32, levels: &[u8; 16]) -> Self;
     /// `[a, a, b, b]` again and again, of two values.
     unsafe fn load_pairs(at: *const f32) -> Self;
     /// Four values again and again.
@@ -136,6 +138,13 @@ impl<const EXACT: bool> Vector for Eight<EXACT> {
     }
 
     #[inline(always)]
+    unsafe fn load_levels(at: *const u8, shift: u32, levels: &[u8; 16]) -> Self {
+        // SAFETY: the trait's contract.
+        let words = unsafe { at.cast::<[u32; 8]>().read_unaligned() };
+        Self(words.map(|w| f32::from(levels[(w >> shift & 15) as usize])))
+    }
+
+    #[inline(always)]
     unsafe fn load_pairs(at: *const f32) -> Self {
         // SAFETY: the pointer is valid for two values.
         let [a, b] = unsafe { at.cast::<[f32; 2]>().read_unaligned() };
@@ -237,6 +246,16 @@ impl Vector for Avx2 {
         unsafe {
             let words = _mm256_srl_epi32(_mm256_loadu_si256(at.cast()), _mm_cvtsi32_si128(shift as i32));
             Self(_mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(15))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_levels(at: *const u8, shift: u32, levels: &[u8; 16]) -> Self {
+        unsafe {
+            let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(levels.as_ptr().cast()));
+            let words = _mm256_srl_epi32(_mm256_loadu_si256(at.cast()), _mm_cvtsi32_si128(shift as i32));
+            let bytes = _mm256_shuffle_epi8(levels, _mm256_and_si256(words, _mm256_set1_epi32(15)));
+            Self(_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(255))))
         }
     }
 
@@ -352,6 +371,16 @@ impl Vector for Avx512 {
         unsafe {
             let words = _mm512_srl_epi32(_mm512_loadu_si512(at.cast()), _mm_cvtsi32_si128(shift as i32));
             Self(_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(15))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_levels(at: *const u8, shift: u32, levels: &[u8; 16]) -> Self {
+        unsafe {
+            let levels = _mm512_broadcast_i32x4(_mm_loadu_si128(levels.as_ptr().cast()));
+            let words = _mm512_srl_epi32(_mm512_loadu_si512(at.cast()), _mm_cvtsi32_si128(shift as i32));
+            let bytes = _mm512_shuffle_epi8(levels, _mm512_and_si512(words, _mm512_set1_epi32(15)));
+            Self(_mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(255))))
         }
     }
 

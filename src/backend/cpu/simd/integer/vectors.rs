@@ -6,11 +6,14 @@
 use super::super::array_of;
 use super::super::strip::{Line, MOST_WORDS};
 use super::super::vector::{half, half_512};
+use crate::quant::file::E2M1_LEVELS;
 use std::arch::x86_64::*;
 
 /// Cache lines of activations per tile: high bytes for the even and the odd nibbles, then low
 /// bytes.
 pub(in super::super) const LINES: usize = 4;
+/// In place of their bits: codes of four bits that stand for [`E2M1_LEVELS`].
+pub(in super::super) const E2M1: usize = 0xe2_01;
 /// Dot products in the vectors of one instruction set.
 pub(in super::super) trait Dot {
     type Sums: Copy;
@@ -160,6 +163,12 @@ unsafe fn dot_512<const BITS: usize>(planes: [*const u8; 2], x: *const Line) -> 
         let high = _mm512_loadu_si512(planes[0].cast());
         let [even, odd] = match BITS {
             4 => [_mm512_and_si512(high, low_nibbles), _mm512_and_si512(_mm512_srli_epi32::<4>(high), low_nibbles)],
+            E2M1 => {
+                let levels = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_LEVELS.as_ptr().cast()));
+                let even = _mm512_shuffle_epi8(levels, _mm512_and_si512(high, low_nibbles));
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<4>(high), low_nibbles);
+                [even, _mm512_shuffle_epi8(levels, odd)]
+            }
             6 => {
                 let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
                 let low = _mm512_castsi256_si512(_mm256_loadu_si256(planes[1].cast()));
@@ -207,6 +216,12 @@ unsafe fn codes_256<const BITS: usize>(planes: [*const u8; 2], half: usize) -> [
         let high = _mm256_loadu_si256(planes[0].add(32 * half).cast());
         match BITS {
             4 => [_mm256_and_si256(high, low_nibbles), _mm256_and_si256(_mm256_srli_epi32::<4>(high), low_nibbles)],
+            E2M1 => {
+                let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_LEVELS.as_ptr().cast()));
+                let even = _mm256_shuffle_epi8(levels, _mm256_and_si256(high, low_nibbles));
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<4>(high), low_nibbles);
+                [even, _mm256_shuffle_epi8(levels, odd)]
+            }
             6 => {
                 let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
                 let low = _mm256_castsi128_si256(_mm_loadu_si128(planes[1].add(16 * half).cast()));
