@@ -9,9 +9,9 @@ compiler and the assembler (45 MB, requirements.txt) go to target/kernel-compile
 target/ptx, for DMSCHAT_KERNEL_DIR. No GPU is needed. Kernels that exceed a budget below are an error.
 
 ptx.tar has one NAME.lzma for each file: its PTX for each target, newest first, each with a zero at its end.
-ptx.txt begins with the hash of the archive, `archive SHA256`, and has two kinds of lines in its order:
+ptx.txt has two kinds of lines, in the order of the archive:
 
-    file NAME SHA256 TARGET...                     the hash is that of the inputs: see `digest`
+    file NAME SHA256 PACKED TARGET...              hashes of the inputs (see `digest`) and of NAME.lzma
     kernel NAME THREADS SHARED PER_GROUP PARAM...  THREADS is the most of a block, or 0; SHARED its bytes of dynamic shared
                                                    memory; if PER_GROUP, which is added for every 256 columns, is not 0, a
                                                    block of fewer threads needs as much less of SHARED
@@ -234,10 +234,6 @@ def build(nvidia, nvrtc, name):
     return packed, "".join(line + "\n" for line in lines), wrong
 
 
-def archive_line(archive):
-    return f"archive {hashlib.sha256(archive.read_bytes()).hexdigest()}\n"
-
-
 def main():
     check, prefixes = "--check" in sys.argv, tuple(arg for arg in sys.argv[1:] if arg != "--check")
     archive, index = HERE / "ptx.tar", HERE / "ptx.txt"
@@ -245,24 +241,28 @@ def main():
     if archive.exists():
         with tarfile.open(archive) as tar:
             packed = {member.name: tar.extractfile(member).read() for member in tar}
-        first, *parts = index.read_text().split("file ")
-        # After a merge that took one file from here and one from there, nothing is known.
-        if first == archive_line(archive):
-            described = {part.split()[0]: f"file {part}" for part in parts}
+        for part in index.read_text().split("file ")[1:]:
+            described[part.split()[0]] = f"file {part}"
     nvidia = install()
     nvrtc = ctypes.CDLL(nvidia / "cuda_nvrtc/lib/libnvrtc.so.12")
     (TARGET / "ptx").mkdir(parents=True, exist_ok=True)
     files, wrong, before = sorted(path.stem for path in HERE.glob("*.cu")), [], dict(packed)
-    heads = {name: f"file {name} {digest(name)} {' '.join(targets(name))}\n" for name in files}
+
+    def head(name):
+        packed_hash = hashlib.sha256(packed.get(f"{name}.lzma", b"")).hexdigest()
+        return f"file {name} {digest(name)} {packed_hash} {' '.join(targets(name))}\n"
+
     if check:
         chosen = files
     elif prefixes:
-        chosen = [name for name in files if name.startswith(prefixes) or name not in described]
+        chosen = [name for name in files if name.startswith(prefixes) or f"{name}.lzma" not in packed]
     else:
-        chosen = [name for name in files if not described.get(name, "").startswith(heads[name])]
+        # Also those whose PTX is not what the index describes, after a merge.
+        chosen = [name for name in files if not described.get(name, "").startswith(head(name))]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, made in zip(chosen, pool.map(lambda name: build(nvidia, nvrtc, name), chosen)):
-            packed[f"{name}.lzma"], described[name] = made[0], heads[name] + made[1]
+            packed[f"{name}.lzma"] = made[0]
+            described[name] = head(name) + made[1]
             wrong += made[2]
     if wrong:
         sys.exit("\n".join(wrong))
@@ -274,7 +274,7 @@ def main():
             member = tarfile.TarInfo(f"{name}.lzma")
             member.size = len(packed[member.name])
             tar.addfile(member, io.BytesIO(packed[member.name]))
-    index.write_text(archive_line(archive) + "".join(described[name] for name in files))
+    index.write_text("".join(described[name] for name in files))
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ pub struct Source {
     pub name: &'static str,
     /// SHA-256 of what it was compiled from: `digest` in `kernels/compile.py`.
     pub digest: &'static str,
+    /// SHA-256 of its PTX in the archive.
+    pub packed: &'static str,
     /// Targets that it is compiled for, in the order of [`TARGETS`].
     targets: Vec<&'static Target>,
 }
@@ -115,10 +117,15 @@ impl Source {
         if replaced { None } else { newest(self) }
     }
 
+    /// Its PTX as the archive has it.
+    pub fn packed_bytes(&self) -> &'static [u8] {
+        member(&format!("{}.lzma", self.name))
+    }
+
     /// The PTX for one of its targets, with a zero at its end as the driver requires.
     pub fn ptx(&self, target: &Target) -> Vec<u8> {
-        let packed = member(&format!("{}.lzma", self.name));
-        let reader = lzma_rust2::LzmaReader::new_mem_limit(packed, u32::MAX, None).expect("the archive is whole");
+        let reader =
+            lzma_rust2::LzmaReader::new_mem_limit(self.packed_bytes(), u32::MAX, None).expect("the archive is whole");
         // The newest is first, so that new GPUs unpack nothing else.
         let mut ptxs = BufReader::new(reader).split(0);
         let at = self.targets.iter().rev().position(|t| t.name == target.name).expect("a target of the file");
@@ -186,9 +193,10 @@ pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| {
     let lines = INDEX_TEXT.lines().filter_map(|line| line.strip_prefix("file "));
     let source = |line: &'static str| {
         let mut words = line.split(' ');
-        let (name, digest) = (words.next().expect("a name"), words.next().expect("a hash"));
+        let mut word = || words.next().expect("a name and two hashes");
+        let (name, digest, packed) = (word(), word(), word());
         let targets = words.map(|word| TARGETS.iter().find(|t| t.name == word).expect("a target"));
-        Source { name, digest, targets: targets.collect() }
+        Source { name, digest, packed, targets: targets.collect() }
     };
     lines.map(source).collect()
 });
