@@ -39,7 +39,7 @@ pub fn headline(app: &App) -> Vec<String> {
         return Vec::new();
     };
     let mut parts = vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes))];
-    match kv.far.filter(|far| far.rows > 0) {
+    match kv.far.as_ref().filter(|far| far.rows > 0) {
         Some(far) => {
             parts.extend([format!("near {}", ratio(kv.ratio)), format!("far {}", bytes(far.bytes))]);
             parts.extend((far.fetched > 0).then(|| format!("fetched {}", plural(far.fetched, "page"))));
@@ -187,7 +187,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         let [reads, most] = [kv.reads, kv.peak_slots].map(|slots| count(slots as u64));
         rows.push(("reads", format!("{reads} slots a head in the last answer, {most} at most stored")));
     }
-    rows.extend(kv.far.map(|far| ("far", far_row(&far))));
+    rows.extend(kv.far.as_ref().map(|far| ("far", far_row(far))));
     let draft = app.chat.path().last().and_then(|m| m.report.as_ref()?.draft);
     rows.extend(draft.map(|draft| ("drafts", drafts(&draft))));
     rows.extend(also_held(app));

@@ -258,7 +258,7 @@ impl Pages for Spy {
 impl FarPages for Spy {
     type Awaited = <Cpu as FarPages>::Awaited;
 
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> Vec<u32> {
         self.watch.count("choose");
         self.lent(kv, |kv| self.cpu.choose(kv, seq, queries, held))
     }

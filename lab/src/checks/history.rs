@@ -366,6 +366,8 @@ impl<B: Measure> Run<'_, B> {
                 let queries = 1 + self.random.below(Far::QUERIES);
                 let fetched = self.cache.choose(self.b, self.seqs[seq], queries);
                 self.output.exact.push(fetched.map_or(-1, |pages| pages as i64));
+                let by_head = self.cache.far_fetched(self.seqs[seq]).iter().copied();
+                self.output.exact.extend(by_head.map(i64::from));
             }
             (15, Some(seq)) if self.case.far.is_some() && self.random.below(3) == 0 => {
                 let before = self.random.below(self.cache.len(self.seqs[seq]) + 1);

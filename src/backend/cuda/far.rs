@@ -135,11 +135,12 @@ fn add_held(cuda: &Cuda, kv: &KvTables<Cuda>, seq: usize, lists: &mut [Vec<usize
 }
 
 /// Makes these pages of each lane of a sequence near and all others not, once full pages were sent.
-/// Without memory, only those of them that are near already. Returns how many were not near before.
-fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usize>]) -> u64 {
+/// Without memory, only those of them that are near already. Returns how many of each lane that
+/// keeps far rows were not near before.
+fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usize>]) -> Vec<u32> {
     let g = kv.geometry;
-    let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], 0);
-    let Some(far) = &mut kv.pool.far else { return 0 };
+    let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], Vec::new());
+    let Some(far) = &mut kv.pool.far else { return fetched };
     for (at, row) in far_lanes(&g, seq) {
         let LaneRows { full, near, .. } = &mut far.lanes[row];
         let mut place = 0;
@@ -149,28 +150,28 @@ fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usi
             if near.get(place) == Some(page) { place as i32 } else { -1 - FarRows::number_of(&full[*page]) as i32 }
         };
         lists[at] = chosen[at].iter().map(entry).collect();
-        fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;
+        fetched.push(lists[at].iter().filter(|entry| **entry < 0).count() as u32);
         near.clone_from(&chosen[at]);
     }
     if set_near(cuda, kv, seq, &lists) {
         return fetched;
     }
-    let Some(far) = &mut kv.pool.far else { return 0 };
+    let Some(far) = &mut kv.pool.far else { return fetched };
     for (at, row) in far_lanes(&g, seq) {
         let entries = lists[at].iter();
         far.lanes[row].near =
             entries.zip(&chosen[at]).filter(|(entry, _)| **entry >= 0).map(|(_, page)| *page).collect();
     }
-    0
+    vec![0; fetched.len()]
 }
 
 impl FarPages for Cuda {
     const IN_POOL: bool = true;
     type Awaited = Awaited;
 
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> Vec<u32> {
         if queries == 0 || kv.pool.far.is_none() {
-            return 0;
+            return Vec::new();
         }
         send_full(self, kv, seq);
         let mut chosen = picks(self, kv, seq, queries.min(Far::QUERIES));
@@ -187,7 +188,7 @@ impl FarPages for Cuda {
             near[at] = far.lanes[row].near.iter().copied().filter(|page| *page != LOST).collect();
         }
         add_held(self, kv, seq, &mut near, held);
-        make_near(self, kv, seq, &near)
+        make_near(self, kv, seq, &near).into_iter().map(u64::from).sum()
     }
 
     fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {
