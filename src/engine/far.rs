@@ -46,7 +46,7 @@ impl<B: Backend> Runner<B> {
     /// Feeds tokens as a prompt: in steps as long as possible, with a choice after each block and
     /// at the end.
     pub fn feed_prompt(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
-        let block = if self.keeps_far() { Far::PROMPT_BLOCK } else { tokens.len().max(1) };
+        let block = if self.keeps_far() { Far::prompt_block(self.max_step()) } else { tokens.len().max(1) };
         for block in tokens.chunks(block) {
             for step in block.chunks(self.max_step()) {
                 self.feed(seq, step)?;

@@ -212,7 +212,7 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     match evicts && policy.evicts() {
         true if policy.is_learned() => {
             let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, None, options.memory_bytes);
-            let slots = slots_budget(c, options.codec, far(c, options), budget, context);
+            let slots = slots_budget(c, options.codec, near_rows(c, options), budget, context);
             let fits = whole_pages(c, options.codec, slots, ratio(c, options, context) / MARGIN, context);
             fits.max(plan.certain_context)
         }
@@ -226,11 +226,22 @@ fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
     options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
 }
 
-/// The part of a budget that is left for slots. The rest is for the far rows of one sequence: the
-/// pages that a choice brings, the rows that leave until the next one, and the index of all.
-fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
-    let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
-    let index = far.map_or(0, |_| index_bytes(c, context));
+/// [`Far::near_rows`], where rows that leave are kept.
+fn near_rows(c: &ModelConfig, options: &EngineOptions) -> Option<usize> {
+    far(c, options).map(|far| far.near_rows(options.max_step.unwrap_or(0)))
+}
+
+/// The part of a budget that is left for slots. The rest is for the far rows of one sequence: at
+/// most `near` rows of a lane beside its slots, and the index of all.
+fn slots_budget(
+    c: &ModelConfig,
+    codec: Codec,
+    near: Option<usize>,
+    budget: Option<u64>,
+    context: usize,
+) -> Option<u64> {
+    let rows = near.unwrap_or(0).min(context);
+    let index = near.map_or(0, |_| index_bytes(c, context));
     budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index))
 }
 
@@ -269,18 +280,19 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64 + local,
         ..Plan::default()
     };
-    with_budget(plan, c, (options.codec, &policy(c, options), far(c, options)), context, budget)
+    with_budget(plan, c, (options.codec, &policy(c, options), near_rows(c, options)), context, budget)
 }
 
-/// The plan with this many bytes for the cache.
+/// The plan with this many bytes for the cache, of which each lane has so many [near
+/// rows](Far::near_rows) if rows that leave are kept.
 pub fn with_budget(
     plan: Plan,
     c: &ModelConfig,
-    (codec, policy, far): (Codec, &Policy, Option<Far>),
+    (codec, policy, near): (Codec, &Policy, Option<usize>),
     context: usize,
     budget: Option<u64>,
 ) -> Plan {
-    let slots = slots_budget(c, codec, far, budget, context);
+    let slots = slots_budget(c, codec, near, budget, context);
     let fits = |ratio: f64| whole_pages(c, codec, slots, ratio, context);
     Plan {
         kv_budget_bytes: budget,
@@ -364,8 +376,16 @@ mod tests {
         // the index, for each page 32 lanes x 64 channels in four bits, and a scale.
         let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
         let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 36;
-        let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
-        assert_eq!((plan.certain_context, plan.kv_budget_bytes), (48, Some((1 << 20) + near)));
+        let of_step = |max_step, bytes| {
+            let options = EngineOptions { far, max_step, ..options.clone() };
+            let plan = plan(&checkpoint, &options, 8192, Some(bytes));
+            (plan.certain_context, plan.kv_budget_bytes)
+        };
+        assert_eq!(of_step(None, (1 << 20) + near), (48, Some((1 << 20) + near)));
+        // Longer steps make longer blocks.
+        let more = near + 2048 * dense_token_bytes(&checkpoint.config, Codec::F32);
+        assert_eq!(of_step(Some(512), (1 << 20) + near), of_step(None, (1 << 20) + near));
+        assert_eq!(of_step(Some(4096), (1 << 20) + more), (48, Some((1 << 20) + more)));
         // No page takes the memory of the index.
         let options = EngineOptions { far, workspace_bytes: 7, ..EngineOptions::new(Codec::F32) };
         assert_eq!(fixed_bytes(&checkpoint, &options, 8192), checkpoint.weight_bytes + 7 + 8192 / 32 * 32 * 36);
