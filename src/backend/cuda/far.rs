@@ -29,9 +29,17 @@ fn far_lanes(g: &KvGeometry, seq: usize) -> impl Iterator<Item = (usize, usize)>
     g.lanes().enumerate().filter(keeps).map(move |(at, lane)| (at, g.row(lane.layer, seq, lane.head)))
 }
 
-/// Sends the pages of a sequence that have filled since the last choice to the host.
+/// Sends the pages of a sequence that have filled since the last choice to the host: some while the
+/// next ones are listed.
 fn send_full(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
     let (view, g) = (view(kv), kv.geometry);
+    let send = |far: &mut FarRows, jobs: &mut Vec<[i32; 4]>| {
+        far.jobs.write(0, jobs);
+        let [list, numbers, homes] = [far.jobs.ptr(), far.numbers.ptr(), far.addresses.ptr()].map(Ptr);
+        let args = [Arg::of(&view), list, numbers, I32(far.most as i32), homes];
+        cuda.driver.launch(Kernel::FarSend, [jobs.len(), 1, 1], BLOCK, &args);
+        jobs.clear();
+    };
     let Some(far) = &mut kv.pool.far else { return };
     let (rows, mut jobs, mut fails) = (far.read_rows(), Vec::new(), false);
     for (_, row) in far_lanes(&g, seq) {
@@ -47,13 +55,13 @@ fn send_full(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
             jobs.push([row, at, page.number, lane.full.len()].map(|n| n as i32));
             lane.near.push(lane.full.len());
             lane.full.push(page);
+            if jobs.len() == MOST_JOBS {
+                send(far, &mut jobs);
+            }
         }
     }
-    for jobs in jobs.chunks(MOST_JOBS) {
-        far.jobs.write(0, jobs);
-        let [list, numbers, homes] = [far.jobs.ptr(), far.numbers.ptr(), far.addresses.ptr()].map(Ptr);
-        let args = [Arg::of(&view), list, numbers, I32(far.most as i32), homes];
-        cuda.driver.launch(Kernel::FarSend, [jobs.len(), 1, 1], BLOCK, &args);
+    if !jobs.is_empty() {
+        send(far, &mut jobs);
     }
 }
 
