@@ -1,6 +1,6 @@
 //! Memory planning before anything is loaded: pure arithmetic over sizes.
 
-use super::EngineOptions;
+use super::{EngineOptions, FarOptions};
 use crate::backend::{DeltaGeometry, KvGeometry};
 use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, LayerKind, ModelConfig};
@@ -221,6 +221,36 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     }
 }
 
+/// Share of free host memory that far rows take unasked, and the part of the cache's memory that
+/// must be left beside their near rows and index.
+const UNASKED_SHARE: u64 = 4;
+
+/// Far rows of a model for which nothing is said about them. Where few layers have attention, what
+/// their heads drop is nowhere else: others found facts of long texts lost on models with gated
+/// delta nets while the perplexity stayed the same. So these models have far rows if they evict, as
+/// many as the whole context needs, in at most a quarter of the `free` host memory, and if the
+/// cache has room for those that are near.
+pub fn usual_far(
+    c: &ModelConfig,
+    weight_bytes: u64,
+    options: &EngineOptions,
+    rule: Far,
+    free: u64,
+) -> Option<FarOptions> {
+    let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
+    if c.spec.delta_net.is_none() || c.spec.global_heads.is_some() || !evicts || !policy(c, options).keeps_far() {
+        return None;
+    }
+    let context = options.context.unwrap_or(c.context);
+    let limit_bytes = (dense_token_bytes(c, options.codec) * context as u64).min(free / UNASKED_SHARE);
+    let far = FarOptions { rule, limit_bytes };
+    let with = EngineOptions { far: Some(far), ..options.clone() };
+    let budget = kv_budget(weight_bytes, options.kv_limit, options.memory_bytes);
+    let left = slots_budget(c, options.codec, near_rows(c, &with), budget, context);
+    let has_room = budget.zip(left).is_none_or(|(all, left)| left >= all - all / UNASKED_SHARE);
+    has_room.then_some(far)
+}
+
 /// The rule of far rows, if the options set one and the policy keeps rows that leave.
 fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
     options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
@@ -343,7 +373,7 @@ pub fn estimate(c: &ModelConfig, formats: &[(Weights, u64)], codecs: &[Codec], m
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::FarOptions;
+    use crate::policy::PolicyKind;
 
     /// The estimate makes the choices of a start, and leaves no more room than one.
     #[test]
@@ -389,6 +419,28 @@ mod tests {
         // No page takes the memory of the index.
         let options = EngineOptions { far, workspace_bytes: 7, ..EngineOptions::new(Codec::F32) };
         assert_eq!(fixed_bytes(&checkpoint, &options, 8192), checkpoint.weight_bytes + 7 + 8192 / 32 * 32 * 36);
+    }
+
+    /// Models with gated delta nets have far rows unasked, if they evict and there is room.
+    #[test]
+    fn only_hybrids_that_evict_have_far_rows_unasked() {
+        let (rule, window) = (Far { pages: 16 }, PolicyKind::Window.with(Budget::Slots(512)));
+        let options = EngineOptions { policy: window, context: Some(65_536), ..EngineOptions::new(Codec::Bf16) };
+        let hybrid = Checkpoint::shape("qwen3.5-9b").unwrap();
+        let of = |c: &ModelConfig, options: &EngineOptions, free| usual_far(c, 0, options, rule, free);
+        let all = dense_token_bytes(&hybrid, Codec::Bf16) * 65_536;
+        assert_eq!(of(&hybrid, &options, u64::MAX), Some(FarOptions { rule, limit_bytes: all }));
+        assert_eq!(of(&hybrid, &options, all), Some(FarOptions { rule, limit_bytes: all / 4 }));
+        let with = |change: &dyn Fn(&mut EngineOptions)| {
+            let mut options = options.clone();
+            change(&mut options);
+            of(&hybrid, &options, all).is_some()
+        };
+        assert!(!with(&|o| o.eviction = Some(false)) && !with(&|o| o.policy = PolicyKind::Dense.into()));
+        // The near rows may take a quarter of the cache.
+        let rows = rule.near_rows(0) as u64 * dense_token_bytes(&hybrid, Codec::Bf16);
+        assert!(with(&|o| o.kv_limit = Some(5 * rows)) && !with(&|o| o.kv_limit = Some(4 * rows)));
+        assert_eq!(of(&Checkpoint::shape("qwen3-8b").unwrap(), &options, all), None);
     }
 
     #[test]
