@@ -283,7 +283,7 @@ impl Chain {
         }
         // Choices of a log that is replayed are in it.
         let chooses = self.known == 0 && runner.keeps_far();
-        let block = Far::prompt_block(runner.max_step());
+        let block = runner.prompt_block();
         let size = match self.known {
             0 if chooses => size.min(block - self.context.since_choice(block - 1)),
             0 => size,

@@ -256,7 +256,8 @@ fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
     options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
 }
 
-/// [`Far::near_rows`], where rows that leave are kept.
+/// [`Far::near_rows`], where rows that leave are kept: of the longest step, which a prompt's chunks
+/// do not exceed.
 fn near_rows(c: &ModelConfig, options: &EngineOptions) -> Option<usize> {
     far(c, options).map(|far| far.near_rows(options.max_step.unwrap_or(0)))
 }

@@ -95,16 +95,17 @@ fn choices_follow_from_the_tokens_alone() {
     let again = ask(&mut other, &question());
     assert!(other.log == s.log && again.generated == report.generated && logits(&other) == logits(&s));
     assert_eq!(again.kv.far, Some(stats));
-    // A step that is longer than a block is one, and its log gives the same state in other steps.
-    let mut long = Session::with(&tiny, |o| {
+    // A chunk that is longer than a block is one, and its log gives the same state in other steps.
+    let mut long = Session::in_chunks(&tiny, Far::PROMPT_BLOCK + 16, |o| {
         far(o);
-        o.max_step = Some(Far::PROMPT_BLOCK + 100);
+        o.max_step = Some(4096);
     });
     long.max_tokens = 50;
     ask(&mut long, &question());
-    let ends = [Far::PROMPT_BLOCK + 100, prompt].map(|at| (at, 32));
+    let ends = [Far::PROMPT_BLOCK + 16, prompt].map(|at| (at, 32));
     let in_prompt: Vec<_> = choices(&long.log).into_iter().filter(|choice| choice.1 == 32).collect();
-    assert_eq!(in_prompt, ends[usize::from(prompt <= Far::PROMPT_BLOCK + 100)..], "{prompt} tokens");
+    assert_eq!(in_prompt, ends[usize::from(prompt <= Far::PROMPT_BLOCK + 16)..], "{prompt} tokens");
+    assert!(long.watch.seen().steps.contains(&(Far::PROMPT_BLOCK + 16)));
     let mut replayed = resumed(&tiny, (&long.log, &long.exchanges), None, far);
     let wanted = ask(&mut long, "and then?");
     assert_eq!(ask(&mut replayed, "and then?").generated, wanted.generated);

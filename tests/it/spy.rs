@@ -26,6 +26,8 @@ pub struct Seen {
     pub calls: BTreeMap<String, usize>,
     /// Buffers that were read since the last step.
     pub reads_since_step: usize,
+    /// What the backend says of its chunks.
+    pub chunk_tokens: Option<usize>,
     /// Tokens of every step.
     pub steps: Vec<usize>,
     /// Most sequences in a step.
@@ -146,7 +148,8 @@ fn changed<T>(buf: &Buf<T>) -> RefMut<'_, Vec<T>> {
 
 impl Report for Spy {
     fn about(&self) -> About {
-        self.cpu.about()
+        let chunk_tokens = self.watch.seen().chunk_tokens;
+        About { chunk_tokens, ..self.cpu.about() }
     }
 }
 
