@@ -8,10 +8,10 @@
 #define BLOCKS (FAR_ROWS / PAGE_SLOTS)  // pages of the pool that a far page has
 #define TILE_QUERIES 32                 // query rows in shared memory at once
 #define LANES 8                         // partial sums of a dot product: as in `policy::far::score`
-#define AT_ONCE (SELECT_THREADS / LANES)  // far pages that a block scores at once
+#define AT_ONCE (SELECT_THREADS / LANES)  // groups of eight threads of a block, each for one or two far pages
 #define INDEX_MOST 7.0f                 // greatest code of an index: as in `policy::far::Index`
 #define INDEX_ZERO 8                    // what is added to codes
-#define LANE_CHANNELS (MAX_HEAD_DIM / LANES)  // channels of a partial sum
+#define LANE_CHANNELS (MAX_HEAD_DIM / LANES)  // channels of a partial sum, at most
 // Query rows in f32, the channels of a partial sum contiguous. Padded by four words, so that the
 // eight threads of a page read 16 bytes each without bank conflicts.
 typedef float QueryTile[TILE_QUERIES][LANES][LANE_CHANNELS + 4];
@@ -70,42 +70,84 @@ KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* home
   if (channel % 2 == 0 && channel < kv.head_dim) to.index[sizeof(float) + channel / 2] = code | next << 4;
 }
 
+// Exchanges values among the eight threads of a page: thread i gets value i of each, in their order.
+__device__ __forceinline__ void transpose(float v[LANES], int at) {
+#pragma unroll
+  for (int m = 1; m < LANES; m *= 2) {
+    bool high = at & m;
+#pragma unroll
+    for (int j = 0; j < LANES; j++) {
+      if (j & m) continue;
+      float got = __shfl_xor_sync(FULL, high ? v[j] : v[j | m], m);
+      if (high) v[j] = got;
+      else v[j | m] = got;
+    }
+  }
+}
+
 // Scores the block's pages of a lane with a tile of queries and keeps the maximum over tiles in
-// `scores`. Eight threads per page. Sums run in the order of the CPU.
+// `scores`. Eight threads for PAGES pages: a query that is read from shared memory serves them all.
+// Each thread has its partial sums with eight queries, then all partial sums of one of them. Sums
+// run in the order of the CPU.
+template <int PAGES>
 __device__ __forceinline__ void score_pages(const Kv& kv, const QueryTile& tile, int queries, const int* numbers, int n,
                                             const u64* homes, float* scores, bool first_tile) {
-  int at = threadIdx.x % LANES, lane = threadIdx.x % 32;
+  constexpr int CHANNELS = LANE_CHANNELS / PAGES;  // of a partial sum
+  int at = threadIdx.x % LANES;
 #pragma unroll 1
-  for (int first = blockIdx.z * AT_ONCE; first < n; first += gridDim.z * AT_ONCE) {
-    int page = first + threadIdx.x / LANES;
-    bool real = page < n;
-    const u8* from = real ? FarPage(kv, homes, numbers[page]).index : nullptr;
-    float scale = real ? *(const float*)from : 0.0f;
-    float mean[LANE_CHANNELS], best = real && !first_tile ? scores[page] : NEG_INFINITY;
+  for (int first = blockIdx.z * PAGES * AT_ONCE; first < n; first += gridDim.z * PAGES * AT_ONCE) {
+    float mean[PAGES][CHANNELS], best[PAGES];
 #pragma unroll
-    for (int i = 0; i < LANE_CHANNELS; i++) {
-      int code = real && LANES * i < kv.head_dim ? from[sizeof(float) + (LANES * i + at) / 2] >> at % 2 * 4 & 15 : INDEX_ZERO;
-      mean[i] = __fmul_rn((float)(code - INDEX_ZERO), scale);
-    }
-#pragma unroll 1
-    for (int q = 0; q < queries; q++) {
-      float sum = 0.0f;
-      const float4* query = (const float4*)tile[q][at];
+    for (int p = 0; p < PAGES; p++) {
+      int page = first + p * AT_ONCE + threadIdx.x / LANES;
+      bool real = page < n;
+      const u8* from = real ? FarPage(kv, homes, numbers[page]).index : nullptr;
+      float scale = real ? *(const float*)from : 0.0f;
+      best[p] = NEG_INFINITY;
 #pragma unroll
-      for (int i = 0; i < LANE_CHANNELS; i += 4) {
-        if (LANES * i >= kv.head_dim) break;
-        float4 x = query[i / 4];
-        sum = __fadd_rn(sum, __fmul_rn(x.x, mean[i]));
-        sum = __fadd_rn(sum, __fmul_rn(x.y, mean[i + 1]));
-        sum = __fadd_rn(sum, __fmul_rn(x.z, mean[i + 2]));
-        sum = __fadd_rn(sum, __fmul_rn(x.w, mean[i + 3]));
+      for (int i = 0; i < CHANNELS; i++) {
+        int code = real && LANES * i < kv.head_dim ? from[sizeof(float) + (LANES * i + at) / 2] >> at % 2 * 4 & 15 : INDEX_ZERO;
+        mean[p][i] = __fmul_rn((float)(code - INDEX_ZERO), scale);
       }
-      float all = 0.0f;
-#pragma unroll
-      for (int i = 0; i < LANES; i++) all = __fadd_rn(all, __shfl_sync(FULL, sum, lane / LANES * LANES + i));
-      best = fmaxf(best, all);
     }
-    if (real && at == 0) scores[page] = best;
+#pragma unroll 1
+    for (int q = 0; q < queries; q += LANES) {
+      float sums[PAGES][LANES];
+#pragma unroll
+      for (int j = 0; j < LANES; j++) {
+#pragma unroll
+        for (int p = 0; p < PAGES; p++) sums[p][j] = 0.0f;
+        const float4* query = (const float4*)tile[q + j][at];
+#pragma unroll
+        for (int i = 0; i < CHANNELS; i += 4) {
+          if (LANES * i >= kv.head_dim) break;
+          float4 x = query[i / 4];
+#pragma unroll
+          for (int p = 0; p < PAGES; p++) {
+            sums[p][j] = __fadd_rn(sums[p][j], __fmul_rn(x.x, mean[p][i]));
+            sums[p][j] = __fadd_rn(sums[p][j], __fmul_rn(x.y, mean[p][i + 1]));
+            sums[p][j] = __fadd_rn(sums[p][j], __fmul_rn(x.z, mean[p][i + 2]));
+            sums[p][j] = __fadd_rn(sums[p][j], __fmul_rn(x.w, mean[p][i + 3]));
+          }
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < PAGES; p++) {
+        transpose(sums[p], at);
+        float all = 0.0f;
+#pragma unroll
+        for (int i = 0; i < LANES; i++) all = __fadd_rn(all, sums[p][i]);
+        // Rows of the tile behind the last query hold anything.
+        if (q + at < queries) best[p] = fmaxf(best[p], all);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < PAGES; p++) {
+#pragma unroll
+      for (int m = 1; m < LANES; m *= 2) best[p] = fmaxf(best[p], __shfl_xor_sync(FULL, best[p], m));
+      int page = first + p * AT_ONCE + threadIdx.x / LANES;
+      if (page < n && at == 0) scores[page] = first_tile ? best[p] : fmaxf(scores[page], best[p]);
+    }
   }
 }
 
@@ -120,7 +162,8 @@ KERNEL __launch_bounds__(SELECT_THREADS, 3)
   __shared__ __align__(16) QueryTile tile;
   int head = blockIdx.x, layer = blockIdx.y, group = kv.n_q_heads / kv.n_kv_heads, d = kv.head_dim;
   int of_seq = layer * kv.n_kv_heads + head, full = counts[of_seq], tokens = kv.seq_len[seq];
-  if (full <= k || k == 0 || blockIdx.z * AT_ONCE >= full) return;
+  int pages = d <= MAX_HEAD_DIM / 2 ? 2 * AT_ONCE : AT_ONCE;
+  if (full <= k || k == 0 || blockIdx.z * pages >= full) return;
   int n = min(queries, tokens) * group;
   numbers += (u64)lane_index(kv, layer, seq, head) * most, scores += (u64)of_seq * most;
 #pragma unroll 1
@@ -133,7 +176,8 @@ KERNEL __launch_bounds__(SELECT_THREADS, 3)
       tile[i / MAX_HEAD_DIM][channel % LANES][channel / LANES] = channel < d ? bf16_to_f32(query[channel]) : 0.0f;
     }
     __syncthreads();
-    score_pages(kv, tile, rows, numbers, full, homes, scores, first == 0);
+    if (pages > AT_ONCE) score_pages<2>(kv, tile, rows, numbers, full, homes, scores, first == 0);
+    else score_pages<1>(kv, tile, rows, numbers, full, homes, scores, first == 0);
   }
 }
 

@@ -19,7 +19,7 @@ pub use dirs::{BUILTIN_MODEL, Dirs};
 pub use environment::in_words;
 pub use settings::{Layer, Origin, Settings};
 pub use shown::{DEFAULT, Shown, shown};
-pub use values::{Adapter, Auto, ByteSize, Device, Gemm, Importance, KeymapName, List, OnOff, Pin, Width};
+pub use values::{Adapter, Auto, ByteSize, Device, FarSize, Gemm, Importance, KeymapName, List, OnOff, Pin, Width};
 pub use write::save;
 
 use crate::policy::PolicyRequest;

@@ -60,7 +60,7 @@ pub use head::DraftRequest;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use options::{CHAT_LOGITS, EngineOptions, FarOptions, WeightOptions};
 pub use plan::resolve_context;
-pub use planner::{Estimate, USUAL_CONTEXT, estimate, host_bytes, state_bytes};
+pub use planner::{Estimate, USUAL_CONTEXT, estimate, host_bytes, state_bytes, usual_far};
 pub use runner::{Decode, NonFinite, Runner, StepError, Verify, workspace_bytes};
 pub use snapshots::shared_states;
 pub use think::{ThinkTags, split as split_reply};

@@ -62,7 +62,7 @@ pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u
     for model in args.other.iter().flat_map(|list| &list.0) {
         others.push(Settings { model: model.clone(), weights: Weights::Auto, ..reference.clone() });
     }
-    let job = Job { args, others: &others, far: reference.far.is_some(), json: common.json };
+    let job = Job { args, others: &others, far: reference.far.bytes().is_some(), json: common.json };
     with_far(&reference, MAX_STEP, job)
 }
 

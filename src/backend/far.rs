@@ -22,10 +22,11 @@ pub trait FarPages: Pages {
 
     /// Chooses the pages that each lane of a sequence attends to from here on, by the newest
     /// `queries` queries, at most [`Far::QUERIES`](crate::policy::Far::QUERIES). Pages with a row
-    /// at a position in `held` are near beside those. Returns how many pages of all lanes were not
-    /// near before.
-    fn choose(&self, _kv: &mut KvTables<Self>, _seq: usize, _queries: usize, _held: &[Range<usize>]) -> u64 {
-        0
+    /// at a position in `held` are near beside those. Returns how many of the pages of each of the
+    /// [lanes that keep far rows](KvGeometry::far_lanes) were not near before; nothing where there
+    /// was no choice.
+    fn choose(&self, _kv: &mut KvTables<Self>, _seq: usize, _queries: usize, _held: &[Range<usize>]) -> Vec<u32> {
+        Vec::new()
     }
     /// Makes the pages of a sequence near that have a row at a position in `held`, beside those
     /// that are. Returns their number in all lanes.
@@ -145,7 +146,4 @@ pub struct FarCounts {
     pub bytes: u64,
     /// Host memory of the pages of all sequences; shared pages count once.
     pub all_bytes: u64,
-    /// Pages that choices have brought near since the sequence was made or read from a file: the
-    /// cache counts them.
-    pub fetched: u64,
 }

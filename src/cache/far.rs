@@ -18,8 +18,10 @@ impl<B: Backend> KvCache<B> {
         let held = self.held(seq);
         let fetched = self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries, &held))?;
         self.used_upper_bound = self.pool_stats(b).used_pages;
-        self.seqs[seq.row()].fetched += fetched;
-        Some(fetched)
+        let all = &mut self.seqs[seq.row()].fetched;
+        all.resize(all.len().max(fetched.len()), 0);
+        all.iter_mut().zip(&fetched).for_each(|(all, pages)| *all += pages);
+        Some(fetched.into_iter().map(u64::from).sum())
     }
 
     /// Positions whose far pages are near whatever is chosen: those that are pinned, and all while
@@ -71,12 +73,14 @@ impl<B: Backend> KvCache<B> {
 
     /// Counts the far rows of a sequence.
     pub fn far_counts(&self, b: &B, seq: SeqId) -> FarCounts {
-        FarCounts { fetched: self.far_fetched(seq), ..b.far_counts(&self.tables, seq.row()) }
+        b.far_counts(&self.tables, seq.row())
     }
 
-    /// [`FarCounts::fetched`], without waiting for the device.
-    pub fn far_fetched(&self, seq: SeqId) -> u64 {
-        self.seqs[seq.row()].fetched
+    /// Pages of each [lane that keeps far rows](crate::backend::KvGeometry::far_lanes) that choices
+    /// have brought near since the sequence was made or read from a file; empty before the first
+    /// one. A fork begins with those of its source.
+    pub fn far_fetched(&self, seq: SeqId) -> &[u32] {
+        &self.seqs[seq.row()].fetched
     }
 
     /// Bytes of the far pages of all sequences; shared pages count once.

@@ -38,8 +38,8 @@ pub(super) struct SeqState {
     /// Whether a token was fed since the last fork. If so, no other sequence holds the page of the
     /// newest token.
     pub(super) owns_newest: bool,
-    /// Pages of all lanes that choices have brought near.
-    pub(super) fetched: u64,
+    /// [`KvCache::far_fetched`]
+    pub(super) fetched: Vec<u32>,
 }
 
 pub struct KvCache<B: Backend> {

@@ -25,6 +25,8 @@ pub struct SeqStats {
     pub dense: Vec<u32>,
     /// Rows that have left its lanes and are kept.
     pub far: FarCounts,
+    /// [`KvCache::far_fetched`]
+    pub fetched: Vec<u32>,
 }
 
 impl SeqStats {
@@ -81,6 +83,7 @@ impl<B: Backend> KvCache<B> {
             pages,
             live,
             far: self.far_counts(b, seq),
+            fetched: self.far_fetched(seq).to_vec(),
         }
     }
 

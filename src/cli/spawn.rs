@@ -13,11 +13,11 @@ use crate::backend::Measure;
 use crate::checkpoint::eagle;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, Tuning};
 use crate::codec::{Codec, DataFile};
-use crate::config::{Adapter, Device, Importance, Settings, Width};
+use crate::config::{Adapter, Device, FarSize, Importance, Settings, Width};
 use crate::engine::{self, Drafts, EngineOptions, FarOptions, Loading, Runner, WeightOptions};
 use crate::hub::HubError;
 use crate::policy::Far;
-use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull};
+use crate::protocol::{DraftSource, EngineHandle, Event, MAX_AUTO_WIDTH, MAX_DRAFTS, WhenFull, bytes};
 use crate::quant::Weights;
 use crate::quantize::calibration::{Calibration, Given};
 use crate::quantize::imatrix;
@@ -58,8 +58,17 @@ pub fn engine(settings: &Settings, slots: usize, download_failed: Arc<AtomicBool
         }
         let options = options(&settings, &checkpoint, target)?;
         let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
+        // Slots of a server share the beginnings of long prompts only without far rows.
+        let unasked = far_unasked(&settings, &checkpoint, &options).filter(|_| slots == 0);
+        if let Some(FarOptions { limit_bytes, .. }) = unasked {
+            let most = bytes(limit_bytes);
+            let text = format!(
+                "what this model forgets is kept in at most {most} of host memory and found again; --far off drops it"
+            );
+            loading.event(Event::Notice(text));
+        }
         let options = EngineOptions {
-            far: far(&settings),
+            far: far(&settings).or(unasked),
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
             max_seqs: options.max_seqs * (1 + slots)
@@ -279,10 +288,20 @@ pub fn options(settings: &Settings, checkpoint: &Checkpoint, target: Target) -> 
     })
 }
 
-/// How rows that leave the cache are kept.
+/// How rows that leave the cache are kept, where that is asked for.
 pub fn far(settings: &Settings) -> Option<FarOptions> {
-    let rule = Far { pages: settings.far_pages };
-    settings.far.map(|limit_bytes| FarOptions { rule, limit_bytes })
+    settings.far.bytes().map(|limit_bytes| FarOptions { rule: far_rule(settings), limit_bytes })
+}
+
+/// How rows that leave the cache are kept in a conversation, where nothing is said about them.
+fn far_unasked(settings: &Settings, checkpoint: &Checkpoint, options: &EngineOptions) -> Option<FarOptions> {
+    let free_on_host = Target::Cpu.free_bytes().filter(|_| settings.far == FarSize::Auto)?;
+    let Checkpoint { config, weight_bytes, .. } = checkpoint;
+    engine::usual_far(config, *weight_bytes, options, far_rule(settings), free_on_host)
+}
+
+fn far_rule(settings: &Settings) -> Far {
+    Far { pages: settings.far_pages }
 }
 
 /// Reads the dictionary of a codec that needs one, and checks that it is the model's.

@@ -318,13 +318,14 @@ sampling_table!(settings {
         #[arg(long, value_name = "system|none", hide_short_help = true, help_heading = "Cache")]
         pin: Pin = Pin::None;
 
-        /// Host memory for what leaves the cache, such as 2GiB, or off (default)
+        /// Host memory for what leaves the cache, such as 2GiB, auto (default) or off
         ///
         /// With it, evicted tokens are not lost: they lie in pages, and the pages that match the
-        /// question best are read again. On the CPU, with policies dms and window. When it is
-        /// full, the oldest pages go for good.
-        #[arg(long, value_name = "SIZE|off", hide_short_help = true, help_heading = "Cache")]
-        far: FarSize = FarSize::Off;
+        /// question best are read again. With policies dms and window. When it is full, the oldest
+        /// pages go for good. auto: in conversations with models that have gated delta nets, at
+        /// most a quarter of the free memory; off for others.
+        #[arg(long, value_name = "SIZE|auto|off", hide_short_help = true, help_heading = "Cache")]
+        far: FarSize = FarSize::Auto;
 
         /// With --far: pages of 32 tokens that each head reads again, the best of its pages
         #[arg(long, value_name = "N", hide_short_help = true, help_heading = "Cache")]

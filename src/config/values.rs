@@ -280,8 +280,7 @@ macro_rules! resolves {
 }
 
 resolves! { OnOff => bool: |on| on.0; ByteSize => u64: |bytes| bytes.0; }
-resolves! { FarSize => Option<u64>: |far| if let FarSize::Bytes(size) = far { Some(size.0) } else { None }; }
-resolves! { String, PathBuf, usize, u64, f64, Adapter, Importance, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, KeymapName, DraftSource, Width }
+resolves! { String, PathBuf, usize, u64, f64, Adapter, Importance, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, KeymapName, DraftSource, Width, FarSize }
 
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,19 +314,32 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Host memory for what leaves the cache, or `off`.
+/// Host memory for what leaves the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FarSize {
+    /// As much as the model needs, or none.
+    Auto,
     Off,
     Bytes(ByteSize),
+}
+
+impl FarSize {
+    /// The bytes that are asked for.
+    pub fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Bytes(size) => Some(size.0),
+            Self::Auto | Self::Off => None,
+        }
+    }
 }
 
 impl FromStr for FarSize {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         match s {
+            "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),
-            s => s.parse().map(Self::Bytes).map_err(|_| format!("{s:?} is neither off nor a size such as 2GiB")),
+            s => s.parse().map(Self::Bytes).map_err(|_| format!("{s:?} is neither auto, off nor a size such as 2GiB")),
         }
     }
 }
@@ -335,6 +347,7 @@ impl FromStr for FarSize {
 impl fmt::Display for FarSize {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
+            Self::Auto => f.write_str("auto"),
             Self::Off => f.write_str("off"),
             Self::Bytes(size) => size.fmt(f),
         }
@@ -356,7 +369,7 @@ text_serde!(Adapter, "\"none\", a file, a folder or a hub id");
 text_serde!(Importance, "\"auto\", \"measured\", \"gptq\" or a file");
 text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
 text_serde!(Width, "a number of chains, or \"auto\"");
-text_serde!(FarSize, "\"off\", or bytes such as \"2GiB\"");
+text_serde!(FarSize, "\"auto\", \"off\", or bytes such as \"2GiB\"");
 text_serde!(ByteSize, "bytes, such as \"512MiB\"");
 
 #[cfg(test)]
@@ -372,7 +385,7 @@ mod tests {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
             assert!(text.parse::<FarSize>().is_err(), "{text}");
         }
-        assert_eq!("off".parse(), Ok(FarSize::Off));
+        assert_eq!(("auto".parse(), "off".parse()), (Ok(FarSize::Auto), Ok(FarSize::Off)));
         assert_eq!("2GiB".parse(), Ok(FarSize::Bytes(ByteSize(2 << 30))));
     }
 }

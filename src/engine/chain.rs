@@ -283,8 +283,9 @@ impl Chain {
         }
         // Choices of a log that is replayed are in it.
         let chooses = self.known == 0 && runner.keeps_far();
+        let block = runner.prompt_block();
         let size = match self.known {
-            0 if chooses => size.min(Far::PROMPT_BLOCK - self.context.since_choice(Far::PROMPT_BLOCK - 1)),
+            0 if chooses => size.min(block - self.context.since_choice(block - 1)),
             0 => size,
             known => size.min(known),
         };
@@ -302,7 +303,7 @@ impl Chain {
                 }
             }
         }
-        let is_due = || self.todo.is_empty() || self.context.since_choice(Far::PROMPT_BLOCK) == Far::PROMPT_BLOCK;
+        let is_due = || self.todo.is_empty() || self.context.since_choice(block) == block;
         let chooses = chooses && n > 0 && is_due();
         if self.todo.is_empty() && self.generation.is_some() {
             let Counters { reads_before, peak_before, .. } = self.counters;

@@ -100,7 +100,7 @@ impl Context {
 
     /// The entries of a prompt of these tokens after those of the log.
     pub fn log_of_prompt<B: Backend>(&self, runner: &Runner<B>, tokens: &[Token]) -> Vec<LogEntry> {
-        let entries = runner.with_choices(tokens, Far::PROMPT_BLOCK, Far::QUERIES);
+        let entries = runner.with_choices(tokens, runner.prompt_block(), Far::QUERIES);
         self.log.iter().copied().chain(entries).collect()
     }
 

@@ -67,7 +67,7 @@ impl<B: Backend> Conversation<B> {
             dial: m.dial,
             decode_tok_s: None,
             unread: 0,
-            fetched_before: 0,
+            fetched_before: Vec::new(),
             fed_text: FedText::new(&m.vocabulary.tokenizer),
             job: None,
             disk: DiskCache::default(),
@@ -483,7 +483,7 @@ impl<B: Backend> Conversation<B> {
         let twin = self.twin.as_ref().and_then(|twin| twin.seq).or_else(dense);
         let mut figures = Figures::read(&m.runner, self.chain.context.seq, twin);
         figures.counted = self.chain.counted(figures.seq());
-        figures.fetched_before = self.fetched_before;
+        figures.fetched_before = self.fetched_before.clone();
         self.add_chains(m, &mut figures);
         figures
     }

@@ -24,6 +24,11 @@ impl<B: Backend> Runner<B> {
         self.cache.geometry().keeps_far()
     }
 
+    /// Prompt tokens between two choices of far pages: [`Far::prompt_block`] of its chunks.
+    pub fn prompt_block(&self) -> usize {
+        Far::prompt_block(self.chunk().unwrap_or(0))
+    }
+
     /// Chooses the far pages that a sequence attends to from here on, by its newest `queries`
     /// queries. Returns how many pages of all lanes were brought near; `None` if the cache keeps no
     /// far rows.
@@ -46,7 +51,7 @@ impl<B: Backend> Runner<B> {
     /// Feeds tokens as a prompt: in steps as long as possible, with a choice after each block and
     /// at the end.
     pub fn feed_prompt(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
-        let block = if self.keeps_far() { Far::PROMPT_BLOCK } else { tokens.len().max(1) };
+        let block = if self.keeps_far() { self.prompt_block() } else { tokens.len().max(1) };
         for block in tokens.chunks(block) {
             for step in block.chunks(self.max_step()) {
                 self.feed(seq, step)?;

@@ -1,6 +1,6 @@
 //! Memory planning before anything is loaded: pure arithmetic over sizes.
 
-use super::EngineOptions;
+use super::{EngineOptions, FarOptions};
 use crate::backend::{DeltaGeometry, KvGeometry};
 use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, DeltaNet, LayerKind, ModelConfig};
@@ -212,7 +212,7 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     match evicts && policy.evicts() {
         true if policy.is_learned() => {
             let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, None, options.memory_bytes);
-            let slots = slots_budget(c, options.codec, far(c, options), budget, context);
+            let slots = slots_budget(c, options.codec, near_rows(c, options), budget, context);
             let fits = whole_pages(c, options.codec, slots, ratio(c, options, context) / MARGIN, context);
             fits.max(plan.certain_context)
         }
@@ -221,16 +221,58 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     }
 }
 
+/// Share of free host memory that far rows take unasked, and the part of the cache's memory that
+/// must be left beside their near rows and index.
+const UNASKED_SHARE: u64 = 4;
+
+/// Far rows of a model for which nothing is said about them. Where few layers have attention, what
+/// their heads drop is nowhere else: others found facts of long texts lost on models with gated
+/// delta nets while the perplexity stayed the same. So these models have far rows if they evict, as
+/// many as the whole context needs, in at most a quarter of the `free` host memory, and if the
+/// cache has room for those that are near.
+pub fn usual_far(
+    c: &ModelConfig,
+    weight_bytes: u64,
+    options: &EngineOptions,
+    rule: Far,
+    free: u64,
+) -> Option<FarOptions> {
+    let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
+    if c.spec.delta_net.is_none() || c.spec.global_heads.is_some() || !evicts || !policy(c, options).keeps_far() {
+        return None;
+    }
+    let context = options.context.unwrap_or(c.context);
+    let limit_bytes = (dense_token_bytes(c, options.codec) * context as u64).min(free / UNASKED_SHARE);
+    let far = FarOptions { rule, limit_bytes };
+    let with = EngineOptions { far: Some(far), ..options.clone() };
+    let budget = kv_budget(weight_bytes, options.kv_limit, options.memory_bytes);
+    let left = slots_budget(c, options.codec, near_rows(c, &with), budget, context);
+    let has_room = budget.zip(left).is_none_or(|(all, left)| left >= all - all / UNASKED_SHARE);
+    has_room.then_some(far)
+}
+
 /// The rule of far rows, if the options set one and the policy keeps rows that leave.
 fn far(c: &ModelConfig, options: &EngineOptions) -> Option<Far> {
     options.far.map(|far| far.rule).filter(|_| policy(c, options).keeps_far())
 }
 
-/// The part of a budget that is left for slots. The rest is for the far rows of one sequence: the
-/// pages that a choice brings, the rows that leave until the next one, and the index of all.
-fn slots_budget(c: &ModelConfig, codec: Codec, far: Option<Far>, budget: Option<u64>, context: usize) -> Option<u64> {
-    let rows = far.map_or(0, |far| (far.pages + 1) * Far::ROWS + Far::PROMPT_BLOCK).min(context);
-    let index = far.map_or(0, |_| index_bytes(c, context));
+/// [`Far::near_rows`], where rows that leave are kept: of the longest step, which a prompt's chunks
+/// do not exceed.
+fn near_rows(c: &ModelConfig, options: &EngineOptions) -> Option<usize> {
+    far(c, options).map(|far| far.near_rows(options.max_step.unwrap_or(0)))
+}
+
+/// The part of a budget that is left for slots. The rest is for the far rows of one sequence: at
+/// most `near` rows of a lane beside its slots, and the index of all.
+fn slots_budget(
+    c: &ModelConfig,
+    codec: Codec,
+    near: Option<usize>,
+    budget: Option<u64>,
+    context: usize,
+) -> Option<u64> {
+    let rows = near.unwrap_or(0).min(context);
+    let index = near.map_or(0, |_| index_bytes(c, context));
     budget.map(|bytes| bytes.saturating_sub(rows as u64 * dense_token_bytes(c, codec) + index))
 }
 
@@ -269,18 +311,19 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64 + local,
         ..Plan::default()
     };
-    with_budget(plan, c, (options.codec, &policy(c, options), far(c, options)), context, budget)
+    with_budget(plan, c, (options.codec, &policy(c, options), near_rows(c, options)), context, budget)
 }
 
-/// The plan with this many bytes for the cache.
+/// The plan with this many bytes for the cache, of which each lane has so many [near
+/// rows](Far::near_rows) if rows that leave are kept.
 pub fn with_budget(
     plan: Plan,
     c: &ModelConfig,
-    (codec, policy, far): (Codec, &Policy, Option<Far>),
+    (codec, policy, near): (Codec, &Policy, Option<usize>),
     context: usize,
     budget: Option<u64>,
 ) -> Plan {
-    let slots = slots_budget(c, codec, far, budget, context);
+    let slots = slots_budget(c, codec, near, budget, context);
     let fits = |ratio: f64| whole_pages(c, codec, slots, ratio, context);
     Plan {
         kv_budget_bytes: budget,
@@ -331,7 +374,7 @@ pub fn estimate(c: &ModelConfig, formats: &[(Weights, u64)], codecs: &[Codec], m
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::FarOptions;
+    use crate::policy::PolicyKind;
 
     /// The estimate makes the choices of a start, and leaves no more room than one.
     #[test]
@@ -364,11 +407,41 @@ mod tests {
         // the index, for each page 32 lanes x 64 channels in four bits, and a scale.
         let far = Some(FarOptions { rule: Far { pages: 2 }, limit_bytes: u64::MAX });
         let near = (3 * 32 + 2048) * dense_token_bytes(&checkpoint.config, Codec::F32) + 8192 / 32 * 32 * 36;
-        let plan = plan(&checkpoint, &EngineOptions { far, ..options }, 8192, Some((1 << 20) + near));
-        assert_eq!((plan.certain_context, plan.kv_budget_bytes), (48, Some((1 << 20) + near)));
+        let of_step = |max_step, bytes| {
+            let options = EngineOptions { far, max_step, ..options.clone() };
+            let plan = plan(&checkpoint, &options, 8192, Some(bytes));
+            (plan.certain_context, plan.kv_budget_bytes)
+        };
+        assert_eq!(of_step(None, (1 << 20) + near), (48, Some((1 << 20) + near)));
+        // Longer steps make longer blocks.
+        let more = near + 2048 * dense_token_bytes(&checkpoint.config, Codec::F32);
+        assert_eq!(of_step(Some(512), (1 << 20) + near), of_step(None, (1 << 20) + near));
+        assert_eq!(of_step(Some(4096), (1 << 20) + more), (48, Some((1 << 20) + more)));
         // No page takes the memory of the index.
         let options = EngineOptions { far, workspace_bytes: 7, ..EngineOptions::new(Codec::F32) };
         assert_eq!(fixed_bytes(&checkpoint, &options, 8192), checkpoint.weight_bytes + 7 + 8192 / 32 * 32 * 36);
+    }
+
+    /// Models with gated delta nets have far rows unasked, if they evict and there is room.
+    #[test]
+    fn only_hybrids_that_evict_have_far_rows_unasked() {
+        let (rule, window) = (Far { pages: 16 }, PolicyKind::Window.with(Budget::Slots(512)));
+        let options = EngineOptions { policy: window, context: Some(65_536), ..EngineOptions::new(Codec::Bf16) };
+        let hybrid = Checkpoint::shape("qwen3.5-9b").unwrap();
+        let of = |c: &ModelConfig, options: &EngineOptions, free| usual_far(c, 0, options, rule, free);
+        let all = dense_token_bytes(&hybrid, Codec::Bf16) * 65_536;
+        assert_eq!(of(&hybrid, &options, u64::MAX), Some(FarOptions { rule, limit_bytes: all }));
+        assert_eq!(of(&hybrid, &options, all), Some(FarOptions { rule, limit_bytes: all / 4 }));
+        let with = |change: &dyn Fn(&mut EngineOptions)| {
+            let mut options = options.clone();
+            change(&mut options);
+            of(&hybrid, &options, all).is_some()
+        };
+        assert!(!with(&|o| o.eviction = Some(false)) && !with(&|o| o.policy = PolicyKind::Dense.into()));
+        // The near rows may take a quarter of the cache.
+        let rows = rule.near_rows(0) as u64 * dense_token_bytes(&hybrid, Codec::Bf16);
+        assert!(with(&|o| o.kv_limit = Some(5 * rows)) && !with(&|o| o.kv_limit = Some(4 * rows)));
+        assert_eq!(of(&Checkpoint::shape("qwen3-8b").unwrap(), &options, all), None);
     }
 
     #[test]

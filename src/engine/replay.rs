@@ -87,8 +87,9 @@ impl<B: Backend> Conversation<B> {
                 m.runner.release(old.seq);
                 m.snapshots.release_of(&mut m.runner, self.id(), Worth::TurnStart);
                 self.disk.left_log();
+                self.count_fetched_from_here(m);
             }
-            (None, None) => {}
+            (None, None) => self.count_fetched_from_here(m),
             (Some(_), Some(old)) => {
                 self.replace_context(&mut m.runner, old);
                 let _ = self.follow_eviction(m);
@@ -188,11 +189,17 @@ impl<B: Backend> Conversation<B> {
     /// Ends a replay. If it did not finish, the conversation is empty.
     pub fn end_replay(&mut self, m: &mut Loaded<B>, events: &EventSender, halt: Option<Halt>) {
         self.chain.stop();
-        let Some(halt) = halt else { return };
+        let Some(halt) = halt else { return self.count_fetched_from_here(m) };
         self.reset_context(&mut m.runner, self.eviction);
         if let Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why) = halt {
             events.notice(format!("the conversation could not be loaded into the cache: {why}"));
         }
+    }
+
+    /// Lets figures count only the far pages that are fetched from here on: those that a replay has
+    /// fetched are of earlier turns.
+    pub fn count_fetched_from_here(&mut self, m: &Loaded<B>) {
+        self.fetched_before = m.runner.cache.far_fetched(self.chain.context.seq).to_vec();
     }
 
     /// Goes back to the longest kept state whose text begins the rendering.

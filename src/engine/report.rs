@@ -20,8 +20,8 @@ pub(super) struct Figures {
     pub device_bytes: Option<u64>,
     /// Reads and peak of the answer, summed over lanes.
     pub counted: (u64, u64),
-    /// Far pages that were fetched before the newest turn.
-    pub fetched_before: u64,
+    /// [`SeqStats::fetched`] before the newest turn.
+    pub fetched_before: Vec<u32>,
     /// Maximum number of distinct pages that the answer's chains and their prompt held.
     pub shared_pages: Option<usize>,
     pub chains: Vec<ChainFigures>,
@@ -41,7 +41,7 @@ impl Figures {
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
             counted: (0, 0),
-            fetched_before: 0,
+            fetched_before: Vec::new(),
             shared_pages: None,
             chains: Vec::new(),
         }
@@ -77,9 +77,11 @@ impl Figures {
                 near: mean(&|stats| stats.far.near),
                 dropped: mean(&|stats| stats.far.dropped),
                 bytes: mean(&|stats| stats.far.bytes),
-                fetched: mean(&|stats| stats.far.fetched),
                 ..self.seq.far
             };
+            let lanes = of.iter().map(|stats| stats.fetched.len()).max().unwrap_or(0);
+            let of_lane = |at: usize| mean(&|stats| stats.fetched.get(at).copied().unwrap_or(0).into()) as u32;
+            self.seq.fetched = (0..lanes).map(of_lane).collect();
         }
         self.chain_pages = self.other_pages().saturating_sub(others);
     }
@@ -94,8 +96,6 @@ impl Figures {
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
         let dense_slots = stats.dense_slots();
-        let FarCounts { rows, near, dropped, bytes, fetched, .. } = stats.far;
-        let fetched = fetched.saturating_sub(self.fetched_before);
         KvStats {
             codec: g.codec,
             live_slots: stats.live_slots,
@@ -109,8 +109,20 @@ impl Figures {
             reads: Self::per_lane(g, self.counted.0),
             peak_slots: Self::per_lane(g, self.counted.1),
             peak_shared: self.shared_pages.map(|pages| Self::per_lane(g, (pages * g.page_slots) as u64)),
-            far: self.far_limit.map(|limit_bytes| FarStats { rows, near, dropped, bytes, limit_bytes, fetched }),
+            far: self.far_limit.map(|limit_bytes| self.far(limit_bytes)),
         }
+    }
+
+    /// Figures of the sequence's far rows.
+    fn far(&self, limit_bytes: u64) -> FarStats {
+        let (g, FarCounts { rows, near, dropped, bytes, .. }) = (&self.geometry, self.seq.far);
+        let mut fetched_by_head: Vec<Vec<u32>> = g.layers().map(|layer| vec![0; layer.heads.count]).collect();
+        let before = self.fetched_before.iter().copied().chain(std::iter::repeat(0));
+        for ((lane, pages), before) in g.far_lanes().zip(&self.seq.fetched).zip(before) {
+            fetched_by_head[lane.layer][lane.head] = pages.saturating_sub(before);
+        }
+        let fetched = fetched_by_head.iter().flatten().copied().map(u64::from).sum();
+        FarStats { rows, near, dropped, bytes, limit_bytes, fetched, fetched_by_head }
     }
 
     pub fn snapshot(

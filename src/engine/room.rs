@@ -57,7 +57,8 @@ impl<B: Backend> Worker<B> {
         let (over, runner) = (self.over(budget), &self.model.runner);
         let g = runner.cache.geometry();
         let plan = self.model.info.plan.clone();
-        let of_cache = (g.codec, &g.policy, g.kept_far());
+        let near_rows = g.kept_far().map(|far| far.near_rows(runner.max_step()));
+        let of_cache = (g.codec, &g.policy, near_rows);
         let plan = with_budget(plan, runner.config(), of_cache, runner.context(), budget);
         let Some(conversation) = self.conversations.get(&id) else { return };
         conversation.outlet.event(Event::Planned(Box::new(plan)));

@@ -36,14 +36,27 @@ impl Far {
     pub const QUERIES: usize = 32;
     /// Generated tokens between two choices. Their queries choose.
     pub const ANSWER_BLOCK: usize = 16;
-    /// Prompt tokens between two choices. The newest [`Self::QUERIES`] queries choose. What leaves
-    /// between two choices is read until the next one, so a longer block reads more, diverges less
-    /// and lets steps be as long as those without far pages.
+    /// Fewest prompt tokens between two choices: [`Self::prompt_block`].
     pub const PROMPT_BLOCK: usize = 2048;
     /// Default of [`Self::pages`].
     pub const DEFAULT_PAGES: usize = 16;
     /// Maximum of [`Self::pages`].
     pub const MOST_PAGES: usize = 4096;
+
+    /// Prompt tokens between two choices where prompts are fed in steps of `step` tokens. The newest
+    /// [`Self::QUERIES`] queries choose. What leaves between two choices is read until the next
+    /// one, so a longer block diverges less, and reads more if it is longer than a step: within a
+    /// step every query reads all earlier tokens of the step anyway.
+    pub fn prompt_block(step: usize) -> usize {
+        step.max(Self::PROMPT_BLOCK)
+    }
+
+    /// Most rows of a lane that attention reads beside its slots, where a step has at most `step`
+    /// tokens and no page is held: the pages that a choice brings, the page that is filling, and
+    /// what leaves until the next choice.
+    pub fn near_rows(self, step: usize) -> usize {
+        (self.pages + 1) * Self::ROWS + Self::prompt_block(step)
+    }
 }
 
 /// Index of a page: the mean of its keys, `[head_dim]`, in four bits a channel.

@@ -43,7 +43,7 @@ pub struct KvStats {
 }
 
 /// Rows that left the cache and are kept, summed over layers and KV heads: [`crate::policy::far`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FarStats {
     pub rows: u64,
     /// Rows that attention reads.
@@ -57,6 +57,10 @@ pub struct FarStats {
     /// answer. 0 in files of older versions.
     #[serde(default)]
     pub fetched: u64,
+    /// Those pages `[n_layers][n_kv_heads]`, of several chains the mean of each head. `fetched` is
+    /// their sum. Empty in files of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fetched_by_head: Vec<Vec<u32>>,
 }
 
 impl KvStats {

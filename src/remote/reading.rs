@@ -192,6 +192,8 @@ fn count(value: &Value) -> Option<usize> {
 /// The figures of a cache, if they are of layers with these numbers of KV heads.
 fn figures(value: &Value, shape: &[usize]) -> Option<KvStats> {
     let kv = KvStats::deserialize(value).ok()?;
-    let fits = !shape.is_empty() && kv.live.iter().map(Vec::len).eq(shape.iter().copied());
+    let has_shape = |rows: &[Vec<u32>]| rows.iter().map(Vec::len).eq(shape.iter().copied());
+    let fetched = kv.far.as_ref().map_or(&[][..], |far| &far.fetched_by_head);
+    let fits = !shape.is_empty() && has_shape(&kv.live) && (fetched.is_empty() || has_shape(fetched));
     (fits && kv.dense.len() == shape.len()).then_some(kv)
 }

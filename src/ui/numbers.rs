@@ -39,7 +39,7 @@ pub fn headline(app: &App) -> Vec<String> {
         return Vec::new();
     };
     let mut parts = vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes))];
-    match kv.far.filter(|far| far.rows > 0) {
+    match kv.far.as_ref().filter(|far| far.rows > 0) {
         Some(far) => {
             parts.extend([format!("near {}", ratio(kv.ratio)), format!("far {}", bytes(far.bytes))]);
             parts.extend((far.fetched > 0).then(|| format!("fetched {}", plural(far.fetched, "page"))));
@@ -47,6 +47,19 @@ pub fn headline(app: &App) -> Vec<String> {
         None => parts.push(ratio(kv.ratio)),
     }
     parts
+}
+
+/// Far pages that each head fetched in the newest turn, `[n_layers][n_kv_heads]`; `None` if no head
+/// has far rows, and for layers that keep none.
+pub fn fetched(app: &App) -> Option<Vec<Vec<Option<u32>>>> {
+    let far = app.engine.snapshot.as_ref()?.kv.far.as_ref().filter(|far| far.rows > 0)?;
+    let lanes = app.engine.info.as_ref().map_or(&[][..], |info| &info.lanes);
+    let of_layer = |(layer, heads): (usize, &Vec<u32>)| {
+        let keeps = lanes.get(layer).is_none_or(|lanes| lanes.decides());
+        heads.iter().map(|&pages| keeps.then_some(pages)).collect()
+    };
+    let cells: Vec<Vec<Option<u32>>> = far.fetched_by_head.iter().enumerate().map(of_layer).collect();
+    (!cells.is_empty()).then_some(cells)
 }
 
 /// Meanings of the panel's words, in its order. The help shows it.
@@ -68,8 +81,16 @@ pub const LEGEND: &[(&str, &str)] = &[
         "near 4.0x, far 2 MB",
         "with --far: how many times smaller the cache is, and host memory of what left it, which heads find again by the question",
     ),
+    (
+        "fetched 96 pages",
+        "pages of 32 tokens that were found again in the newest turn, all heads together; F2 (/panel) once more shows them by layer \
+         and head",
+    ),
     ("L0, h0", "a row per layer, a cell per KV head: percent of the tokens that it still keeps"),
-    ("forgets most, keeps all", "the scale of the cells' colours"),
+    (
+        "forgets most, keeps all",
+        "the scale of the cells' colours; of fetched pages it goes from none to the most of a head",
+    ),
     ("kept for undo", "memory of earlier states, so that /undo and /regen need not read the conversation again"),
     ("other chains", "memory of the chains beside the mean one (/parallel)"),
     ("twin", "memory of the copy that drops nothing (/twin, and /compare while it answers)"),
@@ -187,7 +208,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         let [reads, most] = [kv.reads, kv.peak_slots].map(|slots| count(slots as u64));
         rows.push(("reads", format!("{reads} slots a head in the last answer, {most} at most stored")));
     }
-    rows.extend(kv.far.map(|far| ("far", far_row(&far))));
+    rows.extend(kv.far.as_ref().map(|far| ("far", far_row(far))));
     let draft = app.chat.path().last().and_then(|m| m.report.as_ref()?.draft);
     rows.extend(draft.map(|draft| ("drafts", drafts(&draft))));
     rows.extend(also_held(app));
@@ -255,21 +276,29 @@ pub fn short(number: f64) -> String {
     format!("{number:.1}").trim_end_matches(".0").to_owned()
 }
 
-/// Returns the text of /stats: the panel's numbers, and the live slots of every layer and head.
+/// Returns the text of /stats: the panel's numbers, the live slots of every layer and head, and
+/// the pages that they fetched, if they did.
 pub fn stats_note(app: &App) -> String {
     let Some(s) = &app.engine.snapshot else { return "no numbers yet: no model is loaded".to_owned() };
     let mut lines: Vec<String> = stats_rows(app, s).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
-    lines.push(String::new());
-    lines.push(format!("live slots of {}, by layer and head:", plural(s.kv.tokens(), "token")));
-    let widest = s.kv.live.iter().flatten().max().copied().unwrap_or(0).to_string().len().max(3);
-    let heads = s.kv.live.iter().map(Vec::len).max().unwrap_or(0);
-    let head: String = (0..heads).map(|h| format!(" {:>widest$}", format!("h{h}"))).collect();
-    lines.push(format!("    {head}"));
-    for (layer, live) in s.kv.live.iter().enumerate() {
-        let cells: String = live.iter().map(|n| format!(" {n:>widest$}")).collect();
-        lines.push(format!("{:<4}{cells}", format!("L{layer}")));
+    lines.extend(table(&format!("live slots of {}", plural(s.kv.tokens(), "token")), &s.kv.live));
+    if let Some(far) = s.kv.far.as_ref().filter(|far| far.fetched > 0) {
+        lines.extend(table("far pages fetched by the newest turn", &far.fetched_by_head));
     }
     lines.join("\n")
+}
+
+/// A table of layers and heads, with an empty line above.
+fn table(title: &str, cells: &[Vec<u32>]) -> Vec<String> {
+    let widest = cells.iter().flatten().max().copied().unwrap_or(0).to_string().len().max(3);
+    let heads = cells.iter().map(Vec::len).max().unwrap_or(0);
+    let head: String = (0..heads).map(|h| format!(" {:>widest$}", format!("h{h}"))).collect();
+    let mut lines = vec![String::new(), format!("{title}, by layer and head:"), format!("    {head}")];
+    for (layer, row) in cells.iter().enumerate() {
+        let cells: String = row.iter().map(|n| format!(" {n:>widest$}")).collect();
+        lines.push(format!("{:<4}{cells}", format!("L{layer}")));
+    }
+    lines
 }
 
 /// `1,234/8,192`

@@ -302,11 +302,23 @@ pub enum Level {
     Error,
 }
 
+/// What a heatmap of layers and KV heads shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shown {
+    /// The share of the tokens that each head still keeps.
+    #[default]
+    Kept,
+    /// The far pages that each head fetched in the newest turn.
+    Fetched,
+}
+
 /// The cache panel.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
     /// Hidden by the user; else shown wherever it fits.
     pub hidden: bool,
+    /// What its heatmap shows, where there is something of it.
+    pub shown: Shown,
     pub ratios: RatioHistory,
     /// First row of the heatmap shown, where it does not fit.
     pub scroll: usize,

@@ -3,7 +3,6 @@
 use crate::far_reference::{self, Outcome};
 use crate::rule::{feed, feed_on, max_difference, random_log, runner_with, step_lengths, stored};
 use crate::tiny::{Form, Rng, Spec, Tiny};
-use dmschat::backend::FarCounts;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::Codec;
@@ -104,6 +103,7 @@ fn what_left_is_found_again_by_the_rule_in_any_chunks() {
             let rows = wanted.far.iter().flatten().flatten();
             assert_eq!(counts.rows, rows.clone().count() as u64);
             assert_eq!(counts.near, rows.filter(|(_, near)| *near).count() as u64);
+            assert_eq!(runner.cache.far_fetched(seq), wanted.fetched, "{form:?}");
         }
     }
 }
@@ -156,11 +156,16 @@ fn forks_share_pages(spec: Spec) {
     let bytes = |runner: &Runner<Cpu>| runner.cache.far_counts(runner.backend(), seq).all_bytes;
     let (before, alone) = (far(&runner, seq), bytes(&runner));
     let fork = runner.fork(seq).expect("a free row");
+    let fetched = runner.cache.far_fetched(seq).to_vec();
+    assert!(runner.cache.far_fetched(fork) == fetched && fetched.len() == runner.cache.geometry().far_lanes().count());
     assert_eq!((far(&runner, fork), bytes(&runner)), (before.clone(), alone), "nothing is copied");
     let rest: Vec<u32> = log[150..].iter().filter_map(LogEntry::token).collect();
     let of = |runner: &mut Runner<Cpu>, seq| {
         runner.feed(seq, &rest[..40]).expect("room");
-        runner.choose(seq, 16);
+        let before: u32 = runner.cache.far_fetched(seq).iter().sum();
+        let fetched = runner.choose(seq, 16).expect("far pages are kept");
+        let after: u32 = runner.cache.far_fetched(seq).iter().sum();
+        assert_eq!(fetched, u64::from(after - before), "the sum over lanes");
         runner.feed(seq, &rest[40..60]).expect("room");
         let mut last = Vec::new();
         runner.logits([19], |_, row| last = row.to_vec()).expect("finite");
@@ -168,6 +173,8 @@ fn forks_share_pages(spec: Spec) {
     };
     let first = of(&mut runner, fork);
     assert_eq!(far(&runner, seq), before);
+    assert_eq!(runner.cache.far_fetched(seq), fetched);
+    let of_fork = runner.cache.far_fetched(fork).to_vec();
     assert!(runner.drop_far(seq, 110) > 0);
     let after = far(&runner, fork);
     runner.release(seq);
@@ -175,6 +182,7 @@ fn forks_share_pages(spec: Spec) {
     let (again, _) = feed(&mut runner, &log[..150], || 7);
     assert_eq!(of(&mut runner, again), first, "a fork goes on as the sequence would");
     assert_eq!(far(&runner, again), after);
+    assert_eq!(runner.cache.far_fetched(again), of_fork);
     runner.release(fork);
     runner.release(again);
     assert_eq!(bytes(&runner), 0);
@@ -234,7 +242,7 @@ fn images_have_the_far_rows() {
         assert_eq!(found, wanted, "{codec:?}");
         let hidden = wanted.iter().flatten().flatten().filter(|(_, near)| !near).count();
         assert!(hidden > 60, "{:?}, {codec:?}: {hidden} rows are not read", tiny.spec);
-        let counts = |seq| FarCounts { fetched: 0, ..runner.cache.far_counts(runner.backend(), seq) };
+        let counts = |seq| runner.cache.far_counts(runner.backend(), seq);
         assert!(counts(seq) == counts(copy) && counts(seq).dropped > 0, "{codec:?}: {:?}", counts(copy));
         let go_on = |runner: &mut Runner<Cpu>, seq, seed| feed_on(runner, seq, after, step_lengths(seed));
         let (a, b) = (go_on(&mut runner, seq, 2), go_on(&mut runner, copy, 3));

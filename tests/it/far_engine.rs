@@ -79,6 +79,9 @@ fn choices_follow_from_the_tokens_alone() {
     let presence = report.presence.as_ref().expect("it was read");
     let most = (choices(&s.log).len() * presence.lanes * PAGES) as u64;
     assert!(stats.fetched > 0 && stats.fetched <= most, "{stats:?}, at most {most} fetched");
+    let by_head = &stats.fetched_by_head;
+    assert_eq!(by_head.iter().flatten().map(|&pages| u64::from(pages)).sum::<u64>(), stats.fetched);
+    assert!(by_head.iter().map(Vec::len).eq(report.kv.live.iter().map(Vec::len)), "{by_head:?}");
     let sum = |counts: &[u16]| counts.iter().map(|&lanes| u64::from(lanes)).sum::<u64>();
     assert_eq!([sum(&presence.far), sum(&presence.near)], [stats.rows, stats.near]);
     let lanes = presence.kept.iter().zip(&presence.far).map(|(kept, far)| usize::from(kept + far));
@@ -92,6 +95,21 @@ fn choices_follow_from_the_tokens_alone() {
     let again = ask(&mut other, &question());
     assert!(other.log == s.log && again.generated == report.generated && logits(&other) == logits(&s));
     assert_eq!(again.kv.far, Some(stats));
+    // A chunk that is longer than a block is one, and its log gives the same state in other steps.
+    let mut long = Session::in_chunks(&tiny, Far::PROMPT_BLOCK + 16, |o| {
+        far(o);
+        o.max_step = Some(4096);
+    });
+    long.max_tokens = 50;
+    ask(&mut long, &question());
+    let ends = [Far::PROMPT_BLOCK + 16, prompt].map(|at| (at, 32));
+    let in_prompt: Vec<_> = choices(&long.log).into_iter().filter(|choice| choice.1 == 32).collect();
+    assert_eq!(in_prompt, ends[usize::from(prompt <= Far::PROMPT_BLOCK + 16)..], "{prompt} tokens");
+    assert!(long.watch.seen().steps.contains(&(Far::PROMPT_BLOCK + 16)));
+    let mut replayed = resumed(&tiny, (&long.log, &long.exchanges), None, far);
+    let wanted = ask(&mut long, "and then?");
+    assert_eq!(ask(&mut replayed, "and then?").generated, wanted.generated);
+    assert_eq!(replayed.log, long.log);
     // The pages matter.
     let mut gone = Session::with(&tiny, |_| {});
     gone.max_tokens = 60;
@@ -121,7 +139,7 @@ fn drafts_change_neither_text_nor_choices() {
             s.log.extend_from_slice(&report.log);
             reports.push(report);
         }
-        let far: Vec<_> = reports.iter().map(|report| report.kv.far).collect();
+        let far: Vec<_> = reports.iter().map(|report| report.kv.far.clone()).collect();
         let tried = reports.iter().filter_map(|report| report.draft).map(|draft| draft.accepted).sum::<u64>();
         (reports.into_iter().map(|report| report.generated).collect::<Vec<_>>(), s.log.clone(), far, tried)
     };
@@ -159,7 +177,8 @@ fn goes_back_and_resumes(tiny: &Tiny) {
     let seen = logits(&s);
     assert_eq!(again.generated, first.generated);
     // The choice at the prompt's end is not made again.
-    let kept = |report: &TurnReport| report.kv.far.map(|far| FarStats { fetched: 0, ..far });
+    let kept =
+        |report: &TurnReport| report.kv.far.clone().map(|far| FarStats { fetched: 0, fetched_by_head: vec![], ..far });
     assert!(seen[seen.len() - again.generated.len()..] == *answer && kept(&again) == kept(&first));
     // From the log.
     let mut other = resumed(tiny, (&log, &exchanges), None, |o| {
@@ -169,7 +188,7 @@ fn goes_back_and_resumes(tiny: &Tiny) {
     let resumed = ask(&mut other, "and then?");
     let seen = logits(&other);
     assert!(resumed.generated == first.generated && seen[seen.len() - resumed.generated.len()..] == *answer);
-    assert_eq!((resumed.kv.far, other.log.len()), (first.kv.far, s.log.len()));
+    assert_eq!((&resumed.kv.far, other.log.len()), (&first.kv.far, s.log.len()));
 }
 
 /// Another engine that goes on with this conversation, from its log or its saved cache.
@@ -223,11 +242,13 @@ fn a_saved_cache_has_the_far_rows_of_a_replay() {
         let ((mut replayed, fed), (mut loaded, of_loaded)) =
             (resume(None, Some(PAGES)), resume(Some(&path), Some(PAGES)));
         assert_eq!((fed, of_loaded, loaded.notices()), (tokens, 0, vec![]), "{codec:?}: nothing is fed");
-        let stats = s.snapshot().kv.far.expect("rows are kept");
+        let stats = s.snapshot().kv.far.clone().expect("rows are kept");
         assert!(stats.near < stats.rows, "{stats:?}");
         for s in [&mut replayed, &mut loaded] {
-            let found = s.snapshot().kv.far.expect("rows are kept");
+            let kv = s.snapshot().kv.clone();
+            let found = kv.far.expect("rows are kept");
             assert_eq!((found.rows, found.near, found.dropped), (stats.rows, stats.near, stats.dropped), "{codec:?}");
+            assert!(found.fetched == 0 && found.fetched_by_head.len() == kv.live.len(), "{codec:?}: {found:?}");
         }
         let answers = [&mut s, &mut replayed, &mut loaded].map(|s| {
             let report = ask(s, &question());
@@ -269,7 +290,7 @@ fn far_rows_of_a_file_come_late_or_the_log_is_replayed() {
         let report = ask(s, &question());
         let seen = logits(s);
         let answer = seen[seen.len() - report.generated.len()..].to_vec();
-        let far = report.kv.far.map(|far| FarStats { fetched: 0, ..far });
+        let far = report.kv.far.clone().map(|far| FarStats { fetched: 0, fetched_by_head: vec![], ..far });
         (report.generated, answer, far, s.log.clone())
     };
     for switches in [false, true] {
@@ -315,7 +336,7 @@ fn conversations_share_the_beginning_of_a_prompt() {
     (alone.exchanges, alone.turns) = (first.exchanges.clone(), 1);
     let wanted = ask(&mut alone, "and then?");
     assert_eq!(wanted.reused_tokens, 0);
-    let stats = wanted.kv.far.expect("rows are kept");
+    let stats = wanted.kv.far.clone().expect("rows are kept");
     assert!(stats.near < stats.rows && shared.kv.far == wanted.kv.far, "{:?} instead of {stats:?}", shared.kv.far);
     let answer = |s: &Session| logits(s)[logits(s).len() - wanted.generated.len()..].to_vec();
     assert!(shared.generated == wanted.generated && longer.log == alone.log && answer(&longer) == answer(&alone));
@@ -378,7 +399,7 @@ fn figures_of_far_rows_are_of_the_mean_chain_too() {
     };
     let now = (0..20).find_map(look).expect("a look while all chains speak");
     let lanes: usize = now.kv.live.iter().map(Vec::len).sum();
-    let all = now.kv.live_slots + now.kv.far.expect("rows are kept").rows;
+    let all = now.kv.live_slots + now.kv.far.clone().expect("rows are kept").rows;
     // Means are rounded, in each lane.
     assert!(all.abs_diff(now.kv.dense_slots) <= 2 * lanes as u64, "{:?}", now.kv);
 }
@@ -398,7 +419,7 @@ fn a_full_tier_drops_its_oldest_pages() {
         let stats = report.kv.far.expect("rows are kept");
         assert!(stats.bytes <= limit + limit / 2, "{stats:?}");
     }
-    let stats = s.snapshot().kv.far.expect("rows are kept");
+    let stats = s.snapshot().kv.far.clone().expect("rows are kept");
     assert!(stats.dropped > 0 && said == 1, "{stats:?}, said {said} times: {:?}", s.notices());
     assert!(s.log.iter().any(|entry| matches!(entry, LogEntry::DropFar { .. })));
     // Another engine with more room replays the same.
@@ -406,7 +427,7 @@ fn a_full_tier_drops_its_oldest_pages() {
     let request = RestoreRequest { log: s.log.clone(), replies: Vec::new(), pending: None, cache: None };
     other.send(Command::Restore(Box::new(request)));
     other.wait(|e| matches!(e, Event::RebuildDone { .. }).then_some(()));
-    let replayed = other.snapshot().kv.far.expect("rows are kept");
+    let replayed = other.snapshot().kv.far.clone().expect("rows are kept");
     assert_eq!((replayed.rows, replayed.near, replayed.dropped), (stats.rows, stats.near, stats.dropped));
 }
 
@@ -430,7 +451,7 @@ fn who_has_no_far_pages_says_so() {
     );
     let mut s = Session::with(&local, far);
     ask(&mut s, &question());
-    let far = s.snapshot().kv.far.expect("rows are kept");
+    let far = s.snapshot().kv.far.clone().expect("rows are kept");
     let lanes = s.stored().iter().enumerate().filter(|(layer, _)| !local.spec.is_local(*layer)).count();
     let most = lanes * local.spec.n_kv_heads * s.tokens().len();
     assert!(far.rows > 0 && far.rows < most as u64, "{far:?}");

@@ -19,6 +19,8 @@ pub struct Outcome {
     /// `[n_layers][n_kv_heads]` far positions in the order in which they left, and whether they are
     /// read.
     pub far: Vec<Vec<Vec<(usize, bool)>>>,
+    /// Far pages of each lane that choices have made near, layer by layer.
+    pub fetched: Vec<u32>,
     /// The smallest distance of a decision from its threshold, and of a score from one of a page on
     /// the other side of a choice.
     pub margin: f64,
@@ -32,6 +34,7 @@ struct Lane {
     slots: BTreeSet<usize>,
     /// The last page may be filling.
     pages: Vec<(Vec<usize>, bool)>,
+    fetched: u32,
 }
 
 impl Lane {
@@ -67,8 +70,14 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
     let tokens: Vec<usize> = log.iter().filter_map(LogEntry::token).map(|token| token as usize).collect();
     let embed = &tiny.weights["model.embed_tokens.weight"];
     let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embed[t * s.hidden..(t + 1) * s.hidden].to_vec()).collect();
-    let mut out =
-        Outcome { logits: Vec::new(), stored: Vec::new(), far: Vec::new(), margin: f64::INFINITY, hidden_pairs: 0 };
+    let mut out = Outcome {
+        logits: Vec::new(),
+        stored: Vec::new(),
+        far: Vec::new(),
+        fetched: Vec::new(),
+        margin: f64::INFINITY,
+        hidden_pairs: 0,
+    };
     for l in 0..s.n_layers {
         let layer = Layer { tiny, l };
         let (q, keys, v, decisions) = layer.decide(&x, Rounding::None);
@@ -139,7 +148,9 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
                         let better = |a: usize, b: usize| scores[b] > scores[a] || scores[b] == scores[a] && b < a;
                         for (page, score) in scores.iter().enumerate() {
                             let rank = (0..scores.len()).filter(|&other| better(page, other)).count();
-                            lane.pages[page].1 = rank < k || !on || holds(&lane.pages[page].0, &pinned);
+                            let is_near = rank < k || !on || holds(&lane.pages[page].0, &pinned);
+                            lane.fetched += u32::from(is_near && !lane.pages[page].1);
+                            lane.pages[page].1 = is_near;
                             if rank + 1 == k || rank == k {
                                 let others = scores.iter().enumerate().filter(|(other, _)| *other != page);
                                 out.margin = others.fold(out.margin, |m, (_, other)| m.min((score - other).abs()));
@@ -172,6 +183,7 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], k: usize, budget: Option<usize>) -> Ou
         let read = |lane: &Lane| lane.pages.iter().flat_map(|(rows, near)| rows.iter().map(|&t| (t, *near))).collect();
         out.stored.push(lanes.iter().map(|lane| lane.slots.iter().copied().collect()).collect());
         out.far.push(lanes.iter().map(read).collect());
+        out.fetched.extend(lanes.iter().map(|lane| lane.fetched));
     }
     let head = if s.tied { embed } else { &tiny.weights["lm_head.weight"] };
     out.logits = x.iter().map(|x| matvec(head, &rms_norm(x, &tiny.weights["model.norm.weight"], s.eps))).collect();

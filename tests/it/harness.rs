@@ -58,9 +58,24 @@ impl<'a> Session<'a> {
         open: impl FnOnce() -> anyhow::Result<Checkpoint> + Send + 'static,
         change: impl FnOnce(&mut EngineOptions),
     ) -> Self {
+        Self::watched(tiny, Watch::default(), open, change)
+    }
+
+    /// With a backend that feeds prompts in chunks of so many tokens.
+    pub fn in_chunks(tiny: &'a Tiny, chunk: usize, change: impl FnOnce(&mut EngineOptions)) -> Self {
+        let watch = Watch::default();
+        watch.seen().chunk_tokens = Some(chunk);
+        Self::watched(tiny, watch, tiny.opener(), change)
+    }
+
+    fn watched(
+        tiny: &'a Tiny,
+        watch: Watch,
+        open: impl FnOnce() -> anyhow::Result<Checkpoint> + Send + 'static,
+        change: impl FnOnce(&mut EngineOptions),
+    ) -> Self {
         let mut options = EngineOptions { max_step: Some(STEP), ..EngineOptions::new(Codec::F32) };
         change(&mut options);
-        let watch = Watch::default();
         let seen = watch.clone();
         let mut handle = engine::spawn(open, move || Ok(Spy::new(&seen)), options).unwrap();
         watch.seen().commands = Some(handle.commands.clone());

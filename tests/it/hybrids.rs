@@ -97,6 +97,12 @@ fn a_hybrid_answers_a_prompt() {
     };
     let evicting = ask(&[]);
     assert_eq!(evicting["answer_tokens"], 40);
+    // What a hybrid forgets is kept unasked; with room for all far pages nothing is lost.
+    let limit = evicting["kv"]["far"]["limit_bytes"].as_u64().unwrap();
+    assert!(limit > 0 && ask(&["--far", "off"])["kv"]["far"].is_null(), "{evicting}");
+    let all = ask(&["--far", "1GiB", "--far-pages", "4096"]);
+    assert_eq!(all["kv"]["far"]["limit_bytes"], 1 << 30);
+    assert_eq!(all["answer"], ask(&["--eviction", "off"])["answer"]);
     let live = evicting["kv"]["live"].as_array().unwrap();
     assert!(live.len() == 2 && evicting["kv"]["ratio"].as_f64().unwrap() > 1.0, "{evicting}");
     assert_eq!(ask(&["--eviction", "off"])["kv"]["ratio"], 1.0);

@@ -167,6 +167,11 @@ fn an_answer_with_far_pages_is_that_of_the_cpu() {
     let (plain, got, drafted) = (answer("cpu", "off"), answer("cuda", "off"), answer("cuda", "lookup"));
     let far = |said: &Value, key: &str| said["kv"]["far"][key].as_u64().unwrap();
     let [rows, near] = ["rows", "near"].map(|key| far(&plain, key));
+    for said in [&plain, &got] {
+        let by_head = &said["kv"]["far"]["fetched_by_head"];
+        let heads = by_head.as_array().unwrap().iter().flat_map(|layer| layer.as_array().unwrap());
+        assert_eq!(heads.map(|pages| pages.as_u64().unwrap()).sum::<u64>(), far(said, "fetched"), "{by_head}");
+    }
     assert!(near > 0 && 2 * near < rows, "{plain}");
     assert_eq!((&got["device"], &got["answer"]), (&"software GPU".into(), &plain["answer"]));
     // Decisions near their threshold depend on rounding.

@@ -26,6 +26,8 @@ pub struct Seen {
     pub calls: BTreeMap<String, usize>,
     /// Buffers that were read since the last step.
     pub reads_since_step: usize,
+    /// What the backend says of its chunks.
+    pub chunk_tokens: Option<usize>,
     /// Tokens of every step.
     pub steps: Vec<usize>,
     /// Most sequences in a step.
@@ -146,7 +148,8 @@ fn changed<T>(buf: &Buf<T>) -> RefMut<'_, Vec<T>> {
 
 impl Report for Spy {
     fn about(&self) -> About {
-        self.cpu.about()
+        let chunk_tokens = self.watch.seen().chunk_tokens;
+        About { chunk_tokens, ..self.cpu.about() }
     }
 }
 
@@ -258,7 +261,7 @@ impl Pages for Spy {
 impl FarPages for Spy {
     type Awaited = <Cpu as FarPages>::Awaited;
 
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> Vec<u32> {
         self.watch.count("choose");
         self.lent(kv, |kv| self.cpu.choose(kv, seq, queries, held))
     }

@@ -168,7 +168,7 @@ pub fn local() -> Vec<History> {
 }
 
 /// Caches that keep what leaves them, with every codec, in every attention kernel; also chunks
-/// longer than the window, and a model with local layers. Queries are bf16, so that scores have the
+/// longer than the window, more pages than a block scores at once, and a model with local layers. Queries are bf16, so that scores have the
 /// CPU's bits.
 pub fn far() -> Vec<History> {
     let [_, previous, same, merging, usual, short, window] = policies();
@@ -188,7 +188,12 @@ pub fn far() -> Vec<History> {
         ..History::new(policy, codec, shape, 600 + i as u64)
     };
     let wide = History { far: Some(2), ..History::new(short, Codec::Bf16, [128, 1, 2], 620).wide() };
-    shapes.into_iter().enumerate().map(case).chain([wide]).collect()
+    let many = [(128, 622), (256, 624)].map(|(head_dim, seed)| History {
+        far: Some(3),
+        events: 8 * WIDE_EVENTS,
+        ..History::new(window, Codec::Fp8, [head_dim, 1, 1], seed).wide()
+    });
+    shapes.into_iter().enumerate().map(case).chain([wide]).chain(many).collect()
 }
 
 /// Policies with scores. The seeds give histories in which every victim has less attention than the
@@ -323,6 +328,11 @@ impl Case for History {
         for _ in 0..self.events {
             run.event();
         }
+        if self.far.is_some() {
+            // Among the most pages.
+            (0..run.seqs.len()).for_each(|seq| run.choose(seq, Far::QUERIES));
+            run.look();
+        }
         run.output
     }
 }
@@ -378,8 +388,7 @@ impl<B: Measure> Run<'_, B> {
             }
             (12..=14, Some(seq)) if self.case.far.is_some() => {
                 let queries = 1 + self.random.below(Far::QUERIES);
-                let fetched = self.cache.choose(self.b, self.seqs[seq], queries);
-                self.output.exact.push(fetched.map_or(-1, |pages| pages as i64));
+                self.choose(seq, queries);
             }
             (15, Some(seq)) if self.case.far.is_some() && self.random.below(3) == 0 => {
                 let before = self.random.below(self.cache.len(self.seqs[seq]) + 1);
@@ -388,6 +397,14 @@ impl<B: Measure> Run<'_, B> {
             _ => self.step(),
         }
         self.look();
+    }
+
+    /// Chooses far pages, and records how many of each lane were fetched.
+    fn choose(&mut self, seq: usize, queries: usize) {
+        let fetched = self.cache.choose(self.b, self.seqs[seq], queries);
+        self.output.exact.push(fetched.map_or(-1, |pages| pages as i64));
+        let by_head = self.cache.far_fetched(self.seqs[seq]).iter().copied();
+        self.output.exact.extend(by_head.map(i64::from));
     }
 
     /// Replaces a sequence by one that is made of its image.

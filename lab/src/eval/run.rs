@@ -201,7 +201,7 @@ impl Run {
             "width": self.axes.widths, "seed": self.axes.seed, "sampling": self.sampling, "think": settings.think,
             "system": settings.system, "ctx_size": settings.ctx_size,
         });
-        if settings.far.is_some() {
+        if settings.far.bytes().is_some() {
             run["far_pages"] = json!(settings.far_pages);
         }
         if let Target::Cuda(_) = self.target {

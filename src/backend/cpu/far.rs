@@ -274,7 +274,7 @@ pub(super) fn remember(kv: &mut KvTables<Cpu>, rows: &Acts, layer: usize, spans:
 impl FarPages for Cpu {
     type Awaited = Awaited;
 
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> Vec<u32> {
         choose(self, kv, seq, queries, held)
     }
 
@@ -391,11 +391,11 @@ impl FarPages for Cpu {
 #[derive(Default)]
 pub struct Awaited(Vec<Arc<Page>>);
 
-fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &[Range<usize>]) -> Vec<u32> {
     let g = kv.geometry.of_far();
     let lanes: Vec<_> = g.far_lanes().collect();
     let n = queries.min(Far::QUERIES).min(kv.seq_len[seq] as usize);
-    let (Some(far), Some(all)) = (g.far.filter(|_| n > 0), &kv.pool.far) else { return 0 };
+    let (Some(far), Some(all)) = (g.far.filter(|_| n > 0), &kv.pool.far) else { return Vec::new() };
     let newest = kv.seq_len[seq] as usize - n;
     let mut near: Vec<Vec<u32>> = vec![Vec::new(); lanes.len()];
     cpu.thread_pool.tiles(&mut Tile::new(&mut near, lanes.len(), 1), 1, 1, |_, tile| {
@@ -414,14 +414,14 @@ fn choose(cpu: &Cpu, kv: &mut KvTables<Cpu>, seq: usize, queries: usize, held: &
             *near = all.with_held(full, std::mem::take(near), held);
         }
     });
-    let Some(all) = &mut kv.pool.far else { return 0 };
-    let mut fetched = 0;
+    let Some(all) = &mut kv.pool.far else { return Vec::new() };
+    let mut fetched = Vec::with_capacity(lanes.len());
     for (lane, near) in lanes.iter().zip(near) {
         let far = &mut all.lanes[g.row(lane.layer, seq, lane.head)];
-        fetched += near.iter().filter(|page| far.near.binary_search(page).is_err()).count();
+        fetched.push(near.iter().filter(|page| far.near.binary_search(page).is_err()).count() as u32);
         far.near = near;
     }
-    fetched as u64
+    fetched
 }
 
 /// Drops the full pages of a sequence whose rows are all at positions below `before`.

@@ -29,9 +29,17 @@ fn far_lanes(g: &KvGeometry, seq: usize) -> impl Iterator<Item = (usize, usize)>
     g.lanes().enumerate().filter(keeps).map(move |(at, lane)| (at, g.row(lane.layer, seq, lane.head)))
 }
 
-/// Sends the pages of a sequence that have filled since the last choice to the host.
+/// Sends the pages of a sequence that have filled since the last choice to the host: some while the
+/// next ones are listed.
 fn send_full(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
     let (view, g) = (view(kv), kv.geometry);
+    let send = |far: &mut FarRows, jobs: &mut Vec<[i32; 4]>| {
+        far.jobs.write(0, jobs);
+        let [list, numbers, homes] = [far.jobs.ptr(), far.numbers.ptr(), far.addresses.ptr()].map(Ptr);
+        let args = [Arg::of(&view), list, numbers, I32(far.most as i32), homes];
+        cuda.driver.launch(Kernel::FarSend, [jobs.len(), 1, 1], BLOCK, &args);
+        jobs.clear();
+    };
     let Some(far) = &mut kv.pool.far else { return };
     let (rows, mut jobs, mut fails) = (far.read_rows(), Vec::new(), false);
     for (_, row) in far_lanes(&g, seq) {
@@ -47,13 +55,13 @@ fn send_full(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
             jobs.push([row, at, page.number, lane.full.len()].map(|n| n as i32));
             lane.near.push(lane.full.len());
             lane.full.push(page);
+            if jobs.len() == MOST_JOBS {
+                send(far, &mut jobs);
+            }
         }
     }
-    for jobs in jobs.chunks(MOST_JOBS) {
-        far.jobs.write(0, jobs);
-        let [list, numbers, homes] = [far.jobs.ptr(), far.numbers.ptr(), far.addresses.ptr()].map(Ptr);
-        let args = [Arg::of(&view), list, numbers, I32(far.most as i32), homes];
-        cuda.driver.launch(Kernel::FarSend, [jobs.len(), 1, 1], BLOCK, &args);
+    if !jobs.is_empty() {
+        send(far, &mut jobs);
     }
 }
 
@@ -135,11 +143,12 @@ fn add_held(cuda: &Cuda, kv: &KvTables<Cuda>, seq: usize, lists: &mut [Vec<usize
 }
 
 /// Makes these pages of each lane of a sequence near and all others not, once full pages were sent.
-/// Without memory, only those of them that are near already. Returns how many were not near before.
-fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usize>]) -> u64 {
+/// Without memory, only those of them that are near already. Returns how many of each lane that
+/// keeps far rows were not near before.
+fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usize>]) -> Vec<u32> {
     let g = kv.geometry;
-    let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], 0);
-    let Some(far) = &mut kv.pool.far else { return 0 };
+    let (mut lists, mut fetched) = (vec![Vec::new(); g.seq_lanes()], Vec::new());
+    let Some(far) = &mut kv.pool.far else { return fetched };
     for (at, row) in far_lanes(&g, seq) {
         let LaneRows { full, near, .. } = &mut far.lanes[row];
         let mut place = 0;
@@ -149,28 +158,28 @@ fn make_near(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, chosen: &[Vec<usi
             if near.get(place) == Some(page) { place as i32 } else { -1 - FarRows::number_of(&full[*page]) as i32 }
         };
         lists[at] = chosen[at].iter().map(entry).collect();
-        fetched += lists[at].iter().filter(|entry| **entry < 0).count() as u64;
+        fetched.push(lists[at].iter().filter(|entry| **entry < 0).count() as u32);
         near.clone_from(&chosen[at]);
     }
     if set_near(cuda, kv, seq, &lists) {
         return fetched;
     }
-    let Some(far) = &mut kv.pool.far else { return 0 };
+    let Some(far) = &mut kv.pool.far else { return fetched };
     for (at, row) in far_lanes(&g, seq) {
         let entries = lists[at].iter();
         far.lanes[row].near =
             entries.zip(&chosen[at]).filter(|(entry, _)| **entry >= 0).map(|(_, page)| *page).collect();
     }
-    0
+    vec![0; fetched.len()]
 }
 
 impl FarPages for Cuda {
     const IN_POOL: bool = true;
     type Awaited = Awaited;
 
-    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> u64 {
+    fn choose(&self, kv: &mut KvTables<Self>, seq: usize, queries: usize, held: &[Range<usize>]) -> Vec<u32> {
         if queries == 0 || kv.pool.far.is_none() {
-            return 0;
+            return Vec::new();
         }
         send_full(self, kv, seq);
         let mut chosen = picks(self, kv, seq, queries.min(Far::QUERIES));
@@ -187,7 +196,7 @@ impl FarPages for Cuda {
             near[at] = far.lanes[row].near.iter().copied().filter(|page| *page != LOST).collect();
         }
         add_held(self, kv, seq, &mut near, held);
-        make_near(self, kv, seq, &near)
+        make_near(self, kv, seq, &near).into_iter().map(u64::from).sum()
     }
 
     fn drop_far(&self, kv: &mut KvTables<Self>, seq: usize, before: usize) -> u64 {

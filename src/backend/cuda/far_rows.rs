@@ -23,8 +23,8 @@ const MOST_BYTES: usize = 64 << 20;
 const NUMBER_BITS: usize = 16;
 /// Most allocations, 256 GiB of the largest.
 const MOST_HOMES: usize = 4096;
-/// Pages that one launch sends to the host.
-pub(super) const MOST_JOBS: usize = 4096;
+/// Most pages that one launch sends to the host: the next ones are listed meanwhile.
+pub(super) const MOST_JOBS: usize = 1024;
 
 /// Said where pages are lost.
 const NO_ROOM: &str = "no memory is left for far pages, on the GPU for their index or of the host for their rows; tokens that leave the \

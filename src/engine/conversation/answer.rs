@@ -132,7 +132,7 @@ impl<B: Backend> Conversation<B> {
         let shareable = if turn.pin.is_none() { &todo[..] } else { &[] };
         let shared = if from == Base::Nothing { shared_tokens(m, shareable, turn.asked.ask.shared) } else { 0 };
         self.start_from(m, from, !todo.is_empty(), shareable)?;
-        self.fetched_before = m.runner.cache.far_fetched(self.chain.context.seq);
+        self.count_fetched_from_here(m);
         let asked = &mut turn.asked;
         asked.reused = self.chain.context.len(&m.runner);
         asked.prefilled = asked.prompt_tokens - asked.reused;

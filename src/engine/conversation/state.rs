@@ -34,8 +34,8 @@ pub(in crate::engine) struct Conversation<B: Backend> {
     pub decode_tok_s: Option<f64>,
     /// Tokens of the conversation after the current context, as of the last rewind.
     pub unread: usize,
-    /// Far pages that were fetched before the newest turn.
-    pub fetched_before: u64,
+    /// [`KvCache::far_fetched`](crate::cache::KvCache::far_fetched) before the newest turn.
+    pub fetched_before: Vec<u32>,
     pub(super) fed_text: FedText,
     pub job: Option<Job>,
     /// The file that the cache is kept in.

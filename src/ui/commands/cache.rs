@@ -3,7 +3,7 @@
 use super::prelude::*;
 use crate::policy::MAX_RATIO;
 use crate::protocol::Dial;
-use crate::ui::state::EngineView;
+use crate::ui::state::{EngineView, Shown};
 use crate::ui::{numbers, widgets};
 
 pub fn stats(app: &mut App, _: &str) -> Done {
@@ -106,9 +106,14 @@ pub fn rebuild(app: &mut App, _: &str) -> Done {
     Ok(())
 }
 
-/// Shows or hides the panel.
+/// Shows the panel, then what was fetched where there are far pages, then hides it.
 pub fn panel(app: &mut App, _: &str) -> Done {
-    app.panel.hidden = !app.panel.hidden;
+    let is_seen = !app.panel.hidden && widgets::layout(app).panel.is_some();
+    if is_seen && app.panel.shown == Shown::Kept && numbers::fetched(app).is_some() {
+        app.panel.shown = Shown::Fetched;
+        return Ok(());
+    }
+    (app.panel.hidden, app.panel.shown) = (!app.panel.hidden, Shown::Kept);
     if app.tokens() == 0 && app.chat.path().is_empty() {
         let then = if app.panel.hidden { "stays hidden" } else { "opens with the first message" };
         app.info(format!("the cache panel {then}"));

@@ -49,7 +49,7 @@ fn show(app: &mut App, report: &TurnReport) {
     let said = app.chat.get(answer).map_or("", Message::shown).trim();
     let kv = app.chat.get(answer).and_then(|m| m.report.as_ref()).map(|report| &report.kv);
     let held = kv.map_or(0, |kv| kv.live_bytes);
-    let far = kv.and_then(|kv| kv.far).filter(|far| far.rows > 0).map_or_else(String::new, |far| {
+    let far = kv.and_then(|kv| kv.far.as_ref()).filter(|far| far.rows > 0).map_or_else(String::new, |far| {
         let (rows, read) = (plural(far.rows, "row"), count(far.near));
         format!(" and {rows} far, of which it read {read}")
     });

@@ -8,10 +8,10 @@ use crate::ui::commands::recall;
 use crate::ui::memory::{MemoryPage, PageRecall};
 use crate::ui::numbers;
 use crate::ui::picker::PAGE;
-use crate::ui::state::App;
+use crate::ui::state::{App, Shown};
 use crate::ui::text::{count, plural, truncate};
 use crate::ui::update::{stop, turns};
-use crate::ui::widgets::heatmap::{SCALE_ROWS, draw_scale};
+use crate::ui::widgets::heatmap::SCALE_ROWS;
 use crate::ui::widgets::memory;
 use crate::ui::widgets::panel::{draw_history, draw_numbers, heatmap, strip_cell};
 use std::ops::Range;
@@ -25,7 +25,23 @@ pub enum Page {
     #[default]
     Memory,
     /// Layers and heads, and the positions that one head keeps.
-    Heads,
+    Heads(Shown),
+}
+
+impl Page {
+    fn is_of_heads(self) -> bool {
+        self != Self::Memory
+    }
+
+    /// The page that Tab shows next: what heads fetched, if they have far pages, after what they
+    /// keep.
+    fn next(self, app: &App) -> Self {
+        match self {
+            Self::Memory => Self::Heads(Shown::Kept),
+            Self::Heads(Shown::Kept) if numbers::fetched(app).is_some() => Self::Heads(Shown::Fetched),
+            Self::Heads(_) => Self::Memory,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -81,7 +97,7 @@ impl Overlay<App> for Inspect {
     fn draw(&self, frame: &mut Frame, area: Rect, app: &App) {
         match self.page {
             Page::Memory => memory::draw(frame.buffer_mut(), area, app, &self.memory, self.recalled.as_ref()),
-            Page::Heads => draw_heads(frame.buffer_mut(), area, app, self),
+            Page::Heads(shown) => draw_heads(frame.buffer_mut(), area, app, self, shown),
         }
     }
 
@@ -93,13 +109,13 @@ impl Overlay<App> for Inspect {
                 app.info(format!("what single heads keep is {}", numbers::NOT_REPORTED));
             }
             (KeyCode::Tab, _) | (_, Some(Action::Inspect)) => {
-                self.page = if self.page == Page::Memory { Page::Heads } else { Page::Memory };
+                self.page = self.page.next(app);
                 self.read(app);
             }
             (KeyCode::Char('q') | KeyCode::Enter, _) | (_, Some(Action::Panel)) => return After::Close,
             (_, Some(action @ (Action::Eviction | Action::Help))) => return After::Act(action),
-            (KeyCode::Char(_), _) if self.page == Page::Heads => return After::Ignored,
-            _ if self.page == Page::Heads => {
+            (KeyCode::Char(_), _) if self.page.is_of_heads() => return After::Ignored,
+            _ if self.page.is_of_heads() => {
                 self.choose_head(app, key.code);
                 self.read(app);
             }
@@ -119,7 +135,7 @@ impl Overlay<App> for Inspect {
     fn escape(&mut self, app: &mut App) -> After {
         if self.page == Page::Memory && app.engine.recalling {
             stop::stop_or_close(app);
-        } else if self.page == Page::Heads || self.recalled.take().is_none() {
+        } else if self.page.is_of_heads() || self.recalled.take().is_none() {
             return After::Close;
         }
         After::Stay
@@ -138,7 +154,7 @@ impl Overlay<App> for Inspect {
 
 impl Inspect {
     fn wants(&self) -> Option<Command> {
-        (self.page == Page::Heads).then_some(Command::Inspect { layer: self.layer, head: self.head })
+        (self.page.is_of_heads()).then_some(Command::Inspect { layer: self.layer, head: self.head })
     }
 
     fn read(&self, app: &mut App) {
@@ -291,17 +307,18 @@ fn previous(chosen: Option<usize>, n: usize) -> Option<usize> {
     chosen.map_or(Some(n - 1), |at| at.checked_sub(1))
 }
 
-fn draw_heads(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
+fn draw_heads(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect, shown: Shown) {
     let theme = &app.theme;
     buffer.set_string(area.x + 1, area.y, "cache", theme.style(Role::Title));
-    let keys = format!("arrows choose a head, Tab shows the memory, {} closes", app.key(Action::Stop));
+    let next = if inspect.page.next(app).is_of_heads() { "what was fetched" } else { "the memory" };
+    let keys = format!("arrows choose a head, Tab shows {next}, {} closes", app.key(Action::Stop));
     let keys = truncate(&keys, usize::from(area.width).saturating_sub(8));
     buffer.set_string(area.x + 7, area.y, keys, theme.style(Role::Dim));
     let body = below(inside(area), 1);
     if body.width < 20 || body.height < 4 {
         return;
     }
-    let map = heatmap(app, Some((inspect.layer, inspect.head)));
+    let map = heatmap(app, shown, Some((inspect.layer, inspect.head)));
     let (most, rows) = (usize::from(body.width / 2), usize::from(body.height));
     let width = map.shape().width(most, rows) as u16;
     map.draw(buffer, Rect { width, height: body.height.min(map.shape().height(most, rows) as u16), ..body }, 0);
@@ -323,7 +340,7 @@ fn draw_heads(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
         y += strip(buffer, below(right, y), app, slots);
     }
     let scale = below(right, y + 1);
-    draw_scale(buffer, scale, theme, app.depth());
+    map.draw_scale(buffer, scale);
     let rest = below(scale, SCALE_ROWS + 1);
     let used = draw_numbers(buffer, rest, app);
     draw_history(buffer, below(rest, used + 1), app);
@@ -339,6 +356,8 @@ fn head_lines(app: &App, inspect: &Inspect) -> Vec<String> {
         Some(r) => format!("{} of {} slots kept, {} %", count(live.into()), count(dense), numbers::percent(r)),
         None => "nothing is stored yet".to_owned(),
     });
+    let fetched = numbers::fetched(app).and_then(|cells| *cells.get(inspect.layer)?.get(inspect.head)?);
+    lines.extend(fetched.map(|pages| format!("{} fetched by the newest turn", plural(pages.into(), "page"))));
     let slots = inspect.slots.as_ref().filter(|h| (h.layer, h.head) == (inspect.layer, inspect.head));
     if let Some(h) = slots.filter(|h| !h.slots.is_empty()) {
         let layer = app.engine.info.as_ref().and_then(|info| info.lanes.get(inspect.layer));

@@ -7,16 +7,65 @@ use crate::ui::heat::{self, level, retention_at};
 use crate::ui::numbers::percent;
 use std::ops::Range;
 
-/// Data to draw: retention of every head, and the chosen cell.
+/// Data to draw: a share of every head, and the chosen cell.
 pub struct Heatmap<'a> {
     pub theme: &'a Theme,
     pub depth: Depth,
-    /// `[n_layers][n_heads]`; `None` before the first token.
-    pub retention: Vec<Vec<Option<f64>>>,
+    /// `[n_layers][n_heads]` from 0 to 1: the retention, or the number of pages divided by the
+    /// greatest; `None` before the first token, and where nothing is counted.
+    pub shares: Vec<Vec<Option<f64>>>,
+    /// What the shares are of.
+    pub unit: Unit,
     pub chosen: Option<(usize, usize)>,
     /// Nothing was decided yet: all is kept, and drawn without the scale's colours.
     pub undecided: bool,
 }
+
+/// What the cells count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Tokens kept, in percent.
+    Kept,
+    /// Pages, so many in the greatest cell.
+    Pages(u32),
+}
+
+impl Unit {
+    /// The number of a cell, in at most `columns` columns as far as thousands allow.
+    fn number(self, share: f64, columns: usize) -> String {
+        match self {
+            Unit::Kept => percent(share).to_string(),
+            Unit::Pages(most) => {
+                let pages = (share * f64::from(most)).round() as u64;
+                let text = pages.to_string();
+                if text.len() > columns { format!("{}k", pages / 1000) } else { text }
+            }
+        }
+    }
+
+    /// Words for the ends of the scale in so many columns, and for its numbers.
+    fn words(self, columns: u16) -> ([&'static str; 2], &'static str) {
+        match self {
+            Unit::Kept if columns >= WIDE_SCALE => (["forgets most ", " keeps all"], KEPT),
+            Unit::Kept => (["few ", " keeps all"], KEPT),
+            Unit::Pages(_) if columns >= WIDE_SCALE => (["fetched none ", " most"], " pages"),
+            Unit::Pages(_) => (["none ", " fetched"], " pages"),
+        }
+    }
+
+    /// Places of the scale that have their number below.
+    fn labels(self, columns: u16) -> &'static [f64] {
+        match self {
+            Unit::Kept if columns >= 20 => &[0.0, 0.25, 0.5, 0.75, 1.0],
+            Unit::Kept => &[0.0, 0.5, 1.0],
+            Unit::Pages(0) => &[0.0],
+            Unit::Pages(_) => &[0.0, 1.0],
+        }
+    }
+}
+
+/// Unit of the scale of what is kept.
+const KEPT: &str = " % kept";
 
 /// Columns between two blocks of layers.
 const GAP: usize = 1;
@@ -129,8 +178,13 @@ impl Shape {
 
 impl Heatmap<'_> {
     pub fn shape(&self) -> Shape {
-        let heads = self.retention.iter().map(Vec::len).max().unwrap_or(0);
-        Shape { layers: self.retention.len(), heads, colour: self.depth.has_colour() }
+        let heads = self.shares.iter().map(Vec::len).max().unwrap_or(0);
+        Shape { layers: self.shares.len(), heads, colour: self.depth.has_colour() }
+    }
+
+    /// Draws the scale of its colours or shades.
+    pub fn draw_scale(&self, buffer: &mut Buffer, area: Rect) {
+        scale(buffer, area, (self.theme, self.depth), self.unit, self.unit.words(area.width));
     }
 
     /// Draws the head and as many layers as fit, from `scroll` on or around the chosen one.
@@ -174,7 +228,7 @@ impl Heatmap<'_> {
             let style = self.theme.style(if chosen.is_some() { Role::Key } else { Role::Dim });
             let name = format!("L{}", chosen.map_or(layer, |(l, _)| l));
             buffer.set_stringn(area.x, y, name, usize::from(area.width), style);
-            for head in 0..self.retention[layer].len() {
+            for head in 0..self.shares[layer].len() {
                 let at = x + (head * form.width) as u16;
                 if at + form.width as u16 > area.right() {
                     break;
@@ -204,7 +258,7 @@ impl Heatmap<'_> {
 
     /// The first layer shown, where only `visible` fit.
     fn first(&self, visible: usize, scroll: usize, step: usize) -> usize {
-        let last = self.retention.len().saturating_sub(visible);
+        let last = self.shares.len().saturating_sub(visible);
         let first = match self.chosen {
             Some((layer, _)) => layer.saturating_sub(visible / 2).min(last),
             None => scroll.min(last),
@@ -214,7 +268,7 @@ impl Heatmap<'_> {
 
     /// Says on the last row that there is more above or below.
     fn more_mark(&self, buffer: &mut Buffer, area: Rect, first: usize, visible: usize) {
-        let layers = self.retention.len();
+        let layers = self.shares.len();
         let text = format!("L{first}-L{} of {layers}", (first + visible).min(layers).saturating_sub(1));
         let (y, width) = (area.bottom() - 1, usize::from(area.width));
         buffer.set_stringn(area.x, y, " ".repeat(width), width, Style::new());
@@ -222,7 +276,7 @@ impl Heatmap<'_> {
     }
 
     fn cell(&self, (layer, head): (usize, usize)) -> Option<f64> {
-        self.retention.get(layer)?.get(head).copied()?
+        self.shares.get(layer)?.get(head).copied()?
     }
 
     /// The colour of a cell without a number.
@@ -241,7 +295,7 @@ impl Heatmap<'_> {
             Some(r) => heat::text_on(self.theme, self.depth, level(r)),
             None => self.theme.style(Role::Dim),
         };
-        let number = cell.map_or("-".to_owned(), |r| percent(r).to_string());
+        let number = cell.map_or("-".to_owned(), |r| self.unit.number(r, inner));
         // Without colour, a bar shows the level.
         let bar = cell.filter(|_| style.bg.is_none() && inner >= 5 && !chosen && self.depth == Depth::Mono);
         let text = match bar {
@@ -298,15 +352,19 @@ pub const SCALE_ROWS: u16 = 2;
 /// Columns from which on its ends are named in full.
 const WIDE_SCALE: u16 = 38;
 
-/// The scale: the colour or shade of each percentage kept.
-pub fn draw_scale(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth) {
-    let ends = if area.width >= WIDE_SCALE { ["forgets most ", " keeps all"] } else { ["few ", " keeps all"] };
-    draw_scale_between(buffer, area, theme, depth, ends);
+/// The scale of what is kept, with words for its ends.
+pub fn draw_scale_between(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth, ends: [&str; 2]) {
+    scale(buffer, area, (theme, depth), Unit::Kept, (ends, KEPT));
 }
 
-/// The scale with words for its ends.
-pub fn draw_scale_between(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth, ends: [&str; 2]) {
-    let [none, full] = ends;
+/// The colour or shade of each share, words for its ends and their numbers.
+fn scale(
+    buffer: &mut Buffer,
+    area: Rect,
+    (theme, depth): (&Theme, Depth),
+    unit: Unit,
+    ([none, full], numbers): ([&str; 2], &str),
+) {
     let width = area.width.min(46).saturating_sub((none.len() + full.len()) as u16);
     if area.height == 0 || width < 8 {
         return;
@@ -328,14 +386,13 @@ pub fn draw_scale_between(buffer: &mut Buffer, area: Rect, theme: &Theme, depth:
     if area.height < 2 {
         return;
     }
-    let quarters: &[f64] = if width >= 20 { &[0.0, 0.25, 0.5, 0.75, 1.0] } else { &[0.0, 0.5, 1.0] };
-    for &quarter in quarters {
-        let text = percent(retention_at(quarter)).to_string();
-        let at = (f64::from(width - 1) * quarter).round() as u16;
-        let at = if quarter == 1.0 { at + 1 - text.len() as u16 } else { at };
+    for &place in unit.labels(width) {
+        let text = unit.number(retention_at(place), usize::from(width));
+        let at = (f64::from(width - 1) * place).round() as u16;
+        let at = if place == 1.0 { at + 1 - text.len() as u16 } else { at };
         buffer.set_string(x + at, area.y + 1, text, dim);
     }
-    buffer.set_string(x + width, area.y + 1, " % kept", dim);
+    buffer.set_string(x + width, area.y + 1, numbers, dim);
 }
 
 #[cfg(test)]
@@ -345,8 +402,8 @@ mod tests {
 
     fn map(theme: &Theme, depth: Depth, layers: usize, heads: usize) -> Heatmap<'_> {
         let cell = |l: usize, h: usize| Some(((l * heads + h) as f64 + 0.5) / (layers * heads) as f64);
-        let retention = (0..layers).map(|l| (0..heads).map(|h| cell(l, h)).collect()).collect();
-        Heatmap { theme, depth, retention, chosen: None, undecided: false }
+        let shares = (0..layers).map(|l| (0..heads).map(|h| cell(l, h)).collect()).collect();
+        Heatmap { theme, depth, shares, unit: Unit::Kept, chosen: None, undecided: false }
     }
 
     #[test]
@@ -378,14 +435,15 @@ mod tests {
         let theme = Themes::default().load("dark").unwrap();
         for depth in [Depth::Rgb, Depth::Mono, Depth::Ascii] {
             for (layers, heads) in [(1usize, 1usize), (8, 2), (8, 4), (36, 8), (80, 64), (0, 0)] {
-                for chosen in [None, Some((layers.saturating_sub(1), heads.saturating_sub(1)))] {
-                    let map = Heatmap { chosen, ..map(&theme, depth, layers, heads) };
+                let last = Some((layers.saturating_sub(1), heads.saturating_sub(1)));
+                for (chosen, unit) in [(None, Unit::Kept), (last, Unit::Pages(1234)), (last, Unit::Pages(0))] {
+                    let map = Heatmap { chosen, unit, ..map(&theme, depth, layers, heads) };
                     for (w, h) in [(0, 0), (1, 1), (5, 3), (20, 10), (38, 30), (200, 60)] {
                         let area = Rect::new(0, 0, w, h);
                         let mut buffer = Buffer::empty(Rect::new(0, 0, w.max(1), h.max(1)));
                         map.draw(&mut buffer, area, 7);
                         map.shape().width(w.into(), h.into());
-                        draw_scale(&mut buffer, area, &theme, depth);
+                        map.draw_scale(&mut buffer, area);
                     }
                 }
             }

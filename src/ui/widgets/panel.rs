@@ -1,11 +1,12 @@
 //! The cache panel: the headline, the heatmap with its scale, what else is held, the ratio's
 //! history and how the cache is set. Beside the chat, or below it.
 
-use super::heatmap::{Heatmap, SCALE_ROWS, Shape, draw_scale};
+use super::heatmap::{Heatmap, SCALE_ROWS, Shape, Unit};
 use super::prelude::*;
 use crate::ui::heat;
 use crate::ui::numbers;
 use crate::ui::overlay::{below, draw_lines, inside};
+use crate::ui::state::Shown;
 use crate::ui::text::{truncate, width, wrap_plain};
 
 /// Columns of the numbers' names.
@@ -23,9 +24,21 @@ pub fn is_open(app: &App) -> bool {
     !app.panel.hidden && (app.tokens() > 0 || !app.chat.path().is_empty())
 }
 
-/// The heatmap of the last snapshot.
-pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
-    let retention = match &app.engine.snapshot {
+/// The heatmap of the last snapshot: what heads keep where nothing was fetched.
+pub fn heatmap(app: &App, shown: Shown, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
+    let fetched = || numbers::fetched(app).filter(|_| shown == Shown::Fetched);
+    fetched().map_or_else(|| map_of_kept(app, chosen), |pages| map_of_fetched(app, &pages, chosen))
+}
+
+fn map_of_fetched<'a>(app: &'a App, pages: &[Vec<Option<u32>>], chosen: Option<(usize, usize)>) -> Heatmap<'a> {
+    let most = pages.iter().flatten().flatten().max().copied().unwrap_or(0);
+    let share = |pages: &Option<u32>| pages.map(|pages| f64::from(pages) / f64::from(most.max(1)));
+    let shares = pages.iter().map(|row| row.iter().map(share).collect()).collect();
+    Heatmap { theme: &app.theme, depth: app.depth(), shares, unit: Unit::Pages(most), chosen, undecided: false }
+}
+
+fn map_of_kept(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
+    let shares = match &app.engine.snapshot {
         Some(s) => {
             let cells = s.kv.live.iter().enumerate();
             cells.map(|(l, row)| (0..row.len()).map(|h| s.kv.retention(l, h)).collect()).collect()
@@ -33,7 +46,7 @@ pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
         None => Vec::new(),
     };
     let undecided = app.tokens() <= numbers::undecided(app);
-    Heatmap { theme: &app.theme, depth: app.depth(), retention, chosen, undecided }
+    Heatmap { theme: &app.theme, depth: app.depth(), shares, unit: Unit::Kept, chosen, undecided }
 }
 
 /// Columns that the loaded model's panel wants beside the chat, of at most `most`.
@@ -58,7 +71,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let mut held = numbers::also_held(app).len();
     let mut history = usize::from(started);
     let room = usize::from(inner.height).saturating_sub(headline.len() + usize::from(SCALE_ROWS));
-    let map = heatmap(app, None);
+    let map = heatmap(app, app.panel.shown, None);
     let wanted = if started { wanted_rows(map.shape(), columns) } else { 0 };
     if wanted + held + history + settings.len() > room {
         history = 0;
@@ -91,7 +104,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
         rest = draw_lines(buffer, rest, &explanation);
     }
     rest = apart(rest);
-    draw_scale(buffer, rest, &app.theme, app.depth());
+    map.draw_scale(buffer, rest);
     rest = below(rest, SCALE_ROWS);
     if held > 0 {
         rest = apart(rest);

@@ -1,7 +1,7 @@
 //! The screen of a state, as text.
 
 use super::layout;
-use crate::protocol::{Event, Phase, StopReason, TextKind};
+use crate::protocol::{Event, FarStats, Phase, StopReason, TextKind};
 use crate::ui::testing::*;
 
 const THOUGHT: &str = "5*b - 2355 = -50*b - 2740\n55*b = -385\nb = -7";
@@ -121,6 +121,56 @@ fn the_panel_agrees_with_its_headline() {
     assert!(screen(&mut app).contains("24 layers have a state of fixed size"));
     let stats = crate::ui::numbers::stats_note(&app);
     assert!(stats.contains("state           52.0 MB in each sequence: 24 layers"), "{stats}");
+}
+
+/// What heads fetched is a map of its own, between the panel of what they keep and no panel.
+#[test]
+fn the_panel_shows_what_was_fetched() {
+    for (name, columns, rows) in [("fetched_at_80x24", 80, 24), ("fetched_at_120x40", 120, 40)] {
+        let mut app = app(columns, rows, 8, 4);
+        turn(&mut app, "q", THOUGHT, "Fine.");
+        let mut s = snapshot(472, 8, 4);
+        let by_head: Vec<Vec<u32>> = (0..8).map(|l| (0..4).map(|h| l * h * (l + h) % 23).collect()).collect();
+        let fetched = by_head.iter().flatten().map(|&pages| u64::from(pages)).sum();
+        s.kv.far = Some(FarStats {
+            rows: 12_480,
+            near: 512,
+            bytes: 2_100_000,
+            limit_bytes: 2_000_000_000,
+            fetched,
+            fetched_by_head: by_head,
+            ..FarStats::default()
+        });
+        figures(&mut app, s);
+        let kept = screen(&mut app);
+        assert!(kept.contains(&format!("fetched {fetched} pages")) && kept.contains(" keeps all"), "{kept}");
+        press(&mut app, KeyCode::F(2));
+        let shown = screen(&mut app);
+        assert!(!shown.contains(" keeps all") && shown.contains(" pages"), "{shown}");
+        insta::assert_snapshot!(name, shown);
+        press(&mut app, KeyCode::F(2));
+        assert!(layout(&app).panel.is_none());
+        press(&mut app, KeyCode::F(2));
+        assert_eq!(screen(&mut app), kept);
+        let stats = crate::ui::numbers::stats_note(&app);
+        assert!(stats.contains("far pages fetched by the newest turn, by layer and head:"), "{stats}");
+        assert!(stats.contains("L3     0  12   7   8"), "{stats}");
+        // The page of heads: what they keep, what they fetched, and the memory again.
+        press(&mut app, KeyCode::F(3));
+        press(&mut app, KeyCode::Tab);
+        assert!(screen(&mut app).contains("Tab shows what was fetched"));
+        press(&mut app, KeyCode::Down);
+        press(&mut app, KeyCode::Right);
+        press(&mut app, KeyCode::Tab);
+        let shown = screen(&mut app);
+        assert!(
+            shown.contains("2 pages fetched by the newest turn") && shown.contains("Tab shows the memory"),
+            "{shown}"
+        );
+        press(&mut app, KeyCode::Tab);
+        assert!(!screen(&mut app).contains("pages fetched by"));
+        press(&mut app, KeyCode::Esc);
+    }
 }
 
 /// The first screen says what this is and names the help at every size; the machine's figures are
