@@ -70,7 +70,7 @@ KERNEL far_send(Kv kv, const int4* jobs, int* numbers, int most, const u64* home
   if (channel % 2 == 0 && channel < kv.head_dim) to.index[sizeof(float) + channel / 2] = code | next << 4;
 }
 
-// Exchanges values among the eight threads of a page: thread i gets value i of each, in their order.
+// Exchanges values among the eight threads of a page: thread i gets value i of each, in order.
 __device__ __forceinline__ void transpose(float v[LANES], int at) {
 #pragma unroll
   for (int m = 1; m < LANES; m *= 2) {

@@ -204,8 +204,8 @@ __device__ __forceinline__ float gate_of(const DecodeParams& p, const Gates& gat
 }
 
 // Writes the token's own score behind those of a lane's slots, as slot `live`: the share that a
-// step leaves of it, as a logarithm. Returns the least key of this thread's slots, where `drops`. By a
-// whole block. Reads the slots' scores and metadata once.
+// step leaves of it, as a logarithm. Returns the least key of this thread's slots, where `drops`.
+// By a whole block. Reads the slots' scores and metadata once.
 __device__ __forceinline__ u64 rank_decisions(const Kv& kv, const Lane& l, float decision, int live, int tokens, bool drops) {
   float own = log_sigmoid(decision);
   u64 least = NO_SLOT;

@@ -230,8 +230,8 @@ mod tests {
             let entry = catalogue.find(&name.to_uppercase().replace(':', "-")).expect(name);
             assert!(!entry.checked.is_empty() && !entry.licence.is_empty(), "{name}");
             // Bytes per weight of bf16, with or without a second copy of a tied embedding, of Q8_0,
-            // of MXFP4, where experts alone have it, and of Q4_K_M, whose embedding has more bits, and
-            // so have the inputs of layers.
+            // of MXFP4, where experts alone have it, and of Q4_K_M, whose embedding has more bits;
+            // inputs of layers have them too.
             let c = &entry.summary.config;
             let weights = checkpoint::names::all(c).map(|t| t.shape.iter().product::<usize>()).sum::<usize>() as f64;
             let tied = (c.vocab * c.hidden * usize::from(c.tied)) as f64 / weights;

@@ -18,8 +18,9 @@ impl<B: Backend> KvCache<B> {
         let held = self.held(seq);
         let fetched = self.geometry().keeps_far().then(|| b.choose(&mut self.tables, seq.row(), queries, &held))?;
         self.used_upper_bound = self.pool_stats(b).used_pages;
+        let lanes = self.geometry().far_lanes().count();
         let all = &mut self.seqs[seq.row()].fetched;
-        all.resize(all.len().max(fetched.len()), 0);
+        all.resize(lanes, 0);
         all.iter_mut().zip(&fetched).for_each(|(all, pages)| *all += pages);
         Some(fetched.into_iter().map(u64::from).sum())
     }

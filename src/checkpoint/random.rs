@@ -2,7 +2,7 @@
 //! always gives the same bytes. They have no files and no tokenizer.
 
 use super::adapter::{self, kvzap};
-use super::config::{DmsConfig, DmsVariant, ModelConfig, Predictor, Rope, RopeScaling};
+use super::config::{DmsConfig, DmsVariant, Gates, ModelConfig, Predictor, Rope, RopeScaling};
 use super::names::{self, LayerSpec, MixerSpec, TensorSpec};
 use super::{
     Activation, Checkpoint, DeltaNet, Experts, Family, GenerationDefaults, LayerKind, Local, Mlp, Spec, builtin,
@@ -88,13 +88,19 @@ impl Checkpoint {
     }
 
     /// The configuration of a shape with a random predictor of KVzap's sizes, `random-linear` or
-    /// `random-mlp`, that marks about two of three tokens; `None` for another name.
+    /// `random-mlp`, that marks about two of three tokens, or with random gates of TrimKV's sizes,
+    /// `random-gates`; `None` for another name.
     pub fn shape_predicting(shape: &str, name: &str) -> Result<Option<ModelConfig>> {
         // Biases are 1. Scores of the linear map are near N(1, 1); scores of the MLP have a
         // variance of about 2.
         let (maps, threshold) = match name {
             "random-linear" => (Predictor { linear: true, units: 0, deep: false }, 1.4),
             "random-mlp" => (Predictor { linear: false, units: 512, deep: false }, 1.6),
+            "random-gates" => {
+                let maps = Predictor { linear: false, units: 512, deep: false };
+                let gates = Some(Gates { maps, memory_size: 1024 });
+                return Ok(Some(ModelConfig { gates, dms: None, ..shape_config(shape)? }));
+            }
             _ => return Ok(None),
         };
         let dms = adapter::predictor(maps, threshold, kvzap::WINDOW, kvzap::SINKS);

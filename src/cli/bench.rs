@@ -148,12 +148,12 @@ impl Cases {
 }
 
 /// Random weights of a known shape, and with `--adapter random-linear` or `random-mlp` a random
-/// predictor.
+/// predictor, with `random-gates` random gates.
 fn random(shape: &str, settings: &Settings, target: Target) -> Result<Checkpoint> {
     let config = match &settings.adapter {
         Adapter::File(name) => {
             let predicting = Checkpoint::shape_predicting(shape, &name.to_string_lossy())?;
-            predicting.context("--adapter with --shape is random-linear or random-mlp")?
+            predicting.context("--adapter with --shape is random-linear, random-mlp or random-gates")?
         }
         Adapter::Auto | Adapter::None => Checkpoint::shape(shape)?,
     };

@@ -43,10 +43,10 @@ impl Far {
     /// Maximum of [`Self::pages`].
     pub const MOST_PAGES: usize = 4096;
 
-    /// Prompt tokens between two choices where prompts are fed in steps of `step` tokens. The newest
-    /// [`Self::QUERIES`] queries choose. What leaves between two choices is read until the next
-    /// one, so a longer block diverges less, and reads more if it is longer than a step: within a
-    /// step every query reads all earlier tokens of the step anyway.
+    /// Prompt tokens between two choices where prompts are fed in steps of `step` tokens. The
+    /// newest [`Self::QUERIES`] queries choose. What leaves between two choices is read until the
+    /// next one, so a longer block diverges less, and reads more if it is longer than a step:
+    /// within a step every query reads all earlier tokens of the step anyway.
     pub fn prompt_block(step: usize) -> usize {
         step.max(Self::PROMPT_BLOCK)
     }

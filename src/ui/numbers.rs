@@ -83,7 +83,7 @@ pub const LEGEND: &[(&str, &str)] = &[
     ),
     (
         "fetched 96 pages",
-        "pages of 32 tokens that were found again in the newest turn, all heads together; F2 (/panel) once more shows them by layer \
+        "pages of 32 tokens that were found again in the newest turn, all heads together; /panel once more shows them by layer \
          and head",
     ),
     ("L0, h0", "a row per layer, a cell per KV head: percent of the tokens that it still keeps"),

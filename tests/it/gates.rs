@@ -235,6 +235,9 @@ fn what_gates_cannot_be_is_refused_in_one_line() {
     assert!(why.contains("evicts by retention gates"), "{why}");
 
     let gated = opened("rg").config.policy(PolicyKind::Auto.into()).unwrap();
+    // Those of benchmarks.
+    let random = Checkpoint::shape_predicting("smollm2-135m", "random-gates").unwrap().unwrap();
+    assert_eq!(random.policy(PolicyKind::Auto.into()).unwrap().budget(), Some(Budget::Slots(1024)));
     let wide = KernelNeeds { gate_units: 4096, ..needs(gated) };
     let why = check_needs(&wide).unwrap_err().to_string();
     assert!(why.contains("at most 2048 units, and this one has 4096; use --device cpu"), "{why}");

@@ -168,8 +168,8 @@ pub fn local() -> Vec<History> {
 }
 
 /// Caches that keep what leaves them, with every codec, in every attention kernel; also chunks
-/// longer than the window, more pages than a block scores at once, and a model with local layers. Queries are bf16, so that scores have the
-/// CPU's bits.
+/// longer than the window, more pages than a block scores at once, and a model with local layers.
+/// Queries are bf16, so that scores have the CPU's bits.
 pub fn far() -> Vec<History> {
     let [_, previous, same, merging, usual, short, window] = policies();
     let shapes = [

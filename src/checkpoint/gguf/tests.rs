@@ -50,7 +50,7 @@ fn mxfp4_has_the_values_of_llama_cpp() {
 #[test]
 fn mxfp4_keeps_its_values() {
     let (rows, cols) = (20, 320);
-    let byte = |i: usize| if i % 17 == 0 { (i / 17 * 37 % 253) as u8 } else { (i * 89 % 256) as u8 };
+    let byte = |i: usize| if i.is_multiple_of(17) { (i / 17 * 37 % 253) as u8 } else { (i * 89 % 256) as u8 };
     let raw: Vec<u8> = (0..rows * cols / 32 * 17).map(byte).collect();
     let (kind, range, code) = (Kind::from_id(39).unwrap(), 0..raw.len(), Code::File(FileCode::Mxfp4));
     let blocks = Blocks { kind, bytes: Arc::new(raw), range, cols, order: RowOrder { head_dim: None } };
