@@ -53,7 +53,7 @@ pub fn run(index: u32, args: &CheckArgs) -> Result<u8> {
     checks::run_all(&cuda, report);
     memory::run_all(&cuda, report);
     drop(cuda);
-    hessians::run_all(&on_gpu(index, 0), report);
+    hessians::run_all(&on_gpu(index, own(false), 0), report);
     // The GEMMs again by the library, if there is one.
     let with_library = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = with_library.about().library {

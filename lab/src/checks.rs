@@ -8,6 +8,7 @@ mod delta;
 pub mod drafts;
 mod experts;
 pub mod hessians;
+mod histories;
 mod history;
 pub mod memory;
 pub mod models;
@@ -96,13 +97,13 @@ pub fn run_all<B: Measure>(b: &B, report: &mut Report<'_>) {
     run(&delta::all(), b, &cpu, report);
     run(&experts::all(), b, &exact, report);
     run(&sampling::all(), b, &cpu, report);
-    histories(history::all(), b, &cpu, report);
-    histories(history::wide(), b, &cpu, report);
-    histories(history::local(), b, &cpu, report);
-    histories(history::far(), b, &cpu, report);
-    histories(history::scored(), b, &cpu, report);
-    histories(history::merging(), b, &cpu, report);
-    histories(history::paged(), b, &cpu, report);
+    histories(histories::all(), b, &cpu, report);
+    histories(histories::wide(), b, &cpu, report);
+    histories(histories::local(), b, &cpu, report);
+    histories(histories::far(), b, &cpu, report);
+    histories(histories::scored(), b, &cpu, report);
+    histories(histories::merging(), b, &cpu, report);
+    histories(histories::paged(), b, &cpu, report);
     run(&chunks::paged(), b, &cpu, report);
     run(&chunks::tied(), b, &cpu, report);
     run(&chunks::all(), b, &cpu, report);
@@ -119,8 +120,8 @@ pub fn run_gemms<B: Measure>(b: &B, report: &mut Report<'_>) {
 /// Runs long cache histories and cases with many slots.
 pub fn run_long<B: Measure>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
-    histories(history::long(), b, &cpu, report);
-    histories(history::long_paged(), b, &cpu, report);
+    histories(histories::long(), b, &cpu, report);
+    histories(histories::long_paged(), b, &cpu, report);
     run(&chunks::deep(), b, &cpu, report);
     run(&chunks::deep_scored(report.is_short()), b, &cpu, report);
 }

@@ -2,10 +2,11 @@
 //! every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen, and whole
 //! inputs for GPTQ.
 
-use super::devices::hessians;
+use super::devices::{cuda_options, hessians};
 use crate::backend::cpu::{Cpu, Watch};
 use crate::checkpoint::{Checkpoint, names};
 use crate::codec::Codec;
+use crate::config::Gemm;
 use crate::cores;
 use crate::engine::{EngineOptions, Runner};
 use crate::predictor::texts;
@@ -91,7 +92,8 @@ pub fn correct(
         if gpu.is_some() { " and the GPU" } else { "" }
     );
     ensure!(report(Report::Notice(about)), "loading was stopped");
-    corrected(checkpoint, weights, given, &tokens, 0, gpu.map(|index| hessians::on_gpu(index, hessians::WIDE)), report)
+    let open = gpu.map(|index| hessians::on_gpu(index, cuda_options(false, Gemm::Own), hessians::WIDE));
+    corrected(checkpoint, weights, given, &tokens, 0, open, report)
 }
 
 /// Chooses codes by GPTQ on some tokens; `threads` as for [`Cpu`]. `open` is of a device that

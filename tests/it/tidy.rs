@@ -9,7 +9,7 @@ const MAX_LINES: usize = 600;
 const MAX_COMMENT_COLUMNS: usize = 100;
 /// Budgets of [`sizes_stay_within_their_budgets`]. Every instance of a kernel costs users the time
 /// to compile it.
-const MOST_INSTANCES: usize = 166;
+const MOST_INSTANCES: usize = 172;
 
 /// The rows of lib.rs's table: module to what it may use; `None` is everything.
 fn table() -> BTreeMap<String, Option<BTreeSet<String>>> {

@@ -1,8 +1,7 @@
-//! A GPU that helps GPTQ: a thread that owns it sums and factors the Hessians of wide matrices, with
-//! the processor's bits.
+//! A GPU that helps GPTQ: a thread that owns it sums and factors the Hessians of wide matrices,
+//! with the processor's bits.
 
-use crate::backend::cuda::{self, Cuda};
-use crate::config::Gemm;
+use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::quantize::hessian::{OpenTriangle, Panel, Triangle};
 use anyhow::{Context, Result};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -11,17 +10,17 @@ use std::thread::{self, JoinHandle};
 /// Columns from which a GPU is faster than the processor, by the time of the copies.
 pub const WIDE: usize = 1024;
 
-/// Opens triangles of `least` columns or more on the GPU of that index, in a thread that begins with
-/// the first one. The processor does all others, and these too where the GPU cannot be opened or has
-/// no room.
-pub fn on_gpu(index: u32, least: usize) -> OpenTriangle {
+/// Opens triangles of `least` columns or more on the GPU of that index, in a thread that begins
+/// with the first one. The processor does all others, and these too where the GPU cannot be opened
+/// or has no room.
+pub fn on_gpu(index: u32, options: CudaOptions, least: usize) -> OpenTriangle {
     let gpu: Mutex<Option<Arc<Gpu>>> = Mutex::default();
     Arc::new(move |cols, rows| {
         if cols < least {
             return None;
         }
         let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpu = gpu.get_or_insert_with(|| Arc::new(Gpu::new(index))).clone();
+        let gpu = gpu.get_or_insert_with(|| Arc::new(Gpu::new(index, options.clone()))).clone();
         let is_open = gpu.ask(move |cuda, hessian| {
             // The memory of the one before goes first.
             *hessian = None;
@@ -60,10 +59,10 @@ struct Gpu {
 }
 
 impl Gpu {
-    fn new(index: u32) -> Self {
+    fn new(index: u32, options: CudaOptions) -> Self {
         let (sender, work) = mpsc::channel::<Work>();
         let thread = thread::spawn(move || {
-            let Ok(cuda) = Cuda::open(index, &super::cuda_options(false, Gemm::Own)) else { return };
+            let Ok(cuda) = Cuda::open(index, &options) else { return };
             let mut hessian = None;
             work.into_iter().for_each(|work| work(&cuda, &mut hessian));
         });
