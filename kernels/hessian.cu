@@ -1,7 +1,7 @@
 // The Hessian of a matrix's inputs and its Cholesky factor, by which GPTQ corrects errors, with the
 // bits of the CPU: fused f32 sums over CHUNK rows, in their order, which f64 sums add up. CPU twin:
-// `quantize::hessian`, which also describes panels: 16 columns of a matrix row by row, or 16 rows of
-// a lower triangle column by column.
+// `quantize::hessian`, which also describes panels: 16 columns of a matrix row by row, or 16 rows
+// of a lower triangle column by column.
 #include "common.cuh"
 
 #define WIDTH 16             // of a panel

@@ -161,8 +161,8 @@ struct Fused {
 // whose tiles have several scales: `multiply_parts` in `own.cuh`.
 //
 // fused.gated: the weight is [gate | up]; strips go in pairs of gate and up, and out[m, rows / 2]
-// = f(gate, up) in bf16, where f is the Gate `then`; rows is a multiple of 32. Otherwise, if `then`,
-// out += instead. CPU twin: `linear`, then `swiglu`, `geglu` or `add`.
+// = f(gate, up) in bf16, where f is the Gate `then`; rows is a multiple of 32. Otherwise, if
+// `then`, out += instead. CPU twin: `linear`, then `swiglu`, `geglu` or `add`.
 //
 // fused.norm: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies
 // x before it is rounded, and the one factor of all columns multiplies the sums. Lowers the

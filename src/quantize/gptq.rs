@@ -36,8 +36,8 @@ fn takes(name: &str, code: Code, cols: usize) -> bool {
     code.is_corrected() && !name.contains(".mlp.experts.") && hessian::bytes(cols) <= MAX_HESSIAN_BYTES
 }
 
-/// About how many operations the processor takes to choose a model's codes on that many tokens, with
-/// the Hessians or without.
+/// About how many operations the processor takes to choose a model's codes on that many tokens,
+/// with the Hessians or without.
 pub fn operations(c: &ModelConfig, weights: Weights, tokens: usize, hessians: bool) -> f64 {
     let codes = convert::codes(c, weights);
     let taken = |name: &str, cols: usize| codes.get(name).is_some_and(|code| takes(name, *code, cols));
