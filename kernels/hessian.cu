@@ -17,7 +17,7 @@ __device__ __forceinline__ u64 panel_at(int p) { return (u64)(WIDTH * WIDTH / 2)
 // Where column `col` of a row in the triangle is; the row is `lane` of panel `p`.
 __device__ __forceinline__ u64 value_at(int p, int col, int lane) { return panel_at(p) + (u64)col * WIDTH + lane; }
 
-// Four rows of panels, STAGED at a time.
+// STAGED rows of a group's panels.
 typedef float Staged[STAGED][SIDE];
 
 // Panels of one group: their addresses, of which those past the last panel are null.
